@@ -2,7 +2,7 @@
 
     python benchmarks/diagnosis_real_logs.py --logs failure_logs
 
-Five of the longest logs of benchmarks/failure_logs.csv, as published, and each repeated until it
+Five of the longest logs of the diagnosis benchmark, as published, and each repeated until it
 has 100,000 lines. `ingest` does the whole pass of a diagnosis; `diagnose` is all of it, without the
 imports. drain3 (its TemplateMiner) only groups the same lines, without masks and with those of
 rmetric. Nothing is warmed up but the imports and the library: every turn begins with empty caches.

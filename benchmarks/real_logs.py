@@ -1,4 +1,4 @@
-"""Make benchmarks/real_logs.csv: the public training logs of the benchmark, and their labels.
+"""Make the manifest of the public training logs (studies/detector_benchmark/data/real_logs.csv).
 
     python benchmarks/real_logs.py LABELS_FOLDER
 

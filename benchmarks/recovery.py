@@ -55,8 +55,8 @@ class Supervised:
             [
                 *(sys.executable, "-m", "rmetric", "supervise", str(folder), "--layout", layout),
                 *("--batch", "12", "--gpus", f"0-{ranks - 1}", "--hang-seconds", "10"),
-                *("--poll-seconds", "0.2", "--max-restarts", "100", "--longest-backoff-seconds"),
-                *("2", "--", sys.executable, "-m", "torch.distributed.run"),
+                *("--poll-seconds", "0.2", "--max-restarts", "100"),
+                *("--", sys.executable, "-m", "torch.distributed.run"),
                 *("--nproc-per-node", str(ranks), "-m", MODULE),
                 *(*TRAINING, f"--steps={steps}", *(f"--inject={one}" for one in injected)),
             ],

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from benchmarks.report import write_report
 from rmetric.monitor import Monitor
 from rmetric.rescue import Rescue, RescueConfig
-from rmetric.rescue.action import snapshots_kept
+from rmetric.rescue.snapshot_keeper import snapshots_kept
 
 WIDTH, LAYERS = 768, 14
 FEW_TOKENS = 4  # of a row, in the steps that only fill the ring

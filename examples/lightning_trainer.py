@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import rmetric
-from rmetric.monitor.lightning import RMetricCallback
+from rmetric.integrations.lightning import RMetricCallback
 
 
 class Regression(lightning.LightningModule):

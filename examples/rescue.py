@@ -13,7 +13,7 @@ import random
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, set_seed
 
-from rmetric.monitor import RMetricCallback
+from rmetric.integrations.hugging_face import RMetricCallback
 from rmetric.rescue import Rescue
 
 ROWS, BATCH = 4000, 16

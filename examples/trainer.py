@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 import rmetric
-from rmetric.monitor import RMetricCallback
+from rmetric.integrations.hugging_face import RMetricCallback
 
 torch.manual_seed(0)
 config = LlamaConfig(

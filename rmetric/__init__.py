@@ -25,10 +25,14 @@ if TYPE_CHECKING:
     from rmetric.diagnosis import diagnose
     from rmetric.evaluation import evaluate
     from rmetric.guard import Guard
+    from rmetric.integrations.hugging_face import GuardCallback
+    from rmetric.integrations.hugging_face import RMetricCallback as HuggingFaceCallback
+    from rmetric.integrations.lightning import RMetricCallback as LightningCallback
     from rmetric.metric import RMetric, RMetricConfig
-    from rmetric.monitor import Monitor
+    from rmetric.monitor import Monitor, MonitorConfig
     from rmetric.readers import read_log
     from rmetric.records import HardwareEvent, Record, Run, Truth
+    from rmetric.rescue import Rescue
     from rmetric.simulation import RunSpec, simulate
 else:
     __getattr__, __dir__ = lazy(
@@ -38,10 +42,14 @@ else:
             "rmetric.diagnosis": "diagnose",
             "rmetric.evaluation": "evaluate",
             "rmetric.guard": "Guard",
+            "rmetric.integrations.hugging_face": "GuardCallback "
+            "HuggingFaceCallback=RMetricCallback",
+            "rmetric.integrations.lightning": "LightningCallback=RMetricCallback",
             "rmetric.metric": "RMetric RMetricConfig",
-            "rmetric.monitor": "Monitor",
+            "rmetric.monitor": "Monitor MonitorConfig",
             "rmetric.readers": "read_log",
             "rmetric.records": "HardwareEvent Record Run Truth",
+            "rmetric.rescue": "Rescue",
             "rmetric.simulation": "RunSpec simulate",
         },
     )
@@ -50,11 +58,16 @@ __all__ = [
     "DETECTORS",
     "CalibratedDetector",
     "Guard",
+    "GuardCallback",
     "HardwareEvent",
+    "HuggingFaceCallback",
+    "LightningCallback",
     "Monitor",
+    "MonitorConfig",
     "RMetric",
     "RMetricConfig",
     "Record",
+    "Rescue",
     "Run",
     "RunSpec",
     "Truth",

@@ -164,7 +164,7 @@ def hugging_face(folder, actions=None, left_out=(), bad=BAD, precision="32", **s
     from accelerate.state import AcceleratorState
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    from rmetric.monitor.hugging_face import RMetricCallback
+    from rmetric.integrations.hugging_face import RMetricCallback
 
     class LeaveOut(TrainerCallback):
         def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
@@ -215,7 +215,7 @@ def lightning(folder, actions=None, left_out=(), bad=BAD, precision="32", **sett
     import lightning as package
     from lightning.pytorch.plugins.precision import MixedPrecision
 
-    from rmetric.monitor.lightning import RMetricCallback
+    from rmetric.integrations.lightning import RMetricCallback
 
     class Module(package.LightningModule):
         def __init__(self):

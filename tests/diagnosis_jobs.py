@@ -1,6 +1,6 @@
 """Hand-made `Job` objects, as a pass over logs builds them."""
 
-from rmetric.diagnosis.job import HEAD, Event, Job, JobStream, Occurrence
+from rmetric.diagnosis.facts.job import HEAD, Event, Job, JobStream, Occurrence
 
 USUAL = ("start rank", "model built", "step <NUM> loss <NUM>", "saved", "finished")
 

@@ -3,7 +3,7 @@
 from rmetric.diagnosis.clock import Ordering
 from rmetric.diagnosis.evidence import Scene
 from rmetric.diagnosis.faults import ended_alone, find_faults
-from rmetric.diagnosis.healthy import HealthyReference
+from rmetric.diagnosis.pool import HealthyReference
 
 
 def scene_of(job, library=None, *, siblings=(), offsets=None):

@@ -1,6 +1,6 @@
 """Builder of `Job` objects by hand, as `ingest` would return them."""
 
-from rmetric.diagnosis.job import HEAD, Event, Job, JobStream, Match, Occurrence
+from rmetric.diagnosis.facts.job import HEAD, Event, Job, JobStream, Match, Occurrence
 
 
 class Writer:

@@ -117,7 +117,7 @@ def hugging_face(
     from accelerate.state import AcceleratorState
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    from rmetric.monitor import RMetricCallback
+    from rmetric.integrations.hugging_face import RMetricCallback
 
     if actions is not None and not hasattr(Trainer, "_run_epoch"):
         pytest.skip("rescue needs the loop of transformers 5.5.4 or newer")
@@ -179,7 +179,7 @@ def lightning(folder, actions=None, *, wrong=(), data=None, half=False, **settin
     import lightning as package
     from lightning.pytorch.plugins.precision import MixedPrecision
 
-    from rmetric.monitor.lightning import RMetricCallback
+    from rmetric.integrations.lightning import RMetricCallback
 
     class Module(package.LightningModule):
         def __init__(self):

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-import rmetric.rescue.action as action_module
+import rmetric.rescue.judgement as judgement_module
 from rmetric.monitor import Monitor, MonitorConfig
 from rmetric.rescue import Rescue, RescueConfig
 from rmetric.rescue.policy import Evidence
@@ -64,13 +64,13 @@ def bad(at, *, since=None, times=1, kind="unknown", worker=None):
 
 @contextlib.contextmanager
 def instead_of_detector(evidence_of):
-    before = action_module.evidence_of
+    before = judgement_module.evidence_of
     if evidence_of is not None:
-        action_module.evidence_of = evidence_of
+        judgement_module.evidence_of = evidence_of
     try:
         yield
     finally:
-        action_module.evidence_of = before
+        judgement_module.evidence_of = before
 
 
 def train(

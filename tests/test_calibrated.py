@@ -25,7 +25,7 @@ from tests.calibrated_streams import first_alarm, healthy, records, rise, scores
 from tests.streams import full_records
 from tests.test_calibrated_sources import gradient_records
 
-CALIBRATION = Path(__file__).parent.parent / "studies/fault_lab/logs" / "calibration.tar.xz"
+CALIBRATION = Path(__file__).parent.parent / "studies/fault_lab/data" / "calibration.tar.xz"
 FLOORS_WITHOUT_CLIMB = replace(FLOORS, alone={"loss_jump": 4.0, "not_finite": 1.0}, together={})
 GOLDEN = Path(__file__).with_name("calibrated_reasons.json")
 HUGE = st.sampled_from([0.0, -0.0, 5e-324, 1e-30, 1e30, 1e200, 1.7e308, -1.7e308, -3.0])

@@ -28,7 +28,7 @@ from rmetric.readers.archive import read_runs
 from rmetric.records import HardwareEvent, Record, Run
 
 ROOT = Path(__file__).parent.parent
-LAB = ROOT / "studies/fault_lab/logs"
+LAB = ROOT / "studies/fault_lab/data"
 PAGE = ROOT / "docs" / "calibrated.md"
 NAMES = {name for source in sources() for name in source.NAMES}
 STRENGTH = st.floats(1e-9, 1e12)

@@ -84,7 +84,7 @@ def test_cuda_where_there_is_none(tmp_path):
 )
 def test_too_little_memory_names_what_would_fit(options, said, tmp_path, monkeypatch):
     small = Device(kind="cuda", name="Tesla T4", free=14 * GIB, total=15 * GIB, has_bfloat16=False)
-    monkeypatch.setattr("studies.case_study.study.find_device", lambda kind: small)
+    monkeypatch.setattr("studies.case_study.plan.find_device", lambda kind: small)
     error = refused("--random-weights", "--out", tmp_path / "out", *options)
     assert "too little memory on Tesla T4: full fine-tuning in float16" in error
     assert said in error

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from studies.case_study.report import real_runs_table
-from studies.case_study.sentence import results_of, sentence
+from studies.case_study.summary_sentence import results_of, sentence
 from studies.common.real_runs import (
     NOT_MEASURED,
     read_summaries,
     real_runs_rows,
+    real_runs_table,
 )
 from studies.common.renderers import to_markdown
 

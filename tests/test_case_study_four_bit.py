@@ -147,7 +147,7 @@ def test_on_a_processor_the_command_says_that_4_bits_need_a_gpu(tmp_path):
 def test_without_bitsandbytes_it_says_what_to_install_before_anything_is_loaded(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("studies.case_study.study.find_device", lambda kind: RTX_4060)
+    monkeypatch.setattr("studies.case_study.plan.find_device", lambda kind: RTX_4060)
     monkeypatch.setattr(models, "is_bitsandbytes_available", lambda: False)
     monkeypatch.setattr(models, "_pretrained", lambda *_: pytest.fail("loaded"))
     result = run("--random-weights", "--out", tmp_path / "out")
@@ -210,7 +210,7 @@ def bytes_of(loaded) -> dict[str, int]:
 @pytest.mark.parametrize("random_weights", [False, True])
 def test_a_loaded_4_bit_model_is_as_large_as_planned(model, random_weights):
     config = read_config(str(model))
-    loaded = load_model(str(model), config, RECIPE, random_weights=random_weights, seed=0)
+    loaded = load_model(str(model), config, RECIPE, Settings(random_weights=random_weights))
     planned = memory_needed(config, RECIPE, sequence_length=64, micro_batch_size=1)
     found = bytes_of(loaded)
     assert found["weights"] == planned.weights
@@ -232,7 +232,7 @@ def test_4_bit_weights_are_trained_on_and_stay_as_they_are(model, tmp_path):
     training = trained(RECIPE, model, data, tmp_path / "x.jsonl", steps=6)
     assert training.monitor.usable, training.monitor.problem
     weights = dict(training.model.named_parameters())
-    fresh = load_model(str(model), read_config(str(model)), RECIPE, random_weights=False, seed=0)
+    fresh = load_model(str(model), read_config(str(model)), RECIPE, Settings())
     for name, before in fresh.named_parameters():
         assert torch.equal(before, weights[name]) is not before.requires_grad, name
         assert ("lora" in name) is before.requires_grad
@@ -254,7 +254,7 @@ def test_the_loss_on_4_bit_weights_is_near_that_on_16_bits(model):
             device="cpu", dtype=torch.bfloat16, lora=True, four_bit=four_bit,
             gradient_checkpointing=True,
         )  # fmt: skip
-        loaded = load_model(str(model), config, recipe, random_weights=False, seed=0)
+        loaded = load_model(str(model), config, recipe, Settings())
         with torch.no_grad():
             losses.append(float(loaded(input_ids=tokens, labels=tokens).loss))
     assert losses[0] == pytest.approx(losses[1], rel=0.02)

@@ -15,6 +15,7 @@ from studies.case_study.bundled import byte_tokenizer, examples, qwen_3b, tiny_q
 from studies.case_study.data import Batch, Blocks, make_blocks, read_rows, reader_of, tokens_of
 from studies.case_study.faults import FAULTS, fault_of
 from studies.case_study.folder import Checkpoints
+from studies.case_study.hardware import hardware_of, readings_of
 from studies.case_study.plan import (
     GIB,
     Device,
@@ -27,7 +28,6 @@ from studies.case_study.plan import (
     plan_training,
 )
 from studies.case_study.settings import IGNORED, CaseStudyError, Settings, tiny_settings
-from studies.case_study.training import hardware_of, readings_of
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs/case_study.md").read_text(encoding="utf-8")
 TOKENIZER = byte_tokenizer()

@@ -10,17 +10,16 @@ import pytest
 
 from studies.case_study import models
 from studies.case_study.bundled import qwen_3b
-from studies.case_study.estimates import (
-    Download,
-    device_named,
+from studies.case_study.faults import faults_of
+from studies.case_study.models import Download
+from studies.case_study.plan import device_named, in_units, plan_training
+from studies.case_study.plan_text import (
     duration,
     plan_lines,
     seconds_needed,
     step_flops,
     steps_of,
 )
-from studies.case_study.faults import faults_of
-from studies.case_study.plan import in_units, plan_training
 from studies.case_study.settings import MODEL, CaseStudyError, Settings
 from tests.case_study import run
 
@@ -35,7 +34,7 @@ def planned(gpu: str, method: str = "auto"):
 
 
 def test_the_plan_of_a_t4_names_every_part_and_loads_nothing(monkeypatch):
-    monkeypatch.setattr("studies.case_study.study.load_model", lambda *a, **k: pytest.fail("load"))
+    monkeypatch.setattr("studies.case_study.models.load_model", lambda *a, **k: pytest.fail("load"))
     monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", lambda *a, **k: pytest.fail("asked"))
     done = run("--plan", "T4")
     assert done.code == 0, done.err

@@ -14,7 +14,8 @@ from rmetric.evaluation import Trace, trace
 from rmetric.logs import read_log
 from rmetric.replay.scored_run import ScoredRun, score_run
 from rmetric.reporting.style import TEXT_WIDTH, style
-from studies.case_study.report import plot_twins, write_results
+from studies.case_study.plot import plot_twins
+from studies.case_study.report import write_results
 
 RESULTS = Path(__file__).resolve().parents[1] / "results/case_study_cpu_tiny"
 

@@ -21,13 +21,14 @@ from rmetric.replay.scored_run import score_run
 from rmetric.reporting.page import trace_of_r_metric
 from rmetric.reporting.replay_report import replay_logs, verdicts
 from rmetric.telemetry.reading import Reading
+from run_case_study import Training, train
 from studies.case_study.bundled import write_examples
 from studies.case_study.data import Data, make_blocks, read_rows
 from studies.case_study.faults import fault_of
+from studies.case_study.hardware import NoHardware
 from studies.case_study.models import load_model, load_tokenizer, read_config
 from studies.case_study.plan import Recipe
 from studies.case_study.settings import Settings
-from studies.case_study.training import MicroBatches, NoHardware, Training, own_randomness
 from tests.case_study import EVAL_EVERY, LASTS, ONSET, STEPS, mini, run, write_mini_model
 
 ROOT = Path(__file__).parents[1]
@@ -231,13 +232,13 @@ KILLED_LATE = """
 import os, signal, sys, torch
 torch.set_num_threads(1)
 import run_case_study
-from studies.case_study.training import Training
-begin = Training.on_step_begin
-def begin_or_die(self, *arguments, **more):
-    if self.step == 17 and {log!r} == self.log.name:
+from run_case_study import Training
+make_step = Training.make_step
+def make_step_or_die(self):
+    if self.step == 17 and self.monitor and {log!r} == self.monitor.log_path.name:
         os.kill(os.getpid(), signal.SIGKILL)
-    begin(self, *arguments, **more)
-Training.on_step_begin = begin_or_die
+    make_step(self)
+Training.make_step = make_step_or_die
 run_case_study.main({options!r})
 """
 
@@ -304,14 +305,14 @@ def test_the_weights_are_equal_bit_for_bit_with_and_without_the_monitor(
     recipe = Recipe(device="cpu", dtype=torch.float32, lora=False, gradient_checkpointing=False)
     watched = trained(recipe, model, dataset, tmp_path / "a.jsonl", steps=12, fault=fault)
     alone = trained(
-        recipe, model, dataset, tmp_path / "b.jsonl", steps=12, fault=fault, watched=False
+        recipe, model, dataset, tmp_path / "b.jsonl", steps=12, fault=fault, monitored=False
     )
     assert len(read_log(tmp_path / "a.jsonl").records) == 12
     assert not (tmp_path / "b.jsonl").exists()
     pairs = zip(watched.model.named_parameters(), alone.model.named_parameters(), strict=True)
     for (name, one), (_, other) in pairs:
         assert torch.equal(one, other), name
-    fresh = load_model(str(model), read_config(str(model)), recipe, random_weights=False, seed=0)
+    fresh = load_model(str(model), read_config(str(model)), recipe, Settings())
     assert not all(
         torch.equal(p, q)
         for p, q in zip(fresh.parameters(), watched.model.parameters(), strict=True)
@@ -321,24 +322,9 @@ def test_the_weights_are_equal_bit_for_bit_with_and_without_the_monitor(
 # -- the recipes of GPUs, on the processor
 
 
-class Unwatched(Training):
-    """The same training, and its callback does without the monitor."""
-
-    def on_step_end(self, args, state, control, **_) -> None:
-        self.step = state.global_step
-
-    def train(self, state=None) -> None:
-        self.trainer.remove_callback(self._watch)
-        self.trainer.train_dataset = MicroBatches(
-            data=self.data, settings=self.settings, fault=self.fault
-        )
-        self._let_fault_strike()
-        self.trainer.train()
-
-
 def trained(
     recipe: Recipe, model: Path, dataset: Path, log: Path, steps: int = 4, fault: str = "",
-    watched: bool = True, hardware: Hardware | None = None,
+    monitored: bool = True, hardware: Hardware | None = None,
 ) -> Training:  # fmt: skip
     more = {"fault": fault, "fault_step": 5, "fault_steps": 3} if fault else {}
     settings = Settings(
@@ -348,18 +334,12 @@ def trained(
     )  # fmt: skip
     held = make_blocks(read_rows(str(dataset)), "x", load_tokenizer(str(model)), settings)
     data = Data(training=held[0], held_out=held[1], vocabulary=257)
-    config = read_config(str(model))
-    loaded = load_model(str(model), config, recipe, random_weights=False, seed=0)
+    loaded = load_model(str(model), read_config(str(model)), recipe, settings)
     struck = fault_of(settings) if fault else None
-    training = (Training if watched else Unwatched)(
-        loaded, recipe, settings, data, struck, hardware=hardware, log=log, run_id="x", about={}
-    )
-    if recipe.dtype == torch.float16:  # of which accelerate leaves out both on a processor
-        training.trainer.accelerator.native_amp = True
-        training.trainer.accelerator.scaler = torch.amp.GradScaler("cpu")
-    with own_randomness():
-        training.train()
-    return training
+    with torch.random.fork_rng(devices=[]):
+        return train(
+            loaded, recipe, settings, data, struck, log=log, hardware=hardware, monitored=monitored
+        )
 
 
 class Gpu(NoHardware):

@@ -1,14 +1,26 @@
-"""No function of the diagnosis has more branches than one can keep in mind."""
+"""The diagnosis stays small enough to keep in mind: branches, imports and names of constants."""
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 import rmetric.diagnosis
 
+FOLDER = Path(rmetric.diagnosis.__file__).parent
+TREES = {
+    path.relative_to(FOLDER).with_suffix("").parts: ast.parse(path.read_text(encoding="utf-8"))
+    for path in FOLDER.rglob("*.py")
+    if path.name != "__init__.py"
+}
 #: As radon counts them: from 21 on a block has the grade D.
 MOST = 20
 ONE = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.Assert, ast.Lambda)
+#: `Diagnosis.summary` renders itself.
+ALLOWED = (("result",), ("report", "render"))
 
 
 def branches(block: ast.AST) -> Iterator[int]:
@@ -24,10 +36,56 @@ def branches(block: ast.AST) -> Iterator[int]:
 def test_no_function_of_the_diagnosis_is_too_complex() -> None:
     assert sum(branches(ast.parse("def f(a, b):\n if a and b:\n  return [c for c in a if c]"))) == 4
     found = {
-        f"{path.name}: {one.name}": 1 + sum(branches(one))
-        for path in Path(rmetric.diagnosis.__file__).parent.rglob("*.py")
-        for one in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        f"{'/'.join(module)}: {one.name}": 1 + sum(branches(one))
+        for module, tree in TREES.items()
+        for one in ast.walk(tree)
         if isinstance(one, ast.FunctionDef)
     }
     assert len(found) > 500
     assert {name: count for name, count in found.items() if count > MOST} == {}
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[str, ...]]:
+    """Modules of the diagnosis that a module imports, in functions too, but not for types only."""
+    for one in ast.iter_child_nodes(tree):
+        if isinstance(one, ast.ImportFrom) and (one.module or "").startswith("rmetric.diagnosis."):
+            yield tuple(str(one.module).split(".")[2:])
+        elif not (isinstance(one, ast.If) and ast.unparse(one.test) == "TYPE_CHECKING"):
+            yield from imported(one)
+
+
+@pytest.mark.parametrize("depth", [1, 2], ids=["between its rooms", "between its modules"])
+def test_no_import_goes_round_in_the_diagnosis(depth: int) -> None:
+    graph = defaultdict(set)
+    for module, tree in TREES.items():
+        for other in imported(tree):
+            if (module, other) != ALLOWED and module[:depth] != other[:depth]:
+                graph[module[:depth]].add(other[:depth])
+    assert len(graph) > 20
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"imports go round: {error.args[1]}")
+
+
+def constants(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Public constants of a module, each with its value's text."""
+    for one in tree.body:
+        if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Tuple):
+            assert isinstance(one.value, ast.Tuple)
+            yield from zip(
+                map(ast.unparse, one.targets[0].elts), map(ast.unparse, one.value.elts), strict=True
+            )
+        elif isinstance(one, ast.Assign | ast.AnnAssign) and one.value is not None:
+            target = one.targets[0] if isinstance(one, ast.Assign) else one.target
+            yield ast.unparse(target), ast.unparse(one.value)
+
+
+def test_a_constant_of_the_diagnosis_has_one_value() -> None:
+    values = defaultdict(set)
+    for tree in TREES.values():
+        for name, value in constants(tree):
+            if name.isupper() and not name.startswith("_"):
+                values[name].add(value)
+    assert len(values) > 200
+    assert {name: some for name, some in values.items() if len(some) > 1} == {}

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from rmetric._util.errors import LogError
-from rmetric.diagnosis.beside.recorder import culprits, read_dump
-from rmetric.diagnosis.beside.stacks import main_threads, states_stack
+from rmetric.diagnosis.auxiliary.recorder import culprits, read_dump
+from rmetric.diagnosis.auxiliary.stacks import main_threads, states_stack
 from rmetric.diagnosis.decide import diagnose
 
 FRAMES = [

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmetric.diagnosis.clock import Ordering, clock_notes, clock_offsets, two_jobs
-from rmetric.diagnosis.job import Job
+from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
 from tests.diagnosis_jobs import Maker, healthy, killed
 from tests.diagnosis_writer import Writer

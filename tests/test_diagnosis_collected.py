@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rmetric.diagnosis.decide import diagnose
+from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.ingest import ingest
-from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.reading.exported import Exported
 from rmetric.diagnosis.reading.prefixes import PrefixParser

@@ -19,9 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmetric.diagnosis.decide import diagnose
+from rmetric.diagnosis.facts.job import STAGES as OUR_STAGES
+from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.ingest import ingest
-from rmetric.diagnosis.job import STAGES as OUR_STAGES
-from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.result import SURE, Diagnosis, Evidence, Suspect
 from studies.diagnosis_benchmark import baselines
@@ -620,9 +620,7 @@ def test_the_command_from_logs_to_tables(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (tmp_path / "benchmarks").mkdir()
-    for path in tmp_path.glob("failure_*.csv"):
-        path.rename(tmp_path / "benchmarks" / path.name)
+    monkeypatch.setattr("studies.diagnosis_benchmark.__main__.MANIFEST", manifest)
     monkeypatch.chdir(tmp_path)
     arguments = ["real", "--logs", "logs", "--out", "out", "--jobs", "1"]
     assert main(arguments) == 0

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from rmetric.diagnosis import file_lines
 from rmetric.diagnosis import ingest as ingesting
+from rmetric.diagnosis.facts.job import TAIL, Job
 from rmetric.diagnosis.ingest import ingest
-from rmetric.diagnosis.job import TAIL, Job
+from rmetric.diagnosis.input_files import find, other_by_content
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.merging import merged
 from rmetric.diagnosis.one_pass import FilePass
 from rmetric.diagnosis.reading import source as source_module
-from rmetric.diagnosis.reading.sources import find, other_by_content
 from rmetric.diagnosis.templates.events import OTHERS
 from rmetric.diagnosis.templates.facts import SHORTEST_FORM, BoundedCache, LineAnalyser
 

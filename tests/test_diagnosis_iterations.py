@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmetric.diagnosis.job import Occurrence
+from rmetric.diagnosis.facts.job import Occurrence
 from rmetric.diagnosis.patterns.iterations import (
     LEAST_PAST,
-    MAX_EVENTS,
-    MAX_ODD,
+    MAX_ITERATION_EVENTS,
+    MAX_ODD_ITERATIONS,
     MIN_EXCESS_SECONDS,
     MIN_EXCESS_WHOLE_SECONDS,
     SLOW_RATIO,
@@ -21,7 +21,7 @@ from rmetric.diagnosis.patterns.iterations import (
     similarity,
     usual_if_slow,
 )
-from rmetric.diagnosis.patterns.steps import StepMatch
+from rmetric.diagnosis.reading.steps import StepMatch
 
 STEP, DATA, GRADIENTS, WARNING, EVALUATION = 0, 1, 2, 7, 9
 SEQUENCES = st.lists(st.integers(0, 4), max_size=12).map(tuple)
@@ -56,7 +56,7 @@ def test_distance_is_symmetric_and_nothing_only_for_the_same_to_dtw(first, secon
 
 def test_long_sequences_are_measured_exactly():
     rng = np.random.default_rng(3)
-    first, second = (tuple(rng.integers(0, 40, MAX_EVENTS).tolist()) for _ in range(2))
+    first, second = (tuple(rng.integers(0, 40, MAX_ITERATION_EVENTS).tolist()) for _ in range(2))
     assert distance(first, second) == plain(first, second)
 
 
@@ -262,11 +262,11 @@ def test_streams_do_not_mix():
 def test_memory_is_bounded():
     training = Training()
     for step in range(40):
-        training.step(step, *range(10 + step, 10 + step + 3 * MAX_EVENTS))
+        training.step(step, *range(10 + step, 10 + step + 3 * MAX_ITERATION_EVENTS))
     (past,) = training.watch._pasts.values()
     assert len(past.window) == WINDOW
-    assert max(map(len, past.window)) <= MAX_EVENTS
-    assert len(past.odd) <= MAX_ODD
+    assert max(map(len, past.window)) <= MAX_ITERATION_EVENTS
+    assert len(past.odd) <= MAX_ODD_ITERATIONS
 
 
 @given(st.lists(st.lists(st.integers(1, 5), max_size=4), min_size=30, max_size=40))

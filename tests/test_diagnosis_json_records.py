@@ -165,7 +165,7 @@ def test_lines_are_those_of_their_records(tmp_path: Path) -> None:
     assert lines[-1] == b"no record"
 
 
-def test_records_of_a_folder_are_read_beside_logs_and_settings_are_not(tmp_path: Path) -> None:
+def test_records_of_a_folder_are_read_auxiliary_logs_and_settings_are_not(tmp_path: Path) -> None:
     (tmp_path / "job.log").write_text("step 1\nstep 2\n")
     (tmp_path / "config.json").write_text(json.dumps({"lr": 0.1, "layers": [{"size": 3}]}))
     records = [RECORDS["cloud logging, text"](*one) for one in entries()]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rmetric.diagnosis import evidence
 from rmetric.diagnosis.answer import BECAUSE
 from rmetric.diagnosis.evidence import EXTRACTORS, Row, Switches
-from rmetric.diagnosis.job import Job
+from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.model import Model, interpolated, probabilities, reasons, score
 from rmetric.diagnosis.signature import TRAITS
 from rmetric.diagnosis.suspects import NOBODY, candidates, suspects

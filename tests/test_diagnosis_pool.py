@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmetric.diagnosis.job import Event, Job, JobStream, Match, Occurrence
+from rmetric.diagnosis.facts.job import Event, Job, JobStream, Match, Occurrence
 from rmetric.diagnosis.pool import (
     FREQUENT,
     Pool,

@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmetric.diagnosis import diagnose
+from rmetric.diagnosis.input_files import find
 from rmetric.diagnosis.reading import lines as lines_module
 from rmetric.diagnosis.reading.lines import Lines, decoded
 from rmetric.diagnosis.reading.source import LogSource
-from rmetric.diagnosis.reading.sources import find
 from rmetric.logs import LogError
 
 TEXT = b"step 1 loss 2.5\nstep 2 loss 2.4\nValueError: no\n"

@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmetric.diagnosis.job import MAX_TEXT
-from rmetric.diagnosis.reading.joining import MAX_LINES, NEXT, EntryText, Kind, State, kind_of
+from rmetric.diagnosis.reading.joining import (
+    MAX_LINES,
+    MAX_TEXT,
+    TRANSITIONS,
+    EntryText,
+    Kind,
+    State,
+    kind_of,
+)
 from studies.diagnosis_benchmark.corpus import TABLES
 
 ONE = TABLES["entries"]
@@ -19,7 +26,7 @@ def entries(text: str) -> list[str]:
     state = State.PLAIN
     for line in text.strip("\n").split("\n"):
         kind = kind_of(line.encode())
-        joined, state = NEXT[state][kind]
+        joined, state = TRANSITIONS[state][kind]
         if kind is Kind.BLANK:
             continue
         if joined and found:
@@ -60,11 +67,11 @@ def test_lines_that_are_entries_of_their_own():
 
 
 def test_the_table_is_whole():
-    assert [len(row) for row in NEXT] == [len(Kind)] * len(State)
+    assert [len(row) for row in TRANSITIONS] == [len(Kind)] * len(State)
     # An open entry never ends by an empty line, and a plain line that is not joined ends it.
     for state in State:
-        assert NEXT[state][Kind.BLANK] == (True, state)
-        joined, after = NEXT[state][Kind.PLAIN]
+        assert TRANSITIONS[state][Kind.BLANK] == (True, state)
+        joined, after = TRANSITIONS[state][Kind.PLAIN]
         assert joined == (state in (State.LED, State.FRAMED))
         assert joined or after is State.PLAIN
 
@@ -126,6 +133,6 @@ def test_what_a_backend_raised_is_one_entry_with_who_says_so():
     says = b"torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:"
     state = State.PLAIN
     for line in (says, b"RuntimeError: no triton"):
-        joined, state = NEXT[state][kind_of(line)]
+        joined, state = TRANSITIONS[state][kind_of(line)]
     assert joined
     assert state is State.RAISED

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmetric.diagnosis.facts.graph import IdentityGraph
+from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.ingest import ingest
-from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.reading.prefixes import NO_PREFIX
 from studies.diagnosis_benchmark.corpus import TABLES

@@ -17,7 +17,6 @@ from rmetric.diagnosis.result import (
     Diagnosis,
     Evidence,
     Suspect,
-    not_above,
 )
 from tests.diagnoses import THEN, echo, evidence, out_of_memory, suspect
 
@@ -246,18 +245,18 @@ def test_a_file_is_named_where_it_speaks_without_its_folders():
     assert "the clock of worker.log is 3 h ahead" in shown
 
 
-def test_a_candidate_that_came_after_is_said_to_and_none_stands_below_a_less_sure_cause():
-    after = Candidate(cause="slurm_cancelled", title="The job was cancelled", confidence=0.9,
+def test_a_candidate_that_came_after_is_said_to():
+    after = Candidate(cause="slurm_cancelled", title="The job was cancelled", confidence=0.7,
                       why="follows rank_fell_silent")  # fmt: skip
     other = Candidate(cause="port_in_use", title="The port is in use", confidence=0.4,
                       why="follows slurm_cancelled")  # fmt: skip
     shown = verdict(
         out_of_memory(
             cause="rank_fell_silent", title="rank 3 fell silent", confidence=0.7,
-            candidates=not_above(0.7, (after, other)),
+            candidates=(after, other),
         )
     )  # fmt: skip
-    assert "The job was cancelled (70 %): later, likely a consequence; 90 % by itself\n" in shown
+    assert "The job was cancelled (70 %): later, likely a consequence\n" in shown
     assert "The port is in use (40 %): later than: The job was cancelled\n" in shown
 
 

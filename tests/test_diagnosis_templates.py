@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from rmetric.diagnosis.library import SignatureLibrary, form_of
 from rmetric.diagnosis.library.any_digits import Unknown, any_digits
 from rmetric.diagnosis.library.needed import needed
-from rmetric.diagnosis.patterns.steps import StepMatch, match_step
 from rmetric.diagnosis.reading.prefixes import Prefix, PrefixParser
+from rmetric.diagnosis.reading.steps import StepMatch, match_step
 from rmetric.diagnosis.reading.word_index import WordIndex, runs_of
 from rmetric.diagnosis.templates.events import OTHERS, Events
 from rmetric.diagnosis.templates.facts import LONGEST_KEY, BoundedCache, LineAnalyser

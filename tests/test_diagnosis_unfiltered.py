@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rmetric.diagnosis.clock import clock_offsets
 from rmetric.diagnosis.evidence.absences import absences as absences_of
-from rmetric.diagnosis.job import Job
+from rmetric.diagnosis.facts.job import Job
 from tests.diagnosis_jobs import USUAL, Maker, healthy, killed
 from tests.diagnosis_scene import scene_of
 

@@ -12,7 +12,7 @@ import pytest
 from tests.authors_data import DATA
 
 ROOT = Path(__file__).parents[1]
-BENCHMARKS = ROOT / "benchmarks"
+TABLES = ROOT / "studies/diagnosis_benchmark/data"
 LOGS = DATA / "failure_logs"
 SPLITS = ("development", "held_out")
 ROLES = ("cause", "symptom", "echo", "context")
@@ -22,7 +22,7 @@ Row = dict[str, str]
 
 
 def table(name: str) -> list[Row]:
-    with (BENCHMARKS / name).open(newline="") as handle:
+    with (TABLES / name).open(newline="") as handle:
         return list(csv.DictReader(handle))
 
 
@@ -61,7 +61,7 @@ def test_exactly_the_jobs_of_the_split_that_did_not_end_well_have_a_cause(split:
 
 
 def test_the_page_counts_what_the_tables_hold() -> None:
-    page = (BENCHMARKS / "failure_labels.md").read_text()
+    page = (TABLES / "failure_labels.md").read_text()
     for split in SPLITS:
         rows = labels(split)
         roles = Counter(row["role"] for row in rows)

@@ -74,10 +74,10 @@ def test_the_twins_are_those_of_a_t4_and_of_newer_gpus(tmp_path):
     later = parts_of(tmp_path, tiny=False, steps=200, of_twins=["--onset", "40"])
     assert later["twins_bf16"].command[-2:] == ["--onset", "40"]
     for name in ("twins_bf16", "twins_fp16"):
-        import run_case_study
+        from studies.case_study.options import parse_arguments, settings_of
 
-        arguments = run_case_study.parse_arguments(list(parts[name].command[1:]))
-        assert run_case_study.settings_of(arguments).random_weights
+        arguments = parse_arguments(list(parts[name].command[1:]), None)
+        assert settings_of(arguments).random_weights
 
 
 def test_results_are_kept_beside_parts_that_failed(tmp_path, monkeypatch):

@@ -277,7 +277,7 @@ def test_twenty_random_kills_in_one_run(tmp_path):
     """Each kill loses at most the interval, the step that runs, and a save in flight."""
     rng = np.random.default_rng(20)
     run = Guarded(tmp_path, "--steps=200", "--sleep=0.05",
-                  options=("--max-restarts", "30", "--longest-backoff-seconds", "0.2"))  # fmt: skip
+                  options=("--max-restarts", "30", "--backoff-seconds", "0.1"))  # fmt: skip
     lost, step = [], 0
     for kill in range(20):
         target = step + int(rng.integers(2, 9))

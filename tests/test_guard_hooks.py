@@ -240,7 +240,7 @@ def a_trainer(folder, callback, **settings):
 
 
 def callback_that_asks(at, **settings):
-    from rmetric.guard.hugging_face import GuardCallback
+    from rmetric.integrations.hugging_face import GuardCallback
 
     class Asks(GuardCallback):
         def on_step_end(self, args, state, control, **more):
@@ -293,7 +293,7 @@ def test_the_pages_call_starts_at_the_first_launch_and_resumes_at_the_second(tmp
 
 
 def test_the_documented_resume_skips_damaged_checkpoints(tmp_path, caplog):
-    from rmetric.guard.hugging_face import newest_checkpoint
+    from rmetric.integrations.hugging_face import newest_checkpoint
 
     assert newest_checkpoint(tmp_path / "none yet") is None
     trainer = a_trainer(tmp_path, callback_that_asks(99, ask=fatal), save_steps=2, max_steps=12)
@@ -372,7 +372,7 @@ def test_weights_that_are_not_finite_are_put_out_of_the_trainers_sight(tmp_path,
 
 
 def test_what_was_put_aside_before_makes_room_and_what_is_gone_ends_nothing(tmp_path):
-    from rmetric.guard.hugging_face import _put_aside
+    from rmetric.integrations.hugging_face_guard import _put_aside
 
     for content in ("first", "second"):
         (tmp_path / "checkpoint-4").mkdir()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rmetric._util.open_alarms import OpenAlarms
-from rmetric.guard.checkpoint_dir import MANIFEST_NAME, candidates, read_manifest
+from rmetric.guard.checkpoint_dir import MANIFEST_NAME, candidates, read_manifest, write_manifest
 from rmetric.guard.checkpoints import Checkpoints
 from rmetric.guard.guard import Guard
 from rmetric.guard.monitor_action import AskGuard
@@ -230,9 +230,9 @@ def test_a_request_in_the_run_folder_may_carry_an_onset(tmp_path):
 @pytest.mark.parametrize("since", [-1, 1.5, True, "3"])
 def test_an_onset_is_a_step(tmp_path, since):
     guard = a_guard(tmp_path / "checkpoints")
-    with pytest.raises(ValueError, match=r"since is .*: a step"):
+    with pytest.raises(ValueError, match=r"since is .*: it must be a step"):
         guard.request("alarm", "loss", since=since)
-    with pytest.raises(ValueError, match=r"since is .*: a step"):
+    with pytest.raises(ValueError, match=r"since is .*: it must be a step"):
         RunFolder(tmp_path).ask("alarm", "loss", since=since)
 
 
@@ -281,8 +281,10 @@ def test_an_old_manifest_is_clean_and_a_mark_of_another_form_is_refused(tmp_path
     entry = json.loads((tmp_path / "step-10" / MANIFEST_NAME).read_text())
     assert "suspect" not in entry
     assert read_manifest(tmp_path / "step-10").suspect is None
-    with pytest.raises(ValueError, match=r"suspect is .*: an object of since and reason"):
-        SuspectMark.from_json({"since": "10", "reason": "x"})
+    del entry["sha256"]
+    write_manifest(tmp_path / "step-10", {**entry, "suspect": {"since": "10", "reason": "x"}})
+    with pytest.raises(ValueError, match=r"Expected `int`, got `str` - at `\$.suspect.since`"):
+        read_manifest(tmp_path / "step-10")
 
 
 # -- the rule
@@ -357,7 +359,7 @@ def test_the_earliest_open_alarm_counts(events, quiet):
 
 
 def test_the_trainers_rotation_keeps_the_last_checkpoints_before_an_alarm(tmp_path, monkeypatch):
-    from rmetric.guard.hugging_face import newest_checkpoint
+    from rmetric.integrations.hugging_face import newest_checkpoint
     from tests.test_guard_hooks import a_trainer, callback_that_asks, checkpoints_of
 
     def alarm(guard):

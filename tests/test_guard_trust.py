@@ -235,7 +235,7 @@ def test_a_file_of_a_checkpoint_that_all_can_write_is_not_loaded(tmp_path, caplo
 
 
 def test_a_trainers_folder_that_all_can_write_is_not_resumed_from(tmp_path, caplog):
-    from rmetric.guard.hugging_face import newest_checkpoint
+    from rmetric.integrations.hugging_face import newest_checkpoint
 
     for step in (2, 4):
         one = tmp_path / "out" / f"checkpoint-{step}"

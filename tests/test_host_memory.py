@@ -124,6 +124,6 @@ def test_snapshots_that_fit_take_no_more_than_they_need(monkeypatch):
 
 
 def snapshots_of(config):
-    from rmetric.rescue.action import snapshots_kept
+    from rmetric.rescue.snapshot_keeper import snapshots_kept
 
     return snapshots_kept(config)

@@ -40,11 +40,12 @@ IMPORTS = {
     "diagnosis": "_util telemetry readers replay reporting",
     "guard": "_util detectors telemetry replay monitor",
     "rescue": "_util records detectors monitor guard",
+    "integrations": "telemetry monitor guard rescue",
     "cli": "_util records metric detectors telemetry readers replay evaluation reporting diagnosis "
     "guard",
     "__main__": "_util cli",
     "__init__": "_util records metric detectors simulation readers evaluation monitor diagnosis "
-    "guard",
+    "guard rescue integrations",
 }
 #: What no study may import: the command line, which is for people.
 NOT_FOR_STUDIES = {"cli", "__main__"}

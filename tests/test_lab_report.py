@@ -254,7 +254,7 @@ def test_what_the_page_calls_fatal_failed(fault, severity, failed):
 
 def test_the_page_states_the_size_of_the_archives():
     manifest = json.loads(
-        (ROOT / "studies/fault_lab/logs/manifest.json").read_text(encoding="utf-8")
+        (ROOT / "studies/fault_lab/data/manifest.json").read_text(encoding="utf-8")
     )
     size = sum(archive["bytes"] for archive in manifest["archives"].values())
     assert f"in the repository, {size / 1e6:.0f} MB" in PAGE

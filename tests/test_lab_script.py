@@ -152,12 +152,12 @@ def test_the_kept_archives_are_what_the_command_makes():
     from studies.fault_lab.design import campaign as design
     from studies.fault_lab.outcome import Definitions
 
-    manifest = json.loads((ROOT / "studies/fault_lab/logs" / "manifest.json").read_bytes())
+    manifest = json.loads((ROOT / "studies/fault_lab/data" / "manifest.json").read_bytes())
     described = describe(design(), Definitions())
     assert manifest["specs_sha256"] == described["specs_sha256"]
     assert manifest["runs"] == described["runs"]
     for name, entry in manifest["archives"].items():
-        content = (ROOT / "studies/fault_lab/logs" / name).read_bytes()
+        content = (ROOT / "studies/fault_lab/data" / name).read_bytes()
         assert hashlib.sha256(content).hexdigest() == entry["sha256"]
 
 

@@ -20,10 +20,11 @@ from transformers import (  # noqa: E402
 )
 
 from rmetric import RMetric, RMetricConfig  # noqa: E402
+from rmetric.integrations.hugging_face import RMetricCallback  # noqa: E402
+from rmetric.integrations.hugging_face_trainer import loop_methods  # noqa: E402
 from rmetric.logs import read_log  # noqa: E402
 from rmetric.monitor import MonitorConfig  # noqa: E402
 from rmetric.monitor.actions import SkipStep, Stop  # noqa: E402
-from rmetric.monitor.hugging_face import RMetricCallback, loop_methods  # noqa: E402
 from rmetric.monitor.pending import Pending  # noqa: E402
 from tests.monitor_training import same_weights  # noqa: E402
 
@@ -181,9 +182,9 @@ def test_gradient_checkpointing_is_left_alone(tmp_path):
 @pytest.mark.parametrize("make", [lambda kind: kind, lambda kind: kind()], ids=["class", "object"])
 def test_the_callback_of_lightning_is_refused(tmp_path, make):
     pytest.importorskip("lightning")
-    from rmetric.monitor.lightning import RMetricCallback as OfLightning
+    from rmetric.integrations.lightning import RMetricCallback as OfLightning
 
-    with pytest.raises(TypeError, match=r"pass that of rmetric\.monitor\.hugging_face"):
+    with pytest.raises(TypeError, match=r"pass that of rmetric\.integrations\.hugging_face"):
         make_trainer(tmp_path, [make(OfLightning)])
 
 

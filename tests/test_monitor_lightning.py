@@ -12,10 +12,10 @@ lightning = pytest.importorskip("lightning", minversion="2.0")
 from torch import nn  # noqa: E402
 from torch.nn.functional import mse_loss, scaled_dot_product_attention  # noqa: E402
 
+from rmetric.integrations.lightning import RMetricCallback  # noqa: E402
 from rmetric.logs import read_log  # noqa: E402
 from rmetric.monitor import MonitorConfig  # noqa: E402
 from rmetric.monitor.actions import SkipStep, Stop  # noqa: E402
-from rmetric.monitor.lightning import RMetricCallback  # noqa: E402
 from rmetric.monitor.pending import Pending  # noqa: E402
 from tests.monitor_training import FEATURES, ROWS, make_model, same_weights  # noqa: E402
 
@@ -198,9 +198,9 @@ def test_the_weights_come_out_bit_equal(tmp_path, clip, accumulation, precision)
 @pytest.mark.parametrize("make", [lambda kind: kind, lambda kind: kind()], ids=["class", "object"])
 def test_the_callback_of_the_other_trainer_is_refused(make):
     pytest.importorskip("transformers")
-    from rmetric.monitor.hugging_face import RMetricCallback as OfTheTrainer
+    from rmetric.integrations.hugging_face import RMetricCallback as OfTheTrainer
 
-    with pytest.raises(TypeError, match=r"pass that of rmetric\.monitor\.lightning"):
+    with pytest.raises(TypeError, match=r"pass that of rmetric\.integrations\.lightning"):
         fit(Module(), [make(OfTheTrainer)])
 
 

@@ -248,7 +248,7 @@ def boom(*_):
 
 
 def test_an_error_of_ours_in_a_method_of_the_trainer_costs_the_monitor_alone(caplog):
-    module = pytest.importorskip("rmetric.monitor.hugging_face", exc_type=ImportError)
+    module = pytest.importorskip("rmetric.integrations.hugging_face", exc_type=ImportError)
     callback, owner = module.RMetricCallback(), types.SimpleNamespace(step=lambda: 3)
     callback.monitor = Monitor(make_model())
     callback._follow(owner, "step", boom)
@@ -259,7 +259,7 @@ def test_an_error_of_ours_in_a_method_of_the_trainer_costs_the_monitor_alone(cap
 
 
 def test_after_an_error_no_norm_is_taken_in_manual_optimisation(monkeypatch):
-    module = pytest.importorskip("rmetric.monitor.lightning", exc_type=ImportError)
+    module = pytest.importorskip("rmetric.integrations.lightning", exc_type=ImportError)
     calls = []
     monkeypatch.setattr(module, "tensor_norms", lambda *_: calls.append(1) or boom())
     callback = module.RMetricCallback()

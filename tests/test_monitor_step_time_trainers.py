@@ -49,7 +49,7 @@ def stalls(callback):
 
 def train_with_hugging_face(folder, rows, pause):
     transformers = pytest.importorskip("transformers")
-    from rmetric.monitor.hugging_face import RMetricCallback
+    from rmetric.integrations.hugging_face import RMetricCallback
 
     class Pause(transformers.TrainerCallback):
         def on_evaluate(self, *args, **kwargs):
@@ -80,7 +80,7 @@ def train_with_hugging_face(folder, rows, pause):
 
 def train_with_lightning(folder, rows, pause):
     lightning = pytest.importorskip("lightning.pytorch")
-    from rmetric.monitor.lightning import RMetricCallback
+    from rmetric.integrations.lightning import RMetricCallback
 
     class Module(lightning.LightningModule):
         def __init__(self):

@@ -17,7 +17,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from rmetric._util.webhook import checked_url, post
+from rmetric._util.webhook import WebhookSender, checked_url, post
 from rmetric.cli import COMMANDS
 from rmetric.cli.main import main
 from rmetric.detectors import make_detector
@@ -25,7 +25,7 @@ from rmetric.detectors.calibrated.thresholds import default_thresholds, threshol
 from rmetric.logs import LogError
 from rmetric.records import Record
 from rmetric.replay.follow import Follower
-from rmetric.replay.watch import FAILING, MOST_RUNS, AlarmWebhook, Watch
+from rmetric.replay.watch import FAILING, MOST_RUNS, Watch
 from tests.webhook_server import WebhookServer
 
 HEALTHY = [3.0 + 0.01 * (s % 5) for s in range(40)]
@@ -204,7 +204,7 @@ def test_an_alarm_is_told_once_however_often_its_log_is_begun_again():
 def test_a_webhook_is_tried_again_and_never_holds_up(tmp_path):
     said = []
     with WebhookServer(status=500) as server:
-        hook = AlarmWebhook(server.url + "/secret", said.append, tries=3, pause=0.01)
+        hook = WebhookSender(server.url + "/secret", "url", said.append, tries=3, pause=0.01)
         began = time.monotonic()
         hook.post({"text": "x", "score": float("nan")})
         assert time.monotonic() - began < 0.1
@@ -218,7 +218,7 @@ def test_a_webhook_is_tried_again_and_never_holds_up(tmp_path):
 def test_a_webhook_that_hangs_is_given_up(tmp_path):
     said = []
     with WebhookServer(hangs=True) as server:
-        hook = AlarmWebhook(server.url, said.append, tries=2, pause=0.01, timeout=0.1)
+        hook = WebhookSender(server.url, "url", said.append, tries=2, pause=0.01, timeout=0.1)
         hook.post({"text": "x"})
         began = time.monotonic()
         hook.close()

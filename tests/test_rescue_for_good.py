@@ -102,7 +102,7 @@ def hugging_face(net, rescue, folder):
     from accelerate.state import AcceleratorState
     from transformers import Trainer, TrainingArguments
 
-    from rmetric.monitor import RMetricCallback
+    from rmetric.integrations.hugging_face import RMetricCallback
 
     if rescue is not None and not hasattr(Trainer, "_run_epoch"):
         pytest.skip("rescue needs the loop of transformers 5.5.4 or newer")
@@ -127,7 +127,7 @@ def lightning(net, rescue, folder):
     warnings.filterwarnings("ignore", module="lightning")
     import lightning as package
 
-    from rmetric.monitor.lightning import RMetricCallback
+    from rmetric.integrations.lightning import RMetricCallback
 
     class Module(package.LightningModule):
         def __init__(self):

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from rmetric.monitor import Monitor
 from rmetric.rescue import Rescue, RescueConfig
-from rmetric.rescue import action as action_module
+from rmetric.rescue import judgement as judgement_module
 from rmetric.rescue.data_position import LoaderPosition
 from rmetric.rescue.policy import Evidence
 from tests.rescue_trainers import Planted, hugging_face
@@ -230,13 +230,13 @@ def test_a_state_of_an_earlier_version_is_taken_as_it_is():
 def test_the_trainer_resumes_without_the_batches_that_were_left_out(monkeypatch, tmp_path):
     """From a checkpoint after the stretch, with which the Trainer counts the batches by steps."""
     planted = Evidence(step=23, since=21, kind="data", words="planted")
-    monkeypatch.setattr(action_module, "evidence_of", Planted([planted, planted]))
+    monkeypatch.setattr(judgement_module, "evidence_of", Planted([planted, planted]))
     settings = {"save_strategy": "steps", "save_steps": 27}
     first = Rescue(SMALL)
     found = hugging_face(tmp_path, [first], **settings)
     # Step 21 has the batch of step 30: the second epoch's batches 2 to 10 are left out.
     assert [e["skipped"] for e in first.decisions] == [None, [21, 29]]
-    monkeypatch.setattr(action_module, "evidence_of", Planted([]))
+    monkeypatch.setattr(judgement_module, "evidence_of", Planted([]))
     second = Rescue(SMALL)
     resumed = hugging_face(
         tmp_path / "resumed",

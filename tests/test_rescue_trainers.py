@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from rmetric.rescue import Rescue, RescueConfig
-from rmetric.rescue import action as rescue_action
+from rmetric.rescue import judgement as judgement_module
 from rmetric.rescue.policy import Evidence
 from rmetric.rescue.recent_batches import RecentBatches
 from tests.rescue_trainers import (
@@ -35,7 +35,7 @@ def rescue(monkeypatch):
 
     def make(*evidence):
         planted = Planted(list(evidence))
-        monkeypatch.setattr(rescue_action, "evidence_of", planted)
+        monkeypatch.setattr(judgement_module, "evidence_of", planted)
         return Rescue(SMALL)
 
     return make
@@ -195,7 +195,8 @@ def first_number(batch):
 def test_batches_that_are_not_kept_are_reported_once(
     trainer, rescue, monkeypatch, tmp_path, caplog
 ):
-    adaptor = import_module(f"rmetric.rescue.{trainer}")
+    module = {"hugging_face": "hugging_face_loop", "lightning": "lightning_loops"}[trainer]
+    adaptor = import_module(f"rmetric.integrations.{module}")
     monkeypatch.setattr(adaptor, "RecentBatches", partial(RecentBatches, limit=100))
     first = Evidence(step=FOUND, since=21, words="planted")
     action = rescue(first, Evidence(step=18, since=17, words="planted"))
@@ -261,7 +262,7 @@ def test_a_healthy_run_is_not_touched(rescue, undisturbed, tmp_path):
 
 
 def test_a_trainer_of_an_older_transformers_is_named_and_trains_on(caplog):
-    from rmetric.rescue.hugging_face import followed
+    from rmetric.integrations.hugging_face_loop import followed
 
     with followed(Rescue(SMALL), SimpleNamespace(), SimpleNamespace()):
         pass

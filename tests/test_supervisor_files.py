@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from rmetric.guard.layout import Layout
 from rmetric.guard.run_folder import FileRequest, Heartbeat, RunFolder
 from rmetric.guard.supervisor.allocation import Allocation
-from rmetric.guard.supervisor.console import console_line
 from rmetric.guard.supervisor.journal import Journal, journal_state, read_journal
+from rmetric.guard.supervisor.journal_lines import console_line
 from rmetric.guard.supervisor.summary import summarise, to_markdown
 from rmetric.guard.supervisor.watch import HeartbeatTracker, Timeouts, VerdictDedup, words_of
 from rmetric.telemetry.lines import verdict_line

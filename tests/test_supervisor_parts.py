@@ -28,9 +28,9 @@ from rmetric.guard.supervisor.allocation import (
     shrink_data,
 )
 from rmetric.guard.supervisor.attempt import Attempt
-from rmetric.guard.supervisor.console import console_line
 from rmetric.guard.supervisor.events import LaunchHung, StartLaunch
 from rmetric.guard.supervisor.journal import Journal, journal_state, read_journal
+from rmetric.guard.supervisor.journal_lines import console_line
 from rmetric.guard.supervisor.launch_processes import LaunchProcesses, Program, option_of
 from rmetric.guard.supervisor.summary import summarise, to_markdown
 from rmetric.guard.supervisor.watch import HeartbeatTracker, Timeouts, VerdictDedup, fresh_verdicts
@@ -494,7 +494,8 @@ def test_a_training_that_goes_on_after_a_wait_is_not_taken_for_a_hang(tmp_path):
 
 #: Lines of the journal -> text at the terminal.
 CONSOLE_LINES = [
-    ({"event": "supervisor", "pid": 7, "command": ["torchrun", "a b.py"], "gpus": {"": [0, 1, 3]}},
+    ({"event": "supervisor", "token": "t" * 16, "command": ["torchrun", "a b.py"],
+      "gpus": {"": [0, 1, 3]}},
      "supervises `torchrun 'a b.py'` on GPUs 0-1,3"),
     ({"event": "launch", "launch": 2, "gpus": {"a": [0], "b": [1, 2]}, "words": "DP2"},
      "launch 2: DP2, node a GPU 0, node b GPUs 1-2"),
@@ -504,7 +505,7 @@ CONSOLE_LINES = [
     ({"event": "ended", "words": "rank 1 was killed", "found": 3, "killed": 1, "left": 0,
       "unreachable": ["b"]},
      "ended 3 processes, 1 of them had to be killed; not reached: b (rank 1 was killed)"),
-    ({"event": "resumed", "launch": 2, "step": 10, "passed_over": 20},
+    ({"event": "resumed", "launch": 2, "step": 10, "at": 9.0, "passed_over": 20},
      "launch 2 resumed training at step 10; the checkpoint of step 20 was skipped"),
     ({"event": "verdict", "gpu": ["a", 1], "level": "fatal", "action": "restart_application",
       "words": "node a GPU 1 is fatal: Xid 94"},
@@ -538,6 +539,11 @@ def test_a_line_at_the_terminal(line, words):
     text = console_line({"time": 1.7e9, **line})
     assert text[9:] == words
     assert not words or re.fullmatch(r"\d\d:\d\d:\d\d ", text[:9])
+
+
+def test_a_line_with_a_number_that_no_journal_may_hold_is_printed_plainly():
+    line = {"time": 0.0, "event": "over", "words": "it ended", "checkpoint": 2**60}
+    assert console_line(line)[9:] == "over: it ended"
 
 
 def test_without_gpus_a_launch_names_processes():
@@ -733,15 +739,18 @@ def test_where_there_are_gpus_they_are_watched(monkeypatch, there_are, asked, in
         (["--gpus", "0-x"], "GPUs such as 0-3,6"),
         (["--nodes", "a:0"], "NAME:GPUS with at least one GPU"),
         (["--layout", "tensr=2"], "NAME of tensor, pipeline"),
-        (["--hang-seconds", "0"], "--hang-seconds is 0.0: a number of seconds above 0"),
+        (["--hang-seconds", "0"], "--hang-seconds is 0.0: it must be a number of seconds above 0"),
         (["--quiet-seconds", "nan"], "--quiet-seconds is nan"),
-        (["--max-restarts", "-1"], "--max-restarts is -1: a number of at least 0"),
+        (["--max-restarts", "-1"], "--max-restarts is -1: it must be a number of at least 0"),
         (["--backoff-seconds", "inf"], "--backoff-seconds is inf"),
-        (["--poll-seconds", "0"], "--poll-seconds is 0.0: a number of seconds above 0"),
-        (["--grace-seconds", "-1"], "--grace-seconds is -1.0: a number of seconds from 0"),
-        (["--nvml-seconds", "-1"], "--nvml-seconds is -1.0"),
-        (["--batch", "0"], "--batch is 0"),
-        (["--seed", "-1"], "--seed is -1"),
+        (["--poll-seconds", "0"], "--poll-seconds is 0.0: it must be a number of seconds above 0"),
+        (
+            ["--grace-seconds", "-1"],
+            "--grace-seconds is -1.0: it must be a number of seconds from 0",
+        ),
+        (["--nvml-seconds", "-1"], "--nvml-seconds: '-1': a number of seconds from 0"),
+        (["--batch", "0"], "--batch: '0': a whole number from 1"),
+        (["--engine", "deepspeed"], "--engine: invalid choice: 'deepspeed'"),
         (
             ["--batch", "13", "--gpus", "0-1", "--layout", "micro_batch=2"],
             "a batch of 13 cannot be split with micro-batches of 2",

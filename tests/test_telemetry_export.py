@@ -12,7 +12,8 @@ pytest.importorskip("prometheus_client", reason="prometheus-client is not instal
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from rmetric.telemetry.export import METRICS, exposition, serve, write_textfile
+from rmetric._util.prometheus import exposition, serve, write_textfile
+from rmetric.telemetry.export import METRICS, PrometheusCollector
 from rmetric.telemetry.reading import GpuSign, Reading
 from rmetric.telemetry.sources import JudgedGpus
 
@@ -22,6 +23,10 @@ class FakeTelemetry(JudgedGpus):
         super().__init__()
         for node, one in heard:
             self.process(node, one)
+
+
+def metrics(*heard):
+    return PrometheusCollector(FakeTelemetry(*heard))
 
 
 WELL = Reading(
@@ -129,10 +134,10 @@ def with_samples(text):
 
 class TestText:
     def test_it_is_as_told(self):
-        assert with_samples(exposition(FakeTelemetry(("a", WELL))).decode()) == GOLDEN
+        assert with_samples(exposition(metrics(("a", WELL))).decode()) == GOLDEN
 
     def test_names_end_in_base_units_and_every_one_has_help(self):
-        text = exposition(FakeTelemetry(("a", WELL))).decode()
+        text = exposition(metrics(("a", WELL))).decode()
         names = re.findall(r"# TYPE (\S+) ", text)
         assert len(names) == len(set(names)) == text.count("# HELP")
         units = ("celsius", "watts", "ratio", "bytes", "hertz", "total", "pending", "failed",
@@ -145,20 +150,20 @@ class TestText:
         assert told | others == set(Reading.__dataclass_fields__)
 
     def test_what_is_missing_has_no_sample(self):
-        found = samples(exposition(FakeTelemetry(("a", Reading(gpu=3, time=0.0)))))
+        found = samples(exposition(metrics(("a", Reading(gpu=3, time=0.0)))))
         assert {name for name, *_ in found} == {
             "rmetric_gpu_level", "rmetric_gpu_action", "rmetric_gpu_risk_reachable_ratio",
         }  # fmt: skip
 
     def test_a_lost_gpu_has_a_verdict_and_no_stale_reading(self):
         lost = GpuSign(gpu=0, time=5.0, kind="gpu_lost")
-        found = samples(exposition(FakeTelemetry(("a", WELL), ("a", lost))))
+        found = samples(exposition(metrics(("a", WELL), ("a", lost))))
         assert found["rmetric_gpu_level", ("gpu", "0"), ("level", "fatal"), ("node", "a")] == 1.0
         assert found["rmetric_gpu_sign", ("gpu", "0"), ("kind", "gpu_lost"), ("node", "a")] == 1.0
         assert not any(name == "rmetric_gpu_temperature_celsius" for name, *_ in found)
 
     def test_gpus_of_several_nodes_stand_beside_each_other(self):
-        found = samples(exposition(FakeTelemetry(("a", WELL), ("b", WELL))))
+        found = samples(exposition(metrics(("a", WELL), ("b", WELL))))
         nodes = {dict(labels)["node"] for name, *labels in found if "celsius" in name}
         assert nodes == {"a", "b"}
 
@@ -166,7 +171,7 @@ class TestText:
 def test_the_textfile_is_replaced_whole_and_readable_by_others(tmp_path):
     path = tmp_path / "rmetric.prom"
     path.write_text("old")
-    write_textfile(path, FakeTelemetry(("a", WELL)))
+    write_textfile(path, metrics(("a", WELL)))
     assert with_samples(path.read_text()) == GOLDEN
     assert path.stat().st_mode & 0o777 == 0o644
     assert list(tmp_path.iterdir()) == [path]
@@ -174,12 +179,12 @@ def test_the_textfile_is_replaced_whole_and_readable_by_others(tmp_path):
 
 def test_a_textfile_that_cannot_be_written_leaves_nothing(tmp_path):
     with pytest.raises(OSError, match="No such file"):
-        write_textfile(tmp_path / "nowhere" / "rmetric.prom", FakeTelemetry())
+        write_textfile(tmp_path / "nowhere" / "rmetric.prom", metrics())
 
 
 def test_the_endpoint_is_on_loopback_and_answers_with_what_is_known_now():
     watched = FakeTelemetry(("a", WELL))
-    server = serve(watched, 0)
+    server = serve(PrometheusCollector(watched), 0)
     try:
         assert server.server_address[0] == "127.0.0.1"
         url = f"http://127.0.0.1:{server.server_port}/metrics"
@@ -199,10 +204,10 @@ def test_the_endpoint_is_on_loopback_and_answers_with_what_is_known_now():
 
 
 def test_a_port_that_is_taken_is_an_error():
-    server = serve(FakeTelemetry(), 0)
+    server = serve(metrics(), 0)
     try:
         with pytest.raises(OSError, match="in use"):
-            serve(FakeTelemetry(), server.server_port)
+            serve(metrics(), server.server_port)
     finally:
         server.shutdown()
         server.server_close()

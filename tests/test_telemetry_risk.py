@@ -172,7 +172,7 @@ class TestSettings:
             RiskWeights(errors=weight)
 
     def test_weights_that_are_all_zero_are_refused(self):
-        with pytest.raises(ValueError, match="all weights are 0"):
+        with pytest.raises(ValueError, match="the sum of the weights is 0"):
             RiskWeights(**dict.fromkeys(FACTORS, 0.0))
 
     def test_weights_that_do_not_sum_to_one_warn(self):

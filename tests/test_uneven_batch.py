@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rmetric.guard.batch_share import batch_share
 from rmetric.guard.layout import Layout
 from rmetric.guard.planner import BatchSpec, PlanOptions, check, plan
-from rmetric.guard.planner.choose import idle_hints_of, nearest_batch
+from rmetric.guard.planner.choose import idle_hints, nearest_batch
 from rmetric.guard.planner.cluster import Cluster
 from rmetric.guard.planner.engines import ENGINES
 from rmetric.guard.planner.model_shape import ModelShape
@@ -191,7 +191,7 @@ def test_a_plan_uses_nearly_all_survivors_or_says_why_and_what_would(engine, mod
     if found.best.layout.num_gpus >= 0.95 * cluster.num_gpus:
         return
     assert any("GPUs stay idle" in remark for remark in found.best.remarks)
-    named, near = idle_hints_of(problem, found.best)[0], nearest_batch(problem, found.best)
+    named, near = idle_hints(problem, found.best)[0], nearest_batch(problem, found.best)
     if near is None:
         assert re.search(r"none: the fastest with at least 95% .*, -\d+\.\d%: more GPU time", named)
         return

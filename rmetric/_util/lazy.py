@@ -78,7 +78,8 @@ def lazy(
 
     Args:
         package: its `__name__`.
-        exports: dotted module -> the names that the package offers from it, with spaces between.
+        exports: dotted module -> the names that the package offers from it, with spaces between;
+            ``Offered=Name`` offers `Name` under another one.
 
     Returns:
         The two functions. The first imports the module of a name and keeps the object in the
@@ -86,13 +87,18 @@ def lazy(
         not offered, and ModuleNotFoundError that names the command to install it where an
         optional package is not installed.
     """
-    module_of = {name: module for module, names in exports.items() for name in names.split()}
+    found_at: dict[str, tuple[str, str]] = {}
+    for module, names in exports.items():
+        for entry in names.split():
+            offered_as, _, name = entry.partition("=")
+            found_at[offered_as] = module, name or offered_as
 
     def get(name: str) -> Any:
-        if name not in module_of:
+        if name not in found_at:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module, own_name = found_at[name]
         try:
-            value = getattr(import_module(module_of[name]), name)
+            value = getattr(import_module(module), own_name)
         except ModuleNotFoundError as error:
             hint = install_hint(error.name)
             if not hint:
@@ -105,6 +111,6 @@ def lazy(
         return value
 
     def offered() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *module_of})
+        return sorted({*vars(sys.modules[package]), *found_at})
 
     return get, offered

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import TextIO, TypeVar
 
 T = TypeVar("T")
@@ -32,6 +33,21 @@ def counted(number: int, word: str) -> str:
     if word.endswith(("s", "ch")):
         return f"{number:,} {word}es"
     return f"{number:,} {word[:-1]}ies" if word.endswith("y") else f"{number:,} {word}s"
+
+
+def number_ranges(numbers: Iterable[int]) -> str:
+    """Ascending numbers in short.
+
+    >>> number_ranges([0, 1, 2, 4])
+    '0-2,4'
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
 
 
 _COLOURS = {"bad": "31;1", "warning": "33;1", "good": "32;1", "unknown": "36;1"}

@@ -1,16 +1,71 @@
-"""Post JSON to a URL that is a secret: it stands in no error and no message. No torch here."""
+"""Post JSON to a URL that is a secret, which no error and no message contains."""
 
 from __future__ import annotations
 
 import json
+import time
 import urllib.error
 import urllib.request
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 
+from rmetric._util.background import Background
 from rmetric._util.strict_json import encode
+
+
+class WebhookSender:
+    """Posts JSON to a URL from a thread of its own, so that the caller never waits for it.
+
+    Args:
+        url: http or https.
+        name: of the URL, for an error's message.
+        report: called in that thread or the caller's with what happened to a message that was not
+            taken, in words for "the webhook ...".
+        timeout: seconds for one try, above 0.
+        tries: of each message, at least 1, with pauses between them that double.
+        pause: seconds before the second try.
+        waiting: messages that may wait to be sent.
+
+    Raises:
+        ValueError: the URL is not one to post to.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        report: Callable[[str], object],
+        *,
+        timeout: float = 5.0,
+        tries: int = 1,
+        pause: float = 1.0,
+        waiting: int = 100,
+    ) -> None:
+        self._url, self._report = checked_url(url, name), report
+        self._timeout, self._tries, self._pause = timeout, tries, pause
+        self._background = Background(size=waiting)
+
+    def post(self, message: Mapping[str, Any]) -> None:
+        """Send a message when those before are sent."""
+        if not self._background.submit(lambda: self._deliver(message)):
+            self._report("does not keep up")
+
+    def close(self) -> bool:
+        """Wait as long as one message may take; False if some are still not sent."""
+        pauses = self._pause * 2**self._tries if self._tries > 1 else 0.0
+        return self._background.close(self._tries * self._timeout + pauses)
+
+    def _deliver(self, message: Mapping[str, Any]) -> None:
+        problem = ""
+        for before in range(self._tries):
+            if before:
+                time.sleep(self._pause * 2 ** (before - 1))
+            problem = post(self._url, message, self._timeout)
+            if not problem:
+                return
+        self._report(problem if self._tries == 1 else f"{problem}, {self._tries} times")
 
 
 def checked_url(url: str, name: str) -> str:

@@ -17,7 +17,7 @@ from rmetric._util.printed import counted, printable
 from rmetric.cli.progress import reading
 
 if TYPE_CHECKING:
-    from rmetric.diagnosis.job import Job
+    from rmetric.diagnosis.facts.job import Job
     from rmetric.diagnosis.library import SignatureLibrary
 
 EXAMPLES = """examples:

@@ -11,7 +11,8 @@ from rmetric._util.errors import fail
 from rmetric._util.options import DEFAULT_GPU, layout_of, number, path_in, renamed, share, whole
 from rmetric._util.strict_json import encode
 from rmetric.guard.layout import Layout
-from rmetric.guard.planner import BatchSpec, PlanOptions, plan
+from rmetric.guard.planner import BatchSpec, PlanOptions
+from rmetric.guard.planner.choose import answer
 from rmetric.guard.planner.cluster import GIB, GPUS, Cluster, ClusterNode
 from rmetric.guard.planner.engines import ENGINES
 from rmetric.guard.planner.model_shape import ModelShape
@@ -106,19 +107,9 @@ def run(options: argparse.Namespace) -> int:
         problem = _problem(options)
     except ValueError as error:
         return fail(error)
-    answer = plan(
-        problem.model,
-        problem.cluster,
-        problem.batch,
-        engine=options.engine,
-        current=options.current,
-        options=problem.options,
-    )
-    if options.json:
-        print(json.dumps(encode(as_json(problem, answer)), indent=1))
-    else:
-        print(as_text(problem, answer))
-    return 0 if answer.best else 1
+    found = answer(problem, options.current)
+    print(json.dumps(encode(as_json(found)), indent=1) if options.json else as_text(found))
+    return 0 if found.best else 1
 
 
 def _problem(options: argparse.Namespace) -> Problem:

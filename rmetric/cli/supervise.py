@@ -13,16 +13,15 @@ import argparse
 import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
-from math import inf
 from pathlib import Path
 from typing import Any
 
 from rmetric._util.errors import error_text, exit_code_of, fail
-from rmetric._util.options import DEFAULT_GPU, layout_of, path_in, share
+from rmetric._util.options import DEFAULT_GPU, layout_of, path_in, seconds, share, whole
 from rmetric.guard.layout import Layout
 from rmetric.guard.planner import BatchSpec
-from rmetric.guard.planner.cluster import Cluster
+from rmetric.guard.planner.cluster import GPUS, Cluster
+from rmetric.guard.planner.engines import ENGINES
 from rmetric.guard.planner.model_shape import ModelShape
 from rmetric.guard.planner.settings import LARGEST_CHANGE, SIZES
 from rmetric.guard.run_folder import RESUMES, RunFolder
@@ -51,32 +50,29 @@ FOLDER cannot be written; 2 the command line is wrong; 3 another supervisor has 
 request asked the training to stop; 5 the training ended, but its last steps are not saved; 6 its
 rescue holds it; 128 + the signal that ended the supervisor"""
 
-#: Option -> help text; the names, types and defaults are those of the settings.
+#: Setting -> help text; its option has its name, and its type and default.
 _RESTARTS = {
     "max_restarts": "consecutive restarts without progress before giving up",
-    "enough_steps": "new steps that count as progress, as a new good checkpoint does",
     "backoff_seconds": "wait before a restart without progress, doubled with each consecutive one",
-    "longest_backoff_seconds": "upper limit of that wait",
     "suspect_after": "consecutive failures of a GPU or node before it is dropped",
     "save_seconds": "longest wait for a checkpoint before a bad GPU is dropped",
     "stop_seconds": "longest wait for a checkpoint when the supervisor itself is stopped",
 }
 _TIMEOUTS = {
-    "start": "start-up timeout: no heartbeat before training begins",
-    "hang": "heartbeat timeout during training",
-    "saving": "heartbeat timeout during a save",
-    "quiet": "output timeout, for programs without heartbeats (default: off)",
+    "start": "no heartbeat before training begins",
+    "hang": "no heartbeat during training",
+    "saving": "no heartbeat during a save",
+    "quiet": "no output, for programs without heartbeats (default: off)",
 }
 _INTERVALS = {
-    "poll": "between two checks",
-    "progress": "between two lines of progress in the journal",
+    "poll": "between two checks of the training and its folder",
     "grace": "for processes to exit before they are killed; 0.5 after a rank died or hung",
 }
-#: Settings, the title of their options, these, and the suffix of their names.
-_NUMBERS: tuple[tuple[Any, str, dict[str, str], str], ...] = (
-    (RestartPolicy, "trying again", _RESTARTS, ""),
-    (Timeouts, "seconds", _TIMEOUTS, "_seconds"),
-    (Intervals, "intervals, in seconds", _INTERVALS, "_seconds"),
+#: Class of the settings, these, and the suffix of their options.
+_SETTINGS: tuple[tuple[Any, dict[str, str], str], ...] = (
+    (RestartPolicy, _RESTARTS, ""),
+    (Timeouts, _TIMEOUTS, "_seconds"),
+    (Intervals, _INTERVALS, "_seconds"),
 )
 
 
@@ -85,88 +81,103 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "command", nargs="+", metavar="-- COMMAND", help="the training: a program and its arguments"
     )
-    where = parser.add_argument_group("where it runs")
-    where.add_argument(
-        "--gpus", metavar="LIST", type=gpu_list,
-        help="GPUs of this machine to use, such as 0-3,6 (default: the first --nproc-per-node)",
-    )  # fmt: skip
-    where.add_argument(
-        "--nodes", metavar="NAME:GPUS,...", type=node_list,
-        help="machines and the number of GPUs of each",
-    )  # fmt: skip
-    where.add_argument(
-        "--prefix", default="", metavar="WORDS",
-        help="prefix of the command on each node, such as 'ssh {node}'",
-    )  # fmt: skip
-    how = parser.add_argument_group("how it is split")
-    how.add_argument(
-        "--layout", metavar="NAME=N,...", type=layout, default=None,
-        help="tensor, pipeline, context, expert, micro_batch, accumulation, data",
-    )  # fmt: skip
-    how.add_argument(
-        "--batch", type=int, metavar="SAMPLES",
-        help="samples of a step; kept by gradient accumulation when there are fewer GPUs",
-    )  # fmt: skip
-    how.add_argument(
-        "--uneven-batch", action="store_true",
-        help="the training splits the batch by rmetric.guard.batch_share, so the copies need not "
-        "divide it",
-    )  # fmt: skip
-    how.add_argument(
-        "--allow-batch-change", type=share, nargs="?", const=LARGEST_CHANGE, default=0.0,
-        metavar="SHARE",
-        help="the batch may change by this share to keep more GPUs at work "
-        "(default, if given: %(const)s)",
-    )  # fmt: skip
-    how.add_argument(
-        "--model", type=path_in, metavar="FILE",
-        help="shape of the model: plan any layout whose sizes have a placeholder in the command; "
-        "needs --batch",
-    )  # fmt: skip
-    how.add_argument("--engine", default="megatron", help="engine to plan for (default: megatron)")
-    how.add_argument(
-        "--gpu", default=DEFAULT_GPU,
-        help="type of the GPUs, to plan (default: %(default)s, as for rmetric plan)",
-    )  # fmt: skip
-    how.add_argument("--gpu-memory", type=float, metavar="GIB", help="GPU memory, if it differs")
-    how.add_argument(
+    _add_place(parser.add_argument_group("where it runs"))
+    _add_layout(parser.add_argument_group("layout and batch"))
+    restarts = parser.add_argument_group("restarts")
+    _add_settings(restarts, *_SETTINGS[0])
+    restarts.add_argument(
         "--resume", choices=RESUMES,
         help="checkpoint that a guard resumes from: the newest good one, or the newest clean one, "
         "which was not saved during an alarm (default: newest)",
     )  # fmt: skip
-    for kind, title, words, suffix in _NUMBERS:
-        group, defaults = parser.add_argument_group(title), kind()
-        for field in fields(kind):
-            if field.name in words:
-                default = getattr(defaults, field.name)
-                said = "" if default is None else f" (default: {default:g})"
-                group.add_argument(
-                    f"--{(field.name + suffix).replace('_', '-')}",
-                    type=int if isinstance(default, int) else float,
-                    default=default, metavar="N", help=words[field.name] + said,
-                )  # fmt: skip
-    parser.add_argument(
+    restarts.add_argument(
         "--preload", metavar="MODULES", type=module_list, default=[],
         help="modules, such as torch,transformers, that the spare launcher imports, too, and "
         "from which it forks the ranks of a restart (default: the ranks are started anew)",
     )  # fmt: skip
-    parser.add_argument(
+    restarts.add_argument(
         "--no-spare", dest="spare", action="store_false",
         help="start torchrun anew at a restart (default: while the training runs on this "
         "machine, a spare torchrun waits that has imported torch)",
     )  # fmt: skip
+    restarts.add_argument("--again", action="store_true", help="run a finished folder again")
+    timeouts = parser.add_argument_group("timeouts and intervals, in seconds")
+    for settings in _SETTINGS[1:]:
+        _add_settings(timeouts, *settings)
     watching = parser.add_argument_group("watching")
     watching.add_argument(
         "--watch-log", type=path_in, metavar="LOG", help="training log for the calibrated detector"
     )
     watching.add_argument(
-        "--nvml-seconds", type=float, metavar="N",
+        "--nvml-seconds", type=seconds, metavar="N",
         help="interval at which this machine's GPUs are read (default: 10 if there are any; 0: "
         "never); FOLDER/telemetry is always read",
     )  # fmt: skip
     watching.add_argument("--echo", action="store_true", help="show the output of the training")
-    parser.add_argument("--again", action="store_true", help="run a folder that has finished again")
-    parser.add_argument("--seed", type=int, default=0, help="of the jitter of waits (default: 0)")
+
+
+def _add_place(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--gpus", metavar="LIST", type=gpu_list,
+        help="GPUs of this machine to use, such as 0-3,6 (default: the first --nproc-per-node)",
+    )  # fmt: skip
+    group.add_argument(
+        "--nodes", metavar="NAME:GPUS,...", type=node_list,
+        help="machines and the number of GPUs of each",
+    )  # fmt: skip
+    group.add_argument(
+        "--prefix", default="", metavar="WORDS",
+        help="prefix of the command on each node, such as 'ssh {node}'",
+    )  # fmt: skip
+
+
+def _add_layout(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--layout", metavar="NAME=N,...", type=layout_of(list(Layout().as_json())), default={},
+        help="tensor, pipeline, context, expert, micro_batch, accumulation, data",
+    )  # fmt: skip
+    group.add_argument(
+        "--batch", type=whole(1), metavar="SAMPLES",
+        help="samples of a step; kept by gradient accumulation when there are fewer GPUs",
+    )  # fmt: skip
+    group.add_argument(
+        "--uneven-batch", action="store_true",
+        help="the training splits the batch by rmetric.guard.batch_share, so the copies need not "
+        "divide it",
+    )  # fmt: skip
+    group.add_argument(
+        "--allow-batch-change", type=share, nargs="?", const=LARGEST_CHANGE, default=0.0,
+        metavar="SHARE",
+        help="the batch may change by this share to keep more GPUs at work "
+        "(default, if given: %(const)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--model", type=path_in, metavar="FILE",
+        help="shape of the model: plan any layout whose sizes have a placeholder in the command; "
+        "needs --batch",
+    )  # fmt: skip
+    group.add_argument(
+        "--engine", choices=tuple(ENGINES), default="megatron",
+        help="engine to plan for (default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--gpu", choices=tuple(GPUS), default=DEFAULT_GPU,
+        help="type of the GPUs, to plan (default: %(default)s, as for rmetric plan)",
+    )  # fmt: skip
+    group.add_argument("--gpu-memory", type=float, metavar="GIB", help="GPU memory, if it differs")
+
+
+def _add_settings(
+    group: argparse._ArgumentGroup, kind: Any, words: dict[str, str], suffix: str
+) -> None:
+    defaults = kind()
+    for name, text in words.items():
+        default = getattr(defaults, name)
+        group.add_argument(
+            f"--{(name + suffix).replace('_', '-')}", metavar="N",
+            type=int if isinstance(default, int) else float, default=default,
+            help=text if default is None else f"{text} (default: {default:g})",
+        )  # fmt: skip
 
 
 def module_list(text: str) -> tuple[str, ...]:
@@ -206,11 +217,6 @@ def node_list(text: str) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def layout(text: str) -> dict[str, int]:
-    """`tensor=2,data=4` as numbers by name."""
-    return layout_of(list(Layout().as_json()))(text)
-
-
 def run(options: argparse.Namespace) -> int:
     try:
         supervisor = _supervisor(options)
@@ -227,17 +233,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _supervisor(options: argparse.Namespace) -> Supervisor:
-    if options.seed < 0:
-        raise ValueError(f"--seed is {options.seed}: a number from 0 is accepted")
-    if options.batch is not None and options.batch < 1:
-        raise ValueError(f"--batch is {options.batch}: a number of samples from 1 is accepted")
     for name in ("uneven_batch", "allow_batch_change"):
         if getattr(options, name) and options.batch is None:
             raise ValueError(f"--{name.replace('_', '-')} needs --batch")
-    if options.nvml_seconds is not None and not 0 <= options.nvml_seconds < inf:
-        raise ValueError(
-            f"--nvml-seconds is {options.nvml_seconds}: a number of seconds from 0 is accepted"
-        )
     pool = _pool(options)
     prefixes = {
         node: tuple(word.replace("{node}", node) for word in shlex.split(options.prefix))
@@ -254,7 +252,7 @@ def _supervisor(options: argparse.Namespace) -> Supervisor:
         raise ValueError(f"--nodes needs torchrun or ft_launcher, found {options.command[0]}")
     planner = _planner(options, pool, unit_of(program, pool))
     restart_policy, timeouts, intervals = (
-        _checked(kind, options, words, suffix) for kind, _, words, suffix in _NUMBERS
+        _checked(kind, options, words, suffix) for kind, words, suffix in _SETTINGS
     )
     return Supervisor(
         RunFolder(options.folder),
@@ -267,7 +265,6 @@ def _supervisor(options: argparse.Namespace) -> Supervisor:
         watching=WatchOptions(
             sources=_sources(options, pool), log=options.watch_log, echo=options.echo
         ),
-        seed=options.seed,
         again=options.again,
         spare=options.spare,
         preload=options.preload,
@@ -312,7 +309,7 @@ def _asked(options: argparse.Namespace) -> int:
     """Number of processes in the command, or of GPUs of the layout."""
     said = option_of(options.command, "nproc-per-node")
     if said is None:
-        return Layout(**(options.layout or {})).num_gpus
+        return Layout(**options.layout).num_gpus
     if not said.isdigit() or int(said) < 1:
         raise ValueError(f"--nproc-per-node is {said!r}: say which GPUs there are with --gpus")
     return int(said)
@@ -320,7 +317,7 @@ def _asked(options: argparse.Namespace) -> int:
 
 def _planner(options: argparse.Namespace, pool: dict[str, tuple[int, ...]], unit: str) -> Any:
     first = _first_layout(
-        options.layout or {}, sum(map(len, pool.values())), options.batch, options.uneven_batch
+        options.layout, sum(map(len, pool.values())), options.batch, options.uneven_batch
     )
     if options.model is not None:
         # A layout that does not come to the batch is planned anew: the batch is never changed
@@ -328,7 +325,7 @@ def _planner(options: argparse.Namespace, pool: dict[str, tuple[int, ...]], unit
         fits = options.layout and first.global_batch == options.batch
         return _by_model(options, first if fits else None)
     if allot(first, pool) is None:
-        given = options.layout and ",".join(f"{name}={n}" for name, n in options.layout.items())
+        given = ",".join(f"{name}={n}" for name, n in options.layout.items())
         raise ValueError(
             f"--layout {given} needs {first.num_gpus} GPUs, "
             f"evenly on nodes; there are {', '.join(str(len(gpus)) for gpus in pool.values())}"
@@ -358,7 +355,7 @@ def _by_model(options: argparse.Namespace, first: Layout | None) -> Any:
     batch = BatchSpec(samples=options.batch, keep=not change, largest_change=change)
     return by_model(
         model, gpu, batch, engine=options.engine, first=first,
-        fixed_sizes=_fixed_sizes(options.command, options.layout or {}),
+        fixed_sizes=_fixed_sizes(options.command, options.layout),
         uneven_batch=options.uneven_batch,
     )  # fmt: skip
 

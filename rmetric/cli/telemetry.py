@@ -20,8 +20,9 @@ from pathlib import Path
 from rmetric._util.errors import FAILED, INTERRUPTED, LogError, error_text, fail
 from rmetric._util.options import path_in, refuse_input, seconds
 from rmetric._util.printed import printable
+from rmetric._util.prometheus import serve, stop, write_textfile
 from rmetric.guard.run_folder import RunFolder
-from rmetric.telemetry.export import JsonlFile, serve, write_textfile
+from rmetric.telemetry.export import JsonlFile, PrometheusCollector
 from rmetric.telemetry.gpu_watch import GpuWatch
 from rmetric.telemetry.lines import TelemetryEvent
 from rmetric.telemetry.replayed import ReplayedReadings
@@ -150,14 +151,13 @@ class _Telemetry:
                 return fail(f"no GPU can be read: {self.source.problem}", FAILED)
             if self.options.http is not None:
                 address = self.options.address or LOOPBACK
-                server = serve(self.source, self.options.http, address)
+                metrics = PrometheusCollector(self.source)
+                server = serve(metrics, self.options.http, address)
                 print(f"metrics: http://{address}:{server.server_port}/metrics", flush=True)
             return self._watch()
         finally:
             self.source.close()
-            if server is not None:
-                server.shutdown()
-                server.server_close()
+            stop(server)
             for file in (self.jsonl, self.shared):
                 if file is not None:
                     file.close()
@@ -170,7 +170,8 @@ class _Telemetry:
             self._tell_problem()
             self._tell_reach()
             if self.options.textfile and self.changed:
-                self._write(partial(write_textfile, self.options.textfile, self.source))
+                metrics = PrometheusCollector(self.source)
+                self._write(partial(write_textfile, self.options.textfile, metrics))
             self.changed = False
             if self.options.once or (
                 isinstance(self.source, ReplayedReadings) and self.source.finished

@@ -14,12 +14,13 @@ from pathlib import Path
 from rmetric._util.errors import FAILED, INTERRUPTED, LogError, fail
 from rmetric._util.options import path_in, seconds, wait_seconds
 from rmetric._util.printed import counted, printable
+from rmetric._util.webhook import WebhookSender
 from rmetric.cli.log_arguments import add_mapping, add_thresholds
 from rmetric.detectors import DETECTORS, make_detector
 from rmetric.detectors.registry import CALIBRATED
 from rmetric.readers import OpenLog
 from rmetric.replay.follow import Follower
-from rmetric.replay.watch import ALARM, AlarmEvent, AlarmWebhook, Watch, message
+from rmetric.replay.watch import ALARM, AlarmEvent, Watch, message
 
 DEFAULT_DETECTOR = "calibrated"
 #: What `add_following` adds; None or False where it was not given.
@@ -85,7 +86,7 @@ def follow(path: Path, options: argparse.Namespace) -> int:
         known = " or ".join(sorted(CALIBRATED))
         return fail(f"--thresholds is for --detector {known}: {options.detector} has no such file")
     try:
-        hook = AlarmWebhook(options.webhook, _say) if options.webhook is not None else None
+        hook = _webhook(options.webhook) if options.webhook is not None else None
     except ValueError as error:
         return fail(error)
 
@@ -95,10 +96,17 @@ def follow(path: Path, options: argparse.Namespace) -> int:
     return code
 
 
+def _webhook(url: str) -> WebhookSender:
+    def report(problem: str) -> None:
+        _say(f"the webhook {problem}: an alarm was not posted")
+
+    return WebhookSender(url, "--webhook", report, tries=3)
+
+
 class _Following:
     """One log that is followed: its alarms are new once the existing part is read."""
 
-    def __init__(self, path: Path, options: argparse.Namespace, hook: AlarmWebhook | None) -> None:
+    def __init__(self, path: Path, options: argparse.Namespace, hook: WebhookSender | None) -> None:
         self.path, self.options, self.hook = path, options, hook
         # Alarms in the existing part are not new, unless --from-start is given.
         self.past = path.exists() and not options.from_start

@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from math import inf
 
-from rmetric.diagnosis.facts.attempt_files import attempts_by_name
-from rmetric.diagnosis.job import JobStream, Match, Occurrence
+from rmetric.diagnosis.attempt_files import attempts_by_name
+from rmetric.diagnosis.facts.job import JobStream, Match, Occurrence
 from rmetric.diagnosis.part import Part
 from rmetric.diagnosis.reading.file_names import ATTEMPT
 from rmetric.diagnosis.reading.timestamps import without_year

@@ -10,18 +10,18 @@ from typing import Any
 import msgspec
 
 from rmetric.diagnosis.clock import Ordering
-from rmetric.diagnosis.evidence import Row, Scene
+from rmetric.diagnosis.evidence import Scene
+from rmetric.diagnosis.facts.job import Job, Occurrence
 from rmetric.diagnosis.faults import LOSS, Fault
 from rmetric.diagnosis.hypotheses import HEALTHY, Hypothesis, early_stop
 from rmetric.diagnosis.inferred import HUNG, NOT_FINITE, inferred_causes
-from rmetric.diagnosis.job import Job, JobStream, Occurrence
 from rmetric.diagnosis.library.load import SPECIFIC
 from rmetric.diagnosis.model import Model, reasons
 from rmetric.diagnosis.report.evidence import MAX_EVENTS, how_often, of_causes, of_odd
 from rmetric.diagnosis.report.frames import raised
 from rmetric.diagnosis.result import FOLLOWS, LIKELY, Candidate, Diagnosis, Evidence, Suspect
 from rmetric.diagnosis.stage import stage_of_failure
-from rmetric.diagnosis.suspects import NAMED, named, only_node
+from rmetric.diagnosis.suspects import named
 from rmetric.diagnosis.unusual import Unusual, unusual
 
 MAX_CANDIDATES = 5
@@ -67,12 +67,10 @@ class Weighed:
     Attributes:
         ranked: suspects, the most suspect first.
         hypotheses: the likeliest first, each with its probability.
-        rows: the evidence.
     """
 
     scene: Scene
     model: Model
-    rows: Sequence[Row]
     ranked: tuple[Suspect, ...]
     hypotheses: Sequence[tuple[Hypothesis, float]]
 
@@ -128,7 +126,6 @@ class Weighed:
             place=lead.first,
             to_do=signature.to_do,
             events=self._events(),
-            nodes=named(self.ranked) or self._only_node(lead),
             stage=self.stage_of(self.hypotheses[0][0]),
         )
 
@@ -146,21 +143,12 @@ class Weighed:
         stream = self.job.streams.get(one.rows[0].target)
         return one.rows[0].entry or (stream.last if stream is not None else None)
 
-    def _only_node(self, lead: Fault) -> tuple[Suspect, ...]:
-        """The node of a job that has one, for a fault of a node's own."""
-        node = only_node(self.job)
-        if node is None or not (lead.has("of one node") or lead.signature.actor == "hardware"):
-            return ()
-        why = "the only node of the job"
-        return (Suspect(name=f"node {node}", rank=None, node=node, score=NAMED, why=why),)
-
     def _inferred(self, first: Hypothesis) -> Diagnosis:
         cause, row = inferred_causes()[first.id], first.rows[0]
         suspect = next((one for one in self.ranked if one.name == row.target), None)
         who = "one rank" if suspect is None else suspect.name
         if suspect is not None and suspect.node and suspect.node not in who:
             who = f"{who} on {suspect.node}"
-        place = self.place_of(first)
         more = [one.words for one in first.rows[1:] if not one.target]
         by_role = sorted(self.faults, key=lambda one: (one.role != "ending", bool(one.follows)))
         ended = next(iter(by_role), None)
@@ -176,10 +164,10 @@ class Weighed:
             title=cause.title.format(who=who, what=row.words),
             actor=cause.actor,
             why="; ".join([cause.why, *more]),
-            place=place,
+            place=self.place_of(first),
             to_do=cause.to_do,
             events=self._events(self.unusual.events),
-            nodes=() if first.id == NOT_FINITE else self._led_by(suspect),
+            nodes=self._led_by(suspect),
             stage=self.stage_of(first),
         )
 
@@ -192,7 +180,11 @@ class Weighed:
 
     def _unclear(self, lead: Fault) -> Diagnosis:
         """A fault that does not explain the failure; the candidates and its entry are shown."""
-        sure = self.scene.known.lacks_its_end(self.job) or self._ends_badly()
+        # Most streams end with a matched event among their last entries.
+        bad, streams = self.scene.matched_events, self.job.streams.values()
+        ends = ({entry.event for entry in [*one.tail][-NUM_FINAL_ENTRIES:]} for one in streams)
+        ends_badly = sum(not bad.isdisjoint(each) for each in ends) > len(streams) / 2
+        sure = ends_badly or self.scene.known.lacks_its_end(self.job)
         return self._result(
             kind="no cause",
             strength=lead.confidence,
@@ -202,18 +194,7 @@ class Weighed:
             place=lead.first,
             to_do=lead.signature.to_do,
             events=self._events(self.unusual.events),
-            nodes=named(self.ranked),
-            stage=stage_of_failure(self.scene, self.faults, lead.first),
         )
-
-    def _ends_badly(self) -> bool:
-        """Return True if most streams end with a matched event among their last entries."""
-        bad = self.scene.matched_events
-        ends = [
-            any(entry.event in bad for entry in [*stream.tail][-NUM_FINAL_ENTRIES:])
-            for stream in self.job.streams.values()
-        ]
-        return sum(ends) > len(ends) / 2
 
     def _no_failure(self) -> Diagnosis:
         """No fault stands out: the job went well, or its logs do not tell."""
@@ -227,7 +208,7 @@ class Weighed:
             end = "no known fault, but unusual events at the end" if odd else (
                 "the log ends without a fault and without the usual end"
             )  # fmt: skip
-            return self._unknown(end, why, named(self.ranked))
+            return self._unknown(end, why, nodes=named(self.ranked))
         if job.trained:
             short = early_stop(self.scene)
             if not short:
@@ -240,7 +221,7 @@ class Weighed:
             "these logs show no training, no end and no known fault", "no line was recognised"
         )
 
-    def _unknown(self, title: str, why: str, nodes: tuple[Suspect, ...] = ()) -> Diagnosis:
+    def _unknown(self, title: str, why: str, *, nodes: tuple[Suspect, ...] = ()) -> Diagnosis:
         return self._result(
             kind="unknown",
             outcome="unknown",
@@ -248,7 +229,6 @@ class Weighed:
             why=why,
             events=of_odd(self.job, self.unusual.events, self.scene.ordering),
             nodes=nodes,
-            stage=stage_of_failure(self.scene, self.faults, None),
         )
 
     def _healthy(self, kind: str, why: str, to_do: tuple[str, ...], short: str = "") -> Diagnosis:
@@ -263,7 +243,6 @@ class Weighed:
             place=self.job.succeeded,
             events=of_odd(self.job, numbers, self.scene.ordering),
             nodes=named([one for one in self.ranked if one.name in apart]),
-            stage=stage_of_failure(self.scene, self.faults, self.job.succeeded),
         )
 
     # -- its parts
@@ -274,17 +253,17 @@ class Weighed:
         shown = list(of_causes(job, self.faults, ordering))
         known = {(one.file, one.line) for one in shown}
         templates = {one.template for one in shown}
-        for one in (
-            *of_odd(job, [*found.numbers, *found.slow], ordering),
-            *of_odd(job, [*found.errors, *odd][:MAX_EVENTS], ordering),
-        ):
-            if (one.file, one.line) not in known and one.template not in templates:
-                shown.append(one)
-                templates.add(one.template)
+        for some in ([*found.numbers, *found.slow], [*found.errors, *odd][:MAX_EVENTS]):
+            for one in of_odd(job, some, ordering):
+                if (one.file, one.line) not in known and one.template not in templates:
+                    shown.append(one)
+                    templates.add(one.template)
         return tuple(shown[:MAX_EVENTS])
 
     def _confidence(self, kind: str, strength: float) -> float:
         """What the model gives it, at most what such answers were worth at first looks."""
+        if kind == "unknown":
+            return 0.0
         value = min(self.hypotheses[0][1], self.model.limit(kind, strength))
         return round(max(value, MIN_CONFIDENCE), 3)
 
@@ -325,18 +304,16 @@ class Weighed:
         if not job.trained:
             return "no training step was logged before the end"
         stacks = (dump for one in job.streams.values() for dump in one.stacks)
-        if (job.beside is not None and job.beside.stacks) or any(
-            ordering.after(ending.first, dump) for dump in stacks
-        ):
+        before = any(ordering.after(ending.first, dump) for dump in stacks)
+        if before or (job.beside is not None and job.beside.stacks):
             return "stacks of its processes were taken, as of one that stands still"
-        stepping = [one for one in job.streams.values() if one.last_step_at is not None]
-        times = [_dated(ordering, one) for one in stepping]
+        streams, end = job.streams.values(), ordering.dated(ending.first)
+        times = [ordering.dated(one.last_step_at) for one in streams if one.last_step_at]
         last = max((one for one in times if one is not None), default=None)
-        end = ordering.dated(ending.first)
         # An end before the last step is by another clock, whose zone is not known.
         if end is None or last is None or end < last - MAX_CLOCK_SECONDS:
             return "the time from the last step to the end is not known"
-        longest = max(one.longest_pause for one in stepping)
+        longest = max(one.longest_pause for one in streams)
         if end - last > max(MAX_SECONDS_WITHOUT_STEP, MAX_PAUSES_WITHOUT_STEP * longest):
             return "the last step was logged long before the end"
         return ""
@@ -345,13 +322,10 @@ class Weighed:
         """Time of an entry; of one without, that of the next in its file, or its stream's last."""
         if place is None:
             return None
-        stream = self.job.streams.get(place.stream)
         if place.time is None:
+            last = self.job.streams[place.stream].last_time
             after = self.scene.ordering.at_latest(place)
-            if after is not None and after.time is not None:
-                place = after
-            elif stream is not None:
-                place = msgspec.structs.replace(place, time=stream.last_time)
+            place = after or msgspec.structs.replace(place, time=last)
         return self.scene.ordering.dated(place)
 
     def _result(
@@ -365,17 +339,18 @@ class Weighed:
         **fields: Any,
     ) -> Diagnosis:
         job, outcome = self.job, fields["outcome"]
+        fields = {"nodes": named(self.ranked)} | fields
+        if "stage" not in fields:
+            fields["stage"] = stage_of_failure(self.scene, self.faults, place)
         furthest = job.furthest
         steps = furthest is not None and not furthest.counts_samples
         since = self.unusual.first_odd if outcome != "healthy" else None
-        confidence = 0.0 if kind == "unknown" else self._confidence(kind, strength)
-        candidates: tuple[Candidate, ...] = ()
-        if outcome != "healthy" or confidence < LIKELY:
-            candidates = self._candidates(confidence, kind)
+        confidence = self._confidence(kind, strength)
+        shows_others = outcome != "healthy" or confidence < LIKELY
+        candidates = self._candidates(confidence, kind) if shows_others else ()
         (first, _), *others = self.hypotheses
-        carried = (
-            reasons(first.features, others[0][0].features, self.model.causes) if others else []
-        )
+        second = others[0][0].features if others else first.features
+        carried = reasons(first.features, second, self.model.causes)
         return Diagnosis(
             confidence=confidence,
             score=round(strength, 3),
@@ -390,10 +365,6 @@ class Weighed:
             job=_described(job, self.scene.ordering),
             **fields,
         )
-
-
-def _dated(ordering: Ordering, stream: JobStream) -> float | None:
-    return None if stream.last_step_at is None else ordering.dated(stream.last_step_at)
 
 
 def _described(job: Job, ordering: Ordering) -> dict[str, Any]:

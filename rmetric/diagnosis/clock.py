@@ -19,7 +19,7 @@ from math import ceil, inf
 from operator import attrgetter
 from statistics import median, median_low
 
-from rmetric.diagnosis.job import Job, JobStream, Match, Occurrence, span_of
+from rmetric.diagnosis.facts.job import Job, JobStream, Match, Occurrence, span_of
 from rmetric.diagnosis.reading.file_names import is_kernel_log
 from rmetric.diagnosis.reading.timestamps import NO_YEAR, without_year
 

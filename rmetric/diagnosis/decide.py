@@ -15,15 +15,14 @@ from rmetric._util.lazy import check_installed
 from rmetric.diagnosis.answer import Weighed
 from rmetric.diagnosis.clock import Ordering, clock_notes, clock_offsets
 from rmetric.diagnosis.evidence import Row, Scene, Switches, evidence
+from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.faults import Fault, ended_alone, find_faults
-from rmetric.diagnosis.healthy import HealthyReference
 from rmetric.diagnosis.hypotheses import hypotheses
 from rmetric.diagnosis.ingest import ingest_attempts
-from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.library.files import traits_of
 from rmetric.diagnosis.model import Model, probabilities, score
-from rmetric.diagnosis.pool import Pool
+from rmetric.diagnosis.pool import HealthyReference, Pool
 from rmetric.diagnosis.result import Attempt, Diagnosis
 from rmetric.diagnosis.suspects import suspects
 
@@ -73,21 +72,15 @@ def diagnose(
 
     attempts = read(_listed(paths))
     siblings = [read([path])[-1] for path in _listed(healthy)]
-    number = _number_of(attempt, len(attempts))
-    found = decide(attempts[number - 1], library, siblings, pool)
-    if len(attempts) == 1:
-        return found
-    return _beside_others(found, number, attempts, library)
-
-
-def _number_of(attempt: int | None, count: int) -> int:
+    count = len(attempts)
     number = count if attempt is None else attempt + count + 1 if attempt < 0 else attempt
     if not 1 <= number <= count:
         raise ValueError(
             f"attempt is {attempt}: these logs have {count}; 1 to {count} or -{count} to -1 is "
             "accepted"
         )
-    return number
+    found = decide(attempts[number - 1], library, siblings, pool)
+    return found if count == 1 else _beside_others(found, number, attempts, library)
 
 
 def _beside_others(
@@ -101,9 +94,8 @@ def _beside_others(
         for at, job in enumerate(attempts, 1)
     ]
     found = each[number - 1] = _still_broken(found, each[: number - 1])
-    rows = tuple(
-        _attempt(at, one, job) for at, (one, job) in enumerate(zip(each, attempts, strict=True), 1)
-    )
+    pairs = enumerate(zip(each, attempts, strict=True), 1)
+    rows = tuple(_attempt(at, one, job) for at, (one, job) in pairs)
     same = sum(one.cause == found.cause for one in rows) if found.cause else 0
     why = found.why + (f"; {same} of {len(rows)} attempts ended with it" if same > 1 else "")
     return replace(found, attempt=number, attempts=rows, why=why)
@@ -181,8 +173,7 @@ def gathered(
     seed: int = 0,
 ) -> Gathered:
     """What is known of a job before anything is weighed; arguments as those of `decide`."""
-    switches = switches or Switches()
-    offsets = clock_offsets(job)
+    switches, offsets = switches or Switches(), clock_offsets(job)
     ordering = Ordering(job=job, offsets=offsets)
     signatures = {one.signature: library[one.signature] for one in job.matches.values()}
     alone = ended_alone(job, signatures)
@@ -211,7 +202,6 @@ def weigh(found: Gathered, model: Model) -> Weighed:
     return Weighed(
         scene=scene,
         model=model,
-        rows=rows,
         ranked=ranked,
         hypotheses=[(each[at], shares[at]) for at in order],
     )

@@ -10,11 +10,12 @@ from bisect import bisect_right
 from operator import itemgetter
 from typing import Any
 
-from rmetric.diagnosis.beside.stacks import states_stack
+from rmetric.diagnosis.auxiliary.stacks import states_stack
 from rmetric.diagnosis.facts.graph import IdentityGraph
+from rmetric.diagnosis.facts.job import HEAD, TAIL
 from rmetric.diagnosis.facts.marks import KERNEL_LINE, MIN_PAUSE_RATIO, MIN_PAUSE_SECONDS
 from rmetric.diagnosis.file_lines import FileLines
-from rmetric.diagnosis.job import HEAD, TAIL
+from rmetric.diagnosis.library.stages import next_stage
 from rmetric.diagnosis.log_stream import (
     LogLineForm,
     LogStream,
@@ -24,9 +25,8 @@ from rmetric.diagnosis.log_stream import (
     StepCounter,
 )
 from rmetric.diagnosis.patterns.iterations import IterationWatch
-from rmetric.diagnosis.patterns.stages import next_stage
-from rmetric.diagnosis.patterns.steps import StepMatch, planned_steps
-from rmetric.diagnosis.reading.joining import NEXT, Kind
+from rmetric.diagnosis.reading.joining import TRANSITIONS, Kind
+from rmetric.diagnosis.reading.steps import StepMatch, planned_steps
 from rmetric.diagnosis.reading.text import clean, unescaped
 from rmetric.diagnosis.signature import Signature
 from rmetric.diagnosis.templates.facts import JOB_ID, Facts
@@ -56,7 +56,7 @@ class EntryPass(FileLines):
     """Joins lines to entries, and counts these by stream and template.
 
     Attributes:
-        first_line: number of the attempt's first line.
+        first_line, first_lines: number of the attempt's first line; a few from there on.
         line_before: the last one before the block.
         final_template: template of an entry's first line -> that of the whole entry.
         continued: the last line that continued one of another stream, and that stream.
@@ -66,6 +66,7 @@ class EntryPass(FileLines):
         super()._begin_attempt()
         self.marks.begin_attempt()
         self.first_line, self.line_before = self.number + 1, b""
+        self.first_lines = list[bytes]()
         self.watch, self.graph = IterationWatch[RawEntry](), IdentityGraph(self.source.name)
         self.final_template: dict[int, int] = {}
         self.continued: tuple[int, LogStream] = (0, self.own)
@@ -82,7 +83,7 @@ class EntryPass(FileLines):
         text, facts = line[start or self.prefixes.start(line) :], form.facts
         if stream is self.own and facts.kind in _SET_IN and len(self.streams) > 1:
             stream = self._stream_before(number)
-        joined, stream.state = NEXT[stream.state][facts.kind]
+        joined, stream.state = TRANSITIONS[stream.state][facts.kind]
         if form.told:
             self._tell(number, text, stream, facts)
         if facts.kind != Kind.BLANK and not (joined and self._joined(stream, number, text, facts)):

@@ -13,7 +13,7 @@ from rmetric.diagnosis.evidence.ranks import MAX_COMMON_SHARE
 from rmetric.diagnosis.evidence.row import Row, Scene, grouped, strongest
 from rmetric.diagnosis.faults import Fault
 from rmetric.diagnosis.inferred import HUNG
-from rmetric.diagnosis.patterns.steps import planned_steps
+from rmetric.diagnosis.reading.steps import planned_steps
 from rmetric.diagnosis.result import Suspect
 
 HEALTHY = "healthy"
@@ -85,12 +85,8 @@ def _known(scene: Scene, fault: Fault, beside: Mapping[str, float]) -> Hypothesi
         "explains": float(any(one.follows == fault.signature.id for one in scene.faults)),
     }
     features = {name: value for name, value in features.items() if value}
-    return Hypothesis(
-        id=fault.signature.id,
-        group=fault.role,
-        features=features | _in_context(fault.role, beside),
-        fault=fault,
-    )
+    features |= _in_context(fault.role, beside)
+    return Hypothesis(id=fault.signature.id, group=fault.role, features=features, fault=fault)
 
 
 def _of_no_failure(scene: Scene) -> dict[str, float]:
@@ -99,7 +95,6 @@ def _of_no_failure(scene: Scene) -> dict[str, float]:
         "trained": float(scene.job.trained),
         "stops early": float(bool(early_stop(scene))),
         "faults": log1p(len(scene.faults)),
-        "lacks its end": float(scene.known.lacks_its_end(scene.job)),
     }
 
 

@@ -11,11 +11,12 @@ from math import inf
 from pathlib import Path
 
 from rmetric.diagnosis.aligning import aligned, shows_work
-from rmetric.diagnosis.beside.findings import read_beside
+from rmetric.diagnosis.auxiliary.files import read_auxiliary
 from rmetric.diagnosis.clock import two_jobs
+from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.facts.marks import StartMarks
 from rmetric.diagnosis.facts.starts import starts_of
-from rmetric.diagnosis.job import Job
+from rmetric.diagnosis.input_files import find
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.merging import merged
 from rmetric.diagnosis.one_pass import START_LINES, FilePass
@@ -23,14 +24,13 @@ from rmetric.diagnosis.part import Part
 from rmetric.diagnosis.reading.other_jobs import MIN_JOBS, numbers_in
 from rmetric.diagnosis.reading.prefixes import PrefixParser
 from rmetric.diagnosis.reading.source import LogSource
-from rmetric.diagnosis.reading.sources import find
 from rmetric.diagnosis.templates.events import OTHERS
 from rmetric.diagnosis.templates.facts import LineAnalyser
 
 #: Below so many bytes, processes cost more than they save.
 WORTH_PROCESSES = 32 << 20
 #: Seconds within which the ranks of one attempt begin, and no second attempt does.
-SAME_MOMENT = 1.0
+SAME_BEGIN_SECONDS = 1.0
 #: New objects after which Python seeks garbage while logs are read.
 NEW_OBJECTS = 1_000_000
 
@@ -76,7 +76,7 @@ def ingest_attempts(
     if found.beside:
         # A dump is written over by the next attempt's.
         last = jobs[-1]
-        last.beside = read_beside(found.beside)
+        last.beside = read_auxiliary(found.beside)
         last.notes += last.beside.notes
         last.files |= dict.fromkeys((one.name for one in found.beside), 0)
     return jobs
@@ -213,7 +213,7 @@ def _at_other_times(
     for start, time in zip(starts, times[1:], strict=True):
         stepless = steps.get(start, -1) == steps.get(origin, 0)
         apart = inf if time is None else time - (began or 0.0)
-        if stepless and abs(apart) <= SAME_MOMENT:
+        if stepless and abs(apart) <= SAME_BEGIN_SECONDS:
             continue
         kept.append(start)
         origin, began = start, time

@@ -6,8 +6,8 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Any
 
-from rmetric.diagnosis.job import MAX_NAMED, MAX_STACKS, STACKS_OF_RANK, STAGES, TAIL
-from rmetric.diagnosis.patterns.stages import next_stage
+from rmetric.diagnosis.facts.job import MAX_NAMED, MAX_STACKS, STACKS_OF_RANK, STAGES, TAIL
+from rmetric.diagnosis.library.stages import next_stage
 from rmetric.diagnosis.reading.joining import EntryText, Kind, State
 from rmetric.diagnosis.reading.prefixes import Prefix
 from rmetric.diagnosis.reading.text import clean

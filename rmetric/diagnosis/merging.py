@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from rmetric.diagnosis.facts.layout import Files, RankLayout, RankPlacement
-from rmetric.diagnosis.job import (
+from rmetric.diagnosis.facts.job import (
     HEAD,
     MAX_NAMED,
     MAX_STACKS,
@@ -22,6 +21,7 @@ from rmetric.diagnosis.job import (
     short,
     span_of,
 )
+from rmetric.diagnosis.facts.layout import Files, RankLayout, RankPlacement
 from rmetric.diagnosis.part import Part, StreamPart
 from rmetric.diagnosis.patterns.values import is_not_finite
 from rmetric.diagnosis.reading.file_names import names_in

@@ -9,12 +9,13 @@ of one job are the softmax of the scores: a conditional logit. The weights are i
 from __future__ import annotations
 
 import json
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import exp
 from pathlib import Path
+
+import numpy as np
 
 from rmetric.diagnosis.result import SURE
 
@@ -81,11 +82,8 @@ def interpolated(knots: Knots, at: float) -> float:
     >>> interpolated([(0.5, 0.2), (0.9, 0.6)], 0.7)
     0.4
     """
-    place = bisect_left([one for one, _ in knots], at)
-    if place in (0, len(knots)):
-        return knots[min(place, len(knots) - 1)][1]
-    (low, before), (high, after) = knots[place - 1], knots[place]
-    return round(before + (after - before) * (at - low) / (high - low), 6)
+    places, values = zip(*knots, strict=True)
+    return round(float(np.interp(at, places, values)), 6)
 
 
 def reasons(features: Features, others: Features, weights: Features, most: int = 3) -> list[str]:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from rmetric.diagnosis.entries import EntryPass
 from rmetric.diagnosis.facts.marks import Opening
 from rmetric.diagnosis.file_lines import DIGITS
-from rmetric.diagnosis.job import MAX_TEXT
 from rmetric.diagnosis.log_stream import LogLineForm, LogStream
 from rmetric.diagnosis.part import Part, part_of
+from rmetric.diagnosis.reading.joining import MAX_TEXT
 
 #: Bytes of a line that are read, at its beginning and at its end.
 HALF_LINE = MAX_TEXT
@@ -24,15 +24,7 @@ START_LINES = 20
 
 
 class FilePass(EntryPass):
-    """Reads one file to the `Part` of each attempt in it.
-
-    Attributes:
-        first_lines: of the attempt, `START_LINES` at most.
-    """
-
-    def _begin_attempt(self) -> None:
-        super()._begin_attempt()
-        self.first_lines = list[bytes]()
+    """Reads one file to the `Part` of each attempt in it."""
 
     def read(self) -> Part:
         """Read the whole file as one attempt."""

@@ -12,14 +12,15 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmetric.diagnosis.facts.graph import IdentityGraph
-from rmetric.diagnosis.job import MAX_TEXT, Iteration, JobStream, Match, Occurrence
+from rmetric.diagnosis.facts.job import Iteration, JobStream, Match, Occurrence
 from rmetric.diagnosis.log_stream import LogStream, RawEntry
+from rmetric.diagnosis.reading.joining import MAX_TEXT
 from rmetric.diagnosis.reading.prefixes import Prefix
 from rmetric.diagnosis.reading.source import LogSource
 from rmetric.diagnosis.reading.text import clean
 
 if TYPE_CHECKING:
-    from rmetric.diagnosis.one_pass import FilePass
+    from rmetric.diagnosis.entries import EntryPass
 
 
 @dataclass(kw_only=True)
@@ -75,13 +76,13 @@ class Part:
     entries: list[Occurrence]
 
 
-def part_of(file: FilePass) -> Part:
+def part_of(file: EntryPass) -> Part:
     """Build the part of a file that has been read to its end."""
     return _PartBuilder(file).part()
 
 
 class _PartBuilder:
-    def __init__(self, file: FilePass) -> None:
+    def __init__(self, file: EntryPass) -> None:
         self.file = file
         self.name, self.line, self.time = file.source.name, file.source.line, file.time
         self.entries: dict[int, Occurrence] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +19,7 @@ from msgspec import Meta, Struct
 from rmetric._util.durable import write_atomically
 from rmetric._util.errors import LogError
 from rmetric._util.strict_json import shown
-from rmetric.diagnosis.job import Event, Job
+from rmetric.diagnosis.facts.job import Event, Job
 from rmetric.diagnosis.templates.events import OTHERS, Events
 
 #: An event that this share of the pool's jobs have is ordinary ("frequently" in L4).
@@ -153,3 +154,30 @@ def _with_signatures(job: Job) -> Iterator[tuple[Event, str]]:
     }
     for event in job.events:
         yield event, matched.get(event.number, "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HealthyReference:
+    """Reference data from healthy jobs of similar settings.
+
+    Attributes:
+        siblings: the jobs, where their logs were given.
+        pool: their event statistics.
+        ordinary: events of the job at hand that are frequent there.
+    """
+
+    siblings: tuple[Job, ...] = ()
+    pool: Pool | None = None
+    ordinary: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, job: Job, siblings: Sequence[Job], pool: Pool | None) -> HealthyReference:
+        if pool is None and siblings:
+            pool = learn("siblings", siblings)
+        usual = frozenset(ordinary(job, pool)) if pool else frozenset()
+        return cls(siblings=tuple(siblings), pool=pool, ordinary=usual)
+
+    def lacks_its_end(self, job: Job) -> bool:
+        """True if successful jobs of these settings state their end, and this one does not."""
+        pool = self.pool
+        return job.succeeded is None and pool is not None and pool.succeeded >= pool.jobs

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 OUTCOMES = {
@@ -19,8 +18,6 @@ LIKELY = 0.5
 MAX_NODES = 8
 #: The reason of a candidate that came behind another fault: "follows ID".
 FOLLOWS = "follows "
-#: The reason of a candidate without evidence.
-LEFT_OPEN = "no line states it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,23 +97,6 @@ class Candidate:
     why: str
 
 
-def not_above(confidence: float, candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
-    """Candidates with at most this confidence; their own is added to the reason.
-
-    >>> [one] = not_above(0.7, [Candidate(cause="", title="", confidence=0.9, why="logged once")])
-    >>> one.confidence, one.why
-    (0.7, 'logged once; 90 % by itself')
-    """
-    return tuple(
-        replace(
-            one, confidence=confidence, why=f"{one.why}; {100 * one.confidence:.0f} % by itself"
-        )
-        if one.confidence > confidence
-        else one
-        for one in candidates
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
     """Why a job failed, or that it did not.
@@ -139,8 +119,7 @@ class Diagnosis:
         to_do: next steps, in the imperative.
         events: those that indicate the failure, the cause first.
         nodes: suspect ranks or nodes, at most `MAX_NODES`; often none.
-        candidates: other causes, the most likely first; `LEFT_OPEN` is why for those without
-            evidence, which come before what is likely a consequence.
+        candidates: other causes, the most likely first.
         notes: about the input.
         attempt: number of the attempt that is diagnosed, from 1.
         attempts: all attempts in the logs, the first one first; empty where there is one.

@@ -41,7 +41,6 @@ TRAITS = {
     "unspecific": "what a rank's GPU says that does not say why",
     "kernel record": "recorded by a machine's kernel",
     "kernel kill": "the kernel killed a process for want of memory",
-    "of one node": "a fault of the node that reports it",
     "node failure": "a node failed; who tells of it is another one",
     "blocked process": "a process that a kernel finds waiting, which may be no rank's",
     "blocked in a read": "it waits for data",
@@ -66,7 +65,6 @@ TRAITS = {
     # of the end
     "recorded": "the scheduler's record of a good end",
     "completed": "the program's statement that the training is complete",
-    "outlasts success": "not excused by the planned end of the job",
     "by a person": "an end without a reason, which a person may have wanted",
     "ends a step": "may end a step of servers, after the training",
     "interrupted": "from the keyboard: after the planned end, a server or a wait",

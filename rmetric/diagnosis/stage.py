@@ -7,9 +7,9 @@ from functools import reduce
 
 from rmetric.diagnosis.clock import Ordering
 from rmetric.diagnosis.evidence.row import Scene
+from rmetric.diagnosis.facts.job import Job, JobStream, Match, Occurrence
 from rmetric.diagnosis.faults import Fault
-from rmetric.diagnosis.job import Job, JobStream, Match, Occurrence
-from rmetric.diagnosis.patterns.stages import awaited, ends_checkpoint, next_stage, stated_stage
+from rmetric.diagnosis.library.stages import awaited, ends_checkpoint, next_stage, stated_stage
 from rmetric.diagnosis.reading.text import TRACEBACK
 from rmetric.diagnosis.report.frames import probable_stage_of, stage_of
 
@@ -46,35 +46,28 @@ def _logged_stage(scene: Scene, faults: Sequence[Fault], place: Occurrence | Non
     if lead is not None and lead.has("before start"):
         return "launch"
     matches = [match for one in faults for match in one.matches]
-    texts = _texts_of(place, matches)
+    texts = _texts_of(place, matches) if place is not None else []
     stage = _raised_or_logged(scene, lead, place, texts)
-    if not stage and not _is_broken(scene, lead):
-        stage = _first(stage_of(match.first.text) for match in matches)
-    stage = stage or last_stage(scene)
+    stage = stage or _first(stage_of(match.first.text) for match in matches) or last_stage(scene)
     if stage in _BEFORE_TRAINING and not job.trained and _in_training(scene, matches):
         return "train"  # without a line of a step, which few ranks write
     usual = lead.signature.usual_stage if lead is not None else ""
     return stage or _first(map(probable_stage_of, texts)) or usual
 
 
-def _is_broken(scene: Scene, lead: Fault | None) -> bool:
-    """True for a fault of hardware in a training, which whatever uses it next raises."""
-    return lead is not None and lead.signature.actor == "hardware" and scene.job.trained
-
-
 def _raised_or_logged(
     scene: Scene, lead: Fault | None, place: Occurrence | None, texts: Sequence[str]
 ) -> str:
     stage = _first(map(stage_of, texts))
-    if stage and not (stage == "load data" and _is_broken(scene, lead)):
+    # Hardware that breaks in a training is met by whatever uses it next.
+    broken = lead is not None and lead.signature.actor == "hardware" and scene.job.trained
+    if stage and not (broken and stage == "load data"):
         return stage
     return "" if place is None else stage_at(scene.job, place, scene.ordering)
 
 
-def _texts_of(place: Occurrence | None, matches: Sequence[Match]) -> list[str]:
+def _texts_of(place: Occurrence, matches: Sequence[Match]) -> list[str]:
     """The entry's text, and those of the matches of its stream."""
-    if place is None:
-        return []
     own = (match for match in matches if match.stream == place.stream)
     return [place.text, *(one.text for match in own for one in (match.first, match.last))]
 
@@ -85,7 +78,7 @@ def _first(stages: Iterable[str]) -> str:
 
 def _in_training(scene: Scene, matches: Sequence[Match]) -> bool:
     """Return True if the traceback of a rank's failure passes through the training loop."""
-    events = {event for match in matches for event in match.events}
+    events = set().union(*(match.events for match in matches))
     entries = (one for stream in scene.job.streams.values() for one in stream.tail)
     return any(stage_of(one.text) == "train" for one in entries if one.event in events)
 
@@ -145,10 +138,10 @@ def stage_now(job: Job, entry: Occurrence) -> str:
     stream = job.streams.get(entry.stream)
     if entry.stage != "checkpoint" or stream is None:
         return entry.stage
-    before = (
-        one for one in reversed(stream.tail) if one.file == entry.file and one.order <= entry.order
+    before = (one for one in reversed(stream.tail) if one.order <= entry.order)
+    ended = (
+        ends_checkpoint(one.text)
+        for one in before
+        if stated_stage(one.text) or ends_checkpoint(one.text)
     )
-    last = next(
-        (one for one in before if stated_stage(one.text) or ends_checkpoint(one.text)), None
-    )
-    return "train" if last is not None and ends_checkpoint(last.text) else entry.stage
+    return "train" if next(ended, False) else entry.stage

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from math import exp
 
 from rmetric.diagnosis.evidence.row import Row, Scene, grouped, strongest
-from rmetric.diagnosis.job import Job, JobStream
+from rmetric.diagnosis.facts.job import Job, JobStream
 from rmetric.diagnosis.model import Features, score
 from rmetric.diagnosis.result import MAX_NODES, Suspect
 
@@ -69,8 +69,7 @@ def named(ranked: Sequence[Suspect]) -> tuple[Suspect, ...]:
     if over and over[0].rank is None and over[0].node is not None:
         on_it = [one for one in over[1:] if one.rank is not None and one.node == over[0].node]
         if len(on_it) == 1:
-            over.remove(on_it[0])
-            over.insert(0, on_it[0])
+            over = on_it + [one for one in over if one is not on_it[0]]
     if len(over) > MAX_NODES and over[0].score - over[MAX_NODES].score < SAME_SCORE:
         return ()
     return tuple(over[:MAX_NODES])

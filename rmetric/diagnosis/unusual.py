@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rmetric.diagnosis.evidence.peers import compared, took
 from rmetric.diagnosis.evidence.row import Scene
-from rmetric.diagnosis.job import Iteration, Occurrence
+from rmetric.diagnosis.facts.job import Iteration, Occurrence
 from rmetric.diagnosis.reading.text import level
 
 #: Largest number of unusual events that are kept.

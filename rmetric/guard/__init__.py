@@ -12,7 +12,6 @@ from rmetric._util.lazy import lazy
 if TYPE_CHECKING:
     from rmetric.guard.checkpoints import Checkpoints
     from rmetric.guard.guard import Guard
-    from rmetric.guard.hugging_face import GuardCallback
     from rmetric.guard.megatron import guard_megatron
     from rmetric.guard.planner import plan
     from rmetric.guard.policy import CheckpointPolicy, PolicyConfig
@@ -24,7 +23,6 @@ else:
         {
             "rmetric.guard.checkpoints": "Checkpoints",
             "rmetric.guard.guard": "Guard",
-            "rmetric.guard.hugging_face": "GuardCallback",
             "rmetric.guard.megatron": "guard_megatron",
             "rmetric.guard.planner": "plan",
             "rmetric.guard.policy": "CheckpointPolicy PolicyConfig",
@@ -37,7 +35,6 @@ __all__ = [
     "CheckpointPolicy",
     "Checkpoints",
     "Guard",
-    "GuardCallback",
     "ModelState",
     "PolicyConfig",
     "RunFolder",

@@ -27,6 +27,7 @@ from typing import Any
 
 from rmetric._util.durable import durable_file, no_follow, sync_folder
 from rmetric.guard.retention import SuspectMark, surplus, suspects_of
+from rmetric.guard.run_files import converted
 from rmetric.guard.trust import distrusted_file, make_private, require_trusted
 
 logger = logging.getLogger("rmetric")
@@ -34,8 +35,6 @@ logger = logging.getLogger("rmetric")
 MANIFEST_NAME = "good.json"
 #: Version of the manifest format.
 FORMAT = 1
-#: Types of the fields by which manifests are compared.
-_NUMBERS = {"step": (int,), "serial": (int,), "request": (int,), "written": (int, float)}
 #: Name of a complete checkpoint: the folder is renamed to it when all files are durable.
 #: `.old`: the previous checkpoint of the same step while it is being replaced.
 FINAL_NAME = re.compile(r"step-(\d+)(\.old)?")
@@ -110,12 +109,7 @@ def read_manifest(path: Path) -> CheckpointManifest:
             raise ValueError("it was changed after it was written")
         if entry.pop("format") != FORMAT:
             raise ValueError(f"it is of another format than {FORMAT}")
-        if entry.get("suspect") is not None:
-            entry["suspect"] = SuspectMark.from_json(entry["suspect"])
-        for name, kind in _NUMBERS.items():
-            if type(entry[name]) not in kind:
-                raise ValueError(f"{name!r} is {entry[name]!r}: a number is accepted")
-        return CheckpointManifest(path=path, **entry)
+        return converted({**entry, "path": path}, CheckpointManifest)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         words = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path / MANIFEST_NAME} cannot be read: {words}") from None
@@ -210,13 +204,17 @@ class CheckpointDirectory:
             self.alarm = alarm
             if alarm is None:
                 return
-            found = [one for one in candidates(self.folder)[0] if not self.differs(one)]
-            for one in suspects_of(found, since=alarm.since, step=step):
+            found = [
+                checkpoint
+                for checkpoint in candidates(self.folder)[0]
+                if not self.differs(checkpoint)
+            ]
+            for checkpoint in suspects_of(found, since=alarm.since, step=step):
                 try:
-                    _mark(one.path, alarm)
-                    logger.warning("rmetric: checkpoint %s is suspect now", one.path)
+                    _mark(checkpoint.path, alarm)
+                    logger.warning("rmetric: checkpoint %s is suspect now", checkpoint.path)
                 except (OSError, ValueError) as error:
-                    logger.error("rmetric: %s cannot be marked suspect: %s", one.path, error)
+                    logger.error("rmetric: %s cannot be marked suspect: %s", checkpoint.path, error)
 
     def commit(
         self, part: Path, step: int, *, suspect: SuspectMark | None = None, **entry: Any

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.stateful import Stateful
 
+from rmetric._util.errors import require
 from rmetric.guard.checkpoint_dir import (
     PART,
     CheckpointDirectory,
@@ -39,7 +40,7 @@ from rmetric.guard.dcp_save import (
     free_space,
 )
 from rmetric.guard.ranks import Ranks
-from rmetric.guard.retention import SuspectMark
+from rmetric.guard.retention import SuspectMark, suspect_note
 from rmetric.guard.saver import FailedSave, SavedCheckpoint, SaveOutcome
 from rmetric.guard.trust import withdraw_write
 from rmetric.guard.verify import damaged, digest, non_finite
@@ -101,8 +102,7 @@ class Checkpoints:
         may_be_infinite: Collection[str] = (),
     ) -> None:
         for name, number in (("keep", keep), ("keep_suspect", keep_suspect)):
-            if number < 1:
-                raise ValueError(f"{name} is {number}: it must be at least 1")
+            require(name, number, number >= 1, "at least 1")
         self.folder = Path(folder)
         self._directory = CheckpointDirectory(
             self.folder,
@@ -238,7 +238,7 @@ class Checkpoints:
                 raise UnfitCheckpoint(f"{good.path} is of another model: {differing}")
             if trusted_only and good.suspect is not None:
                 if self.ranks.rank == 0:
-                    logger.warning("rmetric: checkpoint %s skipped: %s", good.path, _words(good))
+                    logger.warning("rmetric: checkpoint %s skipped: %s", good.path, good.suspect)
                 continue
             names = sorted(good.files)[self.ranks.rank :: self.ranks.size]
             problems = self.ranks.gather(damaged(good.path, good.files, names))
@@ -253,10 +253,13 @@ class Checkpoints:
     def _log_suspect(self, good: CheckpointManifest, found: list[CheckpointManifest]) -> None:
         if good.suspect is None or self.ranks.rank != 0:
             return
-        older = (one for one in found[found.index(good) :] if one.suspect is None)
-        clean = next(older, None)
-        which = f"the newest clean one is {clean.path}" if clean else "there is no clean one"
-        logger.warning("rmetric: checkpoint %s is %s; %s", good.path, _words(good), which)
+        older = (
+            checkpoint.path
+            for checkpoint in found[found.index(good) :]
+            if checkpoint.suspect is None
+        )
+        note = suspect_note(good.suspect, next(older, None))
+        logger.warning("rmetric: checkpoint %s %s", good.path, note)
 
     def load(self, good: CheckpointManifest, state: dict[str, Any]) -> dict[str, Any]:
         """Load a checkpoint into `state`, in place and resharded to the current layout.
@@ -409,8 +412,3 @@ class Checkpoints:
         if problem:
             raise ValueError(problem)
         return launch
-
-
-def _words(good: CheckpointManifest) -> str:
-    assert good.suspect is not None
-    return f"suspect since step {good.suspect.since} ({good.suspect.reason})"

@@ -43,7 +43,7 @@ _OPERATIONS = (
     *("APPEND", "APPENDS", "SETITEM", "SETITEMS", "REDUCE", "NEWOBJ", "BUILD"),
     *("BINGET", "LONG_BINGET", "BINPUT", "LONG_BINPUT", "MEMOIZE", "GLOBAL", "STACK_GLOBAL"),
 )
-_CODES = {one.name: one.code.encode("latin-1")[0] for one in pickletools.opcodes}
+_CODES = {opcode.name: opcode.code.encode("latin-1")[0] for opcode in pickletools.opcodes}
 
 
 class _Record:
@@ -67,7 +67,7 @@ _KEYS = (str, _Record)
 
 def _names() -> dict[tuple[str, str], type[_Record]]:
     """Names that an index may hold, each as a new class of records."""
-    objects = [(_METADATA, one) for one in (
+    objects = [(_METADATA, name) for name in (
         "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties", "TensorStorageMetadata",
         "BytesStorageMetadata", "ChunkStorageMetadata",
     )]  # fmt: skip
@@ -76,13 +76,13 @@ def _names() -> dict[tuple[str, str], type[_Record]]:
         (_METADATA, "_MEM_FORMAT_ENCODING"),
         ("torch.serialization", "_get_layout"),
         ("torch", "Size"),
-        *(("pathlib", one) for one in ("Path", "PosixPath", "WindowsPath")),
-        *(("pathlib._local", one) for one in ("Path", "PosixPath", "WindowsPath")),
+        *(("pathlib", name) for name in ("Path", "PosixPath", "WindowsPath")),
+        *(("pathlib._local", name) for name in ("Path", "PosixPath", "WindowsPath")),
     ]
     made: dict[tuple[str, str], type[_Record]] = {
-        one: type(one[1], (_Record,), {}) for one in objects
+        name: type(name[1], (_Record,), {}) for name in objects
     }
-    return made | {one: type(one[1], (_Call,), {}) for one in calls}
+    return made | {name: type(name[1], (_Call,), {}) for name in calls}
 
 
 class _Reader(_Machine):  # type: ignore[misc]
@@ -210,13 +210,13 @@ def _count(found: Any) -> int:
 
 
 def _mapping(found: Any, key: Callable[[Any], Any], value: Callable[[Any], Any]) -> dict[Any, Any]:
-    return {key(one): value(of) for one, of in _of(dict, found).items()}
+    return {key(name): value(of) for name, of in _of(dict, found).items()}
 
 
 def _size(found: Any) -> torch.Size:
     if type(found).__name__ != "Size" or not isinstance(found, _Call) or len(found.arguments) != 1:
         _fail(found, "a torch.Size")
-    return torch.Size([_count(one) for one in _of(tuple, found.arguments[0])])
+    return torch.Size([_count(number) for number in _of(tuple, found.arguments[0])])
 
 
 def _chunk(found: Any) -> ChunkStorageMetadata:
@@ -234,9 +234,9 @@ def _properties(found: Any) -> TensorProperties:
     dtype, _, requires_grad, _, pin_memory, *strides = _of(tuple, found.state)
     if len(strides) > 1:
         _fail(found.state, "at most six properties")
-    for one in strides:
-        if one is not None:
-            [_count(number) for number in _of(tuple, one)]
+    for stride in strides:
+        if stride is not None:
+            [_count(number) for number in _of(tuple, stride)]
     properties = TensorProperties(
         dtype=_of(torch.dtype, dtype),
         requires_grad=_of(bool, requires_grad),
@@ -254,7 +254,7 @@ def _content(found: Any) -> TensorStorageMetadata | BytesStorageMetadata:
     return TensorStorageMetadata(
         properties=_properties(fields["properties"]),
         size=_size(fields["size"]),
-        chunks=[_chunk(one) for one in _of(list, fields["chunks"])],
+        chunks=[_chunk(chunk) for chunk in _of(list, fields["chunks"])],
     )
 
 
@@ -283,9 +283,9 @@ def _storage_info(found: Any, files: Collection[str]) -> _StorageInfo:
 
 def _place(found: Any) -> tuple[str | int, ...]:
     """Path of a value in the nested state."""
-    for one in _of(tuple, found):
-        if type(one) not in (str, int):
-            _fail(one, "a key")
+    for part in _of(tuple, found):
+        if type(part) not in (str, int):
+            _fail(part, "a key")
     return tuple(found)
 
 

@@ -86,7 +86,9 @@ class IndexedWriter(FileSystemWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         super().finish(metadata, results)
-        metadata.storage_data = {one.index: one.storage_data for of in results for one in of}
+        metadata.storage_data = {
+            result.index: result.storage_data for of in results for result in of
+        }
 
 
 class HostMemoryStager(DefaultStager):
@@ -110,7 +112,7 @@ class HostMemoryStager(DefaultStager):
         Raises:
             MemoryError: there is too little of it; the kernel would end the training.
         """
-        parts = [local(one) for one in tree_leaves(state) if isinstance(one, torch.Tensor)]
+        parts = [local(leaf) for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
         size = sum(part.numel() * part.element_size() for part in parts)
         if size > self._held:
             check_fits(size - self._held, f"{size / 1e9:.3g} GB")

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from rmetric._util.errors import require
 from rmetric.guard.checkpoint_dir import CheckpointManifest
 from rmetric.guard.checkpoint_requests import SIGNALS, RequestSources
 from rmetric.guard.interval import Advice, FailureRateEstimate, advise
@@ -111,10 +112,9 @@ class Guard:
         alarm_steps: int = 1000,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if type(check_every) is not int or check_every < 1:
-            raise ValueError(f"check_every is {check_every!r}: it must be an int of at least 1")
-        if not 0 < grace_seconds < inf:
-            raise ValueError(f"grace_seconds is {grace_seconds}: it must be above 0")
+        whole = type(check_every) is int and check_every >= 1
+        require("check_every", check_every, whole, "an int of at least 1")
+        require("grace_seconds", grace_seconds, 0 < grace_seconds < inf, "above 0")
         self.folder = folder or RunFolder.of_environment()
         self.checkpoints = self._saver(checkpoints, fingerprint)
         self.ranks = Ranks()
@@ -487,6 +487,5 @@ class _Agreed(NamedTuple):
 def resume_of_environment() -> str:
     """Value of RMETRIC_RESUME. Raises ValueError if it is not one of `RESUMES`."""
     value = os.environ.get(RESUME_VARIABLE) or RESUMES[0]
-    if value not in RESUMES:
-        raise ValueError(f"{RESUME_VARIABLE} is {value!r}: it must be of {', '.join(RESUMES)}")
+    require(RESUME_VARIABLE, repr(value), value in RESUMES, f"of {', '.join(RESUMES)}")
     return value

@@ -20,6 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf, sqrt
 
+from rmetric._util.errors import require
 from rmetric._util.lazy import needed
 
 HOUR = 3600.0
@@ -63,7 +64,7 @@ def failure_rate(failures: int, hours: float, *, level: float = 0.95) -> Failure
     """
     if type(failures) is not int or failures < 0:
         raise ValueError(f"failures is {failures!r}: it must be an int of at least 0")
-    _above_zero("hours", hours)
+    require("hours", hours, 0 < hours < inf, "above 0")
     if not 0 < level < 1:
         raise ValueError(f"level is {level}: it must be between 0 and 1")
     gamma = needed("scipy.stats").gamma
@@ -86,8 +87,8 @@ def young(save_seconds: float, failure_seconds: float) -> float:
     >>> round(young(120.0, 1.8 * 3600)), round(young(20.0, 1.8 * 3600))
     (1247, 509)
     """
-    _above_zero("save_seconds", save_seconds)
-    _above_zero("failure_seconds", failure_seconds, or_infinite=True)
+    require("save_seconds", save_seconds, 0 < save_seconds < inf, "above 0")
+    require("failure_seconds", failure_seconds, failure_seconds > 0, "above 0")
     return sqrt(2.0 * save_seconds * failure_seconds)
 
 
@@ -129,8 +130,8 @@ def expected_ettr(
     >>> f"{expected_ettr(3600, save_seconds=20, restart_seconds=300, failures_per_hour=0.1):.3f}"
     '0.936'
     """
-    _above_zero("interval_seconds", interval_seconds)
-    _not_negative(
+    require("interval_seconds", interval_seconds, 0 < interval_seconds < inf, "above 0")
+    _check_from_0(
         save_seconds=save_seconds,
         restart_seconds=restart_seconds,
         failures_per_hour=failures_per_hour,
@@ -150,8 +151,8 @@ def best_interval(
     Raises:
         ValueError: an argument is out of range, or restarts alone take all the time.
     """
-    _above_zero("save_seconds", save_seconds)
-    _not_negative(restart_seconds=restart_seconds, failures_per_hour=failures_per_hour)
+    require("save_seconds", save_seconds, 0 < save_seconds < inf, "above 0")
+    _check_from_0(restart_seconds=restart_seconds, failures_per_hour=failures_per_hour)
     if failures_per_hour == 0:
         return inf
     rate = failures_per_hour / HOUR
@@ -205,9 +206,9 @@ def advise(
     """
     rate = failures_per_hour
     if not isinstance(rate, FailureRateEstimate):
-        _not_negative(failures_per_hour=rate)
+        _check_from_0(failures_per_hour=rate)
         rate = FailureRateEstimate(per_hour=rate, low=rate, high=rate)
-    _not_negative(durable_seconds=durable_seconds)
+    _check_from_0(durable_seconds=durable_seconds)
     lost = restart_seconds + durable_seconds
     mean = HOUR / rate.per_hour if rate.per_hour else inf
 
@@ -243,12 +244,6 @@ def advise(
     )
 
 
-def _above_zero(name: str, value: float, *, or_infinite: bool = False) -> None:
-    if not (0 < value < inf or (or_infinite and value == inf)):
-        raise ValueError(f"{name} is {value}: it must be above 0")
-
-
-def _not_negative(**values: float) -> None:
+def _check_from_0(**values: float) -> None:
     for name, value in values.items():
-        if not 0 <= value < inf:
-            raise ValueError(f"{name} is {value}: it must be at least 0")
+        require(name, value, 0 <= value < inf, "at least 0")

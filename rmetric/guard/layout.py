@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from rmetric._util.errors import require
+
 
 def batch_remark(batch: int, asked: int) -> str:
     """Change of a batch in words, with the learning rate that goes with it.
@@ -17,6 +19,22 @@ def batch_remark(batch: int, asked: int) -> str:
         f"the batch becomes {batch} instead of {asked} ({ratio - 1:+.1%}); the learning rate times "
         f"{ratio**0.5:.4f} keeps Adam's noise as it was (square-root rule), times {ratio:.4f} SGD's"
     )
+
+
+def nearest_multiple(batch: int, unit: int, largest_change: float) -> int:
+    """Multiple of `unit`, at least one, that is nearest to a batch; 0 if it is too far.
+
+    Args:
+        batch: samples of a step.
+        unit: samples that the copies take at once.
+        largest_change: share by which the batch may change.
+
+    >>> nearest_multiple(100, 12, 0.1), nearest_multiple(100, 12, 0.01)
+    (96, 0)
+    """
+    below = batch // unit * unit
+    near = below if below and batch - below <= below + unit - batch else below + unit
+    return near if abs(near - batch) <= largest_change * batch else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +68,11 @@ class Layout:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name == "samples" and value is None:
-                continue
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{field.name} is {value!r}: it must be an int of at least 1")
-        if self.data % self.replicas:
-            raise ValueError(f"replicas is {self.replicas}: it must divide data, {self.data}")
+            optional = field.name == "samples" and value is None
+            whole = optional or (type(value) is int and value >= 1)
+            require(field.name, repr(value), whole, "an int of at least 1")
+        shared = self.data % self.replicas == 0
+        require("replicas", self.replicas, shared, f"a divisor of data, {self.data}")
         if self.samples is not None:
             self._check_samples(self.samples)
 

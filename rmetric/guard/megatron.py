@@ -18,6 +18,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
+from rmetric._util.errors import require
 from rmetric.guard.checkpoint_dir import CheckpointManifest
 from rmetric.guard.checkpoint_requests import SAVE
 from rmetric.guard.guard import Guard
@@ -49,8 +50,8 @@ def megatron_arguments(
     >>> megatron_arguments("runs/7b/checkpoints", save_interval=500, asynchronous=False)[:4]
     ['--save', 'runs/7b/checkpoints', '--load', 'runs/7b/checkpoints']
     """
-    if type(save_interval) is not int or save_interval < 1:
-        raise ValueError(f"save_interval is {save_interval!r}: it must be an int of at least 1")
+    whole = type(save_interval) is int and save_interval >= 1
+    require("save_interval", save_interval, whole, "an int of at least 1")
     return [
         *("--save", str(checkpoints), "--load", str(checkpoints)),
         *("--save-interval", str(save_interval), "--ckpt-format", "torch_dist"),

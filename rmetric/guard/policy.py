@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from math import inf
 
+from rmetric._util.errors import require
+
 #: Sources of checkpoint requests.
 SOURCES = ("risk", "rule", "alarm", "signal", "user")
 #: Sources that report a lasting condition; signals and user requests are single events.
@@ -16,14 +18,13 @@ HOUR = 3600.0
 
 def check_source(source: str) -> None:
     """Raise ValueError if the source is not one of `SOURCES`."""
-    if source not in SOURCES:
-        raise ValueError(f"source is {source!r}: it must be of {', '.join(SOURCES)}")
+    require("source", repr(source), source in SOURCES, f"of {', '.join(SOURCES)}")
 
 
 def check_since(since: int | None) -> None:
     """Raise ValueError if the onset of an alarm is neither None nor a step from 0."""
-    if since is not None and (type(since) is not int or since < 0):
-        raise ValueError(f"since is {since!r}: a step, an int from 0, or None is accepted")
+    is_step = since is None or (type(since) is int and since >= 0)
+    require("since", repr(since), is_step, "a step, an int from 0, or None")
 
 
 class Vote(IntEnum):
@@ -94,12 +95,10 @@ class PolicyConfig:
                 "one of the two must be given"
             )
         for name, number in (("interval_steps", steps), ("most_per_hour", self.most_per_hour)):
-            if number is not None and (type(number) is not int or number < 1):
-                raise ValueError(f"{name} is {number!r}: an int of at least 1")
-        if seconds is not None and not 0 < seconds < inf:
-            raise ValueError(f"interval_seconds is {seconds}: must be above 0")
-        if not 0 <= self.least_gap <= 1:
-            raise ValueError(f"least_gap is {self.least_gap}: it must be from 0 to 1")
+            whole = number is None or (type(number) is int and number >= 1)
+            require(name, number, whole, "an int of at least 1")
+        require("interval_seconds", seconds, seconds is None or 0 < seconds < inf, "above 0")
+        require("least_gap", self.least_gap, 0 <= self.least_gap <= 1, "from 0 to 1")
         if not 0 < self.retry_seconds <= self.longest_retry_seconds < inf:
             raise ValueError(
                 f"retry_seconds is {self.retry_seconds} and longest_retry_seconds "
@@ -249,7 +248,9 @@ class CheckpointPolicy:
         self.durable_step, self.durable_time = save.step, save.began
         self._failures, self._retry_at = 0, -inf
         answered = tuple(self.pending.pop(number) for number in save.answers)
-        conditions = {one.key: one.fatal for one in answered if one.source in CONDITIONS}
+        conditions = {
+            request.key: request.fatal for request in answered if request.source in CONDITIONS
+        }
         self._standing, self._repeated = self._repeated | conditions, {}
         return answered
 
@@ -296,10 +297,10 @@ class CheckpointPolicy:
     def _same(self, source: str, key: str, fatal: bool) -> Request | None:
         """Pending request with this key; that of a condition stays pending during its save."""
         answered = self.in_flight.answers if self.in_flight else ()
-        for one in self.pending.values():
-            lasts = source in CONDITIONS and one.fatal >= fatal
-            if one.key == key and (lasts or one.number not in answered):
-                return one
+        for request in self.pending.values():
+            lasts = source in CONDITIONS and request.fatal >= fatal
+            if request.key == key and (lasts or request.number not in answered):
+                return request
         return None
 
     def _ended(self) -> _Save:

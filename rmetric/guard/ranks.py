@@ -13,6 +13,9 @@ import torch.distributed as dist
 
 T = TypeVar("T")
 
+#: Longest duration of a collective before it raises.
+TIMEOUT = timedelta(minutes=30)
+
 
 def restarts_on_a_shared_store() -> str:
     """Why a restart of the ranks by torchrun may hang, and the remedy; empty if it cannot.
@@ -40,15 +43,12 @@ class Ranks:
 
     Args:
         group: gloo group over all ranks; None creates one, on all ranks together.
-        timeout_seconds: longest duration of a collective before it raises.
     """
 
-    def __init__(
-        self, group: dist.ProcessGroup | None = None, *, timeout_seconds: float = 1800.0
-    ) -> None:
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.single_process = not (dist.is_available() and dist.is_initialized())
         if group is None and not self.single_process:
-            group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
+            group = dist.new_group(backend="gloo", timeout=TIMEOUT)
         self.group = group
         self.rank = 0 if self.single_process else dist.get_rank(group)
         self.size = 1 if self.single_process else dist.get_world_size(group)

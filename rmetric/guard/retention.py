@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from pathlib import Path
+from typing import Protocol, TypeVar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,17 +25,14 @@ class SuspectMark:
     since: int
     reason: str
 
-    @classmethod
-    def from_json(cls, entry: Any) -> SuspectMark:
-        """Read the field ``suspect`` of a manifest. Raises ValueError for other input."""
-        if (
-            not isinstance(entry, dict)
-            or set(entry) != {"since", "reason"}
-            or type(entry["since"]) is not int
-            or not isinstance(entry["reason"], str)
-        ):
-            raise ValueError(f"suspect is {entry!r}: an object of since and reason is needed")
-        return cls(**entry)
+    def __str__(self) -> str:
+        return f"suspect since step {self.since} ({self.reason})"
+
+
+def suspect_note(suspect: SuspectMark, clean: Path | None) -> str:
+    """What to know of a suspect checkpoint; `clean` is the newest clean one."""
+    which = f"the newest clean one is {clean}" if clean else "there is no clean one"
+    return f"is {suspect}; {which}"
 
 
 class Kept(Protocol):
@@ -70,8 +68,8 @@ def surplus(
         damaged: those among them that were found damaged.
     """
     kept = set(list(range(len(newest_first)))[:1])
-    places = [n for n, one in enumerate(newest_first) if one not in damaged]
-    places += [n for n, one in enumerate(newest_first) if one in damaged]
+    places = [n for n, checkpoint in enumerate(newest_first) if checkpoint not in damaged]
+    places += [n for n, checkpoint in enumerate(newest_first) if checkpoint in damaged]
     for quota, wanted in ((keep, False), (keep_suspect, True)):
         kept.update([n for n in places if (newest_first[n].suspect is not None) is wanted][:quota])
     suspects = [n for n in kept if newest_first[n].suspect is not None]
@@ -79,7 +77,7 @@ def surplus(
         n for n in places if newest_first[n].suspect is None and suspects and n > max(suspects)
     )
     kept.update(list(older)[:1])
-    return [one for n, one in enumerate(newest_first) if n not in kept]
+    return [checkpoint for n, checkpoint in enumerate(newest_first) if n not in kept]
 
 
 def suspects_of(newest_first: Sequence[AnyKept], *, since: int, step: int) -> list[AnyKept]:
@@ -94,9 +92,9 @@ def suspects_of(newest_first: Sequence[AnyKept], *, since: int, step: int) -> li
         step: current step.
     """
     found, earliest = [], step + 1
-    for one in newest_first:
-        if one.step < earliest:
-            earliest = one.step
-            if one.step >= since and one.suspect is None:
-                found.append(one)
+    for checkpoint in newest_first:
+        if checkpoint.step < earliest:
+            earliest = checkpoint.step
+            if checkpoint.step >= since and checkpoint.suspect is None:
+                found.append(checkpoint)
     return found

@@ -53,9 +53,9 @@ def decode_file(path: Path, kind: type[T]) -> T | None:
         raise ValueError(str(error) or type(error).__name__) from None
 
 
-def check(entry: Any, kind: Any) -> None:
-    """Raise ValueError unless a decoded JSON value is of `kind`."""
+def converted(entry: Any, kind: type[T]) -> T:
+    """A decoded JSON value as `kind`. Raises ValueError if it is of another."""
     try:
-        msgspec.convert(entry, type=kind)
+        return msgspec.convert(entry, type=kind)
     except (msgspec.MsgspecError, RecursionError, OverflowError) as error:
         raise ValueError(str(error) or type(error).__name__) from None

@@ -33,6 +33,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from rmetric._util.durable import no_follow, write_atomically
+from rmetric._util.errors import require
 from rmetric.guard.layout import Layout
 from rmetric.guard.policy import check_since, check_source
 from rmetric.guard.run_files import AnsweredFile, Count, Seconds, decode_file
@@ -169,7 +170,7 @@ class RunFolder:
             number = max(answered, last.number if last else 0) + 1
             if last is not None and last.number > answered:
                 fatal, stop = fatal or last.fatal, stop or last.stop
-                onsets = [one for one in (since, last.since) if type(one) is int]
+                onsets = [onset for onset in (since, last.since) if type(onset) is int]
                 since = min(onsets, default=None)
                 reason = last.reason if reason in last.reason else f"{reason}; {last.reason}"[:500]
             asked = FileRequest(
@@ -270,8 +271,7 @@ class RunFolder:
             ValueError: unknown phase.
             OSError: the folder cannot be written.
         """
-        if phase not in PHASES:
-            raise ValueError(f"phase is {phase!r}: it must be of {', '.join(PHASES)}")
+        require("phase", repr(phase), phase in PHASES, f"of {', '.join(PHASES)}")
         if phase == "starting":
             self._resumed = step
         beat = Heartbeat(

@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rmetric._util.durable import write_atomically
-from rmetric.guard.retention import SuspectMark, surplus, suspects_of
+from rmetric.guard.retention import SuspectMark, surplus, suspect_note, suspects_of
+from rmetric.guard.run_files import decode_file
 
 logger = logging.getLogger("rmetric")
 
@@ -45,15 +46,13 @@ def checkpoints_in(folder: Path) -> list[TrainerCheckpoint]:
             with suppress(FileNotFoundError):  # another process has just deleted it
                 time = (path / STATE_NAME).stat().st_mtime_ns
                 found.append((time, step, TrainerCheckpoint(path, step, _mark_of(path))))
-    return [one for *_, one in sorted(found, key=lambda each: each[:2], reverse=True)]
+    return [checkpoint for *_, checkpoint in sorted(found, key=lambda each: each[:2], reverse=True)]
 
 
 def _mark_of(path: Path) -> SuspectMark | None:
     try:
-        return SuspectMark.from_json(json.loads((path / MARK_NAME).read_text()))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, RecursionError) as error:  # there, so it is not clean
+        return decode_file(path / MARK_NAME, SuspectMark)
+    except (OSError, ValueError) as error:  # there, so it is not clean
         return SuspectMark(since=0, reason=f"{MARK_NAME} cannot be read: {error}")
 
 
@@ -70,9 +69,9 @@ def mark_suspect(path: Path, suspect: SuspectMark | None) -> None:
 
 def mark_since(folder: Path, suspect: SuspectMark, step: int) -> None:
     """Mark the checkpoints that an alarm at `step` makes suspect."""
-    for one in suspects_of(checkpoints_in(folder), since=suspect.since, step=step):
-        mark_suspect(one.path, suspect)
-        logger.warning("rmetric: checkpoint %s is suspect now", one.path)
+    for checkpoint in suspects_of(checkpoints_in(folder), since=suspect.since, step=step):
+        mark_suspect(checkpoint.path, suspect)
+        logger.warning("rmetric: checkpoint %s is suspect now", checkpoint.path)
 
 
 def rotate(folder: Path, limit: int | None, best: str | None) -> None:
@@ -89,9 +88,9 @@ def rotate(folder: Path, limit: int | None, best: str | None) -> None:
     try:
         found = checkpoints_in(folder)
         protected = None if best is None else Path(best).resolve()
-        for one in surplus(found, keep=limit, keep_suspect=KEEP_SUSPECT) if found else ():
-            if one.path.resolve() != protected:
-                shutil.rmtree(one.path, ignore_errors=True)
+        for checkpoint in surplus(found, keep=limit, keep_suspect=KEEP_SUSPECT) if found else ():
+            if checkpoint.path.resolve() != protected:
+                shutil.rmtree(checkpoint.path, ignore_errors=True)
     except OSError as error:
         logger.error("rmetric: checkpoints in %s cannot be rotated: %s", folder, error)
 
@@ -104,11 +103,9 @@ def newest_first(folder: Path, *, trusted_only: bool = False) -> list[Path]:
         trusted_only: leave out suspect checkpoints.
     """
     found = checkpoints_in(folder)
-    clean = [one for one in found if one.suspect is None]
+    clean = [checkpoint for checkpoint in found if checkpoint.suspect is None]
     chosen = clean if trusted_only else found
     if chosen and chosen[0].suspect is not None:
-        newest, suspect = chosen[0].path, chosen[0].suspect
-        which = f"the newest clean one is {clean[0].path}" if clean else "there is no clean one"
-        words = "rmetric: checkpoint %s is suspect since step %d (%s); %s"
-        logger.warning(words, newest, suspect.since, suspect.reason, which)
-    return [one.path for one in chosen]
+        note = suspect_note(chosen[0].suspect, clean[0].path if clean else None)
+        logger.warning("rmetric: checkpoint %s %s", chosen[0].path, note)
+    return [checkpoint.path for checkpoint in chosen]

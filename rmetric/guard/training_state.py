@@ -38,8 +38,8 @@ class ModelState:
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = (),
     ) -> None:
         self.models = [model] if isinstance(model, nn.Module) else list(model)
-        one = isinstance(optimizer, torch.optim.Optimizer)
-        self.optimizers: list[Any] = [optimizer] if one else list(optimizer)  # type: ignore[arg-type]
+        single = isinstance(optimizer, torch.optim.Optimizer)
+        self.optimizers: list[Any] = [optimizer] if single else list(optimizer)  # type: ignore[arg-type]
         if len(self.optimizers) not in (0, len(self.models)):
             raise ValueError(
                 f"{len(self.optimizers)} optimisers for {len(self.models)} parts of a model: "

@@ -101,9 +101,9 @@ def require_trusted(path: Path) -> None:
 
 def make_private(path: Path) -> None:
     """Create a folder and its parents, where missing, that no other user can write."""
-    missing = [one for one in (path, *path.parents) if not one.exists()]
-    for one in reversed(missing):
-        one.mkdir(mode=0o755, exist_ok=True)
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    for folder in reversed(missing):
+        folder.mkdir(mode=0o755, exist_ok=True)
     if not missing:
         path.mkdir(exist_ok=True)  # raises if it is a file
 

@@ -1,7 +1,7 @@
 """The metric in real training. Every module that needs torch is imported when it is asked for.
 
-Start with `Monitor`; docs/live.md shows it in plain PyTorch, in the Hugging Face Trainer
-(`RMetricCallback`) and in Lightning (`rmetric.monitor.lightning.RMetricCallback`).
+Start with `Monitor`; docs/live.md shows it in plain PyTorch, and `rmetric.integrations` has the
+callbacks for the Hugging Face Trainer and for Lightning.
 """
 
 from typing import TYPE_CHECKING
@@ -11,7 +11,6 @@ from rmetric._util.lazy import lazy
 if TYPE_CHECKING:
     from rmetric.monitor.alerts import Alert, Verdict
     from rmetric.monitor.config import MonitorConfig
-    from rmetric.monitor.hugging_face import RMetricCallback
     from rmetric.monitor.monitor import Monitor
 else:
     __getattr__, __dir__ = lazy(
@@ -19,7 +18,6 @@ else:
         {
             "rmetric.monitor.alerts": "Alert Verdict",
             "rmetric.monitor.config": "MonitorConfig",
-            "rmetric.monitor.hugging_face": "RMetricCallback",
             "rmetric.monitor.monitor": "Monitor",
         },
     )
@@ -28,6 +26,5 @@ __all__ = [
     "Alert",
     "Monitor",
     "MonitorConfig",
-    "RMetricCallback",
     "Verdict",
 ]

@@ -177,16 +177,17 @@ class AlertDelivery:
             if state := action.state_dict():
                 states[type(action).__name__] = dict(state)
 
-        for action in tuple(self.actions):
-            self._run_action(action, partial(keep, action))
+        self._each(keep)
         return states
 
     def load_action_states(self, states: Mapping[str, Mapping[str, Any]]) -> None:
         """Restore what `action_states` gave; an action that it lacks goes on as it is."""
-        for action in tuple(self.actions):
-            state = states.get(type(action).__name__)
-            if state is not None:
-                self._run_action(action, partial(action.load_state_dict, state))
+
+        def load(action: Action) -> None:
+            if (state := states.get(type(action).__name__)) is not None:
+                action.load_state_dict(state)
+
+        self._each(load)
 
     def already_reported(self, step: int) -> bool:
         """True if the rule ``non_finite`` was broken at this step or the one before."""
@@ -204,18 +205,15 @@ class AlertDelivery:
 
     def start(self) -> None:
         """Call `Action.start` of every action."""
-        for action in tuple(self.actions):
-            self._run_action(action, partial(action.start, self._monitor))
+        self._each(lambda action: action.start(self._monitor))
 
     def before_update(self, broken: Sequence[tuple[str, str]]) -> None:
         """Call `Action.before_update` of every action with the rules that the step breaks."""
-        for action in tuple(self.actions):
-            self._run_action(action, partial(action.before_update, broken, self._monitor))
+        self._each(lambda action: action.before_update(broken, self._monitor))
 
     def pass_record(self, record: Record) -> None:
         """Call `Action.record` of every action with a completed record."""
-        for action in tuple(self.actions):
-            self._run_action(action, partial(action.record, record, self._monitor))
+        self._each(lambda action: action.record(record, self._monitor))
 
     def pass_decision(self, by: Action, entry: Mapping[str, Any]) -> None:
         """Call `Action.decided` of every action but the one that decided."""
@@ -236,6 +234,11 @@ class AlertDelivery:
         step, weights_step = self._monitor.step, self._monitor.weights_step
         may = shared and action.needs_verdict_now and weights_step < step
         return may and self.rank_sync.agreed(step)
+
+    def _each(self, call: Callable[[Action], None]) -> None:
+        """Call a function with each action."""
+        for action in tuple(self.actions):
+            self._run_action(action, partial(call, action))
 
     def _run_action(self, action: Action, call: Callable[[], None]) -> None:
         try:

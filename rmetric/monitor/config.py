@@ -19,6 +19,15 @@ STEP_TIME_ALERTS = (STALL, SLOW_RANK)
 UPDATE_ALERTS = LEARNING_RATE, NO_UPDATE = ("learning_rate", "no_update")
 DEFAULT_ALERTS = (*RULES, "calibrated", *UPDATE_ALERTS, *STEP_TIME_ALERTS)
 
+#: Settings that lie between two bounds.
+_BETWEEN = {
+    "explosion_factor": (1, inf),
+    "stall_seconds": (0, inf),
+    "slow_rank_factor": (1, inf),
+    "slow_drift": (0, 1),
+    "join_seconds": (0, inf),
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class MonitorConfig:
@@ -88,6 +97,7 @@ class MonitorConfig:
     patience: float = 0.5
 
     def __post_init__(self) -> None:
+        self._check_numbers()
         for name, value in (("detectors", self.detectors), ("alert_on", self.alert_on)):
             if isinstance(value, str) or not isinstance(value, Collection):
                 raise TypeError(f"{name} is {value!r}: a tuple of names is accepted")
@@ -107,25 +117,15 @@ class MonitorConfig:
                     f"alert_on names {source!r}: it must be of {', '.join(sources)} "
                     "(a detector must stand in detectors too)"
                 )
-        if not 1 < self.explosion_factor < inf:
-            raise ValueError(
-                f"explosion_factor is {self.explosion_factor}: it must be finite and above 1"
-            )
-        if not (
-            0 < self.stall_seconds < inf
-            and 1 < self.slow_rank_factor < inf
-            and 0 < self.slow_drift < 1
-        ):
-            raise ValueError(
-                f"stall_seconds is {self.stall_seconds}, slow_rank_factor "
-                f"{self.slow_rank_factor} and slow_drift {self.slow_drift}: the first must be "
-                "finite and above 0, the second finite and above 1, the third between 0 and 1"
-            )
-        if not 0 < self.join_seconds < inf or not 0 <= self.patience < inf:
-            raise ValueError(
-                f"join_seconds is {self.join_seconds} and patience {self.patience}: both must be "
-                "finite, the first above 0 and the second at least 0"
-            )
+
+    def _check_numbers(self) -> None:
+        for name, (low, high) in _BETWEEN.items():
+            value = getattr(self, name)
+            if not low < value < high:
+                accepted = f"between {low} and {high}" if high < inf else f"finite and above {low}"
+                raise ValueError(f"{name} is {value}: it must be {accepted}")
+        if not 0 <= self.patience < inf:
+            raise ValueError(f"patience is {self.patience}: it must be finite and at least 0")
         for setting in fields(self):
             least = 0 if setting.name.endswith("_every") else 1
             value = getattr(self, setting.name)

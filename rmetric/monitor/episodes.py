@@ -82,8 +82,12 @@ class Episodes:
             episode = Episode(since=alert.since, last=alert.step)
         alert = replace(alert, since=episode.since)
         earlier = episode.alerts
-        same = [one for one in earlier if (one.source, one.rank) == (alert.source, alert.rank)]
-        is_new = all(one.step == alert.step for one in same)
+        same = [
+            before
+            for before in earlier
+            if (before.source, before.rank) == (alert.source, alert.rank)
+        ]
+        is_new = all(before.step == alert.step for before in same)
         if is_new and alert not in earlier:
             # A source that joins is kept: its actions are called when the episode ends.
             is_new = len(earlier) < MOST_ALERTS or alert.source not in episode.sources
@@ -126,7 +130,7 @@ def needs_call(alert: Alert, earlier: Iterable[Alert], severe: Collection[str] =
 
     The first one does, and the first one of a severe source.
     """
-    return all(alert.source in severe and one.source not in severe for one in earlier)
+    return all(alert.source in severe and before.source not in severe for before in earlier)
 
 
 def _group(source: str) -> str:

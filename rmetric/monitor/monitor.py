@@ -259,7 +259,7 @@ class Monitor:
             self._timer.install()
             self._recorder.removers.append(self._timer.remove)
         self._arm_next_step()
-        others = [one.protocol for one in _OPEN if one is not self and one.is_open]
+        others = [other.protocol for other in _OPEN if other is not self and other.is_open]
         self.protocol.begins(self.log_path, self._delivery.actions, others)
         self._delivery.start()
 

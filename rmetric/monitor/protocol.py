@@ -85,7 +85,7 @@ class Protocol:
             if self._log is not None and self._log == other._log:
                 self.tell("same_log", path=log)
             for action in actions:
-                if any(action is one for one in other._actions):
+                if any(action is known for known in other._actions):
                     self.tell("shared_action", action=type(action).__name__)
 
     def tell(self, slip: str, **found: Any) -> None:

@@ -196,26 +196,32 @@ class StallDetector:
             return None
         total = max(row.total for row in times)
         size = _total_size(times)
-        alarm = None
-        if len(self._totals) >= LEAST:
-            self._refresh()
-            known = size is not None and self._usual_size > 0.0
-            scale = max(1.0, size / self._usual_size) if known else 1.0  # type: ignore[operator]
-            if total > self._limit * scale:
-                begins = not 0 <= step - self._last_long <= 2
-                self._last_long = step
-                if begins and not self._habitual(step):
-                    alarm = self._alarm(times, ranks, total)
-                if begins:
-                    self._pauses.append(step)
+        begins = self._begins(step, total, size)
+        alarm = self._alarm(times, ranks, total) if begins and not self._habitual(step) else None
+        if begins:
+            self._pauses.append(step)
         self._totals.append(total)
         if size is not None:
             self._sizes.append(size)
         for past, part in zip(self._parts, PARTS, strict=True):
             values = [value for row in times if (value := getattr(row, part)) is not None]
             if values:
-                past.append(median(values) if len(values) > 1 else values[0])
+                past.append(median(values))
         return alarm
+
+    def _begins(self, step: int, total: float, size: float | None) -> bool:
+        """True if this step is too long, and those before are not of the same stall."""
+        if len(self._totals) < LEAST:
+            return False
+        self._refresh()
+        scale = 1.0
+        if size is not None and self._usual_size > 0.0:
+            scale = max(1.0, size / self._usual_size)
+        if total <= self._limit * scale:
+            return False
+        begins = not 0 <= step - self._last_long <= 2
+        self._last_long = step
+        return begins
 
     def _refresh(self) -> None:
         self._age -= 1
@@ -308,14 +314,19 @@ class SlowRankDetector:
         if own != self._own:
             self._rows.clear()
             self._own = own
-        data = [(row.data_wait or 0.0) if waited else 0.0 for row in times]
-        passes = [(row.forward_backward or 0.0) if own else 0.0 for row in times]
-        self._rows.append([data, passes, [max(row.total for row in times)] * len(times)])
+        self._rows.append(self._row(times, waited=waited, own=own))
         self._age -= 1
         if len(self._rows) < RANK_WINDOW or self._age > 0:
             return []
         self._age = REFRESH
         return self._compare(ranks)
+
+    @staticmethod
+    def _row(times: Sequence[StepTimes], *, waited: bool, own: bool) -> list[list[float]]:
+        nothing = [0.0] * len(times)
+        data = [row.data_wait or 0.0 for row in times] if waited else nothing
+        passes = [row.forward_backward or 0.0 for row in times] if own else nothing
+        return [data, passes, [max(row.total for row in times)] * len(times)]
 
     def _compare(self, ranks: Sequence[int]) -> list[StepTimeAlarm]:
         rows_TPR = np.array(self._rows)  # steps, parts (data, passes, total), ranks
@@ -390,27 +401,19 @@ class DriftDetector:
         """Take one step; return the alarm if it begins here."""
         if planned:
             self._forget()
-        size = _total_size(times)
-        if len(times) == 1:
-            parts = [getattr(times[0], part) or 0.0 for part in PARTS]
-        else:
-            parts = [max(getattr(row, part) or 0.0 for row in times) for part in PARTS]
+        parts = [max(getattr(row, part) or 0.0 for row in times) for part in PARTS]
         total = max(row.total for row in times)
-        self._block.append([total, 0.0 if size is None else size, *parts])
+        self._block.append([total, _total_size(times) or 0.0, *parts])
         if len(self._block) < BLOCK:
             return None
-        columns = list(zip(*self._block, strict=True))
-        sized = all(columns[1])
-        values = [t / s if sized else t for t, s in zip(columns[0], columns[1], strict=True)]
-        level = [median(values), *map(median, columns)]
-        self._block = []
+        level = self._level()
         last, self._last = self._last, level
         if last and not self._same_size(last[2], level[2]):
             self._best, self._alarmed = [], False
             return None
         if not last:
             return None
-        held = max(last, level, key=lambda one: one[0])
+        held = max(last, level, key=lambda row: row[0])
         if not self._best or held[0] < self._best[0]:
             self._best, self._best_step = held, step
         limit = self._best[0] / (1.0 - self._drop)
@@ -419,14 +422,22 @@ class DriftDetector:
         self._alarmed = slow or (self._alarmed and level[0] > (limit + self._best[0]) / 2.0)
         return self._alarm(level) if begins else None
 
+    def _level(self) -> list[float]:
+        """The median of each column of the block, which is full, behind that of the time."""
+        columns = list(zip(*self._block, strict=True))
+        totals, sizes = columns[:2]
+        values = [t / s for t, s in zip(totals, sizes, strict=True)] if all(sizes) else totals
+        self._block = []
+        return [median(values), *map(median, columns)]
+
     def _forget(self) -> None:
         self._block, self._last, self._best, self._alarmed = [], [], [], False
 
     @staticmethod
-    def _same_size(one: float, other: float) -> bool:
-        if not one or not other:
-            return one == other
-        return max(one, other) / min(one, other) < RESIZED
+    def _same_size(size: float, other: float) -> bool:
+        if not size or not other:
+            return size == other
+        return max(size, other) / min(size, other) < RESIZED
 
     def _alarm(self, level: list[float]) -> StepTimeAlarm:
         grown = [now - then for now, then in zip(level[3:], self._best[3:], strict=True)]

@@ -253,7 +253,7 @@ class StepRecorder:
             pending.record.non_finite_gradients = 0
             return
         sums = [(~gradient.isfinite()).sum() for gradient in gradients_of(present)]
-        counts = torch.stack([one.to(sums[0].device) for one in sums]).tolist()
+        counts = torch.stack([total.to(sums[0].device) for total in sums]).tolist()
         pending.record.non_finite_gradients = total = sum(counts)
         if total:
             layers = (self._layers[id(p)] for p, bad in zip(present, counts, strict=True) if bad)

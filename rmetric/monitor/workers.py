@@ -173,7 +173,7 @@ class MicroBatchWorkers(GradientListener):
             norms = tensor_norms([*kept.values()]).unbind()
             spread = [self._spread(dense).float() for dense in kept.values()]
             where = spread[0].device
-            together = torch.cat([one.to(where) for one in spread])
+            together = torch.cat([sample.to(where) for sample in spread])
             samples = torch.split(together, [*map(len, spread)])
             self._parts.update(zip(kept, zip(norms, samples, strict=True), strict=True))
         except Exception as error:
@@ -182,10 +182,12 @@ class MicroBatchWorkers(GradientListener):
     def _statistics(self) -> WorkerStatistics | None:
         if not self.several:
             return None
-        rows = _aligned([{i: part[1] for i, part in one.items()} for one in self._micro_batches])
+        rows = _aligned(
+            [{i: part[1] for i, part in parts.items()} for parts in self._micro_batches]
+        )
         if rows is None:
             return None
-        whole = [_whole(one.values()) for one in self._micro_batches]
+        whole = [_whole(parts.values()) for parts in self._micro_batches]
         norms, non_finite = map(torch.stack, zip(*whole, strict=True))
         return WorkerStatistics(norms * len(whole), cosines_to_mean(rows), non_finite)
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rmetric._util.background import Background
 from rmetric._util.printed import printable
-from rmetric._util.webhook import checked_url, post
 from rmetric.detectors import Detector
 from rmetric.detectors.log_end import WithLogEnd
 from rmetric.records import Record
@@ -144,51 +141,6 @@ class Watch:
             return
         self._reported.append(words)
         self._report_new(event)
-
-
-class AlarmWebhook:
-    """Posts JSON to a URL from a thread of its own, so that the tail never waits for it.
-
-    Each message is tried `tries` times, with pauses that double; what cannot be
-    delivered is reported by `say`, without the URL, which may be a secret.
-
-    Args:
-        url: http or https.
-        timeout: seconds for one try, above 0.
-        tries: at least 1.
-        pause: seconds before the second try.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        say: Callable[[str], None],
-        *,
-        timeout: float = 5.0,
-        tries: int = 3,
-        pause: float = 1.0,
-    ) -> None:
-        self._url, self._say = checked_url(url, "--webhook"), say
-        self.timeout, self.tries, self.pause = timeout, tries, pause
-        self._background = Background(size=100)
-
-    def post(self, message: dict[str, Any]) -> None:
-        if not self._background.submit(lambda: self._deliver(message)):
-            self._say("the webhook does not keep up: an alarm was not posted")
-
-    def close(self) -> None:
-        """Wait for what is on its way, no longer than one message may take."""
-        self._background.close(self.tries * self.timeout + self.pause * 2**self.tries)
-
-    def _deliver(self, message: dict[str, Any]) -> None:
-        problem = ""
-        for n in range(self.tries):
-            if n:
-                time.sleep(self.pause * 2 ** (n - 1))
-            problem = post(self._url, message, self.timeout)
-            if not problem:
-                return
-        self._say(f"the webhook {problem}, {self.tries} times: an alarm was not posted")
 
 
 def message(path: Path, detector: str, event: AlarmEvent) -> dict[str, Any]:

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 import logging
-import time
 import weakref
-import zlib
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import replace
-from importlib import import_module
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from rmetric.detectors.calibrated import CalibratedDetector
+from rmetric.detectors.no_update import NoUpdate
 from rmetric.monitor.actions.action import Action, is_distributed, rank
 from rmetric.monitor.optimizer_steps import is_scaling
 from rmetric.records import Record
+from rmetric.rescue.agreement import Agreement, DisagreementError
 from rmetric.rescue.arguments import checked_config, checked_parts, checked_steps, checked_where
 from rmetric.rescue.data_position import DataPosition, LoaderPosition, NoData
-from rmetric.rescue.evidence import evidence_of
 from rmetric.rescue.hold import (
     HELD,
     ON_HOLD,
@@ -35,19 +27,14 @@ from rmetric.rescue.hold import (
     signalled,
     wait_to_go_on,
 )
-from rmetric.rescue.loss_level import LossLevel
-from rmetric.rescue.policy import (
-    AUTO,
-    Decision,
-    Evidence,
-    PolicyState,
-    RescueConfig,
-    RescuePolicy,
-)
-from rmetric.rescue.settings import PlannedSettings
-from rmetric.rescue.snapshot import Parts, Snapshot, Snapshots, Stateful
-from rmetric.rescue.snapshot_pace import BUDGET, SnapshotPace
-from rmetric.rescue.vote import Ballot, RankLeftError, Vote, joint_evidence
+from rmetric.rescue.judgement import Judgement
+from rmetric.rescue.own_loop import OwnLoop
+from rmetric.rescue.policy import AUTO, Decision, RescueConfig, RescuePolicy
+from rmetric.rescue.settings import PlannedSettings, assign
+from rmetric.rescue.snapshot import Parts, Snapshot, Stateful
+from rmetric.rescue.snapshot_keeper import SnapshotKeeper
+from rmetric.rescue.snapshot_pace import SnapshotPace
+from rmetric.rescue.vote import RankLeftError
 from rmetric.rescue.workers_out import WorkersOut, check_most
 
 if TYPE_CHECKING:
@@ -56,19 +43,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rmetric")
 
 _DECISIONS_SAVED = 50
-#: A detector that has seen fewer records knows nothing; it is told what a return takes from it.
-_COLD = 40
 #: Checks without such a step after which a learning rate that is set back is reported again.
 _SET_BACK_AGAIN = 20
 _STEPS_ALONE = 3  # without a boundary, until it is reported
-_UNCHECKED = 100  # batches in a row that a loop may leave out, once it has checked a step
 
 
 class Rescue(Action):
     """Gets a training out of an alarm: leaves steps out, goes back, or holds it.
 
-    `RescuePolicy` decides; this action takes the snapshots and carries the decisions out. In a
-    loop of your own let `steps` hand out the batches::
+    `Judgement` decides, by `RescuePolicy`; this action carries the decisions out, and nothing else
+    of the rescue calls the monitor. In a loop of your own let `steps` hand out the batches::
 
         rescue = Rescue(scheduler=scheduler)
         monitor = Monitor(model, optimizer, actions=[rescue], log="run.jsonl")
@@ -155,26 +139,13 @@ class Rescue(Action):
 
     def _begin(self) -> None:
         """Forget all trainings before."""
-        self.policy = RescuePolicy(self.config)
+        self._judgement = Judgement(self.config, NoUpdate())
         self.decisions: list[dict[str, Any]] = []
         self.problem = ""
         self.held: dict[str, Any] | None = None
-        self._snapshots: Snapshots | None = None
-        self._due: tuple[Decision, int] | None = None
-        self._own: Evidence | None = None  # of this rank's detector, at its last record
-        self._unsent: Evidence | None = None  # to the other ranks
-        self._judged = 0  # last step of the training, once its record is judged
-        self._vote: Vote | None = None
-        # Of the policy: in the newest ballots, and in those before, on which the ranks agreed.
-        self._posted = self._agreed = PolicyState()
-        self._pace: SnapshotPace | None = None
-        self._ended = 0.0  # time of the end of the last boundary
+        self._snapshots: SnapshotKeeper | None = None
+        self._agreement: Agreement | None = None  # of several ranks
         self._removers: list[Callable[[], Any]] = []
-        self._refused, self._announced = False, 0
-        self._level = LossLevel()
-        self._all_back: bool | None = None  # of several ranks, by their last ballots
-        self._first_records: deque[Record] = deque(maxlen=_COLD)
-        self._gave_up = False  # in this incident, and it is told
         self._on_plan = _SET_BACK_AGAIN  # checks since a learning rate was set back
         self._steps_alone = 0  # since the last boundary
         self._resumed: Mapping[str, Any] = {}  # of the data, from a checkpoint
@@ -207,64 +178,16 @@ class Rescue(Action):
             ValueError: an argument is not of that kind.
         """
         checked_steps(loader, total, per_step)
-        return self._steps(LoaderPosition(loader, per_step), total)
+        return OwnLoop(self, LoaderPosition(loader, per_step), total).steps()
 
-    def _steps(self, position: LoaderPosition, total: int) -> Iterator[tuple[int, Any]]:
-        self.data = position
-        step = begun = used = unchecked = 0  # steps' batches, since the first step
-        dry = False
-        while True:
-            self.boundary(last=dry or step >= total)
-            monitor = self._monitor_ref() if self._monitor_ref is not None else None
-            if monitor is not None and monitor.is_open:
-                if monitor.should_stop:
-                    return
-                step = monitor.weights_step
-            if step >= total:
-                return
-            begun = begun if used else step
-            if not used and not dry and step and not position.restores_itself:
-                logger.warning(
-                    "rmetric: rescue.steps begins at step %d with the first batch of the loader; "
-                    "after a restart the loader must be set to its place before",
-                    step + 1,
-                )
-            if used == 1 and not dry and monitor is None:
-                logger.warning(
-                    "rmetric: no monitor has this rescue, so it does nothing: pass it as "
-                    "Monitor(..., actions=[rescue])"
-                )
-            try:
-                batches = position.of_step(step + 1)
-            except StopIteration:
-                # Of several ranks another one may have data left.
-                if dry or step == 0 or is_distributed():
-                    again = used - (step - begun)
-                    logger.warning(
-                        "rmetric: rescue.steps ends at step %d of %d with the data: %d steps are "
-                        "missing%s",
-                        step,
-                        total,
-                        total - step,
-                        f". The batches of {again} went into steps that were made again: pass a "
-                        "loader that can be iterated again, not an iterator"
-                        if again
-                        else "",
-                    )
-                    return
-                dry = True
-                continue
-            step, dry, used = step + 1, False, used + 1
-            checked = None if monitor is None else monitor.step
-            yield step, batches if position.per_step > 1 else batches[0]
-            idle = monitor is not None and monitor.is_open and monitor.step == checked
-            unchecked = unchecked + 1 if idle else 0
-            if unchecked > (_UNCHECKED if used > 1 else 0):
-                raise RuntimeError(
-                    f"rescue.steps handed out step {step} and the monitor did not check it: call "
-                    "monitor.check_before_step(loss) in each step, after backward and before the "
-                    "optimizer's step"
-                )
+    @property
+    def monitor(self) -> Monitor | None:
+        """The monitor that has this rescue; None before it begins, and once it is gone."""
+        return self._monitor_ref() if self._monitor_ref is not None else None
+
+    @property
+    def policy(self) -> RescuePolicy:
+        return self._judgement.policy
 
     @property
     def data(self) -> DataPosition:
@@ -291,16 +214,17 @@ class Rescue(Action):
             True if the training went back: weights, step and data are those of a snapshot.
         """
         self._steps_alone, back = 0, False
-        if self._on:
+        keeper = self._snapshots
+        if self._on and keeper is not None:
             try:
-                if self._pace is not None and self._ended:
-                    self._pace.step_made(time.perf_counter() - self._ended)
+                keeper.boundary_begins()
                 back = self._boundary(last)
             except Exception as error:
                 self._fail(error)
         if not self._on:
             self._leave()
-        self._ended = time.perf_counter()
+        if keeper is not None:
+            keeper.boundary_ends()
         return back
 
     # -- what the monitor calls
@@ -308,16 +232,19 @@ class Rescue(Action):
     def start(self, monitor: Monitor) -> None:
         self._begin()
         self._monitor_ref = weakref.ref(monitor)
+        self._judgement = Judgement(self.config, monitor.updates.no_update)
         if is_distributed():
             if not monitor.config.exchange:
                 raise ValueError("several ranks need MonitorConfig(exchange=True)")
-            self._vote = Vote()
-        size = self._vote.ranks.size if self._vote is not None else 1
+            self._agreement = Agreement(self._judgement)
+        size = self._agreement.ranks.size if self._agreement is not None else 1
         check_most(self.config.most_out, size)
         self._workers = WorkersOut(monitor.model, monitor.parameters, rank(), size)
+        pace = None
         if self.config.every == AUTO:
-            on_host = all(one.device.type == "cpu" for one in monitor.parameters)
-            self._pace = SnapshotPace(beside=not on_host)
+            on_host = all(parameter.device.type == "cpu" for parameter in monitor.parameters)
+            pace = SnapshotPace(beside=not on_host)
+        self._snapshots = SnapshotKeeper(self.config, self.where, pace, self._most_of_ranks)
         self._planned = PlannedSettings(monitor.optimizer)
         if not monitor.schedulers and self.scheduler is not None:
             monitor.schedulers = several(self.scheduler)
@@ -329,16 +256,12 @@ class Rescue(Action):
             logger.warning("rmetric: rescue without the calibrated detector sees bad steps alone")
         self._on = True
 
-    def in_trainer(
-        self, kind: str, trainer: Any, monitor: Monitor
-    ) -> AbstractContextManager[object]:
-        adaptor = import_module(f"{__package__}.{kind}")
-        context: AbstractContextManager[object] = adaptor.followed(self, trainer, monitor)
-        return context
-
     def record(self, record: Record, monitor: Monitor) -> None:
         if self._on:
-            self._try(lambda: self._take_record(record, monitor))
+            # Of a single process the workers of a record are its micro-batches.
+            workers = self._workers.left if self._workers.ranks > 1 else []
+            detector, alone = monitor.detector("calibrated"), self._agreement is None
+            self._try(lambda: self._judgement.take_record(record, detector, workers, alone=alone))
 
     def before_update(self, broken: Sequence[tuple[str, str]], monitor: Monitor) -> None:
         if self._on:
@@ -380,49 +303,18 @@ class Rescue(Action):
             self.data.resume(state["data"])
 
     def close(self) -> None:
-        if self._on and self._own is not None:
+        if self._on and self._judgement.own is not None:
             logger.warning(
                 "rmetric: rescue: the training ended during an alarm (%s): do not trust its "
                 "weights since step %d",
-                self._own.words,
-                self._own.since,
+                self._judgement.own.words,
+                self._judgement.own.since,
             )
         self._switch_off()
 
-    # -- decisions
-
-    @property
-    def _monitor(self) -> Monitor:
-        monitor = self._monitor_ref() if self._monitor_ref is not None else None
-        assert monitor is not None
-        return monitor
-
-    def _take_record(self, record: Record, monitor: Monitor) -> None:
-        if record.step != self._judged:
-            if record.step <= _COLD:
-                self._first_records.append(record)
-            self._take_evidence(record, monitor.detector("calibrated"))
-
-    def _take_evidence(self, record: Record, detector: Any) -> None:
-        """Decide after a step; with several ranks, when all ballots are there."""
-        self._own = evidence = self._evidence(record, detector)
-        self._unsent = evidence or self._unsent  # a snapshot may complete a second record
-        if self._vote is None and self._due is None:
-            decision = self.policy.after_step(record.step, evidence, back=self._level.is_back)
-            self._follow(decision, record.step)
-
-    def _judge_last_step(self, monitor: Monitor) -> None:
-        """Decide after the last step, whose record is else complete when the monitor is closed."""
-        record, detector = monitor.newest_record(), monitor.detector("calibrated")
-        if record is None or not isinstance(detector, CalibratedDetector):
-            return
-        detector = copy.deepcopy(detector)
-        detector.update(record)
-        self._judged = record.step
-        self._take_evidence(record, detector)
+    # -- the step at hand
 
     def _judge(self, broken: Sequence[tuple[str, str]], monitor: Monitor) -> None:
-        """Decide about the step at hand."""
         self._on_plan += 1
         self._set_rates_back()
         self._steps_alone += 1
@@ -431,166 +323,97 @@ class Rescue(Action):
                 "rmetric: rescue cannot go back: nothing calls it between two steps; let "
                 "rescue.steps hand out the batches, or call rescue.boundary() before each step"
             )
-        if self._due is not None:
+        if self._judgement.due is not None:
             monitor.leave_step_out()
             return
-        step, evidence = monitor.step, None
-        if broken:
-            rule, reason = broken[0]
-            kind = "not_finite" if rule == "non_finite" else "explosion"
-            evidence = Evidence(step=step, since=step, kind=kind, words=reason)
-        decision = self.policy.before_update(step, evidence)
+        decision = self._judgement.before_update(monitor.step, broken)
         if decision.action != "go_on":
             monitor.leave_step_out()
-        self._follow(decision, step)
+        if decision.action == "leave_out":
+            self._write(decision, monitor.step, 0)
 
-    def _evidence(self, record: Record, detector: Any) -> Evidence | None:
-        """Evidence of the calibrated detector after a record."""
-        if record.skipped:
-            return None
-        self._level.update(record.step, record.training_loss)
-        no_update = self._monitor.updates.no_update
-        if no_update.reason and no_update.since <= record.step:
-            return Evidence(
-                step=record.step, since=no_update.since, kind="no_update", words=no_update.reason
-            )
-        if not isinstance(detector, CalibratedDetector):
-            return None
-        evidence = evidence_of(detector, record.step)
-        if evidence is not None and evidence.worker is not None:
-            left = self._workers.left
-            # Of a single process the workers of a record are its micro-batches.
-            known = self._workers.ranks > 1 and evidence.worker < len(left)
-            evidence = replace(evidence, worker=left[evidence.worker] if known else None)
-        return evidence
+    def _before_optimizer(self, *_: Any) -> None:
+        if self._on:
+            self._try(self._prepare_update)
 
-    def _follow(self, decision: Decision, step: int) -> None:
-        """Note what is to be done at the next boundary."""
-        incident = self.policy.state.incident
-        if incident is None:
-            self._level.forget()
-            self._gave_up = False
-        else:
-            self._level.mark(incident.onset)
-        if decision.action == "go_on" and decision.reason and not self._gave_up:
-            self._gave_up = True
-            logger.warning("rmetric: rescue %s", decision.reason)
-        if decision.action in ("go_back", "hold"):
-            self._due = decision, step
-        elif decision.action == "leave_out":
-            self._write(decision, step, 0)
+    def _prepare_update(self) -> None:
+        if self._snapshots is not None:
+            self._snapshots.wait()
+        monitor = self._monitor
+        monitor.updates.rates.update(
+            monitor.optimizer.param_groups, monitor.schedulers, learn=False
+        )
+        self._set_rates_back()
+        if self.policy.state.settings:
+            self._planned.set(list(self._parts().others.values()))
+
+    def _set_rates_back(self) -> None:
+        """Set learning rates back that are not the planned ones; of unknown plans from a try on."""
+        if "settings" not in self.config.remedies:
+            return
+        monitor, incident = self._monitor, self.policy.state.incident
+        tried = incident is not None and incident.tries > 0
+        off = [rate for rate in monitor.updates.rates.off if rate.known or tried]
+        for rate in off:
+            assign(monitor.optimizer.param_groups[rate.group], "lr", rate.planned)
+        if not off:
+            return
+        change = f"learning rate set back from {off[0].rate:.4g} to {off[0].planned:.4g}"
+        monitor.acted(change)
+        if self._on_plan >= _SET_BACK_AGAIN:
+            self._write(Decision(action="set_back", reason=f"{change}: {off[0]}"), monitor.step, 0)
+        self._on_plan = 0
 
     # -- between two steps
 
     def _boundary(self, last: bool) -> bool:
-        monitor = self._monitor
+        monitor, judgement = self._monitor, self._judgement
         if not monitor.usable:
             self._switch_off()
             return False
         self._forget_another_course(monitor.weights_step)
-        if last and self._vote is None and self._due is None:
-            self._judge_last_step(monitor)
+        if last and self._agreement is None and judgement.due is None:
+            # Its record is else complete when the monitor is closed.
+            record, detector = monitor.newest_record(), monitor.detector("calibrated")
+            if record is not None and isinstance(detector, CalibratedDetector):
+                judgement.take_last_record(record, detector)
         back = self._act(monitor, last)
-        if last and not back and self._vote is not None:
+        if last and not back and self._agreement is not None:
             back = self._act(monitor, last)  # by the ballots that were just sent
         return back
 
     def _act(self, monitor: Monitor, last: bool) -> bool:
         """Carry out what is due, or take a snapshot; true if the training went back."""
-        step = monitor.weights_step
-        carry_out = self._vote is None or self._count(self._vote, step)
-        if not self._on:
-            return False
-        if last and carry_out and self._due is None:
-            agreed = self._level.is_back if self._vote is None else self._all_back
-            self._follow(self.policy.at_end(step, back=agreed), step)
+        step, judgement, carry_out = monitor.weights_step, self._judgement, True
+        if self._agreement is not None:
+            try:
+                carry_out = self._agreement.count(step)
+            except DisagreementError as error:
+                self._agreement = None
+                self._give_up(str(error))
+                return False
+        if last and carry_out and judgement.due is None:
+            agreement = self._agreement
+            back_now = judgement.level.is_back if agreement is None else agreement.all_back
+            judgement.at_end(step, back=back_now)
         back = False
-        if self._due is not None and carry_out:
-            (decision, step), self._due = self._due, None
-            self._own = self._unsent = None
-            if decision.action == "go_back":
-                back = self._go_back(decision, step)
-            else:
-                back = self._hold(decision, step)
-        elif self._due is None and self.policy.snapshot_due(monitor.weights_step):
-            self._take_snapshot(monitor.weights_step)
+        if judgement.due is not None and carry_out:
+            decision, decided_at = judgement.due
+            judgement.forget_evidence()
+            apply = self._go_back if decision.action == "go_back" else self._hold
+            back = apply(decision, decided_at)
+        elif judgement.due is None and self.policy.snapshot_due(step):
+            self._keeper.take(step, self._parts(), self.policy, judgement.level)
         if self._on:
             self._set_workers()
-        if self._vote is not None:
-            self._post(self._vote)
+        if self._agreement is not None:
+            self._agreement.post(monitor.weights_step)
         return back
 
-    def _count(self, vote: Vote, step: int) -> bool:
-        """Take the ballots of the boundary before; True if what is due is carried out now."""
-        agreed, self._agreed = self._agreed, self._posted
-        ballots = vote.take()
-        if ballots is None:
-            return False
-        if any(ballot.leaving for ballot in ballots):
-            self._vote = None
-            self._give_up("the rescue of another rank is switched off")
-        elif len({one.step for one in ballots}) > 1:
-            self._vote = None
-            self._give_up("the ranks disagree about the steps that they have taken")
-        elif len({(one.policy, one.due) for one in ballots}) > 1:
-            return self._go_back_to_agreement(agreed, ballots[0].step, step)
-        elif ballots[0].due:
-            return True
-        elif self._due is None:
-            evidence = joint_evidence(ballots, step)
-            self._all_back = all(ballot.improving for ballot in ballots)
-            self._follow(self.policy.after_step(step, evidence, back=self._all_back), step)
-            return True
-        return False
-
-    def _go_back_to_agreement(self, before: PolicyState, apart: int, step: int) -> bool:
-        """Act on a step that some ranks took and some left out: their weights differ since.
-
-        It happens where the reduced gradient is bad on one rank alone, as by its memory.
-
-        Args:
-            before: state of the policy when the ranks last agreed.
-            apart: step that they decided differently about.
-            step: steps that the weights have taken now.
-        """
-        state = self.policy.state
-        known = [one for one in state.snapshots if one in before.snapshots]
-        self.policy.state = replace(before, snapshots=known)
-        self._due = None
-        words = f"the ranks decided differently about step {apart}"
-        evidence = Evidence(step=step, since=apart, words=words)
-        self._follow(self.policy.after_step(step, evidence), step)
-        if self._due is None:  # no snapshot is old enough
-            self._vote = None
-            self._give_up(words)
-        return self._on
-
-    def _post(self, vote: Vote) -> None:
-        self._posted = copy.deepcopy(self.policy.state)
-        due = 0
-        if self._due is not None:
-            decision, step = self._due
-            # Without the reason, which names what each rank saw itself.
-            equal = (replace(decision, reason=""), step)
-            due = zlib.crc32(repr(equal).encode()) or 1
-        ballot = Ballot(
-            step=self._monitor.weights_step,
-            evidence=self._unsent,
-            improving=self._level.is_back is not False,
-            due=due,
-            policy=zlib.crc32(repr(self.policy.state_dict()).encode()),
-        )
-        self._unsent = None
-        vote.post(ballot)
-
     def _leave(self) -> None:
-        """Send the other ranks the last ballot; they wait for one from each rank."""
-        vote, self._vote = self._vote, None
-        if vote is not None:
-            try:
-                vote.post(Ballot(step=0, leaving=True))
-            except Exception as error:
-                logger.error("rmetric: rescue: the other ranks cannot be reached: %s", error)
+        agreement, self._agreement = self._agreement, None
+        if agreement is not None:
+            agreement.leave()
 
     def _any_rank(self, value: bool) -> bool:
         """True on all ranks if the value of one is True."""
@@ -598,23 +421,23 @@ class Rescue(Action):
 
     def _most_of_ranks(self, value: int) -> int:
         """The largest value of all ranks, which ask at the same place."""
-        if self._vote is None:
+        if self._agreement is None:
             return value
         try:
-            return self._vote.most(value)
+            return self._agreement.most(value)
         except RankLeftError:
-            self._vote = None
+            self._agreement = None
             raise
 
     def _parts(self) -> Parts:
         monitor = self._monitor
         schedulers = self.scheduler if self.scheduler is not None else monitor.schedulers
-        others = {f"scheduler {i}": one for i, one in enumerate(several(schedulers))}
+        others = {f"scheduler {i}": each for i, each in enumerate(several(schedulers))}
         if is_scaling(monitor.scaler):
             others["scaler"] = monitor.scaler
-        parameters = {id(one): one for one in monitor.parameters}
-        for group in getattr(monitor.optimizer, "param_groups", ()):
-            parameters |= {id(one): one for one in group["params"]}  # of a loss, say
+        parameters = {id(parameter): parameter for parameter in monitor.parameters}
+        for group in getattr(monitor.optimizer, "param_groups", ()):  # of a loss, say
+            parameters |= {id(parameter): parameter for parameter in group["params"]}
         return Parts(
             model=monitor.model,
             parameters=list(parameters.values()),
@@ -624,113 +447,24 @@ class Rescue(Action):
             monitor=monitor,
         )
 
-    def _take_snapshot(self, step: int) -> None:
-        if self._pace is not None and self._pace.is_known:
-            self._settle_distance(self._pace)
-            if not self.policy.snapshot_due(step):
-                return
-        parts = self._parts()
-        if self._any_rank(parts.not_finite()):
-            if not self._refused:
-                logger.warning("rmetric: no snapshot of step %d: weights are not finite", step)
-            self._refused = True
-            return
-        self._refused = False
-        if self._snapshots is None:
-            self._snapshots = Snapshots(parts, self.where, snapshots_kept(self.config))
-        self._snapshots.parts = parts
-        self.policy.snapshot_taken(step)
-        self._snapshots.keep_only(self.policy.state.snapshots)
-        began = time.perf_counter()
-        snapshot = self._snapshots.take(step)
-        snapshot.small["losses"] = self._level.state()
-        seconds = time.perf_counter() - began
-        if self._pace is not None:
-            self._pace.snapshot_taken(seconds)
-        self._announce(snapshot, seconds)
-
-    def _settle_distance(self, pace: SnapshotPace) -> None:
-        """Go on with the distance that the first snapshots allow, on all ranks with the largest."""
-        self._pace, every = None, self._most_of_ranks(pace.distance)
-        self.policy.state.every = every
-        logger.info(
-            "rmetric: rescue takes a snapshot every %d steps: %s, and %g %% of the time is allowed",
-            every, pace.words, 100 * BUDGET,
-        )  # fmt: skip
-
-    def _announce(self, snapshot: Snapshot, seconds: float) -> None:
-        """Log the cost of the snapshots, again when it grows."""
-        if snapshot.size <= self._announced:
-            return
-        first, self._announced = not self._announced, snapshot.size
-        number = snapshots_kept(self.config)
-        grows = first and not snapshot.optimizer_keys and self._monitor.optimizer is not None
-        logger.info(
-            "rmetric: rescue takes a snapshot of %s every %d steps (%s), at most %d at a time, "
-            "%s; this one took %.3g s%s",
-            gigabytes(snapshot.size),
-            self.policy.every,
-            self.where,
-            number,
-            gigabytes(number * snapshot.size),
-            seconds,
-            "; the state of the optimizer, which does not exist yet, is added" if grows else "",
-        )
-        if first and not self.data.rewindable:
-            logger.warning(
-                "rmetric: rescue cannot rewind these data: after a return the training goes on "
-                "with the data that come next"
-            )
-
     def _go_back(self, decision: Decision, step: int) -> bool:
         target = self._restore(decision)
-        steps = step - target.step
-        self._write(decision, step, steps, skipped=self._skipped(decision))
+        out = decision.skip if self.data.rewindable else None
+        self._write(decision, step, step - target.step, skipped=None if out is None else list(out))
         return True
 
     def _restore(self, decision: Decision) -> Snapshot:
-        """Restore a snapshot on all ranks, or raise on all and leave the training as it was."""
-        snapshots = self._snapshots
-        assert snapshots is not None
-        assert decision.to is not None
-        snapshots.parts = self._parts()
-        snapshot = snapshots.kept[decision.to]
-        problem: Exception | None = None
-        undo = None
-        try:
-            undo = snapshots.restore_small(snapshot, decision.skip)
-        except Exception as error:
-            problem = error
-        if self._any_rank(problem is not None):
-            if undo is not None:
-                undo()
-            raise problem or RuntimeError("another rank could not go back")
-        snapshots.restore_rest(snapshot)
-        # A hold may be at an earlier one than the newest.
-        kept = [step for step in self.policy.state.snapshots if step <= snapshot.step]
-        self.policy.state.snapshots = kept
-        self._judged = 0
-        snapshots.keep_only(kept)
-        self._level.go_back(snapshot.small["losses"])
+        snapshot = self._keeper.restore(decision, self._parts())
+        losses, detector = snapshot.small["losses"], self._monitor.detector("calibrated")
+        self._judgement.went_back(snapshot.step, losses, detector)
+        self._keeper.keep_only(self.policy.state.snapshots)
         self._planned.use(snapshot.groups)
-        self._tell_what_was_learnt(snapshot.step)
         return snapshot
-
-    def _tell_what_was_learnt(self, step: int) -> None:
-        """Show a detector that went back to its first steps what it knew before the incident."""
-        incident, detector = self.policy.state.incident, self._monitor.detector("calibrated")
-        known, self._first_records = self._first_records, deque(maxlen=_COLD)
-        for record in known:
-            if record.step <= step:
-                self._first_records.append(record)
-            elif incident is not None and record.step < incident.onset and detector is not None:
-                detector.update(record)
-                self._first_records.append(record)
 
     def _hold(self, decision: Decision, step: int) -> bool:
         """Save the weights of the snapshot, and stop, end the process or wait."""
         target = self._restore(decision)
-        monitor, ranks = self._monitor, None if self._vote is None else self._vote.ranks
+        monitor, ranks = self._monitor, None if self._agreement is None else self._agreement.ranks
         folder = self.hold_folder or hold_folder(monitor.log_path)
         if ranks is not None:
             folder = Path(ranks.broadcast(str(folder)))
@@ -755,7 +489,7 @@ class Rescue(Action):
             logger.warning("rmetric: rescue goes on from step %d: %s", target.step, why)
             return True
         self._save_hold(folder, self.held)
-        self._vote = None  # all ranks end
+        self._agreement = None  # all ranks end
         if self.on_hold == "exit":
             logger.warning("rmetric: rescue ends the process with code %d", HELD)
             monitor.close()
@@ -768,7 +502,7 @@ class Rescue(Action):
         """Save weights and verdict; returns on all ranks when the files are there."""
         if rank() == 0:
             remove_go(folder)  # of an earlier hold
-        group = None if self._vote is None else self._vote.ranks.group
+        group = None if self._agreement is None else self._agreement.ranks.group
         try:
             path = save_held(folder, self._parts(), verdict["step"], group)
             verdict["saved"] = str(path)
@@ -777,12 +511,6 @@ class Rescue(Action):
         save_verdict(folder, verdict)
         # A rank that ends before would make torchrun end the first one, which still writes.
         self._any_rank(False)
-
-    def _skipped(self, decision: Decision) -> list[int] | None:
-        """First and last step whose data are not used again."""
-        if decision.skip is None or not self.data.rewindable:
-            return None
-        return list(decision.skip)
 
     def _set_workers(self) -> None:
         out = self.policy.workers_out
@@ -803,48 +531,22 @@ class Rescue(Action):
 
     def _start_policy(self, policy: RescuePolicy) -> None:
         """Go on by a policy without snapshots."""
-        self.policy = policy
-        self._due = self._own = self._unsent = None
+        self._judgement.restart(policy)
         if self._snapshots is not None:
             self._snapshots.keep_only(())
 
-    def _before_optimizer(self, *_: Any) -> None:
-        if self._on:
-            self._try(self._prepare_update)
-
-    def _set_rates_back(self) -> None:
-        """Set learning rates back that are not the planned ones; of unknown plans from a try on."""
-        if "settings" not in self.config.remedies:
-            return
-        monitor, incident = self._monitor, self.policy.state.incident
-        tried = incident is not None and incident.tries > 0
-        off = [one for one in monitor.updates.rates.off if one.known or tried]
-        for one in off:
-            group = monitor.optimizer.param_groups[one.group]
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(one.planned)
-            else:
-                group["lr"] = one.planned
-        if not off:
-            return
-        change = f"learning rate set back from {off[0].rate:.4g} to {off[0].planned:.4g}"
-        monitor.acted(change)
-        if self._on_plan >= _SET_BACK_AGAIN:
-            self._write(Decision(action="set_back", reason=f"{change}: {off[0]}"), monitor.step, 0)
-        self._on_plan = 0
-
-    def _prepare_update(self) -> None:
-        if self._snapshots is not None:
-            self._snapshots.wait()
-        monitor = self._monitor
-        monitor.updates.rates.update(
-            monitor.optimizer.param_groups, monitor.schedulers, learn=False
-        )
-        self._set_rates_back()
-        if self.policy.state.settings:
-            self._planned.set(list(self._parts().others.values()))
-
     # -- reports, and the end
+
+    @property
+    def _keeper(self) -> SnapshotKeeper:
+        assert self._snapshots is not None
+        return self._snapshots
+
+    @property
+    def _monitor(self) -> Monitor:
+        monitor = self.monitor
+        assert monitor is not None
+        return monitor
 
     def _write(self, decision: Decision, step: int, repeated: int, **more: Any) -> None:
         incident = self.policy.state.incident
@@ -886,7 +588,7 @@ class Rescue(Action):
         self._switch_off()
 
     def _switch_off(self) -> None:
-        self._on, self._due = False, None
+        self._on, self._judgement.due = False, None
         endings, self._removers = self._removers, []
         if self._snapshots is not None:
             endings = [*endings, self._snapshots.clear]
@@ -901,17 +603,3 @@ class Rescue(Action):
 def several(value: Any) -> list[Any]:
     """A list of one or more."""
     return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-def snapshots_kept(config: RescueConfig) -> int:
-    """Largest number of snapshots at a time."""
-    policy, most = RescuePolicy(config), 0
-    for step in range(0, 4 * config.far + 4 * policy.every, policy.every):
-        policy.snapshot_taken(step)
-        most = max(most, len(policy.state.snapshots))
-    return most
-
-
-def gigabytes(size: int) -> str:
-    """A number of bytes in words."""
-    return f"{size / 1e9:.3g} GB" if size >= 1e8 else f"{size / 1e6:.3g} MB"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import random
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
@@ -14,7 +13,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from rmetric.rescue.recent_batches import position_after
+from rmetric.rescue.recent_batches import (
+    host_random_state,
+    position_after,
+    set_host_random_state,
+)
 
 logger = logging.getLogger("rmetric")
 
@@ -158,7 +161,7 @@ class LoaderPosition:
     def of_step(self, step: int) -> list[Any]:
         """The batches of a step. Raises StopIteration where there are no more."""
         if step in self._ends:  # again, after a return
-            self._ends = {one: end for one, end in self._ends.items() if one < step}
+            self._ends = {known: end for known, end in self._ends.items() if known < step}
         self._ends[step - 1] = self._drawn
         batches = [next(self) for _ in range(self.per_step)]
         self._ends[step] = self._drawn
@@ -299,13 +302,11 @@ class LoaderPosition:
 
     def _random(self) -> Any:
         held = [generator.get_state() for generator in self._generators()]
-        return random.getstate(), np.random.get_state(), torch.get_rng_state(), held  # noqa: NPY002
+        return host_random_state(), held
 
     def _set_random(self, state: Any) -> None:
-        python, numpy, of_torch, held = state
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
-        torch.set_rng_state(of_torch)
+        of_host, held = state
+        set_host_random_state(of_host)
         for generator, one in zip(self._generators(), held, strict=True):
             generator.set_state(one)
 
@@ -334,7 +335,7 @@ def checksum(batch: Any) -> int:
     if isinstance(batch, Mapping):
         batch = list(batch.values())
     if isinstance(batch, (list, tuple)):
-        return zlib.crc32(repr([checksum(one) for one in batch]).encode())
+        return zlib.crc32(repr([checksum(part) for part in batch]).encode())
     return zlib.crc32(repr(batch).encode()) if isinstance(batch, (str, int, float)) else 0
 
 

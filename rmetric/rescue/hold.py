@@ -24,6 +24,7 @@ from rmetric.monitor.actions.checkpoint_file import (
     POINTER,
     bare,
     plain,
+    plain_states,
     random_state,
     write_whole,
 )
@@ -76,30 +77,24 @@ def save_held(folder: Path, parts: Parts, step: int, group: Any = None) -> Path:
 
 def _content(parts: Parts, step: int) -> dict[str, Any]:
     left_out: dict[str, str] = {}
-
-    def state(name: str, part: Any) -> Any:
-        try:
-            return None if part is None else plain(part.state_dict(), name)
-        except Exception as error:  # the weights are worth saving without it
-            left_out[name] = str(error)
-            logger.error("rmetric: the held state is saved without %s: %s", name, error)
-            return None
-
-    of_others = {name: state(name, one) for name, one in parts.others.items()}
-    return {
+    others = plain_states(parts.others, left_out)
+    own = {"optimizer": parts.optimizer, "monitor": parts.monitor}
+    content = {
         "format": FORMAT,
         "step": step,
         "alert": None,
         "suspect": None,
         "model": plain(bare(parts.model).state_dict(), "model"),
         "random": plain(random_state(parts.devices()), "random"),
-        "optimizer": state("optimizer", parts.optimizer),
-        "scheduler": of_others.get("scheduler 0"),
-        "scaler": of_others.get("scaler"),
-        "monitor": state("monitor", parts.monitor),
-        "extra": of_others,
+        **plain_states(own, left_out),
+        "scheduler": others.get("scheduler 0"),
+        "scaler": others.get("scaler"),
+        "extra": others,
         "left_out": left_out,
     }
+    for name, error in left_out.items():
+        logger.error("rmetric: the held state is saved without %s: %s", name, error)
+    return content
 
 
 def save_verdict(folder: Path, verdict: Mapping[str, Any]) -> None:

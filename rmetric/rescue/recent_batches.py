@@ -141,7 +141,7 @@ class RecentBatches:
     def forget(self, position: int) -> None:
         """Drop the batches before `position`."""
         self._drop(lambda: self.first < min(position, self.position))
-        self.skipped = [one for one in self.skipped if one[1] > self.first]
+        self.skipped = [interval for interval in self.skipped if interval[1] > self.first]
 
     def used(self, start: int, end: int) -> int:
         """Batches from `start` to before `end` that were not skipped."""
@@ -231,11 +231,11 @@ def set_host_random_state(state: HostState) -> None:
     torch.set_rng_state(of_torch)
 
 
-def same_state(one: HostState, other: HostState) -> bool:
+def same_state(state: HostState, other: HostState) -> bool:
     """True if two results of `host_random_state` are equal."""
     return (
-        torch.equal(one[2], other[2])
-        and one[0] == other[0]
-        and one[1][2:] == other[1][2:]
-        and bool(np.array_equal(one[1][1], other[1][1]))
+        torch.equal(state[2], other[2])
+        and state[0] == other[0]
+        and state[1][2:] == other[1][2:]
+        and bool(np.array_equal(state[1][1], other[1][1]))
     )

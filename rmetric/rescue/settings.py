@@ -41,10 +41,7 @@ class PlannedSettings:
             if rates is not None:
                 planned["lr"] = rates[place]
             for key, value in planned.items():
-                if isinstance(group.get(key), Tensor):
-                    group[key].fill_(value)
-                else:
-                    group[key] = copy.deepcopy(value)
+                assign(group, key, copy.deepcopy(value))
 
     def state_dict(self) -> list[dict[str, Any]]:
         """The planned settings that are numbers, as plain values."""
@@ -59,10 +56,7 @@ class PlannedSettings:
         if len(groups) == len(self._groups):
             for group, planned in zip(self._groups, groups, strict=True):
                 for key, value in planned.items():
-                    if isinstance(group.get(key), Tensor):
-                        group[key].fill_(value)
-                    else:
-                        group[key] = tuple(value) if isinstance(value, list) else value
+                    assign(group, key, tuple(value) if isinstance(value, list) else value)
 
     def _rates(self, schedulers: Iterable[Any]) -> list[Any] | None:
         for scheduler in schedulers:
@@ -73,6 +67,14 @@ class PlannedSettings:
         return None
 
 
+def assign(settings: dict[str, Any], key: str, value: Any) -> None:
+    """Set a setting; one that is a tensor, which a compiled optimiser holds on to, in its place."""
+    if isinstance(settings.get(key), Tensor):
+        settings[key].fill_(value)
+    else:
+        settings[key] = value
+
+
 def plain_value(value: Any) -> Any:
     """A setting as a number or a list of numbers; None for what is neither."""
     if isinstance(value, Tensor) and value.numel() == 1:
@@ -80,6 +82,6 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, (list, tuple)):
-        numbers = [plain_value(one) for one in value]
+        numbers = [plain_value(item) for item in value]
         return None if None in numbers else numbers
     return None

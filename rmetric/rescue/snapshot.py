@@ -476,7 +476,12 @@ class Snapshots:
 
     def _check_room(self, size: int) -> None:
         """Raise MemoryError if the snapshots of `size` bytes to come do not fit."""
-        kept = [b for one in self.kept.values() for d, b in one.buffers.items() if d.type == "cpu"]
+        kept = [
+            b
+            for snapshot in self.kept.values()
+            for d, b in snapshot.buffers.items()
+            if d.type == "cpu"
+        ]
         there = sum(block.size == size for block in kept)
         check_fits(
             max(1, self._most - there) * size,

@@ -133,5 +133,5 @@ def joint_evidence(ballots: list[Ballot], step: int) -> Evidence | None:
     if not found:
         return None
     first = found[0]
-    since = min(one.since for one in found)
+    since = min(evidence.since for evidence in found)
     return Evidence(step=step, since=since, kind=first.kind, words=first.words, worker=first.worker)

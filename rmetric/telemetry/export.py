@@ -1,7 +1,4 @@
-"""Export of telemetry: JSONL, and Prometheus as a text file or over HTTP.
-
-Prometheus needs the package prometheus_client, which is imported on use.
-"""
+"""Export of telemetry: JSONL, and the metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -10,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from rmetric._util.durable import no_follow, write_atomically
+from rmetric._util.durable import no_follow
+from rmetric._util.prometheus import family
 from rmetric.telemetry.lines import TelemetryEvent, event_line, verdict_line
 from rmetric.telemetry.reading import Reading
 from rmetric.telemetry.sources import JudgedGpus
@@ -134,27 +132,31 @@ class PrometheusCollector:
         self._watched = watched
 
     def collect(self) -> Iterator[Any]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
         readings = self._watched.readings()
         gpus = [
             ([verdict.node, str(verdict.gpu)], readings.get(key), verdict)
             for key, verdict in sorted(self._watched.verdicts().items())
         ]
         for metric in METRICS:
-            kind = CounterMetricFamily if metric.counter else GaugeMetricFamily
+            samples = [
+                (place + ([label] if metric.label else []), value)
+                for place, reading, verdict in gpus
+                for label, value in _samples(metric, reading, verdict)
+            ]
             labels = ["node", "gpu"] + ([metric.label] if metric.label else [])
-            family = kind(f"rmetric_gpu_{metric.name}", metric.words, labels=labels)
-            for place, reading, verdict in gpus:
-                samples: Mapping[str, float | None] = {
-                    label: getattr(reading, name, None) for name, label in metric.fields.items()
-                }
-                samples = samples or _other_samples(reading, verdict)[metric.name]
-                for label, value in samples.items():
-                    if value is not None:
-                        labels = place + ([label] if metric.label else [])
-                        family.add_metric(labels, float(value) * metric.scale)
-            yield family
+            name = f"gpu_{metric.name}"
+            yield family(name, metric.words, labels, samples, counter=metric.counter)
+
+
+def _samples(
+    metric: _Metric, reading: Reading | None, verdict: GpuVerdict
+) -> Iterator[tuple[str, float | None]]:
+    """(label, value) of one GPU."""
+    samples: Mapping[str, float | None] = {
+        label: getattr(reading, name, None) for name, label in metric.fields.items()
+    }
+    for label, value in (samples or _other_samples(reading, verdict)[metric.name]).items():
+        yield label, None if value is None else float(value) * metric.scale
 
 
 def _other_samples(
@@ -173,46 +175,3 @@ def _other_samples(
         "level": {name: float(name == verdict.level) for name in LEVELS},
         "action": {name: float(name == verdict.action) for name in ACTIONS},
     }
-
-
-def write_textfile(path: Path, watched: JudgedGpus) -> None:
-    """Write a text file for node_exporter's textfile collector, atomically. Raises OSError."""
-    write_atomically(path, [exposition(watched)])
-
-
-def exposition(watched: JudgedGpus) -> bytes:
-    """Metrics in the Prometheus text format."""
-    from prometheus_client import generate_latest
-
-    return bytes(generate_latest(_registry(watched)))
-
-
-def serve(watched: JudgedGpus, port: int, address: str = "127.0.0.1") -> Any:
-    """Serve the metrics over HTTP in a thread.
-
-    Args:
-        watched: exported source.
-        port: TCP port; 0 for any free one.
-        address: address to bind.
-
-    Returns:
-        The server; `shutdown` stops it.
-
-    Raises:
-        OSError: the address is not available; the message names it.
-    """
-    from prometheus_client import start_http_server
-
-    try:
-        server, _ = start_http_server(port, address, _registry(watched))
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, f"{address}, port {port}") from None
-    return server
-
-
-def _registry(watched: JudgedGpus) -> Any:
-    from prometheus_client import CollectorRegistry
-
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(PrometheusCollector(watched))
-    return registry

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import monotonic, time
 
+from rmetric._util.errors import require
 from rmetric.telemetry.lines import TelemetryEvent
 from rmetric.telemetry.nvml import NvmlEvents
 from rmetric.telemetry.risk import RiskConfig
@@ -46,8 +47,7 @@ class GpuWatch(JudgedGpus):
         silence: float = 60.0,
         record: Callable[[str, TelemetryEvent], None] | None = None,
     ) -> None:
-        if not silence > 0:
-            raise ValueError(f"silence is {silence!r}: it must be above 0 seconds")
+        require("silence", silence, silence > 0, "above 0 seconds")
         self.node, self._silence = node, silence
         super().__init__(config, record)
         # A constant offset: times of verdicts do not jump when the system clock is set.

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from time import monotonic
 
+from rmetric._util.errors import require
 from rmetric.records import HardwareEvent
 from rmetric.telemetry.changes import Changes
 from rmetric.telemetry.nvml_library import GpuGone, NvmlClosed, NvmlLibrary
@@ -206,10 +207,8 @@ class NvmlEvents:
 
 
 def _check(devices: object, interval: float, quiet: float) -> None:
-    if not interval > 0:
-        raise ValueError(f"interval is {interval!r}: it must be above 0 seconds")
-    if not quiet >= 0:
-        raise ValueError(f"quiet is {quiet!r}: it must be at least 0 seconds")
+    require("interval", interval, interval > 0, "above 0 seconds")
+    require("quiet", quiet, quiet >= 0, "at least 0 seconds")
     if devices is not None and (
         isinstance(devices, str)
         or not isinstance(devices, Sequence)

@@ -216,7 +216,7 @@ class NvmlLibrary:
         if gpu not in self._link_fields:
             self._link_fields[gpu] = self._find_link_fields(handle)
         asked = self._link_fields[gpu]
-        values = iter(self._fields(handle, [one for ids in asked.values() for one in ids]))
+        values = iter(self._fields(handle, [number for ids in asked.values() for number in ids]))
         reported = {
             name: [value for _ in ids if (value := next(values)) is not None]
             for name, ids in asked.items()
@@ -224,11 +224,13 @@ class NvmlLibrary:
         return {name: sum(found) if found else None for name, found in reported.items()}
 
     def _find_link_fields(self, handle: Any) -> dict[str, list[Any]]:
-        sums = [one for ids in NVLINK_SUMS.values() for one in ids]
+        sums = [number for ids in NVLINK_SUMS.values() for number in ids]
         if any(value is not None for value in self._fields(handle, sums)):
             return {name: list(ids) for name, ids in NVLINK_SUMS.items()}
         links = range(self._fields(handle, [LINK_COUNT])[0] or 0)
-        return {name: [(one, link) for link in links] for name, one in NVLINK_OF_A_LINK.items()}
+        return {
+            name: [(number, link) for link in links] for name, number in NVLINK_OF_A_LINK.items()
+        }
 
     def _fields(self, handle: Any, ids: list[Any]) -> list[Any]:
         """Values of fields, or of (field, link); None for each that is not reported."""

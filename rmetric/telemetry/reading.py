@@ -141,4 +141,7 @@ _BY_TYPE: dict[str, Callable[[Any], Any]] = {
     "str": text,
     "frozenset[str]": _words,
 }
-_READERS = {one.name: _BY_TYPE[str(one.type).removesuffix(" | None")] for one in fields(Reading)}
+_READERS = {
+    attribute.name: _BY_TYPE[str(attribute.type).removesuffix(" | None")]
+    for attribute in fields(Reading)
+}

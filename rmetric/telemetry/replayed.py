@@ -7,7 +7,7 @@ from math import inf
 from pathlib import Path
 from time import monotonic
 
-from rmetric._util.errors import LogError
+from rmetric._util.errors import LogError, require
 from rmetric.telemetry.lines import TelemetryEvent, read_recording
 from rmetric.telemetry.risk import RiskConfig
 from rmetric.telemetry.sources import JudgedGpus
@@ -41,8 +41,7 @@ class ReplayedReadings(JudgedGpus):
         record: Callable[[str, TelemetryEvent], None] | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        if not speed > 0:
-            raise ValueError(f"speed is {speed!r}: it must be above 0")
+        require("speed", speed, speed > 0, "above 0")
         super().__init__(config, record)
         self._waiting = _read(Path(path))
         self._speed, self._clock = speed, clock

@@ -8,6 +8,7 @@ from dataclasses import astuple, dataclass, field, fields
 from math import inf, isfinite, sqrt
 from operator import mul
 
+from rmetric._util.errors import require
 from rmetric.telemetry.changes import Counters
 from rmetric.telemetry.reading import Reading
 
@@ -25,10 +26,8 @@ class RiskWeights:
 
     def __post_init__(self) -> None:
         for name, weight in zip(FACTORS, astuple(self), strict=True):
-            if not 0 <= weight < inf:
-                raise ValueError(f"the weight of {name} is {weight}: it must be at least 0")
-        if not self.sum > 0:
-            raise ValueError("all weights are 0: at least one must be above 0")
+            require(f"the weight of {name}", weight, 0 <= weight < inf, "at least 0")
+        require("the sum of the weights", self.sum, self.sum > 0, "above 0")
         if abs(self.sum - 1) > 1e-6:
             message = f"the weights sum to {self.sum:g}, not 1: each is divided by that"
             warnings.warn(message, stacklevel=3)
@@ -101,37 +100,25 @@ class RiskConfig:
     least_readings: int = 12
 
     def __post_init__(self) -> None:
-        _above_zero(self, "interval", "temperature_span", "power_full", "temperature_rise_full")
-        _above_zero(self, *sorted(set(ERRORS.values())))
-        _counts(self, window=2, recent=1, least_readings=2)
-        if not 0 < self.threshold <= 1:
-            raise ValueError(f"threshold is {self.threshold}: it must be above 0 and at most 1")
-        if not 0 <= self.release <= 1:
-            raise ValueError(f"release is {self.release}: it must be from 0 to 1")
-        if not 0 <= self.memory_low < 1:
-            raise ValueError(f"memory_low is {self.memory_low}: it must be from 0 to below 1")
-        if not 0 <= self.least_utilisation <= 100:
-            raise ValueError(f"least_utilisation is {self.least_utilisation}: 0 to 100 percent")
-        if not isfinite(self.temperature_high):
-            raise ValueError(f"temperature_high is {self.temperature_high}: a finite number of °C")
+        scales = ("interval", "temperature_span", "power_full", "temperature_rise_full")
+        for name in (*scales, *sorted(set(ERRORS.values()))):
+            value = getattr(self, name)
+            require(name, value, 0 < value < inf, "above 0")
+        for name, least in (("window", 2), ("recent", 1), ("least_readings", 2)):
+            number = getattr(self, name)
+            require(name, number, type(number) is int and number >= least, f"an int from {least}")
+        require("threshold", self.threshold, 0 < self.threshold <= 1, "above 0 and at most 1")
+        require("release", self.release, 0 <= self.release <= 1, "from 0 to 1")
+        require("memory_low", self.memory_low, 0 <= self.memory_low < 1, "from 0 to below 1")
+        percent = self.least_utilisation
+        require("least_utilisation", percent, 0 <= percent <= 100, "from 0 to 100 percent")
+        celsius = self.temperature_high
+        require("temperature_high", celsius, isfinite(celsius), "a finite number of °C")
         if max(self.least_readings, self.recent + 1) > self.window:
             raise ValueError(
                 f"least_readings is {self.least_readings} and recent {self.recent}: the "
                 f"window of {self.window} readings must hold the first, and more than the second"
             )
-
-
-def _above_zero(config: RiskConfig, *names: str) -> None:
-    for name in names:
-        if not 0 < getattr(config, name) < inf:
-            raise ValueError(f"{name} is {getattr(config, name)!r}: it must be above 0")
-
-
-def _counts(config: RiskConfig, **least: int) -> None:
-    for name, smallest in least.items():
-        value = getattr(config, name)
-        if type(value) is not int or value < smallest:
-            raise ValueError(f"{name} is {value!r}: an int of at least {smallest} is needed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,8 +285,8 @@ def _centred(values: deque[float]) -> tuple[float, list[float]]:
     return mean, [value - mean for value in values]
 
 
-def _product(one: list[float], other: list[float]) -> float:
-    return float(sum(map(mul, one, other)))
+def _product(first: list[float], other: list[float]) -> float:
+    return float(sum(map(mul, first, other)))
 
 
 def _known(value: float | None) -> float | None:

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from studies.case_study.models import is_local
+from studies.case_study.bundled import Sources
+from studies.case_study.models import is_local, load_tokenizer
 from studies.case_study.settings import DATASET, DATASET_CONFIG, IGNORED, CaseStudyError, Settings
 
 Rows = Sequence[dict[str, Any]]
@@ -283,3 +284,18 @@ def _pack(
             del tokens[:length], labels[:length]
     whole_N2L = np.array(blocks, dtype=np.int64).reshape(len(blocks), 2, length)
     return Blocks(tokens_NL=whole_N2L[:, 0], labels_NL=whole_N2L[:, 1], seed=settings.seed)
+
+
+def load_data(settings: Settings, config: PreTrainedConfig, sources: Sources) -> Data:
+    tokenizer = load_tokenizer(sources.model)
+    training, held_out = make_blocks(
+        read_rows(sources.dataset), sources.dataset, tokenizer, settings
+    )
+    known = config.get_text_config().vocab_size
+    highest = max(int(part.tokens_NL.max()) for part in (training, held_out))
+    if highest >= known:
+        raise CaseStudyError(
+            f"--model {settings.model}: its tokenizer gives token {highest} and the model knows "
+            f"{known}: they do not belong together"
+        )
+    return Data(training=training, held_out=held_out, vocabulary=min(len(tokenizer), known))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rmetric.records import Truth
 from studies.case_study.settings import IGNORED, CaseStudyError, Settings
 
 if TYPE_CHECKING:  # the command line lists the faults before it pays for torch
@@ -70,6 +71,16 @@ class Fault:
             "severity_unit": self.unit,
             "duration_steps": self.duration,
         }
+
+    @property
+    def truth(self) -> Truth:
+        """What was injected, for the log."""
+        return Truth(
+            fault=self.name,
+            severity=self.severity,
+            onset_step=self.onset,
+            duration_steps=self.duration,
+        )
 
     def acts(self, step: int) -> bool:
         return self.onset <= step < self.onset + self.duration

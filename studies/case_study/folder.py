@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +17,27 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+import rmetric
 from rmetric.logs import (
     encode_line,
     fault_lines,
     final_line,
     log_path,
     parse_line,
+    start_line,
     write_atomically,
 )
+from rmetric.metric import RMetricConfig
 from rmetric.records import Record, Truth
-from studies.case_study.plan import in_units
-from studies.case_study.settings import CannotWrite, CaseStudyError
+from rmetric.reporting.replay_report import safe_name
+from studies.case_study.data import Data
+from studies.case_study.faults import Fault, faults_of
+from studies.case_study.plan import Device, Plan, in_units
+from studies.case_study.settings import FAULT, CannotWrite, CaseStudyError, Settings
+from studies.common.provenance import commit
 
 SUMMARY = "summary.json"
+PACKAGES = ("torch", "transformers", "peft", "datasets", "numpy")
 #: Keys of the summary that make it the same case study; the rest may differ on resuming.
 IDENTITY = ("settings", "recipe", "data")
 #: Events that the end of a run adds to what the monitor wrote.
@@ -55,6 +68,8 @@ class Folder:
                 f"--out {self.path}: it is not empty and holds no case study; "
                 "another --out begins a new one"
             )
+        if resume and not self.summary:
+            print(f"--resume: {self.path} holds no case study; a new one begins", file=sys.stderr)
 
     def claim(self, identity: dict[str, Any]) -> None:
         """Make it the folder of this case study, or raise CaseStudyError if it is another's."""
@@ -72,6 +87,29 @@ class Folder:
         except OSError as error:
             raise CannotWrite(f"--out {self.path}: cannot be written ({error.strerror})") from None
 
+    def about(self, settings: Settings, fault: Fault | None) -> dict[str, Any]:
+        """A run's description of itself, by the keys of docs/log_format.md."""
+        truth = fault.truth if fault else Truth()
+        return {
+            "model_type": settings.model,
+            "num_workers": settings.micro_batches,
+            "total_training_steps": settings.max_steps,
+            "seed": settings.seed,
+            "eval_every_n_steps": settings.eval_every,
+            "recipe": "case_study",
+            "device": self.summary["device"]["name"],
+            "training": self.summary["method"]["chosen"],
+            "fault_injection": {
+                "type": truth.fault,
+                "trigger_step": truth.onset_step,
+                "params": fault.params if fault else {},
+            },
+        }
+
+    def start_line(self, settings: Settings, fault: Fault | None) -> bytes:
+        about, name = self.about(settings, fault), run_id(settings, fault)
+        return start_line(about, name, RMetricConfig.case_study(), "FULL_METRIC")
+
     def write(self) -> None:
         text = json.dumps(self.summary, indent=2, ensure_ascii=False, allow_nan=False)
         write_atomically(self.path / SUMMARY, [text.encode(), b"\n"])
@@ -87,6 +125,65 @@ class Folder:
         if not isinstance(summary, dict) or not all(name in summary for name in IDENTITY):
             raise CaseStudyError(f"{path}: it is not the summary of a case study")
         return summary
+
+
+def run_id(settings: Settings, fault: Fault | None) -> str:
+    """Name of a run's files: model, fault and seed."""
+    model = settings.model.rstrip("/\\").replace("\\", "/").rpartition("/")[2]
+    return f"{safe_name(model)}_{fault.label if fault else 'NONE'}_s{settings.seed}"
+
+
+def default_folder(device: Device, settings: Settings) -> Path:
+    """Here, not in results/, which keeps what was published. The default faults need no name."""
+    labels = [fault.label.lower() for fault in faults_of(settings)]
+    named = "" if settings.fault == FAULT else f"_{'_'.join(labels)}"
+    return Path(f"case_study_{device.slug}{named}")
+
+
+def identity(settings: Settings, plan: Plan, faults: Sequence[Fault], data: Data) -> dict[str, Any]:
+    """What makes it the same case study when it is resumed."""
+    recipe = plan.recipe
+    return {
+        "settings": asdict(settings)
+        | {
+            "fault": ",".join(f"{fault.name}:{fault.severity:g}" for fault in faults),
+            "severity": None,  # it stands with each fault
+            "fault_step": settings.onset,
+            "fault_steps": [fault.duration for fault in faults],
+            "learning_rate": settings.learning_rate or recipe.learning_rate,
+        },
+        "recipe": asdict(recipe) | {"dtype": str(recipe.dtype).removeprefix("torch.")},
+        "data": {
+            "training_sequences": len(data.training),
+            "held_out_sequences": len(data.held_out),
+            "sha256": data.training.digest,
+        },
+    }
+
+
+def provenance(device: Device, plan: Plan) -> dict[str, Any]:
+    """Where and with what it was measured."""
+    return {
+        "device": asdict(device),
+        "processor": {
+            "architecture": platform.machine(),
+            "cores": os.cpu_count(),
+            "threads_used": torch.get_num_threads(),
+        },
+        "method": {
+            "chosen": str(plan.recipe),
+            "reason": plan.reason,
+            "trained_weights": plan.memory.gradients // 4,
+        },
+        "memory_needed_bytes": asdict(plan.memory) | {"total": plan.memory.total},
+        "versions": {
+            "rmetric": rmetric.__version__,
+            "python": platform.python_version(),
+            **{name: version(name) for name in PACKAGES},
+            **({"bitsandbytes": version("bitsandbytes")} if plan.recipe.four_bit else {}),
+        },
+        "commit": commit(),
+    }
 
 
 def _differences(there: dict[str, Any], here: dict[str, Any]) -> Iterator[str]:

@@ -7,6 +7,7 @@ pickled weights, which can hold code, are not loaded.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,13 +26,37 @@ from transformers import (
 )
 from transformers.utils.import_utils import is_bitsandbytes_available
 
-from studies.case_study.estimates import Download
-from studies.case_study.plan import Recipe, with_lora
-from studies.case_study.settings import DATASET, DATASET_CONFIG, MODEL, CaseStudyError
+from studies.case_study.plan import Recipe, in_units, with_lora
+from studies.case_study.settings import (
+    DATASET,
+    DATASET_CONFIG,
+    MODEL,
+    CaseStudyError,
+    Settings,
+)
 
 PATIENCE = 5.0  # seconds that the hub has to answer
 #: Of the default model's weights: two bytes each of 3,085,938,688.
 QWEN_3B_BYTES = 6_171_877_376
+
+
+@dataclass(frozen=True, kw_only=True)
+class Download:
+    """A model or a dataset that is not on this machine.
+
+    Attributes:
+        kind: ``model`` or ``dataset``.
+        name: on the hub.
+        size: bytes; None if the hub was not asked or did not tell.
+    """
+
+    kind: str
+    name: str
+    size: int | None
+
+    def __str__(self) -> str:
+        size = "size unknown" if self.size is None else in_units(self.size)
+        return f"{self.kind} {self.name} ({size})"
 
 
 def is_local(source: str) -> bool:
@@ -180,18 +205,21 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
         ) from None
 
 
-def load_model(
-    source: str, config: PreTrainedConfig, recipe: Recipe, *, random_weights: bool, seed: int
-) -> Any:
-    """The model on its device; `seed` is of weights that are drawn: all, or those of LoRA."""
+def load_model(source: str, config: PreTrainedConfig, recipe: Recipe, settings: Settings) -> Any:
+    """The model on its device; weights that are drawn (all, or those of LoRA) are of the seed."""
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        torch.manual_seed(seed)
-        model = _random(config, recipe) if random_weights else _pretrained(source, recipe)
+        torch.manual_seed(settings.seed)
+        drawn = settings.random_weights
+        model = _random(config, recipe) if drawn else _pretrained(source, recipe)
         if recipe.lora:
             model = with_lora(model)
     # 4-bit weights are packed on their device while they are loaded.
     prepared: Any = model if recipe.four_bit else model.to(recipe.device)
     prepared.config.use_cache = False
+    if recipe.gradient_checkpointing:
+        prepared.gradient_checkpointing_enable(
+            gradient_checkpointing_kwargs={"use_reentrant": False}
+        )
     return prepared.train()
 
 

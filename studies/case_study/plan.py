@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
 from pathlib import Path
@@ -90,19 +90,46 @@ def find_device(kind: str = "auto") -> Device:
 def _processor() -> Device:
     memory = psutil.virtual_memory()
     free, total = memory.available, memory.total
-    limit = _container_limit()
-    if limit is not None:
-        free, total = min(free, limit[0]), min(total, limit[1])
-    return Device(kind="cpu", name="CPU", free=free, total=total, has_bfloat16=False)
-
-
-def _container_limit() -> tuple[int, int] | None:
-    """(free, total) of the container that this runs in; None where nothing is limited."""
     try:
         most, used = (int(path.read_text()) for path in CONTAINER)
     except (OSError, ValueError):
-        return None
-    return max(0, most - used), most
+        pass  # no container, or one without a limit
+    else:
+        free, total = min(free, max(0, most - used)), min(total, most)
+    return Device(kind="cpu", name="CPU", free=free, total=total, has_bfloat16=False)
+
+
+#: GPUs that a plan can be made for elsewhere: memory that torch states (GiB), bfloat16 units,
+#: compute capability.
+GPUS = {
+    "t4": ("Tesla T4", 14.7, False, "7.5"),
+    "l4": ("NVIDIA L4", 22.0, True, "8.9"),
+    "a100": ("NVIDIA A100-SXM4-80GB", 79.2, True, "8.0"),
+    "h100": ("NVIDIA H100 80GB HBM3", 79.2, True, "9.0"),
+    "h200": ("NVIDIA H200", 139.8, True, "9.0"),
+}
+FREE = 0.97  # of a GPU's memory that nobody else uses
+
+
+def device_named(name: str) -> Device:
+    """A GPU of `GPUS` as it is before anything runs on it."""
+    if name not in GPUS:
+        raise CaseStudyError(f"--plan {name}: known are {', '.join(GPUS)}")
+    title, size, has_bfloat16, capability = GPUS[name]
+    return Device(
+        kind="cuda", name=title, free=int(FREE * size * GIB), total=int(size * GIB),
+        has_bfloat16=has_bfloat16, capability=capability,
+    )  # fmt: skip
+
+
+def chosen_device(kind: str, *, float16: bool) -> Device:
+    """The device to train on, without its bfloat16 if `float16` is asked for."""
+    device = find_device(kind)
+    if not float16:
+        return device
+    if device.kind == "cpu":
+        raise CaseStudyError("--float16: a processor computes in float32; it needs a GPU")
+    return replace(device, has_bfloat16=False)
 
 
 #: Highest learning rates that are usual for fine-tuning a language model.

@@ -1,10 +1,12 @@
-"""What a case study is asked to do, checked before anything is loaded."""
+"""The settings of a case study, checked before anything is loaded."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
+
+import numpy as np
 
 MODEL = "Qwen/Qwen2.5-3B-Instruct"
 TINY = "tiny"  # a model and a text that are made here: see `bundled`
@@ -14,6 +16,7 @@ BUNDLED = "bundled"
 FAULT = "LR_SPIKE,LR_RUNAWAY"
 DATASET = "OpenCoder-LLM/opc-sft-stage2"
 DATASET_CONFIG = "educational_instruct"
+CONTROL = "control"  # the run without a fault
 IGNORED = -100  # the label of a token that is read and not learnt, as torch has it
 
 
@@ -90,9 +93,13 @@ class Settings:
         """First step under the fault."""
         return max(1, self.max_steps // 2) if self.fault_step is None else self.fault_step
 
-    def scheduled_rate(self, step: int, highest: float) -> float:
-        """Learning rate of `step`, counted from 1: a linear warm-up, then constant."""
-        return highest * min(1.0, step / self.warm_up) if self.warm_up else highest
+    def share_of_rate(self, steps: int, first: int = 1) -> float:
+        """Share of the learning rate at step `first` + `steps`: a linear warm-up, then 1."""
+        return min(1.0, (first + steps) / self.warm_up) if self.warm_up else 1.0
+
+    def generator(self, *numbers: int) -> np.random.Generator:
+        """The randomness of one purpose: of a step, and of what is drawn in it."""
+        return np.random.default_rng([self.seed, *numbers])
 
 
 def tiny_settings(**changes: Any) -> Settings:

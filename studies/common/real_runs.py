@@ -12,19 +12,12 @@ import numpy as np
 
 from rmetric.evaluation import Outcomes
 from rmetric.evaluation.scores import Scores, score
-from studies.common.table import Cell, Column, show
+from studies.common.table import Cell, Table, columns, show
 
 NOT_MEASURED = "not measured yet"
 PAPER_COST = 1.8  # per cent of the training time
 LONG_STEP = 0.5  # seconds
-COLUMNS = (
-    Column(label="Claim", wide=True),
-    Column(label="Paper", wide=True),
-    Column(label="Measured here", wide=True),
-    Column(label="n"),
-    Column(label="Verdict"),
-    Column(label="Why", wide=True),
-)
+COLUMNS = columns("Claim:wide | Paper:wide | Measured here:wide | n | Verdict | Why:wide")
 Summary = dict[str, Any]
 
 
@@ -50,6 +43,17 @@ def real_runs_rows(summaries: Sequence[Summary]) -> list[tuple[Cell, ...]]:
         (*lead, *_lead(now), "from the first alert inside the time from fault to failure"),
         (*cost, *_cost(summaries)),
     ]
+
+
+def real_runs_table(summaries: Sequence[Summary]) -> Table:
+    """The rows as a table of their own, for the output of one case study."""
+    return Table(
+        name="claims",
+        number=5,
+        title="The claims of the paper about real runs beside what was measured",
+        columns=COLUMNS,
+        rows=real_runs_rows(summaries),
+    )
 
 
 CLAIMS = (

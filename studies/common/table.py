@@ -34,6 +34,24 @@ class Column:
     wide: bool = False
 
 
+def columns(*heads: str) -> tuple[Column, ...]:
+    """Columns by their labels, single or with bars between; ``:N`` sets digits, ``:wide`` wraps.
+
+    >>> [(column.label, column.digits) for column in columns("Fault | Lead (steps):0 | F1")]
+    [('Fault', 2), ('Lead (steps)', 0), ('F1', 2)]
+    """
+    found = []
+    for head in " | ".join(heads).split(" | "):
+        label, _, form = head.rpartition(":")
+        if form == "wide":
+            found.append(Column(label=label, wide=True))
+        elif label and form.isdecimal():
+            found.append(Column(label=label, digits=int(form)))
+        else:
+            found.append(Column(label=head))
+    return tuple(found)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """Rows under columns, with what the reader must know.

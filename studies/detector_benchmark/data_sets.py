@@ -21,7 +21,7 @@ SECOND_PARTS = ("training2", "sealed2")  # of the laboratory's second set
 #: are separate from those of the open parts.
 SEALED_PARTS = {"test": "lab_test", "sealed2": "lab2_test"}
 SEALED_RESULTS = tuple(SEALED_PARTS.values())
-LAB_FOLDER = Path("studies/fault_lab/logs")
+LAB_FOLDER = Path("studies/fault_lab/data")
 FITTED = (
     "The calibrated detector's thresholds come from the healthy and benign runs of both parts, and "
     "its statistics were chosen on all of their runs, so its rows are too favourable here. The "

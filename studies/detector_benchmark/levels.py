@@ -21,7 +21,7 @@ from rmetric.detectors.calibrated import CalibratedDetector
 from rmetric.logs import write_atomically
 from rmetric.records import Run
 from studies.common.renderers import to_markdown, to_text
-from studies.common.table import Cell, Column, Table
+from studies.common.table import Cell, Table, columns
 from studies.detector_benchmark.data_sets import (
     LAB_FOLDER,
     LAB_PARTS,
@@ -82,14 +82,9 @@ def table(found: dict[str, Levels]) -> Table:
         name="levels",
         number=0,
         title="watch and alarm of the calibrated detector in healthy runs",
-        columns=(
-            Column(label="Healthy runs"),
-            Column(label="Runs"),
-            Column(label="Records"),
-            Column(label="Watches"),
-            Column(label="Records between two watches"),
-            Column(label="Alarms"),
-            Column(label="Records between two alarms, at least (95 %)"),
+        columns=columns(
+            "Healthy runs | Runs | Records | Watches | Records between two watches | Alarms | "
+            "Records between two alarms, at least (95 %)"
         ),
         rows=rows,
         notes=["All of these runs are known by now; most were while the detector was built."],

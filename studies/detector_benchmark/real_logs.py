@@ -1,6 +1,6 @@
 """The public training logs: the manifest, and the available logs as a data set.
 
-benchmarks/real_logs.csv lists them; it is made by benchmarks/real_logs.py. The logs themselves
+data/real_logs.csv lists them; it is made by benchmarks/real_logs.py. The logs themselves
 are not part of the repository: they are read from a folder, or downloaded
 (`studies.detector_benchmark.fetch`).
 """
@@ -22,7 +22,7 @@ from rmetric.records import Record, Run
 from studies.detector_benchmark.cases import Cases, numbered
 from studies.detector_benchmark.data_sets import DataSet, sha256
 
-MANIFEST = Path("benchmarks", "real_logs.csv")
+MANIFEST = Path(__file__).parent / "data" / "real_logs.csv"
 COLUMNS = (
     "run", "repository", "commit", "path", "file", "run_in_file", "sha256", "bytes",
     "published_bytes", "licence", "format", "label", "onset", "confidence", "group",

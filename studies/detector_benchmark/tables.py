@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from rmetric._util.strict_json import number
 from rmetric.evaluation.intervals import NUM_RESAMPLES, Estimate
-from studies.common.table import Cell, Column, Table
+from studies.common.table import Cell, Column, Table, columns
 from studies.detector_benchmark.benchmark import Results
 from studies.detector_benchmark.cases import BROKEN_NATS, SMOOTH_RECORDS, TREND_RECORDS
 from studies.detector_benchmark.hindsight import QUARTILES
@@ -283,12 +283,7 @@ def left_out(results: Results) -> Table:
         name=f"{results['name']}_left_out",
         number=0,
         title=f"{results['title']}: benign changes of a kind that the calibration did not include",
-        columns=(
-            Column(label="Change"),
-            Column(label="Runs"),
-            Column(label="Alarmed"),
-            Column(label="Share (%)", digits=1),
-        ),
+        columns=columns("Change | Runs | Alarmed | Share (%):1"),
         rows=[*((*row, None) for row in rows), ("all", runs, alarmed, share)],
         notes=[
             "The calibrated detector, with thresholds calibrated for each row without that kind. "
@@ -345,13 +340,7 @@ def aims(results: Results) -> Table:
         name=f"{results['name']}_aims",
         number=0,
         title=f"{results['title']}: the goals set before the opening",
-        columns=(
-            Column(label="Calibrated detector"),
-            Column(label="Goal"),
-            Column(label="Measured"),
-            Column(label="Ceiling"),
-            Column(label=""),
-        ),
+        columns=columns("Calibrated detector | Goal | Measured | Ceiling | "),
         rows=rows,
         notes=["The ceiling is the result of a detector that uses the truth."],
     )
@@ -377,11 +366,8 @@ def missed(results: Results) -> Table:
         name=f"{results['name']}_missed",
         number=0,
         title=f"{results['title']}: failures that the calibrated detector missed",
-        columns=(
-            Column(label="Run"),
-            Column(label="Kind"),
-            Column(label="Onset to failure (steps)"),
-            Column(label="Highest score before it (1 alarms)"),
+        columns=columns(
+            "Run | Kind | Onset to failure (steps) | Highest score before it (1 alarms)"
         ),
         rows=rows,
         notes=["Only failures with a record from the onset up to the failure."],
@@ -399,8 +385,7 @@ def absorbed(results: Results) -> Table:
         number=0,
         title=f"{results['title']}: the effect of absorbed faults",
         columns=(
-            Column(label="The calibrated detector was"),
-            Column(label="Runs"),
+            *columns("The calibrated detector was | Runs"),
             *(Column(label=f"Most, {q} % (nats)") for q in QUARTILES),
             *(Column(label=f"At the end, {q} % (nats)") for q in QUARTILES),
         ),
@@ -438,9 +423,7 @@ def _by_fault(
         number=0,
         title=f"{results['title']}: {title}",
         columns=(
-            Column(label="Fault or change"),
-            Column(label="Kind"),
-            Column(label="Runs"),
+            *columns("Fault or change | Kind | Runs"),
             *(Column(label=row["title"]) for row in shown),
         ),
         rows=[*rows, ("all", "", *sums)],

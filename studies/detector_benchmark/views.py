@@ -30,7 +30,7 @@ from rmetric.logs import write_atomically
 from rmetric.records import Record, Run
 from studies.common.provenance import commit
 from studies.common.renderers import to_markdown, to_text
-from studies.common.table import Cell, Column, Table
+from studies.common.table import Cell, Table, columns
 from studies.detector_benchmark.benchmark import trace_detectors
 from studies.detector_benchmark.data_sets import LAB_FOLDER, LAB_PARTS, DataSet, lab
 from studies.detector_benchmark.measure import Judged
@@ -167,15 +167,9 @@ def table(results: dict[str, Any]) -> Table:
         name="views",
         number=0,
         title=results["title"],
-        columns=(
-            Column(label="Logged"),
-            Column(label="Detector"),
-            Column(label="F1"),
-            Column(label="F1, strict"),
-            Column(label="F1 minus EWMA's"),
-            Column(label=f"Hits of {runs['failed']}"),
-            Column(label=f"Benign changes alarmed, of {runs['benign']}"),
-            Column(label=f"Controls alarmed, of {runs['control']}"),
+        columns=columns(
+            f"Logged | Detector | F1 | F1, strict | F1 minus EWMA's | Hits of {runs['failed']} | "
+            f"Benign changes alarmed, of {runs['benign']} | Controls alarmed, of {runs['control']}"
         ),
         rows=rows,
         notes=["Causal rule, first alarm latched; 95 % intervals over seeds.", results["note"]],

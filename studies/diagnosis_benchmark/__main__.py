@@ -56,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     out.add_argument(
         "--logs", type=Path, default=LOGS, metavar="DIR",
-        help=f"holds the files of {MANIFEST} (default: {LOGS})",
+        help=f"holds the files of data/{MANIFEST.name} (default: {LOGS})",
     )  # fmt: skip
     out.add_argument(
         "--injected", type=Path, default=JOBS, metavar="DIR",
@@ -122,7 +122,7 @@ def judge_real(options: argparse.Namespace) -> None:
         note(options.out, "gpualert", {"labels_sha256": digest([labels]), "logs": len(logs)})
         return
     with tempfile.TemporaryDirectory() as work:
-        cases = real_jobs(options.split, options.logs, Path(work))
+        cases = real_jobs(options.split, options.logs, Path(work), MANIFEST)
         labels = MANIFEST.with_name(f"failure_labels_{options.split}.csv")
         inputs = {"manifest_sha256": digest([MANIFEST]), "labels_sha256": digest([labels])}
         _judge_methods("real", cases, inputs, options)

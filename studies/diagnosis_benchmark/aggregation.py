@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from rmetric.evaluation import scores
 from rmetric.evaluation.intervals import NUM_RESAMPLES, Estimate, estimate
-from studies.common.table import Column
 from studies.diagnosis_benchmark.scoring import Counts
 
 #: Note below tables with intervals.
@@ -71,8 +70,3 @@ def numbered(groups: Sequence[str]) -> NDArray[np.int64] | None:
     """Each job's group as a number from 0, in order of appearance; None of no job."""
     order = {name: number for number, name in enumerate(dict.fromkeys(groups))}
     return np.array([order[name] for name in groups], dtype=np.int64) if groups else None
-
-
-def columns(*labels: str, digits: int = 2) -> tuple[Column, ...]:
-    """Table columns with these labels."""
-    return tuple(Column(label=label, digits=digits) for label in labels)

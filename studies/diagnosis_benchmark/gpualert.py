@@ -15,8 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rmetric.diagnosis.decide import diagnose
-from studies.common.table import Cell, Table
-from studies.diagnosis_benchmark.aggregation import columns
+from studies.common.table import Cell, Table, columns
 from studies.diagnosis_benchmark.classes import FAMILIES
 
 #: First words of the line that names the fault.
@@ -102,7 +101,7 @@ def table(logs: Sequence[Classified]) -> Table:
         name="gpualert",
         number=0,
         title=f"GPUAlert: {len(logs)} logs of single processes, 15 classes",
-        columns=columns("Method", "Macro-F1", *(f"Right, {one}" for one in sources), digits=3),
+        columns=columns("Method", "Macro-F1:3", *(f"Right, {source}:3" for source in sources)),
         rows=rows,
         notes=[f"Another family: {', '.join(missed)}."] if missed else [],
     )

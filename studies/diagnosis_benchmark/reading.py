@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.facts.layout import RankLayout, RankPlacement
-from rmetric.diagnosis.job import Job
+from rmetric.diagnosis.input_files import find
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.log_stream import LogStream, RawEntry
 from rmetric.diagnosis.merging import layout_of, merged
@@ -17,7 +18,6 @@ from rmetric.diagnosis.one_pass import FilePass
 from rmetric.diagnosis.part import Part
 from rmetric.diagnosis.reading.prefixes import Prefix
 from rmetric.diagnosis.reading.source import LogSource
-from rmetric.diagnosis.reading.sources import find
 from rmetric.diagnosis.templates.events import Events
 from rmetric.diagnosis.templates.facts import LineAnalyser
 from studies.diagnosis_benchmark.baselines import RankedLine

@@ -1,4 +1,4 @@
-"""Load the failure logs of benchmarks/failure_logs.csv as cases, with labelled lines.
+"""Load the failure logs of data/failure_logs.csv as cases, with labelled lines.
 
 The logs belong to others and are read from a folder. Each job's logs are copied to a folder of
 their own without anything that reveals the answer: the name of a lone file (some are named for the
@@ -19,7 +19,7 @@ from studies.diagnosis_benchmark.cases import ROLES, Case, Label
 from studies.diagnosis_benchmark.classes import faulty_rank
 
 SPLITS = ("development", "held_out")
-MANIFEST = Path("benchmarks", "failure_logs.csv")
+MANIFEST = Path(__file__).parent / "data" / "failure_logs.csv"
 LOGS = Path("failure_logs")
 #: Crash logs of an injector, whose first line names what was injected.
 TOLD = "inject__"

@@ -11,8 +11,8 @@ import numpy as np
 from rmetric.diagnosis.model import Model
 from rmetric.diagnosis.result import SURE
 from rmetric.evaluation.intervals import Estimate, Floats, estimate, wilson
-from studies.common.table import Cell, Table
-from studies.diagnosis_benchmark.aggregation import columns, numbered
+from studies.common.table import Cell, Table, columns
+from studies.diagnosis_benchmark.aggregation import numbered
 from studies.diagnosis_benchmark.answers import Answer
 from studies.diagnosis_benchmark.cause_meanings import KINDS, Named
 from studies.diagnosis_benchmark.job_scores import JobScores

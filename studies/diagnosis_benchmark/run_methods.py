@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rmetric.diagnosis.decide import decide
 from rmetric.diagnosis.evidence import Switches
+from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.ingest import ingest
-from rmetric.diagnosis.job import Job
 from rmetric.diagnosis.library import SignatureLibrary
 from studies.diagnosis_benchmark.answers import of_baselines, of_diagnosis
 from studies.diagnosis_benchmark.cases import Case

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rmetric.evaluation.intervals import Estimate, wilson
-from studies.common.table import Cell, Table, show
-from studies.diagnosis_benchmark.aggregation import INTERVALS, columns, macro, mean, micro
+from studies.common.table import Cell, Table, columns, show
+from studies.diagnosis_benchmark.aggregation import INTERVALS, macro, mean, micro
 from studies.diagnosis_benchmark.answers import Answer
 from studies.diagnosis_benchmark.baselines import OF_EVENTS, OF_RANKS
 from studies.diagnosis_benchmark.job_scores import VARIANTS, JobScores

@@ -1,4 +1,4 @@
-"""Score the diagnosis on written jobs (sets/): whole jobs with all their attempts."""
+"""Score the diagnosis on written jobs (data/sets/): whole jobs with all their attempts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rmetric.diagnosis.decide import diagnose
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.result import Diagnosis
 from studies.diagnosis_benchmark.answers import nodes_of, ranks_of
+from studies.diagnosis_benchmark.cases import Case
 from studies.diagnosis_benchmark.cause_meanings import Named, family_of, verdict
 from studies.diagnosis_benchmark.causes import CAUSES
 from studies.diagnosis_benchmark.scoring import TOPS, hits
@@ -98,6 +99,13 @@ def score(job: WrittenCase) -> WrittenScores:
         return scored(job, REFUSED)
 
 
+def _place_hits(case: Case, said: Diagnosis) -> list[float] | None:
+    """Hits of the label's rank, or of its node without one; None where it has neither."""
+    if case.rank is not None:
+        return hits(ranks_of(case, said), case.rank)
+    return None if case.node is None else hits(nodes_of(case, said), case.node)
+
+
 def scored(job: WrittenCase, said: Diagnosis) -> WrittenScores:
     """The scores of a diagnosis of a job."""
     case, told, library = job.case, job.told, SignatureLibrary.shipped()
@@ -107,15 +115,12 @@ def scored(job: WrittenCase, said: Diagnosis) -> WrittenScores:
         Named(one.cause, family_of(one.cause, library), said.stage) for one in said.candidates
     ]
     verdicts = [verdict(one, classes) for one in named[:TOP_CAUSES]]
-    where = None
-    if case.rank is not None:
-        where = hits(ranks_of(case, said), case.rank)
-    elif case.node is not None:
-        where = hits(nodes_of(case, said), case.node)
+    where = _place_hits(case, said)
     stages = [one for one in told["stages"] if one]
     refused = said is REFUSED
     ends = [] if refused else [one.outcome for one in said.attempts] or [said.outcome]
     true_ends = [{one["outcome"]} for one in told["attempts"][:-1]] + [set(told["outcomes"])]
+    pairs = zip(ends, true_ends, strict=True) if len(ends) == len(true_ends) else ()
     return WrittenScores(
         set=job.set,
         job=case.name,
@@ -130,9 +135,7 @@ def scored(job: WrittenCase, said: Diagnosis) -> WrittenScores:
         stage_right=said.stage in stages if stages else None,
         attempts=len(true_ends),
         attempts_found=len(ends),
-        ends_right=sum(one in true for one, true in zip(ends, true_ends, strict=True))
-        if len(ends) == len(true_ends)
-        else 0,
+        ends_right=sum(end in true for end, true in pairs),
         outcome=said.outcome,
         said=said.cause or "",
         stage=said.stage,

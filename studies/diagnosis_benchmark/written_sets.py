@@ -1,6 +1,6 @@
 """The sets of written jobs: archives with the jobs' logs and labels, and what is known of each set.
 
-sets/NAME.tar.xz holds JOB/logs/... and JOB/manifest.json. sets/sets.csv has a row for each: who
+data/sets/NAME.tar.xz holds JOB/logs/... and JOB/manifest.json. sets.csv has a row for each: who
 wrote it, its number of jobs, the SHA-256 of its archive, and of numbered sets the day and the
 commit of the code of their first look. Numbered sets were judged once before anybody looked at
 them; set 01 was sealed by a digest. `development` and `opened` were looked at from the start.
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from studies.diagnosis_benchmark.cases import OUTCOMES, ROLES, Case, Label
 
-SETS = Path(__file__).parent / "sets"
+SETS = Path(__file__).parent / "data" / "sets"
 
 
 class WrittenSet(NamedTuple):

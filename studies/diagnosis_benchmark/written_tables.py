@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from rmetric.diagnosis.result import SURE
 from rmetric.evaluation.intervals import Estimate
-from studies.common.table import Cell, Table
-from studies.diagnosis_benchmark.aggregation import columns, mean
+from studies.common.table import Cell, Table, columns
+from studies.diagnosis_benchmark.aggregation import mean
 from studies.diagnosis_benchmark.written_jobs import TOP_CAUSES, WrittenScores
 from studies.diagnosis_benchmark.written_sets import written_sets
 

@@ -5,7 +5,7 @@
     python -m studies.fault_lab --list               faults and benign changes
     python -m studies.fault_lab --fault LR_SPIKE --architecture llama      one run and its twin
     python -m studies.fault_lab --report             tables and figure from the archives
-    python -m studies.fault_lab --unpack studies/fault_lab/logs/development.tar.xz --out logs_dev
+    python -m studies.fault_lab --unpack studies/fault_lab/data/development.tar.xz --out logs_dev
 
 Tiny Llama, Mistral, Mixtral and Qwen2 models are trained on Python's own sources;
 faults and benign changes are injected into copies of each run, so that every
@@ -44,8 +44,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "studies/fault_lab/results for --report, the archive's name for --unpack)",
     )  # fmt: skip
     parser.add_argument(
-        "--archives", type=Path, default=Path("studies/fault_lab/logs"), metavar="DIR",
-        help="where a finished campaign is packed to (default: studies/fault_lab/logs)",
+        "--archives", type=Path, default=Path("studies/fault_lab/data"), metavar="DIR",
+        help="where a finished campaign is packed to (default: studies/fault_lab/data)",
     )  # fmt: skip
     parser.add_argument(
         "--set", choices=["first", "second"], default="first",
@@ -119,7 +119,7 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.fault:
             return one_run(arguments)
         if arguments.seal:
-            from studies.fault_lab.second import SEAL, write_seal
+            from studies.fault_lab.second_campaign import SEAL, write_seal
 
             write_seal()
             print(f"sealed: {SEAL}")
@@ -137,7 +137,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def whole_campaign(arguments: argparse.Namespace) -> int:
-    from studies.fault_lab import second
+    from studies.fault_lab import second_campaign
     from studies.fault_lab.campaign import open_folder, pack, run_campaign, unfinished
     from studies.fault_lab.design import campaign
     from studies.fault_lab.outcome import Definitions
@@ -145,8 +145,8 @@ def whole_campaign(arguments: argparse.Namespace) -> int:
     definitions = Definitions(diverged_ratio=arguments.diverged, degraded_nats=arguments.degraded)
     if arguments.set == "second":
         refuse_options_of_the_first_set(arguments)
-        specs = second.second_campaign()
-        second.check_seal(specs, definitions)
+        specs = second_campaign.second_campaign()
+        second_campaign.check_seal(specs, definitions)
     else:
         specs = campaign(
             arguments.seeds, arguments.first_seed, arguments.steps, arguments.corpus, arguments.only
@@ -162,7 +162,7 @@ def whole_campaign(arguments: argparse.Namespace) -> int:
     size = sum(entry["bytes"] for entry in manifest["archives"].values()) / 1e6
     print(f"{len(specs)} runs in {out}, packed in {arguments.archives} ({size:.1f} MB)")
     if arguments.set == "second":
-        for part, found in second.counts(out, specs).items():
+        for part, found in second_campaign.counts(out, specs).items():
             told = ", ".join(f"{found[kind]} {kind}" for kind in sorted(found))
             print(f"{part}: {told}")
     return 0

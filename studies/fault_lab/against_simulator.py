@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from rmetric.records import Run
 from rmetric.simulation import simulate
 from rmetric.simulation.study import batches, stress_specs
-from studies.common.table import Cell, Column, Table
+from studies.common.table import Cell, Table, columns
 from studies.fault_lab.tables import WILSON, quartiles, times_to_failure, wilson
 
 #: Fault of the simulator -> what is done to a real run for it.
@@ -84,15 +84,9 @@ def comparison(real: Sequence[Run], made: Sequence[Run]) -> Table:
         name="simulator",
         number=6,
         title="The laboratory and the simulator under the same faults",
-        columns=(
-            Column(label="Fault"),
-            Column(label="Severity"),
-            Column(label="Real runs"),
-            Column(label="Real: failed"),
-            Column(label="Real: onset to failure (steps)"),
-            Column(label="Simulated runs"),
-            Column(label="Simulated: failed"),
-            Column(label="Simulated: onset to failure (steps)"),
+        columns=columns(
+            "Fault | Severity | Real runs | Real: failed | Real: onset to failure (steps) | "
+            "Simulated runs | Simulated: failed | Simulated: onset to failure (steps)"
         ),
         rows=rows,
         notes=[

@@ -30,7 +30,7 @@ from rmetric.detectors.calibrated.thresholds import default_thresholds
 from rmetric.readers.archive import read_runs
 from rmetric.records import Record, Run
 
-LOGS = Path(__file__).parent / "logs"
+LOGS = Path(__file__).parent / "data"
 OPEN_PARTS = ("calibration.tar.xz", "development.tar.xz")
 _PER_FAULT = 2
 _BEFORE, _AFTER = 120, 20

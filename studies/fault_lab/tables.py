@@ -6,7 +6,7 @@ development runs alone: the test part is reserved for the benchmark.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import nan
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from rmetric.detectors import IN_PAPER
 from rmetric.evaluation import judge, score, trace_all
 from rmetric.evaluation.intervals import wilson
 from rmetric.records import Run
-from studies.common.table import Cell, Column, Table
+from studies.common.table import Cell, Column, Table, columns
 from studies.fault_lab.signals import SIGNALS, SignalResponse, area, response
 
 QUARTILES = (25, 50, 75)
@@ -61,43 +61,43 @@ def failed_share(runs: Sequence[Run]) -> float:
 
 def outcomes(runs: Sequence[Run], by_severity: bool = False) -> Table:
     """Outcomes of the runs under each fault, and times to failure."""
-    rows: list[tuple[Cell, ...]] = []
-    for name, members in by_fault(runs).items():
-        if by_severity:
-            severities = sorted({run.truth.severity or 0.0 for run in members if run.truth})
-            for severity in severities:
-                alike = [r for r in members if r.truth and (r.truth.severity or 0.0) == severity]
-                rows.append((name, f"{severity:g}", *_outcome(alike)))
-        else:
-            truth = members[0].truth
-            assert truth is not None
-            kind = "control" if name == "NONE" else "benign" if truth.benign else "fault"
-            rows.append((name, kind, *_outcome(members)))
-    if not by_severity:
-        disturbed = [run for run in runs if run.truth and run.truth.fault != "NONE"]
-        for benign, title in ((False, "all faults"), (True, "all benign changes")):
-            alike = [run for run in disturbed if _benign(run) is benign]
-            rows.append((title, "benign" if benign else "fault", *_outcome(alike)))
     return Table(
         name="outcomes_by_severity" if by_severity else "outcomes",
         number=2 if by_severity else 1,
         title="Failures and times to failure" + (", by severity" if by_severity else ""),
         columns=(
-            Column(label="Fault"),
+            *columns("Fault"),
             Column(label="Severity" if by_severity else "Kind"),
-            Column(label="Runs"),
-            Column(label="Failed (share)"),
-            Column(label="Not finite"),
-            Column(label="Diverged"),
-            Column(label="Degraded"),
-            Column(label="Onset to failure, 25 % (steps)", digits=0),
-            Column(label="50 %", digits=0),
-            Column(label="75 %", digits=0),
+            *columns(
+                "Runs | Failed (share) | Not finite | Diverged | Degraded | "
+                "Onset to failure, 25 % (steps):0 | 50 %:0 | 75 %:0"
+            ),
         ),
-        rows=rows,
+        rows=list(_severity_rows(runs) if by_severity else _fault_rows(runs)),
         notes=[WILSON, "All runs of the campaign, the test part's outcomes included."],
         grouped=by_severity,
     )
+
+
+def _severity_rows(runs: Sequence[Run]) -> Iterator[tuple[Cell, ...]]:
+    for name, members in by_fault(runs).items():
+        severities: dict[float, list[Run]] = {}
+        for run in members:
+            severity = run.truth.severity if run.truth else None
+            severities.setdefault(severity or 0.0, []).append(run)
+        for severity, equal in sorted(severities.items()):
+            yield name, f"{severity:g}", *_outcome(equal)
+
+
+def _fault_rows(runs: Sequence[Run]) -> Iterator[tuple[Cell, ...]]:
+    """A row for each fault, then for all faults and for all benign changes."""
+    for name, members in by_fault(runs).items():
+        kind = "control" if name == "NONE" else "benign" if _benign(members[0]) else "fault"
+        yield name, kind, *_outcome(members)
+    disturbed = [run for run in runs if run.truth and run.truth.fault != "NONE"]
+    for benign, title in ((False, "all faults"), (True, "all benign changes")):
+        members = [run for run in disturbed if _benign(run) is benign]
+        yield title, "benign" if benign else "fault", *_outcome(members)
 
 
 def _outcome(runs: Sequence[Run]) -> tuple[Cell, ...]:
@@ -143,8 +143,7 @@ def signals(seen: Mapping[str, Sequence[SignalResponse]]) -> Table:
         number=3,
         title="Signals before the failure: area under the ROC curve, compared with the exact twin",
         columns=(
-            Column(label="Signal"),
-            Column(label="All failing"),
+            *columns("Signal | All failing"),
             *(Column(label=name.capitalize()) for name in groups),
         ),
         rows=rows,
@@ -172,8 +171,7 @@ def signals_by_fault(seen: Mapping[str, Sequence[SignalResponse]]) -> Table:
         number=4,
         title="Signals before the failure, by fault: area under the ROC curve, failing runs",
         columns=(
-            Column(label="Fault"),
-            Column(label="Failing runs"),
+            *columns("Fault | Failing runs"),
             *(Column(label=SIGNALS[name].label) for name in seen),
         ),
         rows=rows,
@@ -213,14 +211,9 @@ def detectors(runs: Sequence[Run], num_processes: int = 1) -> Table:
         name="detectors",
         number=5,
         title="The detectors with their own settings, on real runs",
-        columns=(
-            Column(label="Detector"),
-            Column(label="F1, published rule"),
-            Column(label="F1, causal rule"),
-            Column(label="Recall, causal"),
-            Column(label="Controls alarmed"),
-            Column(label="Benign alarmed"),
-            Column(label="Median lead (steps)", digits=0),
+        columns=columns(
+            "Detector | F1, published rule | F1, causal rule | Recall, causal | "
+            "Controls alarmed | Benign alarmed | Median lead (steps):0"
         ),
         rows=rows,
         notes=[

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rmetric.records import Run
-from studies.common.table import Cell, Column, Table
+from studies.common.table import Cell, Column, Table, columns
 from studies.fault_lab.tables import times_to_failure
 
 PERCENTILES = (10, 25, 50, 75, 90)
@@ -28,10 +28,7 @@ def times(runs: Sequence[Run]) -> Table:
         number=7,
         title="Steps from the onset of a fault to the failure",
         columns=(
-            Column(label="Failure"),
-            Column(label="Runs"),
-            Column(label="In the step of the onset"),
-            Column(label=f"Within {SOON} steps"),
+            *columns(f"Failure | Runs | In the step of the onset | Within {SOON} steps"),
             *(Column(label=f"{p} %", digits=1) for p in PERCENTILES),
         ),
         rows=rows,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rmetric.records import Run
-from studies.common.table import Cell, Column, Table
+from studies.common.table import Cell, Table, columns
 from studies.fault_lab.signals import column
 from studies.fault_lab.tables import SEALED
 
@@ -29,15 +29,9 @@ def twins(runs: Sequence[Run]) -> Table:
         name="twins",
         number=8,
         title="Nats above the exact twin",
-        columns=(
-            Column(label="Fault"),
-            Column(label="Severity"),
-            Column(label="Runs"),
-            Column(label="Training loss, at the onset"),
-            Column(label="Probe loss, at the onset"),
-            Column(label=f"{LATER} steps later"),
-            Column(label="In the fault's last step"),
-            Column(label="At the end"),
+        columns=columns(
+            "Fault | Severity | Runs | Training loss, at the onset | Probe loss, at the onset | "
+            f"{LATER} steps later | In the fault's last step | At the end"
         ),
         rows=rows,
         notes=[

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from rmetric.evaluation import Estimate
 from rmetric.guard.interval import expected_ettr
-from studies.common.table import Cell, Column, Table
+from studies.common.table import Cell, Column, Table, columns
 from studies.fleet import training_failures
 from studies.fleet.closed_form import exact_ettr, false_alarm_costs, hit_saves, unsaved_ettr
 from studies.fleet.cost import (
@@ -89,8 +89,7 @@ def _strategies(get: Get) -> Table:
         number=1,
         title="ETTR (%) by fleet and strategy, at the failure rate of RSC-1",
         columns=(
-            Column(label="GPUs"),
-            Column(label="Saves"),
+            *columns("GPUs | Saves"),
             *(Column(label=f"{saves}, {how}") for saves in SAVES for how in ("waits", "shrinks")),
         ),
         rows=rows,
@@ -172,17 +171,10 @@ def _break_even(get: Get) -> Table:
         name="break_even",
         number=2,
         title="What a warning saves, what a false alarm costs, and when the two are even",
-        columns=(
-            Column(label="GPUs"),
-            Column(label="Saves"),
-            Column(label="Interval (min)", digits=0),
-            Column(label="A hit saves (s)", digits=0),
-            Column(label="just in time (s)", digits=0),
-            Column(label="A false alarm costs (s)", digits=1),
-            Column(label="a rare one (s)", digits=1),
-            Column(label="False alarms a hit pays for", digits=1),
-            Column(label="Precision needed (%)", digits=0),
-            Column(label="Gain of today's predictor (points)"),
+        columns=columns(
+            "GPUs | Saves | Interval (min):0 | A hit saves (s):0 | just in time (s):0 | "
+            "A false alarm costs (s):1 | a rare one (s):1 | False alarms a hit pays for:1 | "
+            "Precision needed (%):0 | Gain of today's predictor (points)"
         ),
         rows=rows,
         grouped=True,
@@ -238,8 +230,7 @@ def _variants(get: Get) -> Table:
         number=3,
         title=f"Gain (points of ETTR) of a recall of 0.5 on {BIG:,} GPUs, by what a warning does",
         columns=(
-            Column(label="Mean lead"),
-            Column(label="A warning"),
+            *columns("Mean lead | A warning"),
             *(
                 Column(label=f"{saves}, {alarms}")
                 for saves in SAVES
@@ -280,8 +271,7 @@ def _where_it_goes(get: Get) -> Table:
         number=4,
         title=f"Where the time of {BIG:,} GPUs goes (% of the time on the clock)",
         columns=(
-            Column(label="What is done"),
-            Column(label="ETTR"),
+            *columns("What is done | ETTR"),
             *(Column(label=name.capitalize(), digits=1) for name in shown),
         ),
         rows=[
@@ -321,8 +311,7 @@ def _shrinking(get: Get) -> Table:
         number=5,
         title="ETTR (%) with spares and without, asynchronous saves, no warnings",
         columns=(
-            Column(label="GPUs"),
-            Column(label="Spares"),
+            *columns("GPUs | Spares"),
             *(Column(label=words) for words in shrink_jobs(64, 0.0)),
         ),
         rows=[
@@ -357,13 +346,9 @@ def _rates(get: Get) -> Table:
         name="rates",
         number=6,
         title=f"{BIG:,} GPUs at published failure rates, asynchronous saves",
-        columns=(
-            Column(label="Rate of"),
-            Column(label="Failures a 1000 node-days"),
-            Column(label="Hours between failures", digits=1),
-            Column(label="ETTR (%), Young/Daly"),
-            Column(label="Gain of recall 1, no false alarms"),
-            Column(label="Gain of today's predictor"),
+        columns=columns(
+            "Rate of | Failures a 1000 node-days | Hours between failures:1 | "
+            "ETTR (%), Young/Daly | Gain of recall 1, no false alarms | Gain of today's predictor"
         ),
         rows=rows,
         notes=[
@@ -401,14 +386,8 @@ def _checks(get: Get) -> Table:
         name="checks",
         number=7,
         title="The simulation against what can be computed (ETTR in %, a node is always there)",
-        columns=(
-            Column(label="GPUs"),
-            Column(label="Saves"),
-            Column(label="Simulated", digits=3),
-            Column(label="Exact", digits=3),
-            Column(label="apart (%)", digits=3),
-            Column(label="arXiv 2410.21680", digits=3),
-            Column(label="apart (%)", digits=3),
+        columns=columns(
+            "GPUs | Saves | Simulated:3 | Exact:3 | apart (%):3 | arXiv 2410.21680:3 | apart (%):3"
         ),
         rows=rows,
         grouped=True,

@@ -21,7 +21,7 @@ from rmetric.telemetry.lines import LAST_TIME, TelemetryEvent, read_recording
 from rmetric.telemetry.reading import Reading
 from rmetric.telemetry.risk import RiskScore
 from rmetric.telemetry.rules import rule_of
-from studies.common.table import Cell, Column, Table
+from studies.common.table import Cell, Table, columns
 from studies.fleet.gpu_usage import HOUR, Floats
 from studies.fleet.predictors import PREDICTORS
 from studies.fleet.risk_estimates import median, poisson
@@ -55,16 +55,10 @@ def evaluate_recorded(readings: Path, failures: Path) -> Table:
         name="risk_recorded",
         number=0,
         title=f"{readings.name}: {len(heard)} GPUs, {sum(map(len, failed.values()))} failures",
-        columns=(
-            Column(label="Horizon"),
-            Column(label="Predictor"),
-            Column(label="Failures announced (%)", digits=1),
-            Column(label="only detected as they happen (%)", digits=1),
-            Column(label="Precision (%)", digits=1),
-            Column(label="Median lead (h)", digits=2),
-            Column(label="False alarms a GPU-day", digits=3),
-            Column(label="GPU-days", digits=2),
-            Column(label="Time with an alarm (%)", digits=2),
+        columns=columns(
+            "Horizon | Predictor | Failures announced (%):1 | "
+            "only detected as they happen (%):1 | Precision (%):1 | Median lead (h):2 | "
+            "False alarms a GPU-day:3 | GPU-days:2 | Time with an alarm (%):2"
         ),
         rows=[(*which, *_row(of_all)) for which, of_all in judged.items()],
         notes=[

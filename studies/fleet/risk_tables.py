@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rmetric.evaluation.intervals import Estimate, wilson
-from studies.common.table import Cell, Column, Table
+from studies.common.table import Cell, Column, Table, columns
 from studies.fleet import published
 from studies.fleet import risk_estimates as estimates
 from studies.fleet.gpu_failures import MEDIAN_LEAD_HOURS
@@ -41,10 +41,9 @@ def _bound() -> Table:
         name="risk_bound",
         number=1,
         title="Upper bound for predictors that use a GPU's telemetry",
-        columns=(
-            Column(label="GPU failures with a sign (%)", digits=0),
-            Column(label="Most GPU failures announced (%)", digits=0),
-            Column(label="Most interruptions announced (%)", digits=1),
+        columns=columns(
+            "GPU failures with a sign (%):0 | Most GPU failures announced (%):0 | "
+            "Most interruptions announced (%):1"
         ),
         rows=[(100 * share, 100 * share, 100 * share * of_a_gpu) for share in SHARES],
         notes=[
@@ -66,19 +65,12 @@ def _scores(strata: Strata, number: int, horizon: str) -> Table:
         name=f"risk_{horizon.replace(' ', '')}",
         number=number,
         title=f"An alarm is right if a failure follows within {horizon}",
-        columns=(
-            Column(label="Predictor"),
-            Column(label="GPU failures announced (%)", digits=1),
-            Column(label="of those with a sign (%)", digits=1),
-            Column(label="of those without (%)", digits=1),
-            Column(label="by chance at its rate (%)", digits=1),
-            Column(label="only detected as they happen (%)", digits=1),
-            Column(label="Precision (%)", digits=3),
-            Column(label="Median lead (h)", digits=1),
-            Column(label="announced with a sign (n)"),
-            Column(label="False alarms a GPU-day", digits=4),
-            Column(label="a 1000 GPU-days", digits=1),
-            Column(label="Healthy readings with an alarm (%)", digits=2),
+        columns=columns(
+            "Predictor | GPU failures announced (%):1 | of those with a sign (%):1 | "
+            "of those without (%):1 | by chance at its rate (%):1 | "
+            "only detected as they happen (%):1 | Precision (%):3 | Median lead (h):1 | "
+            "announced with a sign (n) | False alarms a GPU-day:4 | a 1000 GPU-days:1 | "
+            "Healthy readings with an alarm (%):2"
         ),
         rows=[_score(strata, horizon, one.name, one.title) for one in PREDICTORS],
         notes=[
@@ -137,7 +129,10 @@ def _shares(strata: Strata) -> Table:
         name="risk_shares",
         number=4,
         title="Effect of the share of failures with a sign",
-        columns=(Column(label="With a sign"), Column(label="Predictor"), *of_horizon),
+        columns=(
+            *columns("With a sign | Predictor"),
+            *of_horizon,
+        ),
         rows=rows,
         notes=["The same histories throughout: the share only weights the two strata of failures."],
         grouped=True,
@@ -183,12 +178,7 @@ def _sample(strata: Strata) -> Table:
         name="risk_sample",
         number=6,
         title="What was sampled, and what it stands for",
-        columns=(
-            Column(label="Stratum"),
-            Column(label="Histories"),
-            Column(label="GPU-days", digits=0),
-            Column(label="Occurs a 1000 GPU-days", digits=3),
-        ),
+        columns=columns("Stratum | Histories | GPU-days:0 | Occurs a 1000 GPU-days:3"),
         rows=[
             ("healthy", len(strata["healthy"]), days, None),
             (

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rmetric.evaluation import Estimate
-from studies.common.table import Cell, Column, Table
+from studies.common.table import Cell, Table, columns
 from studies.fleet import published
 from studies.fleet.closed_form import gpu_days_lost, lost_by_hand, lost_with_rescue
 from studies.fleet.cost import SAVES, a_job
@@ -185,15 +185,10 @@ def table(found: Outcomes | None) -> Table:
         number=8,
         title="GPU-days of 1,000 lost to failures of the training itself, "
         f"{NUM_GPUS:,} GPUs, by closed forms",
-        columns=(
-            Column(label="Failures in 1,000 GPU-days"),
-            Column(label="Days between two of the job", digits=1),
-            Column(label="A person acts after"),
-            Column(label="Saves every hour, restart 600 s"),
-            Column(label="Asynchronous saves, restart 60 s"),
-            Column(label="and rescue"),
-            Column(label="of it false rescues"),
-            Column(label="Rescue saves"),
+        columns=columns(
+            "Failures in 1,000 GPU-days | Days between two of the job:1 | A person acts after | "
+            "Saves every hour, restart 600 s | Asynchronous saves, restart 60 s | and rescue | "
+            "of it false rescues | Rescue saves"
         ),
         rows=rows,
         grouped=True,

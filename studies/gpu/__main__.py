@@ -1,8 +1,8 @@
 """Measure the case study and the monitor on a GPU; each part is a process of its own.
 
-    python -m studies.gpu --out results/gpu_h200          everything, within --minutes
-    python -m studies.gpu --tiny --out gpu_tiny           the same parts, small, on a CPU
-    python -m studies.gpu --parts overhead trace          some of them
+    python -m studies.gpu --out studies/gpu/results/h200   everything, within --minutes
+    python -m studies.gpu --tiny --out gpu_tiny            the same parts, small, on a CPU
+    python -m studies.gpu --parts overhead trace           some of them
 
 A part that fails or runs out of time is recorded with its last lines, and the next one starts.
 results.json holds the hardware, the versions and what each part measured.

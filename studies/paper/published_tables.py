@@ -13,7 +13,7 @@ from rmetric.evaluation.protocols import SECONDS_PER_STEP
 from rmetric.evaluation.traces import Trace
 from rmetric.simulation.published import COMMIT, FAULTS
 from studies.common.real_runs import COLUMNS, Summary, real_runs_rows
-from studies.common.table import Cell, Column, Table, show
+from studies.common.table import Cell, Column, Table, columns, show
 from studies.paper import claims
 from studies.paper.analysis import Analysis
 from studies.paper.anatomy import (
@@ -118,14 +118,10 @@ def approaches(analysis: PublishedAnalysis) -> Table:
         name="table1_approaches",
         number=1,
         title="Existing approaches and their lead time",
-        columns=(
-            Column(label="Approach"),
-            Column(label="Reactive/proactive"),
-            Column(label="Scope"),
-            Column(label="Paper: lead (min)"),
-            Column(label="Lead, this study (min)", digits=1),
-            Column(label="Lead over seeds (min)", digits=1),
-            Column(label="Lead without early alarms (min)", digits=2),
+        columns=columns(
+            "Approach | Reactive/proactive | Scope | Paper: lead (min) | "
+            "Lead, this study (min):1 | Lead over seeds (min):1 | "
+            "Lead without early alarms (min):2"
         ),
         rows=rows,
         notes=[
@@ -165,15 +161,13 @@ def detectors(analysis: PublishedAnalysis) -> Table:
         number=3,
         title="R-Metric, ablations and baselines as published, and what trivial rules score",
         columns=(
-            Column(label="Group"),
-            Column(label="Method"),
+            *columns("Group | Method"),
             *(Column(label=label) for label in ("TP", "FP", "FN")),
             *(Column(label=label, digits=3) for label in ("Precision", "Recall", "F1")),
-            Column(label="F1 over seeds", digits=3),
-            Column(label="Lead (min)", digits=1),
-            Column(label="Causal F1", digits=3),
-            Column(label="Causal F1 over seeds", digits=3),
-            Column(label="Paper: F1", digits=3),
+            *columns(
+                "F1 over seeds:3 | Lead (min):1 | Causal F1:3 | Causal F1 over seeds:3 | "
+                "Paper: F1:3"
+            ),
         ),
         rows=rows,
         notes=[
@@ -224,13 +218,9 @@ def faults(analysis: PublishedAnalysis) -> Table:
         number=4,
         title="R-Metric by fault, as published",
         columns=(
-            Column(label="Fault"),
-            Column(label="n"),
-            Column(label="Failures"),
+            *columns("Fault | n | Failures"),
             *(Column(label=label, digits=3) for label in ("Precision", "Recall", "F1")),
-            Column(label="F1 over seeds", digits=3),
-            Column(label="Causal F1", digits=3),
-            Column(label="Causal F1 over seeds", digits=3),
+            *columns("F1 over seeds:3 | Causal F1:3 | Causal F1 over seeds:3"),
         ),
         rows=rows,
         notes=[
@@ -263,11 +253,10 @@ def anatomy_table(analysis: PublishedAnalysis) -> Table:
         number=7,
         title="The anatomy of 0.973: one thing changed at a time",
         columns=(
-            Column(label="Changed"),
-            Column(label="F1, published rule", digits=3),
-            Column(label="F1, causal rule", digits=3),
-            Column(label="FP", digits=1),
-            Column(label="Failing runs alarmed before the fault", digits=1),
+            *columns(
+                "Changed | F1, published rule:3 | F1, causal rule:3 | FP:1 | "
+                "Failing runs alarmed before the fault:1"
+            ),
             *(
                 Column(label=f"F1, {rule} rule, by {WEIGHTS_OF_AUTHORS}", digits=3)
                 for rule in RULES

@@ -13,7 +13,7 @@ from rmetric.evaluation.intervals import NUM_RESAMPLES
 from rmetric.metric import PAPER_WEIGHTS, Components
 from rmetric.records import Run
 from studies.common.real_runs import Summary
-from studies.common.table import Cell, Column, Table, show
+from studies.common.table import Cell, Column, Table, columns, show
 from studies.paper import claims, published_tables
 from studies.paper.analysis import ENTRIES, REFERENCE_DETECTOR, Analysis
 from studies.paper.claims import FEW_RUNS
@@ -23,7 +23,7 @@ from studies.paper.transfer import architecture, mean_loss, mean_overfit, transf
 CEILINGS = {"Ceiling (knows the truth)": False, "Ceiling, after the onset step": True}
 LEAD = Column(label="Lead (steps)", digits=0)
 COUNTS = tuple(Column(label=label) for label in ("n", "Failed", "TP", "FP", "FN"))
-RATIOS = (Column(label="Precision"), Column(label="Recall"), Column(label="F1", digits=3))
+RATIOS = columns("Precision | Recall | F1:3")
 INTERVALS = (
     f"Brackets: 95 % interval, bootstrap over runs, {NUM_RESAMPLES} resamples; where all runs are "
     "alike it has no width, which is no certainty. –: undefined, nothing to divide by. "
@@ -104,16 +104,10 @@ def approaches(analysis: Analysis) -> Table:
         name="table1_approaches",
         number=1,
         title="Existing approaches: what kind, what scope, what lead time",
-        columns=(
-            Column(label="Approach"),
-            Column(label="Kind (qualitative)"),
-            Column(label="Scope (qualitative)"),
-            Column(label="Lead, published rule (steps)", digits=0),
-            Column(label="Recall, causal rule"),
-            Column(label="Lead, causal rule (steps)", digits=0),
-            Column(label="Lead, causal rule (min)", digits=1),
-            Column(label="Paper: lead"),
-            Column(label="Basis", wide=True),
+        columns=columns(
+            "Approach | Kind (qualitative) | Scope (qualitative) | "
+            "Lead, published rule (steps):0 | Recall, causal rule | Lead, causal rule (steps):0 | "
+            "Lead, causal rule (min):1 | Paper: lead | Basis:wide"
         ),
         rows=rows,
         notes=[
@@ -136,13 +130,9 @@ def scenarios(analysis: Analysis) -> Table:
         number=2,
         title="The scenario matrix and what became of its runs",
         columns=(
-            Column(label="Architecture"),
-            Column(label="Fault"),
-            Column(label="Severities"),
+            *columns("Architecture | Fault | Severities"),
             *(Column(label=label) for label in ("n", "Applicable", "Healthy", "Absorbed")),
-            Column(label="Not applicable"),
-            Column(label="Failed"),
-            Column(label="Failure kinds"),
+            *columns("Not applicable | Failed | Failure kinds"),
             *(Column(label=f"Onset to failure, {q} % (steps)", digits=0) for q in (10, 50, 90)),
         ),
         rows=[*rows, ("All", "", None, *_scenario(runs)[1:])],
@@ -180,14 +170,12 @@ def detectors(analysis: Analysis) -> Table:
         number=3,
         title="R-Metric, its ablations, baselines and anchors under each protocol",
         columns=(
-            Column(label="Protocol"),
-            Column(label="Detector"),
+            *columns("Protocol | Detector"),
             *COUNTS,
             *RATIOS,
-            Column(label="ΔF1"),
+            *columns("ΔF1"),
             LEAD,
-            Column(label="Lead (min)", digits=1),
-            Column(label="Paper: F1", digits=3),
+            *columns("Lead (min):1 | Paper: F1:3"),
         ),
         rows=rows,
         notes=[
@@ -226,10 +214,9 @@ def faults(analysis: Analysis) -> Table:
         number=4,
         title="R-Metric by fault type under each protocol",
         columns=(
-            Column(label="Protocol"),
-            Column(label="Fault"),
+            *columns("Protocol | Fault"),
             *COUNTS,
-            Column(label="Observable"),
+            *columns("Observable"),
             *RATIOS,
             LEAD,
         ),
@@ -265,19 +252,10 @@ def weights(analysis: Analysis) -> Table:
         name="table6_transfer",
         number=6,
         title="Weights fitted on one architecture, used on another",
-        columns=(
-            Column(label="Protocol"),
-            Column(label="Fitted on"),
-            Column(label="λ, σ², ΔL"),
-            Column(label="Tested on"),
-            Column(label="n"),
-            Column(label="F1, paper's weights"),
-            Column(label="F1, own weights in sample"),
-            Column(label="F1, own weights"),
-            Column(label="F1, weights moved"),
-            Column(label="Over-fit (%)", digits=1),
-            Column(label="Loss (%)", digits=1),
-            Column(label="Paper: loss"),
+        columns=columns(
+            "Protocol | Fitted on | λ, σ², ΔL | Tested on | n | F1, paper's weights | "
+            "F1, own weights in sample | F1, own weights | F1, weights moved | Over-fit (%):1 | "
+            "Loss (%):1 | Paper: loss"
         ),
         rows=rows,
         notes=[

@@ -12,9 +12,9 @@ from statistics import median
 
 from rmetric.diagnosis.clock import Ordering
 from rmetric.diagnosis.evidence.row import Row, Scene
+from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.faults import IN_FLIGHT
 from rmetric.diagnosis.inferred import SILENT
-from rmetric.diagnosis.job import Job, Occurrence
 from rmetric.diagnosis.patterns.peers import Peer, may_be_same, peers, robust_deviation, same_events
 
 #: Largest share of the peers that are outliers (or one peer).
@@ -35,7 +35,7 @@ MIN_PEERS = 3
 #: lost where lines of many ranks ran into each other.
 ENTRIES_SCALE = 4.0
 #: Factor on leaders, which have own duties, where there is no healthy job to compare.
-LEADER_WEIGHT = 0.3
+LEADER_STRENGTH = 0.3
 #: Least strength of a silence that may explain a failure: it is of one or two ranks, not of many.
 MIN_SILENCE = 0.6
 
@@ -67,13 +67,8 @@ def _silence(scene: Scene, row: Row) -> Row:
     if row.kind not in ("silent", "ended early") or row.strength < MIN_SILENCE:
         return row
     last = stream.last if stream is not None else None
-    later = {
-        entry.step
-        for one in scene.job.streams.values()
-        if one.steps and last is not None
-        for entry in one.tail
-        if entry.step is not None and scene.ordering.after(entry, last)
-    }
+    kept = (entry for one in scene.job.stepping for entry in one.tail if entry.step is not None)
+    later = {one.step for one in kept if last is not None and scene.ordering.after(one, last)}
     return row if len(later) > IN_FLIGHT else row._replace(hypothesis=SILENT, entry=last)
 
 
@@ -104,30 +99,21 @@ def _silent(every: Sequence[Peer]) -> list[Row]:
     return [Row(one.name, "silent", words, strength) for one in silent]
 
 
-def _last(one: Peer) -> Occurrence | None:
-    return None if one.stream is None else one.stream.last
-
-
 def _ended_early(job: Job, active: Sequence[Peer], ordering: Ordering) -> list[Row]:
     """Early ends by time, by step and, in a shared log, by entries; the strongest per peer."""
-    ends = [(one, _last(one)) for one in active]
+    streams = {one.name: one.stream for one in active if one.stream is not None}
+    ends = {name: one.last for name, one in streams.items() if one.last is not None}
     # Times of entries before the last may be of another zone.
-    times = {
-        one.name: ordering.seconds(last) for one, last in ends if last and last.time is not None
-    }
-    steps = {one.name: one.stream.last_step for one in active if one.stream is not None}
+    times = {name: ordering.seconds(one) for name, one in ends.items() if one.time is not None}
+    steps = {name: one.last_step for name, one in streams.items()}
     shared = len(job.files) <= 1
-    orders = {one.name: last.order / len(active) for one, last in ends if last and shared}
+    orders = {name: one.order / len(active) for name, one in ends.items() if shared}
+    seconds, entries = MIN_LAG_SECONDS, MIN_LAG_ENTRIES
     found: dict[str, Row] = {}
     for values, least, unit, words in (
-        (times, MIN_LAG_SECONDS, MIN_LAG_SECONDS, "its last entry is {:.0f} s before the others'"),
+        (times, seconds, seconds, "its last entry is {:.0f} s before the others'"),
         (steps, 1.0, LAG_SCALE_STEPS, "its last step is {:.0f} before the others'"),
-        (
-            orders,
-            MIN_LAG_ENTRIES,
-            MIN_LAG_ENTRIES,
-            "the others logged {:.0f} entries each after its last",
-        ),
+        (orders, entries, entries, "the others logged {:.0f} entries each after its last"),
     ):
         for name, lag, strength in _behind(values, len(active), least, unit):
             if name not in found or strength > found[name].strength:
@@ -171,7 +157,7 @@ def _missing(job: Job, active: Sequence[Peer], siblings: Sequence[Job]) -> list[
         new = [number for number in events if number not in habits.get(name, ())]
         if new:
             strength = _weight(active) * (1.0 - 0.5 ** len(new))
-            strength = round(strength * (LEADER_WEIGHT if name in leads else 1.0), 3)
+            strength = round(strength * (LEADER_STRENGTH if name in leads else 1.0), 3)
             more = f" (and {len(new) - 1} more)" if len(new) > 1 else ""
             words = f"lacks an event that all others logged: {template[new[0]][:60]}{more}"
             found.append(Row(name, "missing event", words, strength))

@@ -13,8 +13,10 @@ def done_alone(scene: Scene) -> list[Row]:
     """Rows against ranks that reached their planned end while the others failed."""
     alone = scene.alone if scene.faults else frozenset()
     words = f"states its planned end; {len(scene.job.active_streams) - len(alone)} others do not"
-    rows = divided(sorted(alone), "done alone", words, hypothesis=FINISHED_ALONE)
-    return [one._replace(entry=scene.job.streams[one.target].last) for one in rows]
+    return divided(
+        Row(name, "done alone", words, 1.0, FINISHED_ALONE, scene.job.streams[name].last)
+        for name in sorted(alone)
+    )
 
 
 def not_finite(scene: Scene) -> Iterator[Row]:

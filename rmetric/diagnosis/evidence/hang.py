@@ -6,45 +6,20 @@ A time limit, a cancellation or a watchdog then explains the end of the job, not
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from rmetric.diagnosis.beside.gpus import Spinning, spinning
-from rmetric.diagnosis.beside.places import wait_together
+from rmetric.diagnosis.auxiliary.gpus import Spinning, spinning
 from rmetric.diagnosis.clock import SAME_MOMENT, ZONE_TOLERANCE, may_be_time_zone
-from rmetric.diagnosis.evidence.progress import (
-    MIN_HEARTBEATS,
-    QUIET_STAGES,
-    Rate,
-    Timed,
-    are_heartbeats,
-    begun,
-    end_by_limit,
-    heartbeats,
-    last_step_time,
-    ran_for_little,
-    rate_of,
-    says_no_progress,
-    stated_silence,
-    timed_entries,
-)
+from rmetric.diagnosis.evidence import progress, standing
+from rmetric.diagnosis.evidence.progress import QUIET_STAGES, Rate, Timed, heartbeats
 from rmetric.diagnosis.evidence.row import Row, Scene
-from rmetric.diagnosis.evidence.standing import (
-    alone_waiting,
-    behind,
-    elsewhere,
-    fell_silent,
-    idle_gpus,
-    last_words,
-    left_open,
-    span,
-    unfinished,
-)
+from rmetric.diagnosis.evidence.standing import span
+from rmetric.diagnosis.facts.job import JobStream, Occurrence
 from rmetric.diagnosis.faults import Fault
 from rmetric.diagnosis.inferred import HUNG
-from rmetric.diagnosis.job import JobStream, Occurrence
-from rmetric.diagnosis.patterns.stages import stage_of_wait
+from rmetric.diagnosis.patterns.odd_stacks import wait_together
 from rmetric.diagnosis.reading.timestamps import names_zone
 
 #: A hang is at least so many seconds, and so many times the longest pause between two steps.
@@ -62,7 +37,7 @@ MIN_SHARE_BEFORE_LIMIT = 0.125
 MIN_SHOWN_SECONDS = 60.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Hang:
     """A training that had stopped before it was ended.
 
@@ -74,7 +49,7 @@ class Hang:
         least: no more is known than that it was so long: clocks of two zones may be compared.
         ended: something ended it; else the logs stop.
         rows: evidence against ranks that are behind the others.
-        last_words: of the rank at which it stands, where they are known.
+        stage: at which the job stands, where its last words are known.
         spin: GPUs that waited in a kernel meanwhile, by tables beside the logs.
         stated: seconds that the steps took by their own lines, where no line states a time.
     """
@@ -84,7 +59,7 @@ class Hang:
     least: bool = True
     ended: bool = True
     rows: Sequence[Row] = ()
-    last_words: str = ""
+    stage: str = ""
     spin: Spinning | None = None
     stated: float = 0.0
 
@@ -105,8 +80,7 @@ def hang(scene: Scene) -> list[Row]:
     furthest = scene.job.furthest
     step = furthest.last_step if furthest and not furthest.counts_samples else None
     place = furthest.last_step_at if furthest else None
-    stage = stage_of_wait(found.last_words) if found.last_words else ""
-    rows = [Row("", found.kind, found.words(step), 1.0, HUNG, place, stage), *found.rows]
+    rows = [Row("", found.kind, found.words(step), 1.0, HUNG, place, found.stage), *found.rows]
     if found.spin is not None:
         many = f"{found.spin.number} GPUs were" if found.spin.number > 1 else "1 GPU was"
         rows.append(Row("", "spin", f"{many} busy at little power meanwhile", 1.0, HUNG))
@@ -123,19 +97,19 @@ def find_hang(scene: Scene) -> Hang | None:
     ending = max(endings, key=lambda one: one.confidence, default=None)
     if ending is None:
         return None
-    end = (
-        end_by_limit(scene.job, ending.first)
-        or scene.ordering.dated(ending.first)
-        or _last_time(scene)
-    )
+    end = progress.end_by_limit(scene.job, ending.first) or scene.ordering.dated(ending.first)
     return None if end is None else _Ended(scene, ending, end).hang()
 
 
-def _last_time(scene: Scene) -> float | None:
-    """The last time that a fault or an ending states; None where none does."""
-    entries = (entry for one in scene.faults for entry in (one.first, one.last))
-    times = (scene.ordering.dated(one) for one in entries)
-    return max((time for time in times if time is not None), default=None)
+def _stepping(scene: Scene) -> list[JobStream]:
+    return [one for one in scene.job.streams.values() if one.last_step_at is not None]
+
+
+def _spin(scene: Scene, last_step: float | None) -> Spinning | None:
+    beside = scene.job.beside
+    if beside is None or last_step is None:
+        return None
+    return spinning(beside.monitors, last_step)
 
 
 @dataclass
@@ -153,20 +127,20 @@ class _Ended:
     ending: Fault
     end: float
     kind: str = ""
-    least: float = field(default=0.0)
+    least: float = 0.0
 
     @cached_property
     def stepping(self) -> list[JobStream]:
-        return [one for one in self.scene.job.streams.values() if one.last_step_at is not None]
+        return _stepping(self.scene)
 
     @cached_property
     def last_step(self) -> float | None:
-        return last_step_time(self.scene, self.stepping, self.end)
+        return progress.last_step_time(self.scene, self.stepping, self.end)
 
     @cached_property
     def entries(self) -> list[Timed]:
         """The last entries that state a time and are of the time before the end."""
-        return timed_entries(self.scene, self.is_before)
+        return progress.timed_entries(self.scene, self.is_before)
 
     @cached_property
     def own_times(self) -> list[Timed]:
@@ -184,22 +158,17 @@ class _Ended:
         return heartbeats(self.own_times if self.last_step is None else self.later)
 
     @cached_property
-    def longest(self) -> float:
-        """The longest pause between two steps; 0.0 where none is known."""
-        return max((one.longest_pause for one in self.stepping), default=0.0)
-
-    @cached_property
     def rates(self) -> list[Rate]:
-        found = (rate_of(self.scene, one) for one in self.stepping)
+        found = (progress.rate_of(self.scene, one) for one in self.stepping)
         return [rate for rate in found if rate is not None]
 
     @cached_property
     def behind(self) -> list[Row]:
-        return behind(self.stepping)
+        return standing.behind(self.stepping)
 
     @cached_property
-    def elsewhere(self) -> list[tuple[Row, str]]:
-        return elsewhere(
+    def elsewhere(self) -> list[Row]:
+        return standing.elsewhere(
             self.scene, lambda one: self.is_before(one) and one.event not in self.beats
         )
 
@@ -208,7 +177,7 @@ class _Ended:
         # No training goes on for long after its end: the clock of that file is another.
         other = self.last_step is not None and self.last_step > self.end + MIN_SECONDS
         comparable = entry.file == self.ending.first.file or not other
-        if says_no_progress(entry.text) or self._announces_end(entry):
+        if progress.says_no_progress(entry.text) or self._announces_end(entry):
             return False
         late = comparable and self.scene.ordering.after(entry, self.ending.first)
         return entry.event not in self.scene.matched_events and not late
@@ -222,12 +191,11 @@ class _Ended:
         return time is not None and abs(self.end - time) <= SAME_MOMENT
 
     def hang(self) -> Hang | None:
-        stated = 0.0 if self.rates else ran_for_little(
+        stated = 0.0 if self.rates else progress.ran_for_little(
             self.scene.job, self.stepping, self.ending.first, MIN_SECONDS_WITHOUT_STEPS
         )  # fmt: skip
         if stated:
-            rows = self.behind or [row for row, _ in self.elsewhere]
-            return Hang(kind="hang without steps", rows=rows, stated=stated)
+            return Hang("hang without steps", stated=stated)
         times = [time for time, _ in self.entries]
         last_entry = max(times, default=self.last_step if self.rates else None)
         if last_entry is None:
@@ -240,45 +208,42 @@ class _Ended:
 
         Who takes the stacks of all and then ends the job has seen that it does not move.
         """
-        job = self.scene.job
-        seen = job.beside is not None and wait_together(job.beside.stacks)
-        steps = job.furthest is not None and not job.furthest.counts_samples
-        by_person = self.ending.has("by a person")
-        return Hang(kind="hang that was watched") if by_person and seen and steps else None
+        beside = self.scene.job.beside
+        seen = beside is not None and wait_together(beside.stacks)
+        return Hang("hang that was watched") if seen and self.ending.has("by a person") else None
 
     def _silence(self, last_entry: float) -> tuple[float, bool] | None:
         """Seconds without progress, and whether they are the least; None for no hang."""
         self._set_least()
         last_step = self.last_step
-        apart = self.behind or self.elsewhere
-        if last_step is not None and last_step > last_entry and apart:
+        if last_step is not None and last_step > last_entry and (self.behind or self.elsewhere):
             # The steps state no times. That a rank is elsewhere tells of a hang all the same.
             last_step, self.kind = None, "hang that was watched"
         gap = self.end - (last_entry if last_step is None else max(last_entry, last_step))
         gap += YEAR_SECONDS if gap < -HALF_YEAR_SECONDS else 0.0
         other_clock = self._may_be_of_clocks(gap, last_entry)
         before = self._since_last_progress(last_step, last_entry, gap)
-        one_clock = self._is_of_one_clock()
-        known = before + (_apart_from_zones(gap) if other_clock or not one_clock else gap)
-        known = max(known, min(stated_silence(self.scene.job), gap))
+        apart = other_clock or not self._is_of_one_clock()
+        known = before + (_apart_from_zones(gap) if apart else gap)
+        known = max(known, min(progress.stated_silence(self.scene.job), gap))
         if known < self.least and not other_clock:
             known = before + gap
-        if self.ending.has("watched") and last_step is not None:
-            self.kind = "hang that was watched" if known < self.least else self.kind
-        elif known < self.least:
-            return None
+        if known < self.least:
+            if not self.ending.has("watched"):
+                return None
+            self.kind = "hang that was watched"
         return known, other_clock or known < before + gap
 
     def _set_least(self) -> None:
-        self.kind = "hang" if self.longest else "hang without steps"
-        if self.longest:
-            self.least = max(MIN_SECONDS, MIN_RATIO * self.longest)
+        longest = _longest_pause(self.stepping)
+        self.kind = "hang" if longest else "hang without steps"
+        if longest:
+            self.least = max(MIN_SECONDS, MIN_RATIO * longest)
         elif self.rates:
             pause = max(rate.pause for rate in self.rates)
             self.least = max(MIN_SECONDS_WITHOUT_STEPS, MIN_RATIO * pause)
         else:
-            apart = self.behind or self.elsewhere
-            self.least = MIN_SECONDS if apart else MIN_SECONDS_WITHOUT_STEPS
+            self.least = MIN_SECONDS if self.elsewhere else MIN_SECONDS_WITHOUT_STEPS
 
     def _is_of_one_clock(self) -> bool:
         timed = [entry for _, entry in self.entries if entry.time is not None]
@@ -286,19 +251,19 @@ class _Ended:
 
     def _may_be_of_clocks(self, gap: float, last_entry: float) -> bool:
         """True if the gap may be one between two clocks: an entry before keeps its own."""
-        if gap < 0:
-            return True
-        if not may_be_time_zone(gap):
-            return False
+        if gap < 0 or not may_be_time_zone(gap):
+            return gap < 0
         limit = self.ending.has("time limit") and self._is_of_one_clock()
-        ran = last_entry - begun(self.scene, last_entry)
-        return not (limit and ran < MIN_SHARE_BEFORE_LIMIT * gap)
+        dated, streams = self.scene.ordering.dated, self.scene.job.streams.values()
+        heads = [dated(one) for stream in streams for one in stream.head]
+        begin = min((at for at in heads if at is not None and at <= last_entry), default=last_entry)
+        return not (limit and last_entry - begin < MIN_SHARE_BEFORE_LIMIT * gap)
 
     def _since_last_progress(self, last_step: float | None, last_entry: float, gap: float) -> float:
         """Seconds from the last sign of progress to the last entry; sets `kind` and `least`."""
         if last_step is None or not self.later:
             return 0.0
-        if are_heartbeats(self.later, self.stepping):
+        if progress.are_heartbeats(self.later, self.stepping):
             before = last_entry - last_step
             self.kind = self.kind if before < gap else "hang with heartbeats"
             return before
@@ -313,22 +278,18 @@ class _Ended:
 
     def _located(self, seconds: float, least: bool) -> Hang:
         """The hang, with the ranks at which it stands."""
-        job, last_step = self.scene.job, self.last_step
-        spin = None
-        if last_step is not None and job.beside is not None:
-            spin = spinning(job.beside.monitors, last_step)
-        idle = idle_gpus(job, spin)
-        rows = fell_silent(job, self.entries, MIN_SECONDS, MIN_RATIO) or self.behind
-        last = unfinished(job, self.later) or ([] if rows else self.elsewhere)
-        last = last if rows or last or idle else last_words(self.later)
-        return Hang(
-            kind=self.kind,
-            seconds=seconds,
-            least=least,
-            rows=(*idle, *rows, *(row for row, _ in last)),
-            last_words=last[0][1] if last else left_open(job),
-            spin=spin,
-        )
+        spin = _spin(self.scene, self.last_step)
+        job, idle = self.scene.job, standing.idle_gpus(self.scene.job, spin)
+        rows = standing.fell_silent(job, self.entries, MIN_SECONDS, MIN_RATIO) or self.behind
+        last = standing.unfinished(job, self.later) or ([] if rows else self.elsewhere)
+        last = last or ([] if rows else standing.last_words(self.later))
+        stage, rows = last[0].stage if last else standing.left_open(job), [*idle, *rows, *last]
+        return Hang(self.kind, seconds, least, rows=rows, stage=stage, spin=spin)
+
+
+def _longest_pause(stepping: Sequence[JobStream]) -> float:
+    """The longest pause between two steps; 0.0 where none is known."""
+    return max((one.longest_pause for one in stepping), default=0.0)
 
 
 def _apart_from_zones(seconds: float) -> float:
@@ -339,79 +300,34 @@ def _apart_from_zones(seconds: float) -> float:
 
 def _unended(scene: Scene) -> Hang | None:
     """A training without steps to the end of logs in which nothing but heartbeats goes on."""
-    job = scene.job
-    stepping = [one for one in job.streams.values() if one.last_step_at is not None]
-    entries = timed_entries(scene)
-    end = max((time for time, _ in entries), default=None)
-    longest = max((one.longest_pause for one in stepping), default=0.0)
-    last_step = last_step_time(scene, stepping, end) if end is not None and longest else None
-    if end is None or last_step is None:
+    stepping, entries = _stepping(scene), progress.timed_entries(scene)
+    longest = _longest_pause(stepping)
+    end = entries[-1][0] if entries else 0.0
+    last_step = progress.last_step_time(scene, stepping, end) if entries and longest else None
+    if last_step is None:
         return None
-    spin = spinning(job.beside.monitors, last_step) if job.beside is not None else None
+    spin = _spin(scene, last_step)
     end = max(end, spin.until) if spin is not None else end
     later = [one for one in entries if one[0] > last_step]
-    least = MIN_RATIO * longest
-    if end - last_step < max(MIN_SECONDS, least):
+    least = max(MIN_SECONDS, MIN_RATIO * longest)
+    if end - last_step < least:
         return None
-    if not _only_beats(later, stepping, last_step, end, longest):
-        since = _quiet_since(later, stepping, last_step, least, by_gpus=spin is not None)
-        if since is None or end - since[0] < since[1]:
-            return None
-    rows, text = _who_stands(scene, stepping, entries, later, spin)
-    return Hang(
-        kind="hang with heartbeats",
-        seconds=end - last_step,
-        ended=False,
-        rows=rows,
-        last_words=text,
-        spin=spin,
-    )
-
-
-def _who_stands(
-    scene: Scene,
-    stepping: Sequence[JobStream],
-    entries: Sequence[Timed],
-    later: Sequence[Timed],
-    spin: Spinning | None,
-) -> tuple[list[Row], str]:
-    """Rows against the ranks at which a training stands that nothing ended; the last words."""
-    idle = idle_gpus(scene.job, spin)
-    rows = fell_silent(scene.job, entries, MIN_SECONDS, MIN_RATIO) or behind(stepping)
-    if rows or idle:
-        return [*idle, *rows], ""
-    last = alone_waiting(scene.job, later, heartbeats(later, of_all=False)) or last_words(later)
-    return [row for row, _ in last], last[0][1] if last else ""
-
-
-def _quiet_since(
-    later: Sequence[Timed],
-    stepping: Sequence[JobStream],
-    last_step: float,
-    least: float,
-    *,
-    by_gpus: bool,
-) -> tuple[float, float] | None:
-    """When the last entry but heartbeats came, and how long a silence is one; None without."""
-    beats = heartbeats(later, of_all=False)
-    if not beats and not by_gpus:
+    only_beats = len(later) >= progress.MIN_HEARTBEATS and progress.are_heartbeats(later, stepping)
+    if not only_beats and not _is_quiet(later, last_step, end, least, by_gpus=spin is not None):
         return None
-    quiet = [one for one in later if one[1].event not in beats]
-    names = {one.name for one in stepping}
-    at_work = any(one.stage in QUIET_STAGES for _, one in quiet if one.stream in names)
-    seconds = MIN_SECONDS_WITHOUT_STEPS if at_work else MIN_SECONDS
-    return max((time for time, _ in quiet), default=last_step), max(seconds, least)
+    rows = standing.idle_gpus(scene.job, spin) + standing.behind(stepping)
+    rows = rows or standing.alone_waiting(scene.job, later, heartbeats(later, of_all=False))
+    stage, kind = rows[0].stage if rows else "", "hang with heartbeats"
+    return Hang(kind, end - last_step, ended=False, rows=rows, stage=stage, spin=spin)
 
 
-def _only_beats(
-    later: Sequence[Timed],
-    stepping: Sequence[JobStream],
-    last_step: float,
-    end: float,
-    longest: float,
+def _is_quiet(
+    later: Sequence[Timed], last_step: float, end: float, least: float, *, by_gpus: bool
 ) -> bool:
-    """True if nothing but a few recurring entries follows the last step, far apart."""
-    times = [last_step, *(time for time, _ in later), end]
-    apart = max(after - before for before, after in pairwise(times))
-    enough = len(later) >= MIN_HEARTBEATS and apart > MIN_RATIO * longest
-    return enough and are_heartbeats(later, stepping)
+    """True if nothing but heartbeats was logged for long, or GPUs waited meanwhile."""
+    beats = heartbeats(later, of_all=False)
+    quiet = [one for one in later if one[1].event not in beats]
+    at_work = any(one.stage in QUIET_STAGES for _, one in quiet)
+    seconds = max(least, MIN_SECONDS_WITHOUT_STEPS if at_work else 0.0)
+    since = end - max((time for time, _ in quiet), default=last_step)
+    return bool(beats or by_gpus) and since >= seconds

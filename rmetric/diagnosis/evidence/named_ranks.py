@@ -1,47 +1,53 @@
-"""An entry names a rank or a node: a launcher's report, a message of another rank."""
+"""Entries name a rank, a node, a process or a device: of a launcher, a kernel, Ray, a writer."""
 
 from __future__ import annotations
 
+import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from rmetric.diagnosis.evidence.ranks import RankIndex, signal_of
+from rmetric.diagnosis.evidence.ranks import signal_of
 from rmetric.diagnosis.evidence.row import Row, Scene, divided
+from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.faults import Fault
 
 #: Entries of an error in a log without ranks that are of all ranks rather than of one.
 BY_ALL = 4
+#: Bus and device of a GPU, as the kernel writes them.
+_PCI = re.compile(r"(?:\b[0-9a-fA-F]{4,8}:)([0-9a-fA-F]{2}:[0-9a-fA-F]{2})\b")
+#: The process of a task of Ray, at the head of its traceback.
+_RAY_TASK = re.compile(r"\bray::\S+ \(pid=(?P<pid>\d{1,9}), ip=(?P<ip>[\d.a-f:]+)")
 
 
 def named_ranks(scene: Scene) -> Iterator[Row]:
     """Rows against the ranks that entries name."""
-    index = _with_innocent(scene)
-    own = [one for one in scene.faults if one.role == "cause"]
-    none_logged = not any(
-        name in index.ranks or name.startswith("node ") for one in own for name in one.streams
-    ) and all(one.count == 1 or one.follows for one in own)  # several may be of all ranks
+    innocent, causes = _innocent(scene), [one for one in scene.faults if one.role == "cause"]
+    none_logged = all(one.count == 1 or one.follows for one in causes) and not any(
+        name in scene.index.ranks or name.startswith("node ")
+        for one in causes
+        for name in one.streams
+    )  # several may be of all ranks
     for fault in scene.faults:
-        if fault.role != "ending" and not _of_many(scene, fault, index):
-            yield from _implicated(fault, index, none_logged)
+        if fault.role != "ending" and not _of_many(scene, fault):
+            yield from _implicated(scene, fault, innocent, none_logged)
 
 
-def _with_innocent(scene: Scene) -> RankIndex:
-    """The ranks, of which those that waited for another or lost it did not end of themselves.
+def _innocent(scene: Scene) -> set[str]:
+    """Streams of those that waited for another or lost it, whatever a launcher reports of them.
 
-    Whatever a launcher reports. Nor did the first of all ranks that fail in the same way.
+    They did not end of themselves. Nor did the first of all ranks that fail in the same way.
     """
     stated = (
         one
         for one in scene.faults
         if one.role == "echo"
-        or one.signature.of_two
         or (one.role == "cause" and one.follows and one.has("connection"))
         or (one.role == "cause" and not scene.index.is_minority(len(one.streams)))
     )
-    return RankIndex(scene.job, innocent={name for one in stated for name in one.streams})
+    return {name for one in stated for name in one.streams}
 
 
-def _of_many(scene: Scene, exits: Fault, index: RankIndex) -> bool:
+def _of_many(scene: Scene, exits: Fault) -> bool:
     """Return True for plain exits of which others may have been the first.
 
     They stand behind the report of a lost peer, or behind an error of the program that was logged
@@ -51,7 +57,7 @@ def _of_many(scene: Scene, exits: Fault, index: RankIndex) -> bool:
         return False
     if exits.has("task exit") and _behind_a_loss(scene, exits):
         return True  # whoever loses another one ends, the first as well as the last
-    if index.ranks or any(signal_of(one) for match in exits.matches for one in match.named):
+    if scene.index.ranks or any(signal_of(fields) for _, fields in exits.entries):
         return False
     return any(
         scene.ordering.after(exits.first, one.first) and _is_of_all(one) for one in scene.faults
@@ -73,43 +79,128 @@ def _is_of_all(one: Fault) -> bool:
     return lost or (one.signature.actor == "user" and one.count >= BY_ALL and not one.follows)
 
 
-def _implicated(fault: Fault, index: RankIndex, none_logged: bool) -> Iterator[Row]:
+def _implicated(scene: Scene, fault: Fault, innocent: set[str], none_logged: bool) -> list[Row]:
     """Rows against the ranks named in the entries; stronger where they are fewer.
 
     Args:
+        scene: the job.
         fault: whose entries they are.
-        index: of the job.
+        innocent: streams that a launcher's report does not implicate.
         none_logged: no rank or node is known to have logged a cause.
     """
-    is_symptom, words = fault.role == "symptom", f"named in: {fault.signature.title}"
-    implicated: dict[str, str] = {}
-    aborted = False
-    agreed = _agreed(fault)
-    for stream, fields in ((one.stream, each) for one in fault.matches for each in one.named):
-        for name in index.implicated_ranks(fields, stream):
-            if not is_symptom or name not in index.innocent or name in agreed:
-                implicated[name] = words
-                aborted |= signal_of(fields) == signal.SIGABRT
-    implicated = index.prefer_known(implicated)
+    index, is_symptom, aborted = scene.index, fault.role == "symptom", False
+    spared = innocent - _agreed(fault) if is_symptom else set[str]()
+    names: dict[str, None] = {}
+    for stream, fields in fault.entries:
+        of = [name for name in index.implicated_ranks(fields, stream) if name not in spared]
+        names |= dict.fromkeys(of)
+        aborted |= bool(of) and signal_of(fields) == signal.SIGABRT
+    # A node may have left no log.
+    implicated = [*filter(index.is_known, names)] or [*names]
     whole = index.node_of_all(implicated)
     if whole is not None:  # of which no rank is more to blame than another
-        implicated = {f"node {whole}": words}
+        implicated = [f"node {whole}"]
     if not index.is_minority(len(implicated)):
-        return
+        return []
     # A launcher reports consequences too, and watchdogs end processes by an abort. But the only
     # exit that no loss and no log of a rank explains is strong evidence.
-    alone = is_symptom and len(implicated) == 1 and (index.innocent or none_logged)
+    alone = is_symptom and len(implicated) == 1 and (innocent or none_logged)
     states = not fault.follows and not aborted
     kind = "accused" if states else "only exit" if alone else "implicated"
-    yield from divided(implicated, kind, words)
+    return _against(implicated, kind, "named in: {}", fault)
 
 
-def _agreed(fault: Fault) -> frozenset[str]:
+def _against(names: Iterable[str], kind: str, words: str, fault: Fault) -> list[Row]:
+    return divided(Row(name, kind, words.format(fault.signature.title)) for name in names)
+
+
+def _agreed(fault: Fault) -> set[str]:
     """The rank that several ranks name alike, as those that hear of a failed checkpoint do."""
-    told = [
-        (one.stream, each["rank"]) for one in fault.matches for each in one.named if "rank" in each
-    ]
-    ranks = {rank for _, rank in told}
-    streams = {stream for stream, rank in told if stream not in (f"rank {rank}", "")}
-    by_ranks = sum(stream.startswith("rank ") for stream in streams)
-    return frozenset(f"rank {rank}" for rank in ranks if len(ranks) == 1 and by_ranks > 1)
+    told = [(stream, fields["rank"]) for stream, fields in fault.entries if "rank" in fields]
+    ranks = {f"rank {rank}" for _, rank in told}
+    by_ranks = {stream for stream, _ in told if stream.startswith("rank ")} - ranks
+    return ranks if len(ranks) == 1 and len(by_ranks) > 1 else set()
+
+
+def processes(scene: Scene) -> Iterator[Row]:
+    """Rows against the ranks whose processes or devices entries name."""
+    job, index = scene.job, scene.index
+    waited = {name for one in scene.faults if one.role == "echo" for name in one.streams}
+    for fault in scene.faults:
+        if fault.role == "cause" and fault.signature.rank:
+            writers = index.without_logs(_writers(scene, fault))
+            if index.is_minority(len(writers)):
+                yield from _against(writers, "accused", "logged: {}", fault)
+            yield from _on_its_node(job, fault)
+            tasks = sorted(_tasks_of_ray(job, fault))
+            yield from _against(tasks, "accused", "its process raised: {}", fault)
+        if fault.role == "cause" or fault.has("hang"):
+            owners = sorted(_owners(job, fault) - waited)
+            kind = "accused" if fault.role == "cause" else "implicated"
+            if index.is_minority(len(owners)):
+                yield from _against(owners, kind, "its process is named in: {}", fault)
+
+
+def _owners(job: Job, fault: Fault) -> set[str]:
+    """The ranks whose processes entries name, of which each number is of one."""
+    blocked = fault.has("blocked process") or fault.has("stopped process")
+    found = set()
+    for stream, fields in fault.entries:
+        number = int(pid) if (pid := fields.get("pid", "")).isdigit() else -1
+        of = job.ranks_of_numbers.get(number, set())
+        node = stream.removeprefix("node ")
+        if "pid" in fields and node != stream:  # of a kernel
+            known = job.rank_of_pid.get((node, number))
+            of = ({known} if known is not None else of) if blocked else set()
+            found |= {stream} if blocked and len(of) != 1 else set()
+        found |= {f"rank {min(of)}"} if len(of) == 1 else set()
+    return found
+
+
+def _tasks_of_ray(job: Job, fault: Fault) -> Iterator[str]:
+    """The ranks of Ray's workers whose traceback in the driver's log ends with a fault.
+
+    verl names its workers by their node in the pool and their number on it: "WorkerDict_1:3".
+    """
+    for match in fault.matches:
+        before = [one for one in job.streams[match.stream].tail if one.order <= match.first.order]
+        tasks = [task for entry in before[-2:] for task in _RAY_TASK.findall(entry.text)]
+        if tasks and (rank := job.rank_of_pid.get((tasks[-1][1], int(tasks[-1][0])))) is not None:
+            yield f"rank {rank}"
+    each = job.ranks_per_node
+    for _, fields in fault.entries:
+        if each and "pool_node" in fields:
+            yield f"rank {int(fields['pool_node']) * each + int(fields['pool_local'])}"
+
+
+def _writers(scene: Scene, fault: Fault) -> list[int]:
+    """Ranks that state their number in the entry, where the log does not."""
+    ranks = scene.index.ranks
+    stated = (fields for stream, fields in fault.entries if stream not in ranks)
+    return sorted({int(fields["writer"]) for fields in stated if "writer" in fields})
+
+
+def _on_its_node(job: Job, fault: Fault) -> list[Row]:
+    """Rows against the ranks whose GPUs or processes a node's kernel names."""
+    if fault.follows and not fault.has("kill"):  # which says several things
+        return []
+    ranks: dict[int, str] = {}
+    for stream, fields in fault.entries:
+        node = stream.removeprefix("node ")
+        if node == stream:
+            continue
+        address = _PCI.search(fields.get("gpu", ""))
+        number = int(pid) if (pid := fields.get("pid", "")).isdigit() else -1
+        by_gpu = job.rank_of_gpu.get((node, address[1].lower())) if address else None
+        by_pid = job.rank_of_pid.get((node, number), job.rank_of_pid.get((None, number)))
+        if by_gpu is not None:
+            ranks[by_gpu] = "GPU"
+        elif by_pid is not None:
+            ranks[by_pid] = "process"
+    if len(fault.matches) > len(ranks):
+        return []  # another node's is not known
+    words = f"its {{}} is named in: {fault.signature.title}"
+    return divided(
+        Row(f"rank {rank}", "kernel", words.format(what), fault.confidence)
+        for rank, what in sorted(ranks.items())
+    )

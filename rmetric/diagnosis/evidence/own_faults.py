@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from rmetric.diagnosis.evidence.ranks import MAX_COMMON_SHARE
 from rmetric.diagnosis.evidence.row import Row, Scene
+from rmetric.diagnosis.facts.job import Match
 from rmetric.diagnosis.faults import Fault
-from rmetric.diagnosis.job import Match
 
 
 def own_faults(scene: Scene) -> Iterator[Row]:
@@ -54,7 +54,7 @@ def _own_matches(scene: Scene, fault: Fault) -> list[Match]:
 
 
 def _tells_of_another(scene: Scene, fault: Fault) -> bool:
-    named = any(fields.get("node") for match in fault.matches for fields in match.named)
+    named = any(fields.get("node") for _, fields in fault.entries)
     ranks = scene.index.ranks
     placed = any(name in ranks or name.startswith("node ") for name in fault.streams)
     elsewhere = named and (fault.has("node failure") or not placed)

@@ -8,32 +8,34 @@ from rmetric.diagnosis.evidence.ranks import MAX_COMMON_SHARE
 from rmetric.diagnosis.evidence.row import Row, Scene, divided
 from rmetric.diagnosis.faults import IN_FLIGHT
 from rmetric.diagnosis.inferred import DIFFERENT, ELSEWHERE, KEPT_WAITING, NOT_ENTERED
-from rmetric.diagnosis.patterns.stages import awaited
+from rmetric.diagnosis.library.stages import awaited
 
 #: Share of its strength that evidence of a recorder has where hardly any other waits.
 LEAST_SHARE = 0.9
 
 
-def recorders(scene: Scene) -> Iterator[Row]:
+def recorders(scene: Scene) -> list[Row]:
     """Rows against the ranks that hold up others, the stronger the more wait for them."""
-    found = scene.beside.recorded
-    for name, (words, share) in found.items():
-        each = (LEAST_SHARE + (1 - LEAST_SHARE) * share) * len(found) ** -0.5
-        yield Row(name, "recorder", words, each, NOT_ENTERED)
+    return divided(
+        Row(name, "recorder", words, LEAST_SHARE + (1 - LEAST_SHARE) * share, NOT_ENTERED)
+        for name, (words, share) in scene.beside.recorded.items()
+    )
 
 
 def stacks(scene: Scene) -> Iterator[Row]:
     """Rows against the ranks whose stack is not that of most."""
     beside = scene.beside
-    for name, words in beside.stood.items():
-        kind = "stack" if beside.stays else "stack of one that moves"
-        stage = beside.awaited.get(name, "")
-        yield Row(name, kind, words, len(beside.stood) ** -0.5, ELSEWHERE, stage=stage)
+    kind = "stack" if beside.stays else "stack of one that moves"
+    yield from divided(
+        Row(name, kind, words, 1.0, ELSEWHERE, stage=beside.awaited.get(name, ""))
+        for name, words in beside.stood.items()
+    )
     if "" in beside.awaited:  # of a process of which no more is known
         yield Row("", "stack", beside.unnamed.words, 1.0, ELSEWHERE, stage=beside.awaited[""])
-    for name, words in beside.collectives.items():
-        each = len(beside.collectives) ** -0.5
-        yield Row(name, "stack in a collective", words, each, DIFFERENT)
+    yield from divided(
+        Row(name, "stack in a collective", words, 1.0, DIFFERENT)
+        for name, words in beside.collectives.items()
+    )
 
 
 def last_waits(scene: Scene) -> list[Row]:
@@ -61,11 +63,10 @@ def last_waits(scene: Scene) -> list[Row]:
         found[stream.name] = last, stage
     if len(found) > MAX_COMMON_SHARE * len(scene.job.active_streams):
         return []
-    each = len(found) ** -0.5 if found else 0.0
-    return [
-        Row(name, "last wait", repr(end_of(last.text)), each, KEPT_WAITING, last, stage)
+    return divided(
+        Row(name, "last wait", repr(end_of(last.text)), 1.0, KEPT_WAITING, last, stage)
         for name, (last, stage) in found.items()
-    ]
+    )
 
 
 #: Stages for which a process waits in the kernel.
@@ -85,8 +86,10 @@ def blocked(scene: Scene) -> list[Row]:
     }
     if len(set(found.values())) != 1:
         return []
-    rows = divided([*found], "blocked", "its process waits in the kernel", hypothesis=KEPT_WAITING)
-    return [one._replace(stage=found[one.target]) for one in rows]
+    return divided(
+        Row(name, "blocked", "its process waits in the kernel", 1.0, KEPT_WAITING, stage=stage)
+        for name, stage in found.items()
+    )
 
 
 #: Characters that are quoted of an entry.

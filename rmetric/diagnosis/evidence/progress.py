@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from rmetric.diagnosis.evidence.row import Scene
-from rmetric.diagnosis.job import Job, JobStream, Occurrence
+from rmetric.diagnosis.facts.job import Job, JobStream, Occurrence
 from rmetric.diagnosis.reading.timestamps import parse, without_year
 
 #: An entry with its time in seconds.
@@ -87,21 +87,13 @@ def _stated_seconds(stream: JobStream) -> float:
     return steps * float(found["each"]) * (1e-3 if found["ms"] else 1.0)
 
 
-def begun(scene: Scene, last: float) -> float:
-    """When the job began, by any line that states it before the `last` sign of progress."""
-    ordering = scene.ordering
-    heads = (ordering.dated(one) for stream in scene.job.streams.values() for one in stream.head)
-    known = [time for time in heads if time is not None and time <= last]
-    return min([*known, ordering.span[0] if ordering.span else last])
-
-
 def end_by_limit(job: Job, end: Occurrence) -> float | None:
     """When a job ended whose undated last line states for how many seconds it had run."""
     found = _RAN.search(end.text) if end.time is None else None
     if found is None:
         return None
-    own = [one for one in job.streams.values() if end.file in one.files]
-    begins = [one.first_time for one in own if one.first_time is not None]
+    own = (one.first_time for one in job.streams.values() if end.file in one.files)
+    begins = [time for time in own if time is not None]
     return min(begins) + float(found[1]) if begins else None
 
 
@@ -130,24 +122,22 @@ def last_step_time(scene: Scene, stepping: Sequence[JobStream], end: float) -> f
 
 
 def _last_step_of(
-    scene: Scene, stream: JobStream, end: float, saved: Sequence[tuple[int, str, float]]
+    scene: Scene, stream: JobStream, end: float, saved: Sequence[tuple[int, float]]
 ) -> float | None:
     if stream.last_step_at is None:
         return None
     at = scene.ordering.at_latest(stream.last_step_at)
     time = end if at is None else scene.ordering.dated(at)
-    known = [
-        when for step, file, when in saved if step == stream.last_step and file not in stream.files
-    ]
+    known = [when for step, when in saved if step == stream.last_step]
     if (rate := rate_of(scene, stream)) is not None:
         known.append(rate.last)
     return None if time is None else min([time, *known])
 
 
-def _saved_steps(scene: Scene) -> list[tuple[int, str, float]]:
-    """Steps that checkpoints are named after, each with the file that states it, and when."""
+def _saved_steps(scene: Scene) -> list[tuple[int, float]]:
+    """Steps that checkpoints are named after, and when."""
     return [
-        (int(step), entry.file, time)
+        (int(step), time)
         for one in scene.job.streams.values()
         for entry in one.tail
         if entry.stage == "checkpoint" and (time := scene.ordering.dated(entry)) is not None

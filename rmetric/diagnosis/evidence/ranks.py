@@ -7,8 +7,8 @@ import signal
 from collections import Counter
 from collections.abc import Collection, Sequence
 
+from rmetric.diagnosis.facts.job import Job, Match, short
 from rmetric.diagnosis.facts.statements import expanded
-from rmetric.diagnosis.job import Job, Match, short
 
 #: Behaviour of more than this share of the ranks is no evidence against one of them.
 MAX_COMMON_SHARE = 0.5
@@ -24,11 +24,9 @@ class RankIndex:
     Attributes:
         active, silent: names of streams with log lines, and of ranks without any.
         ranks: name -> rank, of active streams that have one.
-        innocent: names to exclude, though a launcher reports them.
     """
 
-    def __init__(self, job: Job, innocent: Collection[str] = ()) -> None:
-        self.innocent = frozenset(innocent)
+    def __init__(self, job: Job) -> None:
         self.active = {one.name for one in job.active_streams}
         self.ranks = {one.name: one.rank for one in job.active_streams if one.rank is not None}
         self.silent = {f"rank {rank}" for rank in job.silent_ranks}
@@ -49,10 +47,6 @@ class RankIndex:
 
     def is_known(self, name: str) -> bool:
         return name in self.active or name in self.silent
-
-    def prefer_known(self, names: dict[str, str]) -> dict[str, str]:
-        """Those that the job has, if it has any; a node may have left no log."""
-        return {name: words for name, words in names.items() if self.is_known(name)} or names
 
     def implicated_ranks(self, fields: dict[str, str], stream: str = "") -> list[str]:
         """Streams of the ranks or the nodes that an entry names; they may have no log lines.
@@ -106,8 +100,6 @@ class RankIndex:
         """The node of these several ranks, where other nodes have ranks too; None otherwise."""
         if len(matches) < 2 or len(self._on_node) < 2:
             return None
-        if any(one.stream not in self.ranks for one in matches):
-            return None
         nodes = {self._job.node_of(self._job.streams[one.stream]) for one in matches}
         return nodes.pop() if len(nodes) == 1 else None
 
@@ -125,16 +117,11 @@ class RankIndex:
         if node is not None and len(self._on_node) > 1:
             return self._at(sorted(self._on_node.get(short(node), [])), local_rank)
         size = self._job.world_size or max(self.ranks.values(), default=0) + 1
-        if node in self._job.nodes and (each := self._job.ranks_per_node) and local_rank < each:
-            return self.without_logs([self._job.nodes.index(node) * each + local_rank])
         one_node = len(self._on_node) <= 1 and size <= (self._job.ranks_per_node or MAX_PER_NODE)
         name = f"rank {local_rank}"
-        if not one_node:
-            return []
-        if self.is_known(name):
-            return [name]
-        alone = not self.ranks and len(self._job.files) == 1
-        return self.without_logs([local_rank]) if alone else []
+        if not one_node or self.is_known(name):
+            return [name] if one_node else []
+        return self.without_logs([local_rank]) if len(self._job.files) == 1 else []
 
     def _at(self, ranks: Sequence[tuple[int, str]], local_rank: int) -> list[str]:
         """The rank of a number among those of one node, some of which may be silent."""
@@ -156,13 +143,7 @@ class RankIndex:
                 return self._at(ranks, int(local_rank)) or [f"node {node}"]
             if ranks:
                 return [one for _, one in ranks]
-        # A file of a pod may be called after the end of its name.
-        ends = [
-            one
-            for one in self.active
-            if one.startswith("node ") and f"-{node}".endswith(f"-{one[5:]}")
-        ]
-        return ends if len(ends) == 1 else [f"node {node}"]
+        return [f"node {node}"]
 
 
 def numbers_in(text: str) -> list[int]:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from rmetric.diagnosis.beside.findings import BesideFindings, find_beside
 from rmetric.diagnosis.clock import Ordering
 from rmetric.diagnosis.evidence.ranks import RankIndex
+from rmetric.diagnosis.facts.job import Job, JobStream, Occurrence
 from rmetric.diagnosis.faults import Fault
-from rmetric.diagnosis.healthy import HealthyReference
-from rmetric.diagnosis.job import Job, JobStream, Occurrence
+from rmetric.diagnosis.patterns.auxiliary import AuxiliaryFindings, find_in_auxiliary
 from rmetric.diagnosis.patterns.spatial import PeerOutlier, peer_outliers
 from rmetric.diagnosis.patterns.values import NumberOutlier, number_outliers
+from rmetric.diagnosis.pool import HealthyReference
 
 
 class Row(NamedTuple):
@@ -80,9 +80,9 @@ class Scene:
         return RankIndex(self.job)
 
     @cached_property
-    def beside(self) -> BesideFindings:
+    def beside(self) -> AuxiliaryFindings:
         """What flight recorders and stacks show."""
-        return find_beside(self.job, self.ordering.after, self.index.at)
+        return find_in_auxiliary(self.job, self.ordering.after, self.index.at)
 
     @cached_property
     def outliers(self) -> list[PeerOutlier]:
@@ -98,6 +98,11 @@ class Scene:
     def number_outliers(self) -> list[NumberOutlier]:
         """Ranks whose losses or times are not those of the others."""
         return number_outliers(self.job)
+
+    @property
+    def entries(self) -> Iterator[tuple[str, dict[str, str]]]:
+        """The stream and the named groups of the entries of all faults."""
+        return (entry for fault in self.faults for entry in fault.entries)
 
     @cached_property
     def matched_events(self) -> frozenset[int]:
@@ -127,9 +132,8 @@ def strongest(rows: Iterable[Row]) -> dict[str, float]:
     return {row.kind: row.strength for row in sorted(rows, key=lambda one: one.strength)}
 
 
-def divided(
-    streams: Collection[str], kind: str, words: str, strength: float = 1.0, hypothesis: str = ""
-) -> list[Row]:
+def divided(rows: Iterable[Row]) -> list[Row]:
     """The same evidence against several streams; the more there are, the weaker it is."""
-    each = strength / max(1, len(streams)) ** 0.5
-    return [Row(one, kind, words, each, hypothesis) for one in streams]
+    each = list(rows)
+    many = len({row.target for row in each}) ** 0.5
+    return [row._replace(strength=row.strength / many) for row in each]

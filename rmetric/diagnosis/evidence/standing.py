@@ -9,13 +9,14 @@ from itertools import pairwise
 from operator import itemgetter
 from statistics import median
 
-from rmetric.diagnosis.beside.gpus import Spinning
+from rmetric.diagnosis.auxiliary.gpus import Spinning
 from rmetric.diagnosis.evidence.places import end_of
 from rmetric.diagnosis.evidence.progress import Timed
 from rmetric.diagnosis.evidence.ranks import MAX_COMMON_SHARE
 from rmetric.diagnosis.evidence.row import Row, Scene, divided
-from rmetric.diagnosis.job import Job, JobStream, Occurrence
-from rmetric.diagnosis.patterns.peers import Peer, may_be_same, peers
+from rmetric.diagnosis.facts.job import Job, JobStream, Occurrence
+from rmetric.diagnosis.library.stages import stage_of_wait
+from rmetric.diagnosis.patterns.peers import Peer, peers
 
 _NUMBERS = re.compile(r"\d+")
 _RANK = re.compile(r"(?i)\b(?:global_|world_)?rank[ =:#]{0,2}(\d{1,6})\b")
@@ -43,19 +44,19 @@ MIN_RANKS_ALIKE = 3
 
 
 def left_open(job: Job) -> str:
-    """What was begun once or twice oftener than it was done, over the whole log; "" without."""
+    """The stage of what was begun once or twice oftener than it was done, over the whole log."""
     counts = {_END_OF_SENTENCE.sub("", one.template): one.count for one in job.events}
     for template, count in counts.items():
         for begun, done in _BEGUN_AND_DONE:
             twin = counts.get(template.replace(begun, done)) if begun in template else None
             if twin is not None and 0 < count - twin <= MAX_LEFT_OPEN:
-                return template
+                return stage_of_wait(template)
     return ""
 
 
 def idle_gpus(job: Job, spin: Spinning | None) -> list[Row]:
     """Evidence against the ranks whose GPUs are idle while those of the others spin."""
-    if spin is None or len(spin.idle) > MAX_COMMON_SHARE * spin.number:
+    if spin is None:
         return []
     names = list[str]()
     nodes = {one.rank: one.node for one in job.streams.values() if one.rank is not None}
@@ -67,7 +68,7 @@ def idle_gpus(job: Job, spin: Spinning | None) -> list[Row]:
     gpus = ", ".join(f"GPU {gpu}{f' of {node}' if node else ''}" for node, gpu in spin.idle)
     verb = "is" if len(spin.idle) == 1 else "are"
     words = f"{gpus} {verb} idle while {spin.number} others spin in a kernel"
-    return divided(names, "idle gpu", words)
+    return divided(Row(name, "idle gpu", words) for name in names)
 
 
 def fell_silent(job: Job, entries: Sequence[Timed], least: float, ratio: float) -> list[Row]:
@@ -88,10 +89,9 @@ def fell_silent(job: Job, entries: Sequence[Timed], least: float, ratio: float) 
     if len(silent) > MAX_COMMON_SHARE * len(times):
         return []
     words = f"logs nothing for the last {{}}, while {len(times) - len(silent)} others do"
-    return [
-        Row(name, "behind", words.format(span(end - times[name][-1])), len(silent) ** -0.5)
-        for name in silent
-    ]
+    return divided(
+        Row(name, "behind", words.format(span(end - times[name][-1]))) for name in silent
+    )
 
 
 def behind(stepping: Sequence[JobStream]) -> list[Row]:
@@ -100,32 +100,26 @@ def behind(stepping: Sequence[JobStream]) -> list[Row]:
     top = max((one.last_step or 0 for one in ranks), default=0)
     late = [one for one in ranks if (one.last_step or 0) < top]
     at_top = len(ranks) - len(late)
-    if (
-        not late
-        or at_top < MIN_SHARE_AT_TOP * len(ranks)
-        or len(late) > MAX_COMMON_SHARE * len(ranks)
-    ):
+    if not late or at_top < MIN_SHARE_AT_TOP * len(ranks):
         return []
     steps = sorted({one.last_step or 0 for one in late})
     words = f"its last step is {steps[0]}, that of {at_top} others {top}"
-    return divided([one.name for one in late], "behind", words)
+    return divided(Row(one.name, "behind", words) for one in late)
 
 
-def last_words(later: Sequence[Timed]) -> list[tuple[Row, str]]:
-    """Evidence against the rank that the only entry which is no heartbeat states; and its text."""
+def last_words(later: Sequence[Timed]) -> list[Row]:
+    """Evidence against the rank that the only entry which is no heartbeat states."""
     times = Counter(entry.event for _, entry in later)
     alone = [entry for _, entry in later if times[entry.event] == 1]
     ranks = {number for one in alone for number in _RANK.findall(one.text)}
     if len(alone) != 1 or len(ranks) != 1:
         return []
-    text = alone[0].text
-    words = f"the last entry before the silence is its own: {end_of(text)!r}"
-    sign = Row(f"rank {int(ranks.pop())}", "last before silence", words)
-    return [(sign, text)]
+    words = "the last entry before the silence is its own: {}"
+    return [_stands(f"rank {int(ranks.pop())}", "last before silence", words, alone[0].text)]
 
 
-def unfinished(job: Job, later: Sequence[Timed]) -> list[tuple[Row, str]]:
-    """Evidence against the only one of several that began a file and is not done; its text."""
+def unfinished(job: Job, later: Sequence[Timed]) -> list[Row]:
+    """Evidence against the only one of several that began a file and is not done."""
     begun: dict[str, Occurrence] = {}
     for _, entry in later:
         if found := _BEGUN.search(entry.text):
@@ -144,39 +138,37 @@ def unfinished(job: Job, later: Sequence[Timed]) -> list[tuple[Row, str]]:
     ]
     unknown = job.streams[entry.stream].rank is None and len(varying) == 1
     name = f"rank {int(varying[0])}" if unknown else entry.stream
-    words = f"did not finish, as {len(begun) - 1} others did: {end_of(entry.text)!r}"
-    return [(Row(name, "behind", words), entry.text)]
+    words = f"did not finish, as {len(begun) - 1} others did: {{}}"
+    return [_stands(name, "behind", words, entry.text)]
+
+
+def _stands(name: str, kind: str, words: str, text: str) -> Row:
+    """Evidence against a rank by the entry at which it stands."""
+    return Row(name, kind, words.format(repr(end_of(text))), stage=stage_of_wait(text))
 
 
 def _name_of(file: str) -> str:
     return file.strip("'\"`.,:;()")
 
 
-def alone_waiting(
-    job: Job, later: Sequence[Timed], beats: Collection[int]
-) -> list[tuple[Row, str]]:
-    """Evidence against the only rank or node that goes on logging, and that it waits; its text."""
+def alone_waiting(job: Job, later: Sequence[Timed], beats: Collection[int]) -> list[Row]:
+    """Evidence against the only rank or node that goes on logging, and that it waits."""
     waiting = {entry.stream: entry.text for _, entry in later if entry.event in beats}
-    placed = {
-        name
-        for name, one in job.streams.items()
-        if one.rank is not None or name.startswith("node ")
-    }
-    if len(waiting) != 1 or len(placed) < MIN_RANKS_ALIKE + 1:
+    if len(waiting) != 1 or len(job.active_streams) <= MIN_RANKS_ALIKE:
         return []
     ((name, text),) = waiting.items()
-    if name not in placed or not _OWN_WAIT.search(text) or _RANK.search(text):
+    if not _OWN_WAIT.search(text) or _RANK.search(text):
         return []
-    words = f"waits while {len(placed) - 1} others are silent: {end_of(text)!r}"
-    return [(Row(name, "waits alone", words), text)]
+    words = f"waits while {len(job.active_streams) - 1} others are silent: {{}}"
+    return [_stands(name, "waits alone", words, text)]
 
 
 def span(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds >= 5400 else f"{seconds / 60:.0f} min"
 
 
-def elsewhere(scene: Scene, is_before: Callable[[Occurrence], bool]) -> list[tuple[Row, str]]:
-    """The row against the one rank whose last entry before the end is not that of most; its text.
+def elsewhere(scene: Scene, is_before: Callable[[Occurrence], bool]) -> list[Row]:
+    """The row against the one rank whose last entry before the end is not that of most.
 
     Ranks that lead have lines of their own, which say nothing.
     """
@@ -190,17 +182,14 @@ def elsewhere(scene: Scene, is_before: Callable[[Occurrence], bool]) -> list[tup
     if len(set(at.values())) == 1:  # a template of wildcards may have taken in all lines
         at = {name: _NUMBERS.sub("<N>", last.text) for name, last in lasts.items()}
     ((usual, times),) = Counter(at.values()).most_common(1)
-    if times != len(lasts) - 1 or times < MIN_RANKS_ALIKE:
+    if times != len(lasts) - 1:
         return []
     (other,) = (name for name, where in at.items() if where != usual)
-    alike = may_be_same(at[other], usual) or _much_alike(at[other], usual)
-    passed = _passed(ranked, other, lasts[other])
-    if alike and not passed:
-        return []
-    words = f"it stands at {end_of(lasts[other].text)!r}, {times} others at {end_of(usual)!r}"
+    text = lasts[other].text
+    words = f"it stands at {end_of(text)!r}, {times} others at {end_of(usual)!r}"
     # What it has not done tells where it is, too.
-    text = lasts[other].text + (f"\n{usual}" if passed and not alike else "")
-    return [(Row(other, "elsewhere", words), text)]
+    more = f"\n{usual}" if _passed(ranked, other, text) else ""
+    return [Row(other, "elsewhere", words, stage=stage_of_wait(text + more))]
 
 
 def _last_entries(
@@ -216,20 +205,9 @@ def _last_entries(
     return found
 
 
-def _passed(ranked: Sequence[Peer], name: str, last: Occurrence) -> bool:
+def _passed(ranked: Sequence[Peer], name: str, last: str) -> bool:
     """True if most others logged the last line of one, but for numbers, and went on."""
-    at = _NUMBERS.sub("<N>", last.text)
-    others = [one for one in ranked if one.name != name and one.stream is not None]
-    went_on = [
-        any(_NUMBERS.sub("<N>", entry.text) == at for entry in list(one.stream.tail)[:-1])
-        for one in others
-        if one.stream is not None
-    ]
-    return sum(went_on) >= MIN_SHARE_AT_TOP * len(others)
-
-
-def _much_alike(one: str, other: str) -> bool:
-    """True for lines that differ in one word alone: a name, an address, yes or no."""
-    ours, theirs = one.split(), other.split()
-    differing = sum(mine != its for mine, its in zip(ours, theirs, strict=False))
-    return len(ours) == len(theirs) and differing <= 1
+    at = _NUMBERS.sub("<N>", last)
+    others = [one.stream for one in ranked if one.name != name and one.stream is not None]
+    passed = ([_NUMBERS.sub("<N>", entry.text) for entry in [*one.tail][:-1]] for one in others)
+    return sum(at in texts for texts in passed) >= MIN_SHARE_AT_TOP * len(others)

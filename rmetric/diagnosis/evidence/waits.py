@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from rmetric.diagnosis.evidence.links import entries
 from rmetric.diagnosis.evidence.ranks import MAX_COMMON_SHARE
 from rmetric.diagnosis.evidence.row import Row, Scene, divided
 from rmetric.diagnosis.faults import Fault
@@ -32,12 +31,13 @@ def lacking_echoes(scene: Scene) -> list[Row]:
     reporting, lacking = _reporting(scene, echoes)
     few = max(1, MAX_LACKING_SHARE * len(waiting))
     if len(active) >= 3 and 0 < len(others) <= few and set(others) - set(lacking):
-        return divided(others, "not waiting", f"does not wait, as {len(waiting)} others do")
+        words = f"does not wait, as {len(waiting)} others do"
+        return divided(Row(name, "not waiting", words) for name in others)
     most = max(1, (1.0 - MAX_COMMON_SHARE) * len(active))
     if len(active) < 3 or not reporting or len(lacking) > most:
         return []
     words = f"lacks an error that {len(reporting)} others report"
-    return divided(lacking, "no echo", words, hypothesis=SILENT)
+    return divided(Row(name, "no echo", words, hypothesis=SILENT) for name in lacking)
 
 
 def _reporting(scene: Scene, faults: Sequence[Fault]) -> tuple[set[str], list[str]]:
@@ -50,18 +50,14 @@ def _reporting(scene: Scene, faults: Sequence[Fault]) -> tuple[set[str], list[st
 def waited_for(scene: Scene) -> Iterator[Row]:
     """Rows against ranks for which most waiting ranks wait."""
     for fault in scene.faults:
-        awaited = [
-            {
-                f"rank {int(remote)}"
-                for fields in match.named
-                if (remote := fields.get("remote_rank", "")).isdigit()
-            }
-            for match in fault.matches
-        ]
-        stated = [names for names in awaited if names]
-        counts = Counter(name for names in stated for name in names)
-        for name, count in counts.items():
-            if scene.index.is_known(name) and count > MAX_COMMON_SHARE * len(stated):
+        pairs = {
+            (stream, f"rank {int(remote)}"): None
+            for stream, fields in fault.entries
+            if (remote := fields.get("remote_rank", "")).isdigit()
+        }
+        waiting = len({stream for stream, _ in pairs})
+        for name, count in Counter(name for _, name in pairs).items():
+            if scene.index.is_known(name) and count > MAX_COMMON_SHARE * waiting:
                 words = f"{count} of the waiting ranks wait for it"
                 yield Row(name, "waited for", words, 1.0 if count > 1 else 0.7)
 
@@ -85,36 +81,27 @@ def collectives(scene: Scene) -> Iterator[Row]:
 
 
 def _unlike_most(fault: Fault, field: str, words: str, hypothesis: str = "") -> list[Row]:
-    stated = {}
-    for match in fault.matches:
-        values = [fields[field] for fields in match.named if fields.get(field)]
-        if values:
-            stated[match.stream] = values[0]
+    stated = dict[str, str]()
+    for stream, fields in fault.entries:
+        if fields.get(field):
+            stated.setdefault(stream, fields[field])
     if len(stated) < 3:
         return []
     ((usual, times),) = Counter(stated.values()).most_common(1)
     if times < MIN_AGREEING_SHARE * len(stated):
         return []
-    others = {
-        stream: value
-        for stream, value in stated.items()
-        if value != usual and (field != "sequence" or _behind(value, usual))
-    }
-    each = 1.0 / max(1, len(others)) ** 0.5
-    return [
-        Row(name, "other collective", words.format(value, usual), each, hypothesis)
-        for name, value in others.items()
-    ]
-
-
-def _behind(value: str, usual: str) -> bool:
-    return value.isdigit() and usual.isdigit() and int(value) < int(usual)
+    numbers = field == "sequence" and all(map(str.isdigit, stated.values()))
+    return divided(
+        Row(name, "other collective", words.format(value, usual), 1.0, hypothesis)
+        for name, value in stated.items()
+        if value != usual and (not numbers or int(value) < int(usual))
+    )
 
 
 def _not_enqueued(scene: Scene) -> list[Row]:
     """Rows against ranks that never enqueued the collective for which the others wait."""
     groups: dict[str, dict[str, tuple[int, int]]] = {}
-    for stream, fields in entries(scene):
+    for stream, fields in scene.entries:
         if {"enqueued", "completed"} <= fields.keys():
             own = stream if stream.startswith("rank ") else f"rank {fields.get('last_rank', '')}"
             group = groups.setdefault(fields.get("group", ""), {})
@@ -129,7 +116,7 @@ def _not_enqueued(scene: Scene) -> list[Row]:
         agree = times > 1 and times >= MIN_AGREEING_SHARE * (len(stated) - len(behind))
         if behind and agree and len(behind) <= MAX_COMMON_SHARE * len(stated):
             words = f"did not enqueue collective {done + 1}, for which {times} others wait"
-            rows += divided(behind, "accused", words)
+            rows += divided(Row(name, "accused", words) for name in behind)
     return rows
 
 
@@ -143,4 +130,5 @@ def _with_nothing_in_flight(groups: Iterable[dict[str, tuple[int, int]]]) -> lis
     others = len(waits) - len(idle)
     if others < 2 or len(idle) > max(1, MAX_LACKING_SHARE * others):
         return []
-    return divided(idle, "accused", f"has no collective under way, for which {others} others wait")
+    words = f"has no collective under way, for which {others} others wait"
+    return divided(Row(name, "accused", words) for name in idle)

@@ -2,5 +2,5 @@
 
 `statements` is the table of what lines state, `graph` ties it together, `world` is what follows
 for the whole job, `layout` the rank and the node of each stream. `marks` records where an attempt
-may begin, `starts` finds the attempts in one file, `attempt_files` those with files of their own.
+may begin, `starts` finds the attempts in one file. `job` is the data model of all of it.
 """

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from rmetric.diagnosis.clock import (
-    MAX_AFTER_LOST_GPU_SECONDS,
-    Ordering,
-    may_be_time_zone,
-)
+from rmetric.diagnosis.clock import Ordering, may_be_time_zone
 from rmetric.diagnosis.faults.fault import GENERIC, Fault
 
 #: Largest distance in seconds of a consequence: the usual timeout of collectives.
@@ -19,7 +15,7 @@ LONG_BEFORE = 6 * 3600.0
 MIN_CONFIDENCE_OF_FAILURE = 0.4
 #: Seconds between a broken device's record by the kernel and the communication that it broke,
 #: whichever is logged first.
-SAME_MOMENT = 60.0
+SAME_FAULT_SECONDS = 60.0
 #: Ends of a process by an abort, as launchers write them.
 _ABORTS = {"-6", "6", "SIGABRT", "Aborted"}
 #: The end by SIGKILL, as programs write it.
@@ -32,7 +28,8 @@ def relate(live: Sequence[Fault], ordering: Ordering) -> None:
     """Set `follows` of the faults that were not survived."""
     killers = [one for one in live if one.has("kill")]
     for one in live:
-        before = _killer_of(one, killers) or _explained_by(one, live, ordering)
+        earlier = (other for other in live if _explains(other, one, ordering))
+        before = _killer_of(one, killers) or next(earlier, None)
         one.follows = before.signature.id if before is not None else ""
     long_before = [
         (one, other) for one in live for other in live if _is_of_long_before(one, other, ordering)
@@ -59,34 +56,17 @@ def _killer_of(one: Fault, killers: Sequence[Fault]) -> Fault | None:
     """
     if one in killers:
         return None
-    kills = [fields for match in one.matches for fields in match.named if fields.get("signal")]
-    by_kill = bool(kills) and all(
-        fields["signal"].upper().removeprefix("SIG") in _KILLS for fields in kills
-    )
-    reported = set().union(*(match.pids for match in one.matches))
-    same = (
-        killer
-        for killer in killers
-        if any(not reported.isdisjoint(match.pids) for match in killer.matches)
-    )
+    signals = {fields["signal"].upper() for _, fields in one.entries if fields.get("signal")}
+    by_kill = bool(signals) and {name.removeprefix("SIG") for name in signals} <= _KILLS
+    reported = one.pids
+    same = (killer for killer in killers if not reported.isdisjoint(killer.pids))
     return next(same, killers[0] if killers and by_kill else None)
 
 
 def _aborted(one: Fault) -> bool:
     """True for processes ended by an abort, which is how a collective's watchdog ends its own."""
-    codes = [
-        fields.get("signal") or fields.get("code")
-        for match in one.matches
-        for fields in match.named
-    ]
-    return one.has("abort") or (one.role == "symptom" and bool(codes) and set(codes) <= _ABORTS)
-
-
-def _explained_by(one: Fault, live: Iterable[Fault], ordering: Ordering) -> Fault | None:
-    """An earlier fault of which this is the likely consequence."""
-    if one.has("observed"):
-        return None
-    return next((other for other in live if _explains(other, one, ordering)), None)
+    codes = {fields.get("signal") or fields.get("code") for _, fields in one.entries}
+    return one.has("abort") or (one.role == "symptom" and bool(codes) and codes <= _ABORTS)
 
 
 def _explains(other: Fault, one: Fault, ordering: Ordering) -> bool:
@@ -94,15 +74,14 @@ def _explains(other: Fault, one: Fault, ordering: Ordering) -> bool:
     ended_by = (one.role == "ending" and other.role in ("symptom", "echo")) or (
         other.role == "echo" and (_aborted(one) or one.has("report"))
     )
-    if other is one or other.follows == one.signature.id:
+    if other is one or other.follows == one.signature.id or one.has("observed"):
         return False
     if not (ended_by or other.role in ("cause", "ending")):
         return False
     if other.confidence < (MIN_CONFIDENCE_OF_FAILURE if ended_by else GENERIC):
         return False
-    if _is_broken(one) and other.has("connection"):
-        return False
-    if _met_lost_gpu(other, one, ordering) or _is_reason(one, other, ordering):
+    is_effect = _is_broken(one) and other.has("connection")
+    if is_effect or _met_lost_gpu(other, one) or _is_reason(one, other, ordering):
         return False
     return _comes_before(other, one, ordering, ended_by) and _is_near(other, one, ordering)
 
@@ -113,7 +92,7 @@ def _comes_before(other: Fault, one: Fault, ordering: Ordering, ended_by: bool) 
         ordering.after(one.first, other.first)
         or (ended_by and _is_after_in_its_files(one, other))
         or _broke(other, one, ordering)
-        or _met_lost_gpu(one, other, ordering)
+        or _met_lost_gpu(one, other)
         or _is_reason(other, one, ordering)
     )
 
@@ -155,17 +134,16 @@ def _is_reason(one: Fault, other: Fault, ordering: Ordering) -> bool:
     """
     apart = abs(ordering.later_by(one.first, other.first) or 0.0)
     if other.has("meeting"):
-        certain = one.role == "cause" and one.confidence >= GENERIC
         own = not one.has("connection") or one.has("unknown name")
         others = not set(other.streams) <= set(one.streams)
-        return certain and own and others and apart <= FOLLOWS_WITHIN
+        return one.role == "cause" and own and others and apart <= FOLLOWS_WITHIN
     if other.signature.reason_in:
         return one.signature.family in other.signature.reason_in and apart <= FOLLOWS_WITHIN
     return (
         other.has("signalled")
         and not one.has("signalled")
         and one.role == "ending"
-        and (apart <= SAME_MOMENT or may_be_time_zone(apart))
+        and (apart <= SAME_FAULT_SECONDS or may_be_time_zone(apart))
     )
 
 
@@ -178,20 +156,12 @@ def _is_broken(one: Fault) -> bool:
         one.role == "cause"
         and (one.signature.actor == "hardware" or one.has("machine broke"))
         and not one.has("connection")
-        and not (one.signature.survivable and one.confidence <= WEAK)
     )
 
 
-def _met_lost_gpu(one: Fault, lost: Fault, ordering: Ordering) -> bool:
-    """True for an error of CUDA that says no more, about when the kernel lost the GPU.
-
-    One that states no time came between those of its file that do.
-    """
-    if not lost.has("breaks the GPU") or not one.has("unspecific"):
-        return False
-    begin = ordering.later_by(one.first, lost.first) or 0.0
-    end = ordering.later_by(ordering.at_latest(one.first) or one.first, lost.first) or 0.0
-    return begin <= MAX_AFTER_LOST_GPU_SECONDS and end >= -MAX_AFTER_LOST_GPU_SECONDS
+def _met_lost_gpu(one: Fault, lost: Fault) -> bool:
+    """True for an error of CUDA that says no more, where the kernel lost the GPU."""
+    return lost.has("breaks the GPU") and one.has("unspecific")
 
 
 def _broke(other: Fault, one: Fault, ordering: Ordering) -> bool:
@@ -202,7 +172,7 @@ def _broke(other: Fault, one: Fault, ordering: Ordering) -> bool:
     if other.has("link down") and one.has("no answer"):
         latest = ordering.at_latest(one.first) or one.first
         apart = abs(ordering.later_by(latest, other.first) or 0.0)
-        return apart <= SAME_MOMENT or may_be_time_zone(apart)
+        return apart <= SAME_FAULT_SECONDS or may_be_time_zone(apart)
     if not _is_broken(other) or not one.has("connection"):
         return False
-    return abs(ordering.later_by(one.first, other.first) or 0.0) <= SAME_MOMENT
+    return abs(ordering.later_by(one.first, other.first) or 0.0) <= SAME_FAULT_SECONDS

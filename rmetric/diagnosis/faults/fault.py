@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rmetric.diagnosis.job import Match, Occurrence
+from rmetric.diagnosis.facts.job import Match, Occurrence
 from rmetric.diagnosis.signature import Signature
 
 #: Below this confidence an entry is generic (any error line) and makes nothing a consequence.
@@ -33,6 +33,11 @@ class Fault:
         return self.matches[0].first
 
     @property
+    def entries(self) -> list[tuple[str, dict[str, str]]]:
+        """The stream and the named groups of its entries, each different one once."""
+        return [(one.stream, fields) for one in self.matches for fields in one.named]
+
+    @property
     def streams(self) -> tuple[str, ...]:
         return tuple(match.stream for match in self.matches)
 
@@ -40,6 +45,11 @@ class Fault:
     def events(self) -> set[int]:
         """Numbers of its events."""
         return set().union(*(match.events for match in self.matches))
+
+    @property
+    def pids(self) -> set[str]:
+        """Processes that its entries name."""
+        return set().union(*(match.pids for match in self.matches))
 
     @property
     def count(self) -> int:

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from rmetric.diagnosis.clock import MOST_COMPARED, Ordering
+from rmetric.diagnosis.facts.job import HEAD, Job, Match
 from rmetric.diagnosis.faults.consequences import relate
 from rmetric.diagnosis.faults.fault import Fault
 from rmetric.diagnosis.faults.survival import survived
-from rmetric.diagnosis.job import HEAD, Job, Match
 from rmetric.diagnosis.signature import Signature
 
 #: Roles of the matches that are faults.
-ROLES = ("cause", "ending", "echo", "symptom")
+FAULT_ROLES = ("cause", "ending", "echo", "symptom")
 
 
 def find_faults(
@@ -28,7 +28,7 @@ def find_faults(
     ends: dict[str, list[Match]] = defaultdict(list)
     for match in job.matches.values():
         role = signatures[match.signature].role
-        if role in ROLES:
+        if role in FAULT_ROLES:
             found[match.signature].append(match)
         elif role == "success":
             ends[match.stream].append(match)

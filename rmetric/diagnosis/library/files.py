@@ -117,10 +117,11 @@ def read(path: Path) -> Iterator[Signature]:
         if not isinstance(entry, dict):
             found = f"found {_kind(entry)}, expected a mapping of fields"
             raise SignatureError(f"{path}: entry {place}: {found}")
-        yield _signature(path, entry.get("id", f"entry {place}"), entry)
+        yield signature_of(path, entry.get("id", f"entry {place}"), entry)
 
 
-def _signature(path: Path, name: Any, entry: dict[Any, Any]) -> Signature:
+def signature_of(path: Path, name: Any, entry: dict[Any, Any]) -> Signature:
+    """The signature of a mapping of fields. Raises SignatureError, which names path and name."""
     for key in sorted(set(entry) - set(_FIELDS), key=str):
         raise wrong(path, name, key, "no such field", f"one of {', '.join(sorted(_FIELDS))}")
     quiet = entry.get("role") in QUIET_ROLES

@@ -12,8 +12,10 @@ from typing import Any
 from rmetric.diagnosis.library.any_digits import Unknown, any_digits
 from rmetric.diagnosis.library.files import check, compiled, form_of, read, wrong
 from rmetric.diagnosis.library.needed import Rows, needed
+from rmetric.diagnosis.library.xid_signatures import read_xids
 from rmetric.diagnosis.reading.word_index import WordIndex
 from rmetric.diagnosis.signature import ROLES, Signature
+from rmetric.telemetry.xid import TABLE
 
 #: Seconds of the processor that one pattern may take on one entry; a sound one takes microseconds.
 PATTERN_SECONDS = 0.05
@@ -101,7 +103,7 @@ class SignatureLibrary:
 
         A process reads them once: that takes a good part of a second.
         """
-        return cls((one, path) for path in _shipped_files() for one in read(path))
+        return cls(_shipped())
 
     @classmethod
     def load(cls, paths: Iterable[Path | str]) -> SignatureLibrary:
@@ -115,7 +117,7 @@ class SignatureLibrary:
             for one in read(path):
                 check(path, one)
                 own.append((one, path))
-        return cls([(one, path) for path in _shipped_files() for one in read(path)] + own)
+        return cls([*_shipped(), *own])
 
     def __getitem__(self, id: str) -> Signature:
         return self._by_id[id]
@@ -224,5 +226,7 @@ def _bare(text: str) -> str:
     return _SET_IN.sub("", text) if traced else text
 
 
-def _shipped_files() -> list[Path]:
-    return sorted(_FOLDER.glob("*.yaml"))
+def _shipped() -> Iterator[tuple[Signature, Path]]:
+    for path in sorted(_FOLDER.glob("*.yaml")):
+        yield from ((one, path) for one in read(path))
+    yield from ((one, TABLE) for one in read_xids())

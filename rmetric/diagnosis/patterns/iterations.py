@@ -22,19 +22,19 @@ from typing import Any, Generic, NamedTuple
 
 import numpy as np
 
-from rmetric.diagnosis.job import Iteration, Place
-from rmetric.diagnosis.patterns.steps import SAMPLES, StepMatch
+from rmetric.diagnosis.facts.job import Iteration, Place
+from rmetric.diagnosis.reading.steps import SAMPLES, StepMatch
 
 #: Iterations before it that one is compared with (L4, section 4.4).
 WINDOW = 10
 #: A stream is judged after so many iterations.
 LEAST_PAST = 8
 #: Events of an iteration that are kept; what follows is not compared.
-MAX_EVENTS = 128
+MAX_ITERATION_EVENTS = 128
 #: After so many iterations the usual similarity is measured on every tenth: alignment is dear.
 MEASURED_ALL = 100
 #: Odd iterations of a stream that are kept until it is known which of them recur.
-MAX_ODD = 40
+MAX_ODD_ITERATIONS = 40
 #: Forms of step lines that are distinguished in a stream.
 MAX_FORMS = 8
 #: After so many usual iterations the training had recovered from an odd one.
@@ -266,7 +266,7 @@ class _Past(Generic[Place]):
         missing = extra = frozenset[int]()
         if measured or not same:
             missing, extra = self._difference(events, measured)
-        if (missing or extra or usual is not None) and len(self.odd) < MAX_ODD:
+        if (missing or extra or usual is not None) and len(self.odd) < MAX_ODD_ITERATIONS:
             odd = Iteration(step=step, place=self.opened)
             if seconds is not None and usual is not None:
                 took, before = round(seconds * steps, 3), round(usual * steps, 3)
@@ -302,7 +302,7 @@ class _Past(Generic[Place]):
 class IterationWatch(Generic[Place]):
     """Watches the iterations of any number of streams during one pass.
 
-    Memory is bounded by streams x `WINDOW` x `MAX_EVENTS`. Feed each stream in order:
+    Memory is bounded by streams x `WINDOW` x `MAX_ITERATION_EVENTS`. Feed each stream in order:
     `add_events` for entries, `enter` when it enters a stage, `add_step` for an entry that states
     a step (and not `add_events`); read `first_odd` at the end.
     """
@@ -317,7 +317,7 @@ class IterationWatch(Generic[Place]):
         if past.opened is None or past.aside:
             past.known.update(events)
         else:
-            past.now += events[: max(0, MAX_EVENTS - len(past.now))]
+            past.now += events[: max(0, MAX_ITERATION_EVENTS - len(past.now))]
 
     def enter(self, stream: str, stage: str) -> None:
         """The stream enters a stage; those of `ASIDE` last until its next step line.

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import median
 
-from rmetric.diagnosis.job import Job, JobStream
+from rmetric.diagnosis.facts.job import Job, JobStream
 
 #: A normal distribution's standard deviation, of its median distance from the middle.
 MAD_TO_DEVIATION = 1.4826

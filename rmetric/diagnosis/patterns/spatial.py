@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rmetric.diagnosis.job import Job
+from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.patterns.peers import MAD_TO_DEVIATION, Peer, peers, same_events
 from rmetric.diagnosis.result import MAX_NODES
 

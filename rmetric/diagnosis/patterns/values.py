@@ -14,7 +14,7 @@ from math import isfinite
 from statistics import median
 from typing import NamedTuple
 
-from rmetric.diagnosis.job import Job, JobStream, Occurrence
+from rmetric.diagnosis.facts.job import Job, JobStream, Occurrence
 from rmetric.diagnosis.patterns.peers import robust_deviation
 from rmetric.diagnosis.reading.text import TRACEBACK, level
 
@@ -107,7 +107,8 @@ def _odd_at_steps(job: Job) -> Iterator[tuple[int, NumberOutlier]]:
         for entry in entries[event, step]:
             for name, value in numbers(entry.text):
                 logged[name][entry.stream] = value, entry
-        largest = max(map(_median_size, logged.values()), default=0.0)
+        sizes = ([abs(of) for of, _ in each.values() if isfinite(of)] for each in logged.values())
+        largest = max((median(each) for each in sizes if each), default=0.0)
         for name, values in logged.items():
             if len(values) >= least and compared[event, name] < NUM_STEPS:
                 compared[event, name] += 1
@@ -143,11 +144,6 @@ def _odd(values: _Logged, name: str, matters: float) -> Iterator[NumberOutlier]:
     ]
     if len(odd) <= max(1.0, (1.0 - MIN_RANK_SHARE) * len(values)):
         yield from odd
-
-
-def _median_size(values: _Logged) -> float:
-    finite = [abs(value) for value, _ in values.values() if isfinite(value)]
-    return median(finite) if finite else 0.0
 
 
 def numbers(text: str) -> Iterator[tuple[str, float]]:
@@ -291,9 +287,5 @@ def loss_not_finite(job: Job) -> Occurrence | None:
     stepping = (map(is_not_finite, (entry.text for entry in one.tail)) for one in job.stepping)
     lasts = [[bad for bad in each if bad is not None][-MIN_LINES:] for each in stepping]
     never_again = [len(each) == MIN_LINES and all(each) for each in lasts if each]
-    was_finite = any(
-        is_not_finite(one.first.text) is False
-        for one in job.events
-        if one.first.file == first.file and one.first.order < first.order
-    )
+    was_finite = any(is_not_finite(one.first.text) is False for one in job.events)
     return first if never_again and all(never_again) and was_finite else None

@@ -11,16 +11,16 @@ from rmetric.diagnosis.reading.timestamps import DATE_TIME, ZONE
 
 #: Names of columns, and ends of the dotted keys of records (json_records.py), in lower case; of
 #: several the first here counts.
-TIMES = (
+TIME_KEYS = (
     "__realtime_timestamp", "timestamp", "@timestamp", "_time", "time", "timegenerated", "ts",
     "datetime", "date", "last_timestamp", "lasttimestamp", "eventtime", "firsttimestamp",
 )  # fmt: skip
-TEXTS = (
+TEXT_KEYS = (
     "textpayload", "text_payload", "jsonpayload.message", "jsonpayload.log", "jsonpayload.msg",
     "result._raw", "attributes.message", "message", "msg", "_raw", "log", "line", "body", "content",
     "logentry", "logmessage",
 )  # fmt: skip
-WRITERS = (
+WRITER_KEYS = (
     "pod_name", "pod.name", "podname", "pod", "compute.googleapis.com/resource_name", "task_name",
     "replica", "logstreamname", "log_stream", "kubernetes.host", "_hostname", "host.name",
     "hostname", "host", "node", "node_name", "node_id", "instance", "instance_id",
@@ -43,7 +43,7 @@ MIN_COLUMNS = 3
 def place(keys: Iterable[str], known: Sequence[str]) -> str:
     """The key that is known, or ends in a known one behind a dot; "" for none.
 
-    >>> place(["a.pod_name", "host"], WRITERS)
+    >>> place(["a.pod_name", "host"], WRITER_KEYS)
     'a.pod_name'
     """
     keys = list(keys)
@@ -99,7 +99,8 @@ class Exported:
             if row.count(delimiter) < MIN_COLUMNS - 1:
                 continue  # as nearly every log's
             names = [_UNIT.sub("", name.lower()) for name in _cells(row, delimiter)]
-            time, text, writer = (place(names, known) for known in (TIMES, TEXTS, WRITERS))
+            every = (TIME_KEYS, TEXT_KEYS, WRITER_KEYS)
+            time, text, writer = (place(names, known) for known in every)
             if len(names) >= MIN_COLUMNS and all(map(_is_name, names)) and time and text:
                 plain = [name.rpartition(".")[2] for name in names]
                 of_event = set(_OF_EVENTS) <= set(plain)

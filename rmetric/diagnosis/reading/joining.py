@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from enum import IntEnum
 
-from rmetric.diagnosis.job import MAX_TEXT
-
+#: Characters of an entry that are kept.
+MAX_TEXT = 4000
 #: Lines joined to one entry at most.
 MAX_LINES = 200
 _CUT = "\n ...\n"
@@ -102,8 +102,8 @@ def _next(state: State, kind: Kind) -> tuple[bool, State]:
     return kind is Kind.PART, _BEGUN.get(kind, State.PLAIN)
 
 
-#: NEXT[state][kind] = (the line is part of the entry before, the state after it)
-NEXT = [[_next(state, kind) for kind in Kind] for state in State]
+#: TRANSITIONS[state][kind] = (the line is part of the entry before, the state after it)
+TRANSITIONS = [[_next(state, kind) for kind in Kind] for state in State]
 
 _NAMES = (
     rb"Error|Exception|Interrupt|Exit|Timeout|Fault|Failure|Failed|Iteration|Expired|Refused"

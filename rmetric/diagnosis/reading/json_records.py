@@ -18,7 +18,7 @@ from typing import Any, AnyStr
 
 import orjson
 
-from rmetric.diagnosis.reading.exported import TEXTS, TIMES, WRITERS, line_of, place
+from rmetric.diagnosis.reading.exported import TEXT_KEYS, TIME_KEYS, WRITER_KEYS, line_of, place
 from rmetric.diagnosis.reading.timestamps import DATE_TIME
 
 _PROGRAMS, _PROCESSES = ("syslog_identifier",), ("_pid", "syslog_pid")
@@ -35,7 +35,7 @@ _KEYS_OF_COLLECTORS = frozenset(
 )  # fmt: skip
 #: Keys beside "log" that state which container wrote it, and those that may stand there alone.
 _ORIGINS = frozenset(("stream", "container_id", "container_name"))
-_BESIDE_A_LINE = frozenset(("log", "attrs", *TIMES))
+_BESIDE_A_LINE = frozenset(("log", "attrs", *TIME_KEYS))
 _TIMES_OF_EVENTS = {"lastTimestamp", "firstTimestamp", "eventTime"}
 #: Bytes in which the list of a document begins, its beginning, and what stands between its items.
 _NEAR = 4096
@@ -196,7 +196,7 @@ class JsonRecords:
         if keys not in self._places:
             if len(self._places) >= _FORMS:
                 self._places.clear()
-            every = (TEXTS, TIMES, WRITERS, _PROGRAMS, _PROCESSES)
+            every = (TEXT_KEYS, TIME_KEYS, WRITER_KEYS, _PROGRAMS, _PROCESSES)
             self._places[keys] = [place(keys, known) for known in every]
         of_text, of_time, of_writer, of_program, of_process = self._places[keys]
         text = _event(record) if _is_event(record) else _text(flat.get(of_text))

@@ -18,7 +18,7 @@ from rmetric.diagnosis.reading.forms import (
     ZONED,
     pattern_of,
 )
-from rmetric.diagnosis.reading.timestamps import HEAD, WHOLE_HEAD, may_be_time, parse
+from rmetric.diagnosis.reading.timestamps import TIME_HEAD, WHOLE_HEAD, may_be_time, parse
 
 #: Prefixes that are remembered; a file with more of them has none.
 _REMEMBERED = 1 << 16
@@ -203,7 +203,7 @@ class PrefixParser:
 
 def _two_ranks(line: bytes) -> bool:
     """Return True for a line of another rank than torchrun's prefix states: "[rank3]:[rank11]:"."""
-    found = _TEED.search(line, 0, HEAD)
+    found = _TEED.search(line, 0, TIME_HEAD)
     return found is not None and found[1] != found[2]
 
 

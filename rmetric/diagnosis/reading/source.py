@@ -22,12 +22,12 @@ __all__ = ["BLOCK", "LONGEST_LINE", "LogSource"]
 #: Bytes read at a time.
 BLOCK = 1 << 20
 #: Bytes that a sample has of the beginning, of places in between, and how many those are.
-HEAD = 1 << 17
-PIECE = 1 << 14
+SAMPLED_HEAD = 1 << 17
+SAMPLED_PIECE = 1 << 14
 PIECES = 8
 #: Least number of times that fall of a file whose newest line comes first; bytes of such a file
 #: that are turned round in memory.
-MIN_FALLS = 10
+MIN_FALLS_OF_LINES = 10
 MOST_BACKWARDS = 1 << 28
 _STAMP = re.compile(DATE_TIME.encode())
 
@@ -119,7 +119,7 @@ class LogSource:
         with self.path.open("rb") as file:
             start = file.read(4096)
             packed = is_packed(start)
-            if self.size <= HEAD and not packed:
+            if self.size <= SAMPLED_HEAD and not packed:
                 held = list(self.chunks())
                 lines = [line for some in held for line in some]
                 if not self.backwards and lines_newest_first(lines):
@@ -134,12 +134,12 @@ class LogSource:
             if packed or utf16(start) is not None or records is not None:
                 return lines
             for at in range(1, PIECES + 1):
-                place = HEAD + (self.size - HEAD) * at // PIECES - PIECE
-                if place > HEAD:
+                place = SAMPLED_HEAD + (self.size - SAMPLED_HEAD) * at // PIECES - SAMPLED_PIECE
+                if place > SAMPLED_HEAD:
                     file.seek(place)
                     # The first began elsewhere, the last ends elsewhere but in the last piece.
                     of_piece = Lines(LONGEST_LINE, beginning.wrapping, beginning.table)
-                    piece = _all(of_piece, iter([file.read(PIECE)]))
+                    piece = _all(of_piece, iter([file.read(SAMPLED_PIECE)]))
                     lines += piece[1:] if at == PIECES else piece[1:-1]
         if self.size <= MOST_BACKWARDS and lines_newest_first(lines):
             self.backwards = True
@@ -147,9 +147,9 @@ class LogSource:
         return lines
 
     def head(self) -> Iterator[bytes]:
-        """Blocks from its beginning, unpacked, about `HEAD` bytes in all."""
-        small = HEAD // 4
-        return islice(unpacked(self.path, small, [], may_be_empty=True), HEAD // small)
+        """Blocks from its beginning, unpacked, about `SAMPLED_HEAD` bytes in all."""
+        small = SAMPLED_HEAD // 4
+        return islice(unpacked(self.path, small, [], may_be_empty=True), SAMPLED_HEAD // small)
 
 
 def lines_newest_first(lines: Sequence[bytes]) -> bool:
@@ -160,7 +160,7 @@ def lines_newest_first(lines: Sequence[bytes]) -> bool:
     [True, False, False]
     """
     times = [found[0] for line in lines if (found := _STAMP.search(line, 0, 120))]
-    return newest_first(times, MIN_FALLS)
+    return newest_first(times, MIN_FALLS_OF_LINES)
 
 
 def _all(split: Lines, blocks: Iterator[bytes]) -> list[bytes]:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from time import gmtime
 
 #: Characters of a line in which its time begins, and those that may hold the rest of it.
-HEAD, WHOLE_HEAD = 200, 240
+TIME_HEAD, WHOLE_HEAD = 200, 240
 #: A time without a year is taken to be of this one, which has a 29th of February: between these
 #: seconds. What is less counts from a machine's start.
 _NO_YEAR = 1972
@@ -101,7 +101,7 @@ def stated(text: str) -> re.Match[str] | None:
     value of a key such as "time_ms", or behind "AT".
     """
     # Nearly all lines without a time fail this test, twenty times as quickly.
-    found = _ANY.search(text, 0, HEAD) if _HINT.search(text, 0, HEAD) else None
+    found = _ANY.search(text, 0, TIME_HEAD) if _HINT.search(text, 0, TIME_HEAD) else None
     if found is None:
         return None
     form, before = found.lastgroup or "", text[: found.start()]
@@ -145,7 +145,7 @@ def may_be_time(line: bytes) -> bool:
 
 def may_state(plain: str) -> bool:
     """Return False only if `stated` is None whatever the numbers; "0" stands for each of them."""
-    text = plain[:HEAD]
+    text = plain[:TIME_HEAD]
     return _PLAIN_CLOCK.search(text) is not None or any(
         (number[1] or text[: number.start()].strip()) and _begins(text[: number.start()])
         for number in _PLAIN_NUMBER.finditer(text)

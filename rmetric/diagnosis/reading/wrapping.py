@@ -25,8 +25,8 @@ MANY_KINDS = 6
 
 #: Lines that are looked at for breaks, and widths of a terminal.
 BROKEN_SAMPLE, NARROWEST, WIDEST = 5000, 60, 300
-#: Least number of different lines as long as the longest; most that are up to `NEAR` shorter.
-FULL, NEAR, MOST_NEAR = 5, 8, 0.5
+#: Least number of different lines as long as the longest; most that are up to so much shorter.
+FULL, NEARLY_FULL, MOST_NEAR = 5, 8, 0.5
 #: Bytes of a line's beginning by which it is known; most rests that begin as lines do, or as one.
 KEY, MOST_ALIKE, MOST_OF_ONE = 8, 0.3, 0.6
 #: Least share of the breaks that are within a word, and of whole lines beside rests.
@@ -154,7 +154,7 @@ def _broken(lines: Sequence[bytes]) -> tuple[frozenset[bytes], int | None]:
     lengths = [*map(_columns, lines)]
     width = max(lengths, default=0)
     full = [at for at, length in enumerate(lengths[:-1]) if length == width]
-    near = sum(width - NEAR <= length < width for length in lengths)
+    near = sum(width - NEARLY_FULL <= length < width for length in lengths)
     different = len({lines[at] for at in full})
     if not (NARROWEST <= width <= WIDEST and different >= FULL and near <= MOST_NEAR * len(full)):
         return frozenset(), None

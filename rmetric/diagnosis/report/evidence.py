@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rmetric._util.printed import counted
 from rmetric.diagnosis.clock import Ordering
-from rmetric.diagnosis.job import Event, Job, Occurrence
+from rmetric.diagnosis.facts.job import Event, Job, Occurrence
 from rmetric.diagnosis.library.files import compiled
 from rmetric.diagnosis.library.load import PATTERN_SECONDS
 from rmetric.diagnosis.result import Evidence

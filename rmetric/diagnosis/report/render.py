@@ -17,7 +17,7 @@ from rmetric._util.printed import counted
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
 from rmetric.diagnosis.report import layout
 from rmetric.diagnosis.report.layout import brief, excerpt, plain, shortened
-from rmetric.diagnosis.result import FOLLOWS, LEFT_OPEN, LIKELY, SURE, Diagnosis, Evidence, Suspect
+from rmetric.diagnosis.result import FOLLOWS, LIKELY, SURE, Diagnosis, Evidence, Suspect
 
 #: Largest number of lines of a verdict, and of characters of a line.
 MOST_LINES = 15
@@ -330,18 +330,12 @@ def _candidates(diagnosis: Diagnosis) -> list[str]:
     titles |= {one.cause: one.title for one in diagnosis.candidates}
     alone = len(diagnosis.candidates) == 1
     room = _ROOM - len(_AND_MORE.format(9))
-    texts, left_open = [], []
+    texts = []
     for one in diagnosis.candidates:
-        number = f" ({100 * one.confidence:.0f} %)"
-        if one.why == LEFT_OPEN:
-            left_open.append(one.title + number)
-            continue
         why = _why_behind(plain(one.why), diagnosis.cause, titles)
-        end = number + (f": {why}" if why else "")
+        end = f" ({100 * one.confidence:.0f} %)" + (f": {why}" if why else "")
         title = plain(one.title).rstrip(".") or plain(one.cause)
         texts.append((title if alone else brief(title, max(room - len(end), _FEWEST))) + end)
-    if left_open:
-        texts.insert(min(1, len(texts)), f"Left open: {'; '.join(left_open)}")
     return texts
 
 
@@ -349,9 +343,10 @@ def _why_behind(why: str, cause: str | None, titles: dict[str, str]) -> str:
     """A candidate's reason; where it follows another fault, that one by its title."""
     if not why.startswith(FOLLOWS):
         return why
-    earlier, semicolon, more = why.removeprefix(FOLLOWS).partition(";")
-    words = f"later than: {brief(plain(titles.get(earlier, earlier)), 40)}"
-    return ("later, likely a consequence" if earlier == cause else words) + semicolon + more
+    earlier = why.removeprefix(FOLLOWS)
+    if earlier == cause:
+        return "later, likely a consequence"
+    return f"later than: {brief(plain(titles.get(earlier, earlier)), 40)}"
 
 
 def _input_size(job: dict[str, Any]) -> str:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from math import isfinite
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from rmetric._util.printed import counted
-from rmetric.diagnosis.job import STAGES
+from rmetric.diagnosis.facts.job import STAGES
 from rmetric.diagnosis.report.layout import excerpt, plain
 from rmetric.diagnosis.report.render import clock
 from rmetric.diagnosis.result import Diagnosis, Evidence
@@ -52,6 +53,10 @@ class Mark(NamedTuple):
     end: float | None = None
     shown: str = ""
 
+    @property
+    def until(self) -> float:
+        return self.start if self.end is None else self.end
+
 
 class Lane(NamedTuple):
     """Marks under one name."""
@@ -82,8 +87,7 @@ class Timeline(NamedTuple):
         >>> Timeline(start=0.0, end=8.0, lanes=()).width(mark)
         '25%'
         """
-        end = mark.start if mark.end is None else mark.end
-        return self._percent(min(end, self.end) - max(mark.start, self.start))
+        return self._percent(min(mark.until, self.end) - max(mark.start, self.start))
 
     def _percent(self, seconds: float) -> str:
         return f"{100 * max(seconds / (self.end - self.start), 0.0):.6g}%"
@@ -106,14 +110,11 @@ def on_axis(time: float | None) -> bool:
 
 def timeline(lanes: Iterable[Lane], start: float, end: float) -> Timeline:
     """The lanes that have marks on the axis, with those marks; `end` is after `start`."""
-    kept = []
-    for name, marks in lanes:
-        ends = [mark.start if mark.end is None else mark.end for mark in marks]
-        seen = [
-            one for one, over in zip(marks, ends, strict=True) if one.start <= end and over >= start
-        ]
-        kept += [Lane(name, seen)] if seen else []
-    return Timeline(start, end, kept)
+    kept = [
+        Lane(name, [one for one in marks if one.start <= end and one.until >= start])
+        for name, marks in lanes
+    ]
+    return Timeline(start, end, [lane for lane in kept if lane.marks])
 
 
 def around(times: Sequence[float], start: float, end: float) -> tuple[float, float] | None:
@@ -194,13 +195,12 @@ def decisions_lane(metric: Metric | None) -> list[Lane]:
     if metric is None or metric.offset is None:
         return []
     timed = [(one.step, one.time) for one in metric.scored.run.records if one.time is not None]
-    steps = [step for step, _ in timed]
     marks = []
     for event in decisions_of(metric.scored.run)[:MOST_ALARMS]:
-        at = bisect_right(steps, event.step if event.to is None else event.to) - 1
-        if at >= 0:
+        step = event.step if event.to is None else event.to
+        if at := bisect_right(timed, step, key=itemgetter(0)):
             label = f"step {event.step}: {event.reason or short_words(event)}"
-            marks.append(Mark(timed[at][1] + metric.offset, "decision", label))
+            marks.append(Mark(timed[at - 1][1] + metric.offset, "decision", label))
     return [Lane("Decisions of the rescue", marks)] if marks else []
 
 
@@ -211,12 +211,17 @@ def _gpu_lanes(gpus: Gpus | None) -> list[Lane]:
     for key in gpus.unwell[:_MOST_GPUS]:
         own = [one for one in gpus.news if one.key == key]
         ends = [*(one.time for one in own[1:]), max(gpus.until[key], own[-1].time)]
-        marks = []
-        for one, end in zip(own, ends, strict=True):
-            label = f"{one.level}: {'; '.join(one.reasons)}".rstrip(": ")
-            shown = "" if one.level == "healthy" else one.level
-            if one.time >= FIRST_TIME:
-                marks.append(Mark(one.time, one.level, label, end=end, shown=shown))
+        marks = [
+            Mark(
+                one.time,
+                one.level,
+                f"{one.level}: {'; '.join(one.reasons)}".rstrip(": "),
+                end=end,
+                shown="" if one.level == "healthy" else one.level,
+            )
+            for one, end in zip(own, ends, strict=True)
+            if one.time >= FIRST_TIME
+        ]
         lanes.append(Lane(f"GPU {key}", marks))
     return lanes
 

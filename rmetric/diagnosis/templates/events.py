@@ -5,7 +5,7 @@ from __future__ import annotations
 from drain3.drain import Drain, LogCluster
 
 #: Events of a job at most; texts that fit none of them are of the event `OTHERS`.
-MAX_EVENTS = 5000
+MAX_JOB_EVENTS = 5000
 OTHERS = "<others>"
 #: A word that differs among the texts of an event.
 ANY = "<*>"
@@ -22,7 +22,7 @@ class Events:
         full: number of texts that fit none of `max_events` events.
     """
 
-    def __init__(self, max_events: int = MAX_EVENTS) -> None:
+    def __init__(self, max_events: int = MAX_JOB_EVENTS) -> None:
         self._drain = Drain(
             depth=5, sim_th=0.6, max_children=200, param_str=ANY, parametrize_numeric_tokens=False
         )

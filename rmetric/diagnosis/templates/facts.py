@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 
 from rmetric.diagnosis.facts.statements import Statement, may_state
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.library.load import Patterns
-from rmetric.diagnosis.patterns.stages import possible_rules, stated_stage
-from rmetric.diagnosis.patterns.steps import may_state_step
+from rmetric.diagnosis.library.stages import possible_rules, stated_stage
 from rmetric.diagnosis.reading.joining import kind_of
+from rmetric.diagnosis.reading.steps import may_state_step
 from rmetric.diagnosis.reading.text import clean, level
 from rmetric.diagnosis.reading.word_index import runs_of
 from rmetric.diagnosis.signature import Signature
 from rmetric.diagnosis.templates.masks import masked, plain_numbers, plain_pointers
-
-if TYPE_CHECKING:
-    from rmetric.diagnosis.templates.shapes import ShapeReader
 
 #: An exception's line, wherever it stands: other ranks' fragments may be around it.
 EXCEPTION = re.compile(r"\b[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b: ")
@@ -116,7 +113,7 @@ class LineAnalyser:
 
     def __init__(self, library: SignatureLibrary) -> None:
         self.library = library
-        self.readers: dict[object, ShapeReader] = {}
+        self.readers: dict[object, Any] = {}
         self._facts: BoundedCache[Facts] = BoundedCache()
         self._matches: BoundedCache[Matches] = BoundedCache(2048)
 

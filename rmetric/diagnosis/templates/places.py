@@ -8,8 +8,8 @@ from functools import partial
 from math import floor
 from typing import Generic, TypeVar
 
-from rmetric.diagnosis.patterns.steps import StepMatch
 from rmetric.diagnosis.reading.prefixes import PrefixParser
+from rmetric.diagnosis.reading.steps import StepMatch
 from rmetric.diagnosis.reading.timestamps import UNITS, may_state, stated
 
 Stream = TypeVar("Stream")

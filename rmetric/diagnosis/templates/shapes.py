@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from rmetric.diagnosis.patterns.steps import StepMatch, match_step, never_states_step
 from rmetric.diagnosis.reading.prefixes import NO_PREFIX, PrefixParser
+from rmetric.diagnosis.reading.steps import StepMatch, match_step, never_states_step
 from rmetric.diagnosis.templates.facts import BoundedCache, Facts, LineAnalyser
 from rmetric.diagnosis.templates.masks import plain_numbers, plain_pointers
 from rmetric.diagnosis.templates.places import StepPlace, TimePlace, prefix_place
@@ -95,6 +95,7 @@ class ShapeReader:
 
 def shape_reader(prefixes: PrefixParser, analyser: LineAnalyser) -> ShapeReader:
     """The reader for files with these prefixes; those that are alike share it."""
-    if prefixes.forms not in analyser.readers:
-        analyser.readers[prefixes.forms] = ShapeReader(prefixes, analyser)
-    return analyser.readers[prefixes.forms]
+    reader: ShapeReader = analyser.readers.setdefault(
+        prefixes.forms, ShapeReader(prefixes, analyser)
+    )
+    return reader

@@ -83,22 +83,22 @@ class LayoutPlan:
     """Result of `plan`.
 
     Attributes:
+        problem: question that it answers.
         best: None if nothing fits.
         alternatives: the next best, each of another TP, PP, CP or EP.
         why: why `best` is the best, or the binding constraint if nothing fits.
         would_help: if nothing fits: what would make something fit.
-        engine: that it was made for.
     """
 
+    problem: Problem
     best: Option | None
     alternatives: tuple[Option, ...] = ()
     why: str
     would_help: tuple[str, ...] = ()
-    engine: str
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "engine": self.engine,
+            "engine": self.problem.engine.name,
             "best": self.best.as_json() if self.best else None,
             "alternatives": [each.as_json() for each in self.alternatives],
             "why": self.why,
@@ -117,8 +117,8 @@ def plan(
 ) -> LayoutPlan:
     """Best layout of `model` on the GPUs of `cluster`, alternatives, and the reason.
 
-    Ties go to fewer GPUs, then to smaller PP, CP, TP and EP, larger micro-batches and no
-    recomputation.
+    `answer` does the same for a `Problem`. Ties go to fewer GPUs, then to smaller PP, CP, TP and
+    EP, larger micro-batches and no recomputation.
 
     Args:
         model: shape of the model.
@@ -136,24 +136,35 @@ def plan(
     Raises:
         ValueError: the engine is unknown.
     """
+    return answer(_problem(model, cluster, batch, engine, options), current)
+
+
+def _problem(
+    model: ModelShape, cluster: Cluster, batch: BatchSpec, engine: str, options: PlanOptions | None
+) -> Problem:
     options = options or PlanOptions()
-    problem = Problem(
+    return Problem(
         model=model, cluster=cluster, engine=engine_named(engine), batch=batch, options=options
     )
-    if not cluster.num_gpus:
-        return LayoutPlan(best=None, why="no GPU is left", engine=engine)
+
+
+def answer(problem: Problem, current: Layout | None = None) -> LayoutPlan:
+    """Answer of `plan` to a problem; `current` is the present layout."""
+    if not problem.cluster.num_gpus:
+        return LayoutPlan(problem=problem, best=None, why="no GPU is left")
+    options = problem.options
     found = search(problem, keep=options.alternatives + 1, margin=options.margin)
     if not found:
-        why = _why_nothing_fits(problem)
-        return LayoutPlan(best=None, why=why, would_help=_would_help(problem), engine=engine)
+        why, would_help = _why_nothing_fits(problem), _would_help(problem)
+        return LayoutPlan(problem=problem, best=None, why=why, would_help=would_help)
     found.sort(key=order)
     best, why = _choose(found, current, problem)
     others = [each for each in found if each is not best][: options.alternatives]
     return LayoutPlan(
+        problem=problem,
         best=_option(best, problem, current),
         alternatives=tuple(_option(each, problem, current) for each in others),
         why=why,
-        engine=engine,
     )
 
 
@@ -175,13 +186,7 @@ def check(
     Raises:
         ValueError: the engine is unknown.
     """
-    problem = Problem(
-        model=model,
-        cluster=cluster,
-        engine=engine_named(engine),
-        batch=batch,
-        options=options or PlanOptions(),
-    )
+    problem = _problem(model, cluster, batch, engine, options)
     return tuple(broken_rules(problem, layout, recompute).values())
 
 
@@ -290,91 +295,68 @@ class NearestBatch:
     speedup: float
 
 
-def nearest_batch(
-    problem: Problem,
-    best: Option,
-    *,
-    at_work: float = AT_WORK,
-    largest_change: float = LARGEST_CHANGE,
-) -> NearestBatch | None:
-    """Nearest batch whose fastest layout uses nearly all GPUs and is faster than `best`.
+def nearest_batch(problem: Problem, best: Option) -> NearestBatch | None:
+    """Nearest batch, within `LARGEST_CHANGE`, for which nearly all GPUs work and are faster.
 
     Args:
         problem: the question that `best` answers.
         best: plan for the batch as it is.
-        at_work: share of the GPUs that must work.
-        largest_change: share by which the batch may change.
 
     Returns:
         The batch, or None if there is no such batch.
     """
-    least = math.ceil(at_work * problem.cluster.num_gpus)
-    freer = replace(
-        problem,
-        batch=replace(problem.batch, keep=False, largest_change=largest_change),
-        options=replace(problem.options, least_gpus=least),
+    freer = problem.freer(
+        batch={"keep": False, "largest_change": LARGEST_CHANGE}, least_gpus=_nearly_all(problem)
     )
     rate = best.step.tokens_per_second
     found = nearest(freer, rate)
     if found is None:
         return None
-    samples = problem.batch.samples
     return NearestBatch(
         option=_option(found, freer, None),
-        change=found.layout.global_batch / samples - 1,
+        change=found.layout.global_batch / problem.batch.samples - 1,
         speedup=found.step.tokens_per_second / rate - 1,
     )
 
 
-def idle_hints(
-    model: ModelShape,
-    cluster: Cluster,
-    batch: BatchSpec,
-    best: Option,
-    *,
-    engine: str,
-    options: PlanOptions,
-) -> tuple[str, ...]:
-    """Options that would let idle GPUs work; arguments as of `plan`, and `best` its answer.
+def idle_hints(problem: Problem, best: Option) -> list[str]:
+    """Options that would let idle GPUs work.
+
+    Args:
+        problem: the question that `best` answers.
+        best: the plan, or one of its alternatives.
 
     Returns:
         One sentence for each option of the command line, with the layout, the GPUs it uses and
         its speed-up. Where at least 5 % of the GPUs are idle, the first names the nearest batch
         that would let the others work, or the loss of speed if there is none.
     """
-    problem = Problem(
-        model=model, cluster=cluster, engine=engine_named(engine), batch=batch, options=options
-    )
-    return tuple(idle_hints_of(problem, best))
-
-
-def idle_hints_of(problem: Problem, best: Option) -> list[str]:
-    """`idle_hints` for a problem."""
-    total, batch, options = problem.cluster.num_gpus, problem.batch, problem.options
-    if best.layout.num_gpus == total:
+    if best.layout.num_gpus == problem.cluster.num_gpus:
         return []
-    freer: dict[str, tuple[BatchSpec, PlanOptions]] = {}
-    if batch.keep:
-        freer["--allow-batch-change"] = replace(batch, keep=False), options
+    freer: dict[str, Problem] = {}
+    if problem.batch.keep:
+        freer["--allow-batch-change"] = problem.freer(batch={"keep": False})
     if not problem.uneven_batch:
-        freer["--uneven-batch"] = batch, replace(options, uneven_batch=True)
-    if not options.uneven_stages:
-        freer["--uneven-stages"] = batch, replace(options, uneven_stages=True)
+        freer["--uneven-batch"] = problem.freer(uneven_batch=True)
+    if not problem.options.uneven_stages:
+        freer["--uneven-stages"] = problem.freer(uneven_stages=True)
     found, named = [], best.layout
-    if best.layout.num_gpus < AT_WORK * total:
+    if best.layout.num_gpus < _nearly_all(problem):
         near = nearest_batch(problem, best)
         found.append(_without_gain(problem, best) if near is None else _named(problem, near))
         named = near.option.layout if near else named
-    for flag, (freer_batch, freer_options) in freer.items():
-        other = plan(
-            problem.model, problem.cluster, freer_batch,
-            engine=problem.engine.name, options=freer_options,
-        ).best  # fmt: skip
+    for flag, freed in freer.items():
+        other = answer(freed).best
         assert other is not None  # it may do all that the first plan might
         gain = _gain(other.step, best.step)
         if gain >= WORTH_SAYING and other.layout != named:
             found.append(f"{flag}: {_of_gpus(other.layout, problem)}, {gain:+.1%}")
     return found
+
+
+def _nearly_all(problem: Problem) -> int:
+    """Number of GPUs that should work."""
+    return math.ceil(AT_WORK * problem.cluster.num_gpus)
 
 
 def _gain(step: StepTime, before: StepTime) -> float:
@@ -397,12 +379,7 @@ def _named(problem: Problem, near: NearestBatch) -> str:
 
 def _without_gain(problem: Problem, best: Option) -> str:
     """Loss of speed of the fastest layout with nearly all GPUs."""
-    least = math.ceil(AT_WORK * problem.cluster.num_gpus)
-    freer = replace(
-        problem,
-        batch=replace(problem.batch, keep=False),
-        options=replace(problem.options, least_gpus=least),
-    )
+    freer = problem.freer(batch={"keep": False}, least_gpus=_nearly_all(problem))
     what = f"at least {AT_WORK:.0%} of the GPUs and a batch within {LARGEST_CHANGE:.0%}"
     found = search(freer, keep=1, margin=0.0)
     if not found:

@@ -8,6 +8,8 @@ from functools import cached_property
 from math import inf
 from typing import Any
 
+from rmetric._util.errors import require
+
 GIB = 2**30
 
 
@@ -45,15 +47,10 @@ class Gpu:
     inter_bandwidth: float
 
     def __post_init__(self) -> None:
-        for name in (
-            "memory", "peak_flops", "efficiency", "memory_bandwidth", "intra_bandwidth",
-            "inter_bandwidth",
-        ):  # fmt: skip
-            value = getattr(self, name)
-            if not 0 < value < inf:
-                raise ValueError(f"{name} is {value!r}: it must be a number above 0")
-        if self.efficiency > 1:
-            raise ValueError(f"efficiency is {self.efficiency}: it must be at most 1")
+        for name, value in vars(self).items():
+            if name != "name":
+                require(name, value, 0 < value < inf, "a number above 0")
+        require("efficiency", self.efficiency, self.efficiency <= 1, "at most 1")
 
 
 #: Peak, memory and NVLink from NVIDIA's data sheets of the A100, H100 and H200 (half of the sum
@@ -115,8 +112,7 @@ class Cluster:
         names = [node.name for node in self.nodes]
         if len(set(names)) != len(names):
             raise ValueError(f"two nodes have one name: {', '.join(names)}")
-        if not 0 <= self.reserve < inf:
-            raise ValueError(f"reserve is {self.reserve!r}: it must be at least 0")
+        require("reserve", self.reserve, 0 <= self.reserve < inf, "at least 0")
 
     @classmethod
     def of(

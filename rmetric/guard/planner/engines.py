@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rmetric._util.errors import require
+
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
@@ -55,8 +57,7 @@ ENGINES = {
 
 def engine_named(name: str) -> Engine:
     """Engine by name. Raises ValueError for an unknown name."""
-    if name not in ENGINES:
-        raise ValueError(f"engine is {name!r}: it must be of {', '.join(ENGINES)}")
+    require("engine", repr(name), name in ENGINES, f"of {', '.join(ENGINES)}")
     return ENGINES[name]
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import groupby
 from textwrap import indent, wrap
 from typing import Any
 
-from rmetric._util.printed import counted, printable
+from rmetric._util.printed import counted, number_ranges, printable
 from rmetric.guard.planner.arguments import (
     fsdp_mesh,
     megatron_arguments,
@@ -16,7 +17,7 @@ from rmetric.guard.planner.arguments import (
     torchtitan_settings,
     torchtitan_toml,
 )
-from rmetric.guard.planner.choose import LayoutPlan, Option, idle_hints_of, nearest_batch
+from rmetric.guard.planner.choose import LayoutPlan, Option, idle_hints, nearest_batch
 from rmetric.guard.planner.cluster import in_words
 from rmetric.guard.planner.memory import memory_in_words
 from rmetric.guard.planner.rules import Problem
@@ -26,8 +27,9 @@ from rmetric.guard.planner.throughput import PARTS
 WIDTH = 98
 
 
-def as_json(problem: Problem, answer: LayoutPlan) -> dict[str, Any]:
+def as_json(answer: LayoutPlan) -> dict[str, Any]:
     """JSON report: plan, model and settings of the best layout."""
+    problem = answer.problem
     near = _nearest(problem, answer.best)
     return {
         "model": problem.model.as_json(),
@@ -52,10 +54,7 @@ def _nearest(problem: Problem, best: Option | None) -> dict[str, Any] | None:
 
 def _settings(problem: Problem, best: Option) -> dict[str, Any]:
     """Launch commands: torchrun per node, and the arguments of the engine."""
-    launches = [
-        {"node": each.node, "environment": each.environment, "arguments": [*each.arguments]}
-        for each in torchrun_launches(best.placement)
-    ]
+    launches = [asdict(each) for each in torchrun_launches(best.placement)]
     return {"torchrun": launches, problem.engine.name: _engine_settings(problem, best)}
 
 
@@ -79,7 +78,9 @@ def _engine_settings(problem: Problem, best: Option) -> Any:
     }
 
 
-def as_text(problem: Problem, answer: LayoutPlan) -> str:
+def as_text(answer: LayoutPlan) -> str:
+    """Text report: the same, with the reasons, the alternatives and the commands."""
+    problem = answer.problem
     model, cluster = problem.model, problem.cluster
     sizes = _sum_of(cluster.sizes)
     active = f" ({model.active_parameters / 1e9:.2f} active)" if model.experts else ""
@@ -88,7 +89,7 @@ def as_text(problem: Problem, answer: LayoutPlan) -> str:
         f"sequence {model.sequence:,}, batch {problem.batch.samples:,}",
         f"{counted(cluster.num_gpus, 'GPU')} ({sizes}), {cluster.gpu.name}, "
         f"{in_words(cluster.usable_memory)} of {in_words(cluster.gpu.memory)} usable; "
-        f"{answer.engine}",
+        f"{problem.engine.name}",
         *(f"assumed: {printable(each)}" for each in model.assumed),
         "",
     ]
@@ -97,7 +98,7 @@ def as_text(problem: Problem, answer: LayoutPlan) -> str:
         for each in answer.would_help:
             lines += _wrapped(f"- {each}")
         return "\n".join(lines)
-    lines += _best(problem, answer, answer.best)
+    lines += _best(answer, answer.best)
     lines += _alternatives(answer)
     lines += _hints(problem, answer.best)
     lines += ["", "Start it", *_start(problem, answer.best)]
@@ -114,7 +115,8 @@ def _sum_of(sizes: Sequence[int]) -> str:
     return " + ".join(f"{n} x {size}" if n > 3 else " + ".join([f"{size}"] * n) for size, n in runs)
 
 
-def _best(problem: Problem, answer: LayoutPlan, best: Option) -> list[str]:
+def _best(answer: LayoutPlan, best: Option) -> list[str]:
+    problem = answer.problem
     usable = problem.cluster.usable_memory
     again = ", activations computed again" if best.recompute else ""
     lines = [
@@ -147,10 +149,12 @@ def _gpus(best: Option) -> list[str]:
     rows, rank = [], 0
     for node, used in _by_node(best.placement.ranks).items():
         last = rank + len(used) - 1
-        rows.append((printable(node), f"GPUs {_ranges(used)}", f"ranks {rank}-{last}"))
+        rows.append((printable(node), f"GPUs {number_ranges(used)}", f"ranks {rank}-{last}"))
         rank += len(used)
     idle = _by_node(best.placement.idle)
-    rows += [(printable(node), f"GPUs {_ranges(gpus)}", "idle") for node, gpus in idle.items()]
+    rows += [
+        (printable(node), f"GPUs {number_ranges(gpus)}", "idle") for node, gpus in idle.items()
+    ]
     return _columns(rows)
 
 
@@ -159,17 +163,6 @@ def _by_node(places: Sequence[tuple[str, int]]) -> dict[str, list[int]]:
     for node, gpu in places:
         found.setdefault(node, []).append(gpu)
     return found
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers in short: 0-3,5."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ",".join(f"{a}-{b}" if b > a else f"{a}" for a, b in parts)
 
 
 def _alternatives(answer: LayoutPlan) -> list[str]:
@@ -186,7 +179,7 @@ def _alternatives(answer: LayoutPlan) -> list[str]:
 
 def _hints(problem: Problem, best: Option) -> list[str]:
     """Changes that would make idle GPUs usable."""
-    lines = [line for each in idle_hints_of(problem, best) for line in _wrapped(f"  {each}")]
+    lines = [line for each in idle_hints(problem, best) for line in _wrapped(f"  {each}")]
     return ["", "Idle GPUs would be used with", *lines] if lines else []
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from rmetric.guard.layout import Layout
 from rmetric.guard.planner.cluster import Cluster, in_words
@@ -28,6 +30,12 @@ class Problem:
     batch: BatchSpec
     options: PlanOptions
     relaxed: frozenset[str] = frozenset()
+
+    def freer(self, *, batch: Mapping[str, Any] | None = None, **options: Any) -> Problem:
+        """This problem with other settings: fields of `BatchSpec`, and of `PlanOptions`."""
+        return replace(
+            self, batch=replace(self.batch, **batch or {}), options=replace(self.options, **options)
+        )
 
     @property
     def largest_change(self) -> float:

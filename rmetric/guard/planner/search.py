@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import lcm
 from typing import NamedTuple
 
-from rmetric.guard.layout import Layout
+from rmetric.guard.layout import Layout, nearest_multiple
 from rmetric.guard.planner.memory import MemoryEstimate
 from rmetric.guard.planner.placement import reach, room
 from rmetric.guard.planner.rules import (
@@ -75,7 +75,7 @@ def nearest(problem: Problem, least: float) -> SearchResult | None:
     ]
     best: SearchResult | None = None
     best_change = 0
-    for change, layout in sorted(candidates, key=lambda one: one[0]):
+    for change, layout in sorted(candidates, key=lambda candidate: candidate[0]):
         if best is not None and change > best_change:
             break
         found = _judged(problem, layout)
@@ -88,10 +88,10 @@ def nearest(problem: Problem, least: float) -> SearchResult | None:
 
 def order(found: SearchResult) -> tuple[float | int, ...]:
     """Sort key of layouts: faster first, then fewer GPUs and simpler."""
-    one = found.layout
+    sizes = found.layout
     return (
-        -found.step.tokens_per_second, one.num_gpus, one.pipeline, one.context, one.tensor,
-        one.expert, one.replicas, -one.micro_batch, found.recompute,
+        -found.step.tokens_per_second, sizes.num_gpus, sizes.pipeline, sizes.context,
+        sizes.tensor, sizes.expert, sizes.replicas, -sizes.micro_batch, found.recompute,
     )  # fmt: skip
 
 
@@ -234,14 +234,10 @@ def _experts(problem: Problem, most: int) -> list[int]:
 
 def _accumulation(problem: Problem, at_once: int) -> int:
     """Micro-batches a copy for the batch nearest to the one asked; 0 if that is too far."""
-    below, over = divmod(problem.batch.samples, at_once)
-    if not over:
-        return below
+    samples = problem.batch.samples
     if "batch" in problem.relaxed:
-        return max(below, 1)
-    nearest = below if below and over <= at_once - over else below + 1
-    change = abs(nearest * at_once - problem.batch.samples)
-    return nearest if change <= problem.largest_change * problem.batch.samples else 0
+        return max(samples // at_once, 1)
+    return nearest_multiple(samples, at_once, problem.largest_change) // at_once
 
 
 def _bound(problem: Problem, tensor: int, pipeline: int, context: int, data: int) -> float:
@@ -277,4 +273,6 @@ def smallest(problem: Problem) -> tuple[Layout, bool, MemoryEstimate] | None:
         for layout in layouts(problem, split)
         for recompute in problem.recompute
     )
-    return min(each, key=lambda one: (one[2].total, one[0].num_gpus), default=None)
+    return min(
+        each, key=lambda candidate: (candidate[2].total, candidate[0].num_gpus), default=None
+    )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rmetric._util.errors import require
+
 #: Share of the GPUs that should work; where fewer do, the plan names what would use them.
 AT_WORK = 0.95
 #: Share by which a batch may change, unless another is given.
@@ -14,6 +16,12 @@ SHORT_SEQUENCE = 8192
 WORTH_SAYING = 0.02
 #: The sizes of a layout that are searched -> their short names.
 SIZES = {"tensor": "TP", "pipeline": "PP", "context": "CP", "expert": "EP"}
+
+_SIZES = "whole numbers of at least 1"
+
+
+def _are_sizes(numbers: tuple[int, ...]) -> bool:
+    return bool(numbers) and all(type(n) is int and n >= 1 for n in numbers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +42,11 @@ class BatchSpec:
     micro_batches: tuple[int, ...] = (1, 2, 4, 8)
 
     def __post_init__(self) -> None:
-        if type(self.samples) is not int or self.samples < 1:
-            raise ValueError(f"the batch is {self.samples!r}: a whole number of at least 1")
-        if not self.micro_batches or any(type(n) is not int or n < 1 for n in self.micro_batches):
-            raise ValueError(f"micro_batches is {self.micro_batches!r}: whole numbers from 1")
-        if not 0 <= self.largest_change < 1:
-            raise ValueError(f"largest_change is {self.largest_change}: from 0 to below 1")
+        whole = type(self.samples) is int and self.samples >= 1
+        require("the batch", repr(self.samples), whole, "a whole number of at least 1")
+        require("micro_batches", self.micro_batches, _are_sizes(self.micro_batches), _SIZES)
+        change = self.largest_change
+        require("largest_change", change, 0 <= change < 1, "from 0 to below 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +84,8 @@ class PlanOptions:
     def __post_init__(self) -> None:
         for name in SIZES:
             sizes = getattr(self, name)
-            if sizes is not None and (not sizes or any(type(n) is not int or n < 1 for n in sizes)):
-                raise ValueError(f"{name} is {sizes!r}: whole numbers of at least 1, or None")
-        if not self.recompute:
-            raise ValueError("recompute is empty: False, True or both must be allowed")
+            require(name, sizes, sizes is None or _are_sizes(sizes), f"{_SIZES}, or None")
+        require("recompute", self.recompute, bool(self.recompute), "(False,), (True,) or both")
         if not 0 <= self.margin < 1 or self.alternatives < 0:
             raise ValueError(
                 f"margin is {self.margin} and alternatives {self.alternatives}: "

@@ -13,9 +13,8 @@
     process_states.py    states of the ranks' processes, for the cause of a hang
     processes.py         ends every process of a launch, by pid
     journal.py           event log and lock of the run folder
-    journal_lines.py     types of the fields of journal lines
+    journal_lines.py     events of the journal: types of their fields, text for the terminal
     summary.py           summary of a journal
-    console.py           journal lines for the terminal
     supervise.py         event loop that connects these parts
 
 Nothing is imported here.

@@ -8,8 +8,15 @@ from math import gcd
 from typing import Any
 
 from rmetric._util.printed import counted
-from rmetric.guard.layout import Layout, batch_remark
-from rmetric.guard.planner.settings import AT_WORK, LARGEST_CHANGE, WORTH_SAYING
+from rmetric.guard.layout import Layout, batch_remark, nearest_multiple
+from rmetric.guard.planner import BatchSpec, LayoutPlan, PlanOptions
+from rmetric.guard.planner.choose import answer, idle_hints
+from rmetric.guard.planner.cluster import Cluster, ClusterNode
+from rmetric.guard.planner.cluster import Gpu as PlannerGpu
+from rmetric.guard.planner.engines import engine_named
+from rmetric.guard.planner.model_shape import ModelShape
+from rmetric.guard.planner.rules import Problem
+from rmetric.guard.planner.settings import AT_WORK, LARGEST_CHANGE, SIZES, WORTH_SAYING
 
 #: A GPU: name of its node (empty with a single node) and index on the node.
 Gpu = tuple[str, int]
@@ -122,12 +129,12 @@ def shrink_data(
         )
 
     def plan(pool: Pool, current: Layout | None) -> Allocation:
-        one = replace(layout, data=1, accumulation=1, replicas=1, samples=None)
-        one_copy = one.num_gpus
+        single = replace(layout, data=1, accumulation=1, replicas=1, samples=None)
+        one_copy = single.num_gpus
         have = sum(map(len, pool.values()))
         most = 0  # copies that the nodes have room for
         for data in range(have // one_copy, 0, -1):
-            gpus = allot(replace(one, data=data), pool)
+            gpus = allot(replace(single, data=data), pool)
             if gpus is None:
                 continue
             most = most or data
@@ -172,9 +179,7 @@ class _Splitter:
         """Nearest batch of which each copy has the same samples; 0 if it is too far."""
         assert self.batch is not None
         unit = data if self.uneven else self.layout.micro_batch * data
-        below = self.batch // unit * unit
-        near = below if below and self.batch - below <= below + unit - self.batch else below + unit
-        return near if abs(near - self.batch) <= largest_change * self.batch else 0
+        return nearest_multiple(self.batch, unit, largest_change)
 
     def remarks(self, layout: Layout, most: int) -> str:
         """What the split means for the copies, and what would keep more of them at work."""
@@ -215,10 +220,10 @@ class _Splitter:
         )
 
     def _layout(self, batch: int, data: int) -> Layout:
-        one = self.layout
+        given = self.layout
         return Layout.split(
-            batch, data=data, micro_batch=one.micro_batch, replicas=gcd(one.replicas, data),
-            tensor=one.tensor, pipeline=one.pipeline, context=one.context, expert=one.expert,
+            batch, data=data, micro_batch=given.micro_batch, replicas=gcd(given.replicas, data),
+            **{name: getattr(given, name) for name in SIZES},
         )  # fmt: skip
 
 
@@ -234,9 +239,9 @@ def _explain(layout: Layout, have: int, batch: int | None, unit: str) -> str:
 
 
 def by_model(
-    model: Any,
-    gpu: Any,
-    batch: Any,
+    model: ModelShape,
+    gpu: PlannerGpu,
+    batch: BatchSpec,
     *,
     engine: str,
     first: Layout | None = None,
@@ -249,54 +254,59 @@ def by_model(
     each possible number, and the fastest result is used.
 
     Args:
-        model: a `ModelShape`.
-        gpu: a `rmetric.guard.planner.cluster.Gpu`.
-        batch: a `BatchSpec`.
+        model: shape of the model.
+        gpu: what each GPU can do.
+        batch: samples of a step.
         engine: as for `rmetric.guard.planner.plan`.
         first: layout of the first launch, if it fits; None to plan it as well.
         fixed_sizes: sizes among tensor, pipeline, context and expert that the command has no
             placeholder for; they are kept.
         uneven_batch: the training splits the batch by `rmetric.guard.batch_share`.
     """
-    from rmetric.guard.planner import PlanOptions
-    from rmetric.guard.planner import plan as plan_layout
-    from rmetric.guard.planner.choose import idle_hints
-    from rmetric.guard.planner.cluster import Cluster, ClusterNode
-
     sizes: dict[str, Any] = {name: (size,) for name, size in (fixed_sizes or {}).items()}
-    options = PlanOptions(**sizes, uneven_batch=uneven_batch)
+    problem = Problem(
+        model=model,
+        cluster=Cluster(nodes=(), gpu=gpu),
+        engine=engine_named(engine),
+        batch=batch,
+        options=PlanOptions(**sizes, uneven_batch=uneven_batch),
+    )
 
     def plan(pool: Pool, current: Layout | None) -> Allocation:
         if first is not None and current is None and (gpus := allot(first, pool)):
             return Allocation(gpus=gpus, layout=first, words="as requested")
-        best: tuple[float, Allocation] | None = None
+        found: list[tuple[float, Allocation]] = []
         why = "no GPU is left"
         for each in sorted({len(gpus) for gpus in pool.values()}, reverse=True):
             even = {node: gpus[:each] for node, gpus in pool.items() if len(gpus) >= each}
             nodes = tuple(ClusterNode(name=node, gpus=gpus) for node, gpus in even.items())
-            cluster = Cluster(nodes=nodes, gpu=gpu)
-            found = plan_layout(
-                model, cluster, batch, engine=engine, current=current, options=options
-            )
-            why = why if found.best else "; ".join((found.why, *found.would_help))
-            # The planner's best first: it may precede a faster one that changes more.
-            for option in (found.best, *found.alternatives):
-                gpus = allot(option.layout, even) if option else None
-                if option and gpus:
-                    hints = idle_hints(
-                        model, cluster, batch, option, engine=engine, options=options
-                    )
-                    # Uneven stages are an option of `rmetric plan` only.
-                    usable = [hint for hint in hints if not hint.startswith("--uneven-stages")]
-                    words = "; ".join((found.why, *option.remarks, *usable))
-                    speed = float(option.step.tokens_per_second)
-                    if best is None or speed > best[0]:
-                        best = speed, Allocation(gpus=gpus, layout=option.layout, words=words)
-                    break
-        if best is None:
+            answered = answer(replace(problem, cluster=Cluster(nodes=nodes, gpu=gpu)), current)
+            if answered.best is None:
+                why = "; ".join((answered.why, *answered.would_help))
+            found += _allotted(answered, even)
+        if not found:
             named = ", ".join(f"{{{name}}}" for name in sizes)
             stay = f"; they are fixed because the command has no {named}" if named else ""
             raise NothingFitsError(f"{why}{stay}")
-        return best[1]
+        return max(found, key=lambda pair: pair[0])[1]
 
     return plan
+
+
+def _allotted(answered: LayoutPlan, even: Pool) -> list[tuple[float, Allocation]]:
+    """Tokens a second and allocation of the first option that torchrun can start; else empty.
+
+    The planner's best comes first: it may precede a faster one that changes more.
+    """
+    for option in filter(None, (answered.best, *answered.alternatives)):
+        if gpus := allot(option.layout, even):
+            # Uneven stages are an option of `rmetric plan` only.
+            hints = [
+                hint
+                for hint in idle_hints(answered.problem, option)
+                if not hint.startswith("--uneven-stages")
+            ]
+            words = "; ".join((answered.why, *option.remarks, *hints))
+            allocation = Allocation(gpus=gpus, layout=option.layout, words=words)
+            return [(option.step.tokens_per_second, allocation)]
+    return []

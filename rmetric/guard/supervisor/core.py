@@ -18,6 +18,7 @@ from math import inf
 
 import numpy as np
 
+from rmetric._util.errors import require
 from rmetric.guard.layout import Layout
 from rmetric.guard.supervisor import events
 from rmetric.guard.supervisor.allocation import (
@@ -76,10 +77,8 @@ class RestartPolicy:
     def __post_init__(self) -> None:
         least = {"max_restarts": 0, "enough_steps": 1, "suspect_after": 1}
         for name, value in vars(self).items():
-            if not least.get(name, 0) <= value < inf:
-                raise ValueError(
-                    f"{name} is {value}: a number of at least {least.get(name, 0)} is accepted"
-                )
+            from_ = least.get(name, 0)
+            require(name, value, from_ <= value < inf, f"a number of at least {from_}")
 
 
 @dataclass(kw_only=True)

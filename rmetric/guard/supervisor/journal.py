@@ -14,7 +14,7 @@ from rmetric._util.durable import no_follow
 from rmetric._util.strict_json import encode, encode_line, parse_line
 from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.supervisor.core import JournalState
-from rmetric.guard.supervisor.journal_lines import check_line
+from rmetric.guard.supervisor.journal_lines import typed_line
 from rmetric.guard.trust import make_private, require_trusted
 
 Line = dict[str, Any]
@@ -104,7 +104,7 @@ def _lines_of(data: bytes) -> tuple[list[Line], int]:
         except ValueError:
             continue
         try:
-            check_line(line)
+            typed_line(line)
         except ValueError:
             problems += 1
             continue

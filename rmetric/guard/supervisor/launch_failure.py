@@ -124,11 +124,11 @@ def explain_hang(
     first, others = beats[rank], [beats[r] for r in beats if r != rank]
     # Fast steps have no heartbeat each: a lag below the heartbeat interval is no evidence.
     alone = bool(others) and all(
-        one.step > first.step and one.time - first.time >= first.every for one in others
+        other.step > first.step and other.time - first.time >= first.every for other in others
     )
     gpu = allocation.gpu_of(rank) if alone else None
     if alone:
-        least = min(one.step for one in others)
+        least = min(other.step for other in others)
         who = f"rank {rank} is at step {first.step}, the others at {least} or later"
     else:
         who = f"all ranks are at step {max(beat.step for beat in beats.values())}"
@@ -183,7 +183,7 @@ def _root_of(log: str, first_rank: int) -> tuple[int | None, int | None]:
     failed = [*_FAILED.finditer(root), *_FAILED.finditer(log)] if header else []
     if failed:
         # The agent orders failures by seconds and may list ranks that it terminated itself.
-        cause = min(failed, key=lambda one: int(one["code"]) == -signal.SIGTERM)
+        cause = min(failed, key=lambda failure: int(failure["code"]) == -signal.SIGTERM)
         return int(cause["rank"]), int(cause["code"])
     local = _LOCAL.search(log)
     if local is not None:

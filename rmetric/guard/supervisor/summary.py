@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from rmetric._util.printed import counted
-from rmetric.guard.supervisor.console import gpu_name, launch_log
 from rmetric.guard.supervisor.journal import Line
+from rmetric.guard.supervisor.journal_lines import gpu_name, gpu_names, launch_log
 
 
 @dataclass(kw_only=True)
@@ -178,7 +178,7 @@ def _incidents(lines: Iterable[Line]) -> list[Incident]:
         elif event == "answered":
             done = f"checkpoint of step {line.get('step')}"
         elif event == "dropped":
-            done = f"dropped {', '.join(map(gpu_name, line['gpus']))}"
+            done = f"dropped {gpu_names(line['gpus'])}"
         elif event in ("launch", "over"):
             done = line.get("outcome", "restarted")
         if done:

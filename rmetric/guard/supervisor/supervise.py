@@ -22,16 +22,17 @@ from typing import Any
 import numpy as np
 
 from rmetric._util.durable import write_atomically
+from rmetric._util.errors import require
 from rmetric.guard.checkpoint_dir import last_checkpoint
 from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.supervisor import events, processes
 from rmetric.guard.supervisor.allocation import Planner, Pool
 from rmetric.guard.supervisor.attempt import Attempt
-from rmetric.guard.supervisor.console import console_line
 from rmetric.guard.supervisor.core import Core, RestartPolicy
 from rmetric.guard.supervisor.events import Action, LaunchFailure, SupervisorEvent
 from rmetric.guard.supervisor.failure_class import with_disk_full_first
 from rmetric.guard.supervisor.journal import Journal, folder_lock, journal_state, token_of
+from rmetric.guard.supervisor.journal_lines import console_line
 from rmetric.guard.supervisor.launch_processes import Program, unit_of
 from rmetric.guard.supervisor.summary import summarise, to_markdown
 from rmetric.guard.supervisor.warm_spare import WarmSpare
@@ -72,10 +73,9 @@ class Intervals:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            zero = name == "grace"
-            if not 0 <= value < inf or (value == 0 and not zero):
-                least = "from 0" if zero else "above 0"
-                raise ValueError(f"{name} is {value}: a number of seconds {least} is accepted")
+            above = (name == "grace" and value == 0) or 0 < value < inf
+            least = "from 0" if name == "grace" else "above 0"
+            require(name, value, above, f"a number of seconds {least}")
 
 
 @dataclass(kw_only=True)

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
+from rmetric._util.errors import require
 from rmetric.guard.run_folder import Heartbeat
 from rmetric.guard.supervisor.allocation import Allocation, Gpu
-from rmetric.guard.supervisor.console import gpu_name
 from rmetric.guard.supervisor.events import LaunchFailure
+from rmetric.guard.supervisor.journal_lines import gpu_name
 from rmetric.guard.supervisor.launch_failure import explain_hang
 from rmetric.guard.supervisor.process_states import read_states
 from rmetric.telemetry.sources import VerdictSource
@@ -42,8 +43,8 @@ class Timeouts:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value is not None and not 0 < value < inf:
-                raise ValueError(f"{name} is {value}: a number of seconds above 0 is accepted")
+            above = value is None or 0 < value < inf
+            require(name, value, above, "a number of seconds above 0")
 
     def of(self, phase: str) -> float:
         """Timeout of a phase, seconds."""

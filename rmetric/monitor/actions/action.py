@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -87,18 +86,6 @@ class Action:
 
     def record(self, record: Record, monitor: Monitor) -> None:
         """Take each finished record."""
-
-    def in_trainer(
-        self, kind: str, trainer: Any, monitor: Monitor
-    ) -> AbstractContextManager[object]:
-        """A context that lasts as long as the training, for an action that follows the loop.
-
-        Args:
-            kind: ``hugging_face`` or ``lightning``.
-            trainer: of that kind.
-            monitor: of this training.
-        """
-        return nullcontext()
 
     def decided(self, entry: Mapping[str, Any], monitor: Monitor) -> None:
         """Another action has changed the training, or is about to hold it; called on all ranks.

@@ -47,6 +47,23 @@ def plain(value: Any, where: str = "", copies: dict[Any, Tensor] | None = None) 
     raise TypeError(f"{where or 'the value'} is a {type(value).__name__}, not a plain value")
 
 
+def plain_states(parts: Mapping[str, Any], left_out: dict[str, str]) -> dict[str, Any]:
+    """State of each part by its name, as plain values; None for a part that is None.
+
+    Args:
+        parts: with `state_dict`.
+        left_out: receives the names of the parts that have no such state, which are None in the
+            result, and why: the weights are worth saving without them.
+    """
+    states: dict[str, Any] = {}
+    for name, part in parts.items():
+        try:
+            states[name] = None if part is None else plain(part.state_dict(), name)
+        except Exception as error:
+            states[name], left_out[name] = None, str(error)
+    return states
+
+
 def write_whole(path: Path, content: Any) -> None:
     """Write a file that is on the disk, whole, before it has its name."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,7 @@ from rmetric.monitor.actions.checkpoint_file import (
     bare,
     last_good,
     plain,
+    plain_states,
     random_state,
     write_whole,
 )
@@ -169,7 +170,7 @@ class EmergencyCheckpoint(Action):
             "suspect": self._suspect(step),
             "model": plain(bare(monitor.model).state_dict(), "model"),
         }
-        left_out = {}
+        left_out: dict[str, str] = {}
         generators = self._random.get(step)
         if generators is None:
             left_out["random"] = f"not kept after step {step}; those of step {monitor.step} instead"
@@ -178,16 +179,13 @@ class EmergencyCheckpoint(Action):
         scheduler = self.scheduler
         if scheduler is None:
             scheduler = next(iter(monitor.schedulers), None)
-        for name, part in {
+        parts = {
             "optimizer": monitor.optimizer,
             "scheduler": scheduler,
             "scaler": monitor.scaler,
             "monitor": monitor,
-        }.items():
-            try:
-                content[name] = None if part is None else plain(part.state_dict(), name)
-            except Exception as error:  # the weights are worth saving without it
-                left_out[name] = str(error)
+        }
+        content |= plain_states(parts, left_out)
         try:
             content["extra"] = plain(self.extra_state() if self.extra_state else None, "extra")
         except Exception as error:
@@ -198,7 +196,7 @@ class EmergencyCheckpoint(Action):
 
     def _suspect(self, step: int) -> dict[str, Any] | None:
         """Mark of a checkpoint of `step`; None for a clean one."""
-        alarm = min(self._open.values(), key=lambda one: one.since, default=None)
+        alarm = min(self._open.values(), key=lambda alarm: alarm.since, default=None)
         return alarm._asdict() if alarm is not None and step > alarm.since else None
 
     def _write(self, content: dict[str, Any]) -> None:

@@ -1,7 +1,4 @@
-"""Action that exports a training to Prometheus: over HTTP, or as a text file.
-
-Prometheus needs the package prometheus_client, which is imported on use.
-"""
+"""Action that exports a training to Prometheus: over HTTP, or as a text file."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rmetric._util.background import Background
-from rmetric._util.durable import write_atomically
+from rmetric._util.prometheus import family, serve, stop, write_textfile
 from rmetric.monitor.actions.action import Action, rank
 from rmetric.monitor.alerts import Alert
 from rmetric.records import Record
@@ -103,13 +100,7 @@ class Prometheus(Action):
         self._begin(monitor.run_id)
         if self.port is None or rank() != 0:
             return
-        from prometheus_client import start_http_server
-
-        try:
-            self._server, _ = start_http_server(self.port, self.address, self._registry())
-        except OSError as error:
-            place = f"{self.address}, port {self.port}"
-            raise OSError(error.errno, error.strerror, place) from None
+        self._server = serve(self, self.port, self.address)
         self.port = self._server.server_port
 
     def __call__(self, alert: Alert, monitor: Monitor) -> None:
@@ -139,50 +130,38 @@ class Prometheus(Action):
         self._write(now=True)
         self._background.close(CLOSE_SECONDS)
         server, self._server = self._server, None
-        if server is not None:
-            server.shutdown()
-            server.server_close()
+        stop(server)
 
     def collect(self) -> Iterator[Any]:
         """The metrics as of now, for a registry of prometheus_client."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-        values, run = self._values, [self._run]
         for name, words in _GAUGES.items():
-            gauge = GaugeMetricFamily(f"rmetric_{name}", words, labels=["run"])
-            value = values.get(name)
-            if value is not None:
-                gauge.add_metric(run, value)
-            yield gauge
+            yield self._family(name, words, {"": self._values.get(name)})
         words = "Score of a detector after that step; 1 is the threshold of the calibrated one."
-        scores = GaugeMetricFamily("rmetric_detector_score", words, labels=["run", "detector"])
-        for name, score in self._scores.items():
-            scores.add_metric([*run, name], score)
-        yield scores
+        yield self._family("detector_score", words, self._scores, "detector")
         words = "Level of a detector after that step: 0 quiet, 1 watch, 2 alarm."
-        levels = GaugeMetricFamily("rmetric_detector_level", words, labels=["run", "detector"])
-        for name, level in self._levels.items():
-            levels.add_metric([*run, name], level)
-        yield levels
-        for name, words, label, counts in (
-            ("alerts", "Alerts, one an episode and source that joins it.", "source", self._alerts),
-            ("rescue_decisions", "Decisions of the rescue.", "action", self._decisions),
-        ):
-            counter = CounterMetricFamily(f"rmetric_{name}", words, labels=["run", label])
-            for key, count in tuple(counts.items()):
-                counter.add_metric([*run, key], count)
-            yield counter
+        yield self._family("detector_level", words, self._levels, "detector")
+        words = "Alerts, one an episode and source that joins it."
+        yield self._family("alerts", words, self._alerts, "source", counter=True)
+        words = "Decisions of the rescue."
+        yield self._family("rescue_decisions", words, self._decisions, "action", counter=True)
         words = "Steps that were taken again after a return."
-        repeated = CounterMetricFamily("rmetric_steps_repeated", words, labels=["run"])
-        repeated.add_metric(run, self._repeated)
-        yield repeated
+        yield self._family("steps_repeated", words, {"": self._repeated}, counter=True)
 
-    def _registry(self) -> Any:
-        from prometheus_client import CollectorRegistry
-
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(self)
-        return registry
+    def _family(
+        self,
+        name: str,
+        words: str,
+        values: Mapping[str, float | None],
+        label: str = "",
+        *,
+        counter: bool = False,
+    ) -> Any:
+        """The metric with one sample for each value of the label, or one without it."""
+        samples = [
+            ([self._run, value_of_label] if label else [self._run], value)
+            for value_of_label, value in tuple(values.items())
+        ]
+        return family(name, words, ["run", label] if label else ["run"], samples, counter=counter)
 
     def _write(self, *, now: bool = False) -> None:
         path = self.textfile
@@ -194,10 +173,8 @@ class Prometheus(Action):
             self._background.submit(lambda: self._write_file(path))
 
     def _write_file(self, path: Path) -> None:
-        from prometheus_client import generate_latest
-
         try:
-            write_atomically(path, [generate_latest(self._registry())])
+            write_textfile(path, self)
         except OSError as error:
             if not self._problem:
                 self._problem = f"{path} cannot be written: {error.strerror}"

@@ -143,7 +143,7 @@ class CutLearningRate(Action):
                 if name in group:
                     group[name] = _scaled(group[name], ratio)
         known = monitor.schedulers if self.scheduler is None else [self.scheduler]
-        for scheduler in (found for one in known for found in _with_inner(one)):
+        for scheduler in (found for each in known for found in _with_inner(each)):
             for name in BASE_RATES:
                 if hasattr(scheduler, name):
                     scaled = map(_scaled, getattr(scheduler, name), ratios)
@@ -192,4 +192,4 @@ def _with_inner(scheduler: Any) -> list[Any]:
     if scheduler is None:
         return []
     inner = [*getattr(scheduler, "_schedulers", ()), getattr(scheduler, "scheduler", None)]
-    return [scheduler, *(found for one in inner for found in _with_inner(one))]
+    return [scheduler, *(found for each in inner for found in _with_inner(each))]

@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rmetric._util.background import Background
-from rmetric._util.webhook import checked_url, post
+from rmetric._util.webhook import WebhookSender
 from rmetric.monitor.actions.action import RESCUE, Action, decision_words, rank
 from rmetric.monitor.alerts import Alert
 
@@ -66,10 +65,11 @@ class Webhook(Action):
             url = os.environ.get(variable)
             if not url:
                 raise ValueError(f"variable is {variable!r}: this environment variable is not set")
-        self._url = checked_url(url or "", "the webhook's url")
         self.title = socket.gethostname() if title is None else title
-        self.min_interval, self.timeout = min_interval, timeout
-        self._background = Background(size=20)
+        self.min_interval = min_interval
+        self._sender = WebhookSender(
+            url or "", "the webhook's url", _report, timeout=timeout, waiting=20
+        )
         self._last_sent: dict[str, float] = {}
         self._held_back: Counter[str] = Counter()
 
@@ -90,15 +90,14 @@ class Webhook(Action):
         self._last_sent[kind] = now
         held_back = self._held_back.pop(kind, 0)
         more = f" ({held_back} more {kinds} since the last message)" if held_back else ""
-        text = f"{self.title}: {words}{more}"
-        if not self._background.submit(lambda: self._post(text)):
-            logger.error("rmetric: the webhook does not keep up; an alert was not posted")
+        # Escaped as Slack requires: & < >.
+        text = html.escape(f"{self.title}: {words}{more}", quote=False)
+        self._sender.post({"text": text})
 
     def close(self) -> None:
-        if not self._background.close(self.timeout):
+        if not self._sender.close():
             logger.error("rmetric: the webhook did not answer in time; alerts were not posted")
 
-    def _post(self, text: str) -> None:
-        # Escaped as Slack requires: & < >.
-        if problem := post(self._url, {"text": html.escape(text, quote=False)}, self.timeout):
-            logger.error("rmetric: the webhook %s; an alert was not posted", problem)
+
+def _report(problem: str) -> None:
+    logger.error("rmetric: the webhook %s; an alert was not posted", problem)

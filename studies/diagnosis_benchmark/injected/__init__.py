@@ -18,7 +18,7 @@ whose ranks say neither their times nor warn of slow steps, nothing tells which 
 jobs are kept.
 
 In order: variants and settings, then plan; logs, storage and trainer are the training; faults are
-its hooks, later_faults with parts those of the third split, whose checks and addresses stand in
+its hooks, blind_faults with parts those of the third split, whose checks and addresses stand in
 files of these names; writing and launchers are what stands around the ranks; world runs one job,
 verify and labels judge it, generate runs them all.
 """

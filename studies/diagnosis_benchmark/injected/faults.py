@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from studies.diagnosis_benchmark.injected import later_faults
+from studies.diagnosis_benchmark.injected import blind_faults
 from studies.diagnosis_benchmark.injected.plan import Plan
 from studies.diagnosis_benchmark.injected.storage import BATCH, WIDTH
 from studies.diagnosis_benchmark.injected.variants import variant_of
@@ -253,5 +253,5 @@ CHANGES: dict[str, Callable[[Trainer, str], dict[str, Any]]] = {
     "address space": _address_space,
     "all sockets": lambda trainer, stage: _sockets(trainer, store=True),
     "sockets of gloo": lambda trainer, stage: _sockets(trainer, store=False),
-    **later_faults.CHANGES,
+    **blind_faults.CHANGES,
 }

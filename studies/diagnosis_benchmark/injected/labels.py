@@ -116,32 +116,33 @@ def _of_rank(plan: Plan, rank: int, lines: list[WrittenLine]) -> list[Told]:
             continue
         if stack:
             out.append((line, "context", "stack of a process that is ended"))
-        elif FAILED.search(text):
-            role = "symptom" if faulty else "echo"
-            out.append((line, role, "the trainer says that it failed"))
-        elif LOST.match(line.text):
-            role = "cause" if faulty and plan.kind in SPEAKING else "echo"
-            out.append((line, role, "torch lost a connection or got none"))
-        elif ABORTED.match(text):
-            other = "symptom" if plan.kind == "skew" else "echo"
-            out.append((line, "cause" if faulty else other, "gloo ends the process"))
-        elif CRASHED.match(text):
-            out.append((line, "cause" if faulty else "echo", "last words of a crash"))
-        elif MODULES.match(text) or IN_THREAD.match(text):
-            out.append((line, "context", "beside a stack or traceback"))
-        elif NATIVE.match(text):
-            out.append((line, "context", "native frames of a warning of torch"))
-        elif plan.kind == "slow":
-            out += _slow(line, faulty)
-        elif plan.kind == "numerics":
-            out += _exploded(line, faulty)
-        elif faulty and plan.variant == "fewer steps" and FINISHED.search(text):
-            out.append((line, "cause", "the faulty rank is done before the others"))
-        elif faulty and plan.variant == "hidden size" and BUILT.search(text):
-            out.append((line, "context", "the model of the faulty rank"))
-        elif faulty and plan.variant == "nan" and re.search(r"\bloss\b\W+nan\b", text, re.I):
-            out.append((line, "cause", "the faulty rank's loss"))
+        else:
+            out += _of_line(plan, line, text, faulty)
     return out
+
+
+def _of_line(plan: Plan, line: WrittenLine, text: str, faulty: bool) -> list[Told]:
+    """Of a line outside tracebacks and stacks; `text` is without torch's prefix."""
+    skewed = "symptom" if plan.kind == "skew" else "echo"
+    rules = (
+        (FAILED.search(text), "symptom", "echo", "the trainer says that it failed"),
+        (LOST.match(line.text), "cause" if plan.kind in SPEAKING else "echo", "echo",
+         "torch lost a connection or got none"),
+        (ABORTED.match(text), "cause", skewed, "gloo ends the process"),
+        (CRASHED.match(text), "cause", "echo", "last words of a crash"),
+        (MODULES.match(text), "context", "context", "beside a stack or traceback"),
+        (IN_THREAD.match(text), "context", "context", "beside a stack or traceback"),
+        (NATIVE.match(text), "context", "context", "native frames of a warning of torch"),
+    )  # fmt: skip
+    for found, of_faulty, of_other, why in rules:
+        if found:
+            return [(line, of_faulty if faulty else of_other, why)]
+    if plan.kind in OF_KIND:
+        return OF_KIND[plan.kind](line, faulty)
+    if faulty and plan.variant in OF_VARIANT:
+        pattern, role, why = OF_VARIANT[plan.variant]
+        return [(line, role, why)] if pattern.search(text) else []
+    return []
 
 
 def _role(plan: Plan, faulty: bool) -> tuple[str, str]:
@@ -209,6 +210,15 @@ def _exploded(line: WrittenLine, faulty: bool) -> list[Told]:
             role = "cause" if faulty else "symptom"
             return [(line, role, "a loss or norm that is no number or exploded")]
     return []
+
+
+OF_KIND = {"slow": _slow, "numerics": _exploded}
+#: Of the faulty rank: what a line holds, its role, and why.
+OF_VARIANT = {
+    "fewer steps": (FINISHED, "cause", "the faulty rank is done before the others"),
+    "hidden size": (BUILT, "context", "the model of the faulty rank"),
+    "nan": (re.compile(r"\bloss\b\W+nan\b", re.I), "cause", "the faulty rank's loss"),
+}
 
 
 def _long_steps(record: RunRecord, rank: int, since: float) -> list[Told]:

@@ -14,7 +14,7 @@ class Variant:
     """One way for a fault to happen.
 
     Attributes:
-        stages: of `rmetric.diagnosis.job.STAGES`, where it can come.
+        stages: of `rmetric.diagnosis.facts.job.STAGES`, where it can come.
         says: a pattern that the faulty rank's last exception must match; "" where it writes none.
         outside: what the launcher does to the process: "kill", "stop", "terminate"; "" nothing.
         environment: it is there from the start, in the variables of the process.

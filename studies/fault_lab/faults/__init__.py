@@ -7,6 +7,8 @@ a fault, write its function there and a line in the file's `FAULTS`. The outcome
 not scripted.
 """
 
+from dataclasses import replace
+
 from studies.fault_lab.faults import batch, gradients, settings, weights
 from studies.fault_lab.faults.contract import PLACES, Fault, Turn
 
@@ -31,6 +33,6 @@ def register(new: Fault) -> None:
     FAULTS[new.name] = new
 
 
-for place in (settings, weights, batch, gradients):
-    for entry in place.FAULTS:
-        register(entry)
+for module in (settings, weights, batch, gradients):
+    for entry in module.FAULTS:
+        register(replace(entry, place=module.__name__.rpartition(".")[2]))

@@ -57,9 +57,9 @@ class Fault:
         unit: of the severity.
         severities: from mild to severe.
         duration_steps: duration; 0 for the rest of the run.
-        place: of the step where it acts; see `PLACES`.
         act: applies it, once per step from the onset on.
         summary: its effect, in one sentence.
+        place: of the step where it acts, the name of its file; see `PLACES`.
         lowest, highest: valid severities.
         whole: the severity is a count.
         benign: a change that a healthy run goes through.
@@ -72,9 +72,9 @@ class Fault:
     unit: str
     severities: tuple[float, ...]
     duration_steps: int
-    place: str
     act: Callable[[Turn], None]
     summary: str
+    place: str = ""
     lowest: float = 0.0
     highest: float = inf
     whole: bool = False

@@ -42,7 +42,7 @@ BENIGN_TURN = 3
 #: Policies that change every step are trained on one in so many of the runs that do not fail.
 EVERY_STEP_TURN = 4
 ONSET_OF_CONTROLS = 120
-LOGS = Path(__file__).resolve().parents[1] / "logs"
+LOGS = Path(__file__).resolve().parents[1] / "data"
 
 
 def development() -> list[list[LabSpec]]:

@@ -30,7 +30,7 @@ from rmetric._util.workers import delayed
 from rmetric.evaluation.intervals import wilson
 from rmetric.logs import write_atomically
 from studies.common.provenance import commit
-from studies.common.table import Cell, Column, Table
+from studies.common.table import Cell, Column, Table, columns
 from studies.fault_lab.rescue.fine_tuning_run import draw, row
 from studies.fault_lab.rescue.report import PAGE, fill_tables, pack, unpack
 from studies.fault_lab.tables import write_tables
@@ -150,14 +150,13 @@ def summary(rows: dict[str, list[dict[str, Any]]]) -> Table:
         number=16,
         title=f"Rescue on {len(rows['rescue'])} sealed fine-tunings of 60 to 200 steps",
         columns=(
-            Column(label="Policy"),
+            *columns("Policy"),
             *(Column(label=label) for label in ("Failing runs", "Averted", "Held", "Lost")),
-            Column(label="Averted, share"),
-            Column(label="Averted or held, share"),
-            Column(label="Worse than nothing, most (nat)", digits=3),
-            Column(label="Worse by more than 0.02"),
-            Column(label="Held, of the runs that do not fail"),
-            Column(label="Undisturbed runs changed"),
+            *columns(
+                "Averted, share | Averted or held, share | Worse than nothing, most (nat):3 | "
+                "Worse by more than 0.02 | Held, of the runs that do not fail | "
+                "Undisturbed runs changed"
+            ),
         ),
         rows=cells,
         notes=[
@@ -196,10 +195,8 @@ def by_fault(rows: dict[str, list[dict[str, Any]]]) -> Table:
         name="fine_tuning_by_fault",
         number=17,
         title="The failing fine-tunings, by fault",
-        columns=(
-            Column(label="Fault"), Column(label="It"), Column(label="Failing runs"),
-            *(Column(label=kind.capitalize()) for kind in kinds),
-        ),
+        columns=(*columns("Fault | It | Failing runs"),
+*(Column(label=kind.capitalize()) for kind in kinds),),
         rows=cells,
         notes=["The faults are those of `fine_tuning_run.Disturbed`."],
         grouped=True,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -263,23 +264,26 @@ def train(run: Run, *, disturbed: bool, rescued: bool) -> Trained:
             losses[step] = held_out(model)
             if monitor is not None:
                 monitor.evaluated(losses[step])
-    held = rescue.held if rescue is not None else None
+    held, decisions = None, Counter[str]()
+    if rescue is not None:
+        held, decisions = rescue.held, Counter(entry["action"] for entry in rescue.decisions)
     if monitor is not None:
         monitor.close()
-    decisions: dict[str, int] = {}
-    for entry in rescue.decisions if rescue is not None else []:
-        decisions[entry["action"]] = decisions.get(entry["action"], 0) + 1
-    weights = b"".join(one.detach().numpy().tobytes() for one in model.state_dict().values())
     return Trained(
         step=step if held is None else held["step"],
         loss=held_out(model),
         losses=losses,
         held=held is not None,
         executed=fault.executed if disturbed else step,
-        digest=hashlib.sha256(weights).hexdigest()[:16],
-        decisions=decisions,
+        digest=digest_of(model),
+        decisions=dict(decisions),
         alarm=alarm,
     )
+
+
+def digest_of(model: nn.Module) -> str:
+    weights = b"".join(tensor.detach().numpy().tobytes() for tensor in model.state_dict().values())
+    return hashlib.sha256(weights).hexdigest()[:16]
 
 
 def loss_of(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:

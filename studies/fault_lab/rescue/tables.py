@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rmetric.evaluation.intervals import Estimate, estimate, wilson
-from studies.common.table import Cell, Column, Table
+from studies.common.table import Cell, Column, Table, columns
 from studies.fault_lab.faults import fault
 from studies.fault_lab.rescue.policies import KNOWN, NOTHING, POLICIES, RESCUE
 
@@ -80,16 +80,9 @@ def policies(
         name=name,
         number=number,
         title=title,
-        columns=(
-            Column(label="Policy"),
-            Column(label="Failing runs"),
-            Column(label="Averted"),
-            Column(label="Held"),
-            Column(label="Lost"),
-            Column(label="Averted, share"),
-            Column(label="Averted or held, share"),
-            Column(label="Rescue averts more by"),
-            Column(label="Extra steps over fault's steps"),
+        columns=columns(
+            "Policy | Failing runs | Averted | Held | Lost | Averted, share | "
+            "Averted or held, share | Rescue averts more by | Extra steps over fault's steps"
         ),
         rows=cells,
         notes=[
@@ -141,15 +134,9 @@ def harm(
         name=name,
         number=number,
         title=title,
-        columns=(
-            Column(label="Policy"),
-            Column(label="Controls acted on"),
-            Column(label="Benign and absorbed"),
-            Column(label="Acted on"),
-            Column(label="Held or lost"),
-            Column(label="Worse, mean (nat)", digits=4),
-            Column(label="Worse, most (nat)", digits=3),
-            Column(label="Extra steps (%)", digits=1),
+        columns=columns(
+            "Policy | Controls acted on | Benign and absorbed | Acted on | Held or lost | "
+            "Worse, mean (nat):4 | Worse, most (nat):3 | Extra steps (%):1"
         ),
         rows=cells,
         notes=[
@@ -217,7 +204,7 @@ def aims(rows: Sequence[Row]) -> Table:
         name="rescue_aims",
         number=12,
         title="Aims on the sealed seeds, set before",
-        columns=(Column(label="Aim"), Column(label="Measured"), Column(label="")),
+        columns=columns("Aim | Measured | "),
         rows=[(aim, value, "reached" if good else "missed") for aim, value, good in cells],
         notes=["Extra steps of runs that do not fail count the controls' steps, too."],
     )
@@ -239,8 +226,7 @@ def by_fault(rows: Sequence[Row], names: Sequence[str]) -> Table:
         number=11,
         title="Averted / held / lost by fault",
         columns=(
-            Column(label="Fault"),
-            Column(label="Failing runs"),
+            *columns("Fault | Failing runs"),
             *(Column(label=POLICIES[policy].label) for policy in names),
         ),
         rows=cells,

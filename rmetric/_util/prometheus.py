@@ -1,0 +1,96 @@
+"""Metrics for Prometheus: as text, as a file of node_exporter's textfile collector, over HTTP.
+
+They need the package prometheus_client, which is imported on use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from rmetric._util.durable import write_atomically
+
+
+class Collector(Protocol):
+    """Source of metrics, as prometheus_client has it."""
+
+    def collect(self) -> Iterator[Any]:
+        """The metrics as of now, each of `family`."""
+
+
+def family(
+    name: str,
+    words: str,
+    labels: Sequence[str],
+    samples: Iterable[tuple[Sequence[str], float | None]],
+    *,
+    counter: bool = False,
+) -> Any:
+    """One metric with its samples.
+
+    Args:
+        name: without the prefix ``rmetric_`` and without the ``_total`` of a counter.
+        words: HELP text.
+        labels: names of the labels.
+        samples: values of the labels, and the value; a value of None has no sample.
+        counter: it only rises; else it is a gauge.
+    """
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    kind = CounterMetricFamily if counter else GaugeMetricFamily
+    made = kind(f"rmetric_{name}", words, labels=labels)
+    for values, number in samples:
+        if number is not None:
+            made.add_metric(values, number)
+    return made
+
+
+def exposition(collector: Collector) -> bytes:
+    """Metrics in the Prometheus text format."""
+    from prometheus_client import generate_latest
+
+    return bytes(generate_latest(_registry(collector)))
+
+
+def write_textfile(path: Path, collector: Collector) -> None:
+    """Write a text file for node_exporter's textfile collector, atomically. Raises OSError."""
+    write_atomically(path, [exposition(collector)])
+
+
+def serve(collector: Collector, port: int, address: str = "127.0.0.1") -> Any:
+    """Serve the metrics over HTTP in a thread.
+
+    Args:
+        collector: exported source.
+        port: TCP port; 0 for any free one.
+        address: address to bind.
+
+    Returns:
+        The server; `stop` ends it.
+
+    Raises:
+        OSError: the address is not available; the message names it.
+    """
+    from prometheus_client import start_http_server
+
+    try:
+        server, _ = start_http_server(port, address, _registry(collector))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, f"{address}, port {port}") from None
+    return server
+
+
+def stop(server: Any) -> None:
+    """End a server of `serve`; None is none."""
+    if server is not None:
+        server.shutdown()
+        server.server_close()
+
+
+def _registry(collector: Collector) -> Any:
+    from prometheus_client import CollectorRegistry
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    return registry

@@ -1,0 +1,300 @@
+"""Read dumps of PyTorch's flight recorder and find the ranks that hold up the others.
+
+Each rank writes one dump (`TORCH_NCCL_DUMP_ON_TIMEOUT`), a pickle of plain containers or JSON: the
+last collectives of each process group with their number, operation, sizes and state, or only those
+that have not ended, and the numbers of the last ones that it entered and ended. A dump is read by
+an unpickler that creates nothing but containers, text and numbers.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rmetric._util.errors import LogError
+from rmetric._util.printed import counted
+
+#: Larger files are no dumps: a recorder keeps a few thousand collectives.
+MAX_BYTES_OF_DUMP = 1 << 29
+#: Keys that every dump has.
+_KEYS = (b"pg_config", b"collective_seq_id")
+_PICKLE = b"\x80"
+_RANK = re.compile(r"(?i)(?:rank[_-]?(\d+)|(\d+))(?:\.\w+)*$")
+#: Files of these folders are of a library, not of the training program.
+_LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python3|^<|/torch/")
+#: Operations that no rank of a group ends before all have started; with the broadcast, those that
+#: all start with the same sizes.
+_OF_ALL = re.compile(r"_?(?:all_?reduce|reduce_scatter|all_?gather(?!v)|barrier)")
+_SAME_SIZES = re.compile(rf"{_OF_ALL.pattern}|broadcast")
+
+
+class Collective(NamedTuple):
+    """One collective of one rank.
+
+    Attributes:
+        operation: without its backend: "all_reduce".
+        sizes: of the inputs, as text.
+        done: it ended.
+        place: line of the training program that called it, "" where no stack was recorded.
+    """
+
+    operation: str
+    sizes: str
+    done: bool
+    place: str
+
+    @property
+    def words(self) -> str:
+        """The operation, its sizes and its place."""
+        sizes = f" of {self.sizes}" if self.sizes else ""
+        return f"{self.operation}{sizes}" + (f" ({self.place})" if self.place else "")
+
+
+@dataclass(kw_only=True)
+class Dump:
+    """The flight recorder of one rank.
+
+    Attributes:
+        file: its name.
+        groups: process group -> number -> collective.
+        members: process group -> global ranks, of the groups that state them.
+        ids: process group -> its key in `reached`.
+        reached: key of a process group -> numbers of the last collectives it entered and ended.
+        receives: it waits for another rank's message, and has ended nothing since.
+    """
+
+    file: str
+    rank: int
+    groups: dict[str, dict[int, Collective]] = field(default_factory=lambda: defaultdict(dict))
+    members: dict[str, frozenset[int]] = field(default_factory=dict)
+    ids: dict[str, str] = field(default_factory=dict)
+    reached: dict[str, tuple[int, int]] = field(default_factory=dict)
+    receives: bool = False
+
+    def last(self, group: str, key: str, *, done: bool = False) -> int:
+        """Number of the last collective of a group that it entered, or ended; -1 for none."""
+        own = self.groups.get(group, {}).items()
+        known = [number for number, one in own if one.done or not done]
+        return max([self.reached.get(key, (-1, -1))[done], *known])
+
+    def whereabouts(self, group: str, last: int) -> str:
+        one = self.groups.get(group, {}).get(last)
+        if one is None:
+            return f"its last is #{last}" if last >= 0 else "it entered none of this group"
+        return f"its last is #{last}, {one.words}" + ("" if one.done else ", not ended")
+
+
+class Accused(NamedTuple):
+    """A rank that holds up others.
+
+    Attributes:
+        how: "not ended", "not entered" or "other operation".
+        words: the same with the collective.
+        others: the ranks that wait for it, or are ahead of it.
+    """
+
+    how: str
+    words: str
+    others: frozenset[int]
+
+
+class _Plain(pickle.Unpickler):
+    """Creates no object but containers, text and numbers."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it holds an object, {module}.{name}")
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise pickle.UnpicklingError("it refers to another file")
+
+
+def is_dump(head: bytes) -> bool:
+    """True for the first bytes of a dump, in either format.
+
+    >>> is_dump(b'{"comm_lib_version":"","entries":[{"collective_seq_id":1,')
+    True
+    """
+    return head[:1] in (_PICKLE, b"{") and any(key in head for key in _KEYS)
+
+
+def read_dump(path: Path, name: str) -> Dump:
+    """Read one rank's dump.
+
+    Args:
+        path: the file. Its name ends with the rank, as torch names it.
+        name: as it is shown.
+
+    Raises:
+        LogError: it cannot be read, holds objects, lacks its keys or names no rank.
+    """
+    try:
+        size = path.stat().st_size
+        if size > MAX_BYTES_OF_DUMP:
+            raise LogError(name, None, f"a flight recorder's dump of {size:,} bytes is too large")
+        data = path.read_bytes()
+        loaded = _Plain(io.BytesIO(data)).load() if data.startswith(_PICKLE) else json.loads(data)
+    except LogError:
+        raise
+    except OSError as error:
+        raise LogError(name, None, f"cannot be read: {error.strerror}") from None
+    except Exception as error:  # a damaged pickle may raise any
+        raise LogError(name, None, f"no flight recorder's dump can be read: {error}") from None
+    found = _RANK.search(path.name)
+    dump = Dump(file=name, rank=int(found[1] or found[2]) if found else -1)
+    try:
+        _fill(dump, loaded)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        why = f"a flight recorder's dump without its entries ({error!r})"
+        raise LogError(name, None, why) from None
+    if dump.rank < 0:
+        why = "a flight recorder's dump of no rank; a name such as nccl_trace_rank_3 is accepted"
+        raise LogError(name, None, why)
+    return dump
+
+
+def _fill(dump: Dump, loaded: Any) -> None:
+    for entry in loaded.get("entries", []):
+        number = entry.get("collective_seq_id", entry.get("seq_id"))
+        backend, _, operation = str(entry["profiling_name"]).rpartition(":")
+        # Gloo's states are never updated, only that the work was retired.
+        retired = bool(entry.get("retired")) and backend != "nccl"
+        done = entry.get("state") == "completed" or retired
+        receives = bool(entry.get("is_p2p")) and operation.startswith("recv")
+        dump.receives = not done and (receives or dump.receives)
+        if not entry.get("is_p2p") and isinstance(number, int):
+            group = _group_name(entry.get("process_group"))
+            sizes, frames = entry.get("input_sizes"), entry.get("frames")
+            shown = ", ".join(map(str, sizes)) if isinstance(sizes, (list, tuple)) else ""
+            dump.groups[group][number] = Collective(operation, shown, done, _place(frames))
+            dump.ids[group] = str(entry.get("pg_id"))
+    for key, one in (loaded.get("pg_status") or {}).items():
+        last = (one.get(f"last_{did}_collective", -1) for did in ("enqueued", "completed"))
+        dump.reached[str(key)] = (int(next(last)), int(next(last)))
+    for name, one in (loaded.get("pg_config") or {}).items():
+        ranks = one.get("ranks", "")
+        ranks = re.findall(r"\d+", ranks) if isinstance(ranks, str) else ranks
+        if ranks:
+            group = _group_name((one.get("name", name), one.get("desc", "")))
+            dump.members[group] = frozenset(map(int, ranks))
+    if isinstance(loaded.get("rank"), int):
+        dump.rank = loaded["rank"]
+
+
+def _group_name(group: Any) -> str:
+    if isinstance(group, (list, tuple)) and len(group) == 2:
+        name, description = map(str, group)
+        return description if description == "default_pg" else f"{name} {description}".strip()
+    return str(group)
+
+
+def _place(frames: Any) -> str:
+    for frame in frames if isinstance(frames, (list, tuple)) else ():
+        file = str(frame.get("filename", ""))
+        if file and not _LIBRARY.search(file):
+            return f"{frame.get('name')}, {file.rsplit('/', 1)[-1]}:{frame.get('line')}"
+    return ""
+
+
+def culprits(dumps: Sequence[Dump]) -> dict[int, Accused]:
+    """Ranks that hold up others, those first for which most wait, with the reason.
+
+    In each process group a rank does so that has not ended what others of the group ended, that is
+    in another operation than most, or that never entered what they entered. Of the last those are
+    left out that wait elsewhere themselves: for a collective, or for a message of another rank.
+
+    Args:
+        dumps: one a rank; of several of one rank the last counts.
+    """
+    by_rank = {one.rank: one for one in sorted(dumps, key=lambda one: one.rank)}
+    ids = {group: key for one in dumps for group, key in one.ids.items()}
+    found: list[tuple[int, Accused]] = []
+    for group, key in sorted(ids.items()):
+        some = _members(group, by_rank)
+        found += [*_not_ended(group, key, some), *_not_entered(group, key, some)]
+    waiting = {rank for _, one in found if one.how != "not ended" for rank in one.others}
+    receiving = {rank for rank, one in by_rank.items() if one.receives}
+    blamed = _blamed(found, waiting | receiving) or _blamed(found, waiting) or _blamed(found, ())
+    return dict(sorted(blamed.items(), key=lambda pair: (-len(pair[1].others), pair[0])))
+
+
+def _members(group: str, dumps: Mapping[int, Dump]) -> dict[int, Dump]:
+    """The ranks of a group; where none states them, those that were in it."""
+    stated = frozenset[int]().union(*(one.members.get(group, ()) for one in dumps.values()))
+    every = group == "default_pg"
+    return {
+        rank: one
+        for rank, one in dumps.items()
+        if (rank in stated if stated else every or group in one.groups)
+    }
+
+
+def _blamed(found: Sequence[tuple[int, Accused]], wait: Collection[int]) -> dict[int, Accused]:
+    """Each rank with its first accusation, and all that wait for it; some `wait` elsewhere."""
+    blamed: dict[int, Accused] = {}
+    for rank, one in found:
+        if one.how != "not entered" or rank not in wait:
+            before = blamed.setdefault(rank, one)
+            blamed[rank] = before._replace(others=before.others | one.others)
+    return blamed
+
+
+def _not_ended(group: str, key: str, dumps: Mapping[int, Dump]) -> Iterator[tuple[int, Accused]]:
+    """Ranks in a collective that others of the group ended, which none can without them."""
+    ended = {rank: one.last(group, key, done=True) for rank, one in dumps.items()}
+    for rank, one in dumps.items():
+        own = one.groups.get(group, {})
+        left = [number for number, at in own.items() if not at.done and _OF_ALL.match(at.operation)]
+        oldest = min(left, default=None)
+        if oldest is None:
+            continue
+        ahead = frozenset(peer for peer, last in ended.items() if peer != rank and last >= oldest)
+        if ahead:
+            what = f"{own[oldest].words}, #{oldest} of {group}"
+            said = f"did not end {what}, which {counted(len(ahead), 'other')} ended"
+            yield rank, Accused("not ended", said, ahead)
+
+
+def _not_entered(group: str, key: str, dumps: Mapping[int, Dump]) -> Iterator[tuple[int, Accused]]:
+    """Ranks that are not in the first collective in which others of the group wait for them."""
+    entered = {rank: one.last(group, key) for rank, one in dumps.items()}
+    numbers = {number for one in dumps.values() for number in one.groups.get(group, ())}
+    for number in sorted(numbers):
+        held = {rank: one.groups.get(group, {}).get(number) for rank, one in dumps.items()}
+        here = {rank: one for rank, one in held.items() if one is not None}
+        missing = [rank for rank, last in entered.items() if last < number]
+        example, differing = _differing(here)
+        waiting = frozenset(rank for rank in here.keys() - differing.keys() if not here[rank].done)
+        if not waiting or not (missing or differing):
+            continue
+        what, many = f"#{number} of {group}", counted(len(waiting), "other")
+        for rank, words in differing.items():
+            said = f"entered {words} as {what}, {many} {example.words}"
+            yield rank, Accused("other operation", said, waiting)
+        wait = "waits" if len(waiting) == 1 else "wait"
+        for rank in missing:
+            where = dumps[rank].whereabouts(group, entered[rank])
+            said = f"never entered {example.words}, {what}, in which {many} {wait}: {where}"
+            yield rank, Accused("not entered", said, waiting)
+        return
+
+
+def _differing(here: Mapping[int, Collective]) -> tuple[Collective, dict[int, str]]:
+    """The collective of most ranks, and what the others are in; none where there is no majority."""
+    names = Counter(one.operation for one in here.values())
+    ((usual, times),) = names.most_common(1)
+    sizes = Counter(one.sizes for one in here.values()).most_common(1)[0][0]
+    by_sizes = len(names) == 1 and _SAME_SIZES.search(usual)
+    alike = [
+        rank for rank, one in here.items()
+        if (one.sizes == sizes if by_sizes else one.operation == usual)
+    ]  # fmt: skip
+    split = 2 * times <= len(here) > 2
+    others = {} if split else {rank: here[rank].words for rank in here.keys() - {*alike}}
+    return here[alike[0]], others

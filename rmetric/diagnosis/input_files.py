@@ -1,0 +1,269 @@
+"""Find the log files of a job among files and folders, and leave out files that are no logs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from rmetric._util.errors import LogError
+from rmetric._util.special import refuse_special
+from rmetric._util.unpacked import PACKED, PACKED_SUFFIXES
+from rmetric.diagnosis.auxiliary.files import AUXILIARY_SUFFIXES, is_auxiliary
+from rmetric.diagnosis.auxiliary.stacks import holds_stacks
+from rmetric.diagnosis.reading.exported import Exported
+from rmetric.diagnosis.reading.file_names import ATTEMPT, identify_files, natural
+from rmetric.diagnosis.reading.json_records import JsonRecords
+from rmetric.diagnosis.reading.lines import utf16
+from rmetric.diagnosis.reading.source import LogSource
+
+#: Blocks of a file's beginning by which its kind is recognised.
+_SNIFFED = 2
+_TABLES = "settings and tables"
+#: Suffixes of other files in a folder of logs: read only where they are named.
+_OTHER = {
+    "weights, data and archives": "bin ckpt distcp idx index model npy npz onnx parquet pickle pkl "
+    "pt pth safetensors arrow h5 hdf5 tfrecord tar tgz zip 7z whl so db sqlite",
+    "pictures and documents": "gif html ico ipynb jpeg jpg pdf png svg webp",
+    _TABLES: "cfg conf csv ini json lock toml tsv xml yaml yml",
+    "programs": "bash c cc cpp cu css cuh f90 go h hpp java jl js lua py pyc pyi rs sbatch sh "
+    "slurm sub ts",
+    "documentation": "md rst tex license",
+}
+_SUFFIXES = {f".{suffix}": kind for kind, words in _OTHER.items() for suffix in words.split()}
+#: Those of them that may hold a log or stacks all the same, by their content.
+_MAY_BE_LOGS = (*AUXILIARY_SUFFIXES, ".tsv", ".yaml", ".yml")
+_NAMES = re.compile(
+    r"(?i)(?:requirements.*|merges|vocab|license|readme|notice|authors|makefile|dockerfile)(?:\.txt)?"
+)
+_MAGIC = (b"\x89PNG", b"PK\x03\x04", b"\x7fELF", b"\x80\x02", b"\x80\x04", b"BZh", b"\xfd7zXZ")
+_CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r\b\x07\x1b")) + b"\x7f"
+#: What a managed service or a cluster says of how a job ended, in a description of it.
+_ENDED = re.compile(
+    rb"\bJOB_STATE_(?:FAILED|CANCELLED|EXPIRED|SUCCEEDED)\b|\bFailureReason\b"
+    rb"|\b(?:lastTerminationState|containerStatuses)\b|\bBackoffLimitExceeded\b"
+)
+#: A run of the project's own: a log of numbers, which `rmetric replay` reads.
+_OWN = re.compile(rb'\s*\{[^\n]*"event": ?"(?:EXPERIMENT_START|METRICS)"')
+
+
+class LogFiles(NamedTuple):
+    """Log files sorted by name, and notes on files left out.
+
+    Attributes:
+        beside: flight recorder dumps and stacks, which are no logs (beside.py).
+    """
+
+    sources: list[LogSource]
+    notes: list[str]
+    beside: list[LogSource]
+
+
+def find(paths: Sequence[str | Path]) -> LogFiles:
+    """The logs among files and folders.
+
+    A file that is named is read whatever its suffix. Of a folder, and those below, all text is
+    read that is not known to be something else; tables only where there is no other. One content
+    is read once, unless the files' names state different ranks, nodes or attempts.
+
+    Raises:
+        LogError: a path does not exist or cannot be read, a named file is binary, or nothing is
+            left to read.
+    """
+    search = _Search()
+    for path in map(Path, paths):
+        refuse_special(path)
+        if path.is_dir():
+            # Of several folders the files may have one name.
+            search.add_folder(path, path if len(paths) > 1 else Path())
+        else:
+            search.add_named(path)
+    sources, notes, beside, left_out = search.sources, search.notes, search.beside, search.left_out
+    if not sources and not beside and search.tables:  # as collectors of logs export them
+        sources = search.tables
+        left_out -= Counter({_TABLES: len(sources)})
+    for some in (beside, sources):
+        some.sort(key=lambda source: (natural(source.name), source.name))
+        if some:
+            _identify(some, paths, whole=some is beside)
+    sources = _once(sources, notes)
+    if left_out:
+        listed = ", ".join(f"{count} {kind}" for kind, count in sorted(left_out.items()))
+        notes.append(f"files that are no text logs were left out: {listed}")
+    if not sources and not beside:
+        why = "; ".join(notes) or "no files"
+        raise LogError(
+            ", ".join(map(str, paths)) or "no path",
+            None,
+            f"no text log to read here ({why}); accepted are text files, {PACKED} of them",
+        )
+    return LogFiles(sources, notes, beside)
+
+
+class _Search:
+    """What has been found so far.
+
+    Attributes:
+        sources, notes, beside: as of `LogFiles`.
+        tables: read where there is no log.
+        left_out: kind -> number of files.
+    """
+
+    def __init__(self) -> None:
+        self.sources, self.beside, self.tables = [list[LogSource]() for _ in range(3)]
+        self.notes: list[str] = []
+        self.left_out: Counter[str] = Counter()
+
+    def add_named(self, path: Path) -> None:
+        source = LogSource(path=path, name=str(path), size=_size(path))
+        head = _head(source)
+        if is_auxiliary(head):
+            self.beside.append(source)
+        elif kind := other_by_content(head):
+            raise LogError(path, None, f"not a text log but {kind}; text, {PACKED} are accepted")
+        else:
+            self.sources.append(source)
+
+    def add_folder(self, folder: Path, named: Path) -> None:
+        for path in self._files_below(folder):
+            kind = other_by_name(path)
+            if not kind or path.suffix in _MAY_BE_LOGS:
+                try:
+                    name = str(named / path.relative_to(folder))
+                    kind = self._add(LogSource(path=path, name=name, size=_size(path)), kind)
+                except LogError as error:
+                    self.notes.append(str(error))
+                    continue
+            if kind:
+                self.left_out[kind] += 1
+
+    def _add(self, source: LogSource, kind: str) -> str:
+        """Take a file of a folder; return its kind where it is left out."""
+        head = _head(source)
+        if is_auxiliary(head):
+            self.beside.append(source)
+            return ""
+        if holds_stacks(head):  # in notes, which are a log too
+            self.beside.append(replace(source))
+        by_content = other_by_content(head)
+        if kind == _TABLES and (_is_export(head) or _ENDED.search(head)):
+            kind = ""
+        elif kind == _TABLES and not by_content:
+            self.tables.append(source)
+        if not (kind or by_content):
+            self.sources.append(source)
+        return kind or by_content
+
+    def _files_below(self, folder: Path) -> Iterator[Path]:
+        """Files, through links too; a folder that several links lead to is entered once."""
+        entered: set[tuple[int, int]] = set()
+
+        def refused(error: OSError) -> None:
+            self.notes.append(f"{error.filename}: cannot be read: {error.strerror}")
+
+        for where, below, names in os.walk(folder, followlinks=True, onerror=refused):
+            try:
+                refuse_special(where)
+            except LogError as error:
+                self.notes.append(str(error))
+                below.clear()
+                continue
+            seen = Path(where).stat()
+            if (seen.st_dev, seen.st_ino) in entered:
+                below.clear()
+                continue
+            entered.add((seen.st_dev, seen.st_ino))
+            below[:] = sorted(name for name in below if not name.startswith("."))
+            paths = (Path(where, name) for name in sorted(names) if not name.startswith("."))
+            yield from filter(Path.is_file, paths)
+
+
+def _is_export(head: bytes) -> bool:
+    """True for the first bytes of lines that a collector of logs exported."""
+    return JsonRecords.of(head) is not None or Exported.of(head.partition(b"\n")[0]) is not None
+
+
+def _head(source: LogSource) -> bytes:
+    return b"".join(islice(source.head(), _SNIFFED))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise LogError(path, None, f"cannot be read: {error.strerror}") from None
+
+
+def _identify(
+    sources: list[LogSource], paths: Sequence[str | Path], *, whole: bool = False
+) -> None:
+    """Set ranks and nodes by the files' names, below the folder that all of them are in.
+
+    Those of named hosts are counted where the files are of all ranks (`whole`).
+    """
+    given = [Path(path).absolute() for path in paths]
+    base = os.path.commonpath([path if path.is_dir() else path.parent for path in given])
+    names = [source.path.absolute().relative_to(base).as_posix() for source in sources]
+    identities = identify_files(names, whole=whole)
+    for source, file in zip(sources, identities, strict=True):
+        source.rank, source.node, source.local_rank = file.rank, file.node, file.local_rank
+
+
+def _once(sources: list[LogSource], notes: list[str]) -> list[LogSource]:
+    """Without files whose content another has; the file itself stays rather than a link to it.
+
+    They are compared where they have one size, writer and attempt.
+    """
+    sizes = Counter(source.size for source in sources)
+    first: dict[tuple[object, ...], LogSource] = {}
+    originals: dict[int, LogSource] = {}
+    for one in sorted(sources, key=lambda source: source.path.is_symlink()):
+        content = _digest(one.path) if one.size and sizes[one.size] > 1 else id(one)
+        attempt = ATTEMPT.search(one.name)
+        key = (one.rank, one.node, one.local_rank, attempt and attempt[1], content)
+        originals[id(one)] = first.setdefault(key, one)
+    kept = [source for source in sources if originals[id(source)] is source]
+    notes += [
+        f"{source.name} has the content of {originals[id(source)].name}: read once"
+        for source in sources
+        if originals[id(source)] is not source
+    ]
+    return kept
+
+
+def _digest(path: Path) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.digest()
+
+
+def other_by_name(path: Path) -> str:
+    """Kind of a non-log file by its name; "" if it may be a log."""
+    name = path.stem if path.suffix in PACKED_SUFFIXES else path.name
+    if _NAMES.fullmatch(name):
+        return "documentation"
+    return _SUFFIXES.get(Path(name).suffix.lower(), "")
+
+
+def other_by_content(head: bytes) -> str:
+    """Kind of a non-log file by its first unpacked bytes; "" if it may be a log."""
+    if _OWN.match(head):
+        return "logs of numbers, for rmetric replay"
+    if utf16(head):
+        return ""
+    if head.startswith(_MAGIC) or (head[4:9] == b"\0\0\0\0{"):
+        return "binary"
+    # A hole in a text, where a log was cut while it was written to, is a run of zeros; other
+    # control characters are rare in text and common in everything else.
+    if b"\x1b" in head or b"\0" in head:
+        head = re.sub(rb"\x1b\[[0-?]*[@-~]|\0{16,}", b"", head)
+    control = len(head) - len(head.translate(None, _CONTROL))
+    return "binary" if control > 0.02 * len(head) else ""

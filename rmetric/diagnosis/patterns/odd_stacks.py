@@ -1,0 +1,128 @@
+"""Find the processes that stand elsewhere than most of the job's, by their stacks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from rmetric.diagnosis.auxiliary.stacks import Stack, main_threads, process_of
+from rmetric.diagnosis.facts.job import STACKS_OF_RANK, Job, JobStream, Occurrence
+from rmetric.diagnosis.reading.file_names import natural
+
+#: Least number of processes with stacks, and least share of them in one place, for one to be odd.
+MIN_STACKS = 3
+MIN_SHARE_IN_ONE_PLACE = 0.6
+#: Largest share of all stacks that may wait outside the job, to be those that hold up the others.
+MAX_ODD_SHARE = 0.4
+#: What faulthandler writes when a time that was set is over: once, where it watches for a hang.
+_WATCHED = "Timeout ("
+_AWAITS = {
+    "": "stands in",
+    "load data": "waits for its data in",
+    "checkpoint": "is at a checkpoint in",
+}
+
+
+class OddStack(NamedTuple):
+    """Where a stream stands other than most, in words, and what it waits for outside the job.
+
+    Attributes:
+        collective: it waits for others in a collective that they have not entered.
+    """
+
+    words: str
+    awaits: str
+    collective: bool = False
+
+
+def odd_stacks(stacks: Sequence[Stack]) -> dict[str, OddStack]:
+    """The few streams that stand in another function than most, or that alone await no other.
+
+    Of these, those that wait for data or a checkpoint keep the others waiting, which are left out.
+
+    Args:
+        stacks: of several of one rank the last counts; of a stream "" no more is known.
+    """
+    ranked = {one.stream: one for one in stacks if one.stream.startswith("rank ")}
+    others = [one for one in stacks if one.stream not in ranked]
+    every = [*ranked.values(), *others]
+    found = _apart_from_most(every)
+    if others:  # of a node there may be several: only what they wait for tells them apart
+        known = all(one.stream for one in every)
+        found = {name: odd for name, odd in found.items() if known and odd[1:] != ("", False)}
+    kept = {name: one for name, one in found.items() if one.awaits}
+    waiting = [one for one in every if one.stage]
+    few = len(every) <= 2 or len(waiting) <= MAX_ODD_SHARE * len(every)
+    if kept or not waiting or not few:
+        return kept or found
+    return {one.stream: OddStack(f"{_AWAITS[one.stage]} {one.shown}", one.stage) for one in waiting}
+
+
+def _apart_from_most(stacks: Sequence[Stack]) -> dict[str, OddStack]:
+    """The streams of other places than that of most, in their natural order."""
+    usual, times = Counter(one.place for one in stacks).most_common(1)[0] if stacks else ((), 0)
+    if len(stacks) < MIN_STACKS or times < MIN_SHARE_IN_ONE_PLACE * len(stacks):
+        return {}
+    example = next(one for one in stacks if one.place == usual)
+    found = {}
+    for one in sorted(stacks, key=lambda one: natural(one.stream)):
+        if one.place != usual:
+            awaits = "" if example.awaits(one) else one.awaits(example)
+            words = f"{one.words(example)}, {times} others in {example.words(one)}"
+            words = f"{_AWAITS[awaits]} {words}"
+            found[one.stream] = OddStack(words, awaits, one.differs(example))
+    return found
+
+
+def wait_together(stacks: Sequence[Stack]) -> bool:
+    """True for stacks that all stand in one place, where a process waits for others."""
+    alike = len({one.place for one in stacks}) == 1
+    return len(stacks) >= MIN_STACKS and alike and stacks[0].in_collective
+
+
+def stacks_in_logs(job: Job, after: Callable[[Occurrence, Occurrence], bool]) -> list[Stack]:
+    """The last stack of every stream that logged one, and no step behind it.
+
+    Args:
+        job: the job.
+        after: True for an entry that is certainly later than another.
+    """
+    furthest = job.furthest.last_step_at if job.furthest else None
+
+    def is_last(stream: JobStream, dump: Occurrence) -> bool:
+        if stream.last_step is not None:
+            return dump.step == stream.last_step
+        ends = stream.last is not None and stream.last.order <= dump.order  # "Fatal Python error"
+        return furthest is None or ends or after(dump, furthest)
+
+    written = [(key[0], job.streams[key[1]], dumps) for key, dumps in _by_process(job).items()]
+    last = [[one for one in every if is_last(stream, one)] for _, stream, every in written]
+    rounds = {len(every) for (*_, every), dumps in zip(written, last, strict=True) if dumps}
+    found = []
+    for (name, stream, every), dumps in zip(written, last, strict=True):
+        if not dumps and stream.last_step is None and rounds == {len(every)}:
+            dumps = every  # without a time, but all were asked as often
+        watched = len(every) == 1 and every[0].text.startswith(_WATCHED)
+        found += _last_stack(name, dumps, watched=watched)
+    return found
+
+
+def _last_stack(name: str, dumps: Sequence[Occurrence], *, watched: bool) -> list[Stack]:
+    *before, last = [(), *(frames for dump in dumps for frames in main_threads(dump.text))]
+    stays = watched or last in before
+    return [Stack(file=dumps[-1].file, stream=name, frames=last, stays=stays)] if last else []
+
+
+def _by_process(job: Job) -> dict[tuple[str, str, str], list[Occurrence]]:
+    """The last stacks of each process, by its rank or stream, the stream, and its main thread.
+
+    Processes of a node may share its stream; a process of a rank may be started again.
+    """
+    found: dict[tuple[str, str, str], list[Occurrence]] = {}
+    for stream in job.streams.values():
+        for dump in stream.stacks:
+            rank, thread = process_of(dump.text) if stream.rank is None else ("", "")
+            thread = thread if stream.node is not None and not rank else ""
+            found.setdefault((rank or stream.name, stream.name, thread), []).append(dump)
+    return {key: dumps[-STACKS_OF_RANK:] for key, dumps in found.items()}

@@ -1,0 +1,236 @@
+"""Position of a trainer's loop in its steps and data, with the newest batches kept."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rmetric.monitor.actions.checkpoint_file import plain, write_whole
+from rmetric.rescue.data_position import counted_from
+from rmetric.rescue.recent_batches import (
+    HostState,
+    KeptBatch,
+    RecentBatches,
+    States,
+    host_random_state,
+    position_after,
+    same_state,
+    set_host_random_state,
+)
+
+if TYPE_CHECKING:
+    from rmetric.monitor.monitor import Monitor
+    from rmetric.rescue.action import Rescue
+
+logger = logging.getLogger("rmetric")
+
+
+class ReplayedData(ABC):
+    """`DataPosition` of a trainer whose loop passes each batch through `next_batch`.
+
+    Args:
+        rescue: its `boundary` is called between two steps.
+        monitor: whose steps are counted.
+        batches: keeps the newest ones.
+
+    Attributes:
+        rewindable: always true: what is no longer kept is reported, and the loop is set back.
+        keeps_batches: false if the loop does not pass its batches through `next_batch`.
+        short: the present pass over the data has given batches to no step of the schedule.
+    """
+
+    rewindable = True
+    keeps_batches = True
+
+    def __init__(self, rescue: Rescue, monitor: Monitor, batches: RecentBatches) -> None:
+        self.rescue, self.monitor, self.batches = rescue, monitor, batches
+        self.short = False
+        self._step = 0
+        self._ends: dict[int, int] = {}  # step: position after it
+        self._reported = False
+        self._epoch_drawn, self._in_epoch = 0, 0  # of the batch that is drawn next
+        self._begun: dict[int, States] = {}  # epoch: before and after its pass began
+        self._skipped: list[KeptBatch] = []  # by the last return
+        self._file: Path | None = None  # of the skipped batches
+
+    # -- of the trainer
+
+    @abstractmethod
+    def loop_state(self) -> Mapping[str, Any]:
+        """Counters of the loop, between two steps."""
+
+    @abstractmethod
+    def set_loop_state(self, loop: Mapping[str, Any]) -> None:
+        """Set the counters of the loop back."""
+
+    @abstractmethod
+    def draw(self) -> Any:
+        """The next batch of the loader."""
+
+    def ended(self) -> bool:
+        """True if the batch that was just drawn is the last one of its pass."""
+        return False
+
+    # -- the course of the training
+
+    def at_boundary(self, *, last: bool = False) -> bool:
+        """Let the rescue act between two steps; true if it has set the training back.
+
+        Args:
+            last: the training ends after this step.
+        """
+        step = self._step = self.monitor.weights_step
+        self._skipped = []
+        self._ends[step] = self.batches.position
+        went_back = self.rescue.boundary(last=last)
+        oldest = min(self.rescue.policy.state.snapshots, default=step)
+        self._ends = {at: end for at, end in self._ends.items() if at >= oldest}
+        kept_from = self.batches.position if self.rescue.problem else self._ends.get(oldest, 0)
+        self.batches.forget(kept_from)
+        for epoch in [e for e in self._begun if e < self._epoch_drawn - 1]:
+            del self._begun[epoch]
+        return went_back
+
+    def next_batch(self) -> KeptBatch:
+        """The next batch of the training: one that is kept, or a new one."""
+
+        def draw() -> Any:
+            value = self.draw()
+            self._in_epoch += 1
+            return value
+
+        return self.batches.next(draw, self._newest_place(), self.ended)
+
+    def next_place(self) -> Mapping[str, int]:
+        """Epoch and place in it, from 0, of the next batch."""
+        return self.batches.place() or self._newest_place()
+
+    def _newest_place(self) -> dict[str, int]:
+        return {"epoch": self._epoch_drawn, "batch": self._in_epoch}
+
+    def pass_begun(self, epoch: int, before: HostState, place: int = 0) -> None:
+        """A pass over the data has begun for this epoch.
+
+        Args:
+            epoch: from 0.
+            before: random state of the host before it.
+            place: of its first batch, from 0; above it after a checkpoint in mid-epoch.
+        """
+        self._epoch_drawn, self._in_epoch = epoch, place
+        self.short = any(end > self.batches.position for _, end in self.left_out)
+        after = host_random_state()
+        if not same_state(before, after):
+            self._begun[epoch] = (before, after)
+
+    def pass_repeated(self, epoch: int) -> None:
+        """Move the random state as when the pass for this epoch began."""
+        before, after = self._begun.get(epoch, (None, None))
+        if before is not None and after is not None and same_state(before, host_random_state()):
+            set_host_random_state(after)
+
+    # -- the protocol `DataPosition`
+
+    @property
+    def left_out(self) -> list[tuple[int, int]]:
+        return self.batches.skipped
+
+    @left_out.setter
+    def left_out(self, intervals: list[tuple[int, int]]) -> None:
+        self.batches.skipped = intervals
+
+    def state(self) -> dict[str, Any]:
+        return {"step": self._step, "batch": self.batches.position, "loop": self.loop_state()}
+
+    def seek(self, state: Any, skip: tuple[int, int] | None = None) -> None:
+        step = state["step"]
+        out = None if skip is None else (self._end_of(skip[0] - 1), self._end_of(skip[1]))
+        self.set_loop_state(state["loop"])
+        self._ends = {at: end for at, end in self._ends.items() if at <= step}
+        self._step = step
+        if out is not None:
+            self._skipped = self.batches.skip(*out)
+            self._save_skipped()
+        if not (self.keeps_batches and self.batches.set_back(state["batch"])):
+            self.short = True
+            self._report()
+        self.short |= skip is not None
+
+    def _end_of(self, step: int) -> int:
+        """Batches that are drawn by the end of a step, which may be to come."""
+        if step in self._ends:
+            return self._ends[step]
+        newest = max(self._ends)
+        end = self._ends[newest]
+        per_step = max(1, self.batches.used(self._ends.get(newest - 1, end - 1), end))
+        return position_after(end, (step - newest) * per_step, self.batches.skipped)
+
+    def describe(self) -> Mapping[str, Any]:
+        """Epoch and place of the next batch; of the batches that were just skipped as well."""
+        place = dict(self.next_place())
+        if not self._skipped:
+            return place
+        more: dict[str, Any] = {"skipped": intervals(self._skipped)}
+        if self._file is not None:
+            more["file"] = str(self._file)
+        return place | more
+
+    def resumed_place(self) -> int:
+        """Place in the epoch, from 0, of the first batch that a resumed training draws."""
+        return 0
+
+    def resume_state(self) -> Mapping[str, Any]:
+        first = self.batches.position - self.next_place()["batch"] + self.resumed_place()
+        return {"left_out": counted_from(first, self.left_out)}
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        self.left_out = [(start, end) for start, end in state["left_out"]]
+
+    def _save_skipped(self) -> None:
+        """Save the batches themselves beside the log, so that a person can look at them."""
+        log, self._file = self.monitor.log_path, None
+        if log is None or not self._skipped:
+            return
+        ends = (self._skipped[0].where, self._skipped[-1].where)
+        first, last = (f"epoch{end['epoch']}_batch{end['batch']}" for end in ends)
+        path = self._file = log.with_name(f"{log.stem}.skipped_{first}_to_{last}.pt")
+        batches = [{**kept.where, "value": plain_or_text(kept.value)} for kept in self._skipped]
+
+        def save() -> None:
+            try:
+                write_whole(path, batches)
+            except OSError as error:
+                logger.error("rmetric: %s cannot be written: %s", path, error)
+
+        self.monitor.background.submit(save)
+
+    def _report(self) -> None:
+        if not self._reported:
+            self._reported = True
+            logger.warning(
+                "rmetric: the batches of the repeated steps are not kept (%s): the training goes "
+                "on with the data that come next",
+                self.batches.problem or "the module draws them itself",
+            )
+
+
+def intervals(batches: Sequence[KeptBatch]) -> list[dict[str, Any]]:
+    """The places of batches as intervals, one dictionary for each epoch that they are of."""
+    found: list[dict[str, Any]] = []
+    for kept in batches:
+        epoch, place = kept.where["epoch"], kept.where["batch"]
+        if found and found[-1]["epoch"] == epoch and found[-1]["batches"][1] == place - 1:
+            found[-1]["batches"][1] = place
+        else:
+            found.append({"epoch": epoch, "batches": [place, place]})
+    return found
+
+
+def plain_or_text(batch: Any) -> Any:
+    """A batch for a file that a `weights_only` load accepts; a class of the user's as text."""
+    try:
+        return plain(batch, "batch")
+    except TypeError:
+        return repr(batch)

@@ -1,0 +1,154 @@
+"""The monitor in the callback of a trainer: what Hugging Face's and Lightning's share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from rmetric.monitor.actions.action import Action, as_actions
+from rmetric.monitor.alerts import Alert
+from rmetric.monitor.config import MonitorConfig
+from rmetric.monitor.monitor import Monitor
+from rmetric.monitor.protocol import checked_config
+from rmetric.monitor.step_recorder import Hardware
+from rmetric.rescue.action import Rescue
+
+logger = logging.getLogger("rmetric")
+
+_NAMED = 12  # metrics, in a message
+
+
+class MonitorCallback:
+    """Keeps the settings of a monitor, and makes one for each training.
+
+    Args:
+        log: JSONL file; None for none.
+        config: see `MonitorConfig`.
+        actions: called on an alert; a plain function is called with it.
+        hardware: where hardware events come from, or what makes such a source when
+            a training begins, such as the class `NvmlEvents`; None where none are logged.
+        probe: returns the loss on a small fixed batch, nats per token.
+        run_id: names the run in the log; by default the log's own name.
+        validation_loss: name of the validation loss among the metrics of an evaluation,
+            nats per token; None for the usual name.
+        about: further keys for the log's description of the run.
+
+    Attributes:
+        monitor: of the training under way, or the last one; None before the first.
+    """
+
+    _usual_validation_loss: ClassVar[str]
+
+    def __init__(
+        self,
+        log: Path | str | None = None,
+        *,
+        config: MonitorConfig | None = None,
+        actions: Iterable[Action | Callable[[Alert], None]] = (),
+        hardware: Hardware | Callable[[], Hardware] | None = None,
+        probe: Callable[[], Tensor] | None = None,
+        run_id: str | None = None,
+        validation_loss: str | None = None,
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.monitor: Monitor | None = None
+        self._settings: dict[str, Any] = dict(
+            log=log,
+            config=checked_config(config),
+            actions=as_actions(actions),
+            probe=probe,
+            run_id=run_id or (Path(log).stem if log else "run"),
+        )
+        self._hardware, self._about = hardware, dict(about or {})
+        self._validation_loss = validation_loss or self._usual_validation_loss
+        self._training = ExitStack()  # contexts that end with the training
+        # Metrics of the evaluations that had no validation loss; None once one has had it.
+        self._others: set[str] | None = set()
+        self._evaluated = 0  # step of the last of them
+
+    def _start_monitor(
+        self,
+        model: nn.Module,
+        optimizer: Any,
+        *,
+        scaler: Any,
+        about: Mapping[str, Any],
+        step: int,
+        state: Mapping[str, Any],
+        schedulers: Iterable[Any] = (),
+    ) -> Monitor:
+        """Make the monitor of a training that begins after `step`, with its state, if any."""
+        hardware = self._hardware() if callable(self._hardware) else self._hardware
+        self.monitor = monitor = Monitor(
+            model,
+            optimizer,
+            scaler=scaler,
+            hardware=hardware,
+            about={**about, **self._about},
+            **self._settings,
+        )
+        self._others = set()
+        monitor.schedulers = [scheduler for scheduler in schedulers if scheduler is not None]
+        if state:
+            monitor.load_state_dict(state)
+        else:
+            monitor.step = monitor.weights_step = step
+        return self._training.enter_context(monitor)
+
+    def _follow_with_rescue(
+        self,
+        followed: Callable[[Rescue, Any, Monitor], AbstractContextManager[None]],
+        trainer: Any,
+    ) -> None:
+        """Let each rescue set the trainer's own loop back until the training ends.
+
+        Args:
+            followed: the context in which it can.
+            trainer: that trains.
+        """
+        for action in self._settings["actions"]:
+            if isinstance(action, Rescue) and self.monitor is not None:
+                try:
+                    self._training.enter_context(followed(action, trainer, self.monitor))
+                except Exception as error:
+                    name = type(action).__name__
+                    logger.error("rmetric: %s cannot follow this trainer's loop: %s", name, error)
+
+    def _end(self, error: BaseException | None = None) -> None:
+        """End the training's contexts, if they have not ended yet; `error` has broken it off."""
+        self._tell_others()
+        if error is None:
+            self._training.close()
+        else:
+            self._training.__exit__(type(error), error, error.__traceback__)
+
+    def _pass_validation_loss(self, metrics: Mapping[str, Any]) -> None:
+        """Record the validation loss of an evaluation, if it is among the metrics."""
+        monitor, value = self.monitor, metrics.get(self._validation_loss)
+        if monitor is None or not monitor.is_open:  # an evaluation outside of a training
+            return
+        if value is not None:
+            self._others = None
+            monitor.evaluated(value)
+        elif self._others is not None:
+            if monitor.step > self._evaluated:  # the other data sets of that one have come
+                self._tell_others()
+            self._others |= set(metrics)
+            self._evaluated = monitor.step
+
+    def _tell_others(self) -> None:
+        if self._others and self.monitor is not None:
+            metrics = ", ".join(sorted(self._others)[:_NAMED])
+            name = self._validation_loss
+            self.monitor.protocol.tell("validation_loss", name=name, found=metrics)
+
+    @property
+    def _should_stop(self) -> bool:
+        """True if an action asks the training to end."""
+        return self.monitor is not None and self.monitor.should_stop

@@ -1,0 +1,101 @@
+"""The command line of a case study."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from rmetric._util.options import renamed
+from studies.case_study.faults import FAULTS
+from studies.case_study.settings import (
+    BUNDLED,
+    FAULT,
+    QWEN_3B,
+    Settings,
+    option,
+    tiny_settings,
+)
+
+METHODS = {
+    "full": "train all weights",
+    "lora": "train adapters only",
+    "qlora": "train adapters on weights of 4 bits, with bitsandbytes on an NVIDIA GPU",
+}
+NUMBERS: dict[str, tuple[type, str]] = {
+    "max_steps": (int, "optimiser steps (default: 800; tiny 400)"),
+    "eval_every": (int, "steps between two evaluations (default: 20; tiny 10)"),
+    "severity": (float, "of a single fault, in its unit (default: the fault's own)"),
+    "fault_step": (int, "first step under the fault (default: the middle)"),
+    "fault_steps": (int, "how many steps it acts (default: the fault's own, 20 for LR_SPIKE)"),
+    "learning_rate": (float, "after the warm-up (default: 1e-5 full, 1e-4 LoRA, 2e-3 tiny)"),
+    "sequence_length": (int, "tokens (default: 512; tiny 64)"),
+    "micro_batch_size": (int, "sequences; a step has four micro-batches (default: 1; tiny 4)"),
+    "eval_sequences": (int, "held-out sequences (default: 32)"),
+    "seed": (int, "of weights, data and fault (default: 0)"),
+}
+
+
+def parse_arguments(argv: list[str] | None, description: str | None) -> argparse.Namespace:
+    """The options of the command line; `description` begins its help."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--model", metavar="NAME|PATH", help="on the hub, or a local folder")
+    source.add_argument("--tiny", action="store_true", help="a tiny Qwen2 on bundled text")
+    add("--dataset", metavar="NAME|PATH", help="on the hub, or jsonl, json, csv, parquet here")
+    add(
+        "--random-weights", action="store_true",
+        help="draw the weights; without --model those of Qwen2.5-3B's architecture, on bundled "
+        "text: the real size and cost with nothing to download",
+    )  # fmt: skip
+    add("--device", choices=["auto", "cuda", "cpu"], default="auto", help="default: a GPU if any")
+    add(
+        "--plan", nargs="?", const="", metavar="GPU", type=str.lower,
+        help="print memory, time and download and stop: for this machine, or for t4, l4, a100, "
+        "h100 or h200",
+    )  # fmt: skip
+    add(
+        "--float16", action="store_true",
+        help="compute in float16 with loss scaling, as on a T4, where the GPU has bfloat16",
+    )  # fmt: skip
+    method = parser.add_mutually_exclusive_group()
+    for name, what in METHODS.items():
+        method.add_argument(
+            f"--{name}", dest="method", action="store_const", const=name, default="auto",
+            help=f"{what} (default: the first of all weights, adapters, adapters on 4-bit weights "
+            "that fits)",
+        )  # fmt: skip
+    add(
+        "--fault", type=str.upper, metavar="NAME[:SEVERITY],...", default=FAULT,
+        help=f"one or more of {', '.join(FAULTS)}; each has a run of its own (default: {FAULT})",
+    )  # fmt: skip
+    runs = parser.add_mutually_exclusive_group()
+    runs.add_argument("--control", action="store_true", help="only the twin without the fault")
+    runs.add_argument("--no-control", action="store_true", help="only the runs with a fault")
+    for name, (kind, what) in NUMBERS.items():
+        add(option(name), dest=name, type=kind, metavar="X" if kind is float else "N", help=what)
+    renamed(parser, max_steps="steps", fault_step="onset", fault_steps="duration")
+    add("--out", type=Path, metavar="DIR", help="default: case_study_<device>")
+    add("--resume", action="store_true", help="go on with the case study in that folder")
+    add(
+        "--checkpoint-every", type=int, default=100, metavar="N",
+        help="steps between two states that --resume can go on from; 0 for none, then nothing "
+        "goes to disk (default: %(default)s)",
+    )  # fmt: skip
+    return parser.parse_args(argv)
+
+
+def settings_of(arguments: argparse.Namespace) -> Settings:
+    """The settings that were asked for; raises CaseStudyError for what cannot be."""
+    names = {field.name for field in fields(Settings)} & vars(arguments).keys()
+    asked: dict[str, Any] = {n: getattr(arguments, n) for n in names}
+    asked = {name: value for name, value in asked.items() if value is not None}
+    if arguments.tiny:
+        return tiny_settings(**asked)
+    if arguments.random_weights and arguments.model is None:
+        asked = {"model": QWEN_3B, "dataset": BUNDLED} | asked
+    return Settings(**asked)
