@@ -19,7 +19,7 @@ from rmetric.cli.main import main
 from rmetric.diagnosis.decide import decide
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.library import SignatureLibrary
-from rmetric.diagnosis.patterns import steps
+from rmetric.diagnosis.reading import steps
 from rmetric.logs import start_line
 from rmetric.readers import LogError, open_log, read_log
 from rmetric.readers.assembler import Assembler
