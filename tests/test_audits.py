@@ -372,19 +372,13 @@ def test_a_fingerprint_changes_with_any_one_element(size, place, dtype):
     assert ordered(row) != ordered(other)
 
 
-def lost_message(rank, step):
+def flipped_weight(rank, step):
     from tests.monitor_ranks import train_on_rank
-
-    found = []
 
     def at(now, rank, loss, monitor):
         if now == step and rank == 1:
-            handle = monitor.model.module[0].weight.register_post_accumulate_grad_hook(
-                lambda p: p.grad.mul_(1.5)
-            )
-            found.append(handle)
-        elif found and now > step:
-            found.pop().remove()
+            with torch.no_grad():
+                monitor.model.module[0].weight[0, 0] += 1e-3
         return loss
 
     monitors = []
@@ -403,7 +397,7 @@ def test_replicas_that_part_are_told_with_their_rank(step):
     pytest.importorskip("torch.distributed")
     from tests.monitor_ranks import on_ranks
 
-    for found in on_ranks(lost_message, step, ranks=3):
+    for found in on_ranks(flipped_weight, step, ranks=3):
         kinds = {kind for kind, severity, ranks in found if severity == "error" and ranks == (1,)}
         assert ("weights_apart" in kinds) == bool(step)
         assert bool(found) == bool(step)

@@ -19,7 +19,7 @@ from rmetric.audits.training import Seen, Training
 logger = logging.getLogger("rmetric")
 
 #: All parameters are measured at each of the first steps, and at two of `EVERY` afterwards.
-FIRST, EVERY = 20, 100
+FIRST, EVERY = 20, 20
 
 
 class Auditor:
@@ -141,6 +141,7 @@ class Auditor:
         """A checkpoint was loaded, which `on_save` had given that; compared at the next check."""
         self._resumed, self._facts, self._measured = dict(saved), None, 0
         for audit in self._audits:
+            audit.restart()
             if isinstance(audit, Resume):
                 audit.listen()
 

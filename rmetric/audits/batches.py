@@ -45,6 +45,10 @@ class Batches(Audit):
         self._firsts: list[int] = []  # fingerprints of the first batches of the epoch before
         self._now: list[int] = []
 
+    def restart(self) -> None:
+        self._known, self._firsts, self._now = {}, [], []
+        self._same = 0
+
     def on_batch(self, training: Training, batch: Any) -> Iterable[Finding]:
         if tensors := _tensors(batch):
             self._prints.append(_print(tensors))

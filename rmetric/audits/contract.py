@@ -63,6 +63,9 @@ class Audit:
         """
         return ()
 
+    def restart(self) -> None:
+        """The training goes on from another state: what it did last is no measure."""
+
     def find(
         self, kind: str, step: int, severity: Severity = "error", *,
         parameters: Sequence[str] = (), **facts: Any,

@@ -40,9 +40,14 @@ class Modes(Audit):
         self._layers: list[nn.Module] = []
         self._device = "cpu"
         self._passes: list[bool] = []  # with gradients: the model was in training mode
-        self._casts: list[bool] = []
+        self._casts: list[bool] = []  # the layer's output is of half precision
+        self._asked = False  # autocast was on around the layer
         self._kept: list[Tensor | bool] = []  # gradients were there when a backward pass began
         self._at_work = ""  # layer that worked as in training in a pass without gradients
+        self._last_input, self._sampled = (
+            0,
+            False,
+        )  # the same input in passes that follow each other
         self._seen_passes: list[bool] = []
         self._seen_casts: list[bool] = []
         self._listens, self._trained = True, False
@@ -59,7 +64,7 @@ class Modes(Audit):
         layer = next((m for m in root.modules() if isinstance(m, nn.Linear | nn.Conv2d)), None)
         if layer is not None and not compiled and training.model is root:
             self._device = layer.weight.device.type
-            yield layer.register_forward_pre_hook(self._before_layer).remove
+            yield layer.register_forward_hook(self._after_layer).remove
         held = training.host_facts()["rates"] >= 0
         whole = [
             p
@@ -82,22 +87,29 @@ class Modes(Audit):
         remove: Callable[[], None] = handle.remove
         return remove
 
-    def _before_forward(self, module: nn.Module, *_: Any) -> None:
+    def _before_forward(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if torch.is_grad_enabled():
             if len(self._passes) < _MOST:
                 self._passes.append(module.training)
-        elif not self._at_work:
+            return
+        first = id(inputs[0]) if inputs else 0
+        self._sampled |= first == self._last_input != 0
+        self._last_input = first
+        if not self._at_work:
             self._at_work = next((type(m).__name__ for m in self._layers if m.training), "")
 
-    def _before_layer(self, module: nn.Module, *_: Any) -> None:
+    def _after_layer(self, module: nn.Module, _: Any, output: Any) -> None:
         if torch.is_grad_enabled() and module.training and len(self._casts) < _MOST:
-            self._casts.append(torch.is_autocast_enabled(self._device))
+            enabled = torch.is_autocast_enabled(self._device)
+            cast = isinstance(output, Tensor) and output.dtype != torch.float32
+            self._casts.append(cast)
+            self._asked |= enabled
 
     def measure(self, training: Training) -> Mapping[str, Tensor]:
         self._seen_passes, self._passes = self._passes, []
         self._seen_casts, self._casts = self._casts, []
         kept, self._kept = self._kept, []
-        self._at_work = ""
+        self._at_work, self._last_input, self._sampled = "", 0, False
         self._listens = training.step <= FROM_THE_START
         if not kept:
             return {}
@@ -111,9 +123,9 @@ class Modes(Audit):
             yield from self.find("gradients_kept", seen.step, times=IN_A_ROW)
         scaling = training.scaler is not None and training.scaler.is_enabled()
         single = training.parameters[0].dtype == torch.float32
-        asked = (training.autocast or scaling) and single and bool(self._seen_casts)
+        asked = (training.autocast or scaling or self._asked) and single and bool(self._seen_casts)
         if self._is_usual("cast", asked and not any(self._seen_casts)):
-            who = "the trainer was asked for it" if training.autocast else "a GradScaler is used"
+            who = "a GradScaler is used" if scaling else "it was asked for"
             yield from self.find("no_autocast", seen.step, asked=who)
         trains = (seen.rates >= 0).any() and (seen.trainable & (seen.rates >= 0)).any()
         if self._is_usual("graph", seen.full and trains and not (seen.peaks >= 0).any()):
@@ -122,16 +134,18 @@ class Modes(Audit):
 
     def on_evaluation(self, training: Training) -> Iterable[Finding]:
         if self._at_work:
+            # Who averages passes over the same input wants the dropout.
+            severity: Severity = "hint" if self._sampled else "error"
             kind = "training_mode_in_evaluation"
-            yield from self.find(kind, training.step, layer=self._at_work)
+            yield from self.find(kind, training.step, severity, layer=self._at_work)
 
     def _mode(self, seen: Seen) -> Iterable[Finding]:
-        if not self._seen_passes or not self._layers:
+        if not self._seen_passes:
             return
         self._trained |= any(self._seen_passes)
         needed = IN_A_ROW if self._trained else FROM_THE_START
         if self._is_usual("evaluation", not any(self._seen_passes), needed):
-            severity: Severity = "error" if self._trained else "hint"
+            severity: Severity = "error" if self._trained and self._layers else "hint"
             kind = "evaluation_mode_in_training"
             yield from self.find(kind, seen.step, severity, times=needed)
 

@@ -18,6 +18,8 @@ PARTS = 64
 KINDS = ("weights", "gradients", "moments")
 #: Measured steps in a row with the same batch on two ranks.
 SAME_BATCH = 5
+#: Measured steps with equal weights, from which on gradients should be equal too.
+SAME_WEIGHTS = 3
 #: Numbers of a message: step, part of the shards, two halves of the batch; then the fingerprints.
 HEAD = 4
 WIDTH = HEAD + 2 * PARTS * len(KINDS)
@@ -51,7 +53,7 @@ class Replicas(Audit):
         self.channel: Channel | None = None
         self._parts: list[np.ndarray] = []
         self._key, self._parallel = 0, False
-        self._ever_equal: set[str] = set()
+        self._ever_equal: Counter[str] = Counter()  # measured steps
         self._same_batch = 0
 
     def install(self, training: Training) -> Iterator[Callable[[], Any]]:
@@ -96,13 +98,15 @@ class Replicas(Audit):
             if apart.any():
                 yield from self._apart(training, kind, values, there, apart)
             elif values.any():
-                self._ever_equal.add(kind)
+                self._ever_equal[kind] += 1
 
     def _apart(
         self, training: Training, kind: str, values: np.ndarray, ranks: list[int], which: np.ndarray
     ) -> Iterable[Finding]:
-        coupled = training.replicated or "gradients" in self._ever_equal
-        if not coupled and kind not in self._ever_equal:
+        coupled = training.replicated or self._ever_equal["gradients"] > 0
+        # Weights that are equal again after a step are kept so by something.
+        kept = kind == "gradients" and self._ever_equal["weights"] > SAME_WEIGHTS
+        if not coupled and not kept and not self._ever_equal[kind]:
             return  # ranks that never were equal train models of their own
         places = np.flatnonzero(which)
         rows = [row.tobytes() for row in np.ascontiguousarray(values[:, :, places[0]])]

@@ -34,6 +34,11 @@ class Schedule(Audit):
         self._made = self._age = 0
         self._peak = self._last = self._before = 0.0
 
+    def restart(self) -> None:
+        self._counts.clear()
+        self._in_a_row.clear()
+        self._last = self._before = 0.0
+
     def on_step(self, training: Training, seen: Seen) -> Iterable[Finding]:
         made = sum(training.made.values())
         steps, self._made = made - self._made, made

@@ -12,9 +12,9 @@ from rmetric.audits.training import Seen, Training
 
 #: Steps without a gradient until that is told.
 WITHOUT = 20
-#: Measured steps in a row with an exactly zero gradient, or without a change; and those in which a
-#: frozen parameter changes.
-ZERO, UNCHANGED, THAWED = 15, 12, 3
+#: Measured steps in a row with an exactly zero gradient, or without a change from the first on;
+#: those without one of a parameter that had changed, and with one of a frozen parameter.
+ZERO, UNCHANGED, STOPPED, THAWED = 15, 12, 3, 3
 #: Share of the weights from which on a branch that is not trained is an error, and not a hint.
 MOST = 0.5
 #: An update of so little may be below the rounding of float32 weights.
@@ -24,8 +24,8 @@ BELOW_ROUNDING = 1e-7
 class Updates(Audit):
     """Gradients and changes of each parameter, by fingerprints of steps that follow each other.
 
-    Its weakness: later than the first 20 steps only two in a hundred are measured, so what begins
-    there is found after some hundred steps.
+    Its weakness: later than the first 20 steps only two in twenty are measured, so what begins
+    there is found after some sixty steps.
     """
 
     name = "updates"
@@ -35,10 +35,14 @@ class Updates(Audit):
         self._last: Seen | None = None
         self._count(0)
 
+    def restart(self) -> None:
+        self._last = None
+
     def _count(self, size: int) -> None:
         """Measured steps in a row, of each parameter."""
         self._without, self._zero = np.zeros(size, dtype=int), np.zeros(size, dtype=int)
         self._unchanged, self._thawed = np.zeros(size, dtype=int), np.zeros(size, dtype=int)
+        self._changed = np.zeros(size, dtype=int)  # steps in which each one did
 
     def on_step(self, training: Training, seen: Seen) -> Iterable[Finding]:
         last, self._last = self._last, seen if seen.full else None
@@ -47,7 +51,7 @@ class Updates(Audit):
         if len(self._without) != len(seen.weights):
             self._count(len(seen.weights))
         if (seen.peaks > 0).any():  # a step in which nothing trains says nothing of a part
-            steps = 1 if seen.step <= WITHOUT else WITHOUT // 2  # of a pair in a hundred
+            steps = 1 if seen.step <= WITHOUT else WITHOUT // 2  # of a pair of measured steps
             none = seen.trainable & (seen.peaks < 0)
             self._without = np.where(none, self._without + steps, 0)
             self._zero = np.where(seen.trainable & (seen.peaks == 0), self._zero + 1, 0)
@@ -64,12 +68,15 @@ class Updates(Audit):
         trained = last.trainable & np.isfinite(last.peaks) & (last.peaks > 0) & (last.rates != 0)
         self._unchanged = np.where(stepped & trained & same, self._unchanged + 1, self._unchanged)
         self._unchanged[~same] = 0
+        self._changed += ~same & stepped
         thawed = ~last.trainable & (last.rates > 0) & ~same
         self._thawed = np.where(thawed, self._thawed + 1, 0)
 
     def _unmoved(self, training: Training, seen: Seen, held: np.ndarray) -> Iterable[Finding]:
         """Parameters that have gradients and stay as they are, and frozen ones that do not."""
-        still = self._unchanged >= UNCHANGED
+        single = np.array([p.element_size() > 2 for p in training.parameters], dtype=bool)
+        stopped = single & (self._changed >= UNCHANGED) & (self._unchanged >= STOPPED)
+        still = (self._unchanged >= UNCHANGED) | stopped
         rounded = still & held & _below_rounding(training, seen)
         outside = still & ~held
         # Who trains the last layers alone often leaves the first ones out of the optimizer.

@@ -88,6 +88,8 @@ class RMetricCallback(MonitorCallback, TrainerCallback):
             trainer.optimizer,
             scaler=trainer.accelerator.scaler,
             schedulers=[trainer.lr_scheduler],
+            loader=trainer.callback_handler.train_dataloader,
+            autocast=args.bf16 or args.fp16,
             about={
                 "model_type": getattr(config, "model_type", type(trainer.model).__name__),
                 "num_workers": trainer.args.world_size,
@@ -97,7 +99,7 @@ class RMetricCallback(MonitorCallback, TrainerCallback):
             step=state.global_step,
             state=kept if kept.get("step") == state.global_step else {},
         )
-        self._follow(trainer, "training_step", self._take_loss)
+        self._follow(trainer, "training_step", self._take_loss, self._take_batch)
         self._follow(trainer.accelerator, "clip_grad_norm_", self._check)
         self._follow_with_rescue(followed, trainer)
         for owner, name in loop_methods(trainer):
@@ -107,9 +109,12 @@ class RMetricCallback(MonitorCallback, TrainerCallback):
         trainer.add_callback(saver)
         self._training.callback(trainer.pop_callback, saver)
 
-    def on_epoch_begin(self, *_: Any, **__: Any) -> None:
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         if self.monitor is not None:
             self.monitor.paused()  # the workers of a data loader begin
+            self.monitor.training.epoch = int(state.epoch or 0)
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         self._take(self._check, None)  # clipped by other means than the accelerator's
@@ -137,14 +142,26 @@ class RMetricCallback(MonitorCallback, TrainerCallback):
     # -- the methods that are followed
 
     def _follow(
-        self, owner: Any, name: str, take: Callable[[Any], None] = lambda result: None
+        self,
+        owner: Any,
+        name: str,
+        take: Callable[[Any], None] = lambda result: None,
+        given: Callable[[Any], None] = lambda arguments: None,
     ) -> None:
-        """Call `take` with what this method of `owner` returns; an exception ends the monitor."""
+        """Call `take` with what this method of `owner` returns; an exception ends the monitor.
+
+        Args:
+            owner: of the method.
+            name: of the method.
+            take: is called with what it returns.
+            given: is called before with its positional arguments.
+        """
         method = getattr(owner, name)
 
         @wraps(method)
         def observed(*args: Any, **kwargs: Any) -> Any:
             try:
+                self._take(given, args)
                 result = method(*args, **kwargs)
                 self._take(take, result)
             except BaseException as error:
@@ -161,6 +178,10 @@ class RMetricCallback(MonitorCallback, TrainerCallback):
         except Exception as error:
             if self.monitor is not None and self.monitor.usable:
                 self.monitor.disable("a followed method", error)
+
+    def _take_batch(self, arguments: tuple[Any, ...]) -> None:
+        if self.monitor is not None and len(arguments) > 1:
+            self.monitor.audit_batch(arguments[1])
 
     def _take_loss(self, loss: Tensor) -> None:
         part = loss.detach()

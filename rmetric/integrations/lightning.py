@@ -85,6 +85,8 @@ class RMetricCallback(MonitorCallback, Callback):
                 for entry in trainer.lr_scheduler_configs
                 if unwrapped(getattr(entry.scheduler, "optimizer", None)) is unwrapped(optimizer)
             ],
+            loader=trainer.train_dataloader,
+            autocast=str(trainer.precision).endswith("-mixed"),
             about={
                 "model_type": type(trainer.lightning_module).__name__,
                 "num_workers": trainer.world_size,
@@ -99,12 +101,13 @@ class RMetricCallback(MonitorCallback, Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.monitor is not None:
             self.monitor.paused()  # the workers of a data loader begin
+            self.monitor.training.epoch = trainer.current_epoch
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         if self.monitor is not None:
-            self.monitor.batch_ready()  # the module's forward pass may not be called
+            self.monitor.batch_ready(batch)  # the module's forward pass may not be called
 
     def on_before_backward(
         self, trainer: Trainer, pl_module: LightningModule, loss: Tensor

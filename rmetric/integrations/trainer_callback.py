@@ -37,6 +37,7 @@ class MonitorCallback:
         validation_loss: name of the validation loss among the metrics of an evaluation,
             nats per token; None for the usual name.
         about: further keys for the log's description of the run.
+        audits: look for silent errors (`rmetric.audits`); True for all, or names of some.
 
     Attributes:
         monitor: of the training under way, or the last one; None before the first.
@@ -55,6 +56,7 @@ class MonitorCallback:
         run_id: str | None = None,
         validation_loss: str | None = None,
         about: Mapping[str, Any] | None = None,
+        audits: bool | Iterable[str] = True,
     ) -> None:
         super().__init__()
         self.monitor: Monitor | None = None
@@ -64,6 +66,7 @@ class MonitorCallback:
             actions=as_actions(actions),
             probe=probe,
             run_id=run_id or (Path(log).stem if log else "run"),
+            audits=audits if isinstance(audits, bool) else tuple(audits),
         )
         self._hardware, self._about = hardware, dict(about or {})
         self._validation_loss = validation_loss or self._usual_validation_loss
@@ -82,6 +85,8 @@ class MonitorCallback:
         step: int,
         state: Mapping[str, Any],
         schedulers: Iterable[Any] = (),
+        loader: Any = None,
+        autocast: bool = False,
     ) -> Monitor:
         """Make the monitor of a training that begins after `step`, with its state, if any."""
         hardware = self._hardware() if callable(self._hardware) else self._hardware
@@ -94,6 +99,7 @@ class MonitorCallback:
             **self._settings,
         )
         self._others = set()
+        monitor.training.loader, monitor.training.autocast = loader, autocast
         monitor.schedulers = [scheduler for scheduler in schedulers if scheduler is not None]
         if state:
             monitor.load_state_dict(state)

@@ -356,7 +356,17 @@ class Monitor:
             batch: what is trained on, for the audits of data: a tensor, or lists and dicts of them.
         """
         self._timer.batch_ready()
-        if batch is not None and self._auditor:
+        if batch is not None:
+            self.audit_batch(batch)
+
+    @fail_safe()
+    def audit_batch(self, batch: Any) -> None:
+        """Show the audits of data what the step is trained on, for trainers and actions.
+
+        Args:
+            batch: a tensor, or lists and dicts of them.
+        """
+        if self._auditor:
             self._auditor.on_batch(batch)
 
     @fail_safe()

@@ -56,6 +56,9 @@ class OwnLoop:
             self._step, self._used = self._step + 1, self._used + 1
             monitor = self._rescue.monitor
             checked = None if monitor is None else monitor.step
+            if monitor is not None:
+                for batch in batches:
+                    monitor.audit_batch(batch)
             yield self._step, batches if position.per_step > 1 else batches[0]
             self._require_check(monitor, checked)
 

@@ -228,7 +228,7 @@ def small_state(parts: Parts) -> dict[str, Any]:
         "data": parts.data.state(),
         "others": {name: copy.deepcopy(one.state_dict()) for name, one in parts.others.items()},
         "modules": extra_states(parts),
-        "monitor": parts.monitor.state_dict(),
+        "monitor": parts.monitor.state_dict(audited=False),
     }
 
 
