@@ -407,3 +407,39 @@ def test_the_page_has_every_finding():
     page = (Path(__file__).resolve().parents[1] / "docs" / "audits.md").read_text(encoding="utf-8")
     for kind in KINDS:
         assert f"| `{kind}` (" in page
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("lost", [(), ("optimizer.pt", "scheduler.pt")], ids=["sound", "lost"])
+def test_a_resume_of_the_trainer(lost, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    from rmetric.integrations.hugging_face import RMetricCallback
+
+    rows = [{"input_ids": t[0].tolist(), "labels": t[0].tolist()} for t in batches(60)]
+
+    def train(**resume):
+        transformers.set_seed(0)
+        config = transformers.LlamaConfig(
+            vocab_size=WORDS, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+            num_attention_heads=2, max_position_embeddings=16,
+        )  # fmt: skip
+        callback = RMetricCallback()
+        arguments = transformers.TrainingArguments(
+            output_dir=str(tmp_path), max_steps=8, per_device_train_batch_size=4, save_steps=4,
+            report_to=[], use_cpu=True, disable_tqdm=True, warmup_steps=2,
+        )  # fmt: skip
+        model = transformers.LlamaForCausalLM(config)
+        trainer = transformers.Trainer(
+            model=model, args=arguments, train_dataset=rows, callbacks=[callback]
+        )
+        trainer.train(**resume)
+        return {found.kind: found for found in callback.monitor.findings}
+
+    assert train() == {}
+    for name in lost:
+        (tmp_path / "checkpoint-4" / name).unlink()
+    found = train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    [kind] = found
+    parts = {row["part"] for row in found[kind].rows if not row["equal"]}
+    assert kind == ("not_restored" if lost else "restored")
+    assert parts == ({"moments", "optimizer step", "rate", "scheduler"} if lost else set())
