@@ -54,8 +54,8 @@ class Row:
 class Resume(Audit):
     """Compares the state at the first step after a checkpoint was loaded with that at its save.
 
-    Its weakness: a part that the optimiser or loader does not show is not compared; shards are only
-    compared at the same number of ranks.
+    Its weakness: of the data only a return to batches that were seen shows, and none that are left
+    out; shards are only compared at the same number of ranks.
     """
 
     name = "resume"
@@ -100,9 +100,8 @@ class Resume(Audit):
             number = self._batches["number"]
             again = batch in firsts or batch == self._batches.get("last")
             place = firsts.index(batch) if batch in firsts else number - 1
-            if not (again and number <= len(firsts) and place == number):
-                now = f"begins at batch {place}" if again else f"goes on behind batch {number}"
-                rows.append(Row("data", f"at batch {number}", now, not again))
+            if again and not (number <= len(firsts) and place == number):
+                rows.append(Row("data", f"at batch {number}", f"begins at batch {place}", False))
         lost = [row for row in rows if not row.equal]
         kind = "not_restored" if lost else "restored"
         words = {"lost": "; ".join(map(str, lost)), "parts": ", ".join(row.part for row in rows)}
