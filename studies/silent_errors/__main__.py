@@ -1,6 +1,7 @@
 """Run each silent error, its control and the sound trainings under the audits.
 
     python -m studies.silent_errors --set sealed --out studies/silent_errors/results
+    python -m studies.silent_errors --set sealed --out FOLDER --report       the table alone
 
 Writes what was found in each training (SET.jsonl) and the table (SET.csv), and prints the shares.
 Each training has processes of its own. An error is named if an audit gives one of the findings that
@@ -13,6 +14,7 @@ import argparse
 import csv
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,19 +76,22 @@ def main(argv: list[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument("--set", choices=SETS, default="open", help="trainings")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these trainings alone")
+    parser.add_argument(
+        "--report", action="store_true", help="train nothing: read SET.jsonl in OUT"
+    )
     parser.add_argument("--out", type=Path, default=FOLDER / "results", help="folder")
     options = parser.parse_args(argv)
     labels = yaml.safe_load((FOLDER / "labels.yaml").read_text(encoding="utf-8"))
+    lines = options.out / f"{options.set}.jsonl"
     seen = []
-    for entry in looked_at(options.set, options.only):
+    for entry in _read(lines) if options.report else looked_at(options.set, options.only):
         seen.append(entry)
         kinds = [f"{one['kind']}@{one['step']}" for one in entry.get("found", entry["control"])]
         print(entry["name"], *kinds, entry.get("problem", ""), flush=True)
-    made = [row(entry, labels.get(entry["name"], [])) for entry in seen]
+    made = [row(entry, labels.get(entry["name"]) or []) for entry in seen]
     if not options.only:
         options.out.mkdir(parents=True, exist_ok=True)
-        lines = "".join(json.dumps(entry) + "\n" for entry in seen)
-        (options.out / f"{options.set}.jsonl").write_text(lines, encoding="utf-8")
+        lines.write_text("".join(json.dumps(entry) + "\n" for entry in seen), encoding="utf-8")
         with open(options.out / f"{options.set}.csv", "w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             writer.writeheader()
@@ -95,16 +100,18 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+def _read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
 def summary(made: list[dict[str, Any]]) -> str:
     """The shares, in a line."""
-    errors = [row for row in made if row["accepted"]]
-    named = [row for row in errors if row["severity"] == "error"]
-    early = sum(int(row["step"]) <= 20 for row in named)
-    hinted = sum(row["severity"] == "hint" for row in errors)
+    counts = Counter(row["severity"] for row in made)
+    unnamed = sum(not row["accepted"] for row in made)
     accused = sum(bool(row["errors of the control"]) for row in made)
     return (
-        f"{len(named)} of {len(errors)} errors named as errors ({early} by step 20), {hinted} as a "
-        f"hint; {accused} of {len(made)} sound trainings accused"
+        f"{len(made)} trainings: {counts['error']} named as errors, {counts['hint']} by a hint, "
+        f"{unnamed} with no finding that would name them; {accused} accused without their error"
     )
 
 
