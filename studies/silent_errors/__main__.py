@@ -96,7 +96,7 @@ def main(argv: list[str] | None = None) -> int:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             writer.writeheader()
             writer.writerows(made)
-    print(summary(made))
+        print(write_summary(options.out), end="")
     return 0
 
 
@@ -104,15 +104,24 @@ def _read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def summary(made: list[dict[str, Any]]) -> str:
-    """The shares, in a line."""
-    counts = Counter(row["severity"] for row in made)
-    unnamed = sum(not row["accepted"] for row in made)
-    accused = sum(bool(row["errors of the control"]) for row in made)
-    return (
-        f"{len(made)} trainings: {counts['error']} named as errors, {counts['hint']} by a hint, "
-        f"{unnamed} with no finding that would name them; {accused} accused without their error"
-    )
+def write_summary(folder: Path) -> str:
+    """Count the tables of a folder in summary.csv; returns it."""
+    lines = ["Set,Trainings,Named,As errors,By a hint,Missed,No finding exists,Accused"]
+    for name in SETS:
+        if not (path := folder / f"{name}.csv").exists():
+            continue
+        with open(path, encoding="utf-8", newline="") as file:
+            made = list(csv.DictReader(file))
+        counts = Counter(row["severity"] for row in made)
+        named = counts["error"] + counts["hint"]
+        unnamed = sum(not row["accepted"] for row in made)
+        accused = sum(bool(row["errors of the control"]) for row in made)
+        numbers = [len(made), named, counts["error"], counts["hint"]]
+        numbers += [len(made) - named - unnamed, unnamed, accused]
+        lines.append(",".join(map(str, [name, *numbers])))
+    text = "\n".join(lines) + "\n"
+    (folder / "summary.csv").write_text(text, encoding="utf-8")
+    return text
 
 
 if __name__ == "__main__":
