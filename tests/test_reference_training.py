@@ -407,7 +407,7 @@ def test_a_log_is_cut_back_wherever_it_broke_off(tmp_path_factory, step, broken)
         ("--layout=tensor=2", 1, "there are 1 ranks .* takes 2"),
         ("--layout=pipeline=2 --tied", 2, "a tied head needs pipeline = 1"),
         ("--layout=pipeline=2 --monitor", 2, "--monitor needs tensor = 1 and pipeline = 1"),
-        ("--layout=replicas=3", 4, "replicas is 3: it must divide data, 4"),
+        ("--layout=replicas=3", 4, "replicas is 3: it must be a divisor of data, 4"),
         ("--heads=3", 1, "heads is 3, which does not divide hidden = 64"),
         ("--kv-heads=3", 1, "kv_heads is 3, which does not divide heads = 4"),
         ("--hidden=12", 1, "hidden / heads is 3: it must be even"),

@@ -114,9 +114,11 @@ def survived(
 def _of_another_node(met: _Met) -> bool:
     """The nodes that it names are others than those which the job's pods were given."""
     placed = met.job.nodes_of_pods
+    if not placed or not met.has("node failure"):
+        return False
     named = {short(fields["node"]) for fields in met.match.named if fields.get("node")}
     own = placed | {short(one.node) for one in met.job.streams.values() if one.node}
-    return met.has("node failure") and bool(placed and named) and named.isdisjoint(own)
+    return bool(named) and named.isdisjoint(own)
 
 
 def _did_begin(met: _Met) -> bool:
