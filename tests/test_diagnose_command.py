@@ -136,7 +136,7 @@ def test_a_rank_that_finished_before_the_others_is_no_success(tmp_path, capsys):
         return steps + ("training finished after 20 steps\n" if rank == 5 else LOST)
 
     assert main(["diagnose", str(of_ranks(tmp_path / "job", said))]) == EXIT_CODES["failed"]
-    assert "rank 5 finished before the others" in capsys.readouterr().out
+    assert "rank 5 finished while the other ranks" in capsys.readouterr().out
 
 
 def test_a_rank_that_was_started_otherwise_is_named_with_the_setting(tmp_path, capsys):

@@ -45,7 +45,7 @@ def test_a_failed_job_is_warned_of(here: Path, capsys: pytest.CaptureFixture[str
     write(here / "bad.log", [*healthy_lines(), *traceback(0)])
     assert learn("--job", "x", "good.log", "bad.log") == 0
     err = capsys.readouterr().err
-    assert "warning: bad.log: this job does not look healthy: FAILED: A GPU had no memory" in err
+    assert "warning: bad.log: this job does not look healthy: FAILED: GPU out of memory" in err
     assert "good.log" not in err
 
 

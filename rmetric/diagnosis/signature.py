@@ -28,7 +28,7 @@ TRAITS = {
     "lost connection": "of ranks that had one",
     "meeting": "ranks do not meet at the start; those that came wait in vain",
     "waiting": "a rank still waits: nobody does so behind the last step",
-    "timeout": "a rank waited in vain for another one",
+    "timeout": "a rank timed out waiting for another one",
     "hearsay": "a timeout that a rank may log which only heard of another's",
     "unknown name": "a name cannot be resolved: of the node that looks it up",
     "link down": "a port lost its link, by the kernel",

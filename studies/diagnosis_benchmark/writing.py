@@ -56,7 +56,9 @@ def note(folder: Path, name: str, inputs: dict[str, Any]) -> None:
 
 
 def report(folder: Path, page: Path | None) -> list[Table]:
-    """All tables of the results in `folder`, put into `page`; those of written jobs to written.md.
+    """All tables of the results in `folder`, put into `page`.
+
+    Those of written jobs are also in written.md, that of the methods in methods.md.
 
     Raises:
         ValueError: a file of results cannot be used, or the page asks for a table not made.
@@ -71,7 +73,11 @@ def report(folder: Path, page: Path | None) -> list[Table]:
     if written:
         text = "\n".join(to_markdown(table) for table in written)
         write_atomically(folder / "written.md", [text.encode()])
-    made = [*written, *calibration_tables(found, first, today), *tables(found)]
+    compared = tables(found)
+    if methods := [table for table in compared if table.name == "methods"]:
+        text = "\n".join(to_markdown(table) for table in methods)
+        write_atomically(folder / "methods.md", [text.encode()])
+    made = [*written, *calibration_tables(found, first, today), *compared]
     if logs := read_rows(folder / GPUALERT, gpualert.Classified):
         made.append(gpualert.table(logs))
     made += [stored(path) for name in STORED if (path := folder / f"{name}.csv").exists()]
