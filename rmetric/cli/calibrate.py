@@ -84,10 +84,10 @@ def run(options: argparse.Namespace) -> int:
         shown = list(_healthy(options.paths, options.out, mapping, failed))
     except ValueError as error:  # of --out
         return fail(error)
-    unknown = sorted(set(options.keep) - {each.run_id for each in shown})
-    if unknown:
-        ids = ", ".join(sorted(each.run_id for each in shown)[:_MOST_NAMED])
-        return fail(f"--keep {unknown[0]}: no such run; the first are {ids or 'none'}")
+    names = sorted(each.run_id for each in shown)
+    if unknown := sorted(set(options.keep).difference(names)):
+        ids = ", ".join(names[:_MOST_NAMED]) or "none"
+        return fail(f"--keep {unknown[0]}: no such run; the first are {ids}")
     suspects = [each for each in shown if each.failure and each.run_id not in options.keep]
     for each in suspects:
         print(

@@ -1,4 +1,4 @@
-"""The diagnosis stays small enough to keep in mind: branches, imports and names of constants."""
+"""Imports of the diagnosis go one way, and a constant's name has one value."""
 
 import ast
 from collections import defaultdict
@@ -16,33 +16,8 @@ TREES = {
     for path in FOLDER.rglob("*.py")
     if path.name != "__init__.py"
 }
-#: As radon counts them: from 21 on a block has the grade D.
-MOST = 20
-ONE = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.Assert, ast.Lambda)
 #: `Diagnosis.summary` renders itself.
 ALLOWED = (("result",), ("report", "render"))
-
-
-def branches(block: ast.AST) -> Iterator[int]:
-    for one in ast.walk(block):
-        if isinstance(one, ast.BoolOp):
-            yield len(one.values) - 1
-        elif isinstance(one, ast.comprehension):
-            yield 1 + len(one.ifs)
-        elif isinstance(one, (*ONE, ast.match_case)):
-            yield 1
-
-
-def test_no_function_of_the_diagnosis_is_too_complex() -> None:
-    assert sum(branches(ast.parse("def f(a, b):\n if a and b:\n  return [c for c in a if c]"))) == 4
-    found = {
-        f"{'/'.join(module)}: {one.name}": 1 + sum(branches(one))
-        for module, tree in TREES.items()
-        for one in ast.walk(tree)
-        if isinstance(one, ast.FunctionDef)
-    }
-    assert len(found) > 500
-    assert {name: count for name, count in found.items() if count > MOST} == {}
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[str, ...]]:
