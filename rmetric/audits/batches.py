@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,8 +14,9 @@ from rmetric.audits.finding import Finding
 from rmetric.audits.fingerprint import halves, joined, ordered
 from rmetric.audits.training import Seen, Training
 
-#: Batches of the past that are known again; first batches of an epoch whose order is compared.
-KNOWN, ORDER = 4096, 8
+#: Batches of the past that are known again; first batches of an epoch whose order is compared; last
+#: ones that a checkpoint keeps.
+KNOWN, ORDER, KEPT = 4096, 8, 64
 #: Equal batches in a row, until the data are one batch.
 SAME = 10
 #: Elements of a tensor, tensors of a batch and levels of nesting that are looked at.
@@ -41,6 +43,7 @@ class Batches(Audit):
         self._labelled: list[Tensor] = []  # share of the labels that count
         self._known: dict[int, int] = {}  # fingerprint -> number of the batch, in this epoch
         self._number = self._same = self._unlabelled = self._last = 0
+        self._recent: deque[int] = deque(maxlen=KEPT)
         self._epoch: int | None = None
         self._firsts: list[int] = []  # fingerprints of the first batches of the epoch before
         self._now: list[int] = []
@@ -55,7 +58,7 @@ class Batches(Audit):
         if not isinstance(batch, Mapping):
             return
         for labels in (batch.get(name) for name in LABELS):
-            if isinstance(labels, Tensor) and labels.dtype == torch.int64 and labels.dim() > 1:
+            if isinstance(labels, Tensor) and labels.dtype == torch.int64 and labels.numel():
                 self._labelled.append((labels != IGNORED).double().mean())
         yield from self._tokens(training, batch.get("input_ids"))
 
@@ -86,7 +89,7 @@ class Batches(Audit):
 
     def on_save(self, training: Training) -> Mapping[str, Any]:
         firsts = self._firsts or self._now
-        return {"number": self._number, "firsts": list(firsts), "last": self._last}
+        return {"number": self._number, "firsts": list(firsts), "recent": list(self._recent)}
 
     def _batch(self, training: Training, batch: int, step: int) -> Iterable[Finding]:
         if training.epoch != self._epoch:
@@ -99,6 +102,7 @@ class Batches(Audit):
             self._begin(None)  # as far as is known an epoch begins
         self._number += 1
         earlier, self._last = self._known.get(batch), batch
+        self._recent.append(batch)
         self._same = self._same + 1 if earlier == self._number - 1 else 0
         if earlier is not None:
             yield from self._again(training, earlier, step)

@@ -17,9 +17,10 @@ from rmetric.audits.training import Seen, Training, rate_of
 #: What the loss shows where a part is lost.
 OUTLOOK = {
     "weights": "the loss begins where those weights were",
-    "moments": "the first steps are too large: a rise of the loss within some tens of steps",
+    "moments": "the first steps are of another size: often a rise of the loss within some tens of "
+    "steps",
     "optimizer step": "the bias correction begins anew: large first steps",
-    "rate": "the loss rises, or falls more slowly, from the first step on",
+    "rate": "each step is smaller or larger than it would have been, from the first one on",
     "scheduler": "warm-up and decay begin anew: the loss rises while the rate does",
     "scaler": "some steps overflow and are left out",
     "data": "data that were seen are trained on again: their loss is too low, and later data may "
@@ -54,8 +55,8 @@ class Row:
 class Resume(Audit):
     """Compares the state at the first step after a checkpoint was loaded with that at its save.
 
-    Its weakness: of the data only a return to batches that were seen shows, and none that are left
-    out; shards are only compared at the same number of ranks.
+    Its weakness: of the data only a return to the first or the last batches shows, and none that
+    are left out; shards are only compared at the same number of ranks.
     """
 
     name = "resume"
@@ -94,13 +95,10 @@ class Resume(Audit):
         if self._rows is None:
             return
         rows, self._rows = self._rows, None
-        firsts = list(self._batches.get("firsts", ()))
-        if firsts and "batches" in seen.values:
+        if "batches" in seen.values and (number := self._batches.get("number")):
             batch = int(joined(seen.values["batches"])[0])
-            number = self._batches["number"]
-            again = batch in firsts or batch == self._batches.get("last")
-            place = firsts.index(batch) if batch in firsts else number - 1
-            if again and not (number <= len(firsts) and place == number):
+            place = _place(batch, self._batches)
+            if place is not None:
                 rows.append(Row("data", f"at batch {number}", f"begins at batch {place}", False))
         lost = [row for row in rows if not row.equal]
         kind = "not_restored" if lost else "restored"
@@ -108,6 +106,15 @@ class Resume(Audit):
         severity: Severity = "error" if {row.part for row in lost} - _HARMLESS else "hint"
         self._told.pop(kind, None)  # each resume by itself
         yield from self.find(kind, seen.step, severity, rows=list(map(asdict, rows)), **words)
+
+
+def _place(batch: int, saved: Mapping[str, Any]) -> int | None:
+    """Number of a batch from 0, if it is one of the last or first ones that were trained on."""
+    recent: list[int] = list(saved.get("recent", ()))
+    firsts: list[int] = list(saved.get("firsts", ()))
+    if batch in recent:
+        return int(saved["number"]) - len(recent) + recent.index(batch)
+    return firsts.index(batch) if batch in firsts else None
 
 
 def state_of(training: Training) -> dict[str, Any]:

@@ -102,8 +102,12 @@ class Updates(Audit):
         self, training: Training, step: int, kind: str, which: np.ndarray, severity: Severity
     ) -> Iterable[Finding]:
         if which.any():
-            names, share = training.named(which), f"{training.share(which):.0%}"
+            names, share = training.named(which), _percent(training.share(which))
             yield from self.find(kind, step, severity, parameters=names, share=share)
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.01 else "less than 1%"
 
 
 def _severity(training: Training, which: np.ndarray) -> Severity:

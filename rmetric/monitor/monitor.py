@@ -280,7 +280,7 @@ class Monitor:
         """Report a finding of an audit: to the log, and an error as a warning."""
         error = finding.severity == "error"
         quiet = self.rank > 0 and not finding.ranks
-        logger.log(logging.WARNING if error and not quiet else logging.INFO, "rmetric: %s", finding)
+        logger.log(logging.WARNING if error and not quiet else logging.INFO, "%s", finding)
         self.log_event("AUDIT", **finding.as_entry(), rank=self.rank)
 
     # -- what a training loop calls
