@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LARGEST = {
     "rmetric": (65_860, 406),
     "studies": (34_573, 209),
-    "tests": (55_810, 235),
+    "tests": (55_830, 235),
 }
 #: Words of docs/*.md, at most.
 MOST_WORDS = 62_600

@@ -77,14 +77,16 @@ class Updates(Audit):
         single = np.array([p.element_size() > 2 for p in training.parameters], dtype=bool)
         stopped = single & (self._changed >= UNCHANGED) & (self._unchanged >= STOPPED)
         still = (self._unchanged >= UNCHANGED) | stopped
-        rounded = still & held & _below_rounding(training, seen)
+        below = _below_rounding(training, seen)
+        # At the end of a schedule updates become that small on purpose.
+        rounded = still & held & below & (self._changed == 0)
         outside = still & ~held
         # Who trains the last layers alone often leaves the first ones out of the optimizer.
         first = outside.any() and np.flatnonzero(outside).max() < np.flatnonzero(held).min()
         severities: dict[str, tuple[np.ndarray, Severity]] = {
             "not_in_optimizer": (outside, "hint" if first else "error"),
             "rounded_away": (rounded, _severity(training, rounded)),
-            "not_updated": (still & held & ~rounded, "error"),
+            "not_updated": (still & held & ~below, "error"),
             "frozen_changes": (self._thawed >= THAWED, "error"),
         }
         for kind, (which, severity) in severities.items():
