@@ -358,6 +358,17 @@ def test_an_audit_that_raises_is_switched_off_alone(caplog, monkeypatch):
     assert caplog.text.count("the audit 'groups' failed and is switched off") == 1
 
 
+def test_a_device_that_cannot_measure_costs_the_audits_and_not_the_monitor(caplog, monkeypatch):
+    def fails(tensors):
+        raise TypeError("no float64 here")
+
+    monkeypatch.setattr("rmetric.audits.auditor.peaks", fails)
+    loop = Loop()
+    assert loop.run() == set()
+    assert loop.monitor.last.step == STEPS
+    assert caplog.text.count("parameters cannot be measured, no audits: no float64 here") == 1
+
+
 @pytest.mark.parametrize(
     ("audits", "problem"), [("groups", "names are accepted"), (["grops"], "known are groups")]
 )

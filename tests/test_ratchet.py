@@ -12,9 +12,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 #: Package -> lines of Python and files, at most.
 LARGEST = {
-    "rmetric": (65_860, 406),
+    "rmetric": (65_872, 406),
     "studies": (34_573, 209),
-    "tests": (55_830, 235),
+    "tests": (55_840, 235),
 }
 #: Words of docs/*.md, at most.
 MOST_WORDS = 62_600

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from rmetric.audits.contract import Audit
@@ -82,6 +83,8 @@ class Auditor:
         if self._resumed is not None:
             saved, self._resumed = self._resumed, None
             self._each(lambda audit: audit.on_resume(training, saved))
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            return {}
         full = step <= FIRST or step % EVERY < 2
         values: dict[str, Tensor] = {}
 
@@ -92,15 +95,26 @@ class Auditor:
         self._each(take)
         self._facts = {"step": step, "full": full, "consecutive": self._measured == step - 1}
         if full:
+            try:
+                values |= self._measure_all()
+            except Exception as error:  # a device without 64-bit numbers, tensors of another kind
+                self._audits, self._facts = [], None
+                logger.error("rmetric: parameters cannot be measured, no audits: %s", error)
+                return {}
             self._measured = step
             self._facts |= training.host_facts()
-            gradients = [p.grad for p in training.parameters]
-            values["weights"] = halves(fingerprints(training.parameters)).double().flatten()
-            values["peaks"] = peaks(gradients)
-            if training.ranks > 1:
-                values["gradients"] = halves(fingerprints(gradients)).double().flatten()
-                values["moments"] = halves(fingerprints(training.moments())).double().flatten()
         return values
+
+    def _measure_all(self) -> dict[str, Tensor]:
+        """Fingerprints of all parameters, and the largest magnitude of each gradient."""
+        training = self.training
+        gradients = [p.grad for p in training.parameters]
+        kinds = {"weights": fingerprints(training.parameters)}
+        if training.ranks > 1:
+            kinds |= {"gradients": fingerprints(gradients)}
+            kinds |= {"moments": fingerprints(training.moments())}
+        rows = {name: halves(prints).double().flatten() for name, prints in kinds.items()}
+        return rows | {"peaks": peaks(gradients)}
 
     def received(self, values: Mapping[str, list[float]], loss: float | None) -> None:
         """Take the values of the last step back, on the host.
