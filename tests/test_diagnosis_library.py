@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rmetric.diagnosis.library import SignatureError, SignatureLibrary, form_of
 from rmetric.diagnosis.library.files import QUIET_ROLES, check, compiled
 from rmetric.diagnosis.library.load import PATTERN_SECONDS
-from rmetric.telemetry.xid import CATALOGUE
+from rmetric.telemetry.xid import catalogue
 
 LIBRARY = SignatureLibrary.shipped()
 ALL = list(LIBRARY)
@@ -179,7 +179,7 @@ def test_a_library_can_be_sent_to_another_process():
 
 def test_xids_are_judged_as_the_telemetry_judges_them():
     """What is the program's own doing there is not the hardware's fault here."""
-    for number, entry in CATALOGUE.items():
+    for number, entry in catalogue().items():
         found = LIBRARY.find(f"NVRM: Xid (PCI:0000:3b:00): {number}, pid=4711, name=python")
         assert found, number
         assert found[0][1]["xid"] == str(number)

@@ -10,7 +10,7 @@ from rmetric.telemetry.changes import FLAGS, RISES, Changes, states
 from rmetric.telemetry.nvml import NvmlEvents
 from rmetric.telemetry.nvml_library import NvmlLibrary
 from rmetric.telemetry.reading import Reading
-from rmetric.telemetry.xid import APPLICATION_XIDS, xid_kind
+from rmetric.telemetry.xid import xid_entry, xid_kind
 from tests.fake_nvml import build, play
 
 LOST, RESET_REQUIRED = 15, 16
@@ -348,8 +348,8 @@ class TestFailureRate:
         for xid in (13, 31, 43, 45, 48, 63, 79, 94, 119, 12345):
             event = HardwareEvent(1.0, xid_kind(xid))
             metric = RMetric().update(Record(step=1, time=3600.0, events=(event,)))
-            assert metric.raw.failure_rate == (0.0 if xid in APPLICATION_XIDS else 1.0)
-            assert event.is_hardware == (xid not in APPLICATION_XIDS)
+            assert event.is_hardware == (xid_entry(xid).about != "application")
+            assert metric.raw.failure_rate == float(event.is_hardware)
 
     def test_event_times_count_from_the_start_that_is_set(self):
         hardware = NvmlEvents()

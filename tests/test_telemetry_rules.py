@@ -13,8 +13,10 @@ from rmetric.telemetry.reading import RECOVERY_ACTIONS, Reading
 from rmetric.telemetry.risk import RiskConfig
 from rmetric.telemetry.rules import RULES, rule_of
 from rmetric.telemetry.verdict import ACTIONS, LEVELS, GpuVerdict
-from rmetric.telemetry.xid import APPLICATION_XIDS, CATALOGUE, CLASSES, xid_kind, xid_of_kind
+from rmetric.telemetry.xid import CLASSES, catalogue, xid_kind, xid_of_kind
 
+CATALOGUE = catalogue()
+APPLICATION_XIDS = {n for n, xid in CATALOGUE.items() if xid.about == "application"}
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "telemetry.md"
 BENCHMARK = ROOT / "results" / "benchmarks" / "telemetry.json"

@@ -70,4 +70,4 @@ def require(name: str, value: object, holds: bool, wanted: str) -> None:
     ValueError: window is 0: it must be at least 1 value
     """
     if not holds:
-        raise ValueError(f"{name} is {value}: it must be {wanted}")
+        raise ValueError(f"{name} is {value!r}: it must be {wanted}")

@@ -13,8 +13,6 @@ from torch import Tensor
 from rmetric.audits.contract import Audit
 from rmetric.audits.finding import Finding
 from rmetric.audits.fingerprint import fingerprints, halves, joined, peaks
-from rmetric.audits.replicas import Channel, Replicas
-from rmetric.audits.resume import Resume
 from rmetric.audits.training import Seen, Training
 
 logger = logging.getLogger("rmetric")
@@ -52,17 +50,11 @@ class Auditor:
         """True if any audit is on."""
         return bool(self._audits)
 
-    def install(self, channel: Channel | None = None) -> Iterator[Callable[[], Any]]:
-        """Install the hooks; yields the functions that remove them.
-
-        Args:
-            channel: to the other ranks; None for none.
-        """
+    def install(self) -> Iterator[Callable[[], Any]]:
+        """Install the hooks; yields the functions that remove them."""
         removers = list(self.training.install())
 
         def install(audit: Audit) -> Iterable[Finding]:
-            if isinstance(audit, Replicas):
-                audit.channel = channel
             removers.extend(audit.install(self.training))
             return ()
 
@@ -156,8 +148,6 @@ class Auditor:
         self._resumed, self._facts, self._measured = dict(saved), None, 0
         for audit in self._audits:
             audit.restart()
-            if isinstance(audit, Resume):
-                audit.listen()
 
     def _each(self, call: Callable[[Audit], Iterable[Finding]]) -> None:
         for audit in tuple(self._audits):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rmetric.audits.contract import Audit
-from rmetric.audits.finding import Finding
+from rmetric.audits.finding import Finding, Severity
 from rmetric.audits.fingerprint import halves, joined, ordered
 from rmetric.audits.training import Seen, Training
 
@@ -42,7 +42,7 @@ class Batches(Audit):
         self._prints: list[Tensor] = []  # since the last check
         self._labelled: list[Tensor] = []  # share of the labels that count
         self._known: dict[int, int] = {}  # fingerprint -> number of the batch, in this epoch
-        self._number = self._same = self._unlabelled = self._last = 0
+        self._number = self._same = self._unlabelled = 0
         self._recent: deque[int] = deque(maxlen=KEPT)
         self._epoch: int | None = None
         self._firsts: list[int] = []  # fingerprints of the first batches of the epoch before
@@ -81,11 +81,9 @@ class Batches(Audit):
         if "labelled" in seen.values:
             without = float(seen.values["labelled"][0]) == 0.0
             self._unlabelled = self._unlabelled + 1 if without else 0
-            if self._unlabelled == 1:
-                yield from self.find("no_labels", seen.step, "hint", ignored=IGNORED)
-            elif self._unlabelled == 2:
-                self._told.pop("no_labels", None)
-                yield from self.find("no_labels", seen.step, ignored=IGNORED)
+            if self._unlabelled:
+                severity: Severity = "error" if self._unlabelled > 1 else "hint"
+                yield from self.find("no_labels", seen.step, severity, ignored=IGNORED)
 
     def on_save(self, training: Training) -> Mapping[str, Any]:
         firsts = self._firsts or self._now
@@ -94,14 +92,10 @@ class Batches(Audit):
     def _batch(self, training: Training, batch: int, step: int) -> Iterable[Finding]:
         if training.epoch != self._epoch:
             self._begin(training.epoch)
-        elif (
-            training.epoch is None
-            and len(self._now) == ORDER
-            and self._last != batch == self._now[0]
-        ):
+        elif training.epoch is None and self._is_first_again(batch):
             self._begin(None)  # as far as is known an epoch begins
         self._number += 1
-        earlier, self._last = self._known.get(batch), batch
+        earlier = self._known.get(batch)
         self._recent.append(batch)
         self._same = self._same + 1 if earlier == self._number - 1 else 0
         if earlier is not None:
@@ -115,6 +109,9 @@ class Batches(Audit):
         self._known[batch] = self._number
         if len(self._known) > KNOWN:
             del self._known[next(iter(self._known))]
+
+    def _is_first_again(self, batch: int) -> bool:
+        return len(self._now) == ORDER and self._recent[-1] != batch == self._now[0]
 
     def _begin(self, epoch: int | None) -> None:
         self._epoch = epoch

@@ -24,7 +24,7 @@ class Audit:
     name: ClassVar[str]
 
     def __init__(self) -> None:
-        self._told: dict[str, set[str]] = {}
+        self._told: dict[tuple[str, Severity], set[str]] = {}  # parameters, and the kind itself
 
     def install(self, training: Training) -> Iterator[Callable[[], Any]]:
         """Install hooks; yields the functions that remove them."""
@@ -70,8 +70,12 @@ class Audit:
         self, kind: str, step: int, severity: Severity = "error", *,
         parameters: Sequence[str] = (), **facts: Any,
     ) -> Iterator[Finding]:  # fmt: skip
-        """A finding, unless it was given before; of parameters, unless it was for all of them."""
-        told = self._told.setdefault(kind, set())
-        if kind not in told or not told.issuperset(parameters):
-            told.update(parameters, (kind,))
+        """A finding, unless it was given before; of parameters, unless it was for all of them.
+
+        A hint that turns out to be an error is given again.
+        """
+        told = self._told.setdefault((kind, severity), set())
+        known = told if severity == "error" else told | self._told.get((kind, "error"), set())
+        if not known.issuperset((kind, *parameters)):
+            told.update((kind, *parameters))
             yield Finding.of(kind, step, severity, parameters=parameters, **facts)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from itertools import product
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -32,7 +31,7 @@ class Groups(Audit):
         self._judged = False
 
     def before_training(self, training: Training) -> Iterable[Finding]:
-        counts = Counter(id(p) for group in _groups(training) for p in group["params"])
+        counts = Counter(id(p) for group in training.groups for p in group["params"])
         named = dict(zip(training.names, training.parameters, strict=True))
         twice = [name for name, p in named.items() if counts[id(p)] > 1]
         frozen = [name for name, p in named.items() if counts[id(p)] and not p.requires_grad]
@@ -45,7 +44,7 @@ class Groups(Audit):
             yield from self.find("tied_weights_apart", 0, parameters=names)
 
     def on_step(self, training: Training, seen: Seen) -> Iterable[Finding]:
-        groups = _groups(training)
+        groups = training.groups
         self._moved |= {id(group) for group in groups if rate_of(group) > 0}
         if not self._judged and sum(training.made.values()) >= STALE:
             self._judged = True
@@ -58,8 +57,7 @@ class Groups(Audit):
 
     def _stale(self, training: Training, step: int) -> Iterable[Finding]:
         """Tensors of before the model was changed, and the model's own that are of their shapes."""
-        groups = _groups(training)
-        held = {id(p): p for group in groups for p in group["params"]}
+        held = {id(p): p for group in training.groups for p in group["params"]}
         known = set(map(id, training.parameters))
         stale = [p for key, p in held.items() if key not in known and p.grad is None]
         shapes = {tuple(p.shape) for p in stale}
@@ -94,7 +92,3 @@ def _equal(first: Tensor, second: Tensor) -> bool:
     row, other = first.detach()[0], second.detach()[0]
     alike = bool((row == other).all()) and bool((row != row[0]).any())
     return alike and bool((first.detach() == second.detach()).all())
-
-
-def _groups(training: Training) -> list[dict[str, Any]]:
-    return [group for optimizer in training.optimizers for group in optimizer.param_groups]

@@ -40,16 +40,13 @@ class Modes(Audit):
         self._layers: list[nn.Module] = []
         self._device = "cpu"
         self._passes: list[bool] = []  # with gradients: the model was in training mode
-        self._casts: list[bool] = []  # the layer's output is of half precision
-        self._asked = False  # autocast was on around the layer
+        #: Autocast was on around the layer, and its output is of half precision.
+        self._casts: list[tuple[bool, bool]] = []
         self._kept: list[Tensor | bool] = []  # gradients were there when a backward pass began
         self._at_work = ""  # layer that worked as in training in a pass without gradients
-        self._last_input, self._sampled = (
-            0,
-            False,
-        )  # the same input in passes that follow each other
+        self._last_input, self._sampled = 0, False  # one input in passes that follow each other
         self._seen_passes: list[bool] = []
-        self._seen_casts: list[bool] = []
+        self._seen_casts: list[tuple[bool, bool]] = []
         self._listens, self._trained = True, False
         self._last_loss: float | None = None
         self._in_a_row: Counter[str] = Counter()
@@ -100,10 +97,8 @@ class Modes(Audit):
 
     def _after_layer(self, module: nn.Module, _: Any, output: Any) -> None:
         if torch.is_grad_enabled() and module.training and len(self._casts) < _MOST:
-            enabled = torch.is_autocast_enabled(self._device)
             cast = isinstance(output, Tensor) and output.dtype != torch.float32
-            self._casts.append(cast)
-            self._asked |= enabled
+            self._casts.append((torch.is_autocast_enabled(self._device), cast))
 
     def measure(self, training: Training) -> Mapping[str, Tensor]:
         self._seen_passes, self._passes = self._passes, []
@@ -123,8 +118,9 @@ class Modes(Audit):
             yield from self.find("gradients_kept", seen.step, times=IN_A_ROW)
         scaling = training.scaler is not None and training.scaler.is_enabled()
         single = training.parameters[0].dtype == torch.float32
-        asked = (training.autocast or scaling or self._asked) and single and bool(self._seen_casts)
-        if self._is_usual("cast", asked and not any(self._seen_casts)):
+        asked = training.autocast or scaling or any(around for around, _ in self._seen_casts)
+        single &= bool(self._seen_casts) and not any(cast for _, cast in self._seen_casts)
+        if self._is_usual("cast", asked and single):
             who = "a GradScaler is used" if scaling else "it was asked for"
             yield from self.find("no_autocast", seen.step, asked=who)
         trains = (seen.rates >= 0).any() and (seen.trainable & (seen.rates >= 0)).any()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
+import torch
 
 from rmetric.audits.contract import Audit
 from rmetric.audits.finding import Finding, Severity
-from rmetric.audits.fingerprint import joined
+from rmetric.audits.fingerprint import halves, joined
 from rmetric.audits.training import Seen, Training
 
 #: Parts of the model whose fingerprints are exchanged, each of weights, gradients and moments.
@@ -23,17 +24,6 @@ SAME_WEIGHTS = 3
 #: Numbers of a message: step, part of the shards, two halves of the batch; then the fingerprints.
 HEAD = 4
 WIDTH = HEAD + 2 * PARTS * len(KINDS)
-
-
-class Channel(Protocol):
-    """Exchanges WIDTH numbers of each rank without waiting, as the monitor's exchange does."""
-
-    @property
-    def ranks(self) -> Sequence[int]: ...
-
-    def post(self, values: Sequence[float]) -> bool: ...
-
-    def take(self) -> np.ndarray | None: ...
 
 
 class Replicas(Audit):
@@ -50,7 +40,6 @@ class Replicas(Audit):
 
     def __init__(self) -> None:
         super().__init__()
-        self.channel: Channel | None = None
         self._parts: list[np.ndarray] = []
         self._key, self._parallel = 0, False
         self._ever_equal: Counter[str] = Counter()  # measured steps
@@ -67,11 +56,12 @@ class Replicas(Audit):
         yield from ()
 
     def on_step(self, training: Training, seen: Seen) -> Iterable[Finding]:
-        if self.channel is None or not self._parts:
+        channel = training.channel
+        if channel is None or not self._parts:
             return
-        gathered = self.channel.take()
+        gathered = channel.take()
         if gathered is not None:
-            yield from self._compared(training, gathered)
+            yield from self._compared(training, list(channel.ranks), gathered)
         if seen.full:
             batch = joined(seen.values["batches"])[:1] if "batches" in seen.values else [0]
             row = [float(seen.step), float(self._key), *_halves([int(batch[0])])]
@@ -79,11 +69,12 @@ class Replicas(Audit):
                 prints = getattr(seen, kind)
                 sums = [int(prints[part].sum()) for part in self._parts] if len(prints) else []
                 row += _halves(sums + [0] * (PARTS - len(sums)))
-            self.channel.post(row)
+            channel.post(row)
 
-    def _compared(self, training: Training, gathered: np.ndarray) -> Iterable[Finding]:
-        assert self.channel is not None
-        ranks, steps = list(self.channel.ranks), gathered[:, 0]
+    def _compared(
+        self, training: Training, ranks: list[int], gathered: np.ndarray
+    ) -> Iterable[Finding]:
+        steps = gathered[:, 0]
         if training.rank not in ranks or (steps != steps[0]).any():
             return
         alike = gathered[:, 1] == gathered[ranks.index(training.rank), 1]
@@ -115,10 +106,10 @@ class Replicas(Audit):
         if 2 * often <= len(ranks):
             odd = ranks  # no majority
         names = [training.names[n] for place in places for n in self._parts[place]]
-        if f"{kind}_apart" not in self._told:
-            severity: Severity = "error" if coupled else "hint"
-            step = training.step
-            yield from self.find(f"{kind}_apart", step, severity, parameters=names, ranks=odd)
+        severity: Severity = "error" if coupled else "hint"
+        name = f"{kind}_apart"
+        if not self._told.keys() & {(name, severity), (name, "error")}:  # all follow from the first
+            yield from self.find(name, training.step, severity, parameters=names, ranks=odd)
 
     def _batches(self, rows: np.ndarray, ranks: list[int]) -> Iterable[Finding]:
         numbers = [tuple(row[2:HEAD]) for row in rows]
@@ -130,8 +121,8 @@ class Replicas(Audit):
 
 
 def _halves(wholes: Sequence[int]) -> list[float]:
-    """64-bit numbers as two numbers each that a float holds exactly."""
-    return [float(w >> 32) for w in wholes] + [float(w & 0xFFFFFFFF) for w in wholes]
+    rows = halves(torch.tensor(wholes, dtype=torch.int64))
+    return [float(number) for number in rows.flatten()]
 
 
 def _shard(training: Training) -> int:

@@ -71,9 +71,9 @@ class Resume(Audit):
     def install(self, training: Training) -> Iterator[Callable[[], Any]]:
         yield training.model.register_forward_pre_hook(self._before_forward).remove
 
-    def listen(self) -> None:
-        """A state was loaded: the next forward pass shows the random states."""
-        self._listens = True
+    def restart(self) -> None:
+        self._listens, self._random = True, None  # the next forward pass shows the random states
+        self._told.clear()  # each resume by itself
 
     def _before_forward(self, *_: Any) -> None:
         if self._listens:
@@ -104,7 +104,6 @@ class Resume(Audit):
         kind = "not_restored" if lost else "restored"
         words = {"lost": "; ".join(map(str, lost)), "parts": ", ".join(row.part for row in rows)}
         severity: Severity = "error" if {row.part for row in lost} - _HARMLESS else "hint"
-        self._told.pop(kind, None)  # each resume by itself
         yield from self.find(kind, seen.step, severity, rows=list(map(asdict, rows)), **words)
 
 
@@ -126,8 +125,7 @@ def state_of(training: Training) -> dict[str, Any]:
             tensors += [
                 v for k, v in state.items() if isinstance(v, Tensor) and k != "step" and v.numel()
             ]
-    groups = [group for optimizer in training.optimizers for group in optimizer.param_groups]
-    rates = [rate_of(group) for group in groups]
+    rates = [rate_of(group) for group in training.groups]
     scaling = training.scaler is not None and training.scaler.is_enabled()
     sharded = any(hasattr(p, "device_mesh") for p in training.parameters)
     return {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -53,6 +53,17 @@ class Seen:
     values: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
+class Channel(Protocol):
+    """Exchanges numbers of each rank without waiting, as the monitor's exchange does."""
+
+    @property
+    def ranks(self) -> Sequence[int]: ...
+
+    def post(self, values: Sequence[float]) -> bool: ...
+
+    def take(self) -> np.ndarray | None: ...
+
+
 class Training:
     """Model, optimisers and schedulers of a training; nothing in here changes them.
 
@@ -72,6 +83,8 @@ class Training:
         epoch: as the trainer counts it; None where it is not known.
         loader: of the training batches; None where it is not known.
         rank, ranks: this process, and how many train together.
+        channel: to the other ranks; None for none.
+        half: which parameters are of half precision or less, shape (parameters,).
         replicated: a wrapper keeps the weights of several ranks equal.
     """
 
@@ -89,6 +102,8 @@ class Training:
         self.epoch: int | None = None
         self.loader: Any = None
         self.rank, self.ranks = 0, 1
+        self.channel: Channel | None = None
+        self.half = np.array([p.element_size() <= 2 for p in self.parameters], dtype=bool)
         self.replicated = isinstance(model, nn.parallel.DistributedDataParallel)
         self._sizes = np.array([p.numel() for p in self.parameters], dtype=np.int64)
         self._ids = frozenset(map(id, self.parameters))
@@ -115,6 +130,16 @@ class Training:
                 return model
             model = inner
 
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """The groups of all optimisers."""
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    @property
+    def trainable(self) -> np.ndarray:
+        """Which parameters ask for a gradient, shape (parameters,)."""
+        return np.array([p.requires_grad for p in self.parameters], dtype=bool)
+
     def host_facts(self) -> dict[str, np.ndarray]:
         """`trainable`, `rates` and `made` of `Seen`, as they are now."""
         rates: dict[int, float] = {}
@@ -128,7 +153,7 @@ class Training:
         whole = sum(self.made.values())
         keys = list(map(id, self.parameters))
         return {
-            "trainable": np.array([p.requires_grad for p in self.parameters], dtype=bool),
+            "trainable": self.trainable,
             "rates": np.array([rates.get(key, -1.0) for key in keys]),
             "made": np.array([made.get(key, whole) for key in keys], dtype=int),
         }
@@ -149,8 +174,7 @@ class Training:
 
     def share(self, which: np.ndarray) -> float:
         """Their share of all weights that are trained."""
-        trained = np.array([p.requires_grad for p in self.parameters], dtype=bool)
-        whole = int(self._sizes[trained].sum())
+        whole = int(self._sizes[self.trainable].sum())
         return float(self._sizes[which].sum()) / whole if whole else 0.0
 
 

@@ -74,8 +74,7 @@ class Updates(Audit):
 
     def _unmoved(self, training: Training, seen: Seen, held: np.ndarray) -> Iterable[Finding]:
         """Parameters that have gradients and stay as they are, and frozen ones that do not."""
-        single = np.array([p.element_size() > 2 for p in training.parameters], dtype=bool)
-        stopped = single & (self._changed >= UNCHANGED) & (self._unchanged >= STOPPED)
+        stopped = ~training.half & (self._changed >= UNCHANGED) & (self._unchanged >= STOPPED)
         still = (self._unchanged >= UNCHANGED) | stopped
         below = _below_rounding(training, seen)
         # At the end of a schedule updates become that small on purpose.
@@ -83,43 +82,40 @@ class Updates(Audit):
         outside = still & ~held
         # Who trains the last layers alone often leaves the first ones out of the optimizer.
         first = outside.any() and np.flatnonzero(outside).max() < np.flatnonzero(held).min()
-        severities: dict[str, tuple[np.ndarray, Severity]] = {
-            "not_in_optimizer": (outside, "hint" if first else "error"),
-            "rounded_away": (rounded, _severity(training, rounded)),
-            "not_updated": (still & held & ~below, "error"),
-            "frozen_changes": (self._thawed >= THAWED, "error"),
-        }
-        for kind, (which, severity) in severities.items():
-            yield from self._about(training, seen.step, kind, which, severity)
+        step = seen.step
+        outsiders: Severity = "hint" if first else "error"
+        yield from self._about(training, step, "not_in_optimizer", outside, outsiders)
+        yield from self._about(training, step, "rounded_away", rounded)
+        yield from self._about(training, step, "not_updated", still & held & ~below, "error")
+        yield from self._about(training, step, "frozen_changes", self._thawed >= THAWED, "error")
 
     def _silent(self, training: Training, seen: Seen, held: np.ndarray) -> Iterable[Finding]:
         """Parameters of the optimiser without a gradient."""
-        for kind, count, most in (
-            ("no_gradient", self._without, WITHOUT), ("zero_gradient", self._zero, ZERO),
-        ):  # fmt: skip
-            which = held & (count >= most)
-            yield from self._about(training, seen.step, kind, which, _severity(training, which))
+        without, zero = held & (self._without >= WITHOUT), held & (self._zero >= ZERO)
+        yield from self._about(training, seen.step, "no_gradient", without)
+        yield from self._about(training, seen.step, "zero_gradient", zero)
 
     def _about(
-        self, training: Training, step: int, kind: str, which: np.ndarray, severity: Severity
+        self,
+        training: Training,
+        step: int,
+        kind: str,
+        which: np.ndarray,
+        severity: Severity | None = None,
     ) -> Iterable[Finding]:
-        if which.any():
-            names, share = training.named(which), _percent(training.share(which))
-            yield from self.find(kind, step, severity, parameters=names, share=share)
-
-
-def _percent(share: float) -> str:
-    return f"{share:.0%}" if share >= 0.01 else "less than 1%"
-
-
-def _severity(training: Training, which: np.ndarray) -> Severity:
-    return "error" if training.share(which) >= MOST else "hint"
+        """A finding on these parameters; its severity is by their share where none is given."""
+        if not which.any():
+            return
+        share = training.share(which)
+        severity = severity or ("error" if share >= MOST else "hint")
+        percent = f"{share:.0%}" if share >= 0.01 else "less than 1%"
+        names = training.named(which)
+        yield from self.find(kind, step, severity, parameters=names, share=percent)
 
 
 def _below_rounding(training: Training, seen: Seen) -> np.ndarray:
     """Parameters in half precision, and those whose rate times gradient is tiny."""
-    half = np.array([p.element_size() <= 2 for p in training.parameters], dtype=bool)
     adaptive = any("exp_avg" in state for o in training.optimizers for state in o.state.values())
     update = seen.rates if adaptive else seen.rates * np.maximum(seen.peaks, 0.0)
-    below: np.ndarray = half | (update < BELOW_ROUNDING)
+    below: np.ndarray = training.half | (update < BELOW_ROUNDING)
     return below

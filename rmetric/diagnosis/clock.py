@@ -28,7 +28,8 @@ from rmetric.diagnosis.reading.timestamps import NO_YEAR, without_year
 SAME_MOMENT = 2.0
 #: Seconds between neighbours in one file that state none.
 NEXT = 1e-6
-#: Of more streams or entries, those that are the last are compared with each other.
+#: Of more streams or entries, those that are the last are compared with each other; of planned
+#: ends the first and the last.
 MOST_COMPARED = 64
 #: Largest distance of a completed date from the job's other times, in seconds.
 NEAR = 2 * 86400.0

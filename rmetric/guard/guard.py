@@ -487,5 +487,5 @@ class _Agreed(NamedTuple):
 def resume_of_environment() -> str:
     """Value of RMETRIC_RESUME. Raises ValueError if it is not one of `RESUMES`."""
     value = os.environ.get(RESUME_VARIABLE) or RESUMES[0]
-    require(RESUME_VARIABLE, repr(value), value in RESUMES, f"of {', '.join(RESUMES)}")
+    require(RESUME_VARIABLE, value, value in RESUMES, f"of {', '.join(RESUMES)}")
     return value

@@ -62,11 +62,10 @@ def failure_rate(failures: int, hours: float, *, level: float = 0.95) -> Failure
     >>> f"{rate.per_hour:.2f} ({rate.low:.3f} to {rate.high:.3f}) an hour"
     '0.04 (0.011 to 0.102) an hour'
     """
-    if type(failures) is not int or failures < 0:
-        raise ValueError(f"failures is {failures!r}: it must be an int of at least 0")
+    whole = type(failures) is int and failures >= 0
+    require("failures", failures, whole, "an int of at least 0")
     require("hours", hours, 0 < hours < inf, "above 0")
-    if not 0 < level < 1:
-        raise ValueError(f"level is {level}: it must be between 0 and 1")
+    require("level", level, 0 < level < 1, "between 0 and 1")
     gamma = needed("scipy.stats").gamma
 
     tail = (1 - level) / 2

@@ -70,7 +70,7 @@ class Layout:
             value = getattr(self, field.name)
             optional = field.name == "samples" and value is None
             whole = optional or (type(value) is int and value >= 1)
-            require(field.name, repr(value), whole, "an int of at least 1")
+            require(field.name, value, whole, "an int of at least 1")
         shared = self.data % self.replicas == 0
         require("replicas", self.replicas, shared, f"a divisor of data, {self.data}")
         if self.samples is not None:

@@ -18,13 +18,13 @@ HOUR = 3600.0
 
 def check_source(source: str) -> None:
     """Raise ValueError if the source is not one of `SOURCES`."""
-    require("source", repr(source), source in SOURCES, f"of {', '.join(SOURCES)}")
+    require("source", source, source in SOURCES, f"of {', '.join(SOURCES)}")
 
 
 def check_since(since: int | None) -> None:
     """Raise ValueError if the onset of an alarm is neither None nor a step from 0."""
     is_step = since is None or (type(since) is int and since >= 0)
-    require("since", repr(since), is_step, "a step, an int from 0, or None")
+    require("since", since, is_step, "a step, an int from 0, or None")
 
 
 class Vote(IntEnum):

@@ -271,7 +271,7 @@ class RunFolder:
             ValueError: unknown phase.
             OSError: the folder cannot be written.
         """
-        require("phase", repr(phase), phase in PHASES, f"of {', '.join(PHASES)}")
+        require("phase", phase, phase in PHASES, f"of {', '.join(PHASES)}")
         if phase == "starting":
             self._resumed = step
         beat = Heartbeat(

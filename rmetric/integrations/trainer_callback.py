@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from rmetric.audits import make_audits
 from rmetric.monitor.actions.action import Action, as_actions
 from rmetric.monitor.alerts import Alert
 from rmetric.monitor.config import MonitorConfig
@@ -66,7 +67,7 @@ class MonitorCallback:
             actions=as_actions(actions),
             probe=probe,
             run_id=run_id or (Path(log).stem if log else "run"),
-            audits=audits if isinstance(audits, bool) else tuple(audits),
+            audits=[audit.name for audit in make_audits(audits)],
         )
         self._hardware, self._about = hardware, dict(about or {})
         self._validation_loss = validation_loss or self._usual_validation_loss

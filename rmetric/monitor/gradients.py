@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from rmetric.audits.fingerprint import local as local
 
 LAYER = re.compile(r"^(.*?\.\d+)(?:\.|$)")
 
@@ -28,11 +29,6 @@ def plain(gradient: Tensor) -> Tensor:
     if gradient.is_sparse:
         gradient = gradient.coalesce().values()
     return torch.view_as_real(gradient) if gradient.is_complex() else gradient
-
-
-def local(tensor: Any) -> Any:
-    """This rank's part of a sharded tensor (DTensor); anything else as it is."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def is_sharded(parameters: Iterable[nn.Parameter]) -> bool:

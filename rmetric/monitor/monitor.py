@@ -216,7 +216,7 @@ class Monitor:
         self._leave_next_out = self._unknown_norm_reported = False
         self._timer = StepTimer(model, several_ranks=is_distributed())
         self._rank_sync: RankSync | None = None
-        self._audit_channel: Exchange | None = None
+        self._exchanges: list[Exchange] = []
         self._whole_norm: WholeNorm | None = None
         self._depth, self._closed, self._ended = 0, False, False
         self._pending: Pending | None = None
@@ -236,18 +236,11 @@ class Monitor:
             waits_for_norm = self._recorder.sharded and any(
                 a.needs_verdict_now and a.on_all_ranks for a in self._delivery.actions
             )
-            exchange = Exchange(
-                WIDTH,
-                self.run_id,
-                group=getattr(self.model, "process_group", None),  # of DistributedDataParallel
-                join_seconds=self.config.join_seconds,
-                patience=self.config.patience,
-            )
             if waits_for_norm:
                 self._whole_norm = WholeNorm(self.run_id, self.config.join_seconds)
             self._rank_sync = RankSync(
                 self.config,
-                exchange,
+                self._new_exchange(WIDTH, self.run_id),
                 scaled=is_scaling(self.scaler),
                 waits_for_norm=waits_for_norm,
             )
@@ -266,15 +259,23 @@ class Monitor:
     def _start_audits(self, ranks: Sequence[int]) -> None:
         if not self._auditor:
             return
-        channel: Exchange | None = None
         if ranks:
             self.training.rank, self.training.ranks = self.rank, len(ranks)
-            group = getattr(self.model, "process_group", None)
-            name, patience = f"{self.run_id}-audits", self.config.patience
-            channel = Exchange(AUDIT_WIDTH, name, group=group, patience=patience)
+            channel = self._new_exchange(AUDIT_WIDTH, f"{self.run_id}-audits")
+            self.training.channel = channel
             self._recorder.removers.append(channel.close)
-        self._audit_channel = channel
-        self._recorder.removers += self._auditor.install(channel)
+        self._recorder.removers += self._auditor.install()
+
+    def _new_exchange(self, width: int, name: str) -> Exchange:
+        exchange = Exchange(
+            width,
+            name,
+            group=getattr(self.model, "process_group", None),  # of DistributedDataParallel
+            join_seconds=self.config.join_seconds,
+            patience=self.config.patience,
+        )
+        self._exchanges.append(exchange)
+        return exchange
 
     def _found(self, finding: Finding) -> None:
         """Report a finding of an audit: to the log, and an error as a warning."""
@@ -314,7 +315,7 @@ class Monitor:
         self.step += 1
         pending = self._recorder.measure(self.step, loss, gradient_norm)
         if self._auditor:
-            self.training.scaler = self.scaler or self._steps.scaler
+            self.training.scaler = self.scaler
             self.training.schedulers = self.schedulers
             pending.audits = self._auditor.measure(self.step)
         self._pending = pending
@@ -466,9 +467,8 @@ class Monitor:
 
         The call is optional: the ranks otherwise connect during the first steps.
         """
-        exchanges = [self._rank_sync.exchange] if self._rank_sync is not None else []
-        exchanges += [self._audit_channel] if self._audit_channel is not None else []
-        return all(exchange.wait_joined(seconds) for exchange in exchanges)
+        until = time.monotonic() + seconds
+        return all(e.wait_joined(max(0.0, until - time.monotonic())) for e in self._exchanges)
 
     @fail_safe(otherwise=dict)
     def state_dict(self, *, audited: bool = True) -> dict[str, Any]:
@@ -481,7 +481,7 @@ class Monitor:
         self._receive_ranks()
         pending, last = self._pending, None
         if pending is not None and pending.record.step <= self.weights_step:
-            pending.read()
+            self._read(pending)
             self._judge_rules(pending)
             last = record_to_json(pending.record)
         # A run that resumes from the checkpoint expects the lines before it in the log.
@@ -646,8 +646,7 @@ class Monitor:
         pending = self._pending
         if pending is None:
             return
-        pending.read()  # one transfer, which includes loss and norm for the rules
-        self._auditor.received(pending.audited, pending.record.training_loss)
+        self._read(pending)
         if self.config.step_times:
             add_times(pending, times)
         self._judge_rules(pending)
@@ -659,6 +658,11 @@ class Monitor:
         else:
             self._step_time_judge.judge(pending)
             self._finish(pending.record)
+
+    def _read(self, pending: Pending) -> None:
+        """One transfer: loss and norm for the rules, and what the audits measured, too."""
+        record = pending.read()
+        self._auditor.received(pending.audited, record.training_loss)
 
     def _receive_ranks(self) -> None:
         """Take the ranks' messages on the step before, if they have arrived; finish its record."""

@@ -51,8 +51,8 @@ _STEPS_ALONE = 3  # without a boundary, until it is reported
 class Rescue(Action):
     """Gets a training out of an alarm: leaves steps out, goes back, or holds it.
 
-    `Judgement` decides, by `RescuePolicy`; this action carries the decisions out, and nothing else
-    of the rescue calls the monitor. In a loop of your own let `steps` hand out the batches::
+    `Judgement` decides, by `RescuePolicy`; this action carries the decisions out. In a loop of your
+    own let `steps` hand out the batches::
 
         rescue = Rescue(scheduler=scheduler)
         monitor = Monitor(model, optimizer, actions=[rescue], log="run.jsonl")
@@ -135,11 +135,11 @@ class Rescue(Action):
         self._data: DataPosition = NoData()
         self._on = False
         self._monitor_ref: weakref.ref[Monitor] | None = None
-        self._begin()
+        self._begin(NoUpdate())
 
-    def _begin(self) -> None:
+    def _begin(self, no_update: NoUpdate) -> None:
         """Forget all trainings before."""
-        self._judgement = Judgement(self.config, NoUpdate())
+        self._judgement = Judgement(self.config, no_update)
         self.decisions: list[dict[str, Any]] = []
         self.problem = ""
         self.held: dict[str, Any] | None = None
@@ -230,9 +230,8 @@ class Rescue(Action):
     # -- what the monitor calls
 
     def start(self, monitor: Monitor) -> None:
-        self._begin()
+        self._begin(monitor.updates.no_update)
         self._monitor_ref = weakref.ref(monitor)
-        self._judgement = Judgement(self.config, monitor.updates.no_update)
         if is_distributed():
             if not monitor.config.exchange:
                 raise ValueError("several ranks need MonitorConfig(exchange=True)")

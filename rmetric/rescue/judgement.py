@@ -40,7 +40,7 @@ class Judgement:
     """
 
     def __init__(self, config: RescueConfig, no_update: NoUpdate) -> None:
-        self.config, self._no_update = config, no_update
+        self._no_update = no_update
         self.policy, self.level = RescuePolicy(config), LossLevel()
         self.due: tuple[Decision, int] | None = None
         self.own: Evidence | None = None

@@ -41,7 +41,7 @@ class PlannedSettings:
             if rates is not None:
                 planned["lr"] = rates[place]
             for key, value in planned.items():
-                assign(group, key, copy.deepcopy(value))
+                assign(group, key, value)
 
     def state_dict(self) -> list[dict[str, Any]]:
         """The planned settings that are numbers, as plain values."""
@@ -72,7 +72,7 @@ def assign(settings: dict[str, Any], key: str, value: Any) -> None:
     if isinstance(settings.get(key), Tensor):
         settings[key].fill_(value)
     else:
-        settings[key] = value
+        settings[key] = copy.deepcopy(value)
 
 
 def plain_value(value: Any) -> Any:

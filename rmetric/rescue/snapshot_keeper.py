@@ -32,8 +32,8 @@ class SnapshotKeeper:
         pace: SnapshotPace | None,
         most_of_ranks: Callable[[int], int],
     ) -> None:
-        self._config, self._where, self._pace = config, where, pace
-        self._most_of_ranks = most_of_ranks
+        self._where, self._pace = where, pace
+        self._most_of_ranks, self._most = most_of_ranks, snapshots_kept(config)
         self._snapshots: Snapshots | None = None
         self._ended = 0.0  # time of the end of the last boundary
         self._refused, self._announced = False, 0
@@ -67,7 +67,7 @@ class SnapshotKeeper:
             return
         self._refused = False
         if self._snapshots is None:
-            self._snapshots = Snapshots(parts, self._where, snapshots_kept(self._config))
+            self._snapshots = Snapshots(parts, self._where, self._most)
         self._snapshots.parts = parts
         policy.snapshot_taken(step)
         self._snapshots.keep_only(policy.state.snapshots)
@@ -128,7 +128,7 @@ class SnapshotKeeper:
         if snapshot.size <= self._announced or self._snapshots is None:
             return
         first, self._announced = not self._announced, snapshot.size
-        parts, number = self._snapshots.parts, snapshots_kept(self._config)
+        parts, number = self._snapshots.parts, self._most
         grows = first and not snapshot.optimizer_keys and parts.optimizer is not None
         logger.info(
             "rmetric: rescue takes a snapshot of %s every %d steps (%s), at most %d at a time, "

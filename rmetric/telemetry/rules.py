@@ -33,7 +33,7 @@ class GpuRule:
         return LEVELS.index(self.level), ACTIONS.index(self.action)
 
 
-#: By kind; those of Xids follow from `xid.CATALOGUE`.
+#: By kind; those of Xids follow from `xid.catalogue`.
 RULES = {
     rule.kind: rule
     for rule in (

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 #: What an Xid is about. `application`: the program that runs on the GPU.
 CLASSES = ("application", "engine", "memory", "link", "bus", "firmware", "notice")
@@ -34,22 +33,24 @@ class Xid:
     action: str
 
 
+@cache
 def read_table() -> list[dict[str, Any]]:
-    """Entries of `TABLE`, as they stand there."""
+    """Entries of `TABLE`, as they stand there; read once, and not to be changed."""
+    import yaml  # a training that has a guard starts without it
+
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     entries: list[dict[str, Any]] = yaml.load(TABLE.read_text("utf-8"), Loader=loader)["xids"]
     return entries
 
 
-#: Number -> entry, of those that telemetry judges.
-CATALOGUE = {
-    entry["number"]: Xid(**{field.name: entry[field.name] for field in fields(Xid)})
-    for entry in read_table()
-    if "level" in entry
-}
-
-#: Faults of the program that runs on the GPU, and the tear-down after one.
-APPLICATION_XIDS = frozenset(n for n, xid in CATALOGUE.items() if xid.about == "application")
+@cache
+def catalogue() -> dict[int, Xid]:
+    """Number -> entry, of those that telemetry judges."""
+    return {
+        entry["number"]: Xid(**{field.name: entry[field.name] for field in fields(Xid)})
+        for entry in read_table()
+        if "level" in entry
+    }
 
 
 def xid_entry(number: int) -> Xid:
@@ -59,7 +60,7 @@ def xid_entry(number: int) -> Xid:
     ('reboot', 'watch')
     """
     unknown = Xid(number, "not in the catalogue", "notice", "healthy", "watch")
-    return CATALOGUE.get(number, unknown)
+    return catalogue().get(number, unknown)
 
 
 def xid_kind(xid: int) -> str:
@@ -76,7 +77,7 @@ def xid_kind(xid: int) -> str:
     Weakness: a broken GPU can raise 13 or 31 too; on several workers at once the
     program is the likelier cause, on one worker again and again the GPU is.
     """
-    return f"application_xid_{xid}" if xid in APPLICATION_XIDS else f"xid_{xid}"
+    return f"application_xid_{xid}" if xid_entry(xid).about == "application" else f"xid_{xid}"
 
 
 def xid_of_kind(kind: str) -> int | None:

@@ -152,7 +152,8 @@ def print_plan(
 
     Args:
         settings, sources: as asked for, and where model and dataset are.
-        device, method: as for `run_case_study`.
+        device: to train on.
+        method: full, lora, qlora or auto.
         faults, control: the runs.
         checkpoint_every: steps between two states; 0 for none.
         search: find out what is not on this machine.

@@ -17,6 +17,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from rmetric.evaluation import Trace
 from rmetric.replay.scored_run import ScoredRun
+from rmetric.reporting.page.downsample import spans
 from rmetric.reporting.style import (
     COLUMN_WIDTH,
     FAILURE_LINE,
@@ -146,9 +147,9 @@ def _plot_score(
 ) -> None:  # fmt: skip
     """A detector's score, of (step, score, alarm); an alarm is shaded until the next record."""
     steps, values, alarms = zip(*points, strict=True)
-    edges, at = np.flatnonzero(np.diff([0, *alarms, 0])), [*steps, steps[-1]]
-    spans = [(at[a], at[b] - at[a]) for a, b in zip(edges[::2], edges[1::2], strict=True)]
-    axes.broken_barh(spans, (-0.06, top + 0.06), color=MEANING["alert"], alpha=SHADE, linewidth=0)
+    pairs = spans(np.array(alarms, dtype=bool)).tolist()
+    bars = [(steps[a], steps[b] - steps[a]) for a, b in pairs]
+    axes.broken_barh(bars, (-0.06, top + 0.06), color=MEANING["alert"], alpha=SHADE, linewidth=0)
     axes.step(steps, values, where="post", color=MEANING["score"], linewidth=0.6)
     axes.axhline(threshold, color=MEANING["alert"], linestyle="--", linewidth=0.8)
     first = [step for step, _, alarm in points if alarm][:1]

@@ -3,7 +3,8 @@
     python -m studies.silent_errors --set sealed --out studies/silent_errors/results
     python -m studies.silent_errors --set sealed --out FOLDER --report       the table alone
 
-Writes what was found in each training (SET.jsonl) and the table (SET.csv), and prints the shares.
+Writes what was found in each training (SET.jsonl) and the table (SET.csv); counts all tables of the
+folder in summary.csv, and prints it. Exit code 1: a training ended otherwise than it should.
 Each training has processes of its own. An error is named if an audit gives one of the findings that
 labels.yaml accepts for it; any finding of severity error in a control or a sound training is false.
 """
@@ -61,7 +62,7 @@ def row(entry: dict[str, Any], accepted: list[str]) -> dict[str, Any]:
         "severity": best.get("severity", ""),
         "step": best.get("step", ""),
         "other errors": _errors(one for one in found if one["kind"] not in accepted),
-        "errors of the control": _errors(entry["control"]) or entry.get("problem", ""),
+        "errors of the control": _errors(entry["control"]),
     }
 
 
@@ -97,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
             writer.writeheader()
             writer.writerows(made)
         print(write_summary(options.out), end="")
-    return 0
+    return int(any("problem" in entry for entry in seen))
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ SECONDS = 240.0
 
 
 def findings(module: str, name: str, error: bool, ranks: int) -> list[dict[str, Any]]:
-    """Findings of all ranks of one training, each kind once, as entries.
+    """Findings of all ranks of one training, each kind once of each severity, as entries.
 
     Raises:
         RuntimeError: a rank raised or did not end in time.
@@ -40,7 +40,7 @@ def findings(module: str, name: str, error: bool, ranks: int) -> list[dict[str, 
         raise RuntimeError(f"{name} did not end within {SECONDS:g} s") from None
     finally:
         for worker in workers:
-            worker.kill() if worker.is_alive() and not found else worker.join(5.0)
+            worker.join(5.0)
             worker.kill()
     return sorted(found.values(), key=lambda entry: int(entry["step"]))
 

@@ -95,7 +95,7 @@ class ShapeReader:
 
 def shape_reader(prefixes: PrefixParser, analyser: LineAnalyser) -> ShapeReader:
     """The reader for files with these prefixes; those that are alike share it."""
-    reader: ShapeReader = analyser.readers.setdefault(
-        prefixes.forms, ShapeReader(prefixes, analyser)
-    )
+    if prefixes.forms not in analyser.readers:
+        analyser.readers[prefixes.forms] = ShapeReader(prefixes, analyser)
+    reader: ShapeReader = analyser.readers[prefixes.forms]
     return reader

@@ -57,7 +57,7 @@ ENGINES = {
 
 def engine_named(name: str) -> Engine:
     """Engine by name. Raises ValueError for an unknown name."""
-    require("engine", repr(name), name in ENGINES, f"of {', '.join(ENGINES)}")
+    require("engine", name, name in ENGINES, f"of {', '.join(ENGINES)}")
     return ENGINES[name]
 
 

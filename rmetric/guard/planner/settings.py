@@ -43,7 +43,7 @@ class BatchSpec:
 
     def __post_init__(self) -> None:
         whole = type(self.samples) is int and self.samples >= 1
-        require("the batch", repr(self.samples), whole, "a whole number of at least 1")
+        require("the batch", self.samples, whole, "a whole number of at least 1")
         require("micro_batches", self.micro_batches, _are_sizes(self.micro_batches), _SIZES)
         change = self.largest_change
         require("largest_change", change, 0 <= change < 1, "from 0 to below 1")

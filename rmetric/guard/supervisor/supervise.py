@@ -105,7 +105,6 @@ class Supervisor:
         timeouts: limits without a sign of life.
         intervals: polling, progress and grace intervals.
         watching: telemetry sources and log to watch.
-        seed: seed of the jitter.
         again: run a folder that has finished.
         spare: start a spare launcher while the training runs, for the next launch. For torchrun
             on this machine alone.
@@ -128,7 +127,6 @@ class Supervisor:
         timeouts: Timeouts | None = None,
         intervals: Intervals | None = None,
         watching: WatchOptions | None = None,
-        seed: int = 0,
         again: bool = False,
         spare: bool = False,
         preload: Sequence[str] = (),
@@ -142,7 +140,7 @@ class Supervisor:
         self.timeouts = timeouts or Timeouts()
         self.intervals = intervals or Intervals()
         self.watching = watching or WatchOptions()
-        self.seed, self.again = seed, again
+        self.again = again
         self._print_line = print_line or _print_to_stderr
         # Calls for the loop, from other threads and from signal handlers.
         self._queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -171,7 +169,7 @@ class Supervisor:
         state = journal_state(self.journal.lines)
         self.core = Core(
             self.restart_policy, self.pool, self.plan,
-            rng=np.random.default_rng([self.seed, state.launches]), state=state, again=self.again,
+            rng=np.random.default_rng([0, state.launches]), state=state, again=self.again,
         )  # fmt: skip
         left = self.folder.request()
         self._last_request = left.number if left else 0  # earlier requests are ignored

@@ -30,7 +30,7 @@ from rmetric._util.workers import delayed
 from rmetric.evaluation.intervals import wilson
 from rmetric.logs import write_atomically
 from studies.common.provenance import commit
-from studies.common.table import Cell, Column, Table, columns
+from studies.common.table import Cell, Table, columns
 from studies.fault_lab.rescue.fine_tuning_run import draw, row
 from studies.fault_lab.rescue.report import PAGE, fill_tables, pack, unpack
 from studies.fault_lab.tables import write_tables
@@ -149,14 +149,10 @@ def summary(rows: dict[str, list[dict[str, Any]]]) -> Table:
         name="fine_tuning",
         number=16,
         title=f"Rescue on {len(rows['rescue'])} sealed fine-tunings of 60 to 200 steps",
-        columns=(
-            *columns("Policy"),
-            *(Column(label=label) for label in ("Failing runs", "Averted", "Held", "Lost")),
-            *columns(
-                "Averted, share | Averted or held, share | Worse than nothing, most (nat):3 | "
-                "Worse by more than 0.02 | Held, of the runs that do not fail | "
-                "Undisturbed runs changed"
-            ),
+        columns=columns(
+            "Policy | Failing runs | Averted | Held | Lost | Averted, share | "
+            "Averted or held, share | Worse than nothing, most (nat):3 | Worse by more than 0.02 | "
+            "Held, of the runs that do not fail | Undisturbed runs changed"
         ),
         rows=cells,
         notes=[
@@ -195,8 +191,7 @@ def by_fault(rows: dict[str, list[dict[str, Any]]]) -> Table:
         name="fine_tuning_by_fault",
         number=17,
         title="The failing fine-tunings, by fault",
-        columns=(*columns("Fault | It | Failing runs"),
-*(Column(label=kind.capitalize()) for kind in kinds),),
+        columns=columns("Fault | It | Failing runs", *map(str.capitalize, kinds)),
         rows=cells,
         notes=["The faults are those of `fine_tuning_run.Disturbed`."],
         grouped=True,
