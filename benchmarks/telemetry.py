@@ -89,7 +89,7 @@ def microseconds(action: Any) -> float:
 
 def beside_the_stand_in(seconds: float) -> list[dict[str, Any]]:
     """One process for each number of GPUs, one after the other, with the replacement library."""
-    from tests.fake_nvml import build, environment_of
+    from tests.telemetry.fake_nvml import build, environment_of
 
     found = []
     with tempfile.TemporaryDirectory() as name:
@@ -123,7 +123,7 @@ def main() -> int:
         return 0
     measured = beside_the_stand_in(options.seconds)
     report = {
-        "library": "stand-in (tests/fake_nvml.c)",
+        "library": "stand-in (tests/telemetry/fake_nvml.c)",
         "interval_seconds": INTERVAL,
         "goal_percent_of_a_core": GOAL_PERCENT,
         "watched_seconds": options.seconds,

@@ -53,7 +53,7 @@ class Sources(NamedTuple):
 
 PAPER_WEIGHTS = Components(failure_rate=0.10, gradient_variance=0.45, loss_drift=0.70)
 #: Percent of the healthy public runs in which it alarms as published: of the benchmark's results,
-#: with which tests/test_run_verdict.py compares it.
+#: with which tests/evaluation/test_run_verdict.py compares it.
 HEALTHY_ALARMED = 62
 
 SYMBOLS_AND_UNITS = (("λ", "events an hour"), ("σ²", "squared norm units"), ("ΔL", "nats"))

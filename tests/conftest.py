@@ -28,39 +28,19 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
-#: Files whose tests are about a study: `tasks.py test --all` and CI run them, the default does not.
-OF_STUDIES = (
-    "test_benchmark_",
-    "test_case_study_",
-    "test_detectors_peers",
-    "test_diagnosis_evaluation",
-    "test_diagnosis_injected",
-    "test_figures",
-    "test_fleet_",
-    "test_lab_faults",
-    "test_lab_report",
-    "test_lab_rescue",
-    "test_lab_script",
-    "test_lab_second",
-    "test_lab_training",
-    "test_reference_training",
-    "test_rescue_demo",
-    "test_slim_tables",
-    "test_study",
-    "test_tables",
-    "test_training_failures_cost",
-)
+#: Tests about a study: `tasks.py test --all` and CI run them, the default does not.
+OF_STUDIES = (ROOT / "studies", ROOT / "tests" / "studies")
 
 
 def of_study(path: Path) -> bool:
-    return path.name.startswith(OF_STUDIES) or (ROOT / "studies") in path.parents
+    return any(folder in path.parents for folder in OF_STUDIES)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Import no file for its doctests that has none, or whose tests are all left out."""
     if collection_path.suffix != ".py":
         return None
-    of_tests = collection_path.parent == ROOT / "tests"
+    of_tests = ROOT / "tests" in collection_path.parents
     if of_tests and not collection_path.name.startswith(("test_", "conftest", "__init__")):
         return True
     left_out = "not studies" in config.option.markexpr and of_study(collection_path)

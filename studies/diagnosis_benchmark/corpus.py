@@ -1,4 +1,4 @@
-"""Reader of the jobs in tests/diagnosis_corpus, whose README describes them, and of tables."""
+"""Reader of the jobs in tests/diagnosis/corpus, whose README describes them, and of tables."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml
 
-FOLDER = Path(__file__).parents[2] / "tests" / "diagnosis_corpus"
+FOLDER = Path(__file__).parents[2] / "tests" / "diagnosis" / "corpus"
 #: What lines, entries and names of files state.
-TABLES = yaml.safe_load(FOLDER.with_name("diagnosis_lines.yaml").read_text("utf-8"))
+TABLES = yaml.safe_load(FOLDER.with_name("lines.yaml").read_text("utf-8"))
 LOOP = "%%"
 #: A first value, its steps by the counters of loops, and where it begins again: <00+2n%60>.
 VARIED = re.compile(

@@ -1,0 +1,470 @@
+"""Audits: each silent error is found and named, a sound training is called none."""
+
+import copy
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.nn.functional as F  # noqa: E402
+from hypothesis import given  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from torch import nn  # noqa: E402
+
+from rmetric.audits import AUDITS, KINDS, Audit, make_audits  # noqa: E402
+from rmetric.audits.fingerprint import fingerprint, halves, joined, ordered  # noqa: E402
+from rmetric.monitor import Monitor  # noqa: E402
+
+WORDS, WIDTH, STEPS = 61, 16, 26
+
+
+class Model(nn.Module):
+    """A few residual layers with dropout between an embedding and a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, WIDTH)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.dropout = nn.Dropout(0.1)
+        self.head = nn.Linear(WIDTH, WORDS)
+        self.detached = False
+
+    def forward(self, tokens):
+        hidden = self.embedding(tokens)
+        for layer in self.layers:
+            hidden = hidden + self.dropout(torch.tanh(layer(hidden)))
+        return self.head(hidden.detach() if self.detached else hidden)
+
+
+def batches(number, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(0, WORDS, (4, 12), generator=generator) for _ in range(number)]
+
+
+class Loop:
+    """A plain loop, of which each bug below changes one part."""
+
+    def __init__(self, **monitored):
+        torch.manual_seed(0)
+        self.model = Model()
+        self.optimizer = self.make_optimizer()
+        self.prepare()
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda step: min(1.0, (step + 1) / 4)
+        )
+        self.monitor = Monitor(self.model, self.optimizer, audits=True, **monitored)
+        self.monitor.schedulers = [self.scheduler]
+        self.batches, self.losses = batches(200), []
+
+    def make_optimizer(self):
+        return torch.optim.AdamW(self.model.parameters(), lr=3e-3)
+
+    def prepare(self):
+        """Between the making of the optimiser and that of the monitor."""
+
+    def batch(self, step):
+        return self.batches[step]
+
+    def labels(self, tokens):
+        return tokens
+
+    def loss(self, tokens):
+        logits = self.model(tokens[:, :-1])
+        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+    def update(self, step):
+        self.optimizer.step()
+        self.scheduler.step()
+        self.optimizer.zero_grad()
+
+    def evaluate(self, tokens):
+        self.model.eval()
+        with torch.no_grad():
+            self.monitor.evaluated(self.loss(tokens))
+        self.model.train()
+
+    def run(self, steps=STEPS, begin=0):
+        for step in range(begin, begin + steps):
+            tokens = self.batch(step)
+            self.monitor.batch_ready({"input_ids": tokens, "labels": self.labels(tokens)})
+            loss = self.loss(tokens)
+            loss.backward()
+            self.losses.append(loss.item())
+            self.monitor.check_before_step(loss)
+            self.update(step)
+            if step % 10 == 9:
+                self.evaluate(tokens)
+        self.monitor.close()
+        assert self.monitor.usable, self.monitor.problem
+        return {(found.kind, found.severity) for found in self.monitor.findings}
+
+
+class StaleOptimizer(Loop):
+    finds = "stale_optimizer"
+
+    def prepare(self):
+        self.model = copy.deepcopy(self.model)
+
+
+class NewHead(Loop):
+    finds = "not_in_optimizer"
+
+    def prepare(self):
+        self.model.head = nn.Linear(WIDTH, WORDS, bias=False)
+
+
+class Detached(Loop):
+    finds = "no_gradient"
+
+    def prepare(self):
+        self.model.detached = True
+
+
+class UnwrittenStep(Loop):
+    finds = "not_updated"
+
+    def update(self, step):
+        kept = [p.detach().clone() for p in self.model.layers.parameters()]
+        super().update(step)
+        with torch.no_grad():
+            for parameter, before in zip(self.model.layers.parameters(), kept, strict=True):
+                parameter.copy_(before)
+
+
+class HalfPrecision(Loop):
+    finds = "rounded_away"
+
+    def make_optimizer(self):
+        self.model.bfloat16()
+        return torch.optim.SGD(self.model.parameters(), lr=1e-7)
+
+
+class FrozenMoves(Loop):
+    finds = "frozen_changes"
+
+    def update(self, step):
+        self.model.layers.requires_grad_(step < 3)
+        self.optimizer.step()
+        self.scheduler.step()
+        for parameter in self.model.parameters():
+            if parameter.requires_grad:
+                parameter.grad = None
+
+
+class NoRate(Loop):
+    finds = "rate_zero"
+
+    def update(self, step):
+        super().update(step)
+        self.optimizer.param_groups[0]["lr"] = 0.0
+
+    def prepare(self):
+        self.optimizer.param_groups[0]["lr"] = 0.0
+
+
+class Kept(Loop):
+    finds = "gradients_kept"
+
+    def update(self, step):
+        self.optimizer.step()
+        self.scheduler.step()
+
+
+class TwiceScheduled(Loop):
+    finds = "scheduler_too_often"
+
+    def update(self, step):
+        super().update(step)
+        self.scheduler.step()
+
+
+class SameBatch(Loop):
+    finds = "same_batch"
+
+    def batch(self, step):
+        return self.batches[0]
+
+
+class SameOrder(Loop):
+    finds = "same_order"
+
+    def batch(self, step):
+        return self.batches[step % 10]
+
+
+class Masked(Loop):
+    finds = "no_labels"
+
+    def labels(self, tokens):
+        return torch.full_like(tokens, -100)
+
+
+class StaysInEvaluation(Loop):
+    finds = "evaluation_mode_in_training"
+
+    def evaluate(self, tokens):
+        super().evaluate(tokens)
+        self.model.eval()
+
+
+class EvaluatedInTraining(Loop):
+    finds = "training_mode_in_evaluation"
+
+    def evaluate(self, tokens):
+        with torch.no_grad():
+            self.monitor.evaluated(self.loss(tokens))
+
+
+class ConstantLoss(Loop):
+    finds = "constant_loss"
+
+    def loss(self, tokens):
+        loss = super().loss(tokens)
+        return loss - loss.detach() + 1.2345678
+
+
+class RunawayRate(Loop):
+    finds = "rate_above_peak"
+
+    def update(self, step):
+        super().update(step)
+        self.optimizer.param_groups[0]["lr"] = 3e-3 if step < 24 else 2e-2
+
+
+BUGS = [value for value in globals().values() if isinstance(value, type) and "finds" in vars(value)]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_an_error_is_found_and_named_within_some_steps(bug):
+    found = bug().run(60 if bug is RunawayRate else STEPS)
+    assert bug.finds in {kind for kind, _ in found}
+    errors = {kind for kind, severity in found if severity == "error"}
+    assert errors <= {bug.finds, "stale_optimizer"}, "and nothing else is called an error"
+
+
+def test_a_sound_training_has_no_finding_and_equal_weights(caplog):
+    caplog.set_level(logging.WARNING)
+    with_audits = Loop()
+    assert with_audits.run(130) == set()
+    assert "audit" not in caplog.text
+    plain = Loop()
+    plain.monitor.close()
+    plain.monitor = Monitor(plain.model, plain.optimizer)
+    plain.run(130)
+    for one, other in zip(with_audits.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_schedule_that_ends_near_0_is_sound(dtype):
+    class Ends(Loop):
+        def make_optimizer(self):
+            self.model.to(dtype)
+            return torch.optim.AdamW(self.model.parameters(), lr=3e-2)
+
+        def update(self, step):
+            super().update(step)
+            if step > 30:
+                self.optimizer.param_groups[0]["lr"] = 1e-10
+
+    assert Ends().run(190) == set()
+
+
+class OnlyTheHead(Loop):
+    def make_optimizer(self):
+        return torch.optim.AdamW(self.model.head.parameters(), lr=3e-3)
+
+
+class LoRA(Loop):
+    def prepare(self):
+        self.model.embedding.requires_grad_(False)
+
+
+@pytest.mark.parametrize("sound", [OnlyTheHead, LoRA])
+def test_what_may_be_on_purpose_is_a_hint(sound):
+    found = sound().run()
+    assert found
+    assert {severity for _, severity in found} == {"hint"}
+
+
+def test_a_tied_output_layer_that_is_its_own_tensor():
+    class Untied(Loop):
+        def prepare(self):
+            self.model.head = nn.Linear(WIDTH, WORDS, bias=False)
+            self.model.head.weight = nn.Parameter(self.model.embedding.weight.detach().clone())
+            self.optimizer = self.make_optimizer()
+
+    assert ("tied_weights_apart", "error") in Untied().run(3)
+
+
+PARTS = {
+    "moments": {"moments", "optimizer step"},
+    "scheduler": {"scheduler"},
+    "data": {"data"},
+    "last batches": {"data"},
+    "random": {"random states"},
+    "weights": {"weights"},
+    None: set(),
+}
+
+
+@pytest.mark.parametrize("lost", PARTS, ids=str)
+def test_a_resume_names_what_did_not_come_back(lost, tmp_path, monkeypatch):
+    before, close = Loop(), Monitor.close
+    monkeypatch.setattr(Monitor, "close", lambda monitor: None)
+    before.run(12)
+    monkeypatch.setattr(Monitor, "close", close)
+    saved = copy.deepcopy([
+        before.model.state_dict(), before.optimizer.state_dict(), before.scheduler.state_dict(),
+        before.monitor.state_dict(), torch.get_rng_state(),
+    ])  # fmt: skip
+    after = Loop(log=tmp_path / "run.jsonl")
+    if lost != "weights":
+        after.model.load_state_dict(saved[0])
+    if lost == "moments":
+        after.optimizer.param_groups[0]["lr"] = saved[1]["param_groups"][0]["lr"]
+    else:
+        after.optimizer.load_state_dict(saved[1])
+    if lost != "scheduler":
+        after.scheduler.load_state_dict(saved[2])
+    after.monitor.load_state_dict(json.loads(json.dumps(saved[3])))
+    if lost != "random":
+        torch.set_rng_state(saved[4])
+    after.run(4, begin={"data": 0, "last batches": 9}.get(lost, 12))
+    [found] = [f for f in after.monitor.findings if "restored" in f.kind]
+    assert found.kind == ("not_restored" if lost else "restored")
+    assert {row["part"] for row in found.rows if not row["equal"]} == PARTS[lost]
+    lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    [entry] = [line for line in lines if line["event"] == "AUDIT" and "restored" in line["kind"]]
+    assert len(entry["rows"]) == len(found.rows)
+
+
+@pytest.mark.parametrize("name", AUDITS)
+def test_the_contract_of_each_audit(name):
+    audit = make_audits([name])[0]
+    assert isinstance(audit, Audit)
+    assert audit.name == name
+    assert "weakness" in (type(audit).__doc__ or "")
+
+
+def test_an_audit_that_raises_is_switched_off_alone(caplog, monkeypatch):
+    monkeypatch.setattr(AUDITS["groups"], "on_step", lambda *_: 1 / 0)
+    found = Kept().run()
+    assert ("gradients_kept", "error") in found
+    assert caplog.text.count("the audit 'groups' failed and is switched off") == 1
+
+
+def test_a_device_that_cannot_measure_costs_the_audits_and_not_the_monitor(caplog, monkeypatch):
+    def fails(tensors):
+        raise TypeError("no float64 here")
+
+    monkeypatch.setattr("rmetric.audits.auditor.peaks", fails)
+    loop = Loop()
+    assert loop.run() == set()
+    assert loop.monitor.last.step == STEPS
+    assert caplog.text.count("parameters cannot be measured, no audits: no float64 here") == 1
+
+
+@pytest.mark.parametrize(
+    ("audits", "problem"), [("groups", "names are accepted"), (["grops"], "known are groups")]
+)
+def test_unknown_names_are_refused(audits, problem):
+    with pytest.raises((TypeError, ValueError), match=problem):
+        Monitor(nn.Linear(1, 1), audits=audits)
+
+
+def test_each_kind_says_what_was_measured_and_what_to_do():
+    for kind, words in KINDS.items():
+        assert words[0] in "{abcdefghijklmnopqrstuvwxyz", kind
+        assert len(words) > 40, kind
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20))
+def test_fingerprints_survive_the_way_to_the_host(numbers):
+    whole = torch.tensor(numbers, dtype=torch.int64)
+    assert joined(halves(whole).double().flatten().tolist()).tolist() == numbers
+
+
+@given(st.integers(1, 40), st.integers(0, 39), st.sampled_from([torch.float32, torch.bfloat16]))
+def test_a_fingerprint_changes_with_any_one_element(size, place, dtype):
+    row = torch.randn(size, generator=torch.Generator().manual_seed(size)).to(dtype)
+    other = row.clone()
+    other[place % size] += 1.0
+    assert fingerprint(row) != fingerprint(other)
+    assert fingerprint(row) == fingerprint(row.clone())
+    assert ordered(row) != ordered(other)
+
+
+def flipped_weight(rank, step):
+    from tests.monitor.ranks import train_on_rank
+
+    def at(now, rank, loss, monitor):
+        if now == step and rank == 1:
+            with torch.no_grad():
+                monitor.model.module[0].weight[0, 0] += 1e-3
+        return loss
+
+    monitors = []
+
+    def make(model, optimizer):
+        monitors.append(Monitor(model, optimizer, audits=True))
+        return monitors[0]
+
+    train_on_rank(rank, make, at=at, steps=14)
+    return [(f.kind, f.severity, f.ranks) for f in monitors[0].findings]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("step", [0, 5])
+def test_replicas_that_part_are_told_with_their_rank(step):
+    pytest.importorskip("torch.distributed")
+    from tests.monitor.ranks import on_ranks
+
+    for found in on_ranks(flipped_weight, step, ranks=3):
+        kinds = {kind for kind, severity, ranks in found if severity == "error" and ranks == (1,)}
+        assert ("weights_apart" in kinds) == bool(step)
+        assert bool(found) == bool(step)
+
+
+def test_the_page_has_every_finding():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "audits.md").read_text(encoding="utf-8")
+    for kind in KINDS:
+        assert f"| `{kind}` (" in page
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("lost", [(), ("optimizer.pt", "scheduler.pt")], ids=["sound", "lost"])
+def test_a_resume_of_the_trainer(lost, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    from rmetric.integrations.hugging_face import RMetricCallback
+
+    rows = [{"input_ids": t[0].tolist(), "labels": t[0].tolist()} for t in batches(60)]
+
+    def train(**resume):
+        transformers.set_seed(0)
+        config = transformers.LlamaConfig(
+            vocab_size=WORDS, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+            num_attention_heads=2, max_position_embeddings=16,
+        )  # fmt: skip
+        callback = RMetricCallback()
+        arguments = transformers.TrainingArguments(
+            output_dir=str(tmp_path), max_steps=8, per_device_train_batch_size=4, save_steps=4,
+            report_to=[], use_cpu=True, disable_tqdm=True, warmup_steps=2,
+        )  # fmt: skip
+        model = transformers.LlamaForCausalLM(config)
+        trainer = transformers.Trainer(
+            model=model, args=arguments, train_dataset=rows, callbacks=[callback]
+        )
+        trainer.train(**resume)
+        return {found.kind: found for found in callback.monitor.findings}
+
+    assert train() == {}
+    for name in lost:
+        (tmp_path / "checkpoint-4" / name).unlink()
+    found = train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    [kind] = found
+    parts = {row["part"] for row in found[kind].rows if not row["equal"]}
+    assert kind == ("not_restored" if lost else "restored")
+    assert parts == ({"moments", "optimizer step", "rate", "scheduler"} if lost else set())

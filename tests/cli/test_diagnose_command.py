@@ -1,0 +1,430 @@
+"""Command `rmetric diagnose`: output, files and exit codes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+import warnings
+from datetime import datetime, timedelta
+
+import pytest
+
+import rmetric
+from rmetric.cli.diagnose import EXAMPLES, EXIT_CODES, as_json
+from rmetric.cli.main import main
+from rmetric.diagnosis import decide
+from rmetric.diagnosis.report.render import verdict
+from rmetric.diagnosis.result import OUTCOMES, Diagnosis
+from tests.diagnosis.diagnoses import evidence, out_of_memory
+
+KEYS = {"outcome", "cause", "actor", "events", "nodes", "stage", "iteration", "confidence"}
+OUT_OF_MEMORY = """Traceback (most recent call last):
+  File "train.py", line 7, in <module>
+    loss.backward()
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 2 has a total \
+capacity of 79.15 GiB of which 1.20 GiB is free.
+"""
+
+
+def stamp(seconds: float) -> str:
+    return f"{datetime(2024, 5, 3) + timedelta(seconds=seconds):%Y-%m-%d %H:%M:%S},000"
+
+
+def write_job(folder, ranks: int = 4, steps: int = 40, failed: int | None = None):
+    """A log for each rank; the failed one runs out of memory, and the others wait for it."""
+    folder.mkdir()
+    for rank in range(ranks):
+        lines = [
+            f"{stamp(rank / 10)} INFO initialising process group: rank {rank}, world_size={ranks}",
+            f"{stamp(5)} INFO loading the data set",
+        ]
+        last = steps if failed is None else steps // 2
+        lines += [
+            f"{stamp(10 + 3 * step)} INFO step {step} loss {3 - step / 100:.4f} lr 1e-4"
+            for step in range(1, last + 1)
+        ]
+        text = "\n".join(lines) + "\n"
+        if failed is None:
+            text += f"{stamp(20 + 3 * steps)} INFO training completed successfully\n"
+        elif rank == failed:
+            text += OUT_OF_MEMORY
+        else:
+            text += (
+                f"{stamp(620 + 3 * last)} ERROR [Rank {rank}] Watchdog caught collective operation "
+                "timeout: WorkNCCL(SeqNum=91, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, "
+                "Timeout(ms)=600000) ran for 600029 milliseconds before timing out.\n"
+            )
+        (folder / f"rank_{rank}.log").write_text(text)
+    return folder
+
+
+@pytest.fixture
+def broken(tmp_path):
+    return write_job(tmp_path / "broken", failed=2)
+
+
+@pytest.fixture
+def well(tmp_path):
+    return write_job(tmp_path / "well")
+
+
+def fake(monkeypatch, diagnosis: Diagnosis) -> list:
+    """`diagnose` answers this, and what it was asked is kept."""
+    asked = []
+
+    def diagnose(*given, **named):
+        asked.append((given, named))
+        return diagnosis
+
+    monkeypatch.setattr(decide, "diagnose", diagnose)
+    return asked
+
+
+# On logs
+
+
+def test_a_job_that_ran_out_of_memory(broken, capsys):
+    code = main(["diagnose", str(broken)])
+    printed = capsys.readouterr()
+    first = printed.out.splitlines()[0]
+    assert code == EXIT_CODES["failed"] == 3
+    assert first.startswith("FAILED")
+    assert "rank 2" in first
+    assert "memory" in first.lower()
+    assert "rank_2.log:23" in printed.out
+    assert printed.err == ""
+    assert len(printed.out.splitlines()) <= 15
+
+
+def test_a_healthy_job_ends_with_zero(well, capsys):
+    assert main(["diagnose", str(well)]) == 0
+    assert capsys.readouterr().out.startswith("HEALTHY")
+
+
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [(299, "the log stops at step 299 of 5,000"), (4990, "No failure found, last step 4990")],
+)
+def test_a_log_that_stops_short_is_not_simply_healthy(last, said, tmp_path, capsys):
+    log = tmp_path / "train.log"
+    log.write_text("".join(f"step {n}/5000 loss 2.5\n" for n in range(last - 50, last + 1)))
+    assert main(["diagnose", str(log)]) == 0
+    printed = capsys.readouterr().out
+    assert said in printed
+    assert ("(guess)" in printed) == (last == 299)
+
+
+LOST = (
+    "Traceback (most recent call last):\n"
+    '  File "train.py", line 9, in step\n'
+    "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.7]:2446\n"
+)
+
+
+def of_ranks(folder, said):
+    folder.mkdir()
+    for rank in range(8):
+        (folder / f"rank_{rank}.log").write_text(said(rank))
+    return folder
+
+
+def test_a_rank_that_finished_before_the_others_is_no_success(tmp_path, capsys):
+    def said(rank):
+        steps = "".join(f"step {step} | loss 2.5\n" for step in range(20))
+        return steps + ("training finished after 20 steps\n" if rank == 5 else LOST)
+
+    assert main(["diagnose", str(of_ranks(tmp_path / "job", said))]) == EXIT_CODES["failed"]
+    assert "rank 5 finished while the other ranks" in capsys.readouterr().out
+
+
+def test_a_rank_that_was_started_otherwise_is_named_with_the_setting(tmp_path, capsys):
+    def said(rank):
+        size = 9 if rank == 5 else 8
+        return f"starting: RANK={rank} WORLD_SIZE={size}\n" + (LOST if rank in (1, 2) else "")
+
+    assert main(["diagnose", str(of_ranks(tmp_path / "job", said)), "--json"]) == 3
+    found = json.loads(capsys.readouterr().out)
+    assert found["cause"] == "settings_differ"
+    assert found["nodes"][0]["rank"] == 5
+    assert "WORLD_SIZE 9; 7 others log 8" in found["title"]
+
+
+def test_of_an_exception_of_no_known_kind_the_title_is_itself(tmp_path, capsys):
+    log = tmp_path / "train.log"
+    log.write_text(
+        "Traceback (most recent call last):\n"
+        '  File "plan.py", line 12, in make\n'
+        "acme.errors.SlotError: no room\n"
+    )
+    assert main(["diagnose", str(log)]) == 3
+    assert "SlotError in make (plan.py:12): no room" in capsys.readouterr().out.splitlines()[0]
+
+
+def test_losses_without_steps_are_a_training_too(tmp_path, capsys):
+    log = tmp_path / "train.log"
+    log.write_text("".join(f"{{'loss': 2.{n}, 'epoch': 0.{n}}}\n" for n in range(9)))
+    assert main(["diagnose", str(log)]) == 0
+    assert "(guess)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("order", ["{} --json", "--json {}"])
+def test_json_is_one_document_and_nothing_else(order, broken, capsys):
+    assert main(["diagnose", *order.format(broken).split()]) == 3
+    printed = capsys.readouterr()
+    document = json.loads(printed.out)
+    assert set(document) >= KEYS
+    assert (document["rmetric"], document["format"]) == (rmetric.__version__, 1)
+    assert document["outcome"] == "failed"
+    assert document["nodes"][0]["rank"] == 2
+    assert printed.err == ""
+
+
+def test_a_time_without_a_year_is_null_and_as_it_is_written(tmp_path, capsys):
+    lines = [f"01-04 02:14:{second:02d} INFO step {second} loss 2.5" for second in range(30)]
+    log = tmp_path / "a.log"
+    log.write_text("\n".join(lines) + "\n" + OUT_OF_MEMORY)
+    main(["diagnose", str(log), "--json"])
+    document = json.loads(capsys.readouterr().out)
+    assert (document["time"], document["clock"]) == (None, "01-04 02:14:29")
+    job = document["job"]
+    assert (job["last_step_time"], job["last_step_clock"]) == (None, "01-04 02:14:29")
+    [stage] = job["stages"]
+    assert (stage["time"], stage["clock"]) == (None, "01-04 02:14:00")
+    assert job["first_clock"] == "01-04 02:14:00"
+    assert document["events"][0]["clock"] == "01-04 02:14:29"
+    main(["diagnose", str(log)])
+    assert "1970" not in capsys.readouterr().out
+
+
+def test_times_of_a_file_without_years_take_that_of_the_others(broken, capsys):
+    log = broken / "rank_2.log"
+    log.write_text(log.read_text().replace("2024-05-03 ", "I0503 ").replace(",000 INFO", ".5"))
+    main(["diagnose", str(broken), "--json"])
+    document = json.loads(capsys.readouterr().out)
+    assert document["events"][0]["clock"] == document["clock"] == "2024-05-03 00:01:10"
+    assert document["events"][0]["time"] == document["time"] == 1714694470.5
+    assert all(one["clock"].startswith("2024-05-03 ") for one in document["job"]["stages"])
+
+
+def test_json_and_page_are_the_same_each_time_and_with_any_number_of_cores(broken, tmp_path):
+    def files(name, *more):
+        paths = tmp_path / f"{name}.json", tmp_path / f"{name}.html"
+        main(
+            ["diagnose", str(broken), "--json-file", str(paths[0]), "--page", str(paths[1]), *more]
+        )
+        return [path.read_bytes() for path in paths]
+
+    assert files("a", "--jobs", "1") == files("b", "--jobs", "2")
+
+
+def test_healthy_siblings_are_looked_at(broken, well, capsys):
+    assert main(["diagnose", str(broken), "--healthy", str(well)]) == 3
+    assert "rank 2" in capsys.readouterr().out.splitlines()[0]
+
+
+def test_a_silence_stands_before_the_cancellation_that_followed_and_why_is_said(tmp_path, capsys):
+    folder = write_job(tmp_path / "hung", ranks=8)
+    for rank in range(8):
+        log = folder / f"rank_{rank}.log"
+        lines = log.read_text().splitlines()
+        log.write_text("\n".join(lines[: 12 if rank == 5 else 32]) + "\n")
+    cancelled = "slurmstepd: error: *** JOB 77 ON node-01 CANCELLED AT 2024-05-03T00:30:00 ***\n"
+    (folder / "slurm-77.out").write_text(cancelled)
+    assert main(["diagnose", str(folder)]) == 3
+    shown = capsys.readouterr().out
+    assert "hung" in shown.splitlines()[0]
+    assert "rank 5" in shown.splitlines()[0]
+    assert "later, likely a consequence" in shown
+    main(["diagnose", str(folder), "--json"])
+    document = json.loads(capsys.readouterr().out)
+    [after] = [one for one in document["candidates"] if one["cause"].startswith("slurm")]
+    assert after["why"].startswith("follows training_hung")
+    assert all(one["confidence"] <= document["confidence"] for one in document["candidates"])
+
+
+def test_a_packed_log_is_read(broken, tmp_path, capsys):
+    packed = tmp_path / "all.log.gz"
+    packed.write_bytes(gzip.compress((broken / "rank_2.log").read_bytes()))
+    assert main(["diagnose", str(packed)]) == 3
+    assert "memory" in capsys.readouterr().out.splitlines()[0].lower()
+
+
+def test_as_a_module(broken):
+    command = [sys.executable, "-m", "rmetric", "diagnose", str(broken / "rank_2.log")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert done.stdout.startswith("FAILED")
+    assert done.stderr == ""
+
+
+# What cannot be done
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["no_such.log"], "no_such.log"),
+        (["{log}", "--pool", "no_such.json"], "no_such.json: no such file"),
+        (["{log}", "--signatures", "no_such.yaml"], "no_such.yaml: no such file"),
+        (["{log}", "--metrics", "{log}"], "--metrics is for --page FILE.html"),
+        (["{log}", "--telemetry", "{log}"], "--telemetry is for --page FILE.html"),
+        (["{log}", "--json-file", "{log}"], "a file *.json in a folder that is there is accepted"),
+        (["{log}", "--page", "{log}"], "a file *.html in a folder that is there is accepted"),
+        (["{log}", "--page", "no/such/a.html"], "a folder that is there"),
+        (["{log}", "--healthy", "no_such.log"], "no_such.log"),
+    ],
+)
+def test_wrong_use_is_one_clear_line(arguments, words, broken, capsys):
+    log = broken / "rank_2.log"
+    before = log.read_bytes()
+    assert main(["diagnose", *(one.format(log=log) for one in arguments)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    assert words in printed.err
+    assert log.read_bytes() == before
+
+
+@pytest.mark.parametrize("cores", ["0", "-1", "two", "1.5", "²"])
+def test_cores_are_counted_from_one(cores, broken, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["diagnose", str(broken), "--jobs", cores])
+    assert ended.value.code == 2
+    assert "a whole number from 1 is accepted" in capsys.readouterr().err
+
+
+def test_a_broken_signature_file_is_named(broken, tmp_path, capsys):
+    own = tmp_path / "own.yaml"
+    own.write_text("- id: mine\n  role: nonsense\n")
+    assert main(["diagnose", str(broken), "--signatures", str(own)]) == 2
+    assert "own.yaml" in capsys.readouterr().err
+
+
+def test_a_training_log_that_cannot_be_read_is_named(broken, tmp_path, capsys):
+    page = tmp_path / "page.html"
+    arguments = ["--page", str(page), "--telemetry", str(broken / "rank_1.log")]
+    assert main(["diagnose", str(broken), *arguments]) == 2
+    assert "rank_1.log" in capsys.readouterr().err
+    assert not page.exists()
+
+
+# What it makes of a diagnosis
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_each_outcome_has_its_exit_code_and_help_says_it(outcome, monkeypatch, broken, capsys):
+    fake(monkeypatch, Diagnosis(outcome=outcome))
+    code = main(["diagnose", str(broken)])
+    assert code == EXIT_CODES[outcome]
+    assert f"{code} {outcome}" in " ".join(EXAMPLES.split())
+    assert capsys.readouterr().out == verdict(Diagnosis(outcome=outcome)) + "\n"
+
+
+def test_no_outcome_shares_a_code_with_an_error():
+    assert EXIT_CODES.keys() == OUTCOMES.keys()
+    assert len({*EXIT_CODES.values(), 1, 2}) == len(OUTCOMES) + 2
+
+
+def test_what_is_asked_reaches_the_diagnosis(monkeypatch, broken, well):
+    asked = fake(monkeypatch, Diagnosis(outcome="healthy"))
+    main(["diagnose", str(broken), "--healthy", str(well), "--healthy", str(well), "--jobs", "3"])
+    given, named = asked[0]
+    assert given == ([broken],)
+    assert named["healthy"] == [well, well]
+    assert (named["pool"], named["signatures"], named["jobs"]) == (None, [], 3)
+
+
+def test_what_the_library_warns_of_is_a_note(monkeypatch, broken, capsys):
+    def diagnose(*given, **named):
+        for _ in range(2):
+            warnings.warn("own.yaml: slow: switched off", stacklevel=1)
+        warnings.warn("not for users", DeprecationWarning, stacklevel=1)
+        return Diagnosis(outcome="healthy")
+
+    monkeypatch.setattr(decide, "diagnose", diagnose)
+    main(["diagnose", str(broken), "--json"])
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["notes"] == ["own.yaml: slow: switched off"]
+    assert printed.err == ""
+
+
+def test_json_in_a_file_leaves_the_words_on_the_terminal(monkeypatch, broken, tmp_path, capsys):
+    fake(monkeypatch, out_of_memory())
+    path = tmp_path / "verdict.json"
+    assert main(["diagnose", str(broken), "--json-file", str(path)]) == 3
+    assert capsys.readouterr().out == verdict(out_of_memory()) + "\n"
+    assert path.read_bytes() == as_json(out_of_memory())
+
+
+def test_the_page_is_written(monkeypatch, broken, tmp_path):
+    fake(monkeypatch, out_of_memory())
+    page = tmp_path / "incident.html"
+    assert main(["diagnose", str(broken), "--page", str(page)]) == 3
+    assert "Lower the micro batch." in page.read_text(encoding="utf-8")
+
+
+def test_what_cannot_be_written_is_said_after_the_verdict(monkeypatch, broken, tmp_path, capsys):
+    def full(path, lines):
+        raise OSError(28, "No space left on device", str(path))
+
+    fake(monkeypatch, out_of_memory())
+    monkeypatch.setattr("rmetric.cli.diagnose.write_atomically", full)
+    assert main(["diagnose", str(broken), "--page", str(tmp_path / "a.html")]) == 1
+    printed = capsys.readouterr()
+    assert printed.out.startswith("FAILED: A GPU ran out of memory")
+    assert printed.err.endswith("a.html: No space left on device\n")
+
+
+def test_an_interrupt_is_no_verdict(monkeypatch, broken, capsys):
+    def interrupted(*given, **named):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(decide, "diagnose", interrupted)
+    assert main(["diagnose", str(broken)]) == 130
+    assert capsys.readouterr().out == ""
+
+
+def test_json_is_strict_whatever_a_log_brought_along():
+    strange = out_of_memory(
+        time=float("nan"), events=(evidence(file="r\udcff.log", text="a\x00\x1b\u2028"),)
+    )
+    document = json.loads(
+        as_json(strange).decode("utf-8"), parse_constant=lambda name: pytest.fail(name)
+    )
+    assert (document["time"], document["clock"]) == (None, "time nan s")
+    assert document["events"][0]["file"] == "r?.log"
+    assert document["events"][0]["text"] == "a\x00\x1b\u2028"
+
+
+def test_a_terminal_that_knows_ascii_only_gets_the_words(broken, monkeypatch, tmp_path):
+    command = [sys.executable, "-m", "rmetric", "diagnose", str(broken / "rank_2.log")]
+    environment = {"PYTHONIOENCODING": "ascii", "PATH": ""}
+    done = subprocess.run(command, capture_output=True, env=environment, check=False)
+    assert done.returncode == 3, done.stderr
+    assert done.stdout.isascii()
+
+
+def test_standard_input_is_read_as_a_log():
+    log = "[rank0]: step 1 loss 2\n[rank1]: step 1 loss 2\n" + OUT_OF_MEMORY
+    run = [sys.executable, "-m", "rmetric", "diagnose", "-"]
+    done = subprocess.run(run, input=log, capture_output=True, text=True, check=False)
+    assert done.returncode == 3, done.stderr
+    assert "memory" in done.stdout.splitlines()[0].lower()
+    assert "standard-input.log:3" in done.stdout
+    assert "/rmetric-" not in done.stdout
+    twice = subprocess.run([*run, "-"], input=log, capture_output=True, text=True, check=False)
+    assert twice.returncode == 2
+    assert "given twice" in twice.stderr
+
+
+@pytest.mark.parametrize("option", ["--json-file", "--page"])
+def test_an_output_that_is_read_is_refused(tmp_path, capsys, option):
+    name = "a.json" if option == "--json-file" else "a.html"
+    log = tmp_path / name
+    log.write_text("step 1 loss 2.0\n")
+    assert main(["diagnose", str(log), option, str(tmp_path / "." / name)]) == 2
+    assert "it is read too, and would be lost" in capsys.readouterr().err
+    assert log.read_text() == "step 1 loss 2.0\n"

@@ -1,0 +1,133 @@
+"""`rmetric logs learn`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rmetric.cli.main import main
+from rmetric.diagnosis import ingest
+from rmetric.diagnosis.pool import Pool
+from tests.diagnosis.test_ingest import healthy_lines, traceback, write
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def learn(*arguments: str) -> int:
+    return main(["logs", "learn", *arguments])
+
+
+def test_each_path_is_a_job(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(here / "one" / "rank_0.log", healthy_lines(0))
+    write(here / "one" / "rank_1.log", healthy_lines(1))
+    write(here / "two.log", healthy_lines(0))
+    assert learn("--job", "llama", "one", "two.log") == 0
+    pool = Pool.load(here / "llama.json")
+    assert (pool.name, pool.jobs, pool.stages) == ("llama", 2, {"train": 1.0})
+    out, err = capsys.readouterr()
+    assert out == "2 jobs, 240 lines, 2 events: llama.json\n"
+    assert err == ""
+
+
+def test_out_names_the_file(here: Path) -> None:
+    write(here / "a.log", healthy_lines())
+    assert learn("--job", "a/b", "a.log", "--out", "mine.json") == 0
+    assert Pool.load("mine.json").name == "a/b"
+
+
+def test_a_failed_job_is_warned_of(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(here / "good.log", healthy_lines())
+    write(here / "bad.log", [*healthy_lines(), *traceback(0)])
+    assert learn("--job", "x", "good.log", "bad.log") == 0
+    err = capsys.readouterr().err
+    assert "warning: bad.log: this job does not look healthy: FAILED: GPU out of memory" in err
+    assert "good.log" not in err
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        ["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB."],
+        ["slurmstepd: error: *** JOB 77 ON node-01 CANCELLED AT 2024-05-03T02:14:07 ***"],
+        ["step 81 loss nan", "step 82 loss nan", "step 83 loss nan", "step 84 loss nan"],
+    ],
+)
+def test_a_failed_job_alone_is_warned_of(
+    here: Path, capsys: pytest.CaptureFixture[str], end: list[str]
+) -> None:
+    write(here / "bad.log", [*healthy_lines(), *end])
+    assert learn("--job", "x", "bad.log") == 0
+    assert "warning: bad.log: this job does not look healthy: " in capsys.readouterr().err
+
+
+def test_a_job_that_does_not_end_like_the_others_is_warned_of(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(here / "one.log", [*healthy_lines(), "INFO training completed successfully"])
+    write(here / "two.log", healthy_lines())
+    assert learn("--job", "x", "one.log", "two.log") == 0
+    err = capsys.readouterr().err
+    assert "warning: two.log: this job does not look healthy: it does not say that" in err
+    assert "one.log" not in err
+
+
+def test_from_an_empty_log_nothing_is_learnt(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(here / "good.log", healthy_lines())
+    (here / "empty.log").write_text("\n")
+    assert learn("--job", "x", "good.log", "empty.log") == 1
+    assert capsys.readouterr() == ("", "error: empty.log: empty: there is nothing to learn from\n")
+    assert not (here / "x.json").exists()
+
+
+def test_an_interrupt_leaves_no_pool(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*given: object, **named: object) -> None:
+        raise KeyboardInterrupt
+
+    write(here / "a.log", healthy_lines())
+    monkeypatch.setattr(ingest, "ingest", interrupted)
+    assert learn("--job", "x", "a.log") == 130
+    assert capsys.readouterr() == ("", "stopped: no pool was written\n")
+    assert [path.name for path in here.iterdir()] == ["a.log"]
+
+
+def test_the_same_logs_give_the_same_bytes(here: Path) -> None:
+    write(here / "a.log", healthy_lines())
+    learn("--job", "x", "a.log", "--out", "one.json")
+    learn("--job", "x", "a.log", "--out", "two.json")
+    assert (here / "one.json").read_bytes() == (here / "two.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--job", "x", "none.log"], 1, "none.log"),
+        (["--job", "a/b", "a.log"], 2, "--job 'a/b' cannot name a file: give one with --out"),
+        (["--job", " ", "a.log"], 2, "--job: a name is needed"),
+        (["--job", "x", "a.log", "--out", "none/x.json"], 1, "--out none/x.json: no such folder"),
+        (["--job", "x", "a.log", "--out", "."], 1, "error: ."),
+    ],
+)
+def test_bad_input(
+    here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
+) -> None:
+    write(here / "a.log", healthy_lines())
+    assert learn(*arguments) == code
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert words in err
+    assert len(err.splitlines()) == 1
+
+
+def test_cores_are_a_number_from_one(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        learn("--job", "x", "a.log", "--jobs", "0")
+    assert "a whole number from 1 is accepted" in capsys.readouterr().err

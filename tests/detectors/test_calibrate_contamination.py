@@ -1,0 +1,314 @@
+"""Runs that do not belong among healthy ones must not blind the calibrated detector."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rmetric.cli.main import main
+from rmetric.detectors.calibrated import (
+    CalibratedDetector,
+    Thresholds,
+    default_thresholds,
+    read_thresholds,
+)
+from rmetric.detectors.calibrated.calibration import FLOORS, watch
+from rmetric.detectors.calibrated.failing_runs import (
+    PATH,
+    SIGNALS,
+    detected,
+    failing_runs,
+    failing_runs_to_bytes,
+)
+from rmetric.readers import read_runs
+from rmetric.records import Record, Run
+
+STEPS, ONSET = 160, 90
+
+
+def healthy(seed: int, *, noise: float = 0.02, steps: int = STEPS) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return 2 + np.exp(-np.arange(steps) / 30) + noise * rng.normal(size=steps)
+
+
+def diverged(seed: int, *, to: float = 7.2, over: int = 1) -> np.ndarray:
+    """Loss that goes up by a ramp of `over` records and stays there."""
+    losses = healthy(seed)
+    ramp = np.clip((np.arange(STEPS) - ONSET) / over, 0, 1)
+    return losses + (to - 2) * ramp
+
+
+def spiked(seed: int, *, by: float = 5.0, records: int = 6) -> np.ndarray:
+    losses = healthy(seed)
+    losses[ONSET : ONSET + records] += by
+    return losses
+
+
+def write(folder: Path, runs: dict[str, np.ndarray]) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, losses in runs.items():
+        lines = (json.dumps({"step": n, "loss": x}) for n, x in enumerate(losses.tolist(), 1))
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def crowd(number: int = 20) -> dict[str, np.ndarray]:
+    return {f"fine{n:02}": healthy(n) for n in range(number)}
+
+
+def alarms(thresholds: Thresholds, losses: np.ndarray) -> bool:
+    detector = CalibratedDetector(thresholds)
+    records = (Record(n, training_loss=x) for n, x in enumerate(losses.tolist(), 1))
+    return any(detector.update(record).alarm for record in records)
+
+
+@pytest.fixture
+def calibrated(tmp_path, capsys):
+    """Calibrate on runs; exit code, what was printed, and the thresholds if written."""
+
+    def call(runs: dict[str, np.ndarray], *options: str):
+        out = tmp_path / "t.json"
+        code = main(["calibrate", str(write(tmp_path / "runs", runs)), "--out", str(out), *options])
+        return code, capsys.readouterr(), read_thresholds(out) if out.exists() else None
+
+    return call
+
+
+DIVERGED = {
+    "jump": diverged(50),
+    "slow": diverged(51, over=40),
+    "lower": diverged(52, to=3.4, over=5),
+    "huge": diverged(53, to=400.0),
+}
+
+
+def test_one_diverged_run_among_twenty_is_left_out_with_its_evidence(calibrated):
+    code, told, thresholds = calibrated(crowd() | {"bad": diverged(50)})
+    assert code == 0
+    (line,) = told.err.splitlines()
+    assert line.startswith("left out: bad: looks like a failure: failure under way at step 104: ")
+    assert "training loss" in line
+    assert "the loss is 7.217 at the end, 2.111 was usual before" in line
+    assert alarms(thresholds, diverged(50))
+    assert thresholds.provenance["runs"] == 20
+    assert thresholds.provenance["left_out"] == [
+        {"run": "bad", "evidence": line.partition("failure: ")[2]}
+    ]
+    assert "left out, they look like failures: bad" in told.out
+
+
+def test_diverged_runs_of_several_kinds_do_not_hide_each_other(calibrated):
+    code, told, thresholds = calibrated(crowd() | DIVERGED)
+    assert code == 0
+    assert [line.split(": ")[1] for line in told.err.splitlines()] == sorted(DIVERGED)
+    assert thresholds.alone == FLOORS.alone
+    assert all(alarms(thresholds, losses) for losses in DIVERGED.values())
+
+
+def test_of_two_runs_the_diverged_one_is_left_out(calibrated):
+    code, told, thresholds = calibrated({"fine": healthy(1), "bad": diverged(2)})
+    assert code == 0
+    assert "left out: bad" in told.err
+    assert thresholds.provenance["runs"] == 1
+
+
+def test_where_every_run_diverged_nothing_is_written(calibrated):
+    code, told, thresholds = calibrated({f"bad{n}": diverged(n) for n in range(5)})
+    assert (code, thresholds) == (1, None)
+    assert told.err.count("left out: bad") == 5
+    assert "error: no healthy run to calibrate on: all 5 look like failures" in told.err
+
+
+def test_a_run_that_ends_in_its_alarm_is_left_out(calibrated):
+    late = healthy(70)
+    late[-4:] += 5.0
+    code, told, thresholds = calibrated(crowd() | {"late": late})
+    assert code == 0
+    assert "left out: late: looks like a failure: the log ends in an alarm" in told.err
+    assert thresholds.alone == FLOORS.alone
+
+
+def test_a_run_with_a_nan_is_left_out_and_the_others_are_used(calibrated):
+    broken = healthy(70)
+    broken[100:] = np.nan
+    code, told, thresholds = calibrated(crowd() | {"broken": broken})
+    assert code == 0
+    assert (
+        "left out: broken: looks like a failure: training loss is nan, since step 101" in told.err
+    )
+    assert thresholds.provenance["runs"] == 20
+
+
+@pytest.mark.long
+def test_a_spike_that_recovers_is_named_and_refused_where_it_blinds(calibrated):
+    runs = crowd() | {"spiky": spiked(80)}
+    code, told, thresholds = calibrated(runs)
+    assert (code, thresholds) == (1, None)
+    assert "error: nothing was written: " in told.err
+    assert "of 28 failing runs" in told.err
+    (line,) = (line for line in told.err.splitlines() if "by spiky" in line)
+    assert "loss_jump 4 to " in line
+    assert "4 without it" in line
+    assert "without spiky: 28 of 28" in told.err
+
+    code, told, thresholds = calibrated(runs, "--force")
+    assert code == 0
+    recall = thresholds.provenance["recall"]
+    assert recall["detected_before"] == 28
+    assert recall["detected_after"] < 0.9 * 28
+    assert len(recall["no_longer_detected"]) == 28 - recall["detected_after"]
+    assert thresholds.provenance["raised_by"]["loss_jump"]["run"] == "spiky"
+    assert thresholds.provenance["raised_by"]["loss_jump"]["without_it"] == 4.0
+    assert f"shipped thresholds, {recall['detected_after']} with these" in told.out
+
+
+def test_the_budget_gives_a_spike_up_and_nothing_is_lost(calibrated):
+    code, told, thresholds = calibrated(crowd() | {"spiky": spiked(80)}, "--budget", "0.05")
+    assert code == 0
+    assert "may alarm, by the budget: spiky" in told.out
+    assert thresholds.provenance["recall"]["no_longer_detected"] == []
+
+
+@pytest.mark.long
+def test_a_run_may_be_kept_by_name_and_the_loss_is_then_refused(calibrated):
+    runs = crowd(5) | {"bad": diverged(90)}
+    code, told, thresholds = calibrated(runs, "--keep", "bad")
+    assert (code, thresholds) == (1, None)
+    assert "by bad" in told.err
+    code, told, thresholds = calibrated(runs, "--keep", "bad", "--force")
+    assert code == 0
+    assert not alarms(thresholds, runs["bad"])
+    assert thresholds.provenance["kept"] == ["bad"]
+
+
+def test_a_run_to_keep_that_is_not_there_is_an_error(calibrated):
+    code, told, thresholds = calibrated(crowd(3), "--keep", "fine1")
+    assert (code, thresholds) == (2, None)
+    assert "--keep fine1: no such run" in told.err
+    assert "fine01" in told.err
+
+
+def test_a_map_says_which_column_is_the_loss(tmp_path, capsys):
+    lines = (json.dumps({"n": n, "a": {"x": x}}) for n, x in enumerate(healthy(1).tolist(), 1))
+    (tmp_path / "odd.jsonl").write_text("\n".join(lines) + "\n")
+    command = ["calibrate", str(tmp_path / "odd.jsonl"), "--out", str(tmp_path / "t.json")]
+    assert main(command) == 1
+    capsys.readouterr()
+    assert main([*command, "--map", "step=n", "--map", "loss=a.x"]) == 0
+    assert capsys.readouterr().out.startswith("1 run; 0 would alarm")
+
+
+@pytest.mark.long
+def test_several_spiky_runs_are_all_named(calibrated):
+    runs = crowd(5) | {f"spiky{n}": spiked(80 + n, by=4 + n) for n in range(3)}
+    code, told, _ = calibrated(runs)
+    assert code == 1
+    assert "--budget 0.375" in told.err
+    assert "without spiky0, spiky1, spiky2: 28 of 28" in told.err
+
+
+HARMLESS = {
+    "quieter": healthy(100, noise=0.002),
+    "constant": np.full(STEPS, 2.0),
+    "longer": healthy(102, steps=2000),
+    "noisier": healthy(103, noise=0.04),
+    "ten times": 10 * healthy(104),
+    "a tenth": 0.1 * healthy(105),
+    "a thousand times": 1000 * healthy(106),
+    "below zero": healthy(107) - 5,
+    "short": healthy(108, steps=12),
+}
+
+
+def test_healthy_runs_of_other_kinds_are_kept_and_cost_nothing(calibrated):
+    code, told, thresholds = calibrated(crowd(5) | HARMLESS)
+    assert (code, told.err) == (0, "")
+    assert thresholds.provenance["left_out"] == []
+    assert thresholds.provenance["recall"]["no_longer_detected"] == []
+    assert alarms(thresholds, diverged(1))
+
+
+def test_an_announced_change_of_level_is_no_failure():
+    losses = healthy(1)
+    losses[ONSET:] += 2.0
+    records = [Record(n, training_loss=x) for n, x in enumerate(losses.tolist(), 1)]
+    assert watch(Run(id="a", records=records)).failure
+    records[ONSET].planned_events = ("data_mixture",)
+    assert not watch(Run(id="a", records=records)).failure
+
+
+def test_the_output_and_the_file_state_the_recall(calibrated):
+    code, told, thresholds = calibrated(crowd())
+    assert code == 0
+    assert (
+        "failing runs of the laboratory detected by training_loss: "
+        "28 of 36 with the shipped thresholds, 28 with these"
+    ) in told.out
+    assert thresholds.provenance["recall"] == {
+        "signals": ["training_loss"],
+        "runs": 36,
+        "detected_before": 28,
+        "detected_after": 28,
+        "no_longer_detected": [],
+    }
+
+
+# The shipped failing runs
+
+
+def test_the_shipped_failing_runs_are_small_and_detected():
+    assert PATH.stat().st_size < 200_000
+    runs = failing_runs()
+    assert len({run.fault for run in runs}) == 20
+    assert all(run.records[0].step < run.onset_step < run.records[-1].step for run in runs)
+    every, loss = (detected(default_thresholds(), s) for s in (SIGNALS, {"training_loss"}))
+    assert loss < every
+    assert (len(every), len(loss)) == (34, 28)
+
+
+def test_without_a_signal_or_with_thresholds_beyond_reach_no_run_is_detected():
+    assert detected(default_thresholds(), ()) == frozenset()
+    never = Thresholds(alone={}, together={}, full_scale={})
+    assert detected(never, SIGNALS) == frozenset()
+
+
+@pytest.mark.slow
+def test_the_shipped_failing_runs_are_failures_that_the_judgement_finds():
+    found = {
+        run.id for run in failing_runs() if watch(Run(id=run.id, records=list(run.records))).failure
+    }
+    assert len(found) >= 0.9 * 32
+
+
+@pytest.mark.slow
+def test_the_shipped_failing_runs_come_from_the_open_parts():
+    from itertools import chain
+
+    from rmetric.readers.archive import read_runs as read_archive
+    from studies.fault_lab.failing_runs import LOGS, OPEN_PARTS, choose
+
+    made = choose(chain.from_iterable(read_archive(LOGS / part) for part in OPEN_PARTS))
+    # As text: a nan is not equal to itself.
+    assert lzma.decompress(failing_runs_to_bytes(made)) == lzma.decompress(PATH.read_bytes())
+
+
+LOGS = Path(__file__).parents[3] / "shared/data/training_logs"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not LOGS.exists(), reason="the public logs are not here")
+def test_no_healthy_public_run_looks_like_a_failure():
+    import csv
+
+    with (LOGS / "labels.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["label"] == "healthy"]
+    flagged = []
+    for row in rows:
+        runs = read_runs(LOGS / row["local_file"])
+        named = [run for run in runs if row["run_id_in_file"] in run.id] or runs
+        flagged += [row["run"]] * bool(watch(named[0]).failure)
+    assert flagged == []

@@ -1,0 +1,258 @@
+"""What one line, entry or name of a file states: tables of lines.yaml, and their laws."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmetric.diagnosis.facts.job import STAGES
+from rmetric.diagnosis.library.stages import RULES, next_stage, possible_rules, stated_stage
+from rmetric.diagnosis.patterns.values import is_not_finite
+from rmetric.diagnosis.reading.file_names import identify_files
+from rmetric.diagnosis.reading.lsf import LsfReports
+from rmetric.diagnosis.reading.other_jobs import is_of_another, numbers_in
+from rmetric.diagnosis.reading.prefixes import PrefixParser
+from rmetric.diagnosis.reading.steps import match_step, may_state_step, never_states_step
+from rmetric.diagnosis.reading.text import level
+from rmetric.diagnosis.reading.timestamps import parse
+from rmetric.diagnosis.report.frames import raised, stage_of
+from studies.diagnosis_benchmark.corpus import TABLES
+
+
+def step_of(text: str) -> int | None:
+    found = match_step(text)
+    return None if found is None else found.step
+
+
+def form(text: str) -> bytes:
+    return text.lower().encode().translate(None, b"0123456789")
+
+
+def zeros(text: str) -> str:
+    return re.sub("[0-9]+", "0", text)
+
+
+#: Table -> what reads a text of it.
+READERS = {
+    "steps": step_of,
+    "stages": stated_stage,
+    "levels": level,
+    "losses": is_not_finite,
+    "exceptions": raised,
+}
+
+
+@pytest.mark.parametrize("table", READERS)
+def test_what_a_text_states(table):
+    wrong = [
+        (text, found, stated)
+        for stated, text in TABLES[table]
+        if (found := READERS[table](text)) != stated
+    ]
+    assert wrong == []
+
+
+def test_what_states_no_time():
+    assert [text for text in TABLES["no_times"] if parse(text) is not None] == []
+
+
+def test_what_states_a_step_or_a_stage_passes_the_gates():
+    for step, text in TABLES["steps"]:
+        assert step is None or may_state_step(zeros(text)), text
+    for stage, text in TABLES["stages"]:
+        assert not stage or possible_rules(form(text)) or may_state_step(zeros(text)), text
+
+
+@pytest.mark.parametrize("case", TABLES["files"], ids=lambda case: " ".join(case["names"][:2]))
+def test_what_the_names_of_files_state(case):
+    files = identify_files(case["names"])
+    for field in ("node", "rank", "local_rank", "node_number"):
+        for file, stated in zip(files, case.get(f"{field}s", []), strict=False):
+            assert getattr(file, field) == stated
+    assert not any(file.ranked for file in files) or "ranked" not in case
+
+
+def test_the_number_of_a_node_is_no_rank():
+    said = identify_files([f"node-0{number}.log" for number in range(4)])
+    assert [one.node_number for one in said] == [0, 1, 2, 3]
+    assert all(one.rank is None and one.local_rank is None for one in said)
+
+
+def test_a_machine_of_a_tpu_slice_is_a_process_of_jax_where_no_file_is_another_ranks():
+    hosts = [f"t1v-n-9b3f60d2-w-{at}" for at in range(3)]
+    files = identify_files([f"{host}/t5x.log" for host in hosts])
+    assert [(one.rank, one.node) for one in files] == list(enumerate(hosts))
+    files = identify_files([*(f"{host}/xla.log" for host in hosts), "stacks/rank4.txt"])
+    assert [(one.rank, one.node) for one in files] == [*((None, host) for host in hosts), (4, None)]
+
+
+# stages
+
+
+def test_every_rule_of_a_stage_matches_its_example_and_passes_its_gates():
+    assert {rule.stage for rule in RULES} == set(STAGES)
+    for rule in RULES:
+        assert stated_stage(rule.example) == rule.stage
+        pattern = "|".join(rule.patterns)
+        assert re.search(pattern, rule.example.lower()), f"another rule matches {rule.example}"
+        assert any(gate in rule.example.lower() for gate in rule.gates), rule.example
+        assert RULES.index(rule) in possible_rules(form(rule.example))
+        for gate in rule.gates:
+            assert gate
+            assert form(gate).decode() == gate
+
+
+def test_a_job_that_works_does_not_go_back_to_its_start():
+    stage = ""
+    for line in ("launch", "initialise", "train", "compile", "checkpoint", "load data", ""):
+        stage = next_stage(stage, line)
+    assert stage == "checkpoint"
+    assert next_stage("train", "launch") == "launch"
+    assert next_stage("launch", "initialise") == "initialise"
+
+
+WORDS = "step Step iter it epoch eval loss training finished saving checkpoint data start loading"
+PIECES = st.sampled_from([*WORDS.split(), *"=/[|%", "12", "7", ".5"])
+
+
+@given(st.lists(PIECES, max_size=12), st.sampled_from(["", " "]))
+def test_what_tells_a_step_or_a_stage_passes_the_gates(pieces, gap):
+    text = gap.join(pieces)
+    if match_step(text) is not None:
+        assert may_state_step(zeros(text))
+    stage = stated_stage(text)
+    rules, step = possible_rules(form(text)), may_state_step(zeros(text))
+    assert stated_stage(text, rules, may_step=step) == stage
+    assert not stage or rules or step
+
+
+@given(
+    st.sampled_from(["step {}", "iteration {:8d}/ 99 |", "[step {}]", "'step': {}}}", "it={} a"]),
+    st.integers(min_value=0, max_value=10**9),
+)
+def test_the_number_is_read_whatever_it_is(text, step):
+    assert step_of(text.format(step)) == step
+
+
+BESIDE = st.sampled_from(
+    [
+        "step", "steps", "global_step", "iter", "iter(train)", "update", "batch", "it", "loss",
+        "loss scale", "grad_norm", "epoch", "=", ":", "={'a':", "'", '"', "[", "]", "(", "|", ",",
+        " - ", "--", "12", "7", "0.5", "1,234", ".5", "1e3", "nan", "2024-01-02 03:04:05", "٣", "K",
+    ]
+)  # fmt: skip
+
+
+@given(st.lists(BESIDE, max_size=12), st.sampled_from(["", " "]))
+def test_what_never_states_a_step_states_none(pieces, gap):
+    text = gap.join(pieces)
+    if never_states_step(zeros(text)):
+        assert match_step(text) is None
+
+
+def test_a_scale_of_the_loss_is_no_step():
+    text = "[fused_optimizer.py:0:_update_scale] Reducing dynamic loss scale from 0.0 to 0.0"
+    assert may_state_step(text)
+    assert never_states_step(text)
+
+
+# tracebacks
+
+
+def test_of_several_exceptions_the_last_traceback_speaks():
+    first = 'Traceback (most recent call last):\n  File "a.py", line 1, in a\nKeyError: 1'
+    then = "\nDuring handling of the above exception, another exception occurred:\n"
+    text = first + then + first.replace("KeyError: 1", "PlanError: two").replace("a.py", "b.py")
+    assert raised(text) == "PlanError in a (b.py:1): two"
+
+
+def test_the_stage_is_that_of_the_innermost_frame_that_has_one():
+    text = '  File "a.py", line 1, in train\n  File "a.py", line 9, in save_checkpoint\nX: y'
+    assert stage_of(text) == "checkpoint"
+
+
+def test_a_file_of_a_data_set_tells_the_stage_and_a_folder_does_not():
+    frame = '  File "/datasets/{}", line 1, in check\nX: y'
+    assert stage_of(frame.format("run/streaming/dataset.py")) == "load data"
+    assert stage_of(frame.format("run/model.py")) == ""
+    assert stage_of(frame.format("train_dataloader.py").replace("check", "<module>")) == ""
+
+
+@pytest.mark.parametrize(
+    ("function", "stage"),
+    [
+        ("validate", "evaluate"),
+        ("_run_validate", "evaluate"),
+        ("validation_step", "evaluate"),
+        ("validate_epoch", "evaluate"),
+        ("evaluate_and_print_results", "evaluate"),
+        ("validate_result", ""),
+        ("_validate_args", ""),
+    ],
+)
+def test_a_check_of_values_is_no_evaluation_of_a_model(function: str, stage: str) -> None:
+    text = f'Traceback (most recent call last):\n  File "a.py", line 3, in {function}\nKeyError: 1'
+    assert stage_of(text) == stage
+
+
+def test_the_stage_of_a_chain_is_that_of_its_first_exception():
+    frame = '  File "a.py", line 1, in {}\n'
+    first, then = frame.format("training_step") + "X: y\n", frame.format("teardown") + "Z: w"
+    chain = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    assert stage_of(first + chain + then) == "train"
+    assert stage_of(frame.format("main") + "X: y\n" + chain + then) == "tear-down"
+
+
+def test_a_launcher_s_own_frames_tell_no_stage() -> None:
+    torch = '  File "/lib/torch/{}", line 3, in {}\n'
+    launcher = torch.format("distributed/elastic/agent/api.py", "_initialize_workers")
+    layers = torch.format("nn/modules/container.py", "__getitem__")
+    assert stage_of("Traceback (most recent call last):\n" + launcher + layers) == ""
+
+
+# ranks, jobs and reports that a scheduler's lines state
+
+
+def test_ranks_of_loggers_that_write_json_or_keys_and_values():
+    record = {"time": 1.25, "level": "info", "rank": 12, "node": "gpu-07", "message": "a"}
+    parser = PrefixParser.learn([json.dumps(record).encode()] * 9)
+    found = parser.split(json.dumps(record).encode())[0]
+    assert (found.rank, found.node) == (12, "gpu-07")
+    for other in ({"message": 'lost "rank": 3'}, {"local_rank": 3}, {"peer": {"rank": 3}}):
+        assert parser.split(json.dumps(other).encode())[0].rank is None
+    assert parser.split(b"lvl=info rank=31 state=sync")[0].rank == 31
+    assert parser.split(b"step 7: waits for rank=31 state=sync")[0].rank is None
+
+
+@pytest.mark.parametrize(
+    ("line", "other"),
+    [
+        (b"[2024-04-18T12:00:31.781] [77.0] error: *** STEP 77.0 ON a CANCELLED ***", False),
+        (b"[2024-04-18T12:00:31.781] [88.batch] done with job", True),
+        (b"launch task StepId=88.0 request from UID:1", True),
+        (b"requeue JobId=88 to reclaim resources for JobId=77", False),
+        (b"step 88 loss 2.1", False),
+    ],
+)
+def test_the_job_that_a_schedulers_line_is_about(line: bytes, other: bool) -> None:
+    assert is_of_another(line, {b"77"}) is other
+
+
+def test_numbers_of_jobs_in_names() -> None:
+    assert numbers_in("logs/train-90211.out.3") == {"90211"}
+
+
+def test_a_report_of_lsf_stands_behind_its_output() -> None:
+    reports = LsfReports()
+    out = reports.moved([b"Sender: LSF System <a>", b"TERM_OWNER: killed", b"The output (if any)"])
+    out += reports.moved([b"step 1", b"step 2"])
+    assert [*out, *reports.rest()] == [b"step 1", b"step 2", b"", b"TERM_OWNER: killed", b""]
+    assert reports.pieces == [(1, 4), (3, 1)]
+    assert LsfReports().moved([b"step 1", b"Sender: no report"]) == [
+        b"step 1",
+        b"Sender: no report",
+    ]

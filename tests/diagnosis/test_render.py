@@ -1,0 +1,414 @@
+"""The verdict in plain text: golden for each outcome, and laws that hold for any."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf, nan
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmetric.diagnosis.report.layout import around, brief, excerpt, partly, shortened, wrapped
+from rmetric.diagnosis.report.render import MOST_LINES, WIDTH, clock, headline, verdict
+from rmetric.diagnosis.result import (
+    OUTCOMES,
+    Candidate,
+    Diagnosis,
+    Evidence,
+    Suspect,
+)
+from tests.diagnosis.diagnoses import THEN, echo, evidence, out_of_memory, suspect
+
+WHOLE = """\
+FAILED: A GPU ran out of memory, rank 12 on node-03, at step 431 (train), 2024-05-03 02:14:07
+Owner      user: owner of the job's code, settings or data
+To do      Lower the micro batch. Look for a batch of unusual length.
+Confidence 93 % (sure): its exception comes 600 s before the collective timeouts of 63 others
+Log        node-03/rank_12.log:8812
+           torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB
+Where      rank 12 on node-03: the only one that raised an exception
+Since      iteration 429, the first that differs from its predecessors
+Echo       600 s later on rank 0 and 7 or more others: A collective timed out
+Candidates A collective timed out (31 %): 63 ranks say so, but after rank 12 had ended
+Note       the clock of node-05 is 3 h ahead of the others: corrected
+Input      64 files, 1,234,567 lines, 64 of 64 ranks, 2024-05-03 00:14:07 to 2024-05-03 02:24:17"""
+
+HEALTHY = """\
+HEALTHY: no failure found, last step 1000, 2024-05-03 02:14:07
+Confidence 97 % (sure) that the job is healthy: the last line says that the training is done
+Input      1 file, 5,000 lines"""
+
+TERMINATED = """\
+TERMINATED: The scheduler's time limit was reached, 2024-05-03 02:14:07
+Owner      user: owner of the job's code, settings or data
+To do      Ask for more time, or start again from the last checkpoint.
+Confidence 95 % (sure)
+Log        slurm-77.out:412
+           slurmstepd: error: *** JOB 77 ON node-01 CANCELLED DUE TO TIME LIMIT ***
+Where      no node stands out"""
+
+UNKNOWN = """\
+UNKNOWN: the log ends at step 12 without a word of why, last step 12 (train)
+Confidence none: nothing known was found, and no rank differs from the others
+Where      no node stands out
+Candidates Killed for want of memory on the host (35 %): the log ends in the middle of a line
+           The node was lost (20 %)"""
+
+SILENT = """\
+FAILED, cause unknown: rank 5 on gpu-02 fell silent before the others, last step 70
+Confidence 60 % (likely) that the job failed
+Where      rank 5 on gpu-02: silent for 600 s while 15 others went on"""
+
+
+@pytest.mark.parametrize(
+    ("diagnosis", "text"),
+    [
+        (out_of_memory(), WHOLE),
+        (
+            Diagnosis(
+                outcome="healthy", confidence=0.97, iteration=1000, time=THEN,
+                why="the last line says that the training is done",
+                job=dict(files=1, lines=5000, world_size=None, ranks_heard=0,
+                         first_time=None, last_time=None),
+            ),
+            HEALTHY,
+        ),
+        (
+            Diagnosis(
+                outcome="terminated", cause="slurm_time_limit", family="time limit", actor="user",
+                title="The scheduler's time limit was reached", confidence=0.95, time=THEN,
+                to_do=("Ask for more time, or start again from the last checkpoint.",),
+                events=(
+                    evidence(
+                        role="ending", file="slurm-77.out", line=412, who=("slurm-77.out",),
+                        text="slurmstepd: error: *** JOB 77 ON node-01 CANCELLED DUE TO "
+                        "TIME LIMIT ***",
+                    ),
+                ),
+            ),
+            TERMINATED,
+        ),
+        (
+            Diagnosis(
+                outcome="unknown", title="the log ends at step 12 without a word of why",
+                confidence=0.3, iteration=12, stage="train",
+                why="nothing known was found, and no rank differs from the others",
+                candidates=(
+                    Candidate(cause="oom_kill", title="Killed for want of memory on the host.",
+                              confidence=0.35, why="the log ends in the middle of a line"),
+                    Candidate(cause="node_failure", title="The node was lost", confidence=0.2,
+                              why=""),
+                ),
+            ),
+            UNKNOWN,
+        ),
+        (
+            Diagnosis(
+                outcome="failed", title="rank 5 on gpu-02 fell silent before the others",
+                confidence=0.6, iteration=70,
+                nodes=(suspect(5, "gpu-02", why="silent for 600 s while 15 others went on"),),
+            ),
+            SILENT,
+        ),
+    ],
+    ids=["failed", "healthy", "terminated", "unknown", "silent"],
+)  # fmt: skip
+def test_golden(diagnosis, text):
+    assert verdict(diagnosis) == text
+
+
+def test_the_first_line_says_how_sure_it_is():
+    assert headline(out_of_memory()).startswith("FAILED: A GPU")
+    assert headline(out_of_memory(confidence=0.6)).startswith("FAILED, probably: A GPU")
+    nearest = out_of_memory(cause=None, title="Cause unknown. Closest match: a warning")
+    assert headline(nearest).startswith("FAILED: Cause unknown. Closest match: a warning,")
+    assert headline(nearest).endswith(", rank 12 on node-03, last step 431 (train), 02:14:07")
+    quiet = Diagnosis(outcome="unknown", title="Outcome unknown: the log ends without a fault")
+    assert headline(quiet) == "UNKNOWN: the log ends without a fault"
+    quiet = Diagnosis(outcome="unknown", title="Cause unknown. Closest match: a warning")
+    assert headline(quiet) == "UNKNOWN: Closest match: a warning"
+    unsure = out_of_memory(cause=None, title="")
+    assert headline(unsure).startswith("FAILED: the cause is not known, rank 12 on node-03")
+
+
+def test_where_is_named_by_the_suspects_else_by_who_said_it_first():
+    def at(**changes):
+        return headline(out_of_memory(iteration=None, stage="", time=None, **changes))
+
+    assert at().endswith(", rank 12 on node-03")
+    assert at(nodes=(suspect(12, None),)).endswith(", rank 12")
+    assert at(nodes=tuple(suspect(rank, None) for rank in range(3))).endswith(
+        ", rank 0 and rank 1 and 1 more"
+    )
+    node = suspect(name="node gpu-07", rank=None, node="gpu-07")
+    assert at(nodes=(node,)).endswith(", node gpu-07")
+    several = evidence(who=("rank 3", "rank 4"))
+    assert at(nodes=(), events=(several,)).endswith(", rank 3 first")
+    assert at(nodes=(), events=(evidence(who=("train.log",)),)).endswith("memory")
+    assert at(nodes=(), events=(evidence(role="ending", who=("rank 0",)),)).endswith("memory")
+
+
+def test_of_a_traceback_the_first_exception_is_shown_with_its_message():
+    trace = (
+        "Traceback (most recent call last):\n"
+        '  File "train.py", line 7, in <module>\n'
+        "    load()\n"
+        "RuntimeError: Error(s) in loading state_dict for GPT:\n"
+        "\tsize mismatch for wte.weight\n"
+        "\nDuring handling of the above exception, another exception occurred:\n\n"
+        "Traceback (most recent call last):\n"
+        '  File "train.py", line 9, in <module>\n'
+        "ValueError: cleaning up failed\n"
+    )
+    assert excerpt(evidence(text=trace)) == (
+        "RuntimeError: Error(s) in loading state_dict for GPT: size mismatch for wte.weight"
+    )
+    cut = 'Traceback (most recent call last):\n  File "train.py", line 7'
+    assert (
+        excerpt(evidence(text=cut)) == 'Traceback (most recent call last): File "train.py", line 7'
+    )
+
+
+LONG = "/opt/conda/lib/python3.11/site-packages/torch/distributed/" * 5
+
+
+@pytest.mark.parametrize(
+    ("text", "point", "kept"),
+    [
+        (f"{LONG}elastic.py:{61}: error code is 507035, the kernel failed", "error code is 507035",
+         "error code is 507035, the kernel failed"),
+        (f"RuntimeError: [{LONG}pair.cc:553] Connection closed by peer. {'See. ' * 80}",
+         "Connection closed by peer", "RuntimeError: […/pair.cc:553] Connection closed by peer."),
+        ("Traceback (most recent call last):\n"
+         + f'  File "{LONG}a.py", line 7, in f\n    g()\n' * 9
+         + f"torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB. {'See. ' * 80}",
+         "", "torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB."),
+        (f"step 7 | {'seen: 1 | ' * 30}grad norm: nan | {'skipped: 0 | ' * 30}", "grad norm: nan",
+         "grad norm: nan"),
+        ("Traceback (most recent call last):\nKeyError: 'a'\n\nDuring handling of the above "
+         "exception, another exception occurred:\n\nTraceback (most recent call last):\n"
+         '  File "a.py", line 7, in f\nOSError: Unable to load vocabulary', "Unable to load voc",
+         "OSError: Unable to load vocabulary"),
+        (f"Fatal Python error: Segmentation fault\n\nStack (most recent call first):\n"
+         f'  File "{LONG}a.py", line 7 in f', "Fatal Python error: Segmentation fault",
+         "Fatal Python error: Segmentation fault"),
+    ],
+    ids=["path before it", "path in it", "traceback", "middle of a line", "second exception",
+         "no traceback"],
+)  # fmt: skip
+def test_the_point_of_what_was_logged_is_in_the_verdict(text, point, kept):
+    event = evidence(text=text, point=point, file=f"{LONG}rank_12.log")
+    lines = verdict(out_of_memory(events=(event,))).split("\n")
+    at = next(number for number, line in enumerate(lines) if line.startswith("Log"))
+    assert lines[at].endswith("/rank_12.log:8812")
+    assert kept in " ".join(line[9:] for line in lines[at + 1 : at + 3])
+    assert "File" not in lines[at + 1]
+
+
+def test_the_event_of_the_cause_is_quoted():
+    first = evidence(signature="task_failed", text="a task failed", file="a.log", line=1)
+    diagnosis = out_of_memory(events=(first, evidence(time=None, line=7), evidence()))
+    assert "Log        node-03/rank_12.log:8812\n" in verdict(diagnosis)
+
+
+def test_a_long_title_loses_what_explains_it_and_when_gets_a_line():
+    title = "A kernel failed on a device, most often an address out of range or a fault of the chip"
+    shown = verdict(out_of_memory(title=title, confidence=0.6)).split("\n")
+    assert shown[0] == (
+        "FAILED, probably: A kernel failed on a device, rank 12 on node-03, at step 431 (train), "
+        "2024-05-03 02:14:07"
+    )
+    assert shown[1].startswith("Owner")
+    tight = headline(out_of_memory(title=title, confidence=0.6, time=None), width=90)
+    assert (
+        tight
+        == "FAILED, probably: A kernel failed on a device, rank 12 on node-03, at step 431 (train)"
+    )
+    title = "An operation of a library no longer has, or does not have yet, the argument it needs"
+    shown = verdict(out_of_memory(title=title)).split("\n")
+    assert shown[0] == f"FAILED: {title.removesuffix(' needs')}…, rank 12 on node-03"
+    assert shown[1] == "When       at step 431 (train), 2024-05-03 02:14:07"
+
+
+def test_a_file_is_named_where_it_speaks_without_its_folders():
+    who = "/data/team/run-7/logs/worker.log"
+    node = suspect(name=who, rank=None, node=None, why="logged: it failed")
+    diagnosis = out_of_memory(
+        nodes=(node,), events=(evidence(who=(who,)), echo(who=(who,))),
+        notes=(f"the clock of {who} is 3 h ahead",),
+    )  # fmt: skip
+    shown = verdict(diagnosis)
+    assert "worker.log" not in shown.split("\n")[0]
+    assert "Where      worker.log: logged: it failed" in shown
+    assert "later on worker.log: A collective timed out" in shown
+    assert "the clock of worker.log is 3 h ahead" in shown
+
+
+def test_a_candidate_that_came_after_is_said_to():
+    after = Candidate(cause="slurm_cancelled", title="The job was cancelled", confidence=0.7,
+                      why="follows rank_fell_silent")  # fmt: skip
+    other = Candidate(cause="port_in_use", title="The port is in use", confidence=0.4,
+                      why="follows slurm_cancelled")  # fmt: skip
+    shown = verdict(
+        out_of_memory(
+            cause="rank_fell_silent", title="rank 3 fell silent", confidence=0.7,
+            candidates=(after, other),
+        )
+    )  # fmt: skip
+    assert "The job was cancelled (70 %): later, likely a consequence\n" in shown
+    assert "The port is in use (40 %): later than: The job was cancelled\n" in shown
+
+
+def test_what_a_log_brought_along_cannot_move_the_terminal():
+    hostile = "a\x1b[2J\x07\r\nb\u202ec"
+    shown = verdict(
+        out_of_memory(
+            title=hostile, why=hostile, to_do=(hostile,), notes=(hostile,), stage=hostile,
+            events=(evidence(text=hostile, file=hostile), echo(why=hostile, who=(hostile,))),
+            nodes=(suspect(node=hostile, why=hostile),),
+            candidates=(Candidate(cause="", title=hostile, confidence=0.1, why=hostile),),
+        )
+    )  # fmt: skip
+    assert all(line.isprintable() for line in shown.split("\n"))
+    assert "a\\x1b[2J\\x07\\r b\\u202ec" in shown
+
+
+def test_a_time_that_is_none_is_still_shown():
+    assert clock(4821.55) == "4821.6 s on its own clock"
+    # No year: as written, in January too.
+    assert clock(63072000.0 + 3 * 86400 + 61.5) == "01-04 00:01:01"
+    assert clock(1e30) == "time 1e+30 s"
+    assert clock(nan) == "time nan s"
+    assert clock(inf) == "time inf s"
+
+
+def test_where_there_is_too_much_what_to_do_gives_way_last():
+    long = out_of_memory(
+        to_do=("Do this and that. " * 15,), why="why and why " * 20,
+        nodes=tuple(suspect(rank) for rank in range(8)),
+        candidates=out_of_memory().candidates * 6, notes=out_of_memory().notes * 9,
+    )  # fmt: skip
+    lines = verdict(long).split("\n")
+    labels = [line[:11].strip() for line in lines[1:] if line[:11].strip()]
+    assert labels == ["When", "Owner", "To do", "Confidence", "Log", "Where", "Since", "Candidates",
+                      "Note", "Input"]  # fmt: skip
+    assert len(lines) == MOST_LINES
+    assert sum(line.startswith("To do") for line in lines) == 1
+    assert lines[3:6] == [lines[3], *(f"{'':11}{line[11:]}" for line in lines[4:6])]
+    assert "(and 7 more)" in verdict(long)
+
+
+texts = st.text(max_size=400)
+evidences = st.builds(
+    Evidence, role=st.sampled_from(["cause", "echo", "symptom", "odd"]), signature=texts,
+    why=texts, template=texts, text=texts, file=texts, line=st.integers(1, 10**12),
+    time=st.none() | st.floats(), who=st.lists(texts, max_size=8).map(tuple),
+    count=st.integers(1, 10**9),
+)  # fmt: skip
+suspects = st.builds(
+    Suspect, name=texts, rank=st.none() | st.integers(0, 10**6), node=st.none() | texts,
+    score=st.floats(0, 1), why=texts,
+)  # fmt: skip
+candidates = st.builds(Candidate, cause=texts, title=texts, confidence=st.floats(0, 1), why=texts)
+diagnoses = st.builds(
+    Diagnosis, outcome=st.sampled_from(sorted(OUTCOMES)), cause=st.none() | texts, title=texts,
+    actor=st.none() | st.sampled_from(["user", "hardware", "framework", "platform"]) | texts,
+    confidence=st.floats(0, 1), why=texts, stage=texts,
+    iteration=st.none() | st.integers(), since=st.none() | st.integers(),
+    time=st.none() | st.floats(), to_do=st.lists(texts, max_size=4).map(tuple),
+    events=st.lists(evidences, max_size=4).map(tuple),
+    nodes=st.lists(suspects, max_size=8).map(tuple),
+    candidates=st.lists(candidates, max_size=6).map(tuple),
+    notes=st.lists(texts, max_size=6).map(tuple),
+    job=st.fixed_dictionaries({}, optional=dict(
+        files=st.integers(0, 10**9), lines=st.integers(0, 10**12),
+        world_size=st.none() | st.integers(1, 10**6), ranks_heard=st.integers(0, 10**6),
+        first_time=st.none() | st.floats(), last_time=st.none() | st.floats(),
+    )),
+)  # fmt: skip
+
+
+@settings(deadline=None)
+@given(diagnoses)
+def test_any_diagnosis_fits_on_a_screen(diagnosis):
+    lines = verdict(diagnosis).split("\n")
+    assert len(lines) <= MOST_LINES
+    assert all(len(line) <= WIDTH and line.isprintable() for line in lines)
+    assert lines[0].startswith(diagnosis.outcome.upper())
+
+
+@given(diagnoses)
+@settings(deadline=None, max_examples=20)
+def test_where_it_knows_them_the_line_of_the_log_and_who_acts_are_there(diagnosis):
+    known = replace(diagnosis, events=(evidence(), *diagnosis.events), actor="hardware")
+    shown = verdict(known)
+    assert "Log        node-03/rank_12.log:8812\n" in shown
+    assert "Owner      hardware" in shown
+
+
+@given(texts, st.integers(3, 50))
+def test_a_short_form_keeps_both_ends(text, most):
+    short = shortened(text, most)
+    assert len(short) == min(most, len(text))
+    if len(text) > most:
+        head, tail = short.split("…", 1) if "…" not in text else (short[: most // 2], "")
+        assert text.startswith(head)
+        assert text.endswith(tail)
+
+
+@given(st.text(alphabet="ab .;,é", max_size=200), st.integers(5, 60))
+def test_prose_is_cut_at_its_end(text, most):
+    for short in (brief(text, most), partly(text, most)):
+        assert len(short) <= most
+        assert text.startswith(short.removesuffix("…").rstrip())
+
+
+@given(st.text(alphabet="ab /", max_size=60), st.text(alphabet="xyz", min_size=1, max_size=20),
+       st.text(alphabet="ab /", max_size=60), st.integers(22, 60))  # fmt: skip
+def test_a_point_that_fits_is_kept(before, point, after, most):
+    short = around(f"{before}{point}{after}", most, point=point)
+    assert len(short) <= most
+    assert point in short
+
+
+@given(st.text(alphabet="ab é-/", max_size=300), st.integers(8, 40), st.integers(1, 4))
+def test_wrapping_never_exceeds_its_room(text, width, most):
+    lines = wrapped(text.strip(), width, most)
+    assert len(lines) <= most
+    assert all(len(line) <= width for line in lines)
+    if "  " not in text.strip() and len(text.strip()) <= width:
+        assert lines == [text.strip()] * bool(lines)
+
+
+def test_a_title_cut_after_a_full_stop_is_no_sentence_before_the_rank():
+    title = "ValueError in build (train.py:41): I don't know why. " + "Look at the settings " * 6
+    rank = Suspect(name="rank 0", rank=0, node=None, score=0.9, why="")
+    shown = headline(
+        Diagnosis(outcome="failed", cause="x", title=title, confidence=0.9, nodes=(rank,))
+    )
+    assert "why, rank 0" in shown
+
+
+def test_a_path_in_a_title_is_shortened_at_its_folders():
+    path = "/scratch/team/" + "long_folder_name/" * 8 + "checkpoint_0041.pt"
+    title = f"OSError in save (train.py:41): cannot write {path}"
+    shown = headline(Diagnosis(outcome="failed", cause="x", title=title, confidence=0.9))
+    assert "…/checkpoint_0041.pt" in shown
+
+
+@pytest.mark.parametrize(("time", "said"), [(THEN, "600 s later"), (4821.5, "later")])
+def test_no_difference_is_told_of_times_on_two_scales(time, said):
+    found = replace(out_of_memory(), time=time)
+    assert f"\nEcho       {said} on rank 0" in verdict(found)
+
+
+@pytest.mark.parametrize("length", range(20, 120))
+def test_a_headline_keeps_its_cause_however_long_a_nodes_name_is(length: int) -> None:
+    name = "a" * length
+    suspect = Suspect(name=f"node {name}", rank=None, node=name, score=1.0, why="")
+    title = "The training hung after step 1210 and was ended 40 min later"
+    line = headline(
+        Diagnosis(outcome="failed", cause="training_hung", title=title, nodes=(suspect,))
+    )
+    assert title[:12] in line

@@ -1,0 +1,611 @@
+"""The verdict on a whole log: its classes, on courses made to break the rules."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from math import inf, isfinite, nan
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmetric import Record, Truth
+from rmetric.evaluation import RunVerdict, judge_run
+from rmetric.evaluation.verdict_words import SEVERITY, alarm_words
+from rmetric.metric import HEALTHY_ALARMED
+
+N = 1000
+
+
+def course(count: int = N, start: float = 10.8, end: float = 2.9, noise: float = 0.05, seed=0):
+    """A loss that falls as that of a language model."""
+    steps = np.arange(count)
+    rng = np.random.default_rng(seed)
+    fall = (start - end) * np.exp(-6 * steps / count) + end
+    return fall + noise * rng.standard_normal(count)
+
+
+def records(losses, every: int = 1, name: str = "training_loss", first: int = 1) -> list[Record]:
+    return [Record(step=first + i * every, **{name: float(x)}) for i, x in enumerate(losses)]
+
+
+def verdict(losses, alarms=(), **how) -> RunVerdict:
+    return judge_run(records(losses, **how), alarms)
+
+
+def with_part(losses, at: int, part):
+    changed = np.array(losses, dtype=float)
+    part = np.broadcast_to(part, min(np.size(part) if np.ndim(part) else 1, len(changed) - at))
+    changed[at : at + len(part)] = part
+    return changed
+
+
+def diverged(at: int = 712, count: int = N, high: float = 7.2, over: int = 20, seed: int = 0):
+    losses = course(count, seed=seed)
+    rise = np.minimum(1, np.arange(1, count - at + 1) / over)
+    losses[at:] += rise * (high - losses[at:])
+    return losses + 0.1 * np.random.default_rng(seed + 1).standard_normal(count) * (
+        np.arange(count) >= at
+    )
+
+
+def test_a_divergence_is_told_with_its_levels_and_what_ran_after_the_alarm():
+    found = verdict(diverged(over=1), [713])
+    assert found.text == "DIVERGED at step 713: never came back"
+    assert found.detail == (
+        "loss 3, end 7.23; trained on for 287 steps (29 %) after the live alarm"
+    )
+    assert found.advice == "stop, go back to a checkpoint before step 713"
+    assert (found.kind, found.severity, found.onset_step) == ("diverged", "bad", 713)
+    assert (found.alarm_step, found.end_step, found.loss) == (713, None, "training_loss")
+    assert verdict(diverged(over=1)).detail == "loss 3, end 7.23"
+
+
+def test_a_spike_is_told_with_its_length():
+    found = verdict(with_part(course(), 701, [7.0, 8.0, 6.5]))
+    assert found.text == "SPIKE at 702, recovered in 3 steps"
+    assert found.numbers_and_advice == "loss 3.01, peak 8. To do: watch whether it comes again."
+    assert (found.kind, found.severity) == ("spike", "warning")
+    assert (found.onset_step, found.end_step) == (702, 705)
+    twice = with_part(with_part(course(), 701, [7.0] * 4), 300, [9.0] * 5)
+    assert verdict(twice).text == "2 SPIKES, all recovered"
+    assert verdict(twice).detail.startswith("the highest begins at 301: ")
+    assert verdict(twice).advice.startswith("look at the data")
+
+
+def test_a_healthy_run_and_one_too_short():
+    assert verdict(course()).text == "HEALTHY: no failure seen"
+    assert verdict(course()).detail == "loss 10.8 -> 2.91"
+    assert verdict([3.0, 2.9, 2.8, 2.7]).text == "CANNOT TELL: 4 records"
+    assert judge_run([]).text == "CANNOT TELL: no record"
+    flat = verdict(course(start=2.9))
+    assert flat.detail.endswith(", it does not fall")
+
+
+def test_nan_to_the_end_and_nan_for_a_while():
+    tail = verdict(with_part(course(), 900, [nan] * 100), [902])
+    assert tail.kind == "not_finite"
+    assert tail.text == "NOT FINITE from step 901 to the end"
+    assert tail.detail == (
+        "loss 2.94 -> nan, 100 of 1,000 losses; trained on for 98 steps (10 %) after the live alarm"
+    )
+    assert verdict(with_part(course(), 999, [inf])).kind == "not_finite"
+    assert verdict([5.0, 6.0, nan, nan]).kind == "not_finite", "however short"
+    once = verdict(with_part(course(), 500, [nan, nan]))
+    assert once.text == "SPIKE at 501, recovered in 2 steps"
+    assert once.detail == "loss 3.29, then nan or infinite"
+    zero = verdict(with_part(course(), 900, [0.0] * 100))
+    assert zero.kind == "not_finite"
+    assert "exactly 0" in zero.detail
+
+
+def test_a_loss_that_had_blown_up_before_it_was_nan_names_the_earlier_step():
+    found = verdict([5.0, 4.0, 3.0, 2.5, 900.0, 950.0, 940.0, nan, nan, nan])
+    assert found.text == "NOT FINITE from step 8 to the end"
+    assert found.detail == "loss 2.5 -> 940 at step 5, then nan, 3 of 10 losses"
+    assert found.advice == "stop, go back to a checkpoint before step 5"
+    back = verdict([5.0, 4.0, 900.0, 3.0, 2.5, nan, nan])
+    assert back.advice == "stop, go back to a checkpoint before step 6"
+
+
+def test_a_divergence_that_is_coming_back_is_not_said_never_to():
+    falling = with_part(course(), 600, list(np.linspace(40.0, 10.0, 400)))
+    assert verdict(falling).text == "DIVERGED at step 601: not back by the end"
+    assert verdict(diverged()).text.endswith("never came back")
+
+
+def test_an_unstable_run_that_settled_says_so():
+    shaken = course()
+    shaken[100:500] += 3 * (np.arange(400) % 40 < 30)
+    assert verdict(shaken).text.endswith(", calm since")
+
+
+def test_a_step_that_the_optimiser_skipped_is_no_value():
+    log = records(with_part(course(), 500, [inf, inf]))
+    for record in log[500:502]:
+        record.skipped = True
+    assert judge_run(log).kind == "healthy"
+
+
+def test_a_log_that_ends_during_a_rise_is_undecided():
+    found = verdict(diverged(at=980, over=1))
+    assert found.kind == "cannot_tell"
+    assert found.text == "CANNOT TELL: the log ends 19 steps after a rise at step 981"
+    assert found.detail.startswith("loss 2.93 -> 7.17")
+    assert verdict(diverged(at=900, over=1)).kind == "diverged"
+
+
+def test_a_rise_that_takes_half_of_the_log_is_a_divergence():
+    losses = course(noise=0.02)
+    losses[450:] += np.linspace(0, 3, 550)
+    assert verdict(losses).kind == "diverged"
+
+
+def test_most_of_the_log_above_is_unstable():
+    losses = course(noise=0.02)
+    wild = np.random.default_rng(1).lognormal(1, 1, 500)
+    losses[200:700] += wild + 2
+    found = verdict(losses)
+    assert (found.kind, found.severity) == ("unstable", "bad")
+    assert found.text.startswith("UNSTABLE from step 201 to 70")
+
+
+# What looks like a failure and is none
+
+
+def test_a_restart_of_the_schedule_is_no_failure():
+    losses = course(3000, noise=0.02)
+    for at in (1000, 2000):
+        steps = np.arange(1000)
+        bump = np.minimum(steps / 15, 1) * 0.9 * (1 + np.cos(np.pi * steps / 1000)) / 2
+        losses[at : at + 1000] += bump
+    assert verdict(losses).kind == "level_rose"
+    assert verdict(losses[:2000]).kind == "level_rose"
+    mild = course(3000, noise=0.02)
+    mild[1000:2000] += 0.3 * np.linspace(1, 0, 1000)
+    assert verdict(mild).kind == "healthy"
+
+
+@pytest.mark.parametrize("to", [3.8, 4.5, 5.5])
+def test_other_data_are_no_divergence(to):
+    losses = course(noise=0.03)
+    losses[500:] += (to - 2.9) * (0.7 + 0.3 * np.exp(-np.arange(500) / 150))
+    found = verdict(losses)
+    assert (found.kind, found.severity) == ("level_rose", "warning")
+    assert found.onset_step == 501
+
+
+def test_other_data_in_a_fine_tuning_are_no_divergence():
+    losses = np.concatenate([course(500, 1.2, 1.0, 0.03), course(500, 2.4, 1.9, 0.03)])
+    assert verdict(losses).kind == "level_rose"
+
+
+def test_an_announced_change_begins_a_past_anew():
+    log = records(with_part(course(noise=0.02), 500, 6.0 + course(500, 1.0, 0.0, 0.02)))
+    assert judge_run(log).kind != "healthy"
+    log[500].planned_events = ("data_mixture",)
+    assert judge_run(log).kind == "healthy"
+
+
+def test_a_loss_near_zero_is_not_judged_by_its_ratio():
+    losses = np.abs(course(start=2.0, end=0.0, noise=0.002))
+    assert verdict(with_part(losses, 800, [0.05] * 20)).kind == "healthy"
+    assert verdict(with_part(losses, 800, [1.4] * 200)).kind == "diverged"
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("count", [10, 14, 20, 40])
+@pytest.mark.parametrize("noise", [0.1, 0.3])
+def test_a_noisy_short_log_is_no_failure(count, noise, seed):
+    rng = np.random.default_rng(seed)
+    losses = 2.0 * rng.lognormal(0, noise, count)
+    assert verdict(losses, every=10).severity != "bad"
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("every", [1, 10])
+def test_heavy_tails_are_no_spikes(every, seed):
+    rng = np.random.default_rng(seed)
+    losses = course(2000, noise=0.0) + 0.05 * rng.standard_t(3, 2000)
+    assert verdict(losses, every=every).kind == "healthy"
+    drifting = course(2000, noise=0.0)
+    walk = 0.0
+    for i in range(2000):
+        walk = 0.95 * walk + 0.02 * rng.standard_normal()
+        drifting[i] += walk
+    assert verdict(drifting, every=every).kind == "healthy"
+
+
+def test_a_burst_without_any_calm_part_is_a_divergence():
+    rng = np.random.default_rng(0)
+    wild = 20 * rng.lognormal(0, 0.5, 34).clip(0.6, 3)
+    wild[-6:] = 15.0
+    assert verdict([6.9, 6.8, 7.2, 8.0, 8.4, 10.0, *wild]).severity == "bad"
+    grows = np.clip(0.1 + 0.8 * np.arange(60) / 20, 0, 0.9)
+    assert verdict(grows + 0.05 * rng.standard_normal(60)).severity != "bad"
+
+
+def test_a_policy_loss_is_not_judged():
+    rng = np.random.default_rng(0)
+    assert verdict(1e-3 * rng.standard_normal(400)).kind == "cannot_tell"
+    drift = np.abs(0.05 * np.arange(400) / 400 + 1e-3 * rng.standard_normal(400))
+    assert verdict(drift).kind == "cannot_tell", "the divergence term of GRPO grows in health"
+
+
+def test_a_negative_log_likelihood_below_zero_is_judged():
+    losses = course(start=3.0, end=-2.0)
+    assert verdict(losses).kind == "healthy"
+    assert verdict(with_part(losses, 600, [4.0] * 400)).kind == "diverged"
+
+
+def test_an_accuracy_is_not_called_a_divergence():
+    rising = 0.1 + 0.8 * (1 - np.exp(-np.arange(N) / 300))
+    found = verdict(rising + 0.01 * np.random.default_rng(0).standard_normal(N))
+    assert found.kind == "cannot_tell"
+    assert judge_run([Record(step=s, gradient_norm=1.0) for s in range(50)]).text == (
+        "CANNOT TELL: no loss is logged"
+    )
+
+
+def test_the_evaluation_loss_alone_is_judged_where_it_can_be():
+    name = "validation_loss"
+    assert verdict(course(30, noise=0.01), every=100, name=name).kind == "healthy"
+    overfit = np.concatenate([np.linspace(1.3, 1.0, 10), np.linspace(1.0, 1.8, 30)])
+    assert verdict(overfit, every=100, name=name).kind == "cannot_tell"
+    failed = with_part(course(30, noise=0.01), 20, [7.0] * 10)
+    assert verdict(failed, every=100, name=name).kind == "diverged"
+    assert verdict(with_part(failed, 20, [nan] * 10), name=name).kind == "not_finite"
+
+
+def test_one_evaluation_that_is_nan_is_no_failure_of_the_training():
+    log = records(course(400))
+    for i in range(39, 400, 40):
+        log[i].validation_loss = 3.0
+    log[-1].validation_loss = nan
+    assert judge_run(log).kind == "healthy"
+    log[-41].validation_loss = nan
+    assert judge_run(log).kind == "not_finite"
+
+
+def test_a_run_that_failed_by_its_own_log_is_not_called_healthy():
+    truth = Truth(outcome="failed", failure_kind="lost_worker", failure_step=812)
+    found = judge_run(records(course()), truth=truth)
+    assert (found.kind, found.severity, found.onset_step) == ("failed", "bad", 812)
+    assert found.text == "FAILED at step 812, as its log states (lost worker)"
+    assert found.detail == "its loss does not show it"
+    spike = with_part(course(), 998, [7.0, 7.0])
+    assert judge_run(records(spike), truth=truth).detail == "loss 2.91 -> 7 at step 999"
+    assert judge_run(records(diverged()), truth=truth).kind == "diverged"
+
+
+def test_overfitting_is_told_from_health_and_from_divergence():
+    log = records(course(400, 1.6, 0.1, 0.01))
+    for i, value in enumerate(np.concatenate([np.linspace(1.5, 1.0, 4), np.linspace(1.1, 1.7, 6)])):
+        log[40 * i + 39].validation_loss = float(value)
+    found = judge_run(log)
+    assert found.kind == "overfitting"
+    assert found.text == "OVERFITTING since step 160"
+    assert found.detail == "validation loss 1 -> 1.7 while the training loss falls"
+
+
+def test_steps_that_fall_back_are_counted_as_records():
+    log = records(diverged(over=1))
+    for i, record in enumerate(log):
+        record.step = i + 1 if i < 400 else i - 99
+    found = judge_run(log, [613])
+    assert found.kind == "diverged"
+    assert found.detail == "loss 3, end 7.23"
+
+
+# For any course
+
+COURSES = {
+    "healthy": course(2000),
+    "diverged": diverged(1400, 2000, over=1),
+    "slow": diverged(1200, 2000, over=300),
+    "spike": with_part(course(2000, noise=0.02), 1000, [7.0] * 60),
+    "nan": with_part(course(2000), 1500, [nan] * 500),
+    "undecided": diverged(1940, 2000, over=1),
+    "rose": course(2000, noise=0.02) + 1.2 * (np.arange(2000) >= 1000),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", COURSES)
+@settings(deadline=None, max_examples=20)
+@given(exponent=st.integers(-20, 20))
+def test_the_class_does_not_depend_on_the_unit_of_the_loss(name, exponent):
+    plain, scaled = verdict(COURSES[name]), verdict(COURSES[name] * 2.0**exponent)
+    steps = (plain.kind, plain.onset_step, plain.end_step, plain.num_events)
+    assert steps == (scaled.kind, scaled.onset_step, scaled.end_step, scaled.num_events)
+
+
+@pytest.mark.parametrize("name", COURSES)
+@pytest.mark.parametrize("offset", [0, 3, 9])
+def test_every_tenth_record_has_the_same_verdict(name, offset):
+    log = records(COURSES[name])
+    plain, thinned = judge_run(log), judge_run(log[offset::10])
+    assert thinned.kind == plain.kind
+    if plain.onset_step is not None and name != "slow":
+        assert abs(thinned.onset_step - plain.onset_step) <= 20
+
+
+@pytest.mark.long
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(
+        st.one_of(
+            st.none(), st.floats(allow_nan=True, allow_infinity=True),
+            st.sampled_from([0.0, 1.0, 2.0, nan, inf, -inf, 1e308, -1e308, 5e-324]),
+        ),
+        max_size=60,
+    ),
+    st.lists(st.integers(-5, 70), max_size=4),
+)  # fmt: skip
+def test_any_log_has_a_verdict_on_one_line(losses, alarms):
+    log = [Record(step=s, training_loss=x) for s, x in enumerate(losses)]
+    found = judge_run(log, sorted(alarms))
+    assert found.kind in SEVERITY
+    assert found.text
+    assert found.text.isprintable()
+    assert found == judge_run(log, sorted(alarms))
+    for value in (found.before, found.after):
+        assert value is None or isfinite(value)
+
+
+# Beside the verdict
+
+
+def beside_validation(evaluations) -> RunVerdict:
+    log = records(diverged(over=1))
+    for i, value in enumerate(evaluations):
+        log[100 * i + 99].validation_loss = float(value)
+    return judge_run(log, [713])
+
+
+def test_a_divergence_of_the_training_loss_alone_says_so():
+    found = beside_validation([5, 4, 3.5, 3.2, 3.1, 3.0, 2.9, 2.9, 2.85, 2.8])
+    assert found.text == "DIVERGED at step 713: never came back, in the training loss only"
+    assert found.detail.endswith("; validation loss 2.9 -> 2.8")
+    assert (found.kind, found.training_only) == ("diverged", True)
+
+
+@pytest.mark.parametrize(
+    "evaluations",
+    [
+        [5, 4, 3.5, 3.2, 3.1, 3.0, 2.9, 7.0, 7.1, 7.2],
+        [5, 4, 3.5, 3.2, 3.1, 3.0, 2.9, 4.0, 2.9, 2.9],
+        [5, 4, 3.5, 3.2, 3.1, 3.0, 2.9, nan, 2.9, 2.9],
+        [5, 4, 3.5, 3.2, 3.1, 3.0, 2.9, 2.9],
+        [],
+    ],
+    ids=["rises too", "rises for a while", "not finite", "one evaluation", "none"],
+)
+def test_it_does_not_say_so_where_the_validation_loss_does_not_show_it(evaluations):
+    found = beside_validation(evaluations)
+    assert found.kind == "diverged"
+    assert not found.training_only
+    assert "training loss only" not in found.text
+
+
+def fine_tuning(losses, evaluations, every: int = 10) -> RunVerdict:
+    """The verdict on a short log with evaluations at even distances, the last at its end."""
+    log = records(losses, every=every)
+    for i, value in enumerate(evaluations, start=1):
+        log[len(log) * i // len(evaluations) - 1].validation_loss = value
+    return judge_run(log)
+
+
+FLAT = [2.0, 2.02, 1.98, 2.01, 1.99] * 4
+CALM = [2.05, 2.03, 1.99, 2.0, 1.99, 2.01, 1.94, 1.96]
+FALLS = [3.0, 2.6, 2.4, 2.3, 2.2, 2.15, 2.1, 2.05, 2.03, 2.01, 2.0, 1.98, 1.97, 1.97]
+#: training losses, evaluations -> the class, and how the words begin
+SHORT = {
+    "an early rise that never came back": (
+        [2.05, 2.03, 3.4, 2.9, 2.75, 2.6, 2.5, 2.4, 2.4, 2.4, 2.35, 2.3, 2.3, 2.25, 2.25, 2.2, 2.2],
+        [2.95, 2.7, 2.6, 2.55],
+        "unstable", "UNSTABLE from step 21 to ",
+    ),
+    "a slow rise": (
+        [*CALM, 1.95, 2.03, 2.0, 2.0, 2.1, 2.1, 2.2, 2.27, 2.33, 2.25, 2.28, 2.26],
+        [2.29, 2.29, 2.5, 2.6],
+        "level_rose", "WORSE THAN AT THE START",
+    ),
+    "a fall and then a slow rise": (
+        [*FALLS, *np.linspace(1.98, 2.2, 16)], [], "level_rose", "LEVEL ROSE since step ",
+    ),
+    "worse from the start on": (
+        list(np.linspace(2.0, 2.3, 20) + 0.01 * (np.arange(20) % 3)),
+        [],
+        "level_rose", "WORSE THAN AT THE START",
+    ),
+    "worse evaluations alone": (
+        FLAT, [2.3, 2.34, 2.37, 2.4, 2.42, 2.44],
+        "level_rose", "WORSE THAN AT THE START",
+    ),
+    "evaluations that jump": (
+        FLAT, [2.3, 2.2, 2.9, 3.0, 3.0],
+        "level_rose", "LEVEL ROSE since step ",
+    ),
+    "the same while the training loss falls": (
+        FALLS, [2.3, 2.2, 2.9, 3.0, 3.0],
+        "overfitting", "OVERFITTING since step ",
+    ),
+    "a little of it, beyond the noise": (
+        FALLS, [2.3, 2.35, 2.39, 2.44, 2.48, 2.53],
+        "overfitting", "OVERFITTING since step ",
+    ),
+    "one last evaluation": (FALLS, [2.3, 2.2, 2.1, 9.0], "cannot_tell", "CANNOT TELL: the last "),
+    "it explodes": (
+        [*CALM, 2.7, 14.0, 2528.0, 1.3e5, 2.6e6, 5.4e6, 6.4e6, 6.7e6, 6.8e6, 6.8e6],
+        [2.3, 4.5, 6.1e6, 6.7e6],
+        "diverged", "DIVERGED at step 8",
+    ),
+    "it climbs from the first steps on, and so do the evaluations": (
+        list(np.linspace(2.0, 6.0, 20)), [2.3, 3.0, 4.0, 5.0],
+        "diverged", "DIVERGED at step ",
+    ),
+    "it may be no loss": (list(np.linspace(2.0, 6.0, 20)), [], "cannot_tell", "CANNOT TELL: the v"),
+    "healthy": (CALM + [x - 0.05 for x in CALM], [2.3, 2.28, 2.26, 2.26], "healthy", "HEALTHY"),
+    "an early rise that was over": (
+        [2.05, 2.8, 7.6, 5.8, 3.8, 2.4, 2.15, 2.07, *CALM, 1.93, 1.93],
+        [2.86, 2.32, 2.3, 2.29],
+        "healthy", "HEALTHY",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_short_run_is_healthy_only_where_no_loss_ends_above_where_it_was(name):
+    losses, evaluations, kind, text = SHORT[name]
+    found = fine_tuning(losses, evaluations)
+    assert found.kind == kind
+    assert found.text.startswith(text)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_noise_is_no_rise_of_the_level(seed):
+    rng = np.random.default_rng(seed)
+    found = fine_tuning(2.0 + 0.1 * rng.standard_normal(60), 2.3 + 0.01 * rng.standard_normal(6))
+    assert found.kind == "healthy"
+
+
+def test_an_evaluation_just_before_the_onset_may_show_it_already():
+    assert not beside_validation([5, 4, 3.5, 3.2, 3.1, 3.0, 4.9, 4.5, 4.2, 4.0]).training_only
+
+
+@pytest.mark.parametrize("last", [[9.5], [9.5, 9.0]])
+def test_last_records_that_explode_are_undecided(last):
+    found = verdict([*course(400), *last])
+    assert found.severity == "unknown"
+    assert found.onset_step == 401
+
+
+def test_each_spike_has_its_step():
+    twice = with_part(with_part(course(), 701, [7.0] * 4), 300, [9.0] * 5)
+    assert verdict(twice).event_steps == (301, 702)
+    assert verdict(course()).event_steps == ()
+
+
+def test_single_records_that_stand_out_are_told():
+    found = verdict(with_part(with_part(course(), 300, [40.0]), 600, [30.0]))
+    assert found.kind == "healthy"
+    assert "; 2 single records stand out, the highest 40 at step 301" in found.detail
+    found = verdict(with_part(with_part(course(), 300, [40.0]), 600, [9.0] * 6))
+    assert found.kind == "spike"
+    assert "; one record stands out, 40 at step 301" in found.detail
+    assert "stand" not in verdict(with_part(course(), 600, [9.0] * 6)).detail
+
+
+def test_a_training_loss_that_was_lost_first_sets_the_checkpoint():
+    training = [*course()[:90], *(40.0 + x for x in range(10))]
+    records = [Record(step=i, training_loss=x) for i, x in enumerate(training, start=1)]
+    records += [Record(step=200 * i, validation_loss=9.0) for i in range(1, 6)]
+    records += [Record(step=200 * i, validation_loss=nan) for i in range(6, 20)]
+    found = judge_run(records)
+    assert found.kind == "not_finite"
+    assert found.advice == "stop, go back to a checkpoint before step 91"
+    assert "last logged at step 100" in found.detail
+
+
+def test_losses_that_are_not_finite_again_and_again_have_their_first_step():
+    losses = course()
+    for at in (*range(500, 1000, 3), 999):
+        losses[at] = nan
+    found = verdict(losses)
+    assert (found.kind, found.onset_step) == ("not_finite", 501)
+    assert found.text == "NOT FINITE again and again since step 501"
+    assert found.advice == "stop, go back to a checkpoint before step 501"
+    once = with_part(with_part(course(), 500, [nan]), 990, [nan] * 10)
+    assert verdict(once).text == "NOT FINITE from step 991 to the end"
+
+
+def test_overfitting_is_told_beside_a_spike():
+    losses = with_part(course(), 200, [9.0] * 6)
+    records = [Record(step=i, training_loss=x) for i, x in enumerate(losses, start=1)]
+    for i, x in zip(
+        range(50, 1000, 50), [3.0, 2.5, *(2.5 + 0.1 * k for k in range(17))], strict=True
+    ):
+        records[i - 1] = replace(records[i - 1], validation_loss=x)
+    found = judge_run(records)
+    assert found.kind == "spike"
+    assert "; and overfitting since step 100: validation loss 2.5 -> 4.1" in found.detail
+
+
+def words(losses, alarms) -> str:
+    return alarm_words(verdict(losses, alarms), alarms[0] if alarms else None, len(alarms))
+
+
+def test_a_live_alarm_is_told_with_its_reason():
+    nan_tail = with_part(course(), 900, [nan] * 100)
+    assert words(nan_tail, [35, 300]) == (
+        "at step 35 (first of 2), 866 steps before the onset, and none at the onset"
+    )
+    assert words(nan_tail, [901]) == "at step 901, at the onset"
+    assert words(nan_tail, [902]) == "at step 902, 1 step after the onset"
+    assert (
+        words(nan_tail, [951])
+        == "at step 951, 50 steps after the onset: the rise was too small for it before"
+    )
+    assert words(nan_tail, [300, 895]) == (
+        "at step 300 (first of 2): an earlier, brief rise; at the event again, at step 895, "
+        "6 steps before the onset"
+    )
+    early = with_part(course(), 5, [nan] * 995)
+    assert words(early, [54]) == (
+        "at step 54, 48 steps after the onset: it needs about 10 records before it can judge"
+    )
+    assert "needs about 10" in words(early, [])
+    assert words(course(), [650]) == "at step 650: a brief rise, no failure by the verdict"
+
+
+def test_an_alarm_among_several_spikes_says_which():
+    twice = with_part(with_part(course(), 701, [7.0] * 4), 300, [9.0] * 5)
+    assert words(twice, [703]) == "at step 703, in spike 2 of 2, 1 step after its onset"
+    assert words(twice, [500]) == "at step 500: a brief rise, none of the verdict's spikes"
+
+
+def test_silence_has_a_reason_for_every_verdict():
+    for kind in SEVERITY:
+        found = RunVerdict(kind=kind, text="")
+        assert alarm_words(found, None).startswith("none; ")
+        assert alarm_words(found, 5).startswith("at step 5")
+    assert "not for overfitting" in alarm_words(RunVerdict(kind="overfitting", text=""), None)
+    unjudged = alarm_words(RunVerdict(kind="healthy", text=""), None, judged=False)
+    assert unjudged == "none; nothing is logged that it watches"
+
+
+def test_the_onset_is_that_of_the_rise_that_never_came_back():
+    early = np.concatenate([[12.4, 12.4], np.linspace(48, 12, 28), np.linspace(11.9, 20.4, 32)])
+    found = verdict(early)
+    assert found.kind == "diverged"
+    assert 30 < found.onset_step < 40
+    assert "before it a spike to 48 at step 3, recovered" in found.detail
+
+
+def test_spikes_before_a_nan_are_named():
+    spiked = with_part(course(), 500, [8.0, 9.0, 8.0])
+    found = verdict(with_part(spiked, 900, [nan] * 100))
+    assert "before it a spike to 9 at step 501, recovered" in found.detail
+
+
+def test_an_early_rise_of_a_healthy_run_is_named():
+    losses = [12.0, 22.5, 12.5, 9.7, 8.4, 8.1, 8.1, 8.0, 7.9, 7.9, 7.8, 7.9, 7.7, 7.6, 7.5, 7.4]
+    found = verdict(losses, every=10, first=20)
+    assert found.kind == "healthy"
+    assert found.detail == "loss 12 -> 7.4; an early rise to 22.5 at step 30, gone by step 50"
+
+
+def test_the_share_of_healthy_public_runs_is_that_of_the_benchmark():
+    results = Path(__file__).parents[2] / "studies/detector_benchmark/results/real.csv"
+    with open(results, newline="", encoding="utf-8") as file:
+        row = next(row for row in csv.DictReader(file) if row["Detector"] == "R-Metric")
+    assert round(float(row["Healthy alarmed, all (%)"])) == HEALTHY_ALARMED
+
+
+def test_large_losses_are_written_out():
+    found = verdict(with_part(course(), 701, [7.0, 147_312.0, 6.5]))
+    assert found.detail.endswith("loss 3.01, peak 147,000")

@@ -1,0 +1,334 @@
+"""Reading a study: what is taken, what is skipped and said, what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from math import isnan
+from pathlib import Path
+
+import pytest
+
+from rmetric.detectors import DETECTORS
+from rmetric.evaluation import (
+    Study,
+    UnusableStudy,
+    evaluate,
+    f1_difference,
+    judge,
+    read_study,
+    trace_all,
+)
+from studies.paper.analysis import Analysis
+from studies.paper.sweep import threshold_sweep
+from tests.authors_data import needs_authors_logs, seed_1
+from tests.evaluation.synthetic_study import make_runs, write_study
+
+NAME = "Llama-3-8B_LR_SPIKE_r00.jsonl"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_study(tmp_path)
+    return tmp_path
+
+
+def log(folder: Path, mode: str = "FULL_METRIC") -> Path:
+    return folder / f"logs_{mode}" / NAME
+
+
+def metric_alone(study: Study) -> Analysis:
+    """Without the others: the logs state nothing of them, and forests are slow."""
+    stating = [name for name, e in DETECTORS.items() if e.kind in ("metric", "ablation")]
+    traces = {name: trace_all(name, study.runs[DETECTORS[name].mode]) for name in stating}
+    return Analysis(study=study, traces=traces)
+
+
+def disagreements(study: Study) -> list[str]:
+    return metric_alone(study).disagreements
+
+
+def rewrite(path: Path, change) -> None:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in change(lines)))
+
+
+def test_every_run_of_every_mode_is_read_and_nothing_said(folder):
+    study = read_study(folder)
+    assert study.num_logs == 60
+    assert {run.id for run in study.reference} == {run.id for run in make_runs()}
+    assert (study.missing, study.skipped) == ([], [])
+
+
+def test_the_records_and_the_truth_come_back_whole(folder):
+    written = {run.id: run for run in make_runs()}
+    for run in read_study(folder).reference:
+        assert run.records == written[run.id].records
+        assert run.truth == written[run.id].truth
+
+
+def test_a_difference_is_taken_on_the_shared_runs(folder):
+    min((folder / "logs_SIGMA_ONLY").iterdir()).unlink()
+    study = read_study(folder)
+    shared = [run for run in study.reference if run.id in {r.id for r in study.runs["SIGMA_ONLY"]}]
+    names = ("r_metric_sigma", "r_metric")
+    alone = f1_difference(*(judge(shared, trace_all(n, shared), "causal_unlatched") for n in names))
+    found = metric_alone(study).f1_difference("r_metric_sigma", "causal_unlatched")
+    assert found == alone
+    assert found.point != 0
+
+
+def test_the_digest_speaks_of_names_and_bytes_and_not_of_the_folder(folder, tmp_path_factory):
+    twin = tmp_path_factory.mktemp("twin")
+    write_study(twin)
+    digest = read_study(folder).digest
+    assert read_study(twin).digest == digest
+    rewrite(log(twin), lambda lines: [lines[0] | {"note": "changed"}, *lines[1:]])
+    assert read_study(twin).digest != digest
+
+
+def test_a_folder_without_logs_says_what_is_accepted(tmp_path):
+    with pytest.raises(UnusableStudy, match=r"no usable log in logs_FULL_METRIC/\*\.jsonl"):
+        read_study(tmp_path)
+
+
+def test_a_mode_that_is_not_there_is_named(tmp_path):
+    write_study(tmp_path, modes=("FULL_METRIC", "SIGMA_ONLY"))
+    assert read_study(tmp_path).missing == ["LAMBDA_ONLY", "DELTA_L_ONLY"]
+
+
+def test_a_detector_whose_mode_is_not_there_is_left_out(tmp_path):
+    write_study(tmp_path, make_runs()[:1], modes=("FULL_METRIC", "SIGMA_ONLY"))
+    study = read_study(tmp_path)
+    assert "r_metric_sigma" in Analysis.of(study).traces
+    assert "r_metric_lambda" not in Analysis.of(study).traces
+
+
+def test_a_mode_that_lacks_a_run_is_compared_on_those_it_shares(folder):
+    min((folder / "logs_SIGMA_ONLY").iterdir()).unlink()
+    study = read_study(folder)
+    ours, theirs = study.paired("SIGMA_ONLY")
+    assert len(ours) == 14
+    assert [study.reference[i].id for i in ours] == [study.runs["SIGMA_ONLY"][i].id for i in theirs]
+
+
+CUT = {
+    "in the middle of a line": lambda content: content[: len(content) // 2],
+    "before its last line": lambda content: b"".join(content.splitlines(keepends=True)[:-1]),
+    "to nothing": lambda content: b"",
+}
+
+
+@pytest.mark.parametrize("cut", CUT.values(), ids=CUT.keys())
+def test_a_cut_log_is_skipped_by_name_and_the_others_kept(folder, cut):
+    path = log(folder)
+    path.write_bytes(cut(path.read_bytes()))
+    study = read_study(folder)
+    assert len(study.reference) == 14
+    assert len(study.skipped) == 1
+    assert str(path) in study.skipped[0]
+
+
+SPOILT = {
+    "a line that is no JSON": (b"{]\n", "line 1"),
+    "a binary file": (bytes(range(256)) * 8, "line 1"),
+    "a step cost that is no number": (
+        b'{"event":"EXPERIMENT_START","config":{"seconds_per_step":"five"}}\n'
+        b'{"event":"EXPERIMENT_SUCCESS"}\n',
+        "seconds_per_step",
+    ),
+    "an R that is no number": (
+        b'{"step":1,"event":"METRICS","r_metric":[1]}\n{"event":"EXPERIMENT_SUCCESS"}\n',
+        "r_metric",
+    ),
+    "a failure without a step": (b'{"event":"EXPERIMENT_FAILURE"}\n', "at which step"),
+}
+
+
+@pytest.mark.parametrize(("content", "says"), SPOILT.values(), ids=SPOILT.keys())
+def test_a_spoilt_log_is_skipped_and_the_reason_kept(folder, content, says):
+    log(folder).write_bytes(content)
+    study = read_study(folder)
+    assert len(study.reference) == 14
+    assert re.search(f"{NAME}.*{says}", study.skipped[0])
+
+
+def test_a_run_that_ended_before_its_first_evaluation_still_counts(folder):
+    rewrite(log(folder), lambda lines: [line for line in lines if line["event"] != "METRICS"])
+    study = read_study(folder)
+    assert len(study.reference) == 15
+    scores = evaluate(study.reference, trace_all("always", study.reference), "published")
+    assert (scores.num_failed, scores.misses) == (6, 1)
+
+
+def test_two_logs_of_one_run_id_are_both_kept_and_named_by_their_files(folder):
+    copy = log(folder).with_name("again.jsonl")
+    copy.write_bytes(log(folder).read_bytes())
+    study = read_study(folder)
+    assert len(study.reference) == 16
+    assert {"again", NAME[:-6]} <= {run.id for run in study.reference}
+    assert len({run.id for run in study.reference}) == 16
+
+
+def stated_only(lines):
+    """As the authors' simulator logs: R and nothing that it is made of."""
+    for entry in lines:
+        if entry["event"] == "METRICS":
+            kept = {name: entry[name] for name in ("step", "event", "r_metric")}
+            entry.clear()
+            entry.update(kept)
+        entry.pop("format_version", None)
+        entry.get("config", {}).pop("metric_settings", None)
+        entry.get("config", {}).pop("alert_thresholds", None)
+    return lines
+
+
+def test_the_threshold_that_a_log_states_counts_for_its_own_r(tmp_path):
+    def deaf(lines):
+        stated_only(lines)[0]["config"]["alert_thresholds"] = {"r_metric": 5.0}
+        return lines
+
+    write_study(tmp_path, modes=("FULL_METRIC",))
+    for path in tmp_path.rglob("*.jsonl"):
+        rewrite(path, deaf)
+    assert Analysis.of_metric(read_study(tmp_path)).scores("r_metric", "published").hits == 0
+
+
+def test_r_that_is_stated_counts_where_nothing_else_is_logged(folder, tmp_path_factory):
+    bare = tmp_path_factory.mktemp("bare")
+    write_study(bare)
+    for path in bare.rglob("*.jsonl"):
+        rewrite(path, stated_only)
+    whole, stated = (Analysis.of_metric(read_study(path)) for path in (folder, bare))
+    assert stated.disagreements == []
+    for name in whole.traces:
+        for protocol in ("published", "causal"):
+            assert stated.scores(name, protocol) == whole.scores(name, protocol)
+    assert stated.weight_grids == {}
+
+
+def test_what_is_not_logged_is_undefined_and_not_nought(tmp_path):
+    write_study(tmp_path, modes=("FULL_METRIC",))
+    for path in tmp_path.rglob("*.jsonl"):
+        rewrite(path, stated_only)
+    analysis = Analysis.of(read_study(tmp_path))
+    for name in ("isolation_forest", "loss_rise", "gradient_norm", "r_metric_first_loss"):
+        scores = analysis.scores(name, "published")
+        assert not scores.measured
+        assert isnan(scores.f1.point)
+        assert isnan(analysis.f1_difference(name, "published").point)
+    assert analysis.scores("never", "published").f1.point == 0
+
+
+def test_r_that_nobody_states_and_nothing_makes_up_is_undefined(tmp_path):
+    def empty(lines):
+        for entry in stated_only(lines):
+            entry.pop("r_metric", None)
+        return lines
+
+    write_study(tmp_path, modes=("FULL_METRIC",))
+    for path in tmp_path.rglob("*.jsonl"):
+        rewrite(path, empty)
+    analysis = Analysis.of_metric(read_study(tmp_path))
+    assert not analysis.is_measured("r_metric")
+
+
+def test_the_settings_that_a_log_states_are_used(folder):
+    def other(lines):
+        lines[0]["config"]["metric_settings"]["threshold"] = 5.0
+        for entry in lines:
+            entry.pop("alerts", None)
+        return lines
+
+    for path in (folder / "logs_FULL_METRIC").iterdir():
+        rewrite(path, other)
+    analysis = Analysis.of_metric(read_study(folder))
+    assert analysis.scores("r_metric", "published").hits == 0
+    assert analysis.weight_grids["published"].outcomes.hit.sum() == 0
+
+
+@pytest.mark.parametrize("step_of", ["first", "wrong"])
+def test_an_alert_may_be_the_step_of_the_first(folder, step_of):
+    def numbered(lines):
+        first = None
+        for entry in lines:
+            if entry["event"] == "METRICS":
+                if entry["alerts"]["r_metric"] and first is None:
+                    first = entry["step"]
+                entry["alerts"] = {} if first is None else {"r_metric": first}
+                if step_of == "wrong":
+                    entry["alerts"] = {"r_metric": 50}
+        assert first is not None
+        assert first > 50
+        return lines
+
+    rewrite(log(folder), numbered)
+    study = read_study(folder)
+    assert study.skipped == []
+    assert len(disagreements(study)) == (step_of == "wrong")
+
+
+@needs_authors_logs
+def test_the_authors_own_study_scores_as_published(tmp_path):
+    for name, content in seed_1().items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+    study = read_study(tmp_path)
+    analysis = Analysis.of_metric(study)
+    scores = analysis.scores("r_metric", "published")
+    assert (scores.hits, scores.false_alarms, scores.misses) == (72, 2, 0)
+    assert round(scores.f1.point, 3) == 0.986
+    assert round(scores.lead_minutes.point, 1) == 5.7
+    assert (study.skipped, analysis.disagreements) == ([], [])
+    sweep = threshold_sweep(
+        study.reference, analysis.traces["r_metric"], [0.40, 0.45, 0.50, 0.55, 0.60, 0.65, 0.70],
+        "published",
+    )  # fmt: skip
+    assert sweep.f1.round(3).tolist() == [0.661, 0.679, 0.973, 0.986, 0.993, 0.993, 0.986]
+
+
+def test_our_own_logs_agree_with_their_records(folder):
+    assert disagreements(read_study(folder)) == []
+
+
+def test_an_r_that_is_not_that_of_the_records_is_named(folder):
+    def lie(lines):
+        lines[5]["r_metric"] += 0.01
+        return lines
+
+    rewrite(log(folder, "SIGMA_ONLY"), lie)
+    (found,) = disagreements(read_study(folder))
+    assert "logs_SIGMA_ONLY" in found
+    assert f"step {250}" in found
+    assert "recomputed" in found
+
+
+def test_an_alert_by_another_threshold_is_named(folder):
+    def lie(lines):
+        lines[5]["alerts"]["r_metric"] = not lines[5]["alerts"]["r_metric"]
+        return lines
+
+    rewrite(log(folder), lie)
+    (found,) = disagreements(read_study(folder))
+    assert "the alert is" in found
+
+
+def test_a_log_that_states_no_r_contradicts_nothing(folder):
+    def silent(lines):
+        for entry in lines:
+            entry.pop("r_metric", None)
+            entry.pop("alerts", None)
+        return lines
+
+    rewrite(log(folder), silent)
+    assert disagreements(read_study(folder)) == []
+
+
+@pytest.mark.slow
+def test_the_forests_are_the_same_in_any_number_of_processes():
+    runs = make_runs()[:4]
+    one, two = (trace_all("isolation_forest", runs, num_processes=n) for n in (1, 2))
+    for ours, theirs in zip(one, two, strict=True):
+        assert ours.run_id == theirs.run_id
+        assert (ours.scores == theirs.scores).all()

@@ -1,0 +1,404 @@
+"""What the planner reads and prints: model files, arguments of the engines, `rmetric plan`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.planner import measure_survivors, survivor_table
+from rmetric.cli.main import main
+from rmetric.guard.layout import Layout
+from rmetric.guard.planner.arguments import (
+    fsdp_mesh,
+    megatron_arguments,
+    torchrun_launches,
+    torchtitan_arguments,
+    torchtitan_settings,
+    torchtitan_toml,
+)
+from rmetric.guard.planner.cluster import Cluster
+from rmetric.guard.planner.model_shape import ModelShape
+from rmetric.guard.planner.placement import place
+
+ROOT = Path(__file__).resolve().parents[3]
+LLAMA = {
+    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "vocab_size": 128256, "max_position_embeddings": 8192, "tie_word_embeddings": False,
+    "_name_or_path": "Llama-3-8B",
+}  # fmt: skip
+#: As NVIDIA's example trains the 345 million parameters of GPT-2 (medium).
+MEGATRON = {
+    "--num-layers": "24", "--hidden-size": "1024", "--num-attention-heads": "16",
+    "--seq-length": "1024", "--max-position-embeddings": "1024", "--vocab-size": "50257",
+}  # fmt: skip
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA))
+    return path
+
+
+# Model files
+
+
+def test_a_hugging_face_config(config):
+    shape = ModelShape.from_json(config)
+    assert shape.parameters == 8_030_261_248
+    assert shape.name == "Llama-3-8B"
+    assert shape.sequence == 8192
+    assert shape.assumed == ("sequence: 8192, the longest that the config allows",)
+    shorter = ModelShape.from_json(config, sequence=2048)
+    assert shorter.sequence == 2048
+    assert not shorter.assumed
+
+
+def test_megatron_arguments_are_read():
+    shape = ModelShape.from_json(MEGATRON)
+    assert shape.parameters == 354_823_168  # of GPT-2 medium, 50257 tokens and 1024 positions
+    assert (shape.gated, shape.tied, shape.biases, shape.dropout) == (False, True, True, True)
+    grouped = ModelShape.from_json(
+        {
+            **MEGATRON, "swiglu": True, "group_query_attention": True, "num_query_groups": 4,
+            "untie_embeddings_and_output_weights": True, "add_bias_linear": False,
+            "position_embedding_type": "rope", "num_experts": 8, "moe_router_topk": 2,
+        }
+    )  # fmt: skip
+    assert (grouped.kv_heads, grouped.gated, grouped.tied, grouped.positions) == (4, True, False, 0)
+    assert grouped.ffn == grouped.expert_ffn == 2688  # 8/3 h, down to a multiple of 64
+    assert (grouped.experts, grouped.experts_per_token) == (8, 2)
+
+
+def test_our_own_form_is_read_back():
+    shape = ModelShape.from_json(LLAMA)
+    assert ModelShape.from_json(json.loads(json.dumps(shape.as_json()))) == shape
+
+
+def test_an_unknown_type_is_read_and_said():
+    shape = ModelShape.from_json({**LLAMA, "model_type": "new"}, sequence=1)
+    assert shape.assumed[0].startswith("model type 'new' is not known: read as of the Llama type")
+
+
+FAMILIES = {
+    "llama": {}, "mistral": {}, "gemma": {}, "qwen2": {}, "qwen3": {},
+    "mixtral": {"num_local_experts": 4},
+    "qwen2_moe": {"num_experts": 4, "moe_intermediate_size": 32, "mlp_only_layers": [0],
+                  "shared_expert_intermediate_size": 48},
+    "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 32, "num_experts_per_tok": 2},
+    "deepseek_v2": {"n_routed_experts": 4, "n_shared_experts": 2, "moe_intermediate_size": 32,
+                    "num_experts_per_tok": 2, "first_k_dense_replace": 1, "q_lora_rank": None,
+                    "kv_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+                    "v_head_dim": 20},
+    "deepseek_v3": {"n_routed_experts": 4, "n_shared_experts": 1, "moe_intermediate_size": 32,
+                    "num_experts_per_tok": 2, "first_k_dense_replace": 1, "q_lora_rank": 40,
+                    "kv_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+                    "v_head_dim": 20, "n_group": 1, "topk_group": 1},
+    "gpt2": {}, "gpt_neox": {},
+}  # fmt: skip
+
+
+#: Types whose heads need not come to the hidden size.
+OWN_HEAD_SIZE = ("llama", "mistral", "qwen3", "gemma", "qwen3_moe")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("tied", [False, True])
+def test_parameters_are_those_that_transformers_makes(kind, tied):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    sizes = {
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "vocab_size": 101,
+        "num_attention_heads": 4, "max_position_embeddings": 32,
+    }  # fmt: skip
+    if kind != "gpt_neox":
+        # Where the type allows it, heads that do not come to the hidden size.
+        sizes |= {"num_key_value_heads": 2, "head_dim": 24 if kind in OWN_HEAD_SIZE else 16}
+    if kind == "gpt2":
+        sizes = {"n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 101, "n_positions": 32}
+    given = {**sizes, **FAMILIES[kind], "tie_word_embeddings": tied}
+    given |= {"bos_token_id": 1, "eos_token_id": 2}
+    made = transformers.AutoConfig.for_model(kind, **given)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(made)
+    shape = ModelShape.from_json(json.loads(made.to_json_string()), sequence=32)
+    assert shape.parameters == sum(each.numel() for each in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({}, "no number of layers"),
+        ([], "found []; a JSON object is accepted"),
+        ({**LLAMA, "num_hidden_layers": 0}, "'num_hidden_layers': found 0"),
+        ({**LLAMA, "hidden_size": -1}, "'hidden_size': found -1; a whole number is accepted"),
+        ({**LLAMA, "vocab_size": None}, "no 'vocab_size'"),
+        ({**LLAMA, "num_key_value_heads": 5}, "kv_heads is 5: it must divide the 32 heads"),
+        ({**LLAMA, "kv_lora_rank": 512}, "no 'qk_rope_head_dim'"),
+        ({**LLAMA, "kv_lora_rank": "x"}, "'qk_rope_head_dim'"),
+        ({**LLAMA, "ssm_cfg": {"a": 1}}, "'ssm_cfg': state-space layers"),
+        ({**LLAMA, "num_local_experts": 4}, "no 'num_experts_per_tok'"),
+        ({**LLAMA, "num_local_experts": 4, "mlp_only_layers": [3]}, "only the first layers"),
+        ({**LLAMA, "num_local_experts": 4, "mlp_only_layers": 3}, "'mlp_only_layers': 3"),
+        ({**LLAMA, "max_position_embeddings": None}, "--sequence is needed"),
+        ({**LLAMA, "tie_word_embeddings": "false"}, "found 'false'; true or false is accepted"),
+        ({**LLAMA, "model_type": "gpt2", "resid_pdrop": "x"}, "'resid_pdrop': found 'x'"),
+        ({**MEGATRON, "hidden_dropout": [1]}, "'hidden_dropout': found [1]; a number"),
+        ({**MEGATRON, "swiglu": 1}, "'swiglu': found 1; true or false is accepted"),
+        ({"layers": 2, "heads": 2, "hidden": 8, "assumed": 3}, "'assumed': found 3"),
+        ({"layers": 2, "heads": 2, "hidden": 8, "colour": 1}, "unknown keys: colour"),
+        ({"layers": 2, "heads": 2, "hidden": 8}, "missing: ffn, vocabulary, sequence"),
+        ({**MEGATRON, "moe_layer_freq": [0, 1]}, "'moe_layer_freq' other than 1"),
+    ],
+)
+def test_a_model_file_that_cannot_be_used(entry, words, tmp_path):
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps(entry))
+    with pytest.raises(ValueError, match=re.escape(words)) as caught:
+        ModelShape.from_json(path)
+    assert str(path) in str(caught.value)
+
+
+# What the engines are given
+
+
+def test_megatron_is_given():
+    shape = ModelShape.from_json(LLAMA)
+    layout = Layout(tensor=4, pipeline=2, context=2, data=2, micro_batch=2, accumulation=8)
+    assert " ".join(megatron_arguments(shape, layout, recompute=True)) == (
+        "--tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 "
+        "--context-parallel-size 2 --expert-model-parallel-size 1 "
+        "--micro-batch-size 2 --global-batch-size 32 --sequence-parallel "
+        "--use-distributed-optimizer --dist-ckpt-optim-fully-reshardable "
+        "--ckpt-format torch_dist "
+        "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+    )
+    plain = megatron_arguments(shape, Layout(), shard_optimiser=False)
+    assert " ".join(plain) == (
+        "--tensor-model-parallel-size 1 --pipeline-model-parallel-size 1 "
+        "--context-parallel-size 1 --expert-model-parallel-size 1 "
+        "--micro-batch-size 1 --global-batch-size 1 --ckpt-format torch_dist"
+    )
+
+
+def test_megatron_is_given_stages_that_differ():
+    shape = ModelShape.from_json({**LLAMA, "num_hidden_layers": 7})
+    arguments = megatron_arguments(shape, Layout(pipeline=3))
+    assert arguments[-2:] == ["--pipeline-model-parallel-layout", "Ettt|tt|ttL"]
+
+
+def test_torchtitan_is_given():
+    shape = ModelShape.from_json(LLAMA)
+    layout = Layout(tensor=2, pipeline=2, data=4, replicas=2, micro_batch=2, accumulation=4)
+    settings = torchtitan_settings(shape, layout, recompute=True)
+    assert torchtitan_toml(settings) == (
+        "[training]\nlocal_batch_size = 8\nglobal_batch_size = 32\nseq_len = 8192\n\n"
+        "[parallelism]\ndata_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 2\n"
+        "tensor_parallel_degree = 2\npipeline_parallel_degree = 2\n"
+        "context_parallel_degree = 1\nexpert_parallel_degree = 1\n"
+        'pipeline_parallel_schedule = "1F1B"\npipeline_parallel_microbatch_size = 2\n'
+        "pipeline_parallel_first_stage_less_layers = 0\n"
+        "pipeline_parallel_last_stage_less_layers = 0\n\n"
+        '[activation_checkpoint]\nmode = "full"\n'
+    )
+    arguments = torchtitan_arguments(settings)
+    assert arguments[:2] == ["--training.local_batch_size", "8"]
+    assert arguments[-1] == "activation-checkpoint:full"
+    assert settings["training"]["global_batch_size"] % (8 * layout.data) == 0
+    # Without a pipeline the engine accumulates by itself.
+    unpiped = torchtitan_settings(shape, Layout(data=4, micro_batch=2, accumulation=4))
+    assert unpiped["training"]["local_batch_size"] == 2
+
+
+def test_the_toml_can_be_read():
+    tomllib = pytest.importorskip("tomllib")
+    settings = torchtitan_settings(ModelShape.from_json(LLAMA), Layout(pipeline=2))
+    assert tomllib.loads(torchtitan_toml(settings)) == settings
+
+
+def test_meshes_of_fsdp():
+    assert fsdp_mesh(Layout(data=6)) == ((6,), ("dp_shard",))
+    assert fsdp_mesh(Layout(data=6, replicas=2)) == ((2, 3), ("dp_replicate", "dp_shard"))
+
+
+def test_torchrun_is_given_what_each_node_has():
+    launches = torchrun_launches(place(Cluster.of([4, 3]), Layout(tensor=2, data=3)))
+    visible = "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES="
+    assert [str(each) for each in launches] == [
+        f"{visible}0,1,2,3 torchrun --nnodes=2 --nproc-per-node=4 --node-rank=0 "
+        "--master-addr=node0 --master-port=29500",
+        f"{visible}0,1 torchrun --nnodes=2 --nproc-per-node=2 --node-rank=1 "
+        "--master-addr=node0 --master-port=29500",
+    ]
+    alone = torchrun_launches(place(Cluster.of([4]), Layout(tensor=2)))
+    assert str(alone[0]) == f"{visible}0,1 torchrun --nnodes=1 --nproc-per-node=2 --standalone"
+
+
+# The command
+
+#: What the command below printed; a change of it is to be looked at.
+PRINTED = Path(__file__).with_name("printed_plan.txt")
+
+
+def test_a_plan_is_printed(config, capsys):
+    code = main(
+        ["plan", "--model", str(config), "--gpus", "7", "--gpu", "h100", "--batch", "1024",
+         "--current", "tensor=2,data=4", "--alternatives", "1"]
+    )  # fmt: skip
+    assert code == 0
+    assert capsys.readouterr().out == PRINTED.read_text()
+
+
+def run(config, *arguments):
+    return main(["plan", "--model", str(config), *arguments])
+
+
+def test_a_plan_as_json(config, capsys):
+    assert run(config, "--nodes", "a:8,b:7", "--batch", "64", "--engine", "fsdp", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    best = found["plan"]["best"]
+    assert Layout.from_json(best["layout"]).global_batch == 64
+    assert found["parameters"] == 8_030_261_248
+    assert found["settings"]["fsdp"]["accumulation"] == best["layout"]["accumulation"]
+    assert {node for node, _ in best["ranks"] + best["idle"]} == {"a", "b"}
+
+
+def test_a_gpu_that_is_dropped_is_not_started_on(config, capsys):
+    arguments = ("--nodes", "8,8,8", "--without", "node1:3", "--without", "node2")
+    loose = ("--gpu", "h100", "--batch", "1024", "--allow-batch-change")
+    assert run(config, *arguments, *loose) == 0
+    printed = capsys.readouterr().out
+    assert "15 GPUs (8 + 7)" in printed
+    assert "CUDA_VISIBLE_DEVICES=0,1,2,4,5,6 torchrun" in printed
+    assert "node2" not in printed
+
+
+def test_many_nodes_alike_are_counted(config, capsys):
+    assert run(config, "--nodes", "8,8,8,8,7", "--gpu", "h100", "--batch", "64") == 0
+    assert "39 GPUs (4 x 8 + 7), H100" in capsys.readouterr().out
+
+
+def test_what_fsdp_is_started_with_is_what_its_memory_was_reckoned_for(config, capsys):
+    assert run(config, "--gpus", "8", "--batch", "64", "--engine", "fsdp") == 0
+    printed = capsys.readouterr().out
+    assert "param_dtype=torch.bfloat16, reduce_dtype=torch.float32" in printed
+    assert "fully_shard(each block and the model, mesh=mesh, mp_policy=policy)" in printed
+
+
+def test_a_reader_that_went_away_is_no_error(config):
+    command = [sys.executable, "-m", "rmetric", "plan", "--model", str(config), "--gpus", "8"]
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [*command, "--batch", "64"], stdout=write, stderr=subprocess.PIPE, cwd=ROOT, timeout=60
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_idle_gpus_are_told_what_would_use_them(config, capsys):
+    assert run(config, "--nodes", "8,7,8", "--gpu", "h100", "--batch", "1024") == 0
+    printed = capsys.readouterr().out
+    assert "Idle GPUs would be used with\n  --allow-batch-change: the nearest batch for" in printed
+    assert "  --uneven-batch: " in printed
+    loose = ("--gpu", "h100", "--batch", "1024", "--allow-batch-change")
+    assert run(config, "--nodes", "8,7,8", *loose) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"instead of 1024 \([+-][\d.]+%\); the learning rate times", printed)
+
+
+def test_nothing_fits(config, capsys):
+    assert run(config, "--gpus", "7", "--gpu-memory", "40", "--batch", "1024") == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Nothing fits. Binding constraint: memory: the smallest layout (TP4 x PP1" in printed
+    assert "TP1 x PP7 x DP1, batch 1024 = 1 x 1024 x 1 would fit in memory, but PP7" in printed
+    assert run(config, "--gpus", "0", "--batch", "8") == 1
+    assert "no GPU is left" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--gpus", "8", "--batch", "0"], "the batch is 0"),
+        (["--nodes", "a:4,a:4", "--batch", "8"], "two nodes have one name"),
+        (["--gpus", "8", "--batch", "8", "--gpu-memory", "0"], "memory is 0"),
+        (["--gpus", "9" * 12, "--batch", "8"], "more than 65,536 GPUs"),
+        (["--gpus", "8", "--batch", "8", "--without", "b"], "--without: no node 'b'"),
+        (["--gpus", "8", "--batch", "8", "--without", "node0:8"], "not [8]"),
+    ],
+)
+def test_a_wrong_question(config, capsys, arguments, words):
+    assert run(config, *arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--gpus", "-1", "--batch", "8"], "a whole number from 0"),
+        (["--gpus", "8", "--batch", "9" * 400], "999...: a whole number from 0 is accepted, below"),
+        (["--gpus", "8", "--batch", "8", "--sequence", "9" * 5_000], "below 10^18"),
+        (["--nodes", "8,x", "--batch", "8"], "8,7,8 or a:8,b:7"),
+        (["--gpus", "8", "--batch", "8", "--current", "2,1"], "NAME=N"),
+        (["--gpus", "8", "--batch", "8", "--current", "2,1,4"], "now tensor=2,pipeline=1,data=4"),
+        (["--gpus", "8", "--batch", "8", "--without", "node0:"], "as in node1:3,5"),
+        (["--gpus", "8", "--batch", "8", "--tensor", "0"], "whole numbers from 1"),
+        (["--gpus", "8", "--batch", "8", "--gpu-memory", "nan"], "a number from 0"),
+        (["--gpus", "8", "--batch", "8", "--allow-batch-change", "1"], "a share from 0"),
+        (["--gpus", "8", "--nodes", "8", "--batch", "8"], "not allowed with"),
+    ],
+)
+def test_a_wrong_argument(config, capsys, arguments, words):
+    with pytest.raises(SystemExit) as caught:
+        run(config, *arguments)
+    assert caught.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "cannot be read (No such file or directory)"),
+        ("{", "not JSON"),
+        ('{"layers": %s}' % ("9" * 5_000), "a number has thousands of digits"),
+        ("\xff", "not JSON"),
+        ("3", "found 3; a JSON object is accepted"),
+    ],
+)
+def test_an_unreadable_model_file(tmp_path, capsys, content, words):
+    path = tmp_path / "model.json"
+    if content is not None:
+        path.write_text(content, encoding="latin-1")
+    assert run(path, "--gpus", "8", "--batch", "8") == 2
+    assert capsys.readouterr().err == f"error: {path}: {words}\n"
+
+
+def test_the_page_says_what_was_measured():
+    """The table of docs/planner.md is that of results/benchmarks/planner.json."""
+    page = (ROOT / "docs" / "planner.md").read_text()
+    measured = json.loads((ROOT / "results" / "benchmarks" / "planner.json").read_text())[
+        "measured"
+    ]
+    for run_ in measured["runs"]:
+        row = (
+            f"| {run_['billions']:g} billion | {run_['gpus']} | {run_['layout']} | "
+            f"{run_['published']} | {run_['estimated']:.0f} | {run_['ratio']:.2f} |"
+        )
+        assert row in page, row
+    survivors = measure_survivors()
+    assert survivor_table(survivors) in page
+    lost_of_8 = next(row for row in survivors if (row["gpus"], row["batch"]) == (8, 1024))
+    steps = [f"{lost_of_8[name]['step']:.2f}" for name in ("uneven", "changed", "even")]
+    findings = " ".join((ROOT / "docs/findings.md").read_text().split())
+    assert "a step takes {} or {} times as long instead of {}".format(*steps) in findings
+    for engine in ("megatron", "torchtitan", "fsdp"):
+        kept = measured[f"{engine}_70B_1023_gpus_ms"]
+        may_change = measured[f"{engine}_70B_1023_gpus_batch_may_change_ms"]
+        assert f"| {engine} | {kept:.0f} ms | {may_change:.0f} ms |" in page

@@ -1,0 +1,126 @@
+"""A batch of 16 on 3 real ranks: the gradient and the losses are those of one process."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+
+torch = pytest.importorskip("torch")
+if not torch.distributed.is_available():
+    pytest.skip("torch is without its distributed part", allow_module_level=True)
+import torch.distributed as dist  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+from rmetric.guard.batch_share import batch_share  # noqa: E402
+from rmetric.guard.layout import Layout  # noqa: E402
+from tests.monitor.ranks import on_ranks, plain_model  # noqa: E402
+from tests.monitor.training import FEATURES, squared_error  # noqa: E402
+from tests.studies.reference_runs import (  # noqa: E402
+    losses_of,
+    plain_losses,
+    settings,
+    train_on,
+)
+
+BATCH = 16
+
+
+def global_batch():
+    generator = torch.Generator().manual_seed(7)
+    inputs = torch.randn(BATCH, FEATURES, generator=generator, dtype=torch.float64)
+    return inputs, torch.randn(BATCH, 1, generator=generator, dtype=torch.float64)
+
+
+def gradient_of(model):
+    whole = [p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad
+             for p in model.parameters()]  # fmt: skip
+    return torch.cat([each.flatten() for each in whole])
+
+
+def gradients_on(rank, at_most):
+    """As the documentation of `batch_share` has the two loops."""
+    inputs, targets = global_batch()
+    found = []
+    for how in ("ddp", "fsdp2"):
+        model = plain_model().double()
+        model = DistributedDataParallel(model) if how == "ddp" else fully_shard(model)
+        parts = batch_share(BATCH, dist.get_world_size(), dist.get_rank()).micro_batches(at_most)
+        for number, part in enumerate(parts, start=1):
+            last = number == len(parts)
+            if how == "fsdp2":
+                model.set_requires_gradient_sync(last)
+            with nullcontext() if last or how == "fsdp2" else model.no_sync():
+                rows = (inputs[part.rows], targets[part.rows])
+                (squared_error(model, rows) * part.weight).backward()
+        found.append(gradient_of(model).tolist())
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("at_most", [1, 4])
+def test_the_gradient_of_three_copies_is_that_of_one_process(at_most):
+    model = plain_model().double()
+    squared_error(model, global_batch()).backward()
+    alone = gradient_of(model)
+    for found in on_ranks(gradients_on, at_most, ranks=3):
+        for gradient in found:
+            assert torch.tensor(gradient, dtype=torch.float64).allclose(alone, rtol=0, atol=1e-14)
+
+
+@pytest.mark.long
+def test_the_reference_training_loses_on_three_ranks_what_one_plain_process_does(tmp_path):
+    asked = ("--batch=16", "--micro-batch=2", "--uneven-batch", "--precision=float64")
+    on_ranks(train_on, tmp_path, ("three", asked), ranks=3)
+    plain = plain_losses(settings(tmp_path / "plain", *asked))
+    found = losses_of(tmp_path / "three").values()
+    assert len(found) == len(plain)
+    for ours, theirs in zip(found, plain, strict=True):
+        assert ours == pytest.approx(theirs, rel=0, abs=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "more"),
+    [
+        (6, ("--layout=pipeline=2", "--micro-batch=2")),
+        (6, ("--layout=tensor=2", "--micro-batch=1")),
+        (3, ("--layout=replicas=3", "--micro-batch=5")),
+    ],
+)
+def test_an_uneven_batch_under_other_layouts(tmp_path, ranks, more):
+    asked = ("--batch=16", "--uneven-batch", "--precision=float64", *more)
+    on_ranks(train_on, tmp_path, ("run", asked), ranks=ranks, seconds=120)
+    same = ("--batch=16", "--uneven-batch", "--precision=float64")
+    plain = plain_losses(settings(tmp_path / "plain", *same))
+    for ours, theirs in zip(losses_of(tmp_path / "run").values(), plain, strict=True):
+        assert ours == pytest.approx(theirs, rel=0, abs=1e-12)
+
+
+@pytest.mark.slow
+def test_three_of_four_gpus_go_on_with_a_batch_of_16_and_lose_the_same(tmp_path):
+    """GPU 1 is dropped by telemetry; 3 ranks then split 16 samples into 6, 5 and 5."""
+    pytest.importorskip("psutil")
+    from tests.guard.test_end_to_end import Guarded, say
+
+    training = ("--batch=16", "--micro-batch=2", "--precision=float64", "--steps=20")
+    run = Guarded(
+        tmp_path, *training, "--sleep=0.2", "--save-every=1000", ranks=4,
+        options=("--batch", "16", "--layout", "data=4,micro_batch=2", "--uneven-batch"),
+    )  # fmt: skip
+    run.until_step(4)
+    say(run.folder, 1, "no spare row of memory")
+    run.end()
+    layouts = [Layout.from_json(line["layout"]) for line in run.of("launch")]
+    assert layouts == [
+        Layout(data=4, micro_batch=2, accumulation=2),
+        Layout(data=3, micro_batch=2, accumulation=3, samples=16),
+    ]
+    assert [line["gpus"][""] for line in run.of("launch")] == [[0, 1, 2, 3], [0, 2, 3]]
+    assert run.summary.steps_lost == 0
+    found = losses_of(tmp_path)
+    plain = plain_losses(settings(tmp_path / "plain", *training, "--uneven-batch"))
+    assert len(found) == len(plain) == 20
+    for ours, theirs in zip(found.values(), plain, strict=True):
+        assert ours == pytest.approx(theirs, rel=0, abs=1e-6)

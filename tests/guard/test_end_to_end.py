@@ -1,0 +1,295 @@
+"""The guard as a whole: the reference training under the supervisor, struck for real.
+
+What is compared is the loss of every step with that of the same training written plainly,
+in one process, uninterrupted.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+psutil = pytest.importorskip("psutil")
+
+from rmetric.guard.layout import Layout  # noqa: E402
+from rmetric.guard.run_folder import RunFolder  # noqa: E402
+from rmetric.guard.supervisor import processes  # noqa: E402
+from rmetric.guard.supervisor.journal import read_journal  # noqa: E402
+from rmetric.guard.supervisor.summary import summarise  # noqa: E402
+from rmetric.telemetry.lines import verdict_line  # noqa: E402
+from rmetric.telemetry.verdict import GpuVerdict  # noqa: E402
+from tests.studies.reference_runs import SMALL, losses_of, plain_losses, settings  # noqa: E402
+from tests.telemetry import fake_nvml  # noqa: E402
+
+SAVE_EVERY = 3
+
+
+class Guarded:
+    """A supervised reference training in a process of its own."""
+
+    def __init__(self, folder, *training, ranks=2, options=(), environment=None):
+        self.folder, self.training = RunFolder(folder), training
+        gpus = f"0-{ranks - 1}" if ranks > 1 else "0"
+        copies = f"data={ranks},micro_batch=1,accumulation={12 // ranks}"
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "rmetric", "supervise", str(folder), "--gpus", gpus),
+                *("--layout", copies, "--batch", "12", "--poll-seconds", "0.1"),
+                *("--backoff-seconds", "0.1", "--grace-seconds", "5", "--save-seconds", "60"),
+                *options,
+                *("--", sys.executable, "-m", "torch.distributed.run"),
+                *("--nproc-per-node", str(ranks), "-m", "studies.tiny_llama"),
+                *(*SMALL, f"--save-every={SAVE_EVERY}", *training),
+            ],
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **(environment or {})},
+            stderr=subprocess.PIPE,
+            text=True,
+        )  # fmt: skip
+
+    def step(self):
+        """The last step of which the loss is written."""
+        try:
+            lines = (self.folder.path / "losses.jsonl").read_bytes().splitlines()
+            return json.loads(lines[-1]).get("step", 0)
+        except (OSError, ValueError, IndexError):
+            return 0
+
+    def until(self, condition, seconds=240.0):
+        end = time.monotonic() + seconds
+        while not condition():
+            assert self.process.poll() is None, self.process.stderr.read()
+            assert time.monotonic() < end, "it never happened"
+            time.sleep(0.005)
+
+    def until_step(self, step):
+        self.until(lambda: self.step() >= step)
+
+    @property
+    def lines(self):
+        return read_journal(self.folder.journal)
+
+    def of(self, event):
+        return [line for line in self.lines if line["event"] == event]
+
+    def worker(self, rank):
+        launches = self.of("launch")
+        return self.folder.beats(launches[-1]["token"])[rank].pid
+
+    def log(self, launch):
+        return (self.folder.logs / f"launch-{launch}.log").read_text()
+
+    def end(self, code=0):
+        _, said = self.process.communicate(timeout=400)
+        assert self.process.returncode == code, said
+        assert not processes.of_launches(self.of("supervisor")[0]["token"])
+        self.summary = summarise(self.lines)
+        return self
+
+    @property
+    def failures(self):
+        return [line["words"] for line in self.of("failure")]
+
+    def losses_are_those_of_an_uninterrupted_run(self):
+        asked = settings(self.folder.path, f"--save-every={SAVE_EVERY}", *self.training)
+        plain = plain_losses(asked)
+        losses = losses_of(self.folder.path)
+        assert len(losses) == len(plain) == asked.options.steps
+        assert [losses[step + 1][0] for step in range(len(plain))] == pytest.approx(
+            [loss for loss, _ in plain], rel=0, abs=1e-5
+        )
+
+
+@pytest.mark.slow
+def test_a_killed_worker_costs_no_more_than_the_interval_and_no_digit(tmp_path):
+    run = Guarded(tmp_path, "--steps=8", "--inject=kill@6:1").end()
+    assert (tmp_path / "injected" / "kill@6:1.json").exists()
+    assert run.failures[0].startswith("rank 1 was killed by SIGKILL")
+    assert [line["step"] for line in run.of("resumed")] in ([0, 3], [0, 0])
+    assert run.summary.outcome == "finished"
+    run.losses_are_those_of_an_uninterrupted_run()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("exception", "rank 1 failed with exit code 1"),
+        ("hang", "no heartbeat for"),
+    ],
+)
+def test_an_exception_or_a_hang_of_one_rank(tmp_path, kind, words):
+    run = Guarded(tmp_path, "--steps=8", f"--inject={kind}@6:1",
+                  options=("--hang-seconds", "6")).end()  # fmt: skip
+    assert (tmp_path / "injected" / f"{kind}@6:1.json").exists()
+    assert run.failures[0].startswith(words)
+    assert kind == "hang" or "InjectedError: injected at step 6" in run.failures[0]
+    run.losses_are_those_of_an_uninterrupted_run()
+
+
+@pytest.mark.slow
+def test_a_killed_agent_leaves_no_orphans(tmp_path):
+    run = Guarded(tmp_path, "--steps=12", "--sleep=0.2")
+    run.until_step(5)
+    workers = [run.worker(rank) for rank in (0, 1)]
+    os.kill(run.of("started")[0]["pids"][""], signal.SIGKILL)
+    run.end()
+    assert run.failures == ["the launcher was killed by SIGKILL"]
+    assert run.of("ended")[1]["found"] >= 2, "its ranks outlived it"
+    assert not any(map(psutil.pid_exists, workers))
+    run.losses_are_those_of_an_uninterrupted_run()
+
+
+@pytest.mark.slow
+def test_sigterm_in_the_middle_of_a_save(tmp_path):
+    run = Guarded(tmp_path, "--steps=12", "--sleep=0.1")
+
+    run.until(lambda: run.step() >= 6 and any(run.folder.checkpoints.glob("*.part")))
+    os.kill(run.worker(0), signal.SIGTERM)
+    run.end()
+    # The rank that heard it and those that did not saved one step together, and ended.
+    assert run.failures == ["it ended with exit code 0 before it had finished"]
+    assert "SIGTERM" in run.log(1)
+    assert run.summary.steps_lost == 0
+    run.losses_are_those_of_an_uninterrupted_run()
+
+
+@pytest.mark.slow
+def test_a_supervisor_that_is_asked_to_end_saves_and_the_next_goes_on_from_there(tmp_path):
+    training = ("--steps=20", "--sleep=0.2", "--save-every=1000")
+    run = Guarded(tmp_path, *training)
+    run.until_step(5)
+    run.process.send_signal(signal.SIGTERM)
+    run.end(128 + signal.SIGTERM)
+    (answered,) = run.of("answered")
+    again = Guarded(tmp_path, *training).end()
+    assert again.of("resumed")[-1]["step"] == answered["step"] >= 5
+    assert again.failures == []
+    again.losses_are_those_of_an_uninterrupted_run()
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_in_a_save_and_has_room_again(tmp_path):
+    run = Guarded(tmp_path, "--steps=30", "--sleep=0.2")
+    run.until_step(4)
+    worker = psutil.Process(run.worker(1))
+    worker.rlimit(psutil.RLIMIT_FSIZE, (4096, psutil.RLIM_INFINITY))
+    run.until(lambda: "save of step" in run.log(1))
+    worker.rlimit(psutil.RLIMIT_FSIZE, (psutil.RLIM_INFINITY, psutil.RLIM_INFINITY))
+    failed_at = run.step()
+    run.until(lambda: any(step_of(path) > failed_at for path in good(run.folder)))
+    os.kill(run.worker(1), signal.SIGKILL)
+    run.end()
+    assert run.of("resumed")[1]["step"] > failed_at
+    run.losses_are_those_of_an_uninterrupted_run()
+
+
+def good(folder):
+    # One that is being put away has a suffix until it is gone.
+    found = [path.parent for path in folder.checkpoints.glob("step-*/good.json")]
+    return [path for path in found if not path.suffix]
+
+
+def step_of(path):
+    return int(path.name.split("-")[1])
+
+
+@pytest.mark.slow
+def test_a_corrupted_newest_checkpoint_falls_back_to_the_one_before(tmp_path):
+    run = Guarded(tmp_path, "--steps=40", "--sleep=0.4")
+    run.until(lambda: len(good(run.folder)) >= 2)
+    os.kill(run.process.pid, signal.SIGKILL)
+    run.process.wait()
+    processes.end(run.of("supervisor")[0]["token"], grace=1.0)
+    before, newest = sorted(good(run.folder), key=step_of)[-2:]
+    shard = max(newest.glob("*.distcp"), key=lambda path: path.stat().st_size)
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    shard.write_bytes(data)
+    again = Guarded(tmp_path, "--steps=40").end()
+    assert again.of("resumed")[-1]["step"] == step_of(before) < step_of(newest)
+    again.losses_are_those_of_an_uninterrupted_run()
+
+
+def say(folder, gpu, reason):
+    verdict = GpuVerdict(gpu=gpu, time=time.time(), level="fatal", action="drain",
+                         reasons=(reason,))  # fmt: skip
+    folder.telemetry.mkdir(exist_ok=True)
+    with open(folder.telemetry / "node.jsonl", "ab") as file:
+        file.write(verdict_line(verdict))
+
+
+@pytest.mark.slow
+def test_from_4_ranks_to_3_to_2(tmp_path):
+    run = Guarded(tmp_path, "--steps=30", "--sleep=0.2", "--save-every=1000", ranks=4)
+    run.until_step(4)
+    say(run.folder, 1, "no spare row of memory")
+    run.until(lambda: len(run.of("resumed")) == 2 and run.step() >= 10)
+    say(run.folder, 3, "new uncorrectable memory errors")
+    run.end()
+    layouts = [Layout.from_json(line["layout"]) for line in run.of("launch")]
+    assert [layout.data for layout in layouts] == [4, 3, 2]
+    assert {layout.global_batch for layout in layouts} == {12}
+    assert [line["gpus"][""] for line in run.of("launch")] == [[0, 1, 2, 3], [0, 2, 3], [0, 2]]
+    answered = [line["step"] for line in run.of("answered")]
+    assert [line["step"] for line in run.of("resumed")] == [0, *answered]
+    assert run.summary.steps_lost == 0
+    run.losses_are_those_of_an_uninterrupted_run()
+
+
+@pytest.mark.slow
+def test_a_second_failure_during_recovery(tmp_path):
+    run = Guarded(tmp_path, "--steps=12", "--sleep=0.1", "--inject=kill@5:1")
+    run.until(lambda: len(run.of("started")) == 2)
+    os.kill(run.of("started")[1]["pids"][""], signal.SIGKILL)
+    run.end()
+    assert len(run.of("launch")) == 3
+    assert run.failures[1] == "the launcher was killed by SIGKILL"
+    run.losses_are_those_of_an_uninterrupted_run()
+
+
+@pytest.mark.slow
+def test_a_gpu_that_falls_off_the_bus_by_nvidias_own_bindings(tmp_path):
+    library = fake_nvml.build(tmp_path)
+    history = [(60, 2, "xid", 79)]
+    environment = fake_nvml.environment_of(library, history, gpus=3)
+    run = Guarded(
+        tmp_path / "run", "--steps=150", "--sleep=0.2", "--save-every=1000", ranks=3,
+        options=("--nvml-seconds", "0.5"), environment=environment,
+    ).end()  # fmt: skip
+    (verdict,) = [line for line in run.of("verdict") if line["level"] == "fatal"]
+    assert "Xid 79" in verdict["words"]
+    assert run.of("dropped")[0]["gpus"] == [["", 2]]
+    assert [Layout.from_json(line["layout"]).data for line in run.of("launch")] == [3, 2]
+    (answered,) = run.of("answered")
+    assert run.of("resumed")[1]["step"] == answered["step"] > 0
+    assert run.summary.steps_lost == 0
+    run.losses_are_those_of_an_uninterrupted_run()
+
+
+@pytest.mark.slow
+def test_twenty_random_kills_in_one_run(tmp_path):
+    """Each kill loses at most the interval, the step that runs, and a save in flight."""
+    rng = np.random.default_rng(20)
+    run = Guarded(tmp_path, "--steps=200", "--sleep=0.05",
+                  options=("--max-restarts", "30", "--backoff-seconds", "0.1"))  # fmt: skip
+    lost, step = [], 0
+    for kill in range(20):
+        target = step + int(rng.integers(2, 9))
+        run.until(lambda target=target, n=kill: len(run.of("resumed")) > n and run.step() >= target)
+        victims = [run.of("started")[-1]["pids"][""], *(run.worker(rank) for rank in (0, 1))]
+        before = run.step()
+        os.kill(int(rng.choice(victims)), signal.SIGKILL)
+        run.until(lambda n=kill: len(run.of("resumed")) > n + 1)
+        step = run.of("resumed")[-1]["step"]
+        lost.append(before - step)
+    run.end()
+    assert len(run.of("failure")) == 20
+    assert run.summary.outcome == "finished"
+    assert max(lost) <= 2 * SAVE_EVERY + 1
+    run.losses_are_those_of_an_uninterrupted_run()

@@ -1,0 +1,637 @@
+"""The guard: whoever asks, all ranks save the same step; a save never ends the training."""
+
+import logging
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from rmetric.guard.checkpoints import Checkpoints, FailedSave, SavedCheckpoint
+from rmetric.guard.guard import Guard
+from rmetric.guard.policy import PolicyConfig, Vote
+from rmetric.guard.run_folder import RunFolder
+from rmetric.guard.training_state import ModelState, random_values, set_random_values
+from rmetric.telemetry.verdict import GpuVerdict
+from tests.monitor.ranks import on_ranks
+
+NO_SIGNALS = {}
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class Saver:
+    """Saves nothing, and tells what it was asked for; a save ends when it is told to."""
+
+    saves_later = False
+
+    def __init__(self, *, at_once=True, fails=0):
+        self.began, self.requests, self.at_once, self.fails = [], [], at_once, fails
+        self.done = None
+
+    def begin(self, step, state, about=None, *, own=None, request=0, problem=""):
+        self.began.append(step)
+        self.requests.append(request)
+        self.problem = problem
+        if self.at_once:
+            self.end()
+
+    def end(self):
+        step = self.began[-1]
+        if self.problem or self.fails > 0:
+            self.fails -= 1
+            self.done = FailedSave(step=step, problem=self.problem or "the disk is full")
+        else:
+            times = dict(blocking_seconds=0.1, durable_seconds=0.5, seconds=1.0)
+            self.done = SavedCheckpoint(step=step, path=None, **times)
+
+    def poll(self):
+        done, self.done = self.done, None
+        return done
+
+    def wait(self, timeout=None):
+        if self.done is None and timeout is None:
+            self.end()
+        return self.poll()
+
+
+def a_guard(saver=None, *, interval=100, clock=None, **settings):
+    settings = {"signals": NO_SIGNALS, "state": dict} | settings
+    return Guard(
+        saver or Saver(),
+        policy=settings.pop("policy", None) or PolicyConfig(interval_steps=interval),
+        clock=clock or Clock(),
+        **settings,
+    )
+
+
+def run(guard, steps, *, clock=None, seconds=1.0, at=lambda step: None):
+    for step in steps:
+        if clock:
+            clock.now += seconds
+        at(step)
+        guard.step(step)
+        if guard.should_stop:
+            return step
+    return None
+
+
+# -- one process
+
+
+def test_it_saves_at_each_interval_and_nothing_is_copied_in_between():
+    copies = []
+    saver = Saver()
+    guard = a_guard(saver, interval=10, state=lambda: copies.append(1) or {})
+    run(guard, range(1, 36))
+    assert saver.began == [10, 20, 30]
+    assert len(copies) == 3
+
+
+@pytest.mark.parametrize(("fatal", "saved"), [(False, 25), (True, 6)])
+def test_a_request_waits_for_the_gap_and_a_fatal_one_does_not(fatal, saved):
+    saver = Saver()
+    guard = a_guard(saver)
+    run(guard, range(1, 6))
+    guard.request("risk", "GPU 3 at 0.97", fatal=fatal)
+    run(guard, range(6, 60))
+    assert saver.began == [saved]
+
+
+def test_any_thread_may_ask():
+    saver = Saver()
+    guard = a_guard(saver)
+    thread = threading.Thread(target=guard.request, args=("alarm", "loss"), kwargs={"fatal": True})
+    thread.start()
+    thread.join()
+    run(guard, range(1, 4))
+    assert saver.began == [1]
+    with pytest.raises(ValueError, match="source is 'wind'"):
+        guard.request("wind", "strong")
+
+
+def test_a_save_that_fails_is_tried_again_and_the_training_goes_on(caplog):
+    clock, saver = Clock(), Saver(fails=2)
+    guard = a_guard(saver, interval=10, clock=clock)
+    with caplog.at_level(logging.ERROR, logger="rmetric"):
+        assert run(guard, range(1, 60), clock=clock) is None
+    assert saver.began[:3] == [10, 21, 42]  # ten seconds later, then twenty
+    assert caplog.text.count("failed: the disk is full") == 2
+    assert guard.problem == ""
+
+
+def test_a_state_that_cannot_be_had_is_a_save_that_fails():
+    def broken():
+        raise RuntimeError("out of memory")
+
+    guard = a_guard(interval=10, state=broken)
+    run(guard, range(1, 15))
+    assert guard.problem == "state cannot be read: RuntimeError: out of memory"
+
+
+def test_a_request_in_the_folder_is_answered_when_it_is_durable(tmp_path):
+    folder, clock, saver = RunFolder(tmp_path), Clock(), Saver(at_once=False)
+    guard = a_guard(saver, folder=folder, clock=clock)
+    assert folder.ask("user", "before the upgrade", fatal=True) == 1
+    run(guard, range(1, 5), clock=clock)
+    assert saver.began == [1]
+    assert saver.requests == [1]
+    assert folder.answered() == 0, "it is not durable yet"
+    assert folder.ask("user", "once more", fatal=True) == 2
+    saver.end()
+    run(guard, range(5, 9), clock=clock)
+    assert folder.answered() == 1
+    assert saver.began == [1, 6]
+    saver.end()
+    run(guard, range(9, 12), clock=clock)
+    assert folder.answered() == 2
+    assert not guard.should_stop
+
+
+def test_a_user_who_stops_gets_a_durable_checkpoint_first(tmp_path):
+    folder, clock = RunFolder(tmp_path), Clock()
+    saver = Saver()
+    guard = a_guard(saver, folder=folder, clock=clock)
+    folder.ask("user", "enough", stop=True)
+    assert run(guard, range(1, 50), clock=clock) == 1
+    assert saver.began == [1]
+    assert folder.answered() == 1
+    failing = Saver(fails=1)
+    guard = a_guard(failing, folder=folder, clock=clock)
+    folder.ask("user", "enough", stop=True)
+    assert run(guard, range(1, 50), clock=clock) == failing.began[1]
+    assert failing.began[1] - failing.began[0] == 10, "it waits for one that is durable"
+
+
+def test_a_request_of_an_odd_source_is_taken_for_the_users(tmp_path):
+    folder, saver = RunFolder(tmp_path), Saver()
+    folder.path.joinpath("request.json").write_text(
+        '{"number": 4, "source": "cron", "reason": "nightly", "fatal": true}'
+    )
+    run(a_guard(saver, folder=folder), range(1, 3))
+    assert saver.requests == [4]
+    assert folder.answered() == 4
+
+
+def test_the_folder_is_looked_at_once_a_second(tmp_path):
+    looked = []
+
+    class Counted(RunFolder):
+        def request(self):
+            looked.append(1)
+
+    clock = Clock()
+    guard = a_guard(folder=Counted(tmp_path), clock=clock)
+    run(guard, range(1, 101), clock=clock, seconds=0.05)
+    assert 5 <= len(looked) <= 6
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_a_signal_is_heard(name):
+    before = signal.getsignal(getattr(signal, name))
+    saver = Saver()
+    guard = Guard(saver, policy=PolicyConfig(interval_steps=100, least_gap=0.0), state=dict)
+    stopped = run(
+        guard, range(1, 20), at=lambda now: now == 5 and os.kill(os.getpid(), getattr(signal, name))
+    )
+    assert saver.began == [5]
+    assert stopped == (5 if name == "SIGTERM" else None)
+    guard.close()
+    assert signal.getsignal(getattr(signal, name)) is before
+
+
+def test_a_handler_that_is_displaced_is_named_and_comes_back(caplog):
+    def requeue(number, frame):
+        raise AssertionError("it was called")
+
+    before = signal.signal(signal.SIGUSR2, requeue)
+    try:
+        guard = a_guard(signals={signal.SIGUSR2: "save"})
+        assert "the guard handles SIGUSR2 instead of " in caplog.text
+        assert "requeue" in caplog.text
+        os.kill(os.getpid(), signal.SIGUSR2)
+        guard.close()
+        assert signal.getsignal(signal.SIGUSR2) is requeue
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+
+def test_after_a_signal_the_training_ends_in_time_even_if_it_cannot_be_saved(caplog):
+    clock, saver = Clock(), Saver(fails=99)
+    guard = a_guard(saver, clock=clock, grace_seconds=25.0, signals={signal.SIGUSR2: "stop"})
+    with caplog.at_level(logging.ERROR, logger="rmetric"):
+        stopped = run(
+            guard,
+            range(1, 99),
+            clock=clock,
+            at=lambda now: now == 5 and os.kill(os.getpid(), signal.SIGUSR2),
+        )
+    guard.close()
+    assert saver.began == [5, 15], "tried, and tried again"
+    assert stopped == 30
+    assert "grace period is over" in caplog.text
+
+
+def verdict(level, gpu=3):
+    return GpuVerdict(gpu=gpu, time=0.0, level=level, reasons=("row remap failed",))
+
+
+class Source:
+    """Verdicts by a function, as a source of telemetry has them: judged when it is polled."""
+
+    problem = None
+
+    def __init__(self, verdicts):
+        self._verdicts, self._latest = verdicts, {}
+
+    def poll(self):
+        self._latest = {verdict.key: verdict for verdict in self._verdicts()}
+        return tuple(self._latest.values())
+
+    def verdicts(self):
+        return dict(self._latest)
+
+    def close(self):
+        pass
+
+
+def test_telemetry_asks_once_for_what_lasts_and_again_for_what_is_fatal():
+    clock, saver, seen = Clock(), Saver(), {"level": "healthy"}
+    guard = a_guard(
+        saver,
+        interval=1000,
+        clock=clock,
+        telemetry=Source(lambda: [verdict("healthy", 1), verdict(seen["level"])]),
+    )
+    run(guard, range(1, 300), clock=clock)
+    assert saver.began == []
+    seen["level"] = "risk"
+    run(guard, range(300, 900), clock=clock)
+    assert saver.began == [300]
+    seen["level"] = "fatal"
+    run(guard, range(900, 1290), clock=clock)
+    assert saver.began == [300, 900]
+
+
+def test_telemetry_that_raises_is_said_once_and_asked_again(caplog):
+    def broken():
+        if clock.now < 12:
+            raise OSError("the driver is gone")
+        return [verdict("fatal")]
+
+    clock, saver = Clock(), Saver()
+    with caplog.at_level(logging.ERROR, logger="rmetric"):
+        guard = a_guard(saver, interval=10, clock=clock, telemetry=Source(broken))
+        run(guard, range(1, 15), clock=clock)
+    assert saver.began == [10, 12]
+    assert caplog.text.count("the driver is gone") == 1
+
+
+def test_a_long_last_save_is_not_taken_for_a_hang(tmp_path):
+    folder, phases = RunFolder(tmp_path), []
+    folder.beat = lambda rank, step, phase, **more: phases.append(phase)
+
+    class Waits(Saver):
+        def wait(self, timeout=None):
+            phases.append("waits")
+            return super().wait(timeout)
+
+    guard = a_guard(Waits(at_once=False), folder=folder)
+    run(guard, range(1, 3))
+    assert isinstance(guard.save(2), SavedCheckpoint)
+    assert phases[phases.index("waits") - 1] == "saving"
+
+
+def test_an_answer_that_cannot_be_noted_does_not_end_the_training(tmp_path, caplog):
+    folder = RunFolder(tmp_path)
+    checkpoints = Checkpoints(folder.checkpoints, fingerprint="m")
+    checkpoints.begin(5, {"w": torch.ones(2)}, request=3)
+    assert isinstance(checkpoints.wait(30.0), SavedCheckpoint)
+    folder.answered_file.mkdir()  # as good as a full disk
+    guard = a_guard(checkpoints, folder=folder, state=lambda: {"w": torch.ones(2)})
+    with caplog.at_level(logging.ERROR, logger="rmetric"):
+        assert guard.resume() == {"step": 5}
+    assert "answer to request 3 cannot be written" in caplog.text
+
+
+def test_it_beats_at_most_once_a_second(tmp_path):
+    folder, clock = RunFolder(tmp_path), Clock()
+    beats = []
+    folder.beat = lambda rank, step, phase, **more: beats.append((step, phase))
+    guard = a_guard(folder=folder, clock=clock, interval=6)
+    run(guard, range(1, 11), clock=clock, seconds=0.25)
+    guard.close(finished=True)
+    assert beats == [
+        (0, "starting"),
+        (1, "training"),  # a change of phase is said at once
+        (5, "training"),
+        (6, "saving"),
+        (6, "training"),
+        (10, "training"),
+        (10, "saving"),
+        (10, "training"),
+        (10, "saving"),  # waits
+        (10, "finished"),
+    ]
+
+
+@pytest.mark.parametrize(("stops", "phase"), [(False, "finished"), (True, "training")])
+def test_a_block_that_ends_has_finished_unless_it_was_to_stop(tmp_path, stops, phase):
+    folder = RunFolder(tmp_path)
+    with a_guard(folder=folder) as guard:
+        run(guard, range(1, 4))
+        guard.should_stop = stops
+    assert folder.beats()[0].phase == phase
+
+
+def test_a_block_that_fails_has_not_finished(tmp_path):
+    folder = RunFolder(tmp_path)
+    with pytest.raises(ZeroDivisionError), a_guard(folder=folder) as guard:
+        run(guard, range(1, 4), at=lambda step: 1 // (3 - step))
+    assert folder.beats()[0].phase == "training"
+
+
+def test_a_folder_needs_a_fingerprint_and_settings_are_named(tmp_path):
+    with pytest.raises(ValueError, match="needs a fingerprint"):
+        a_guard(tmp_path)
+    with pytest.raises(ValueError, match="checkpoints is None"):
+        Guard(policy=PolicyConfig(interval_steps=1), state=dict, signals=NO_SIGNALS)
+    with pytest.raises(ValueError, match="check_every is 0"):
+        a_guard(check_every=0)
+    with pytest.raises(ValueError, match="grace_seconds is 0"):
+        a_guard(grace_seconds=0)
+    with pytest.raises(ValueError, match="signals has \\['halt'\\]"):
+        a_guard(signals={signal.SIGUSR2: "halt"})
+
+
+def test_advice_comes_from_its_own_saves():
+    guard = a_guard(interval=10)
+    with pytest.raises(ValueError, match="no save is durable yet"):
+        guard.advice(failures_per_hour=0.1)
+    run(guard, range(1, 25))
+    advice = guard.advice(failures_per_hour=0.1)
+    assert advice.words.startswith("a save costs 0.1 s and 0.1 failures an hour are met")
+
+
+def test_the_clock_of_an_interval_in_seconds():
+    clock, saver = Clock(), Saver()
+    guard = a_guard(saver, clock=clock, policy=PolicyConfig(interval_seconds=60.0))
+    run(guard, range(1, 20), clock=clock, seconds=7.0)
+    assert saver.began == [9, 18]
+
+
+def test_the_end_is_saved_once(tmp_path):
+    guard = a_guard(Checkpoints(tmp_path, fingerprint="m"), state=lambda: {"w": torch.ones(2)})
+    run(guard, range(1, 4))
+    assert isinstance(guard.save(3), SavedCheckpoint)
+    assert guard.save(3) is None
+    guard.close()
+    again = a_guard(Checkpoints(tmp_path, fingerprint="m"), state=lambda: {"w": torch.ones(2)})
+    assert again.resume() == {"step": 3}
+    assert again.save(3) is None
+
+
+@pytest.mark.parametrize("calls", [range(0), range(1, 3), range(1, 4)])
+@pytest.mark.parametrize(("finished", "fails"), [(False, 0), (True, 0), (True, 1)])
+def test_a_training_that_finishes_saves_its_last_step_once(calls, finished, fails):
+    saver = Saver(fails=fails)
+    guard = a_guard(saver, interval=3)
+    run(guard, calls)
+    guard.close(finished=finished)
+    assert saver.began == {0: [], 2: [2] * finished, 3: [3] * (1 + fails)}[len(calls)]
+
+
+def test_restarts_on_torchruns_own_store_are_named_where_the_guard_begins(monkeypatch, caplog):
+    """They hang now and then, whoever trains: each rank may meet the addresses of dead ones."""
+    torchrun = {"WORLD_SIZE": "2", "TORCHELASTIC_MAX_RESTARTS": "3"}
+    for name, value in {**torchrun, "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
+        monkeypatch.setenv(name, value)
+    a_guard()
+    [warning] = caplog.messages
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 and start it with --standalone" in warning
+    for name, harmless in [
+        ("TORCHELASTIC_USE_AGENT_STORE", "False"),  # by the variable that the warning names
+        ("TORCHELASTIC_MAX_RESTARTS", "0"),
+        ("WORLD_SIZE", "1"),
+    ]:
+        with monkeypatch.context() as changed:
+            changed.setenv(name, harmless)
+            a_guard()
+    assert caplog.messages == [warning]
+
+
+def test_a_request_answered_just_before_a_kill_is_noted_on_the_way_back(tmp_path):
+    folder = RunFolder(tmp_path)
+    checkpoints = Checkpoints(folder.checkpoints, fingerprint="m")
+    checkpoints.begin(5, {"w": torch.ones(2)}, request=3)
+    assert isinstance(checkpoints.wait(30.0), SavedCheckpoint)
+    guard = Guard(
+        policy=PolicyConfig(interval_steps=100),
+        folder=folder,
+        fingerprint="m",
+        state=lambda: {"w": torch.ones(2)},
+        signals=NO_SIGNALS,
+    )
+    assert guard.resume() == {"step": 5}
+    assert folder.answered() == 3
+
+
+# -- a training, several ranks
+
+
+def training(
+    rank, folder, steps, *, at=None, interval=1000, grace=30.0, pause=0.01, fingerprint="tiny"
+):
+    """A small data-parallel training under the guard; `at(step, rank, guard)` before each end."""
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    run_folder = RunFolder(folder)
+    guard = Guard(
+        Checkpoints(run_folder.checkpoints, fingerprint=fingerprint),
+        policy=PolicyConfig(interval_steps=interval, least_gap=0.0),
+        state=lambda: {"training": ModelState(model, optimizer)},
+        own=random_values,
+        folder=run_folder,
+        grace_seconds=grace,
+    )
+    resumed = guard.resume()
+    if resumed and guard.own_values:
+        set_random_values(guard.own_values)
+    start, saves, losses = (resumed or {"step": 0})["step"], [], []
+    begin = guard.checkpoints.begin
+    guard.checkpoints.begin = lambda step, *a, **k: (saves.append(step), begin(step, *a, **k))
+    step = start
+    for step in range(start + 1, steps + 1):
+        loss = model(torch.randn(8, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        time.sleep(pause)
+        if at:
+            at(step, rank, guard)
+        guard.step(step)
+        if guard.should_stop:
+            break
+    guard.close()
+    return {
+        "start": start,
+        "last": step,
+        "saves": saves,
+        "losses": losses,
+        "good": guard.last.step if isinstance(guard.last, SavedCheckpoint) else None,
+    }
+
+
+def asked_on_one(rank, folder, who):
+    def at(step, rank, guard):
+        if (step, rank) == (7, who):
+            guard.request("alarm", "the loss leaps", fatal=True)
+
+    return training(rank, folder, 12, at=at)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("who", [0, 2])
+def test_all_ranks_save_the_same_step_whoever_is_asked(tmp_path, who):
+    for result in on_ranks(asked_on_one, tmp_path, who, ranks=3):
+        assert result["saves"] == [7]
+        assert result["good"] == 7
+
+
+def different_times(rank, folder):
+    def at(step, rank, guard):
+        time.sleep(0.02 * ((step * 7 + rank * 3) % 4))
+        if step % 5 == rank:
+            guard.request("user", f"rank {rank} at {step}", fatal=True)
+
+    return training(rank, folder, 30, at=at, pause=0.0)["saves"]
+
+
+@pytest.mark.long
+def test_ranks_whose_saves_end_at_different_times_stay_together(tmp_path):
+    saves = on_ranks(different_times, tmp_path, ranks=4)
+    assert len(saves[0]) >= 3
+    assert saves == [saves[0]] * 4
+
+
+def terminated(rank, folder, who):
+    def at(step, rank, guard):
+        if step == 5 and rank == who:
+            guard.request("user", "a save to be in the middle of", fatal=True)
+        if step == 6 and rank == who:
+            assert guard.checkpoints.in_flight, "no save is under way"
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    if rank == 0:  # the first save lasts until after the signal
+        from rmetric.guard import checkpoints as module
+
+        quick = module.non_finite
+        module.non_finite = lambda *a, **k: time.sleep(0.4) or quick(*a, **k)
+    return training(rank, folder, 500, at=at)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("who", [0, 1])
+def test_sigterm_in_the_middle_of_a_save_makes_a_last_one_and_ends_all_ranks(tmp_path, who):
+    for result in on_ranks(terminated, tmp_path, who, ranks=2):
+        assert result["saves"] == [5, 6]
+        assert result["last"] == result["good"] == 6
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step-5", "step-6"]
+
+
+def without_room(rank, folder):
+    import resource
+
+    def at(step, rank, guard):
+        if rank == 1 and step == 4:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (64, resource.RLIM_INFINITY))
+        if step == 4:
+            guard.policy.config = PolicyConfig(interval_steps=4, retry_seconds=0.2)
+        if rank == 1 and step == 30:
+            assert "rank 1" in guard.problem, "no save failed"
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+
+    return training(rank, folder, 80, at=at, interval=4, pause=0.02)
+
+
+@pytest.mark.long
+def test_a_full_disk_does_not_end_the_training_and_it_saves_again_when_there_is_room(tmp_path):
+    for result in on_ranks(without_room, tmp_path, ranks=2):
+        assert result["last"] == 80
+        assert result["saves"][0] == 4
+        assert result["good"] is not None
+        assert result["good"] > 30
+
+
+def killed_in_its_second_save(rank, folder):
+    def at(step, rank, guard):
+        if rank == 1 and isinstance(guard.last, SavedCheckpoint) and guard.checkpoints.in_flight:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    try:
+        training(rank, folder, 500, at=at, interval=4)
+    except RuntimeError as error:
+        return str(error)
+    return "nothing happened"
+
+
+@pytest.mark.long
+def test_a_killed_rank_ends_the_others_at_once_and_the_next_start_gives_the_same_losses(tmp_path):
+    killed = on_ranks(killed_in_its_second_save, tmp_path / "cut", ranks=2, lost=(1,))
+    assert killed[1] is None
+    assert killed[0] != "nothing happened"
+    durable = [
+        int(path.name.split("-")[1])
+        for path in (tmp_path / "cut").glob("*/step-?*")
+        if not path.name.endswith(".part")
+    ]
+    steps = max(durable) + 8
+    again = on_ranks(training, tmp_path / "cut", steps, ranks=2)
+    whole = on_ranks(training, tmp_path / "whole", steps, ranks=2)
+    for before, after in zip(whole, again, strict=True):
+        assert after["start"] == max(durable)
+        assert after["losses"] == before["losses"][after["start"] :]
+
+
+def disagreed(rank, folder):
+    torch.manual_seed(0)
+    saver = Saver(fails=1 if rank else 0)
+    guard = a_guard(saver, folder=RunFolder(folder))
+    guard.step(1)
+    first = guard.save(1)
+    second = guard.save(1)
+    return type(first).__name__, type(second).__name__, saver.began
+
+
+def test_ranks_that_saw_a_save_end_otherwise_still_do_the_same(tmp_path):
+    for result in on_ranks(disagreed, tmp_path, ranks=2):
+        assert result == ("FailedSave", "SavedCheckpoint", [1, 1])
+
+
+def fewer(rank, folder, steps):
+    return training(rank, folder, steps, interval=5, pause=0.03)
+
+
+@pytest.mark.long
+def test_four_ranks_then_two_then_one(tmp_path):
+    for start, steps, ranks in ((0, 7, 4), (5, 12, 2), (10, 16, 1)):
+        for result in on_ranks(fewer, tmp_path, steps, ranks=ranks):
+            assert result["start"] == start
+            assert result["last"] == steps
+
+
+def test_the_vote_is_over_all_ranks():
+    assert max(Vote) is Vote.FINAL
+    assert not dist.is_initialized()

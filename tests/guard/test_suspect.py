@@ -1,0 +1,392 @@
+"""What is saved during an alarm is suspect: it never costs a clean checkpoint."""
+
+import json
+import logging
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from rmetric._util.open_alarms import OpenAlarms
+from rmetric.guard.checkpoint_dir import MANIFEST_NAME, candidates, read_manifest, write_manifest
+from rmetric.guard.checkpoints import Checkpoints
+from rmetric.guard.guard import Guard
+from rmetric.guard.monitor_action import AskGuard
+from rmetric.guard.policy import PolicyConfig
+from rmetric.guard.retention import SuspectMark, surplus, suspects_of
+from rmetric.guard.run_folder import RunFolder
+from rmetric.guard.training_state import ModelState
+from rmetric.monitor import Monitor
+from rmetric.monitor.alerts import Alert
+from tests.monitor.ranks import on_ranks
+
+torch.set_num_threads(1)
+LOGGER = "rmetric"
+
+
+def a_guard(checkpoints, *, keep=3, interval=10, state=None, **settings):
+    settings = {"signals": {}, "alarm_steps": 1000} | settings
+    return Guard(
+        Checkpoints(checkpoints, fingerprint="m", asynchronous=False, keep=keep),
+        policy=PolicyConfig(interval_steps=interval, least_gap=0.0, most_per_hour=1000),
+        state=state or (lambda: {"w": torch.ones(2)}),
+        **settings,
+    )
+
+
+def kept(folder):
+    """Step -> onset of the alarm it was saved in; None for a clean one."""
+    found, problems = candidates(Path(folder))
+    assert not problems
+    return {one.step: one.suspect and one.suspect.since for one in sorted(found, key=_step)}
+
+
+def _step(manifest):
+    return manifest.step
+
+
+def run(guard, steps, at=lambda step: None):
+    for step in steps:
+        at(step)
+        guard.step(step)
+
+
+# -- a training that diverges
+
+DIVERGES_AT = 64
+
+
+class Training:
+    """A regression whose learning rate becomes too large; its loss grows and stays finite."""
+
+    def __init__(self, folder):
+        torch.manual_seed(0)
+        self.model = nn.Linear(4, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.guard = a_guard(
+            folder, state=lambda: {"training": ModelState(self.model, self.optimizer)}
+        )
+
+    def run(self, steps):
+        data = torch.randn(512, 4, generator=torch.Generator().manual_seed(1))
+        with Monitor(self.model, self.optimizer, actions=[AskGuard(self.guard)]) as monitor:
+            for step in steps:
+                batch = data[8 * step % 504 :][:8]
+                loss = (self.model(batch) - batch.sum(1, keepdim=True)).square().mean()
+                loss.backward()
+                monitor.check_before_step(loss)
+                for group in self.optimizer.param_groups:
+                    group["lr"] = 1.2 if step >= DIVERGES_AT else 0.01
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+                self.guard.step(step)
+                # A user's own rule: it alarms every third step.
+                if step > DIVERGES_AT and step % 3 == 0:
+                    self.guard.request("alarm", f"loss at step {step}", since=DIVERGES_AT)
+        self.guard.close()
+        return monitor
+
+
+def test_the_last_checkpoint_before_a_divergence_stays_and_is_what_trusted_resume_loads(
+    tmp_path, caplog
+):
+    training = Training(tmp_path)
+    monitor = training.run(range(1, 96))
+    assert {alert.step for alert in monitor.alerts}, "the monitor's own alarms ask, too"
+    found = kept(tmp_path)
+    assert [step for step, since in found.items() if since is None][-1] == 60
+    assert len([step for step, since in found.items() if since is not None]) == 2
+    resumed = Training(tmp_path)
+    with caplog.at_level(logging.WARNING, logger=LOGGER):
+        newest = resumed.guard.resume()["step"]
+    assert newest > DIVERGES_AT
+    assert f"step-{newest} is suspect since step " in caplog.text
+    assert f"the newest clean one is {tmp_path / 'step-60'}" in caplog.text
+    resumed = Training(tmp_path)
+    assert resumed.guard.resume(trusted_only=True)["step"] == 60
+    assert resumed.model.weight.abs().max() < 2.0
+
+
+def test_an_alarm_of_the_monitor_makes_the_state_behind_its_first_bad_loss_suspect(tmp_path):
+    guard = a_guard(tmp_path, interval=5)
+    monitor = Monitor(nn.Linear(2, 1))
+    ask = AskGuard(guard)
+
+    def at(step):
+        monitor.step = step
+        if step == 17:
+            ask(Alert(step=16, source="calibrated", reason="loss 9.1"), monitor)
+        if step == 26:
+
+            class Episode:
+                sources = ("calibrated",)
+
+            ask.ended(Episode(), monitor)
+
+    run(guard, range(1, 31), at)
+    monitor.close()
+    assert kept(tmp_path) == {5: None, 10: None, 17: 15, 22: 15, 27: None}
+
+
+@pytest.mark.parametrize(("ahead", "since"), [(-1, 40), (0, 40), (500, 540), (-2, 38)])
+def test_the_steps_of_a_monitor_and_a_guard_may_be_numbered_differently(tmp_path, ahead, since):
+    asked = []
+
+    class Fake:
+        last_step = 45 + ahead
+
+        def request(self, *_, **more):
+            asked.append(more["since"])
+
+    monitor = Monitor(nn.Linear(2, 1))
+    monitor.step = 45
+    AskGuard(Fake())(Alert(step=41, source="calibrated", reason="loss"), monitor)
+    monitor.close()
+    assert asked == [since]
+
+
+# -- the guard
+
+
+def test_saves_at_the_interval_are_suspect_until_the_alarm_is_cleared(tmp_path, caplog):
+    guard = a_guard(tmp_path)
+
+    def at(step):
+        if step == 35:
+            guard.request("alarm", "loss", key="loss", since=32)
+        if step == 55:
+            guard.clear_alarm("another")
+        if step == 75:
+            guard.clear_alarm("loss")
+
+    with caplog.at_level(logging.WARNING, logger=LOGGER):
+        run(guard, range(1, 112), at)
+    steps = kept(tmp_path)
+    assert {step: since for step, since in steps.items() if since is not None} == {55: 32, 65: 32}
+    assert [step for step, since in steps.items() if since is None] == [30, 85, 95, 105]
+    assert "the alarm is over" in caplog.text
+
+
+def test_what_was_saved_between_the_onset_and_the_alarm_becomes_suspect(tmp_path):
+    guard = a_guard(tmp_path)
+    run(guard, range(1, 35))
+    assert kept(tmp_path) == {10: None, 20: None, 30: None}
+    guard.request("alarm", "drift", since=15)
+    run(guard, range(35, 36))
+    assert kept(tmp_path) == {10: None, 30: 15, 35: 15}
+
+
+def test_an_alarm_that_is_not_repeated_is_over(tmp_path):
+    guard = a_guard(tmp_path, alarm_steps=15, keep=9)
+    guard.request("alarm", "spike", since=1)
+    run(guard, range(1, 41))
+    assert {s for s, since in kept(tmp_path).items() if since is not None} == {1, 11}
+    assert {s for s, since in kept(tmp_path).items() if since is None} == {21, 31}
+
+
+def test_resumed_from_a_suspect_one_it_stays_suspect(tmp_path):
+    guard = a_guard(tmp_path)
+    guard.request("alarm", "spike", since=12)
+    run(guard, range(1, 25))
+    again = a_guard(tmp_path)
+    assert again.resume()["step"] == 21
+    run(again, range(22, 34))
+    assert again.last.step == 31
+    assert again.last.good.suspect == SuspectMark(since=12, reason="spike")
+
+
+def test_rolled_back_to_a_clean_one_it_is_clean_and_takes_nothing_of_the_other_course(tmp_path):
+    guard = a_guard(tmp_path)
+    run(guard, range(1, 31))
+    guard.request("alarm", "spike", since=25)
+    run(guard, range(31, 36))
+    again = a_guard(tmp_path)
+    assert again.resume(trusted_only=True)["step"] == 20
+    run(again, range(21, 31))
+    assert kept(tmp_path) == {10: None, 20: None, 30: None, 32: 25}, "30 was reached again"
+    again.request("alarm", "spike", since=28)
+    run(again, range(31, 34))
+    assert kept(tmp_path) == {10: None, 20: None, 30: 28, 32: 28}
+
+
+def test_a_request_in_the_run_folder_may_carry_an_onset(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    assert folder.ask("alarm", "loss of the log", since=7) == 1
+    assert folder.ask("user", "me, too", since=None) == 2
+    assert folder.request().since == 7
+    guard = a_guard(tmp_path / "checkpoints", folder=folder)
+    run(guard, range(1, 12))
+    assert kept(tmp_path / "checkpoints") == {1: None, 11: 7}
+    RunFolder(tmp_path / "plain").ask("user", "no onset")
+    assert "since" not in json.loads((tmp_path / "plain" / "request.json").read_text())
+
+
+@pytest.mark.parametrize("since", [-1, 1.5, True, "3"])
+def test_an_onset_is_a_step(tmp_path, since):
+    guard = a_guard(tmp_path / "checkpoints")
+    with pytest.raises(ValueError, match=r"since is .*: it must be a step"):
+        guard.request("alarm", "loss", since=since)
+    with pytest.raises(ValueError, match=r"since is .*: it must be a step"):
+        RunFolder(tmp_path).ask("alarm", "loss", since=since)
+
+
+def test_the_environment_says_what_to_resume_from(tmp_path, monkeypatch):
+    guard = a_guard(tmp_path)
+    run(guard, range(1, 21))
+    guard.request("alarm", "spike", since=20)
+    run(guard, range(21, 24))
+    monkeypatch.setenv("RMETRIC_RESUME", "clean")
+    assert a_guard(tmp_path).resume()["step"] == 10
+    assert a_guard(tmp_path).resume(trusted_only=False)["step"] == 22
+    monkeypatch.setenv("RMETRIC_RESUME", "oldest")
+    with pytest.raises(ValueError, match="RMETRIC_RESUME is 'oldest': it must be of newest, clean"):
+        a_guard(tmp_path).resume()
+
+
+def on_one_rank(rank, folder):
+    guard = a_guard(folder, keep=2)
+
+    def at(step):
+        if rank == 1 and step == 23:
+            guard.request("alarm", "rank 1 diverges", since=18, key="loss")
+        if rank == 2 and step == 24:
+            guard.request("alarm", "later", since=22)
+        if rank == 1 and step == 42:
+            guard.clear_alarm()
+
+    run(guard, range(1, 61), at)
+    return None
+
+
+@pytest.mark.long
+def test_the_earliest_onset_of_any_rank_counts(tmp_path):
+    on_ranks(on_one_rank, tmp_path, ranks=3)
+    found, _ = candidates(tmp_path)
+    marks = {one.step: one.suspect for one in found}
+    assert marks[10] is None
+    assert {one.since for one in marks.values() if one} == {22}, "that of rank 2 is still open"
+    assert {one.reason for one in marks.values() if one} == {"later"}
+    assert min(step for step, mark in marks.items() if mark) >= 42
+
+
+def test_an_old_manifest_is_clean_and_a_mark_of_another_form_is_refused(tmp_path):
+    guard = a_guard(tmp_path)
+    run(guard, range(1, 11))
+    entry = json.loads((tmp_path / "step-10" / MANIFEST_NAME).read_text())
+    assert "suspect" not in entry
+    assert read_manifest(tmp_path / "step-10").suspect is None
+    del entry["sha256"]
+    write_manifest(tmp_path / "step-10", {**entry, "suspect": {"since": "10", "reason": "x"}})
+    with pytest.raises(ValueError, match=r"Expected `int`, got `str` - at `\$.suspect.since`"):
+        read_manifest(tmp_path / "step-10")
+
+
+# -- the rule
+
+MARKS = st.none() | st.builds(SuspectMark, since=st.integers(0, 50), reason=st.just("x"))
+FOUND = st.lists(st.tuples(st.integers(0, 60), MARKS), min_size=1, max_size=12)
+
+
+class One:
+    def __init__(self, step, suspect):
+        self.step, self.suspect = step, suspect
+
+
+@given(FOUND, st.integers(1, 4), st.integers(1, 3), st.sets(st.integers(0, 11)))
+def test_each_kind_has_its_own_quota(found, keep, keep_suspect, damaged):
+    found = [One(*each) for each in found]
+    bad = [one for n, one in enumerate(found) if n in damaged]
+    gone = surplus(found, keep=keep, keep_suspect=keep_suspect, damaged=bad)
+    left = [one for one in found if one not in gone]
+    clean = [one for one in found if one.suspect is None]
+    whole = [one for one in clean if one not in bad]
+    assert found[0] in left
+    assert all(one in left for one in whole[:keep]), "whatever suspects there are"
+    assert keep <= sum(one in left for one in clean) <= keep + 2 or len(clean) < keep
+    suspects = [one for one in found if one.suspect is not None]
+    assert min(keep_suspect, len(suspects)) <= sum(one in left for one in suspects)
+    assert sum(one in left for one in suspects) <= keep_suspect + 1
+    if clean and clean[0] in whole:  # more suspects change nothing
+        more = [One(99, SuspectMark(since=1, reason="x")) for _ in range(5)]
+        gone = surplus([*more, *found], keep=keep, keep_suspect=keep_suspect, damaged=bad)
+        assert all(one not in gone for one in whole[:keep])
+
+
+@given(FOUND, st.integers(0, 60), st.integers(0, 60))
+def test_only_ancestors_from_the_onset_on_become_suspect(found, since, step):
+    found = [One(*each) for each in found]
+    marked = suspects_of(found, since=since, step=step)
+    for one in marked:
+        assert one.suspect is None
+        assert since <= one.step <= step
+    steps = [one.step for one in marked]
+    assert steps == sorted(set(steps), reverse=True), "a course of training goes one way"
+    if all(a.step > b.step for a, b in pairwise(found)):
+        meant = [one for one in found if since <= one.step <= step and one.suspect is None]
+        assert marked == meant
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(0, 9), st.sampled_from(["open", "end"])),
+        max_size=20,
+    ),
+    st.integers(1, 5),
+)
+def test_the_earliest_open_alarm_counts(events, quiet):
+    alarms, meant = OpenAlarms(quiet), {}
+    for step, (key, since, kind) in enumerate(events):
+        if kind == "end":
+            alarms.end(key)
+            meant.pop(key, None)
+        else:
+            alarms.open(key, since, "x", step=step)
+            before = meant.get(key)
+            lives = before is not None and step - before[1] < quiet
+            meant[key] = (min(since, before[0]) if lives else since, step)
+        open_now = [onset for onset, at in meant.values() if step - at < quiet]
+        found = alarms.earliest(step)
+        assert (found and found.since) == (min(open_now) if open_now else None)
+
+
+# -- the Trainer and the supervisor
+
+
+def test_the_trainers_rotation_keeps_the_last_checkpoints_before_an_alarm(tmp_path, monkeypatch):
+    from rmetric.integrations.hugging_face import newest_checkpoint
+    from tests.guard.test_hooks import a_trainer, callback_that_asks, checkpoints_of
+
+    def alarm(guard):
+        guard.request("alarm", "loss 9.1", since=8)
+
+    settings = {"save_steps": 3, "save_total_limit": 2, "max_steps": 24}
+    trainer = a_trainer(tmp_path, callback_that_asks(10, ask=alarm), **settings)
+    folder = Path(trainer.args.output_dir)
+    assert newest_checkpoint(folder) is None
+    trainer.train()
+    assert trainer.args.save_total_limit == 2
+    assert checkpoints_of(trainer) == [f"checkpoint-{step}" for step in (21, 24, 6)]
+    assert newest_checkpoint(folder) == str(folder / "checkpoint-24")
+    monkeypatch.setenv("RMETRIC_RESUME", "clean")
+    clean = newest_checkpoint(folder)
+    assert clean == str(folder / "checkpoint-6")
+    again = a_trainer(tmp_path, callback_that_asks(99, ask=alarm), **settings)
+    again.train(resume_from_checkpoint=clean)
+    assert again.state.global_step == 24
+    assert checkpoints_of(again) == [f"checkpoint-{step}" for step in (21, 24)]
+    assert newest_checkpoint(folder) == str(folder / "checkpoint-24"), "it is clean now"
+
+
+def test_the_supervisor_passes_on_what_to_resume_from(tmp_path, capfd):
+    code = "import os; print('resume:', os.environ['RMETRIC_RESUME'])"
+    command = ["supervise", str(tmp_path), "--resume", "clean", "--poll-seconds", "0.1"]
+    # In a process of its own: the command ends every child of its process.
+    command = [sys.executable, "-m", "rmetric", *command, "--max-restarts", "0"]
+    subprocess.run([*command, "--", sys.executable, "-c", code], check=True)
+    assert "resume: clean" in (tmp_path / "logs" / "launch-1.log").read_text()

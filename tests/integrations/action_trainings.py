@@ -1,0 +1,276 @@
+"""One small training under each trainer, with bad steps put in: what the actions' contract runs."""
+
+import dataclasses
+import warnings
+from math import isfinite
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from rmetric.logs import read_log
+from rmetric.monitor import Monitor, MonitorConfig
+from tests.monitor.ranks import on_ranks
+
+torch.set_num_threads(1)
+
+FEATURES, ROWS, STEPS, RATE = 6, 8, 36, 0.01
+#: Off the cadence of ten steps, on it, and a finite gradient that is far too large.
+NAN_OFF, NAN_ON, EXPLOSION = 13, 20, 28
+BAD = {NAN_OFF: "nan", NAN_ON: "nan", EXPLOSION: "explosion"}
+CONFIG = MonitorConfig(explosion_window=8, join_seconds=20.0, patience=10.0)
+
+
+class Net(nn.Module):
+    """A regression whose gradient is bad at the steps of `bad`; its loss is a number at all."""
+
+    def __init__(self, bad=None):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(FEATURES, 12), nn.Tanh(), nn.Linear(12, 1))
+        self.bad, self.step = bad or {}, 0
+
+    def forward(self, inputs, labels):
+        loss = nn.functional.mse_loss(self.layers(inputs).float(), labels)
+        if self.training:
+            self.step += 1
+            kind = self.bad.get(self.step)
+            if kind == "nan":  # the derivative of a root at 0, times 0
+                loss = loss + (self.layers[0].weight.sum() * 0.0).sqrt()
+            elif kind == "explosion":
+                loss = loss + 1e3 * (loss - loss.detach())
+        return {"loss": loss}
+
+
+def rows(rank=0):
+    generator = torch.Generator().manual_seed(100 + rank)
+    numbers = torch.randn(ROWS * STEPS, FEATURES + 1, generator=generator)
+    return [{"inputs": row[:-1], "labels": row[-1:]} for row in numbers]
+
+
+def batches(rank=0):
+    for rows_of_step in zip(*[iter(rows(rank))] * ROWS, strict=True):
+        yield {key: torch.stack([row[key] for row in rows_of_step]) for key in rows_of_step[0]}
+
+
+def make_optimizer(model):
+    return torch.optim.AdamW(model.parameters(), lr=RATE)
+
+
+def share(step):
+    """Of the rate, after so many steps of the schedule."""
+    return 1.0 / (1.0 + 0.05 * step)
+
+
+def make_scheduler(optimizer):
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, share)
+
+
+@dataclasses.dataclass
+class Outcome:
+    """Of one training, as plain values.
+
+    Attributes:
+        weights: all of them, at the end.
+        steps: that were taken or left out.
+        records, alarms: from the log; alarms of the calibrated detector by step.
+        slips: of the loop, as the monitor told them.
+    """
+
+    weights: list
+    steps: int
+    usable: bool = True
+    records: list = dataclasses.field(default_factory=list)
+    alarms: dict = dataclasses.field(default_factory=dict)
+    alerts: list = dataclasses.field(default_factory=list)
+    slips: list = dataclasses.field(default_factory=list)
+
+    @property
+    def finite(self):
+        return all(map(isfinite, self.weights))
+
+
+def outcome(weights, steps, monitor, log):
+    made = Outcome(weights.tolist(), steps)
+    if monitor is not None:
+        made.usable, made.alerts = monitor.usable, list(monitor.alerts)
+        made.slips = sorted(monitor.protocol.told)
+        if log.exists():
+            read = read_log(log)
+            made.records = read.records
+    return made
+
+
+def flat(model):
+    with torch.no_grad():
+        parts = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+        return torch.cat([part.flatten() for part in parts]).clone()
+
+
+# -- loops; `left_out` is by hand, `actions` by a monitor
+
+
+def plain(folder, actions=None, left_out=(), bad=BAD, kind="plain", rank=0):
+    """`kind`: plain, bf16, ddp, fsdp2, or how a GradScaler is used."""
+    scaled = kind.startswith("scaler")
+    net = Net(bad)
+    model = net
+    if kind == "ddp":
+        model = DistributedDataParallel(net)
+    elif kind == "fsdp2":
+        fully_shard(net)
+    optimizer = make_optimizer(model)
+    scheduler = make_scheduler(optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=scaled, growth_interval=10)
+    monitor, log = None, folder / f"rank{rank}.jsonl"
+    if actions is not None:
+        known = {"scaler": scaler} if "passed" in kind else {}
+        for action in actions:
+            if hasattr(action, "scheduler"):
+                action.scheduler = scheduler
+        monitor = Monitor(model, optimizer, log=log, config=CONFIG, actions=actions, **known)
+        if dist.is_initialized():
+            monitor.wait_for_ranks(20.0)
+            dist.barrier()
+    for step, batch in enumerate(batches(rank), start=1):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=kind == "bf16"):
+            loss = model(**batch)["loss"]
+        scaler.scale(loss).backward()
+        early = kind.endswith("unscaled early")
+        if early:
+            scaler.unscale_(optimizer)
+        if monitor is not None:
+            monitor.check_before_step(loss)
+        if kind.endswith("unscaled late"):
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+        if step not in left_out:
+            scaler.step(optimizer)
+        elif scaled and kind.endswith("never unscaled"):
+            scaler.unscale_(optimizer)
+        scaler.update()
+        scheduler.step()
+        if monitor is not None and monitor.should_stop:
+            break
+    if monitor is not None:
+        monitor.close()
+    return outcome(flat(model), step, monitor, log)
+
+
+def hugging_face(folder, actions=None, left_out=(), bad=BAD, precision="32", **settings):
+    from accelerate.state import AcceleratorState
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    from rmetric.integrations.hugging_face import RMetricCallback
+
+    class LeaveOut(TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+            if state.global_step + 1 in left_out:
+                model.zero_grad(set_to_none=True)
+
+    class InOrder(Trainer):
+        def _get_train_sampler(self, *args):
+            return torch.utils.data.SequentialSampler(self.train_dataset)
+
+    log = folder / "rank0.jsonl"
+    callback = RMetricCallback(log, config=CONFIG, actions=actions or ())
+    model = Net(bad)
+    optimizer = make_optimizer(model)
+    trainer = InOrder(
+        model=model,
+        args=TrainingArguments(
+            output_dir=str(folder / "out"),
+            max_steps=STEPS,
+            per_device_train_batch_size=ROWS,
+            save_strategy="no",
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+            logging_strategy="no",
+            bf16=precision == "bf16",
+            **settings,
+        ),
+        train_dataset=rows(),
+        callbacks=[LeaveOut()] + ([] if actions is None else [callback]),
+        optimizers=(optimizer, make_scheduler(optimizer)),
+    )
+    if precision == "fp16":  # which accelerate itself only offers on a GPU
+        accelerator = trainer.accelerator
+        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=10)
+        accelerator.native_amp = True
+        accelerator.state._mixed_precision = "fp16"
+    try:
+        trainer.train()
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
+    return outcome(flat(model), trainer.state.global_step, callback.monitor, log)
+
+
+def lightning(folder, actions=None, left_out=(), bad=BAD, precision="32", **settings):
+    warnings.filterwarnings("ignore", module="lightning")
+    import lightning as package
+    from lightning.pytorch.plugins.precision import MixedPrecision
+
+    from rmetric.integrations.lightning import RMetricCallback
+
+    class Module(package.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = Net(bad)
+
+        def training_step(self, batch, index):
+            return self.net(**batch)["loss"]
+
+        def configure_optimizers(self):
+            optimizer = make_optimizer(self.net)
+            scheduler = {"scheduler": make_scheduler(optimizer), "interval": "step"}
+            return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    class LeaveOut(package.Callback):
+        def on_before_optimizer_step(self, trainer, module, optimizer):
+            if trainer.global_step + 1 in left_out:
+                module.zero_grad(set_to_none=True)
+
+    log = folder / "rank0.jsonl"
+    callback = RMetricCallback(log, config=CONFIG, actions=actions or ())
+    module = Module()
+    if precision == "fp16":
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=10)
+        settings["plugins"] = [MixedPrecision("16-mixed", "cpu", scaler)]
+    elif precision == "bf16":
+        settings["precision"] = "bf16-mixed"
+    trainer = package.Trainer(
+        max_steps=STEPS,
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        limit_val_batches=0,
+        callbacks=[LeaveOut()] + ([] if actions is None else [callback]),
+        **settings,
+    )
+    trainer.fit(module, torch.utils.data.DataLoader(rows(), ROWS))
+    return outcome(flat(module), trainer.global_step, callback.monitor, log)
+
+
+def on_one_rank(rank, folder, kind, makers):
+    """The outcome by action's name of each training; one launch runs all."""
+    found = {}
+    for name, make in makers.items():
+        place = folder / name
+        place.mkdir(exist_ok=True)
+        actions = None if make is None else make(place)
+        left_out = tuple(BAD) if make is None else ()
+        found[name] = plain(place, actions, left_out, kind=kind, rank=rank)
+        dist.barrier()
+    return found
+
+
+def on_two_ranks(folder, kind, makers):
+    return on_ranks(on_one_rank, folder, kind, makers, ranks=2, seconds=90.0)

@@ -1,0 +1,111 @@
+from math import inf, isfinite, nan
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmetric.normalisers import SlidingMinMax
+from tests.metric.plain_metric import min_max
+
+WINDOWS = st.integers(1, 8)
+ANY = st.floats() | st.integers(-5, 5).map(float)
+MODERATE = st.floats(-1e6, 1e6, allow_subnormal=False)
+
+
+@given(st.lists(ANY, max_size=40), WINDOWS)
+def test_it_equals_the_plain_form_at_every_value(values, window):
+    scale = SlidingMinMax(window)
+    for i, value in enumerate(values, start=1):
+        expected = min_max(values[:i], window)
+        assert scale.update(value) == pytest.approx(expected, abs=1e-12)
+
+
+@given(st.lists(ANY, max_size=40), WINDOWS)
+def test_it_stays_between_0_and_1(values, window):
+    scale = SlidingMinMax(window)
+    assert all(0.0 <= scale.update(value) <= 1.0 for value in values)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False), WINDOWS)
+def test_a_constant_is_0(value, window):
+    scale = SlidingMinMax(window)
+    assert [scale.update(value) for _ in range(20)] == [0.0] * 20
+
+
+@given(st.lists(MODERATE, min_size=1, max_size=30), st.integers(2, 8))
+def test_the_newest_extremes_are_1_and_0_however_small_the_change(values, window):
+    scale = SlidingMinMax(window)
+    for value in values:
+        scale.update(value)
+    assert scale.update(max(values) + 1e-3) == 1.0
+    assert scale.update(min(values) - 1e-3) == 0.0
+
+
+@given(st.lists(MODERATE, max_size=30), WINDOWS, st.integers(-8, 8))
+def test_the_unit_of_the_values_does_not_matter(values, window, power):
+    one, other = SlidingMinMax(window), SlidingMinMax(window)
+    assert [one.update(x) for x in values] == [other.update(x * 2.0**power) for x in values]
+
+
+@given(st.lists(MODERATE, min_size=8, max_size=8), st.lists(MODERATE, max_size=30))
+def test_nothing_older_than_the_window_matters(window_full, before):
+    scale, fresh = SlidingMinMax(8), SlidingMinMax(8)
+    for value in before + window_full[:-1]:
+        scale.update(value)
+    for value in window_full[:-1]:
+        fresh.update(value)
+    assert scale.update(window_full[-1]) == fresh.update(window_full[-1])
+
+
+@pytest.mark.parametrize(("bad", "score"), [(nan, 0.0), (-inf, 0.0), (inf, 1.0)])
+def test_a_value_that_is_no_number_scores_and_does_not_enter(bad, score):
+    scale = SlidingMinMax(3)
+    for value in (2.0, 4.0, 3.0):
+        scale.update(value)
+    assert scale.update(bad) == score
+    assert scale.update(3.0) == 0.0  # between 3 and 4: the 2 has left, nothing else has
+
+
+def test_the_span_of_huge_values_does_not_overflow():
+    scale = SlidingMinMax()
+    scale.update(-1.7e308)
+    assert scale.update(1.7e308) == 1.0
+    assert scale.update(0.0) == 0.5
+
+
+def sawtooth(i):
+    return float(i % 137)
+
+
+@pytest.mark.parametrize("shape", [float, lambda i: -float(i), lambda i: 0.0, sawtooth])
+def test_work_is_constant_a_value_and_memory_is_the_window(shape):
+    class Counted(float):
+        """A float that counts how often it is compared."""
+
+        comparisons = 0
+
+        def count(self, other, result):
+            Counted.comparisons += 1
+            return result
+
+        def __lt__(self, other):
+            return self.count(other, float(self) < float(other))
+
+        def __gt__(self, other):
+            return self.count(other, float(self) > float(other))
+
+    scale = SlidingMinMax(window=100)
+    for i in range(3000):
+        scale.update(Counted(shape(i)))
+        assert max(len(scale._recent), len(scale._lows), len(scale._highs)) <= 100
+    assert 0 < Counted.comparisons <= 4 * 3000
+
+
+def test_a_window_without_room_is_refused():
+    with pytest.raises(ValueError, match="window is 0: it must be at least 1 value"):
+        SlidingMinMax(0)
+
+
+def test_it_is_defined_before_the_first_value():
+    assert SlidingMinMax().value == 0.0
+    assert isfinite(SlidingMinMax().update(3.0))

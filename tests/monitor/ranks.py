@@ -1,0 +1,160 @@
+"""Real processes with a real gloo group: what the tests of several ranks run in."""
+
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+from datetime import timedelta
+
+import torch
+import torch._dynamo  # the first optimiser would bring it in, on each rank anew
+import torch.distributed as dist
+import torch.distributed.fsdp
+import torch.distributed.tensor
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import rmetric.monitor  # noqa: F401  (imported once, before the ranks are forked)
+from tests.monitor.training import FEATURES, ROWS, squared_error
+
+torch.set_num_threads(1)
+
+
+def on_ranks(function, *args, ranks=4, seconds=40.0, lost=()):
+    """What `function(rank, *args)` returns on each rank, in processes of their own.
+
+    A rank in `lost` may end as it likes and gives None; every other one must
+    return, in time, and its process must end by itself without an error.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.monitor.ranks"])
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    pipes = [context.Pipe(duplex=False) for _ in range(ranks)]
+    processes = [
+        context.Process(target=_rank, args=(function, r, ranks, store.port, pipes[r][1], args))
+        for r in range(ranks)
+    ]
+    until = time.monotonic() + seconds
+    try:
+        for process, (_, sender) in zip(processes, pipes, strict=True):
+            process.start()
+            sender.close()
+        results = [None] * ranks
+        for rank, (receiver, _) in enumerate(pipes):
+            if rank in lost:
+                continue
+            assert receiver.poll(max(0.0, until - time.monotonic())), f"rank {rank} hangs"
+            fine, results[rank] = receiver.recv()
+            assert fine, f"rank {rank}: {results[rank]}"
+        for rank, process in enumerate(processes):
+            if rank not in lost:
+                process.join(max(1.0, until - time.monotonic()))
+                assert process.exitcode == 0, f"rank {rank} ended with {process.exitcode}"
+        return results
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def _rank(function, rank, ranks, port, sender, args):
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=20)
+    )
+    try:
+        sender.send((True, function(rank, *args)))
+    except BaseException:
+        sender.send((False, traceback.format_exc()))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def plain_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, 15), nn.Linear(15, 1))
+
+
+def batch_of(rank, step, micro=0):
+    generator = torch.Generator().manual_seed(1000 * step + 10 * rank + micro)
+    inputs = torch.randn(ROWS, FEATURES, generator=generator)
+    return inputs, torch.randn(ROWS, 1, generator=generator)
+
+
+def own_gradient(module, batches):
+    """Of this rank alone, by a copy that no hook sits on."""
+    copy = plain_model()
+    copy.load_state_dict(module.state_dict())
+    for batch in batches:
+        (squared_error(copy, batch) / len(batches)).backward()
+    return torch.cat([p.grad.flatten() for p in copy.parameters()])
+
+
+def flat_weights(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def train_on_rank(
+    rank,
+    make_monitor=None,
+    *,
+    steps=12,
+    micro=1,
+    bucket_view=False,
+    hook=False,
+    at=None,
+    ask=False,
+    keep_own=False,
+):
+    """A small training under DistributedDataParallel; what came of it, as plain values.
+
+    `at(step, rank, loss, monitor)` runs between forward and backward and
+    returns the loss.
+    """
+    model = DistributedDataParallel(plain_model(), gradient_as_bucket_view=bucket_view)
+    if hook:  # of the user's own: half precision on the way
+        model.register_comm_hook(None, fp16_compress_hook)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    monitor = make_monitor(model, optimizer) if make_monitor else None
+    if monitor is not None:
+        monitor.wait_for_ranks(10.0)
+    dist.barrier()
+    own, taken, slowest = [], 0, 0.0
+    for step in range(1, steps + 1):
+        optimizer.zero_grad()
+        batches = [batch_of(rank, step, m) for m in range(micro)]
+        if keep_own:
+            own.append(own_gradient(model.module, batches).tolist())
+        for batch in batches[:-1]:
+            with model.no_sync():
+                (squared_error(model, batch) / micro).backward()
+        loss = squared_error(model, batches[-1])
+        loss = at(step, rank, loss, monitor) if at else loss
+        (loss / micro).backward()
+        before = time.monotonic()
+        go_on = monitor.check_before_step(loss) if monitor else True
+        slowest = max(slowest, time.monotonic() - before)
+        if go_on or not ask:
+            optimizer.step()
+        taken = step
+        if monitor is not None and monitor.should_stop:
+            break
+    began = time.monotonic()
+    if monitor is not None:
+        monitor.close()
+    return {
+        "weights": flat_weights(model).tolist(),
+        "own": own,
+        "taken": taken,
+        "slowest": slowest,
+        "closing": time.monotonic() - began,
+        "alerts": list(monitor.alerts) if monitor else [],
+        "usable": monitor is None or monitor.usable,
+    }
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,604 @@
+"""Each action does what it says, and whatever becomes of it the training goes on."""
+
+import json
+import logging
+import math
+import socket
+import threading
+import time
+import types
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch.optim import lr_scheduler as schedulers  # noqa: E402
+
+from rmetric._util.background import Background  # noqa: E402
+from rmetric.logs import read_log  # noqa: E402
+from rmetric.monitor import Alert, Monitor, MonitorConfig  # noqa: E402
+from rmetric.monitor.actions import (  # noqa: E402
+    CutLearningRate,
+    EmergencyCheckpoint,
+    SkipStep,
+    Stop,
+    TensorBoard,
+    WandB,
+    Webhook,
+)
+from rmetric.monitor.actions.dashboards import Dashboard  # noqa: E402
+from tests.monitor.training import (  # noqa: E402
+    batches,
+    make_model,
+    same_weights,
+    squared_error,
+    train,
+    weights,
+)
+from tests.monitor.webhook_server import WebhookServer  # noqa: E402
+
+SECRET = "T0PSECRET"
+
+
+def nan_at(*steps):
+    return lambda step, loss: loss * math.nan if step in steps else loss
+
+
+def explosion_at(*steps):
+    return lambda step, loss: loss * 1e6 if step in steps else loss
+
+
+def watched(*actions, **settings):
+    settings.setdefault("config", MonitorConfig(explosion_window=6))
+    return lambda model, optimizer: Monitor(model, optimizer, actions=actions, **settings)
+
+
+def alert(step=5, source="non_finite"):
+    return Alert(step=step, source=source, reason="gradient norm is nan")
+
+
+class TestSkipStep:
+    @pytest.mark.parametrize("spoil", [nan_at(12), explosion_at(12, 13)])
+    def test_a_skipped_step_is_as_if_the_optimiser_had_not_been_called(self, spoil):
+        skipped, refused = make_model(), make_model()
+        train(skipped, watched(SkipStep()), spoil=spoil)
+        train(refused, watched(), spoil=spoil, ask=True)
+        assert same_weights(skipped, refused)
+        spoilt = make_model()
+        train(spoilt, watched(), spoil=spoil)
+        assert not same_weights(skipped, spoilt)
+
+    def test_after_the_limit_it_skips_no_more_and_says_so_once(self, caplog):
+        model = make_model()
+        seen = []
+        train(model, watched(SkipStep(limit=3)), spoil=nan_at(*range(12, 15)))
+        assert all(w.isfinite().all() for w in weights(model))
+        assert "skipped" not in caplog.text
+        skips = SkipStep(limit=3)
+        train(model, watched(skips, seen.append), spoil=nan_at(*range(12, 31)))
+        assert not any(w.isfinite().all() for w in weights(model))
+        assert [alert.step for alert in seen] == [12]
+        assert caplog.text.count("3 steps in a row were skipped") == 1
+
+    def test_a_good_step_in_between_begins_the_count_again(self):
+        model = make_model()
+        train(model, watched(SkipStep(limit=2)), spoil=nan_at(10, 11, 13, 14, 16, 17))
+        assert all(w.isfinite().all() for w in weights(model))
+
+    @pytest.mark.parametrize("unscaled", [True, False])
+    def test_a_gradient_scaler_survives_it(self, unscaled):
+        model = make_model()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        monitor = watched(SkipStep(), scaler=scaler)(model, optimizer)
+        inputs, targets = torch.randn(8, 6), torch.randn(8, 1)
+        for step in range(1, 12):
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(inputs), targets) * (1e6 if step == 9 else 1.0)
+            scaler.scale(loss).backward()
+            if unscaled:
+                scaler.unscale_(optimizer)
+            before = weights(model)
+            verdict = monitor.check_before_step(loss)
+            scaler.step(optimizer)
+            scaler.update()
+            moved = any(not torch.equal(a, b) for a, b in zip(before, weights(model), strict=True))
+            assert bool(verdict) == moved == (step != 9)
+
+    @pytest.mark.parametrize("known", ["passed", "held by the optimiser's wrapper", "unknown"])
+    def test_a_scaler_that_overflows_at_the_first_steps_still_finds_its_scale(self, known):
+        now, taken, models = [0], ([], []), (make_model(), make_model())
+        for steps, model in zip(taken, models, strict=True):
+            torch.manual_seed(7)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+            scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24)
+            monitor = None
+            if steps is taken[1]:
+                wrapped = types.SimpleNamespace(optimizer=optimizer, scaler=scaler)
+                make = watched(SkipStep(), **({"scaler": scaler} if known == "passed" else {}))
+                monitor = make(model, wrapped if "wrapper" in known else optimizer)
+                assert (monitor.scaler is scaler) == (known != "unknown")
+            optimizer.register_step_post_hook(lambda *_, steps=steps: steps.append(now[0]))
+            for now[0], [batch] in enumerate(batches(40), start=1):
+                optimizer.zero_grad()
+                with torch.autocast("cpu", torch.float16):
+                    loss = squared_error(model, batch)
+                scaler.scale(loss).backward()
+                if monitor:
+                    monitor.check_before_step(loss)
+                scaler.step(optimizer)
+                scaler.update()
+        assert monitor.scaler is scaler
+        assert 2 <= taken[0][0] <= 24
+        assert taken[1] == taken[0]
+        assert same_weights(*models)
+
+    def test_an_alarm_about_a_step_that_was_taken_leaves_no_good_one_out(self):
+        model = make_model()
+        taken = []
+        for action in (SkipStep(), SkipStep(on={"calibrated"})):
+            monitor = watched(action)(model, torch.optim.AdamW(model.parameters()))
+            taken.append([])
+            for step, [batch] in enumerate(batches(6), start=1):
+                monitor.optimizer.zero_grad()
+                loss = squared_error(model, batch)
+                loss.backward()
+                if step == 4:  # as the detector's alarm on the step before
+                    monitor._delivery.raise_alert(alert(step=3, source="calibrated"))
+                monitor.check_before_step(loss)
+                before = weights(model)
+                monitor.optimizer.step()
+                moved = not all(map(torch.equal, before, weights(model)))
+                taken[-1].append(moved)
+            monitor.close()
+        assert taken == [[True] * 6, [True] * 3 + [False] + [True] * 2]
+
+
+def make_schedulers():
+    half = lambda step: 1.0 / (1 + step)  # noqa: E731
+    return {
+        "LambdaLR": lambda o: schedulers.LambdaLR(o, half),
+        "StepLR": lambda o: schedulers.StepLR(o, 7),
+        "ExponentialLR": lambda o: schedulers.ExponentialLR(o, 0.9),
+        "CosineAnnealingLR": lambda o: schedulers.CosineAnnealingLR(o, 40),
+        "CosineAnnealingWarmRestarts": lambda o: schedulers.CosineAnnealingWarmRestarts(o, 8),
+        "LinearLR": lambda o: schedulers.LinearLR(o, 0.1, total_iters=15),
+        "PolynomialLR": lambda o: schedulers.PolynomialLR(o, 40),
+        "OneCycleLR": lambda o: schedulers.OneCycleLR(o, 0.1, total_steps=40),
+        "CyclicLR": lambda o: schedulers.CyclicLR(o, 0.01, 0.1, 5, cycle_momentum=False),
+        "ReduceLROnPlateau": lambda o: schedulers.ReduceLROnPlateau(o, patience=3),
+        "SequentialLR": lambda o: schedulers.SequentialLR(
+            o, [schedulers.LinearLR(o, 0.1, total_iters=5), schedulers.LambdaLR(o, half)], [18]
+        ),
+        "ChainedScheduler": lambda o: schedulers.ChainedScheduler(
+            [schedulers.LinearLR(o, 0.1, total_iters=15), schedulers.ExponentialLR(o, 0.9)]
+        ),
+    }
+
+
+def optimiser(rates=(0.02,)):
+    groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": rate} for rate in rates]
+    return torch.optim.AdamW(groups)
+
+
+class TestCutLearningRate:
+    @pytest.mark.parametrize("name", make_schedulers())
+    @pytest.mark.parametrize("cut_at", [3, 17])
+    def test_the_whole_schedule_ahead_is_lower_by_the_factor(self, name, cut_at):
+        rates = []
+        for cutting in (False, True):
+            optimizer = optimiser((0.02, 0.3))
+            scheduler = make_schedulers()[name](optimizer)
+            monitor = Monitor(make_model(), optimizer)
+            action = CutLearningRate(0.25, scheduler=scheduler)
+            seen = []
+            for step in range(1, 36):
+                if cutting and step == cut_at:
+                    action(alert(), monitor)
+                seen.append([group["lr"] for group in optimizer.param_groups])
+                optimizer.step()
+                scheduler.step(*([1.0] if name == "ReduceLROnPlateau" else []))
+            rates.append(torch.tensor(seen))
+        usual, cut = rates
+        torch.testing.assert_close(cut[: cut_at - 1], usual[: cut_at - 1])
+        torch.testing.assert_close(cut[cut_at - 1 :], 0.25 * usual[cut_at - 1 :])
+
+    def test_a_schedule_that_is_not_passed_in_takes_the_cut_back(self):
+        optimizer = optimiser()
+        scheduler = schedulers.LambdaLR(optimizer, lambda step: 1.0)
+        CutLearningRate()(alert(), Monitor(make_model(), optimizer))
+        assert optimizer.param_groups[0]["lr"] == 0.01
+        optimizer.step()
+        scheduler.step()
+        assert optimizer.param_groups[0]["lr"] == 0.02
+
+    def test_no_rate_is_cut_below_the_floor_nor_raised_to_it(self):
+        optimizer = optimiser((0.02, 0.004, 0.001, 0.0))
+        CutLearningRate(0.1, floor=0.003)(alert(), Monitor(make_model(), optimizer))
+        rates = [group["lr"] for group in optimizer.param_groups]
+        assert rates == pytest.approx([0.003, 0.003, 0.001, 0.0])
+
+    def test_it_waits_before_it_cuts_again(self):
+        optimizer = optimiser()
+        monitor = Monitor(make_model(), optimizer)
+        action = CutLearningRate(0.5, wait=5)
+        rates = []
+        for monitor.step in range(1, 13):
+            action(alert(monitor.step), monitor)
+            rates.append(optimizer.param_groups[0]["lr"])
+        assert rates == [0.01] * 5 + [0.005] * 5 + [0.0025] * 2
+
+    def test_a_rate_that_is_a_tensor_is_cut_in_its_place(self):
+        rate = torch.tensor(0.02)
+        optimizer = torch.optim.Adam([nn.Parameter(torch.zeros(1))], lr=rate)
+        held = optimizer.param_groups[0]["lr"]
+        CutLearningRate(0.5)(alert(), Monitor(make_model(), optimizer))
+        assert held.item() == pytest.approx(0.01)
+        assert optimizer.param_groups[0]["lr"] is held
+
+    def test_the_cut_stands_in_the_log_as_the_monitors_own(self, tmp_path):
+        log = tmp_path / "run.jsonl"
+        train(make_model(), watched(CutLearningRate(), log=log), spoil=explosion_at(10))
+        records = read_log(log).records
+        acted = {r.step: r.actions for r in records if r.actions}
+        assert acted == {11: ("learning rate cut from 0.01 to 0.005",)}
+        assert not any(r.planned_events for r in records)
+        assert [r.learning_rate for r in records] == [0.01] * 10 + [0.005] * 20
+
+    def test_a_step_that_the_cut_comes_before_is_logged_with_its_rate(self, tmp_path):
+        log = tmp_path / "run.jsonl"
+        monitor = watched(CutLearningRate(), log=log)
+        train(make_model(), monitor, spoil=explosion_at(10), ask=True)
+        records = read_log(log).records
+        assert [r.step for r in records if r.actions] == [10]
+        assert [r.learning_rate for r in records] == [0.01] * 9 + [0.005] * 21
+
+    def test_an_alarm_goes_on_after_the_cut(self, tmp_path):
+        """A change that was announced would end it, and the detector would learn anew."""
+        log = tmp_path / "run.jsonl"
+        config = MonitorConfig(explosion_window=6)
+        rising = lambda step, loss: loss * (1.3 ** max(0, step - 40))  # noqa: E731
+        cut = CutLearningRate(on={"calibrated"}, factor=0.9)
+        train(make_model(), watched(cut, log=log, config=config), spoil=rising, steps=60)
+        entries = [json.loads(line) for line in log.read_text().splitlines()]
+        metrics = [entry for entry in entries if entry["event"] == "METRICS"]
+        [at] = [entry["step"] for entry in metrics if "actions" in entry]
+        assert at < 55
+        assert all(entry["alerts"]["calibrated"] for entry in metrics[at - 2 :])
+
+    @pytest.mark.parametrize("passed", [False, True])
+    def test_a_scheduler_that_takes_the_cut_back_is_reported_once(self, passed, caplog):
+        optimizer = optimiser()
+        scheduler = schedulers.LambdaLR(optimizer, lambda step: 0.97**step)
+        action = CutLearningRate(0.5, scheduler=scheduler if passed else None)
+        monitor = Monitor(make_model(), optimizer, actions=[action])
+        for step in range(1, 31):
+            monitor.check_before_step(1.0, gradient_norm=math.nan if step == 12 else 1.0)
+            optimizer.step()
+            scheduler.step()
+        monitor.close()
+        reports = [m for m in caplog.messages if "a scheduler has undone the cut" in m]
+        assert len(reports) == (0 if passed else 1)
+        if not passed:
+            assert "at step 14" in reports[0]
+            assert "CutLearningRate(scheduler=...)" in reports[0]
+
+    def test_the_scheduler_inside_a_trainers_wrapper_is_scaled(self):
+        class Wrapper:
+            def __init__(self, scheduler):
+                self.scheduler = scheduler
+
+        optimizer = optimiser()
+        scheduler = schedulers.LambdaLR(optimizer, lambda step: 1.0)
+        monitor = Monitor(make_model(), optimizer)
+        monitor.schedulers = [Wrapper(scheduler)]
+        CutLearningRate(0.5)(alert(), monitor)
+        optimizer.step()
+        scheduler.step()
+        assert optimizer.param_groups[0]["lr"] == 0.01
+
+    @pytest.mark.parametrize(
+        "settings", [{"factor": 0.0}, {"factor": 1.0}, {"floor": -1.0}, {"wait": 0}], ids=str
+    )
+    def test_bad_arguments_are_named(self, settings):
+        (name,) = settings
+        with pytest.raises(ValueError, match=name):
+            CutLearningRate(**settings)
+
+
+class TestStop:
+    def test_the_loop_is_asked_to_end(self):
+        monitor = train(make_model(), watched(Stop(), SkipStep()), spoil=nan_at(12))
+        assert monitor.should_stop
+        assert monitor.step == 12
+
+    def test_only_an_alert_it_listens_to_ends_the_training(self):
+        monitor = train(make_model(), watched(Stop(on={"r_metric"})), spoil=nan_at(12))
+        assert not monitor.should_stop
+        assert monitor.step == 30
+
+
+class TestWebhook:
+    def test_an_alert_arrives_as_slack_wants_it(self):
+        with WebhookServer() as server:
+            webhook = Webhook(f"{server.url}/services/{SECRET}", title="run <7>")
+            train(make_model(), watched(webhook), spoil=nan_at(12))
+            (text,) = server.texts(1)
+            path, content_type, body = server.messages[0]
+        assert path == f"/services/{SECRET}"
+        assert content_type == "application/json"
+        assert list(body) == ["text"]
+        assert text.startswith("run &lt;7&gt;: step 12, rank 0: non_finite: loss is nan")
+
+    def test_what_was_held_back_is_told_by_the_next_message(self, monkeypatch):
+        now = [0.0]
+        monkeypatch.setattr("rmetric.monitor.actions.webhook.time.monotonic", lambda: now[0])
+        with WebhookServer() as server:
+            webhook = Webhook(server.url, min_interval=60.0, title="run")
+            for now[0], source in [(0, "a"), (1, "a"), (2, "b"), (59, "a"), (61, "a"), (200, "a")]:
+                webhook(alert(source=source), None)
+            monkeypatch.undo()
+            webhook.close()
+            texts = server.texts(4)
+        told = [text.split("nan")[1] for text in texts]
+        assert told == ["", "", " (2 more alerts of a since the last message)", ""]
+
+    def test_a_server_that_hangs_holds_up_nobody(self, caplog):
+        with WebhookServer(hangs=True) as server:
+            webhook = Webhook(server.url, min_interval=0.0, timeout=0.5)
+            began = time.monotonic()
+            for step in range(100):
+                webhook(alert(step), None)
+            assert time.monotonic() - began < 2.0
+            webhook.close()
+            assert time.monotonic() - began < 10.0
+        assert "does not keep up" in caplog.text
+        assert "were not posted" in caplog.text
+
+    @pytest.mark.parametrize("status", [500, 404, 302])
+    def test_an_answer_that_is_no_yes_is_reported_and_training_goes_on(self, status, caplog):
+        model, unwatched = make_model(), make_model()
+        with WebhookServer(status=status) as server:
+            webhook = Webhook(f"{server.url}/{SECRET}")
+            train(model, watched(webhook, SkipStep()), spoil=nan_at(12))
+            train(unwatched, watched(SkipStep()), spoil=nan_at(12))
+            assert len(server.messages) == 1
+        assert f"answered {status}" in caplog.text
+        assert same_weights(model, unwatched)
+        assert SECRET not in caplog.text
+
+    def test_a_server_that_is_not_there_is_reported(self, caplog):
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            url = f"http://127.0.0.1:{unused.getsockname()[1]}/{SECRET}"
+            train(make_model(), watched(Webhook(url)), spoil=nan_at(12))
+        assert "could not be reached (ConnectionRefusedError)" in caplog.text
+        assert SECRET not in caplog.text
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            f"https:///{SECRET}",
+            f"file:///{SECRET}",
+            f"hooks.example/{SECRET}",
+            f"http://[{SECRET}",
+            "",
+        ],
+    )
+    def test_a_bad_address_is_refused_without_being_told(self, url):
+        with pytest.raises(ValueError, match="webhook's url") as refused:
+            Webhook(url)
+        assert SECRET not in str(refused.value)
+
+    def test_the_address_appears_nowhere(self, monkeypatch, caplog):
+        caplog.set_level(logging.DEBUG)
+        address = f"http://127.0.0.1:9/{SECRET}"
+        monkeypatch.setenv("RMETRIC_TEST_WEBHOOK", address)
+        webhook = Webhook(variable="RMETRIC_TEST_WEBHOOK", timeout=0.5)
+        monitor = train(make_model(), watched(webhook), spoil=nan_at(12))
+        assert "could not be reached" in caplog.text
+        assert SECRET not in caplog.text + repr(webhook) + str(webhook) + str(monitor.problem)
+
+    def test_the_name_of_a_variable_that_is_not_set_is_told(self, monkeypatch):
+        monkeypatch.delenv("RMETRIC_TEST_WEBHOOK", raising=False)
+        with pytest.raises(ValueError, match="RMETRIC_TEST_WEBHOOK"):
+            Webhook(variable="RMETRIC_TEST_WEBHOOK")
+        with pytest.raises(ValueError, match="one of the two"):
+            Webhook()
+
+    def test_the_first_rank_alone_posts(self, monkeypatch):
+        monkeypatch.setattr("rmetric.monitor.actions.webhook.rank", lambda: 1)
+        with WebhookServer() as server:
+            webhook = Webhook(server.url)
+            webhook(alert(), None)
+            webhook.close()
+            assert server.messages == []
+
+
+class TestTensorBoard:
+    @pytest.fixture(autouse=True)
+    def _installed(self):
+        pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+
+    def test_records_and_alerts_can_be_read_back(self, tmp_path):
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        log = tmp_path / "run.jsonl"
+        actions = (TensorBoard(tmp_path / "board"), SkipStep())
+        monitor = train(make_model(), watched(*actions, log=log), spoil=nan_at(12))
+        board = EventAccumulator(str(tmp_path / "board"))
+        board.Reload()
+        drawn = {e.step: e.value for e in board.Scalars("rmetric/training_loss")}
+        logged = {r.step: r.training_loss for r in read_log(log).records}
+        assert drawn == pytest.approx(logged, nan_ok=True)
+        assert math.isnan(drawn[12])
+        layers = [tag for tag in board.Tags()["scalars"] if "layer_gradient_norms/" in tag]
+        assert len(layers) == 3
+        assert board.Scalars("rmetric/r_metric")[-1].value == pytest.approx(monitor.metric.score)
+        (text,) = board.Tensors("rmetric/non_finite/text_summary")
+        assert b"non_finite" in text.tensor_proto.string_val[0]
+
+    def test_a_folder_that_cannot_be_written_is_reported_once(self, tmp_path, caplog):
+        (tmp_path / "file").write_text("")
+        monitor = train(make_model(), watched(TensorBoard(tmp_path / "file" / "board")))
+        assert monitor.usable
+        assert caplog.text.count("Error") == 1
+
+
+def test_tensorboard_that_is_not_installed_is_named(monkeypatch, tmp_path):
+    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ImportError, match="needs the Python package tensorboard"):
+        TensorBoard(tmp_path)
+
+
+class StandInRun:
+    def __init__(self, broken=False):
+        self.metrics, self.rows, self.alerts, self.broken = {}, [], [], broken
+
+    def define_metric(self, name, step_metric=None):
+        self.metrics[name] = step_metric
+
+    def log(self, row):
+        if self.broken:
+            raise OSError("the run is finished")
+        self.rows.append(row)
+
+    def alert(self, title, text):
+        self.alerts.append((title, text))
+
+
+class TestWandB:
+    def test_records_and_alerts_go_to_the_run(self):
+        run = StandInRun()
+        train(make_model(), watched(WandB(run), SkipStep()), spoil=nan_at(12))
+        assert run.metrics == {
+            "rmetric/step": None,
+            "rmetric/executed_step": None,
+            "rmetric/*": "rmetric/executed_step",
+        }
+        assert [row["rmetric/step"] for row in run.rows] == list(range(1, 31))
+        assert math.isnan(run.rows[11]["rmetric/training_loss"])
+        assert run.rows[0]["rmetric/learning_rate"] == 0.01
+        ((title, text),) = run.alerts
+        assert title == "rmetric: non_finite"
+        assert text.startswith("step 12")
+
+    def test_a_run_that_breaks_is_reported_once(self, caplog):
+        monitor = train(make_model(), watched(WandB(StandInRun(broken=True))))
+        assert monitor.usable
+        assert caplog.text.count("the run is finished") == 1
+
+    def test_without_a_run_it_says_what_to_do(self, monkeypatch):
+        monkeypatch.setitem(__import__("sys").modules, "wandb", None)
+        with pytest.raises(ImportError, match="needs the Python package wandb"):
+            WandB()
+
+    @pytest.mark.slow
+    def test_an_offline_run_of_the_real_library_takes_it(self, tmp_path, monkeypatch):
+        wandb = pytest.importorskip("wandb", reason="wandb is not installed")
+        monkeypatch.setenv("WANDB_SILENT", "true")
+        with pytest.raises(ValueError, match=r"wandb\.init"):
+            WandB()
+        run = wandb.init(project="rmetric", mode="offline", dir=str(tmp_path))
+        try:
+            monitor = train(make_model(), watched(WandB()), steps=12)
+            assert run.summary["rmetric/step"] == 12
+            loss = run.summary["rmetric/training_loss"]
+            assert loss == pytest.approx(monitor.last.training_loss)
+        finally:
+            run.finish()
+
+
+class TestTogether:
+    def test_all_actions_work_side_by_side(self, tmp_path):
+        model = make_model()
+        checkpoint = EmergencyCheckpoint(tmp_path)
+        said = []
+        with WebhookServer() as server:
+            actions = (checkpoint, SkipStep(), CutLearningRate(), Webhook(server.url), said.append)
+            monitor = train(model, watched(*actions), spoil=nan_at(12))
+            assert len(server.messages) == 1
+        assert monitor.usable
+        assert [a.step for a in said] == [12]
+        assert monitor.optimizer.param_groups[0]["lr"] == 0.005
+        assert checkpoint.last_good == tmp_path / "step_00000011.pt"
+        assert all(w.isfinite().all() for w in weights(model))
+
+    def test_actions_that_hear_nothing_change_nothing(self, tmp_path):
+        model, unwatched = make_model(), make_model()
+        deaf = {"on": {"r_metric"}}
+        actions = (
+            SkipStep(**deaf),
+            CutLearningRate(**deaf),
+            Stop(**deaf),
+            EmergencyCheckpoint(tmp_path, **deaf),
+        )
+        train(model, watched(*actions), spoil=explosion_at(12))
+        train(unwatched, spoil=explosion_at(12))
+        assert same_weights(model, unwatched)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_second_training_may_use_the_same_actions(self, tmp_path):
+        with WebhookServer() as server:
+            actions = (Webhook(server.url, min_interval=0.0), EmergencyCheckpoint(tmp_path))
+            for _ in range(2):
+                train(make_model(), watched(*actions), spoil=nan_at(12))
+            assert len(server.messages) >= 2
+
+
+class TestBackground:
+    def test_all_is_done_in_order_before_it_is_closed(self):
+        background, done = Background(), []
+        for number in range(50):
+            assert background.submit(lambda n=number: done.append(n))
+        assert background.close(10.0)
+        assert done == list(range(50))
+
+    def test_what_fails_is_reported_and_the_next_is_done(self, caplog):
+        background, done = Background(), []
+        background.submit(lambda: 1 / 0)
+        background.submit(lambda: done.append(1))
+        assert background.close(10.0)
+        assert done == [1]
+        assert "ZeroDivisionError" in caplog.text
+
+    def test_a_full_queue_takes_no_more_and_nobody_waits(self):
+        background, release = Background(size=2), threading.Event()
+        taken = [background.submit(release.wait) for _ in range(20)]
+        assert background.dropped == taken.count(False) >= 17
+        began = time.monotonic()
+        assert not background.close(0.1)
+        assert time.monotonic() - began < 2.0
+        release.set()
+
+    def test_it_may_be_used_again_after_it_was_closed(self):
+        background, done = Background(), []
+        assert background.close(1.0)
+        background.submit(lambda: done.append(1))
+        assert background.close(10.0)
+        background.submit(lambda: done.append(2))
+        assert background.close(10.0)
+        assert done == [1, 2]
+
+
+@pytest.mark.slow
+def test_a_slow_dashboard_costs_its_drawings_and_not_the_log(tmp_path, caplog):
+    class Slow(Dashboard):
+        drawn = 0
+
+        def draw(self, values, step):
+            time.sleep(0.01)
+            self.drawn += 1
+
+        def add_alert(self, alert):
+            pass
+
+    slow = Slow()
+    monitor = Monitor(torch.nn.Linear(2, 1), log=tmp_path / "run.jsonl", actions=[slow])
+    for _ in range(1500):
+        monitor.check_before_step(1.0, gradient_norm=1.0)
+    monitor.close()
+    assert monitor.problem is None
+    assert len(read_log(tmp_path / "run.jsonl").records) == 1500
+    assert sum("does not keep up" in message for message in caplog.messages) == 1
+    assert 0 < slow.drawn < 1500

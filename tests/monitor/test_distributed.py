@@ -1,0 +1,606 @@
+"""Several ranks, in processes of their own: what one of them sees, all hear, and nobody waits."""
+
+import json
+import logging
+import time
+from math import inf, isfinite, nan, prod
+
+import pytest
+
+torch = pytest.importorskip("torch")
+if not torch.distributed.is_available():
+    pytest.skip("torch is without its distributed part", allow_module_level=True)
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+
+from rmetric.logs import read_log  # noqa: E402
+from rmetric.monitor import Monitor, MonitorConfig  # noqa: E402
+from rmetric.monitor.actions import SkipStep, Stop  # noqa: E402
+from rmetric.monitor.actions.action import Action  # noqa: E402
+from tests.monitor.ranks import (  # noqa: E402
+    batch_of,
+    die,
+    on_ranks,
+    plain_model,
+    train_on_rank,
+)
+from tests.monitor.training import squared_error  # noqa: E402
+
+EVERY_STEP = MonitorConfig(workers_every=1, join_seconds=10.0)
+#: No message counts as late, however busy the machine.
+PATIENT = MonitorConfig(workers_every=1, join_seconds=10.0, patience=10.0)
+
+
+def watched(log=None, config=PATIENT, **settings):
+    """A monitor with a file for each rank."""
+    path = None if log is None else log / "rank{rank}.jsonl"
+    return lambda model, optimizer: Monitor(model, optimizer, log=path, config=config, **settings)
+
+
+def records_of(folder, rank):
+    return read_log(folder / f"rank{rank}.jsonl").records
+
+
+def sources(result, source, rank):
+    return [a for a in result["alerts"] if a.source == source and a.rank == rank]
+
+
+# -- healthy training
+
+
+def healthy(rank, folder, settings):
+    without = train_on_rank(rank, **settings)
+    seen = train_on_rank(rank, watched(folder), keep_own=True, **settings)
+    return seen | {"without": without["weights"]}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("ranks", "settings"),
+    [
+        (4, {}),
+        (3, {"bucket_view": True}),
+        (4, {"micro": 2}),
+        (3, {"micro": 2, "bucket_view": True, "hook": True}),
+    ],
+)
+def test_each_workers_own_gradient_is_known_to_all_ranks(tmp_path, ranks, settings):
+    results = on_ranks(healthy, tmp_path, settings, ranks=ranks)
+    own = torch.tensor([result["own"] for result in results])  # (ranks, steps, weights)
+    mean = own.mean(dim=0)
+    cosines = torch.nn.functional.cosine_similarity(own, mean[None], dim=2)
+    for rank, result in enumerate(results):
+        assert result["weights"] == result["without"] == results[0]["weights"]
+        assert result["usable"]
+        assert not result["alerts"]
+        records = records_of(tmp_path, rank)
+        assert [r.step for r in records] == list(range(1, 13))
+        rounding = 1e-2 if "hook" in settings else 1e-5
+        for t, record in enumerate(records):
+            assert record.worker_gradient_norms == pytest.approx(own[:, t].norm(dim=1).tolist())
+            assert record.worker_gradient_cosines == pytest.approx(
+                cosines[:, t].tolist(), abs=rounding
+            )
+            assert record.non_finite_gradients == 0
+            assert record.gradient_norm == pytest.approx(mean[t].norm().item(), rel=rounding)
+
+
+def two_logs(rank, folder):
+    train_on_rank(rank, lambda m, o: Monitor(m, o, log=folder / "run.jsonl", config=PATIENT))
+    train_on_rank(rank, watched(folder))
+
+
+@pytest.mark.long
+def test_the_first_rank_writes_the_log_unless_each_has_its_own(tmp_path):
+    on_ranks(two_logs, tmp_path)
+    names = ["rank0.jsonl", "rank1.jsonl", "rank2.jsonl", "rank3.jsonl", "run.jsonl"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == names
+
+    def measured(path):
+        keys = ("step", "training_loss", "worker_gradient_norms", "sigma_sq", "r_metric")
+        return [[json.loads(x).get(k) for k in keys] for x in path.read_text().splitlines()]
+
+    assert len({str(measured(tmp_path / name)) for name in names}) == 1
+
+
+# -- what one rank sees
+
+
+def nan_batch(step, rank, loss, monitor):
+    return loss * nan if (rank, step) == (2, 8) else loss
+
+
+def with_a_nan(rank, folder, make_action):
+    return train_on_rank(rank, watched(folder, actions=[make_action()]), at=nan_batch, steps=16)
+
+
+@pytest.mark.long
+def test_a_nan_of_one_rank_is_skipped_by_all_and_named_by_all(tmp_path):
+    results = on_ranks(with_a_nan, tmp_path, SkipStep)
+    for rank, result in enumerate(results):
+        assert result["weights"] == results[0]["weights"]
+        assert all(map(isfinite, result["weights"]))
+        [named] = sources(result, "non_finite", 2)[-1:]
+        assert named.step == 8
+        assert "its loss is nan" in named.reason
+        assert "entries of its own gradient are not finite" in named.reason
+        records = {r.step: r for r in records_of(tmp_path, rank)}
+        assert records[8].update_norm is None or records[8].update_norm == 0.0
+        others = [n for w, n in enumerate(records[8].worker_gradient_norms) if w != 2]
+        assert all(map(isfinite, others))
+        assert not isfinite(records[8].worker_gradient_norms[2])
+        assert records[8].non_finite_gradients > 0
+        assert {a.step for a in result["alerts"]} == {8}
+
+
+@pytest.mark.long
+def test_all_ranks_stop_at_the_same_step(tmp_path):
+    results = on_ranks(with_a_nan, tmp_path, Stop)
+    assert [result["taken"] for result in results] == [11] * 4
+
+
+def infinite_loss(step, rank, loss, monitor):
+    return loss + inf if (rank, step) == (1, 8) else loss  # its gradient is fine
+
+
+class Heard(Action):
+    def __init__(self, *, now=False, on_all_ranks=False):
+        super().__init__()
+        self.needs_verdict_now, self.on_all_ranks = now, now or on_all_ranks
+        self.calls = []
+
+    def __call__(self, alert, monitor):
+        self.calls.append((monitor.step, alert.step, alert.source, alert.rank))
+
+
+def with_an_infinite_loss(rank):
+    plain, now, together = Heard(), Heard(now=True, on_all_ranks=True), Heard(on_all_ranks=True)
+    result = train_on_rank(
+        rank, watched(actions=[plain, now, together]), at=infinite_loss, steps=14, ask=True
+    )
+    return result | {"plain": plain.calls, "now": now.calls, "together": together.calls}
+
+
+@pytest.mark.long
+def test_what_only_one_rank_can_see_changes_no_step_and_is_acted_upon_together():
+    results = on_ranks(with_an_infinite_loss)
+    for rank, result in enumerate(results):
+        assert result["weights"] == results[0]["weights"]
+        [alert] = result["alerts"]
+        assert (alert.step, alert.source, alert.rank) == (8, "non_finite", 1)
+        assert result["now"] == []
+        assert result["together"] == [(10, 8, "non_finite", 1)]
+        at = 8 if rank == 1 else 9  # there at once, elsewhere when it is heard of
+        assert result["plain"] == [(at, 8, "non_finite", 1)]
+
+
+# -- a rank that is slow, gone, or does not take part
+
+
+def stall(step, rank, loss, monitor):
+    if (rank, step) == (1, 5):
+        time.sleep(3.0)
+    return loss
+
+
+def stalled(rank, folder):
+    without = train_on_rank(rank, steps=10)
+    return train_on_rank(rank, watched(folder, EVERY_STEP), at=stall, steps=10) | {
+        "without": without
+    }
+
+
+@pytest.mark.slow
+def test_a_rank_that_stalls_holds_up_nobody_but_the_training(tmp_path):
+    for rank, result in enumerate(on_ranks(stalled, tmp_path)):
+        assert result["weights"] == result["without"]["weights"]
+        assert result["slowest"] < 2.0
+        records = records_of(tmp_path, rank)
+        assert [r.step for r in records] == list(range(1, 11))
+        assert all(len(r.worker_gradient_norms or ()) == 4 for r in records[-2:])
+
+
+def drifting(rank, folder):
+    """Without any collective of the training, rank 1 falls behind by seconds and catches up."""
+    model = plain_model()
+    monitor = watched(folder, EVERY_STEP)(model, torch.optim.SGD(model.parameters(), lr=1e-2))
+    monitor.wait_for_ranks(10.0)
+    dist.barrier()
+    slowest = waited = 0.0
+    for step in range(1, 61):
+        if step in (21, 41):
+            dist.barrier()
+        if rank == 1 and step == 10:
+            time.sleep(3.0)
+        monitor.optimizer.zero_grad()
+        loss = squared_error(model, batch_of(rank, step))
+        loss.backward()
+        began = time.monotonic()
+        monitor.check_before_step(loss)
+        slowest, waited = max(slowest, time.monotonic() - began), waited + time.monotonic() - began
+        monitor.optimizer.step()
+        if step > 40:  # the ranks keep pace again
+            dist.barrier()
+    monitor.close()
+    return {"slowest": slowest, "waited": waited, "alerts": list(monitor.alerts)}
+
+
+@pytest.mark.slow
+def test_messages_that_are_late_are_waited_for_once_and_the_exchange_recovers(tmp_path):
+    for rank, result in enumerate(on_ranks(drifting, tmp_path)):
+        assert result["slowest"] < 2.0
+        assert result["waited"] < 5.0
+        assert not result["alerts"]
+        records = records_of(tmp_path, rank)
+        assert [r.step for r in records] == list(range(1, 61))
+        with_workers = [r.step for r in records if r.worker_gradient_norms]
+        assert set(range(52, 61)) <= set(with_workers)
+        assert len(with_workers) < 60
+
+
+def killed(step, rank, loss, monitor):
+    if (rank, step) == (3, 6):
+        die()
+    return loss
+
+
+def losing_a_rank(rank):
+    monitors = []
+
+    def make_monitor(model, optimizer):
+        monitors.append(watched(config=EVERY_STEP, actions=[Stop()])(model, optimizer))
+        return monitors[-1]
+
+    try:
+        train_on_rank(rank, make_monitor, at=killed)
+    except RuntimeError as error:
+        [monitor] = monitors
+        began = time.monotonic()
+        monitor.close()
+        return time.monotonic() - began, str(error), list(monitor.alerts), monitor.usable
+    return None
+
+
+@pytest.mark.long
+def test_a_rank_that_is_killed_leaves_no_monitor_hanging():
+    *left, gone = on_ranks(losing_a_rank, lost=[3])
+    assert gone is None
+    for seconds, error, alerts, usable in left:
+        assert error  # it is the training's own collective that ends the training
+        assert seconds < 3.0
+        assert usable
+        assert {a.source for a in alerts} == {"exchange"}
+
+
+def without_one(rank):
+    config = MonitorConfig(workers_every=1, join_seconds=0.5)
+    make_monitor = None if rank == 3 else watched(config=config, actions=[Stop(), SkipStep()])
+    result = train_on_rank(rank, make_monitor, at=nan_batch, ask=True)
+    group = dist.new_group([0, 1, 2, 3])  # works as if nothing had been
+    ones = torch.ones(1)
+    dist.all_reduce(ones, group=group)
+    return result | {"sum": ones.item()}
+
+
+@pytest.mark.long
+def test_without_a_monitor_on_one_rank_the_others_watch_and_change_nothing():
+    results = on_ranks(without_one)
+    for rank, result in enumerate(results):
+        assert result["taken"] == 12
+        assert result["sum"] == 4.0
+        assert result["slowest"] < 2.0
+        if rank < 3:
+            [told] = [a for a in result["alerts"] if a.source == "exchange"]
+            assert "no monitor on rank 3" in told.reason
+            assert {a.source for a in result["alerts"]} == {"exchange", "non_finite"}
+
+
+def one_that_never_calls(rank):
+    make_monitor = watched(config=EVERY_STEP, actions=[SkipStep()])
+    if rank != 3:
+        return train_on_rank(rank, make_monitor)
+    monitor = make_monitor(plain_model(), None)
+    result = train_on_rank(rank)
+    assert monitor.wait_for_ranks(10.0)
+    return result  # nor is it closed
+
+
+@pytest.mark.long
+def test_a_monitor_that_is_never_called_holds_up_nobody():
+    results = on_ranks(one_that_never_calls)
+    for result in results:
+        assert result["weights"] == results[0]["weights"]
+        assert result["slowest"] < 2.0
+        assert result["closing"] < 3.0
+
+
+def fault_inside(step, rank, loss, monitor):
+    if (rank, step) == (1, 4):
+        monitor._rule_judge.rules = None
+    return nan_batch(step, rank, loss, monitor)
+
+
+def one_that_steps_aside(rank):
+    return train_on_rank(rank, watched(config=EVERY_STEP, actions=[Stop()]), at=fault_inside)
+
+
+@pytest.mark.long
+def test_where_one_monitor_steps_aside_the_others_say_so_and_go_on():
+    results = on_ranks(one_that_steps_aside)
+    assert [result["usable"] for result in results] == [True, False, True, True]
+    for rank, result in enumerate(results):
+        assert result["taken"] == 12  # to stop without rank 1 would leave it hanging
+        assert result["slowest"] < 2.0
+        if rank != 1:
+            [told] = [a for a in result["alerts"] if a.source == "exchange"]
+            assert "the monitor of rank 1 was disabled" in told.reason
+
+
+class FailsOnRank1(Heard):
+    def __call__(self, alert, monitor):
+        super().__call__(alert, monitor)
+        if monitor.rank == 1:
+            raise OSError("no")
+
+
+def nan_from_step_8(step, rank, loss, monitor):
+    return loss * nan if step >= 8 else loss
+
+
+def with_a_joint_action_that_fails(rank, now):
+    action = FailsOnRank1(now=now, on_all_ranks=True)
+    result = train_on_rank(rank, watched(actions=[action]), at=nan_from_step_8, steps=16)
+    return result | {"calls": action.calls}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("now", [True, False])
+def test_a_joint_action_that_fails_on_one_rank_is_called_on_no_other_any_more(now):
+    results = on_ranks(with_a_joint_action_that_fails, now, ranks=2)
+    assert len(results[1]["calls"]) == 1
+    assert 1 <= len(results[0]["calls"]) <= 2  # the message takes a step
+    [report] = [a for a in results[0]["alerts"] if a.source == "exchange"]
+    assert "rank 1" in report.reason
+    assert all(result["usable"] for result in results)
+
+
+# -- checkpoints
+
+
+def resumed(rank, folder):
+    states = []
+
+    def save(step, rank, loss, monitor):
+        if step == 7:
+            states.append(monitor.state_dict())
+        return loss
+
+    def rewind(step, rank, loss, monitor):
+        if step == 4:
+            monitor.load_state_dict(states[0])
+        return infinite_loss(step, rank, loss, monitor)
+
+    train_on_rank(rank, watched(folder), at=save)
+    state = states[0]
+    together = Heard(on_all_ranks=True)
+    result = train_on_rank(rank, watched(actions=[together]), at=rewind, steps=16)
+    return {"step": state["step"], "calls": together.calls, "alerts": result["alerts"]}
+
+
+@pytest.mark.long
+def test_a_loaded_state_finds_the_ranks_together_again(tmp_path):
+    for result in on_ranks(resumed, tmp_path):
+        assert result["step"] == 6
+        # The steps count on from 6 at the fourth: the eighth is number 11.
+        assert result["calls"] == [(13, 11, "non_finite", 1)]
+
+
+# -- shards
+
+
+def sharded(rank, folder, shape):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("copies", "shards")[-len(shape) :])
+
+    def train(make_monitor):
+        model = plain_model()
+        for layer in (model[0], model[2]):
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        monitor = make_monitor(model, optimizer) if make_monitor else None
+        if monitor:
+            monitor.wait_for_ranks(10.0)
+        dist.barrier()
+        seen = []
+        for step in range(1, 9):
+            optimizer.zero_grad()
+            before = whole_weights(model)
+            own = own_gradient_of(before, batch_of(rank, step))
+            loss = squared_error(model, batch_of(rank, step))
+            loss.backward()
+            if monitor:
+                monitor.check_before_step(loss)
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 1e9).full_tensor().item()
+            if monitor and step > 6:  # as a loop does that clips through the monitor
+                assert monitor.clip_grad_norm_(1e9).item() == norm
+            optimizer.step()
+            moved = (whole_weights(model) - before).norm().item()
+            seen.append((norm, moved, own.norm().item()))
+        if monitor:
+            monitor.close()
+            assert monitor.usable
+        return whole_weights(model).tolist(), seen
+
+    return train(None), train(watched(folder))
+
+
+def whole_weights(model):
+    with torch.no_grad():
+        return torch.cat([p.full_tensor().flatten() for p in model.parameters()])
+
+
+def own_gradient_of(weights, batch):
+    model = plain_model()
+    nn.utils.vector_to_parameters(weights, model.parameters())
+    squared_error(model, batch).backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shape", [(2,), (2, 2)])
+def test_the_norms_of_a_sharded_model_are_those_of_the_whole(tmp_path, shape):
+    results = on_ranks(sharded, tmp_path, shape, ranks=prod(shape))
+    own_norms = [[step[2] for step in seen] for _, (_, seen) in results]
+    for rank, ((plain, _), (weights, seen)) in enumerate(results):
+        assert weights == plain
+        records = records_of(tmp_path, rank)
+        assert len(records) == 8
+        for t, record in enumerate(records):
+            norm, moved, _ = seen[t]
+            assert record.gradient_norm == pytest.approx(norm, rel=1e-5)
+            assert record.update_norm == pytest.approx(moved, rel=1e-4)
+            assert record.worker_gradient_norms == pytest.approx([n[t] for n in own_norms])
+            assert all(-1.01 < c < 1.01 for c in record.worker_gradient_cosines)
+
+
+def clipped_shards(rank):
+    from torch.distributed.fsdp import fully_shard
+
+    model = plain_model()
+    fully_shard(model)
+    monitor = watched()(model, torch.optim.SGD(model.parameters(), lr=1e-3))
+    monitor.wait_for_ranks(10.0)
+    norms = []
+    for step in range(1, 5):
+        model.zero_grad()
+        loss = squared_error(model, batch_of(rank, step))
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        norms.append(norm.full_tensor().item())
+        monitor.check_before_step(loss, gradient_norm=norm)
+        monitor.optimizer.step()
+    monitor.close()
+    return monitor.problem, monitor.last.gradient_norm, norms[-1]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_norm_that_clipping_shards_returned_may_be_passed_on(ranks):
+    for problem, seen, norm in on_ranks(clipped_shards, ranks=ranks):
+        assert problem is None
+        assert seen == pytest.approx(norm)
+
+
+def sharded_explosion(rank):
+    from torch.distributed.fsdp import fully_shard
+
+    model = plain_model()
+    fully_shard(model)
+    now, together = Heard(now=True, on_all_ranks=True), Heard(on_all_ranks=True)
+    config = MonitorConfig(explosion_window=8, join_seconds=10.0, patience=10.0)
+    monitor = watched(config=config, actions=[now, together])(
+        model, torch.optim.SGD(model.parameters(), lr=1e-9)
+    )
+    monitor.wait_for_ranks(10.0)
+    dist.barrier()
+    for step in range(1, 21):
+        model.zero_grad()
+        loss = squared_error(model, batch_of(rank, step))
+        (loss * 1e4 if step in (11, 16) else loss).backward()
+        norm = None
+        if step == 16:
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        monitor.check_before_step(loss, gradient_norm=norm)
+        monitor.optimizer.step()
+    monitor.close()
+    return now.calls, together.calls
+
+
+@pytest.mark.long
+def test_of_shards_a_step_is_judged_before_it_where_an_action_needs_that():
+    for now, together in on_ranks(sharded_explosion, ranks=2):
+        assert [call[1] for call in now] == [11, 16]
+        assert [call[1] for call in together] == [11], "both are one episode"
+
+
+def sharded_training(rank, actions, at, *, ask=False):
+    """Twelve steps of a sharded model; rank 1 does `at(step, monitor)` before each check."""
+    from torch.distributed.fsdp import fully_shard
+
+    reports = []
+    handler = logging.Handler()
+    handler.emit = lambda record: reports.append(record.getMessage())
+    logging.getLogger("rmetric").addHandler(handler)
+    model = plain_model()
+    fully_shard(model)
+    config = MonitorConfig(join_seconds=10.0, patience=10.0)
+    monitor = Monitor(
+        model, torch.optim.SGD(model.parameters(), lr=1e-2), config=config, actions=actions
+    )
+    monitor.wait_for_ranks(10.0)
+    dist.barrier()
+    slowest, taken = 0.0, 0
+    for step in range(1, 13):
+        model.zero_grad()
+        loss = squared_error(model, batch_of(rank, step))
+        loss.backward()
+        if rank == 1:
+            at(step, monitor)
+        before = time.monotonic()
+        verdict = monitor.check_before_step(loss)
+        if verdict if ask else True:
+            monitor.optimizer.step()
+            taken += 1
+        slowest = max(slowest, time.monotonic() - before)
+    monitor.close()
+    alerts = [alert.reason for alert in monitor.alerts if alert.source == "exchange"]
+    logging.getLogger("rmetric").removeHandler(handler)
+    return {
+        "weights": whole_weights(model).tolist(),
+        "slowest": slowest,
+        "taken": taken,
+        "alerts": alerts,
+        "reports": reports,
+    }
+
+
+def closed_early(step, monitor):
+    if step == 8:
+        monitor.close()
+
+
+def broken_inside(step, monitor):
+    if step == 8:
+        monitor._recorder.parameters = None
+        monitor._recorder._shards._parameters = None
+
+
+class Late(Action):
+    needs_verdict_now = True  # on this rank alone
+
+
+def leaving_a_sharded_run(rank):
+    return [
+        sharded_training(rank, [SkipStep()], closed_early),
+        sharded_training(rank, [SkipStep()], broken_inside),
+        sharded_training(rank, [], lambda *_: None, ask=True),
+        sharded_training(rank, [Heard(now=True), Late()][: 1 + rank], lambda *_: None),
+    ]
+
+
+@pytest.mark.long
+def test_a_monitor_that_leaves_a_sharded_run_holds_up_nobody_and_an_unknown_norm_is_reported():
+    results = on_ranks(leaving_a_sharded_run, ranks=2, seconds=100.0)
+    assert results[0][0]["weights"] == results[1][0]["weights"] == results[0][1]["weights"]
+    for result, left in zip(results[0], ("closed", "broken", "asked", "one"), strict=True):
+        assert result["taken"] == 12
+        assert result["slowest"] < 20.0
+        if left == "asked":
+            [report] = [text for text in result["reports"] if "the model is sharded" in text]
+            assert "gradient_norm=norm" in report
+        elif left == "one":
+            assert result["alerts"] == []
+        else:
+            assert any("the monitor of rank 1" in reason for reason in result["alerts"])

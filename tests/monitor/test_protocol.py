@@ -1,0 +1,420 @@
+"""How the monitor is called: what can never be right is refused, a slip is told once."""
+
+import copy
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+from rmetric.monitor import Monitor, MonitorConfig  # noqa: E402
+from rmetric.monitor.actions import SkipStep, Stop  # noqa: E402
+from rmetric.monitor.protocol import SLIPS  # noqa: E402
+from rmetric.rescue import Rescue  # noqa: E402
+from tests.monitor.training import (  # noqa: E402
+    batches,
+    make_model,
+    same_weights,
+    squared_error,
+    weights,
+)
+
+# -- arguments
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+MODEL = make_model()
+OPTIMIZER = sgd(MODEL)
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer", "settings", "message"),
+    [
+        (OPTIMIZER, MODEL, {}, r"model is .*SGD.*: a torch module .* Monitor\(model, optimizer\)"),
+        (nn.Linear, None, {}, "model is the class Linear: a torch module"),
+        (MODEL, make_model(), {}, "optimizer is of Sequential: an optimizer or None"),
+        (MODEL, MODEL.parameters(), {}, "optimizer is .*generator.*: an optimizer or None"),
+        (MODEL, torch.optim.SGD, {}, "optimizer is the class SGD: an object"),
+        (MODEL, None, {"scaler": torch.amp.GradScaler}, "scaler is the class GradScaler"),
+        (MODEL, None, {"hardware": dict}, "hardware is the class dict: an object"),
+        (MODEL, None, {"config": {}}, "config is {}: a MonitorConfig is accepted"),
+        (MODEL, None, {"config": MonitorConfig}, "config is the class MonitorConfig"),
+        (MODEL, None, {"actions": SkipStep()}, r"actions is .*: a list is accepted"),
+        (MODEL, None, {"actions": print}, r"actions is .*print.*: a list is accepted"),
+        (MODEL, None, {"actions": "log"}, "actions is 'log': a list is accepted"),
+        (MODEL, None, {"actions": [Stop]}, r"Stop is a class .* needed, Stop\(\)"),
+        (MODEL, None, {"actions": [Rescue]}, r"Rescue is a class .* needed, Rescue\(\)"),
+    ],
+)
+def test_what_can_never_be_right_is_refused_when_it_is_made(model, optimizer, settings, message):
+    with pytest.raises(TypeError, match=message):
+        Monitor(model, optimizer, **settings)
+
+
+@pytest.mark.parametrize("name", ["alert_on", "detectors"])
+@pytest.mark.parametrize("value", ["r_metric", None])
+def test_one_name_is_no_collection(name, value):
+    with pytest.raises(TypeError, match=f"{name} is {value!r}: a tuple of names is accepted"):
+        MonitorConfig(**{name: value})
+
+
+WRONG = {
+    "vector": (torch.ones(3), r"is a tensor of shape \(3,\): .* such as its mean"),
+    "empty": (torch.ones(0), r"is a tensor of shape \(0,\)"),
+    "text": ("3.0", "is '3.0': a number or a tensor with one element is accepted"),
+    "outputs": ({"loss": torch.tensor(1.0)}, "is {'loss': tensor"),
+    "nothing": ({}, "is {}: a number"),
+    "class": (float, "is the class float"),
+    "list": ([1.0], r"is \[1.0\]"),
+}
+CALLS = {
+    "loss": lambda monitor, value: monitor.check_before_step(value),
+    "gradient_norm": lambda monitor, value: monitor.check_before_step(1.0, gradient_norm=value),
+    "micro_batch": lambda monitor, value: monitor.micro_batch(value),
+    "validation_loss": lambda monitor, value: monitor.evaluated(value),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("kind", WRONG)
+def test_what_is_no_number_is_refused_until_a_step_is_checked_and_told_once_later(
+    call, kind, caplog
+):
+    value, message = WRONG[kind]
+    monitor = Monitor(make_model())
+    with pytest.raises(TypeError, match=message):
+        CALLS[call](monitor, value)
+    assert monitor.usable  # it is the caller's slip
+    monitor.check_before_step(1.0, gradient_norm=1.0)
+    for _ in range(2):
+        CALLS[call](monitor, value)
+    monitor.check_before_step(2.0, gradient_norm=1.0)
+    monitor.close()
+    assert monitor.usable
+    assert monitor.last.training_loss == 2.0
+    assert sum("it counts as missing" in message for message in caplog.messages) == 1
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [3, 3.0, True, np.float32(3), np.array(3.0), torch.tensor(3.0), torch.tensor([[3.0]])],
+    ids=repr,
+)
+def test_every_number_is_accepted(loss):
+    monitor = Monitor(make_model())
+    monitor.check_before_step(loss, gradient_norm=loss)
+    monitor.evaluated(loss)
+    monitor.close()
+    assert monitor.usable
+    assert monitor.last.training_loss == monitor.last.validation_loss == float(loss)
+
+
+# -- slips, each as a loop
+
+
+class Loop:
+    """A plain loop, with a monitor whose log is in `folder`, or without one."""
+
+    def __init__(self, folder=None, actions=(), **settings):
+        self.model = make_model()
+        self.optimizer = sgd(self.model)
+        self.monitor = None
+        if folder is not None:
+            self.monitor = Monitor(
+                self.model, self.optimizer, log=folder / "run.jsonl", actions=actions, **settings
+            )
+        torch.manual_seed(7)
+
+    def check(self, loss=None, **more):
+        return self.monitor is None or self.monitor.check_before_step(loss, **more)
+
+    def run(self, step, steps=20):
+        for number, [batch] in enumerate(batches(steps), start=1):
+            step(self, number, batch)
+        if self.monitor is not None:
+            self.monitor.close()
+        return self
+
+
+def backward(loop, batch):
+    loss = squared_error(loop.model, batch)
+    loss.backward()
+    return loss
+
+
+def update(loop):
+    loop.optimizer.step()
+    loop.optimizer.zero_grad()
+
+
+def right(loop, number, batch):
+    loop.check(backward(loop, batch))
+    update(loop)
+
+
+def check_before_backward(loop, number, batch):
+    loss = squared_error(loop.model, batch)
+    loop.check(loss)
+    loss.backward()
+    update(loop)
+
+
+def check_after_zero_grad(loop, number, batch, set_to_none=True):
+    loss = backward(loop, batch)
+    loop.optimizer.step()
+    loop.optimizer.zero_grad(set_to_none=set_to_none)
+    loop.check(loss)
+
+
+def check_after_zeroing(loop, number, batch):
+    check_after_zero_grad(loop, number, batch, set_to_none=False)
+
+
+def check_twice(loop, number, batch):
+    loss = backward(loop, batch)
+    loop.check(loss)
+    loop.check(loss)
+    update(loop)
+
+
+def check_each_micro_batch(loop, number, batch):
+    loop.check(backward(loop, batch))
+    if number % 5 == 0:
+        update(loop)
+
+
+def no_loss(loop, number, batch):
+    backward(loop, batch)
+    loop.check()
+    update(loop)
+
+
+def swap_the_optimizer(loop, number, batch, at=12):
+    if number == at:
+        loop.optimizer = torch.optim.SGD(loop.model.parameters(), lr=0.01)
+    right(loop, number, batch)
+
+
+def step_another_optimizer(loop, number, batch):
+    swap_the_optimizer(loop, number, batch, at=1)
+
+
+def use_after_close(loop, number, batch):
+    if number == 6 and loop.monitor is not None:
+        loop.monitor.close()
+    right(loop, number, batch)
+
+
+def evaluate_a_dict(loop, number, batch):
+    right(loop, number, batch)
+    if loop.monitor is not None:
+        loop.monitor.evaluated({"eval_loss": 1.0})
+
+
+#: By loop: the slip, and words of its warning.
+LOOPS = {
+    check_before_backward: ("no_gradients", "step 1 was checked and no parameter had a gradient"),
+    check_after_zero_grad: ("no_gradients", "after backward and before zero_grad"),
+    check_after_zeroing: ("no_gradients", "other than 0"),
+    check_twice: ("twice", "steps 1 and 2 were checked"),
+    check_each_micro_batch: ("twice", "after the last micro-batch"),
+    no_loss: ("no_loss", "step 1 was checked without a loss"),
+    swap_the_optimizer: ("twice", "steps 14 and 15 were checked"),
+    step_another_optimizer: ("twice", "another optimizer needs a monitor of that one"),
+    use_after_close: ("closed", "check_before_step was called after close"),
+    evaluate_a_dict: ("argument", "validation_loss is {'eval_loss': 1.0}"),
+}
+
+
+def told(caplog):
+    return [m for r in caplog.records if (m := r.getMessage()).startswith("rmetric: ")]
+
+
+@pytest.mark.parametrize("step", LOOPS, ids=lambda step: step.__name__)
+def test_a_slip_is_told_once_and_the_weights_are_the_same(step, tmp_path, caplog):
+    alone = Loop().run(step)
+    caplog.clear()
+    loop = Loop(tmp_path).run(step)
+    slip, words = LOOPS[step]
+    assert loop.monitor.usable
+    [message] = told(caplog)
+    assert words in message
+    assert loop.monitor.protocol.told == {slip}
+    assert same_weights(alone.model, loop.model)
+
+
+@pytest.mark.parametrize("stepped", ["its own", "that of the other model"])
+def test_the_optimizer_of_another_model_is_told_at_the_first_step(stepped, caplog):
+    loop = Loop()
+    other, loop.model = loop.optimizer, copy.deepcopy(loop.model)
+    loop.monitor = Monitor(loop.model, other)
+    if stepped == "its own":
+        loop.optimizer = sgd(loop.model)
+    loop.run(right)
+    [message] = told(caplog)
+    assert "none of the optimizer's parameters is one of the model's" in message
+
+
+@pytest.mark.parametrize("shared", ["log", "action", "rescue", "nothing", "one after the other"])
+def test_what_two_open_monitors_share_is_told(shared, tmp_path, caplog):
+    action, model = Rescue() if shared == "rescue" else Stop(), make_model()
+    settings = {"log": tmp_path / "run.jsonl", "actions": [action, print]}
+    first = Monitor(model, **settings)
+    if shared == "one after the other":
+        first.close()
+    if shared in ("action", "rescue", "nothing"):
+        settings["log"] = tmp_path / "other.jsonl"
+    if shared in ("log", "nothing"):
+        settings["actions"] = [Stop(), print]
+    second = Monitor(make_model(), **settings)
+    first.close()
+    second.close()
+    expected = {"log": ["run.jsonl is the log of"], "action": ["this Stop is an action of"]}
+    expected["rescue"] = ["this Rescue is an action of"]
+    expected = expected.get(shared, [])
+    assert [words in message for message, words in zip(told(caplog), expected, strict=True)] == [
+        True
+    ] * len(expected)
+
+
+# -- loops without a slip
+
+
+def ask(loop, number, batch):
+    loss = backward(loop, batch)
+    if number in (2, 3, 5):
+        loop.model[0].weight.grad[0, 0] = torch.nan
+    if loop.check(loss):
+        loop.optimizer.step()
+    loop.optimizer.zero_grad()
+
+
+def skipped(loop, number, batch):
+    loss = backward(loop, batch)
+    loop.model[0].weight.grad[0, 0] = torch.nan if number in (2, 3, 5) else 1.0
+    loop.check(loss)
+    update(loop)
+
+
+def accumulated(loop, number, batch):
+    for micro in [batch] * 3:
+        loop.monitor.micro_batch(backward(loop, micro))
+    loop.check()
+    update(loop)
+
+
+def closure(loop, number, batch):
+    def again():
+        loop.optimizer.zero_grad()
+        loss = backward(loop, batch)
+        loop.check(loss)
+        return loss
+
+    loop.optimizer.step(again)
+
+
+def clipped(loop, number, batch):
+    loss = backward(loop, batch)
+    loop.check(loss, gradient_norm=nn.utils.clip_grad_norm_(loop.model.parameters(), 0.1))
+    update(loop)
+
+
+def saved(loop, number, batch):
+    right(loop, number, batch)
+    state = loop.monitor.state_dict()
+    if number == 2:
+        loop.monitor.close()
+        loop.monitor = Monitor(loop.model, loop.optimizer)
+        loop.monitor.load_state_dict(state)
+
+
+def own_rule(loop, number, batch):
+    loss = backward(loop, batch)
+    loop.check(loss)
+    if number not in (9, 10, 14):  # for reasons of its own
+        loop.optimizer.step()
+    loop.optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("scaler", ["passed", "unknown"])
+def test_steps_that_a_scaler_leaves_out_are_no_slip(scaler, caplog):
+    loop = Loop()
+    known = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=3)
+    loop.monitor = Monitor(loop.model, loop.optimizer, scaler=known if scaler == "passed" else None)
+    before = weights(loop.model)
+    for [batch] in batches(12):
+        loop.optimizer.zero_grad()
+        loss = squared_error(loop.model, batch) * 2**6
+        known.scale(loss).backward()
+        known.unscale_(loop.optimizer)
+        loop.check(loss)
+        known.step(loop.optimizer)
+        known.update()
+    loop.monitor.close()
+    assert known.get_scale() < 2.0**127
+    assert not all(map(torch.equal, before, loop.model.parameters()))
+    assert loop.monitor.protocol.told == set()
+
+
+@pytest.mark.parametrize("actions", [[], [SkipStep]], ids=["watched", "with an action"])
+@pytest.mark.parametrize(
+    "step", [right, ask, accumulated, closure, clipped, saved, own_rule], ids=lambda s: s.__name__
+)
+def test_a_right_loop_is_told_nothing(step, actions, tmp_path):
+    loop = Loop(tmp_path, [make() for make in actions]).run(step)
+    assert loop.monitor.protocol.told == set()
+    assert loop.monitor.usable
+
+
+def test_steps_that_an_action_leaves_out_are_no_slip(tmp_path):
+    loop = Loop(tmp_path, [SkipStep()]).run(skipped)
+    assert loop.monitor.protocol.told == set()
+
+
+def test_an_optimizer_that_asks_for_many_checks_a_step_makes_no_slip(tmp_path):
+    loop = Loop()
+    loop.optimizer = torch.optim.LBFGS(loop.model.parameters(), max_iter=4)
+    loop.monitor = Monitor(loop.model, loop.optimizer)
+    loop.run(closure)
+    assert loop.monitor.step > 20
+    assert loop.monitor.protocol.told == set()
+
+
+def test_each_slip_has_words_and_a_test():
+    tested = {slip for slip, _ in LOOPS.values()}
+    elsewhere = {"other_model", "same_log", "shared_action"}  # above
+    in_trainers = {"validation_loss"}
+    assert tested | elsewhere | in_trainers == set(SLIPS)
+
+
+# -- what it costs
+
+
+def test_the_protocol_reads_nothing_from_the_device(tmp_path, monkeypatch):
+    """A right loop after its first steps: every transfer is the record's own."""
+    loop = Loop(tmp_path, config=MonitorConfig(workers_every=0, layers_every=0, forward_every=0))
+    loop.optimizer.step()
+    reads = []
+    for name in ("item", "tolist", "__bool__", "__float__"):
+        whole = getattr(torch.Tensor, name)
+        monkeypatch.setattr(
+            torch.Tensor, name, lambda self, _=whole: reads.append(self.numel()) or _(self)
+        )
+    loop.run(right)
+    assert [size for size in reads if size] == [4] * 20  # loss, norm, update norm, parameter norm
+
+
+def test_alerts_can_be_sliced_and_are_bounded():
+    monitor = Monitor(make_model(), config=MonitorConfig(detectors=()))
+    for step in range(1, 4):
+        monitor._delivery.report(monitor._delivery.new_alert(step, "stall", "slow"))
+    assert [alert.step for alert in monitor.alerts[1:]] == [2, 3]
+    for step in range(4, 300):
+        monitor._delivery.report(monitor._delivery.new_alert(step, "stall", "slow"))
+    assert [alert.step for alert in monitor.alerts[-2:]] == [298, 299]
+    assert len(monitor.alerts) == 100
+    monitor.close()

@@ -1,0 +1,287 @@
+"""Costs and failures of the monitor's parts that a training must not pay for."""
+
+import sys
+import threading
+import time
+import types
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+from rmetric.monitor import Monitor, MonitorConfig  # noqa: E402
+from rmetric.monitor import forward as forward_module  # noqa: E402
+from rmetric.monitor.actions import EmergencyCheckpoint, WandB, dashboards  # noqa: E402
+from rmetric.monitor.actions import emergency_checkpoint as emergency  # noqa: E402
+from rmetric.monitor.actions.action import Action  # noqa: E402
+from rmetric.monitor.alerts import Alert  # noqa: E402
+from rmetric.monitor.monitor import _OPEN  # noqa: E402
+from rmetric.monitor.optimizer_steps import OptimizerSteps  # noqa: E402
+from rmetric.monitor.pending import Pending  # noqa: E402
+from rmetric.monitor.stalls import StepTimes  # noqa: E402
+from rmetric.records import Record  # noqa: E402
+from tests.monitor.training import batches, make_model, squared_error  # noqa: E402
+
+
+def test_of_shards_the_gradients_stay_until_the_optimizers_own_step():
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    steps = OptimizerSteps(model, optimizer)
+    removers = list(steps.install())
+    steps.sharded = True
+    before = [p.detach().clone() for p in model.parameters()]
+    for [batch] in batches(3):
+        squared_error(model, batch).backward()
+        steps.next()
+        steps.leave_out()
+        assert all(p.grad is not None for p in model.parameters())  # clipping is a collective
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    for remove in removers:
+        remove()
+
+
+@pytest.mark.parametrize(("micro", "expected"), [(1, [1]), (2, [1, 4, 8])])
+def test_one_micro_batch_a_step_is_no_accumulation(micro, expected):
+    model = make_model()
+    monitor = Monitor(model, config=MonitorConfig(workers_every=4))
+    active = []
+    for step, micros in enumerate(batches(9, micro), start=1):
+        for batch in micros:
+            squared_error(model, batch).backward()
+            active += [step] if monitor._recorder._workers.active else []
+            monitor.micro_batch(1.0)
+        monitor.check_before_step()
+    monitor.close()
+    assert sorted(set(active)) == expected
+
+
+class Closes(Action):
+    closed = False
+
+    def close(self):
+        self.closed = True
+
+
+def test_an_internal_error_does_not_wait_for_the_actions_and_close_does(tmp_path):
+    action = Closes()
+    monitor = Monitor(make_model(), log=tmp_path / "run.jsonl", actions=[action])
+    monitor.check_before_step(1.0)
+    monitor._detector_judge = None
+    monitor.check_before_step(1.0)
+    assert not monitor.usable
+    assert not action.closed
+    assert monitor in _OPEN  # the end of the script closes it
+    monitor.close()
+    assert action.closed
+    assert monitor not in _OPEN
+
+
+def test_the_alarm_of_a_drift_is_not_over_while_the_steps_are_slow():
+    monitor = Monitor(make_model(), config=MonitorConfig(alert_on=("slow_drift",)))
+
+    def is_open_after(steps, seconds):
+        for step in steps:
+            pending = Pending.of(Record(step=step))
+            pending.times = StepTimes(forward_backward=seconds)
+            monitor._step_time_judge.judge(pending)
+            monitor._delivery.end_episodes(step)
+        return bool(monitor._delivery._episodes.open)
+
+    assert not is_open_after(range(1, 101), 0.1)
+    assert is_open_after(range(101, 261), 0.2)
+    assert not is_open_after(range(261, 331), 0.1)
+    assert len(monitor.alerts) == 1
+    monitor.close()
+
+
+class LeavesOut(Action):
+    def __call__(self, alert, monitor):
+        monitor.leave_step_out()
+
+
+def test_any_action_may_leave_a_step_out_under_a_scaler_that_does_not_unscale():
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    monitor = Monitor(
+        model, optimizer, scaler=scaler, actions=[LeavesOut()],
+        config=MonitorConfig(alert_on=("gradient_explosion",), explosion_window=4),
+    )  # fmt: skip
+    for step, [batch] in enumerate(batches(12), start=1):
+        optimizer.zero_grad()
+        loss = squared_error(model, batch)
+        scaler.scale(loss).backward()
+        monitor.check_before_step(loss, gradient_norm=1e3 if step == 8 else 1.0)
+        before = model[0].weight.detach().clone()
+        scaler.step(optimizer)
+        scaler.update()
+        assert torch.equal(before, model[0].weight) == (step == 9), step
+    monitor.close()
+
+
+def test_ranks_without_a_run_of_weights_and_biases_draw_nothing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(run=None))
+    monkeypatch.setattr(dashboards, "rank", lambda: 1)
+    asked = []
+    monkeypatch.setattr(dashboards, "scalars", lambda *_: asked.append(1))
+    action = WandB()
+    monitor = Monitor(make_model(), actions=[action])
+    monitor.check_before_step(1.0)
+    monitor.check_before_step(1.0)
+    monitor.close()
+    assert action in monitor._delivery.actions
+    assert asked == []
+    monkeypatch.setattr(dashboards, "rank", lambda: 0)
+    with pytest.raises(ValueError, match=r"wandb\.init"):
+        WandB()
+
+
+def test_the_forward_probes_make_nothing_compile_twice():
+    compiled = []
+
+    def backend(graph, inputs):
+        compiled.append(1)
+        return graph.forward
+
+    torch._dynamo.reset()
+    activation = torch.compile(lambda x: torch.tanh(x) * 2.0, backend=backend)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(6, 1)
+
+        def forward(self, x):
+            return self.linear(activation(x))
+
+    model = Model()
+    monitor = Monitor(model, config=MonitorConfig(forward_every=3))
+    for [batch] in batches(7):
+        squared_error(model, batch).backward()
+        monitor.check_before_step(1.0)
+    monitor.close()
+    assert len(compiled) == 1
+
+
+def test_attention_logits_are_in_single_precision_under_autocast():
+    query = torch.full((1, 2, 3, 64), 100.0, dtype=torch.float16)
+    with torch.autocast("cpu", dtype=torch.float16):
+        largest = forward_module._largest_logit(query, query, query, scale=1.0)
+    assert float(largest) == 640_000.0
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_blocks_of_attention_logits_are_bounded_and_change_nothing(monkeypatch, is_causal):
+    query, key = torch.randn(1, 4, 40, 8), torch.randn(1, 2, 40, 8)
+    whole = forward_module._largest_logit(query, key, key, is_causal=is_causal, enable_gqa=True)
+    monkeypatch.setattr(forward_module, "LOGITS_AT_ONCE", 4 * 40 * 3)
+    sizes = []
+    monkeypatch.setattr(
+        torch.Tensor, "amax", lambda self: sizes.append(self.numel()) or torch.max(self)
+    )
+    blocks = forward_module._largest_logit(query, key, key, is_causal=is_causal, enable_gqa=True)
+    torch.testing.assert_close(whole, blocks)
+    assert max(sizes) == 4 * 40 * 3
+
+
+def alert(step):
+    return Alert(step=step, source="non_finite", reason="gradient norm is nan")
+
+
+def test_a_trainers_own_scheduler_is_in_the_emergency_checkpoint(tmp_path):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    checkpoint = EmergencyCheckpoint(tmp_path)
+    monitor = Monitor(model, optimizer, actions=[checkpoint])
+    monitor.schedulers = [scheduler]
+    monitor.step = monitor.weights_step = 5
+    checkpoint(alert(5), monitor)
+    monitor.close()
+    saved = torch.load(checkpoint.last_good, weights_only=True)
+    assert saved["scheduler"]["step_size"] == 3
+    assert "random" in saved["left_out"]  # no record came before the alert
+
+
+def test_ranks_that_write_no_checkpoint_copy_no_generators(tmp_path, monkeypatch):
+    monkeypatch.setattr(emergency, "rank", lambda: 1)
+    checkpoint = EmergencyCheckpoint(tmp_path)
+    monitor = Monitor(make_model(), actions=[checkpoint])
+    for _ in range(3):
+        monitor.check_before_step(1.0)
+    assert checkpoint._random == {}
+    monitor.close()
+
+
+def test_a_disk_that_hangs_is_waited_for_once(tmp_path, caplog):
+    monitor = Monitor(make_model(), log=tmp_path / "run.jsonl")
+    free = threading.Event()
+    monitor.background.submit(free.wait)
+    monitor.check_before_step(1.0)
+    monitor.check_before_step(1.0)
+    monitor._log.flush(0.2)
+    began = time.monotonic()
+    monitor._log.flush(120.0)
+    assert time.monotonic() - began < 60.0
+    assert sum("disk" in message for message in caplog.messages) == 1
+    free.set()
+    monitor.close()
+    assert (tmp_path / "run.jsonl").read_text().count("METRICS") == 2  # nothing is lost
+
+
+def test_without_a_log_no_line_is_encoded(monkeypatch):
+    def fail(*_):
+        raise AssertionError
+
+    monkeypatch.setattr("rmetric.monitor.monitor.metrics_line", fail)
+    monitor = Monitor(make_model())
+    monitor.check_before_step(1.0)
+    monitor.check_before_step(1.0)
+    monitor.close()
+    assert monitor.usable
+
+
+def boom(*_):
+    raise RuntimeError("boom")
+
+
+def test_an_error_of_ours_in_a_method_of_the_trainer_costs_the_monitor_alone(caplog):
+    module = pytest.importorskip("rmetric.integrations.hugging_face", exc_type=ImportError)
+    callback, owner = module.RMetricCallback(), types.SimpleNamespace(step=lambda: 3)
+    callback.monitor = Monitor(make_model())
+    callback._follow(owner, "step", boom)
+    assert [owner.step(), owner.step()] == [3, 3]
+    assert "boom" in callback.monitor.problem
+    assert sum("training continues" in message for message in caplog.messages) == 1
+    callback.monitor.close()
+
+
+def test_after_an_error_no_norm_is_taken_in_manual_optimisation(monkeypatch):
+    module = pytest.importorskip("rmetric.integrations.lightning", exc_type=ImportError)
+    calls = []
+    monkeypatch.setattr(module, "tensor_norms", lambda *_: calls.append(1) or boom())
+    callback = module.RMetricCallback()
+    callback.monitor = Monitor(make_model())
+    for _ in range(2):
+        callback.on_after_backward(None, types.SimpleNamespace(automatic_optimization=False))
+    assert "boom" in callback.monitor.problem
+    assert calls == [1]
+    callback.monitor.close()
+
+
+def test_non_finite_entries_are_read_at_once(monkeypatch):
+    model = make_model()
+    [[batch]] = batches(1)
+    (squared_error(model, batch) * float("nan")).backward()
+    monitor = Monitor(model)
+    pending = Pending(Record(step=1))
+    reads = []
+    whole = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: reads.append(1) or whole(self))
+    monkeypatch.setattr(torch.Tensor, "__int__", lambda self: reads.append(1) or self.item())
+    monitor._recorder.locate_non_finite(pending)
+    assert len(reads) == 1
+    assert pending.record.non_finite_gradients == sum(p.numel() for p in model.parameters())
+    monitor.close()

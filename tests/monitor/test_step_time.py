@@ -1,0 +1,419 @@
+"""Stalls, slow ranks and their parts in real trainings; the clock is moved, nothing sleeps long."""
+
+import copy
+import json
+import logging
+import pickle
+import time
+from contextlib import nullcontext
+from functools import partial
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+from rmetric.monitor import Monitor  # noqa: E402
+from rmetric.monitor.actions import SkipStep, Stop  # noqa: E402
+from tests.monitor.training import (  # noqa: E402
+    batches,
+    make_model,
+    same_weights,
+    squared_error,
+    twin,
+    weights,
+)
+
+STEPS, STALLED = 60, 40
+
+
+class Clock:
+    """`time.perf_counter` in real seconds, and as many more as a test lets pass."""
+
+    def __init__(self, monkeypatch):
+        self._real, self.added = time.perf_counter, 0.0
+        monkeypatch.setattr(time, "perf_counter", lambda: self._real() + self.added)
+
+    def wait(self, seconds):
+        self.added += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return Clock(monkeypatch)
+
+
+def loader(clock, steps=STEPS, at=STALLED, seconds=20.0, micro=1):
+    for step, micros in enumerate(batches(steps, micro), start=1):
+        if step == at:
+            clock.wait(seconds)
+        yield step, micros
+
+
+def train(model, clock, *, at=STALLED, seconds=20.0, between=None, **settings):
+    """A plain loop over a loader that stalls once."""
+    torch.manual_seed(7)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    monitor = Monitor(model, optimizer, **settings)
+    for step, [batch] in loader(clock, at=at, seconds=seconds):
+        loss = squared_error(model, batch)
+        loss.backward()
+        monitor.check_before_step(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        if between:
+            between(step, monitor, model)
+        if monitor.should_stop:
+            break
+    monitor.close()
+    assert monitor.usable, monitor.problem
+    return monitor
+
+
+def named(monitor):
+    return [(a.step, a.source) for a in monitor.alerts]
+
+
+# -- a plain loop
+
+
+def test_a_stall_of_the_data_loader_is_one_alert_that_names_the_part(clock, tmp_path):
+    monitor = train(make_model(), clock, log=tmp_path / "run.jsonl")
+    [alert] = monitor.alerts
+    assert (alert.step, alert.source) == (STALLED, "stall")
+    assert "20.0 s waiting for data; look at its data loader or storage" in alert.reason
+    lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    [logged] = [line for line in lines if line["event"] == "ALERT"]
+    assert logged["source"] == "stall"
+    steps = {line["step"]: line for line in lines if line["event"] == "METRICS"}
+    assert steps[STALLED]["data_wait_seconds"] == pytest.approx(20.0, abs=1.0)
+    assert steps[STALLED]["step_seconds"] == pytest.approx(20.0, abs=1.0)
+    assert all(steps[t]["forward_backward_seconds"] > 0.0 for t in range(1, STEPS + 1))
+    assert all(steps[t]["optimizer_seconds"] > 0.0 for t in range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize("part", ["forward_backward", "optimizer"])
+def test_a_stall_elsewhere_names_its_part(clock, part):
+    model, seen = make_model(), []
+
+    def slow(*_):
+        seen.append(1)
+        if len(seen) == STALLED:
+            clock.wait(20.0)
+
+    torch.manual_seed(7)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    if part == "optimizer":
+        optimizer.register_step_pre_hook(slow)
+    else:
+        model[1].register_forward_hook(slow)
+    with Monitor(model, optimizer) as monitor:
+        for [batch] in batches(STEPS):
+            loss = squared_error(model, batch)
+            loss.backward()
+            monitor.check_before_step(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+    [alert] = monitor.alerts
+    assert (alert.step, alert.source) == (STALLED, "stall")
+    words = {"forward_backward": "in forward and backward", "optimizer": "in the optimiser's step"}
+    assert f"20.0 s {words[part]}" in alert.reason
+
+
+def test_with_accumulation_the_data_of_each_micro_batch_are_waited_for(clock):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    with Monitor(model, optimizer) as monitor:
+        for step, micros in enumerate(batches(STEPS, 2), start=1):
+            for place, batch in enumerate(micros):
+                if (step, place) == (STALLED, 1):
+                    clock.wait(20.0)
+                loss = squared_error(model, batch)
+                (loss / 2).backward()
+                monitor.micro_batch(loss)
+            monitor.check_before_step()
+            optimizer.step()
+            optimizer.zero_grad()
+    [alert] = monitor.alerts
+    assert alert.step == STALLED
+    assert "20.0 s waiting for data" in alert.reason
+
+
+class Wrapper(nn.Module):
+    """What DistributedDataParallel is: a single rank evaluates `module`."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, inputs):
+        return self.module(inputs)
+
+
+def unwrapped(model, inputs):
+    return model.module(inputs)
+
+
+def by_parts(model, inputs):
+    for part in model.module:
+        inputs = part(inputs)
+    return inputs
+
+
+def evaluation(clock, context=torch.no_grad, mode=False, call=nn.Module.__call__):
+    def evaluate(step, monitor, model):
+        if step % 7 == 0:
+            model.train(mode)
+            with context():
+                for [[inputs, _]] in batches(2):
+                    call(model, inputs)
+                    clock.wait(30.0)
+            model.train()
+
+    return evaluate
+
+
+#: Whatever an evaluation is called by, no backward pass follows.
+EVALUATIONS = [
+    partial(evaluation, context=context, mode=mode, call=call)
+    for context, mode, call in [
+        (torch.no_grad, False, nn.Module.__call__),
+        (nullcontext, False, nn.Module.__call__),
+        (nullcontext, True, nn.Module.__call__),
+        (torch.no_grad, False, unwrapped),
+        (torch.no_grad, True, unwrapped),
+        (torch.inference_mode, True, unwrapped),
+        (nullcontext, False, unwrapped),
+        (nullcontext, True, unwrapped),
+        (torch.no_grad, True, by_parts),
+    ]
+]
+
+
+def told(clock):
+    def evaluate(step, monitor, model):
+        if step in (30, 41):
+            clock.wait(30.0)
+            monitor.evaluated(2.0)
+
+    return evaluate
+
+
+def checkpoint(clock):
+    def save(step, monitor, model):
+        if step in (30, 41):
+            monitor.state_dict()
+            clock.wait(30.0)
+
+    return save
+
+
+def announced(clock):
+    def pause(step, monitor, model):
+        if step in (30, 41):
+            clock.wait(30.0)
+            monitor.paused()
+
+    return pause
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("pause", [*EVALUATIONS, told, checkpoint, announced])
+def test_evaluations_checkpoints_and_announced_pauses_are_no_stall(clock, pause):
+    monitor = train(Wrapper(make_model()), clock, at=None, between=pause(clock))
+    assert named(monitor) == []
+    # A stall elsewhere is still seen.
+    monitor = train(Wrapper(make_model()), clock, at=45, between=pause(clock))
+    assert named(monitor) == [(45, "stall")]
+
+
+def two_passes(model, inputs, clock):
+    one = model(inputs)
+    clock.wait(1.0)
+    return one - model(-inputs)
+
+
+def frozen_part(model, inputs, clock):
+    with torch.no_grad():
+        inputs = model[0](inputs)
+    for part in model[1:]:
+        inputs = part(inputs)
+    clock.wait(1.0)
+    return inputs
+
+
+@pytest.mark.parametrize("forward", [two_passes, frozen_part])
+def test_what_each_step_does_before_its_backward_pass_is_no_evaluation(clock, forward):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    with Monitor(model, optimizer) as monitor:
+        for [[inputs, _]] in batches(3):
+            forward(model, inputs, clock).square().mean().backward()
+            monitor.check_before_step()
+            optimizer.step()
+    assert monitor.last.data_wait_seconds is not None
+    assert monitor.last.forward_backward_seconds > 1.0
+
+
+def test_a_pause_at_even_distances_is_reported_once(clock):
+    def save(step, monitor, model):
+        if step > 24 and step % 5 == 0:
+            clock.wait(30.0)  # a checkpoint that the monitor cannot recognise
+
+    monitor = train(make_model(), clock, at=None, between=save)
+    # The second, at 36, belongs to the episode of the first; later ones are regular.
+    assert [a.step for a in monitor.alerts] == [31]
+
+
+def test_the_compilation_of_the_first_steps_is_no_stall(clock):
+    def compile_first(step, monitor, model):
+        if step <= 2:
+            clock.wait(60.0)
+
+    assert named(train(make_model(), clock, at=None, between=compile_first)) == []
+
+
+def test_a_stall_stops_and_skips_nothing_unless_an_action_is_given_its_source(clock):
+    plain = make_model()
+    watched = twin(plain)
+    train(plain, clock, at=None)
+    monitor = train(watched, clock, actions=[Stop(), SkipStep()])
+    assert same_weights(plain, watched)
+    assert monitor.step == STEPS
+    seen = []
+    train(make_model(), clock, actions=[seen.append])
+    assert [alert.source for alert in seen] == ["stall"]
+    assert train(make_model(), clock, actions=[Stop(on={"stall"})]).step == STALLED + 1
+
+
+def test_step_times_can_be_switched_off(clock, tmp_path):
+    from rmetric.monitor import MonitorConfig
+
+    config = MonitorConfig(step_times=False)
+    monitor = train(make_model(), clock, log=tmp_path / "run.jsonl", config=config)
+    assert named(monitor) == []
+    assert "_seconds" not in (tmp_path / "run.jsonl").read_text().replace('"time_seconds"', "")
+    assert monitor.model._forward_pre_hooks == {}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"stall_seconds": 0.0}, {"slow_rank_factor": 1.0}, {"slow_drift": 1.0}]
+)
+def test_settings_out_of_range_are_refused(wrong):
+    from rmetric.monitor import MonitorConfig
+
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        MonitorConfig(**wrong)
+
+
+# -- what must stay as it was
+
+
+def test_weights_are_the_same_and_no_hook_is_left(clock):
+    plain = make_model()
+    watched = twin(plain)
+    torch.manual_seed(7)
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-2)
+    for [batch] in batches(STEPS):
+        squared_error(plain, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    train(watched, clock)
+    assert same_weights(plain, watched)
+    assert not watched._forward_pre_hooks
+
+
+def test_a_copy_of_the_model_has_a_hook_that_does_nothing(clock):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    with Monitor(model, optimizer) as monitor:
+        for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            copied(next(batches(1))[0][0])
+        assert monitor._timer.check_begins() is None
+        assert all(map(torch.equal, weights(copied), weights(model)))
+
+
+def test_the_state_survives_a_checkpoint(clock):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+
+    def go_on(monitor, steps):
+        for step in steps:
+            if step == 50:
+                clock.wait(20.0)
+            loss = squared_error(model, next(batches(1, seed=step))[0])
+            loss.backward()
+            monitor.check_before_step(loss)
+            optimizer.step()
+
+    first = Monitor(model, optimizer)
+    go_on(first, range(1, 46))
+    state = json.loads(json.dumps(first.state_dict()))
+    first.close()
+    second = Monitor(model, optimizer)
+    second.load_state_dict(state)
+    clock.wait(100.0)  # the restart
+    go_on(second, range(46, 60))
+    old = {name: value for name, value in state.items() if name != "step_times"}
+    assert [a.step for a in second.alerts if a.source == "stall"] == [50]
+    assert second._step_time_judge.state_dict() != state["step_times"]
+    second.close()
+    third = Monitor(model, optimizer)
+    third.load_state_dict(old)  # a checkpoint of an older version
+    go_on(third, range(46, 49))
+    third.close()
+    assert second.usable
+    assert third.usable
+
+
+def test_a_hook_that_fails_is_reported_once_and_harms_nothing(clock, caplog, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr("rmetric.monitor.step_time._size", broken)
+    with caplog.at_level(logging.ERROR):
+        monitor = train(make_model(), clock, at=None)
+    assert monitor.step == STEPS
+    assert sum("no step times" in record.message for record in caplog.records) == 1
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(6, 8), nn.Linear(8, 1)
+
+    def forward(self, inputs):
+        return self.two(self.one(inputs).tanh())
+
+
+def compiled_whole(model):
+    return torch.compile(model, backend="eager", fullgraph=True)
+
+
+def compiled_in_place(model):
+    model.compile(backend="eager", fullgraph=True)
+    return model
+
+
+@pytest.mark.parametrize("compile_model", [compiled_whole, compiled_in_place])
+@pytest.mark.parametrize("given", ["compiled", "bare"])
+def test_a_compiled_model_trains_as_before_and_its_stall_is_seen(clock, compile_model, given):
+    bare = Small()
+    compiled = compile_model(bare)
+    optimizer = torch.optim.SGD(bare.parameters(), lr=1e-2)
+    torch._dynamo.reset()
+    from rmetric.monitor import MonitorConfig
+
+    config = MonitorConfig(forward_every=0)
+    monitor = Monitor(compiled if given == "compiled" else bare, optimizer, config=config)
+    for _, [batch] in loader(clock):
+        loss = squared_error(compiled, batch)
+        loss.backward()
+        monitor.check_before_step(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    monitor.close()
+    [alert] = monitor.alerts
+    assert (alert.step, alert.source) == (STALLED, "stall")
+    if (compile_model, given) == (compiled_whole, "compiled"):
+        assert "20.0 s waiting for data" in alert.reason

@@ -1,0 +1,228 @@
+"""Imports go one way, and the table below says which.
+
+A room is a package or a module directly below `rmetric/`. A name in it is listed where some line
+of its code imports that room: at the top of a file, inside a function, for types only, or by a
+string that names a module (`import_module`, `python -m`).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: Each room and what it imports. A room imports only what stands above it: so there is no cycle.
+#: `__init__` is the face, `import rmetric`: it offers what is in the rooms, and no room asks it.
+IMPORTS = {
+    "_util": "",
+    "records": "_util",
+    "normalisers": "",
+    "signals": "normalisers",
+    "metric": "records normalisers signals",
+    "metric_settings": "_util records metric",
+    "log_entries": "_util records metric",
+    "logs": "_util records metric log_entries",
+    "detectors": "_util records signals metric",
+    "audits": "",
+    "telemetry": "_util records",
+    "simulation": "_util records metric logs",
+    "readers": "_util records metric metric_settings log_entries logs",
+    "replay": "_util records metric metric_settings detectors readers",
+    "evaluation": "_util records metric log_entries logs detectors",
+    "monitor": "_util audits records metric log_entries logs detectors",
+    "reporting": "_util records metric metric_settings logs detectors readers replay evaluation",
+    "diagnosis": "_util telemetry readers replay reporting",
+    "guard": "_util detectors telemetry replay monitor",
+    "rescue": "_util records detectors monitor guard",
+    "integrations": "audits telemetry monitor guard rescue",
+    "cli": "_util records metric detectors telemetry readers replay evaluation reporting diagnosis "
+    "guard",
+    "__main__": "_util cli",
+    "__init__": "_util records metric detectors simulation readers evaluation monitor diagnosis "
+    "guard rescue integrations",
+}
+#: What no study may import: the command line, which is for people.
+NOT_FOR_STUDIES = {"cli", "__main__"}
+#: Studies share one package: tables, provenance, generated parts of pages.
+SHARED = "studies.common"
+
+
+class Import(NamedTuple):
+    """One import of another room, by the line that has it."""
+
+    of: str
+    room: str
+    name: str
+    where: str
+
+
+def modules(top: str) -> dict[str, Path]:
+    """The dotted names of all modules below a folder of the checkout."""
+    out = {}
+    for path in sorted((ROOT / top).rglob("*.py")):
+        parts = list(path.relative_to(ROOT).with_suffix("").parts)
+        out[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return out
+
+
+MODULES = modules("rmetric") | modules("studies")
+
+
+def room_of(module: str) -> str:
+    """`rmetric.a.b` is in the room `a`, `studies.a.b` in `studies.a`."""
+    top, _, rest = module.partition(".")
+    inner = rest.split(".")[0] or "__init__"
+    return inner if top == "rmetric" else f"{top}.{inner}"
+
+
+def imported(source: str, module: str, *, is_package: bool) -> Iterator[tuple[int, str, str]]:
+    """(line, module, name or "") of each import of ours in a file, wherever it stands in it."""
+    tree = ast.parse(source)
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = module.split(".")
+                kept = parts[: len(parts) - node.level + is_package]
+                base = ".".join([*kept, base] if base else kept)
+            for alias in node.names:
+                inner = f"{base}.{alias.name}"
+                yield (node.lineno, inner, "") if inner in MODULES else (
+                    node.lineno, base, alias.name
+                )  # fmt: skip
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and node.value.rstrip(".") in MODULES
+            and "." in node.value.rstrip(".")
+            and id(node) not in docstrings
+        ):
+            yield node.lineno, node.value.rstrip("."), ""
+
+
+@cache
+def imports() -> list[Import]:
+    out = []
+    for module, path in MODULES.items():
+        source = path.read_text(encoding="utf-8")
+        package = path.name == "__init__.py"
+        for line, target, name in imported(source, module, is_package=package):
+            if target.split(".")[0] in ("rmetric", "studies") and room_of(target) != room_of(
+                module
+            ):
+                where = f"{path.relative_to(ROOT)}:{line} imports {target} {name}".rstrip()
+                out.append(Import(room_of(module), room_of(target), name, where))
+    return out
+
+
+@pytest.mark.long
+def test_every_room_imports_what_the_table_says_and_nothing_else():
+    found = defaultdict(set)
+    for one in imports():
+        if not one.of.startswith("studies"):
+            found[one.of].add(one.room)
+    rooms = {room_of(module) for module in MODULES if module.split(".")[0] == "rmetric"}
+    assert rooms == set(IMPORTS)
+    wrong = [
+        one.where
+        for one in imports()
+        if one.of in IMPORTS and one.room not in IMPORTS[one.of].split()
+    ]
+    assert not wrong, "\n".join(["not in the table:", *wrong])
+    for room, listed in IMPORTS.items():
+        assert found[room] == set(listed.split()), f"{room}: the table lists what is not imported"
+
+
+def test_the_table_has_no_cycle():
+    above: list[str] = []
+    for room, listed in IMPORTS.items():
+        assert set(listed.split()) <= set(above), f"{room} imports what stands below it"
+        above.append(room)
+
+
+def test_no_room_imports_a_study_or_the_face():
+    wrong = [
+        one.where
+        for one in imports()
+        if not one.of.startswith("studies")
+        and (one.room.startswith("studies") or one.room == "__init__")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_study_imports_no_other_study_and_not_the_command_line():
+    wrong = [
+        one.where
+        for one in imports()
+        if one.of.startswith("studies")
+        and one.room != SHARED
+        and (one.room.startswith("studies") or one.room in NOT_FOR_STUDIES)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def test_nobody_imports_a_private_name_of_another_room():
+    """`_util` is a room for all of the house; the names in it are not for it alone."""
+    wrong = [one.where for one in imports() if is_private(one.name)]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.long
+def test_nobody_reaches_through_a_module_for_a_private_name_of_another_room():
+    wrong = []
+    for module, path in MODULES.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        names = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for alias in node.names:
+                    names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.Attribute)
+                and is_private(node.attr)
+                and isinstance(node.value, ast.Name)
+                and names.get(node.value.id) in MODULES
+                and room_of(names[node.value.id]) != room_of(module)
+            ):
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("from rmetric.logs import read_log", ("rmetric.logs", "read_log")),
+        ("from rmetric import logs", ("rmetric.logs", "")),
+        ("import rmetric.logs as them", ("rmetric.logs", "")),
+        ("def f():\n    from rmetric.logs import _take", ("rmetric.logs", "_take")),
+        ("from ..logs import read_log", ("rmetric.logs", "read_log")),
+        ("import_module('rmetric.logs')", ("rmetric.logs", "")),
+        ("import_module(f'rmetric.cli.{name}')", ("rmetric.cli", "")),
+    ],
+)
+def test_every_form_of_an_import_is_seen(line, found):
+    seen = [
+        (target, name)
+        for _, target, name in imported(line, "rmetric.signals.authors", is_package=False)
+    ]
+    assert found in seen

@@ -1,0 +1,125 @@
+"""The base installation is light, an extra is a range, and exact versions stand in one file."""
+
+import os
+import re
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    tomllib = pytest.importorskip("tomli")
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+#: What requirements.txt must have, whatever the base installation has.
+EVERYTHING = {
+    *("numpy", "pandas", "scipy", "scikit-learn", "matplotlib", "seaborn", "graphviz"),
+    *("torch", "transformers", "datasets", "nvidia-ml-py", "tqdm"),
+}
+
+
+def requirements(lines):
+    return {one.name: one for one in map(Requirement, lines)}
+
+
+def of_file(name):
+    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+    return requirements(line for line in lines if line and line[0] not in "#-")
+
+
+def given():
+    """Every requirement of the project, by name; the base and the extras agree on a range."""
+    found = {}
+    for line in chain(PROJECT["dependencies"], *EXTRAS.values()):
+        one = Requirement(line)
+        if one.name != "rmetric":
+            first = found.setdefault(one.name, one)
+            assert first.specifier == one.specifier, one
+    return found
+
+
+def is_exact(one):
+    return any(specifier.operator == "==" for specifier in one.specifier)
+
+
+def test_exact_versions_stand_in_the_constraints_alone():
+    assert [str(one) for one in given().values() if is_exact(one)] == []
+    assert [str(one) for one in of_file("requirements.txt").values() if is_exact(one)] == []
+    constraints = of_file("constraints.txt")
+    assert all(is_exact(one) for one in constraints.values())
+    for name, one in constraints.items():
+        [exact] = one.specifier
+        assert exact.version in given()[name].specifier, one
+
+
+def test_requirements_have_everything_with_the_projects_ranges_and_the_constraints():
+    everything = of_file("requirements.txt")
+    assert everything.keys() >= EVERYTHING
+    assert everything.keys() >= requirements(PROJECT["dependencies"]).keys()
+    for name, one in everything.items():
+        assert one.specifier == given()[name].specifier, one
+    assert "\n-c constraints.txt\n" in (ROOT / "requirements.txt").read_text(encoding="utf-8")
+    assert '"--constraint", "constraints.txt"' in (ROOT / "tasks.py").read_text(encoding="utf-8")
+
+
+def test_an_installed_torch_and_transformers_may_stay():
+    live = requirements(EXTRAS["live"])
+    for version in ("2.6.0", "2.13.0", "2.15.0"):
+        assert version in live["torch"].specifier
+    for version in ("4.50.0", "4.57.6", "5.23.0"):
+        assert version in live["transformers"].specifier
+
+
+#: Left out of the base installation, and an object that needs it -> the extra that is named.
+WITHOUT = {
+    "pandas": ("from rmetric.records import records_to_frame as f; f([])", "study"),
+    "scipy": ("from rmetric.guard.interval import failure_rate as f; f(1, 1.0)", "study"),
+    "sklearn": ("from rmetric import diagnose; diagnose('here')", "diagnosis"),
+    "dtaidistance": ("from rmetric import diagnose; diagnose('here')", "diagnosis"),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("missing", WITHOUT)
+def test_what_needs_an_extra_names_it(missing):
+    statement, extra = WITHOUT[missing]
+    code = f"import sys\nsys.modules[{missing!r}] = None\n{statement}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert re.search(rf'{missing} is not installed: pip install .*\.\[{extra}\]"', last), last
+
+
+def test_a_command_that_needs_an_extra_ends_with_one_line(tmp_path):
+    (tmp_path / "job.log").write_text("step 1\n")
+    code = "import sys\nsys.modules['dtaidistance'] = None\nfrom rmetric.cli.main import main\n"
+    code += "sys.exit(main(['diagnose', 'job.log']))"
+    command, environment = [sys.executable, "-c", code], {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.returncode == 2, done.stderr
+    [line] = done.stderr.strip().splitlines()
+    assert line.startswith("error: rmetric diagnose needs dtaidistance: pip install")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("script", ["generate_paper_tables.py", "generate_all_figures.py"])
+def test_a_script_of_the_study_names_its_extra(script):
+    code = (
+        "import importlib.util, runpy, sys\n"
+        "found = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *_: None if name == 'seaborn' else found(name)\n"
+        f"runpy.run_path({script!r}, run_name='__main__')"
+    )
+    command, environment = [sys.executable, "-c", code], {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 1
+    [line] = done.stderr.strip().splitlines()
+    assert line.startswith("error: the tables and figures need seaborn")
+    assert '".[study]"' in line

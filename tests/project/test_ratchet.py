@@ -1,0 +1,59 @@
+"""The size of the project may only fall: raising a number below is a line that a reviewer sees."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: Package -> lines of Python and files, at most.
+LARGEST = {
+    "rmetric": (65_861, 406),
+    "studies": (34_571, 209),
+    "tests": (55_816, 264),
+}
+#: Words of docs/*.md, at most.
+MOST_WORDS = 62_590
+#: As radon counts branches: from 21 on a function has the grade D.
+MOST_BRANCHES = 20
+_BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.Assert, ast.Lambda)
+
+
+def branches(block: ast.AST) -> Iterator[int]:
+    for node in ast.walk(block):
+        if isinstance(node, ast.BoolOp):
+            yield len(node.values) - 1
+        elif isinstance(node, ast.comprehension):
+            yield 1 + len(node.ifs)
+        elif isinstance(node, (*_BRANCHES, ast.match_case)):
+            yield 1
+
+
+@pytest.mark.parametrize("package", LARGEST)
+def test_a_package_is_no_larger_than_before(package):
+    files = sorted((ROOT / package).rglob("*.py"))
+    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
+    assert (lines, len(files)) <= LARGEST[package]
+    assert lines > 0.97 * LARGEST[package][0], "smaller: take the new number over"
+
+
+def test_the_documents_are_no_longer_than_before():
+    pages = (ROOT / "docs").glob("*.md")
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= MOST_WORDS
+
+
+def test_no_function_has_too_many_branches():
+    assert sum(branches(ast.parse("def f(a, b):\n if a and b:\n  return [c for c in a if c]"))) == 4
+    found = {
+        f"{path.relative_to(ROOT)}: {node.name}": 1 + sum(branches(node))
+        for package in ("rmetric", "studies")
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef)
+    }
+    assert len(found) > 3_000
+    assert {name: count for name, count in found.items() if count > MOST_BRANCHES} == {}

@@ -1,0 +1,56 @@
+"""The studies: beside the package, runnable from the clone, and not in the wheel."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from setuptools import find_packages
+
+ROOT = Path(__file__).resolve().parents[2]
+STUDIES = sorted(path.parent.name for path in (ROOT / "studies").glob("*/__init__.py"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+RUNNABLE = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
+    for path in (ROOT / "studies").rglob("*.py")
+    if "argparse.ArgumentParser(" in path.read_text(encoding="utf-8")
+    and 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
+)
+
+
+def test_the_wheel_has_every_room_and_no_study():
+    [include] = re.findall(
+        r"packages\.find\]\ninclude = \[\"(.*)\"\]", (ROOT / "pyproject.toml").read_text()
+    )
+    packages = find_packages(str(ROOT), include=[include])
+    folders = {
+        ".".join(path.relative_to(ROOT).parent.parts) for path in (ROOT / "rmetric").rglob("*.py")
+    }
+    assert set(packages) == folders
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_every_study_that_a_page_names_can_be_run_with_these_options(page):
+    text = page.read_text(encoding="utf-8")
+    for module, options in re.findall(r"-m (studies\.[\w.]*\w)([^`\n#]*)", text):
+        path = ROOT.joinpath(*module.split("."))
+        main = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+        assert main.is_file(), module
+        folder = ROOT / "studies" / module.split(".")[1]
+        sources = "".join(p.read_text(encoding="utf-8") for p in folder.rglob("*.py"))
+        for option in re.findall(r"(--[a-z-]+)", options):
+            assert option.removeprefix("--") in sources, f"{module} {option}"
+
+
+@pytest.mark.studies
+@pytest.mark.parametrize("module", RUNNABLE)
+def test_a_study_says_how_it_is_run(module):
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--help"],
+        capture_output=True, text=True, cwd=ROOT, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"usage: python -m {module}")

@@ -1,0 +1,482 @@
+"""The pages in a real browser, which is asked what it shows: headless Chromium."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from rmetric import Record, Run
+from rmetric.diagnosis.report.incident import incident_page
+from rmetric.reporting.page import SPARK, index_of
+from rmetric.reporting.sparkline import Sparkline
+from tests.diagnosis.diagnoses import out_of_memory
+from tests.reporting.page.pages import HOSTILE, eventful_run, hostile_run, page
+from tests.reporting.page.test_page import row, spiked_run
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+from selenium.webdriver import ActionChains, Keys  # noqa: E402
+from selenium.webdriver.chrome.service import Service  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+DRIVER = shutil.which("chromedriver")
+FLAGS = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+DESK, PHONE = (1200, 900), (390, 800)
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (CHROMIUM and DRIVER), reason="no chromium and chromedriver on this machine"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory):
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def browser(chromium, tmp_path):
+    """Open a page from disk; what it asked for and complained of is looked at afterwards."""
+
+    def visit(html: str, size: tuple[int, int] = DESK, scheme: str = "light"):
+        path = tmp_path / "page.html"
+        path.write_text(html, encoding="utf-8")
+        width, height = size
+        screen = dict(width=width, height=height, deviceScaleFactor=1, mobile=size is PHONE)
+        chromium.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        chromium.get(path.as_uri())
+        return chromium
+
+    for kind in ("browser", "performance"):
+        chromium.get_log(kind)
+    yield visit
+    assert chromium.get_log("browser") == []
+    events = [json.loads(entry["message"])["message"] for entry in chromium.get_log("performance")]
+    sent = [e["params"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    # The browser's own first page may still be loading.
+    asked = [e["request"]["url"] for e in sent if e["documentURL"].startswith("file:")]
+    assert asked, "the page itself is asked for"
+    assert all(url.startswith(("file:", "data:")) for url in asked), asked
+
+
+def view(browser) -> list[float]:
+    return browser.execute_script("return rmetricPage.view()")
+
+
+def chart(browser, panel: str):
+    return browser.find_element(By.CSS_SELECTOR, f"[data-panel={panel}] .u-over")
+
+
+def drag(browser, panel: str, start: float, end: float) -> None:
+    """From one share of the width of a chart to another."""
+    over = chart(browser, panel)
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", over)
+    width = over.size["width"]
+    actions = ActionChains(browser, duration=20)
+    actions.move_to_element_with_offset(over, int((start - 0.5) * width), 0).click_and_hold()
+    actions.move_by_offset(int((end - start) * width), 0).release().perform()
+
+
+def wide(browser) -> bool:
+    """Whether the page is wider than the window."""
+    return browser.execute_script("return document.documentElement.scrollWidth > innerWidth")
+
+
+def until(browser, condition) -> None:
+    WebDriverWait(browser, 5, poll_frequency=0.02).until(condition)
+
+
+def inked(browser, panel: str) -> int:
+    """How many pixels of a chart have something on them."""
+    return browser.execute_script(
+        """const canvas = document.querySelector(`[data-panel=${arguments[0]}] canvas`);
+        const copy = new OffscreenCanvas(canvas.width, canvas.height);
+        const context = copy.getContext("2d", { willReadFrequently: true });
+        context.drawImage(canvas, 0, 0);
+        const pixels = context.getImageData(0, 0, canvas.width, canvas.height).data;
+        let drawn = 0;
+        for (let i = 3; i < pixels.length; i += 4) drawn += pixels[i] > 0;
+        return drawn;""",
+        panel,
+    )
+
+
+def test_every_panel_is_drawn(browser):
+    shown = browser(page(eventful_run(), "loss_z_score"))
+    names = shown.execute_script("return rmetricPage.page.panels.map(panel => panel.name)")
+    assert len(names) >= 8
+    until(shown, lambda b: all(inked(b, name) > 500 for name in names))
+
+
+def test_dragging_zooms_all_panels_and_reset_shows_all_again(browser):
+    shown = browser(page(eventful_run()))
+    whole = view(shown)
+    drag(shown, "loss", 0.25, 0.5)
+    width = whole[1] - whole[0]
+    low, high = view(shown)
+    assert low == pytest.approx(whole[0] + 0.25 * width, abs=0.02 * width)
+    assert high == pytest.approx(whole[0] + 0.5 * width, abs=0.02 * width)
+    scales = "return rmetricPage.panels.map(p => [p.chart.scales.x.min, p.chart.scales.x.max])"
+    until(shown, lambda b: all(scale == [low, high] for scale in b.execute_script(scales)))
+    shown.find_element(By.CSS_SELECTOR, "[data-do=reset]").click()
+    assert view(shown) == whole
+    drag(shown, "r_metric", 0.6, 0.4)
+    assert view(shown) != whole
+    ActionChains(shown).double_click(chart(shown, "loss")).perform()
+    until(shown, lambda b: view(b) == whole)
+
+
+def test_pointing_at_a_step_shows_its_values_in_all_panels(browser):
+    run = eventful_run()
+    shown = browser(page(run))
+    over = chart(shown, "gradient_norm")
+    shown.execute_script("arguments[0].scrollIntoView({block: 'center'})", over)
+    ActionChains(shown, duration=0).move_to_element(over).perform()
+    where = shown.find_element(By.CLASS_NAME, "where")
+    until(shown, lambda b: where.text.startswith("step "))
+    step = int(where.text.removeprefix("step "))
+    record = run.records[step - 1]
+    loss, norm = (
+        shown.find_element(By.CSS_SELECTOR, f"[data-panel={name}] .legend b").text
+        for name in ("loss", "gradient_norm")
+    )
+    assert float(loss) == pytest.approx(record.training_loss, rel=1e-3)
+    assert float(norm) == pytest.approx(record.gradient_norm, rel=1e-3)
+
+
+def test_the_keyboard_zooms_pans_points_and_changes_the_scale(browser):
+    shown = browser(page(eventful_run()))
+    whole = view(shown)
+    shown.find_element(By.CSS_SELECTOR, "[data-panel=loss] .plot").send_keys(Keys.ARROW_RIGHT)
+    keyboard = shown.switch_to.active_element
+    keyboard.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
+    where = shown.find_element(By.CLASS_NAME, "where")
+    until(shown, lambda b: where.text == "step 3")
+    keyboard.send_keys("+")
+    closer = view(shown)
+    assert closer[1] - closer[0] == pytest.approx((whole[1] - whole[0]) / 2)
+    keyboard.send_keys(Keys.SHIFT + Keys.ARROW_RIGHT)
+    assert view(shown)[0] > closer[0]
+    keyboard.send_keys("0")
+    assert view(shown) == whole
+    panel = shown.find_element(By.CSS_SELECTOR, "[data-panel=loss]")
+    assert panel.get_attribute("data-scale") == "linear"
+    keyboard.send_keys("l")
+    assert panel.get_attribute("data-scale") == "log"
+    assert inked(shown, "loss") > 500
+    panel.find_element(By.CLASS_NAME, "scale").click()
+    assert panel.get_attribute("data-scale") == "linear"
+
+
+def test_nan_and_inf_are_told_by_name(browser):
+    shown = browser(page(eventful_run()))
+    value = shown.find_element(By.CSS_SELECTOR, "[data-panel=loss] .legend b")
+    for step, word in ((395, "nan"), (397, "inf")):
+        shown.execute_script(f"rmetricPage.point({step})")
+        until(shown, lambda b, word=word: value.text == word)
+
+
+def test_an_alarm_in_the_table_leads_to_its_step(browser):
+    shown = browser(page(eventful_run()))
+    link = shown.find_element(By.CSS_SELECTOR, ".alarms a")
+    step = int(link.get_attribute("data-step"))
+    shown.execute_script("arguments[0].click()", link)
+    low, high = view(shown)
+    assert low <= step <= high
+    assert high - low < 100
+    cursor = (
+        "const chart = rmetricPage.panels[1].chart; return chart.posToVal(chart.cursor.left, 'x')"
+    )
+    until(shown, lambda b: abs(b.execute_script(cursor) - step) < 1)
+
+
+def test_a_curve_can_be_hidden(browser):
+    shown = browser(page(eventful_run()))
+    until(shown, lambda b: inked(b, "workers") > 500)
+    before = inked(shown, "workers")
+    button = shown.find_element(By.CSS_SELECTOR, "[data-panel=workers] .legend button")
+    shown.execute_script("arguments[0].click()", button)
+    assert button.get_attribute("aria-pressed") == "false"
+    until(shown, lambda b: inked(b, "workers") < before)
+
+
+def test_a_run_named_as_a_script_runs_nothing(browser):
+    for html in (page(hostile_run()), index_of([row(id=HOSTILE, source=HOSTILE)])):
+        shown = browser(html)
+        assert shown.execute_script("return window.hacked === undefined")
+        assert HOSTILE in shown.find_element(By.TAG_NAME, "main").text
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_follows_the_reader_s_inked(browser, scheme):
+    shown = browser(page(eventful_run()), scheme=scheme)
+    red, green, blue = shown.execute_script(
+        "return getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
+    )
+    assert (red + green + blue > 600) == (scheme == "light")
+
+
+def test_on_a_phone_nothing_is_wider_than_the_screen(browser):
+    run = eventful_run()
+    run.id = "a_long_name_without_any_place_to_break_it_" * 4
+    run.notes.append("x" * 300)
+    rows = [row(id=run.id, source="folder/" * 30, outcome="failed", first_alert_step=3)]
+    rows.append(row(problem="y" * 500, source="z" * 300))
+    shown = browser(page(run), size=PHONE)
+    until(shown, lambda b: inked(b, "loss") > 300)
+    assert not wide(shown)
+    assert not wide(browser(index_of(rows), size=PHONE))
+
+
+def test_a_finger_that_moves_sideways_zooms(browser):
+    shown = browser(page(eventful_run()), size=PHONE)
+    whole = view(shown)
+    over = chart(shown, "loss")
+    shown.execute_script("arguments[0].scrollIntoView({block: 'center'})", over)
+    left, top, width = shown.execute_script(
+        "const r = arguments[0].getBoundingClientRect(); return [r.left, r.top + 50, r.width]", over
+    )
+    touches = [("touchStart", 0.2), ("touchMove", 0.4), ("touchMove", 0.6), ("touchEnd", None)]
+    for kind, share in touches:
+        points = [] if share is None else [{"x": left + share * width, "y": top}]
+        shown.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+    until(shown, lambda b: view(b) != whole)
+    low, high = view(shown)
+    assert high - low == pytest.approx(0.4 * (whole[1] - whole[0]), rel=0.1)
+
+
+ROWS = [
+    row(id="b", folder="b", outcome="failed", first_alert_step=30, num_records=200),
+    row(id="a", folder="a", outcome="healthy", num_records=1000),
+    row(id="c", folder="c", outcome="failed", first_alert_step=4, num_records=30),
+    row(problem="broken", source="bad.csv"),
+]
+
+
+def order(browser) -> list[str]:
+    links = browser.find_elements(By.CSS_SELECTOR, "#runs tbody th")
+    return [link.text for link in links if link.is_displayed()]
+
+
+def test_the_index_sorts_by_every_column_by_click_and_by_key(browser):
+    shown = browser(index_of(ROWS))
+    heads = {head.text: head for head in shown.find_elements(By.CSS_SELECTOR, "#runs thead button")}
+    assert order(shown) == ["a", "b", "c"]
+    heads["Run"].click()
+    assert order(shown) == ["a", "b", "c"]
+    heads["Records"].click()
+    assert order(shown) == ["c", "b", "a"], "as numbers, not as texts"
+    heads["Records"].send_keys(Keys.ENTER)
+    assert order(shown) == ["a", "b", "c"]
+    first = next(head for text, head in heads.items() if text.startswith("First alarm"))
+    first.click()
+    assert order(shown) == ["c", "b", "a"]
+    first.click()
+    assert order(shown) == ["b", "c", "a"], "a blank stays at the end"
+    assert first.find_element(By.XPATH, "..").get_attribute("aria-sort") == "descending"
+
+
+def test_the_index_is_filtered_by_outcome_and_by_text(browser):
+    shown = browser(index_of(ROWS))
+    outcome = shown.find_element(By.NAME, "outcome")
+    outcome.send_keys("failed")
+    until(shown, lambda b: order(b) == ["b", "c"])
+    text = shown.find_element(By.NAME, "text")
+    text.send_keys("200")
+    assert order(shown) == ["b"]
+    assert shown.find_element(By.NAME, "count").text == "1 of 4 shown"
+    text.clear()
+    text.send_keys("nothing like it")
+    assert order(shown) == []
+
+
+def test_the_index_is_filtered_by_alarms_and_finds_paths(browser):
+    rows = [
+        row(id="a", folder="a", source="deep/a.csv", calibrated_first_alarm_step=0),
+        row(id="b", folder="b", source="b.csv"),
+        row(problem="broken", source="bad.csv"),
+    ]
+    shown = browser(index_of(rows))
+    alarmed = shown.find_element(By.NAME, "alarmed")
+    for key, left, count in ((Keys.ARROW_DOWN, ["a"], "1 of 3 shown"),
+                             (Keys.ARROW_DOWN, ["b"], "1 of 3 shown"),
+                             (Keys.HOME, ["a", "b"], "")):  # fmt: skip
+        alarmed.send_keys(key)
+        until(shown, lambda b, left=left: order(b) == left)
+        assert shown.find_element(By.NAME, "count").text == count
+    shown.find_element(By.NAME, "text").send_keys("deep")
+    assert order(shown) == ["a"]
+
+
+def test_a_score_beyond_its_scale_is_cut_on_it_and_read_in_full(browser):
+    shown = browser(page(spiked_run(), "calibrated"))
+    top = (
+        "const p = rmetricPage.panels.find(p => p.spec.name === 'score_calibrated');"
+        "return [p.chart.scales.y.max, p.beyond(p.spec.series[0])]"
+    )
+    until(shown, lambda b: b.execute_script(top)[0])
+    high, beyond = shown.execute_script(top)
+    assert 5 <= high < 6
+    assert beyond == [63, 86]
+    shown.execute_script("rmetricPage.point(90)")
+    value = shown.find_element(By.CSS_SELECTOR, "[data-panel=score_calibrated] .legend b")
+    until(shown, lambda b: value.text == "100")
+
+
+def test_a_short_alarm_of_a_long_run_is_zoomed_to_where_it_fills_something(browser):
+    losses = [2.0] * 60 + [6.0] * 5 + [2.0] * 7000
+    records = [Record(step=10 * s, training_loss=x) for s, x in enumerate(losses, start=1)]
+    shown = browser(page(Run(id="long", records=records), "calibrated"))
+    link = shown.find_element(By.CSS_SELECTOR, ".alarms a")
+    step, length = (int(float(link.get_attribute(f"data-{name}"))) for name in ("step", "length"))
+    shown.execute_script("arguments[0].click()", link)
+    low, high = view(shown)
+    assert low <= step < step + length <= high
+    assert high - low < 1000
+
+
+def test_where_steps_fall_back_the_readout_has_record_and_step(browser):
+    steps = [10, 20, 30, 20, 30, 40]
+    run = Run(id="x", records=[Record(step=s, training_loss=1.0 + s) for s in steps])
+    shown = browser(page(run))
+    plot = shown.find_element(By.CSS_SELECTOR, "[data-panel=loss] .plot")
+    for _ in range(4):
+        plot.send_keys(Keys.ARROW_RIGHT)
+    where = shown.find_element(By.CLASS_NAME, "where")
+    until(shown, lambda b: where.text == "record 4, step 20")
+
+
+def incident(tmp_path) -> str:
+    metrics = tmp_path / "run.csv"
+    rows = (f"{step},{3 - step / 500 + 6 * (step > 420)}" for step in range(1, 432))
+    metrics.write_text("step,loss\n" + "\n".join(rows) + "\n")
+    return incident_page(out_of_memory(), metrics=metrics)
+
+
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_an_incident_draws_its_charts_and_fits(browser, tmp_path, size, scheme):
+    shown = browser(incident(tmp_path), size, scheme)
+    assert not wide(shown)
+    until(shown, lambda b: inked(b, "loss") > 500 and inked(b, "score_calibrated") > 500)
+    marks = shown.find_elements(By.CSS_SELECTOR, ".timeline .mark line")
+    assert marks
+    # Nothing of the axis of time lies beside it.
+    inside = """const box = document.querySelector(".timeline").getBoundingClientRect();
+        return [...document.querySelectorAll(".timeline text, .timeline line")]
+            .filter(one => one.checkVisibility()).map(one => one.getBoundingClientRect())
+            .every(one => one.left >= box.left - 3 && one.right <= box.right + 3);"""
+    assert shown.execute_script(inside)
+
+
+def test_a_click_on_an_alarm_of_an_incident_goes_there(browser, tmp_path):
+    shown = browser(incident(tmp_path))
+    whole = view(shown)
+    link = shown.find_element(By.CSS_SELECTOR, ".alarms [data-step]")
+    step = int(link.get_attribute("data-step"))
+    shown.execute_script("arguments[0].click()", link)
+    low, high = view(shown)
+    assert low <= step <= high
+    assert high - low < whole[1] - whole[0]
+
+
+def test_an_incident_without_a_training_log_complains_of_nothing(browser):
+    shown = browser(incident_page(out_of_memory()), PHONE)
+    assert not wide(shown)
+    assert "Lower the micro batch." in shown.find_element(By.TAG_NAME, "body").text
+
+
+@pytest.mark.parametrize("size", [(1280, 800), PHONE], ids=["desk", "phone"])
+@pytest.mark.parametrize("kind", ["diverged", "healthy"])
+def test_verdict_and_loss_fill_the_first_screen(browser, size, kind):
+    losses = [3 + 7 * 0.9**i + 0.01 * (i % 3) for i in range(200)]
+    if kind == "diverged":
+        losses[120:] = [9.0 + 0.1 * (i % 2) for i in range(80)]
+    records = [Record(step=i, training_loss=x, gradient_norm=1.0) for i, x in enumerate(losses)]
+    run = Run(id="a_run_of_" + "a_long_name_" * 5, records=records, source="logs/run.csv")
+    shown = browser(page(run, "calibrated"), size=size)
+    until(shown, lambda b: inked(b, "loss") > 300)
+    places = shown.execute_script(
+        """const at = name => document.querySelector(name).getBoundingClientRect();
+        return [at(".call").top, at(".call").bottom, at("[data-panel=loss] .plot").top,
+                at("[data-panel=loss] .plot").bottom, at("[data-panel=r_metric]").top,
+                innerHeight];"""
+    )
+    top, bottom, chart_top, chart_bottom, published, height = places
+    assert 0 <= top < bottom <= chart_top < chart_bottom <= height < published
+    assert chart_bottom - chart_top >= 0.25 * height
+    call = shown.find_element(By.CLASS_NAME, "call")
+    assert call.text.startswith("DIVERGED at step 120" if kind == "diverged" else "HEALTHY")
+    key = shown.find_element(By.CLASS_NAME, "key").text
+    assert ("diverged from here, step 120" in key) == (kind == "diverged")
+    assert "published" not in key
+    assert not wide(shown)
+
+
+def test_rows_of_an_index_differ_by_verdict_and_are_filtered_by_it(browser):
+    rows = [
+        row(id=kind, folder=kind, verdict_kind=kind, verdict=text) | {SPARK: line}
+        for kind, text, line in (
+            ("diverged", "DIVERGED at step 9: loss 2 -> 9", Sparkline([9, 3, 24, 24], 0.5)),
+            ("healthy", "HEALTHY: nothing", Sparkline([24, 9, 3, 0], None)),
+            ("spike", "SPIKE at 4", None),
+        )
+    ]
+    shown = browser(index_of(rows))
+    colours = shown.execute_script(
+        "return [...document.querySelectorAll('#runs tbody tr')].map(row => "
+        "getComputedStyle(row).backgroundColor + getComputedStyle(row.cells[0]).borderLeftColor)"
+    )
+    assert len(set(colours)) == 3
+    assert len(shown.find_elements(By.CSS_SELECTOR, "#runs .spark")) == 2
+    shown.find_element(By.NAME, "verdict").send_keys("healthy")
+    until(shown, lambda b: order(b) == ["healthy"])
+
+
+@pytest.mark.parametrize("size", [(1280, 800), PHONE], ids=["desk", "phone"])
+def test_numbers_left_of_a_chart_are_whole_and_all_panels_are_aligned(browser, size):
+    records = [
+        Record(step=i, training_loss=-0.00123 * (i % 7), learning_rate=1e-4) for i in range(60)
+    ]
+    shown = browser(page(Run(id="a", records=records, source="a.csv")), size=size)
+    until(shown, lambda b: inked(b, "loss") > 100)
+    missing, lefts = shown.execute_script(
+        """const charts = rmetricPage.panels.map(panel => panel.chart);
+        const missing = chart => {
+          chart.ctx.font = `${12 * uPlot.pxRatio}px system-ui, sans-serif`;
+          const widths = chart.axes[1]._values.map(text => chart.ctx.measureText(text).width);
+          return Math.max(...widths) / uPlot.pxRatio + 6 - chart.bbox.left / uPlot.pxRatio;
+        };
+        return [Math.max(...charts.map(missing)), charts.map(chart => chart.bbox.left)];"""
+    )
+    assert missing <= 0
+    assert len(set(lefts)) == 1
+
+
+def test_crosses_of_nan_stand_in_the_legend_and_buttons_keep_their_words(browser):
+    shown = browser(page(eventful_run()), size=PHONE)
+    until(shown, lambda b: inked(b, "loss") > 100)
+    legend = shown.find_element(By.CSS_SELECTOR, "[data-panel=loss] .legend").text
+    assert "×" in legend
+    assert "training nan" in legend
+    assert "training infinite" in legend
+    reset = shown.find_element(By.CSS_SELECTOR, "[data-do=reset]")
+    assert reset.size["height"] < 50, "its word is on one line"
+    assert not wide(shown)

@@ -1,0 +1,398 @@
+"""Rescue in a plain loop: what comes back is what was, bit for bit."""
+
+import json
+import logging
+import os
+import signal
+import threading
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from rmetric.detectors.calibrated import CalibratedDetector
+from rmetric.logs import read_log
+from rmetric.monitor import Monitor
+from rmetric.monitor.actions import restore
+from rmetric.rescue import Rescue, RescueConfig
+from tests.rescue.trainings import (
+    NANS,
+    SMALL,
+    STEPS,
+    actions,
+    bad,
+    make_loader,
+    make_model,
+    make_optimizer,
+    same,
+    train,
+)
+
+
+class Stream(IterableDataset):
+    """In another order at each pass, by the random state of its beginning."""
+
+    def __iter__(self):
+        data = make_loader().dataset
+        return (data[i] for i in torch.randperm(len(data)).tolist())
+
+
+WENT_BACK = ["leave_out", "leave_out", "leave_out", "go_back"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optimizer": "adamw"},
+        {"optimizer": "sgd"},
+        {"scaled": True},
+        {"per_step": 2},
+        {"where": "device"},
+        {"where": "folder"},
+        {"loader": DataLoader(Stream(), batch_size=4)},
+        {"loader": DataLoader(Stream(), batch_size=4, num_workers=1)},
+        {"loader": DataLoader(Stream(), batch_size=4), "per_step": 3},
+    ],
+    ids="-".join,
+)
+def test_a_run_that_went_back_is_the_run_that_never_went_further(settings, tmp_path):
+    where = settings.pop("where", "host")
+    where = tmp_path if where == "folder" else where
+    twin = train(**settings)
+    # Without the detector, which alarms at the last step of one of these noisy trainings.
+    rescued = train(Rescue(SMALL, where=where), nans=NANS, evidence_of=bad(0), **settings)
+    assert rescued["problem"] == ""
+    assert actions(rescued) == WENT_BACK
+    assert rescued["decisions"][-1]["to"] == 20
+    assert rescued["taken"] == [*range(1, 27), *range(21, STEPS + 1)]
+    assert same(rescued, twin)
+
+
+def test_the_detectors_alarm_goes_back_to_before_its_onset():
+    twin = train()
+    rescued = train(Rescue(SMALL), evidence_of=bad(23, since=19))
+    assert rescued["problem"] == ""
+    [entry] = rescued["decisions"]
+    assert (entry["action"], entry["step"], entry["to"]) == ("go_back", 23, 15)
+    assert entry["repeated"] == 8
+    assert entry["try"] == 1
+    assert "went back from 23 to 15 because it is bad; 8 steps; try 1" in entry["reason"]
+    assert same(rescued, twin)
+
+
+def test_the_step_zero_is_a_place_to_go_back_to():
+    """The optimiser has no state there: what it has since is removed."""
+    config = RescueConfig(every=5, probation=1, far=20)
+    rescued = train(Rescue(config), evidence_of=bad(3, since=2))
+    assert [entry["to"] for entry in rescued["decisions"]] == [0]
+    assert same(rescued, train())
+
+
+def test_a_detector_that_went_back_to_the_first_steps_is_told_what_came_before_the_evidence(
+    monkeypatch,
+):
+    told, update = [], CalibratedDetector.update
+
+    def noted(detector, record):
+        told.append(record.step)
+        return update(detector, record)
+
+    monkeypatch.setattr(CalibratedDetector, "update", noted)
+    config = RescueConfig(every=20, probation=5, far=20)
+    rescued = train(Rescue(config), evidence_of=bad(15, since=12))
+    assert [entry["to"] for entry in rescued["decisions"]] == [0]
+    again = told.index(1, 1)
+    assert told[again : again + 12] == [*range(1, 12), 1]
+
+
+def test_without_evidence_nothing_is_touched():
+    watched = train(Rescue(SMALL))
+    assert watched["decisions"] == []
+    assert watched["problem"] == ""
+    assert same(watched, train())
+
+
+def test_bad_data_are_not_used_again():
+    """Evidence that comes back is of the data: those of its steps are left out, none before."""
+    batches = [(torch.full((4, 6), float(i)), torch.zeros(4, 1)) for i in range(90)]
+    steps, used = [], []
+
+    def at(executed, step, model, optimizer):
+        steps.append(step)
+        if executed == 1:
+            model.register_forward_pre_hook(lambda _, args: used.append(int(args[0][0, 0])))
+
+    evidence = bad(23, since=19, kind="data", times=3)
+    rescued = train(Rescue(SMALL), loader=batches, evidence_of=evidence, at=at, steps=30)
+    assert [entry["to"] for entry in rescued["decisions"]] == [15, 15, 15]
+    # Five steps of evidence; twice as many to come, then four times.
+    assert [entry["skipped"] for entry in rescued["decisions"]] == [None, [19, 33], [19, 43]]
+    again = range(16, 25)
+    assert steps == [*range(1, 25), *again, *again, *range(16, 31)]
+    # The batch of step s is s - 1, and step 24 was at hand each time. In the third try steps 19
+    # to 24 have the batches of 34 to 39; so the last one goes on after that of step 58.
+    assert used[:24] == list(range(24))
+    assert used[24:33] == list(range(15, 24))
+    assert used[33:42] == [15, 16, 17, *range(33, 39)]
+    assert used[42:] == [15, 16, 17, *range(58, 70)]
+
+
+def test_a_stream_goes_on_with_the_data_that_come_next(caplog):
+    caplog.set_level(logging.INFO, "rmetric")
+    drawn = []
+
+    def stream():
+        for i in range(100):
+            drawn.append(i)
+            yield torch.full((4, 6), float(i % 7)), torch.zeros(4, 1)
+
+    rescued = train(Rescue(SMALL), loader=stream(), evidence_of=bad(23), steps=30)
+    assert actions(rescued) == ["go_back"]
+    assert len(drawn) == len(rescued["taken"]) == 24 + 15
+    assert rescued["decisions"][0]["skipped"] is None
+    assert sum("cannot rewind" in record.message for record in caplog.records) == 1
+
+
+def test_random_numbers_come_again_where_the_data_do_not():
+    """A position that can be rewound restores them too; a stream has none."""
+    stream = ((torch.zeros(4, 6), torch.zeros(4, 1)) for _ in range(100))
+    states = {}
+
+    def at(executed, step, model, optimizer):
+        states.setdefault(step, []).append(torch.get_rng_state().tolist())
+
+    train(Rescue(SMALL), loader=stream, evidence_of=bad(23), at=at, steps=30)
+    assert len(states[16]) == 2
+    assert states[16][0] == states[16][1]
+
+
+def test_the_log_has_each_step_once_and_every_decision(tmp_path):
+    log = tmp_path / "run.jsonl"
+    rescued = train(Rescue(SMALL), nans=NANS, log=log)
+    run = read_log(log)
+    assert [record.step for record in run.records] == list(range(1, STEPS + 1))
+    entries = [json.loads(line) for line in log.read_text().splitlines()]
+    found = [entry for entry in entries if entry["event"] == "RESCUE"]
+    assert [entry["action"] for entry in found] == actions(rescued) == WENT_BACK
+    left = [json.loads(line) for line in (tmp_path / "run.jsonl.abandoned").open()]
+    steps = [entry["step"] for entry in left if entry["event"] == "METRICS"]
+    assert steps == list(range(20, 26))
+
+
+def test_the_cost_is_stated_before_the_first_step_and_memory_is_used_again(caplog, monkeypatch):
+    from rmetric.rescue import snapshot
+
+    caplog.set_level(logging.INFO, "rmetric")
+    stated = []
+    made = []
+    make = snapshot.Buffer.__init__
+
+    def counted(self, size, device, **more):
+        made.append(len(stated))
+        make(self, size, device, **more)
+
+    monkeypatch.setattr(snapshot.Buffer, "__init__", counted)
+
+    def at(executed, step, model, optimizer):
+        stated.append(sum("takes a snapshot of" in r.message for r in caplog.records))
+
+    train(Rescue(SMALL), at=at, steps=80)
+    assert stated[0] == 1
+    assert stated[-1] == 2  # with the optimiser's state
+    assert max(made) < 40
+
+
+def test_weights_that_are_not_finite_are_not_kept(caplog):
+    def at(executed, step, model, optimizer):
+        if executed == 10:
+            with torch.no_grad():
+                model[0].weight[0, 0] = torch.nan
+
+    rescued = train(Rescue(RescueConfig(every=5, probation=1, far=20)), at=at)
+    assert actions(rescued) == WENT_BACK
+    assert rescued["decisions"][-1]["to"] == 5
+    assert sum("no snapshot of step 10" in r.message for r in caplog.records) == 1
+    assert same(rescued, train())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", ["data", "scheduler", "memory"])
+def test_a_rescue_that_fails_leaves_the_training_as_it_was(part, monkeypatch, caplog):
+    from rmetric.rescue import snapshot
+
+    rescue = Rescue(SMALL)
+    loader = make_loader()
+
+    def fail(*args, **kwargs):
+        raise MemoryError("nothing is left")
+
+    def at(executed, step, model, optimizer):
+        if executed == 20 and part == "data":
+            rescue.data.seek = fail
+        if executed == 20 and part == "scheduler":
+            rescue.scheduler.load_state_dict = fail
+
+    if part == "memory":
+        monkeypatch.setattr(snapshot.Snapshots, "_reserve", fail)
+    rescued = train(rescue, loader=loader, evidence_of=bad(23), at=at)
+    twin = train()
+    # The step at hand was left out for the return, and nothing else has happened.
+    assert "nothing is left" in rescued["problem"]
+    assert rescued["taken"] == list(range(1, STEPS + 1))
+    assert rescued["usable"]
+    reports = [r for r in caplog.records if "switched off" in r.message]
+    assert len(reports) == 1
+    if part == "memory":
+        assert same(rescued, twin)
+    else:
+        assert rescued["random"] == twin["random"]
+        assert rescued["rate"] == twin["rate"]
+
+
+ALWAYS = RescueConfig(every=5, probation=5, far=20, budget=12, observe=2)
+
+
+def lasting(detector, step):
+    from rmetric.rescue.policy import Evidence
+
+    if step < 23:
+        return None
+    return Evidence(step=step, since=22, kind="not_finite", words="it stays")
+
+
+def test_what_does_not_pass_is_held_at_the_weights_of_the_snapshot(tmp_path):
+    log = tmp_path / "run.jsonl"
+    rescue = Rescue(ALWAYS)
+    held = train(rescue, evidence_of=lasting, log=log)
+    assert actions(held)[-1] == "hold"
+    step = rescue.held["step"]
+    clean = train(steps=step)
+    assert held["weights"] == clean["weights"]
+    folder = tmp_path / "rescue-hold"
+    verdict = json.loads((folder / "verdict.json").read_text())
+    assert verdict["step"] == step
+    assert "it stays" in verdict["reason"]
+    model = make_model()
+    optimizer = make_optimizer("adamw", model.parameters())
+    saved = restore(folder, model, optimizer)
+    assert saved["step"] == step
+    assert (
+        torch.cat([v.flatten().float() for v in model.state_dict().values()]).tolist()
+        == (clean["weights"])
+    )
+
+
+def test_a_held_run_ends_with_its_own_exit_code(tmp_path):
+    rescue = Rescue(ALWAYS, on_hold="exit", hold_folder=tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        train(rescue, evidence_of=lasting)
+    assert ended.value.code == 6
+    assert (tmp_path / "verdict.json").exists()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["signal", "file", "time"])
+def test_a_held_run_waits_and_goes_on(how, tmp_path):
+    gone = {"bad": True}
+
+    def until_woken(detector, step):
+        return lasting(detector, step) if gone["bad"] else None
+
+    rescue = Rescue(
+        ALWAYS,
+        on_hold="wait",
+        hold_folder=tmp_path,
+        hold_seconds=0.2 if how == "time" else None,
+    )
+    before = signal.getsignal(signal.SIGUSR1)
+
+    def wake():
+        while not (tmp_path / "verdict.json").exists():
+            done.wait(0.01)
+        gone["bad"] = False
+        if how == "file":
+            (tmp_path / "go").touch()
+        while how == "signal" and signal.getsignal(signal.SIGUSR1) is before:
+            done.wait(0.01)
+        if how == "signal":
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    done = threading.Event()
+    waker = threading.Thread(target=wake)
+    waker.start()
+    try:
+        outcome = train(rescue, evidence_of=until_woken)
+    finally:
+        waker.join()
+    assert actions(outcome)[-1] == "hold"
+    assert outcome["taken"][-1] == STEPS
+    assert same(outcome, train())
+    assert signal.getsignal(signal.SIGUSR1) is before
+    assert not (tmp_path / "go").exists()
+
+
+def test_planned_settings_are_put_back_before_each_step():
+    seen = []
+
+    def at(executed, step, model, optimizer):
+        if executed > 20:
+            optimizer.param_groups[0]["betas"] = (0.5, 0.5)
+            optimizer.param_groups[0]["lr"] = 1.0
+
+    class Seen(Rescue):
+        def _prepare_update(self):
+            super()._prepare_update()
+            group = self._monitor.optimizer.param_groups[0]
+            seen.append((self._monitor.step, group["lr"], group["betas"]))
+
+    rescued = train(Seen(SMALL), evidence_of=bad(23, since=21, kind="settings"), at=at)
+    first, entry = rescued["decisions"]
+    assert (first["action"], first["step"], first["settings"]) == ("set_back", 21, False)
+    assert entry["settings"]
+    assert entry["to"] == 20 or entry["to"] == 15
+    after = seen[24:30]
+    for step, rate, betas in after:
+        assert rate == pytest.approx(1e-2 / (1 + 0.05 * (step - 1)))
+        assert betas == (0.9, 0.999)
+
+
+def test_wrong_arguments_are_refused():
+    with pytest.raises(ValueError, match="on_hold is 'sleep': stop, exit, wait are accepted"):
+        Rescue(on_hold="sleep")
+    with pytest.raises(ValueError, match="hold_seconds is -1"):
+        Rescue(hold_seconds=-1)
+
+
+def test_a_training_set_back_by_hand_starts_anew():
+    """Steps that go down without a return: older snapshots are of another course."""
+    torch.manual_seed(0)
+    model = make_model()
+    optimizer = make_optimizer("sgd", model.parameters())
+    rescue = Rescue(SMALL)
+    monitor = Monitor(model, optimizer, actions=[rescue])
+    state = monitor.state_dict()
+    batches = rescue.steps(make_loader(), 12)
+    for _step, (inputs, labels) in batches:
+        loss = torch.nn.functional.mse_loss(model(inputs), labels)
+        loss.backward()
+        monitor.check_before_step(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert rescue.policy.state.snapshots[-1] == 10
+    monitor.load_state_dict(state)
+    rescue.boundary()
+    assert rescue.policy.state.snapshots == [0]
+    assert rescue.problem == ""
+    monitor.close()
+
+
+def test_the_distance_of_snapshots_is_found_by_their_cost_and_told_in_one_line(caplog):
+    caplog.set_level("INFO", logger="rmetric")
+    rescue = Rescue()
+    assert train(rescue, steps=60)["problem"] == ""
+    [line] = [r.message for r in caplog.records if " % of the time is allowed" in r.message]
+    every = rescue.policy.every
+    assert f"a snapshot every {every} steps: a snapshot takes " in line
+    assert every % 10 == 0
+    assert rescue.policy.probation >= max(20, every)

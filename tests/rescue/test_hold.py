@@ -1,0 +1,310 @@
+"""A rescue that holds or fails on two ranks: no rank is left behind; one process's hold folder."""
+
+import json
+import logging
+import os
+import signal
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from rmetric.guard.run_folder import FOLDER_VARIABLE, RunFolder
+from rmetric.logs import read_log
+from rmetric.rescue import Rescue, RescueConfig
+from rmetric.rescue import action as action_module
+from rmetric.rescue import hold as hold_module
+from rmetric.rescue.policy import Evidence
+from tests.monitor.ranks import on_ranks
+from tests.rescue.test_action import ALWAYS, lasting
+from tests.rescue.trainings import SMALL, STEPS, actions, bad, same, train
+
+#: Polls of a wait that must pass before it is ended.
+POLLS = 3
+
+
+def until_held(rescue):
+    """Evidence that stays until the run is held."""
+    return lambda detector, step: None if rescue.held else lasting(detector, step)
+
+
+def waits(rank, folder, how, kind="ddp"):
+    """A run that is held and let go; the steps that were made between hold and end of the wait."""
+    rescue = Rescue(
+        ALWAYS,
+        on_hold="wait",
+        hold_folder=folder / how,
+        hold_seconds=0.2 if how == "time" else None,
+    )
+    waited, executed, between = threading.Event(), [0], []
+    ask, polls = rescue._any_rank, []
+
+    def any_rank(value):
+        if rescue.held and (folder / how / "verdict.json").exists():
+            polls.append(executed[0])
+            if len(polls) == POLLS + 1:
+                between.append(polls[-1] - polls[0])
+            if len(polls) == 2 * POLLS + 4:  # the other rank may have begun to count later
+                waited.set()
+        return ask(value)
+
+    rescue._any_rank = any_rank
+
+    def wake():
+        if how == "time":
+            return
+        assert waited.wait(60.0)
+        if how == "file" and rank == 0:
+            (folder / how / "go").touch()
+        if how == "signal" and rank == 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    def at(count, step, model, optimizer):
+        executed[0] = count
+
+    waker = threading.Thread(target=wake, daemon=True)
+    waker.start()
+    outcome = train(rescue, kind=kind, rank=rank, evidence_of=until_held(rescue), at=at)
+    waker.join()
+    verdict = json.loads((folder / how / "verdict.json").read_text())
+    return outcome | {"between": between, "why": verdict["went_on"]}
+
+
+def exits(rank, folder):
+    """What is there when a rank ends, with a first rank that is slow to write."""
+    save = action_module.save_held
+
+    def slowly(*args):
+        if rank == 0:
+            threading.Event().wait(0.5)
+        return save(*args)
+
+    action_module.save_held = slowly
+    rescue = Rescue(ALWAYS, on_hold="exit", hold_folder=folder / "exit")
+    try:
+        train(rescue, kind="ddp", rank=rank, evidence_of=lasting)
+    except SystemExit as ended:
+        return {"code": ended.code, "there": sorted(p.name for p in (folder / "exit").iterdir())}
+    finally:
+        action_module.save_held = save
+    return {"code": 0, "there": []}
+
+
+def fails(rank, where):
+    """Rank 1 alone fails: in a step before a snapshot is due, or in taking one."""
+    rescue = Rescue(SMALL)
+
+    def broken(detector, step):
+        if rank == 1 and step == 18:  # its record is complete at the check of step 20
+            raise MemoryError("nothing is left")
+
+    def at(executed, step, model, optimizer):
+        if executed == 20 and rank == 1 and where == "snapshot":
+            rescue._parts = None
+
+    evidence = broken if where == "step" else bad(0)
+    outcome = train(rescue, kind="ddp", rank=rank, evidence_of=evidence, at=at)
+    return outcome | {"snapshots": rescue._snapshots}
+
+
+def on_one_rank(rank, folder):
+    hold_module._POLL_SECONDS = 0.02
+    found = {"twin": train(kind="ddp", rank=rank)}
+    for how in ("signal", "file", "time"):
+        found[how] = waits(rank, folder, how)
+    found["exits"] = exits(rank, folder)
+    for where in ("step", "snapshot"):
+        found[f"fails in {where}"] = fails(rank, where)
+    # Of one rank alone, at the last step whose record the ranks share before the end.
+    late = bad(STEPS - 2, since=37) if rank == 1 else bad(0)
+    found["late"] = train(Rescue(SMALL), kind="ddp", rank=rank, evidence_of=late)
+    os.environ[FOLDER_VARIABLE] = str(folder / f"run of rank {rank}")
+    rescue = Rescue(ALWAYS)
+    train(rescue, kind="ddp", rank=rank, evidence_of=lasting)
+    found["saved"] = rescue.held["saved"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("held")
+    return on_ranks(on_one_rank, folder, ranks=2, seconds=400.0), folder
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("signal", "another rank goes on"),  # the second rank had it; the first one writes
+        ("file", "the file {}/file/go|another rank goes on"),  # the rank that sees it first
+        ("time", "0.2 seconds are over|another rank goes on"),  # whose clock is ahead
+    ],
+)
+def test_both_ranks_wait_and_go_on_together(launched, how, why):
+    ranks, folder = launched
+    for found in ranks:
+        outcome = found[how]
+        assert outcome["problem"] == ""
+        assert actions(outcome)[-1] == "hold"
+        assert outcome["between"] == [0]  # no step while it waits
+        assert outcome["why"] in why.format(folder).split("|")
+        assert outcome["taken"][-1] == STEPS
+        assert same(outcome, found["twin"])
+
+
+def test_no_rank_ends_before_the_files_are_there(launched):
+    for found in launched[0]:
+        assert found["exits"]["code"] == 6
+        there = found["exits"]["there"]
+        assert "verdict.json" in there
+        assert any(name.endswith(".pt") for name in there)
+
+
+@pytest.mark.parametrize("where", ["step", "snapshot"])
+def test_a_failure_on_one_rank_switches_all_off_and_hangs_none(launched, where):
+    first, second = (found[f"fails in {where}"] for found in launched[0])
+    assert "another rank is switched off" in first["problem"]
+    assert second["problem"].startswith("MemoryError" if where == "step" else "TypeError")
+    for outcome, found in zip((first, second), launched[0], strict=True):
+        assert outcome["taken"] == list(range(1, STEPS + 1))
+        assert same(outcome, found["twin"])
+
+
+def test_an_alarm_near_the_end_takes_both_ranks_back(launched):
+    for found in launched[0]:
+        late = found["late"]
+        assert [(e["action"], e["step"], e["to"]) for e in late["decisions"]] == [
+            ("go_back", STEPS, 30)  # the evidence may name its onset late
+        ]
+        assert same(late, found["twin"])
+
+
+def test_all_ranks_hold_in_the_run_folder_of_the_first(launched):
+    ranks, folder = launched
+    [saved] = {found["saved"] for found in ranks}
+    assert Path(saved).parent == RunFolder(folder / "run of rank 0").hold
+    assert (Path(saved).parent / "verdict.json").exists()
+    assert not (folder / "run of rank 1").exists()
+
+
+def test_under_a_supervisor_the_hold_is_in_its_run_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "run"))
+    rescue = Rescue(ALWAYS)
+    train(rescue, evidence_of=lasting, log=tmp_path / "log" / "run.jsonl")
+    run = RunFolder(tmp_path / "run")
+    assert Path(rescue.held["saved"]).parent == run.hold
+    assert "it stays" in run.held()
+    assert rescue.held["saved"] in run.held()
+    assert not (tmp_path / "log" / "rescue-hold").exists()
+
+
+def test_a_chosen_folder_goes_before_the_run_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "run"))
+    rescue = Rescue(ALWAYS, hold_folder=tmp_path / "chosen")
+    train(rescue, evidence_of=lasting)
+    assert (tmp_path / "chosen" / "verdict.json").exists()
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("late", [STEPS, STEPS - 1])
+def test_an_alarm_at_the_last_step_goes_back_before_the_end(late):
+    rescued = train(Rescue(SMALL), evidence_of=bad(late, since=34))
+    assert [(e["action"], e["to"]) for e in rescued["decisions"]] == [("go_back", 30)]
+    assert rescued["taken"] == [*range(1, STEPS + 1), *range(31, STEPS + 1)]
+    assert same(rescued, train())
+
+
+def test_the_end_of_a_stream_is_a_last_step_too():
+    """Its data cannot come again: the result is the weights of the snapshot."""
+
+    def stream():
+        source = torch.Generator().manual_seed(5)
+        for _ in range(34):
+            yield torch.randn(4, 6, generator=source), torch.randn(4, 1, generator=source)
+
+    rescued = train(Rescue(SMALL), loader=stream(), evidence_of=bad(34, since=33))
+    assert [(e["action"], e["to"]) for e in rescued["decisions"]] == [("go_back", 25)]
+    assert rescued["taken"] == list(range(1, 35))
+    clean = train(loader=stream(), steps=25)
+    assert rescued["weights"] == clean["weights"]
+
+
+def test_an_alarm_that_lasts_to_the_end_is_reported(caplog):
+    """No try is left, and the training ends before it could be held."""
+    config = RescueConfig(every=5, probation=5, far=20, budget=1, observe=30)
+
+    def lasts(detector, step):
+        return bad(step, since=36)(detector, step) if step > 37 else None
+
+    rescued = train(Rescue(config), evidence_of=lasts)
+    assert rescued["decisions"] == []
+    said = [r.message for r in caplog.records if "during an alarm" in r.message]
+    assert said == [
+        "rmetric: rescue: the training ended during an alarm (it is bad): do not trust its weights "
+        "since step 36"
+    ]
+
+
+@pytest.mark.parametrize("tries", [0, 1])
+def test_a_run_without_a_snapshot_of_before_its_fault_is_told_once_that_rescue_gives_up(
+    tries, caplog
+):
+    """As where the onset turns out to be older than what is kept."""
+    rescue = Rescue(RescueConfig(every=5, probation=5, far=20, observe=5))
+
+    def lasts(detector, step):
+        if step <= 22:
+            return None
+        since = 22 if len(rescue.decisions) < tries else 0
+        return Evidence(step=step, since=since, kind="no_update", words=f"{step} is bad")
+
+    rescued = train(rescue, evidence_of=lasts)
+    assert actions(rescued) == ["go_back"] * tries
+    [said] = [each.message for each in caplog.records if "gives up" in each.message]
+    assert said.endswith(" is bad, and no snapshot of before step 0 is kept")
+
+
+def test_returns_for_the_same_reason_are_one_warning_until_the_hold(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    rescue = Rescue(replace(ALWAYS, budget=40), hold_folder=tmp_path)
+    train(rescue, evidence_of=until_held(rescue))
+    told = [each for each in caplog.records if "rescue: went back" in each.message]
+    reasons = [each.message.rpartition("; try ")[0] for each in told]
+    assert len(told) > len(set(reasons)) > 0
+    warned = [each for each in told if each.levelno == logging.WARNING]
+    assert len(warned) == len(set(reasons))
+
+
+def test_a_training_that_ends_quietly_reports_nothing(caplog):
+    train(Rescue(SMALL), evidence_of=bad(23))
+    assert "during an alarm" not in caplog.text
+
+
+def test_an_evaluation_after_the_loop_is_in_the_record_of_the_last_step(tmp_path):
+    """The last step is judged before, without its record being completed."""
+    log, monitors = tmp_path / "run.jsonl", []
+
+    class Late(Rescue):
+        def start(self, monitor):
+            super().start(monitor)
+            monitors.append(monitor)
+
+        def boundary(self, *, last=False):
+            back = super().boundary(last=last)
+            if last:
+                monitors[0].evaluated(3.5)
+            return back
+
+    seen = []
+
+    def evidence_of(detector, step):
+        seen.append(step)
+
+    train(Late(SMALL), evidence_of=evidence_of, log=log)
+    records = read_log(log).records
+    assert [record.step for record in records] == list(range(1, STEPS + 1))
+    assert records[-1].validation_loss == 3.5
+    assert seen == list(range(1, STEPS + 1))  # each once

@@ -1,0 +1,302 @@
+"""Rescue where the loop around it does not fit: one clear message, and the training goes on."""
+
+import logging
+import os
+import re
+
+import pytest
+import torch
+
+from rmetric.monitor import Monitor
+from rmetric.rescue import Rescue, RescueConfig
+from tests.rescue.trainings import (
+    NANS,
+    SMALL,
+    actions,
+    bad,
+    make_loader,
+    make_model,
+    make_optimizer,
+    same,
+    train,
+)
+
+
+def messages(caplog, part):
+    return [one.getMessage() for one in caplog.records if part in one.getMessage()]
+
+
+def a_step(model, optimizer, monitor, batch):
+    inputs, labels = batch
+    torch.nn.functional.mse_loss(model(inputs), labels).backward()
+    monitor.check_before_step()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def parts(rescue=None, **settings):
+    model = make_model()
+    optimizer = make_optimizer("sgd", model.parameters())
+    chosen = [] if rescue is None else [rescue]
+    return model, optimizer, Monitor(model, optimizer, actions=chosen, **settings)
+
+
+def test_a_loop_that_never_calls_it_between_two_steps_is_reported_once(caplog):
+    rescue = Rescue(SMALL)
+    model, optimizer, monitor = parts(rescue)
+    for _epoch in range(2):
+        for batch in make_loader():
+            a_step(model, optimizer, monitor, batch)
+    monitor.close()
+    [found] = messages(caplog, "cannot go back")
+    assert "rescue.steps" in found
+
+
+def test_no_such_report_where_the_loop_calls_it(caplog):
+    train(Rescue(SMALL))
+    rescue = Rescue(SMALL)
+    model, optimizer, monitor = parts(rescue)
+    for batch in make_loader():
+        rescue.boundary()
+        a_step(model, optimizer, monitor, batch)
+    assert not messages(caplog, "cannot go back")
+
+
+def test_a_rescue_that_no_monitor_has_is_reported_once(caplog):
+    rescue = Rescue(SMALL)
+    monitor = parts()[2]
+    steps = [step for step, batch in rescue.steps(make_loader(), 7)]
+    monitor.close()
+    assert steps == [*range(1, 8)]
+    [found] = messages(caplog, "no monitor")
+    assert "actions=[rescue]" in found
+
+
+def test_a_monitor_may_be_made_in_the_first_step(caplog):
+    rescue, monitor = Rescue(SMALL), None
+    for _step, batch in rescue.steps(make_loader(), 7):
+        if monitor is None:
+            model, optimizer, monitor = parts(rescue)
+        a_step(model, optimizer, monitor, batch)
+    assert not messages(caplog, "no monitor")
+
+
+@pytest.mark.parametrize("state", ["open", "closed", "disabled"])
+def test_a_loop_that_checks_nothing_is_ended_at_its_second_batch_unless_nothing_is_monitored(state):
+    rescue = Rescue(SMALL)
+    monitor = parts(rescue)[2]
+    if state == "closed":
+        monitor.close()
+    elif state == "disabled":
+        monitor.disable("a test", OSError("it is broken"))
+    steps = rescue.steps(make_loader(), 7)
+    if state != "open":
+        assert [step for step, batch in steps] == [*range(1, 8)]
+        return
+    assert next(steps)[0] == 1
+    with pytest.raises(RuntimeError, match=r"handed out step 1 and .* monitor\.check_before_step"):
+        next(steps)
+    monitor.close()
+
+
+@pytest.mark.parametrize(
+    ("checked", "ends"),
+    [(lambda n: n % 3, True), (lambda n: n <= 5, False), (lambda n: n <= 5 or n > 60, True)],
+    ids=["a third left out", "no longer", "sixty left out at once"],
+)
+def test_a_loop_may_leave_batches_out_and_has_an_end(checked, ends):
+    rescue = Rescue(SMALL)
+    model, optimizer, monitor = parts(rescue)
+    taken, number = [], 0
+
+    def run():
+        nonlocal number
+        for number, (step, batch) in enumerate(rescue.steps(make_loader(), 20), start=1):
+            if checked(number):
+                taken.append(step)
+                a_step(model, optimizer, monitor, batch)
+
+    if ends:
+        run()
+        assert taken == [*range(1, 21)]
+    else:
+        with pytest.raises(RuntimeError, match="handed out step 6 and the monitor did not check"):
+            run()
+        assert number < 200
+    monitor.close()
+
+
+def test_a_monitor_that_breaks_in_mid_run_leaves_the_loop_its_end():
+    rescue = Rescue(SMALL)
+    model, optimizer, monitor = parts(rescue)
+    steps = []
+    for step, batch in rescue.steps(make_loader(), 30):
+        steps.append(step)
+        a_step(model, optimizer, monitor, batch)
+        if step == 9:
+            monitor.disable("a test", OSError("it is broken"))
+    assert steps == [*range(1, 31)]
+
+
+@pytest.mark.parametrize("at", [0, 12])
+def test_a_resumed_loop_reports_where_its_data_begin(at, caplog):
+    model, optimizer, monitor = parts()
+    for _step, batch in Rescue(SMALL).steps(make_loader(), at):
+        a_step(model, optimizer, monitor, batch)
+    state = monitor.state_dict()
+    rescue = Rescue(SMALL)
+    model, optimizer, monitor = parts(rescue)
+    monitor.load_state_dict(state)
+    caplog.clear()
+    with caplog.at_level(logging.INFO, logger="rmetric"):
+        assert next(iter(rescue.steps(make_loader(), 40)))[0] == at + 1
+    found = messages(caplog, "first batch of the loader")
+    assert [f"step {at + 1}" in one for one in found] == [True] * bool(at)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"config": "host"}, "config is 'host': a RescueConfig"),
+        ({"config": {"every": 5}}, "config is {'every': 5}: a RescueConfig"),
+        ({"config": RescueConfig}, "config is <class .*RescueConfig'>: a RescueConfig"),
+        ({"scheduler": torch.optim.lr_scheduler.StepLR}, "scheduler 0 is <class .*StepLR'>"),
+        ({"where": "gpu"}, "where is 'gpu': host, device or a folder"),
+        ({"where": "Host"}, "where is 'Host': host, device or a folder"),
+        ({"where": ""}, "where is '': host, device or a folder"),
+        ({"scheduler": "cosine"}, "scheduler 0 is 'cosine': it has no state_dict"),
+        ({"extra": {"best": 3.0}}, r"extra\['best'\] is 3.0: it has no state_dict"),
+        ({"extra": [1]}, r"extra is \[1\]: a mapping"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_are_refused_when_it_is_made(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Rescue(**arguments)
+
+
+def test_a_folder_may_have_any_name_but_those(tmp_path):
+    assert Rescue(where="./gpu").where == "./gpu"
+    assert Rescue(where=tmp_path / "gpu").where == tmp_path / "gpu"
+
+
+@pytest.mark.parametrize(
+    ("total", "per_step", "message"),
+    [
+        (-3, 1, "total is -3"),
+        (5.5, 1, "total is 5.5"),
+        (None, 1, "total is None"),
+        (5, 0, "per_step is 0"),
+        (5, 2.0, "per_step is 2.0"),
+    ],
+)
+def test_wrong_arguments_of_steps_are_refused_at_the_call(total, per_step, message):
+    with pytest.raises(ValueError, match=message):
+        Rescue().steps(make_loader(), total, per_step=per_step)
+
+
+@pytest.mark.parametrize("loader", [5, list, torch.utils.data.DataLoader], ids=repr)
+def test_a_loader_that_cannot_be_iterated_is_refused(loader):
+    with pytest.raises(ValueError, match=f"loader is {loader!r}: it cannot be iterated"):
+        Rescue().steps(loader, 5)
+
+
+@pytest.mark.parametrize(
+    ("count", "nans", "words"),
+    [
+        (40, (), None),
+        (33, (), "step 33 of 40 with the data: 7 steps are missing"),
+        (40, NANS, r"with the data: (\d+) steps are missing\. The batches of \1 went into steps"),
+        (0, (), "step 0 of 40 with the data: 40 steps are missing"),
+    ],
+)
+@pytest.mark.parametrize("per_step", [1, 2])
+@pytest.mark.parametrize("kind", [iter, list])
+def test_steps_that_the_data_leave_out_are_told(kind, per_step, count, nans, words, caplog):
+    """A list is iterated again, and so has an end only where it is empty."""
+    batches = [batch for _ in range(5) for batch in make_loader()][: count * per_step]
+    train(Rescue(SMALL), nans=nans, loader=kind(batches), per_step=per_step)
+    if kind is list and batches:
+        words = None
+    found = messages(caplog, "with the data:")
+    assert [bool(re.search(words, one)) for one in found] == ([True] if words else [])
+
+
+class OwnNumbers:
+    """A source that draws from a generator that nobody can find."""
+
+    def __init__(self):
+        self._numbers = torch.Generator().manual_seed(1)
+
+    def __iter__(self):
+        for _ in range(18):
+            draw = torch.randn(4, 7, generator=self._numbers)
+            yield draw[:, :6], draw[:, 6:]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_loader_that_gives_other_data_again_is_reported_once(kept, caplog):
+    loader = list(OwnNumbers()) if kept else OwnNumbers()
+    outcome = train(Rescue(SMALL), nans=[*NANS, *range(37, 41)], loader=loader)
+    assert actions(outcome).count("go_back") == 2
+    assert outcome["problem"] == ""
+    assert len(messages(caplog, "other data")) == (0 if kept else 1)
+    twin = train(loader=list(OwnNumbers()) if kept else OwnNumbers())
+    assert same(outcome, twin) == kept
+
+
+@pytest.mark.long
+def test_workers_that_live_on_are_reported(caplog):
+    settings = {"num_workers": 1, "shuffle": True, "batch_size": 4, "collate_fn": noisy}
+    data = make_loader().dataset
+    for persistent in (False, True):
+        loader = torch.utils.data.DataLoader(data, persistent_workers=persistent, **settings)
+        outcome = train(Rescue(SMALL), nans=NANS, loader=loader)
+        assert outcome["problem"] == ""
+        assert len(messages(caplog, "other data")) == persistent
+
+
+def noisy(rows):
+    """Augmentation that draws from the worker's own generator."""
+    inputs, labels = zip(*rows, strict=True)
+    return torch.stack(inputs) + 0.1 * torch.rand(1), torch.stack(labels)
+
+
+@pytest.mark.parametrize("per_step", [1, 2])
+def test_the_batches_that_are_left_out_are_named(per_step):
+    rescue = Rescue(SMALL)
+    outcome = train(
+        rescue,
+        evidence_of=bad(23, since=20, kind="data", times=2),
+        per_step=per_step,
+        steps=30,
+    )
+    first, second = outcome["decisions"]
+    assert "skipped" not in first["data"]
+    low, high = second["skipped"]
+    assert second["data"]["skipped"] == named((low - 1) * per_step, high * per_step - 1)
+
+
+def named(first, last, epoch=18):
+    """The interval of batches, cut at the epochs."""
+    found = []
+    while first <= last:
+        number, place = divmod(first, epoch)
+        end = min(last - number * epoch, epoch - 1)
+        found.append({"epoch": number, "batches": [place, end]})
+        first = (number + 1) * epoch
+    return found
+
+
+def test_a_log_that_is_no_file_is_not_written(tmp_path, caplog):
+    """A return replaces the log: it must never replace a device or a pipe."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    outcome = train(Rescue(SMALL), nans=NANS, log=pipe)
+    assert outcome["problem"] == ""
+    assert outcome["usable"]
+    assert actions(outcome)[-1] == "go_back"
+    assert pipe.is_fifo()
+    [found] = messages(caplog, "cannot be written")
+    assert "it is not a file" in found

@@ -1,0 +1,316 @@
+"""The one command, run for real on a few runs, and what it leaves."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from rmetric.detectors import registry
+from rmetric.records import Record
+from rmetric.reporting import style
+from studies.common.renderers import to_markdown
+from studies.detector_benchmark import __main__ as command
+from studies.detector_benchmark import page as pages
+from studies.detector_benchmark.benchmark import read_results
+from studies.detector_benchmark.data_sets import Refused, lab
+from studies.detector_benchmark.measure import CEILINGS
+from studies.detector_benchmark.tables import SCORES, TIMES, tables
+from studies.detector_benchmark.views import table as view_table
+from tests.evaluation.synthetic_study import write_study
+from tests.studies.benchmark.runs import write_lab
+
+ROOT = Path(__file__).parents[3]
+
+
+def run(out: Path, *arguments: str) -> int:
+    return command.main([*arguments, "--jobs", "1", "--out", str(out)])
+
+
+def rows_of(path: Path) -> dict[str, dict[str, str]]:
+    with open(path, newline="") as file:
+        return {row["Detector"]: row for row in csv.DictReader(file)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_commit_and_quick_figures():
+    """Somebody may commit while the tests run; and nobody looks at these figures."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "commit", lambda: "c0ffee")
+        patch.setattr(command, "uncommitted_changes", lambda: False)
+        patch.setitem(style._PARAMETERS, "savefig.dpi", 50)
+        yield
+
+
+@pytest.fixture(scope="module")
+def laboratory(tmp_path_factory) -> Path:
+    return write_lab(tmp_path_factory.mktemp("lab"), "calibration", "development", "test")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory, laboratory) -> Path:
+    """What the command leaves of two detectors on the few runs of one part."""
+    out = tmp_path_factory.mktemp("results")
+    options = ("--data", "lab", "--lab", str(laboratory), "--lab-part", "development")
+    assert run(out, *options, "--detectors", "loss_ewma", "always") == 0
+    return out
+
+
+def test_it_leaves_tables_figures_results_and_provenance(results):
+    names = {path.name for path in results.iterdir()}
+    figures = {f"{name}.{kind}" for name in ("figure1_precision_recall", "figure2_delay")
+               for kind in ("pdf", "png")}  # fmt: skip
+    assert names == {"lab.csv", "lab.json", "lab.md", "provenance.json"} | figures
+    assert all((results / name).stat().st_size > 1000 for name in names)
+
+
+def test_the_numbers_are_those_of_the_runs(results):
+    rows = rows_of(results / "lab.csv")
+    ewma, always = rows["EWMA of log loss"], rows["Always alarm"]
+    # Four seeds, in each a failure with a rising loss that the EWMA sees.
+    assert ewma["Failing runs"] == always["Failing runs"] == "4"
+    assert (ewma["Hits"], ewma["F1"], ewma["False alarms"]) == ("4", "1", "0")
+    assert (always["Hits"], always["F1"]) == ("0", "0")
+    assert float(always["F1, published rule"]) == pytest.approx(2 * 4 / (2 * 4 + 12), rel=1e-4)
+    assert always["Controls alarmed (%)"] == "100"
+    assert float(always["F1 minus EWMA's"]) == -1
+    assert ewma["F1 minus EWMA's"] == ""
+    assert rows["Ceiling (knows the truth)"]["Utility"] == "1"
+
+
+def test_every_group_of_columns_is_a_table_with_its_notes(results):
+    text = (results / "lab.md").read_text()
+    assert text.count("### Table") == 6
+    for group in (SCORES, TIMES):
+        assert all(note in text for note in group.notes)
+    assert "4 groups are drawn: seeds" in text
+    assert "| LR_SPIKE | fault | 4 | 4 |" in text
+
+
+def test_the_provenance_names_runs_seeds_versions_and_commit(results, laboratory):
+    about = json.loads((results / "provenance.json").read_text())
+    ours = about["data"]["lab"]
+    assert list(ours["inputs"]["archives"]) == ["development.tar.xz"]
+    assert ours["inputs"]["parts"] == ["development"]
+    assert ours["seeds"] == {"detectors": 0, "bootstrap": 0}
+    assert "always" in ours["detectors"]
+    assert str(laboratory) not in json.dumps(about)
+    assert {"rmetric", "python", "numpy"} <= set(about["versions"])
+
+
+def test_the_same_command_writes_the_same_bytes(results, laboratory, tmp_path):
+    options = ("--data", "lab", "--lab", str(laboratory), "--lab-part", "development")
+    assert run(tmp_path, *options, "--detectors", "loss_ewma", "always") == 0
+    for path in results.iterdir():
+        assert (tmp_path / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def test_a_detector_is_added_to_those_that_are_there(results, laboratory, tmp_path):
+    options = ("--data", "lab", "--lab", str(laboratory), "--lab-part", "development")
+    assert run(tmp_path, *options, "--detectors", "always") == 0
+    assert run(tmp_path, *options, "--detectors", "loss_ewma") == 0
+    rows = json.loads((tmp_path / "lab.json").read_text())["rows"]
+    assert list(rows) == ["loss_ewma", "always", *CEILINGS]
+    assert rows == json.loads((results / "lab.json").read_text())["rows"]
+
+
+def test_a_peer_that_is_not_installed_here_keeps_its_row_and_version(results, laboratory, tmp_path):
+    there = json.loads((results / "lab.json").read_text())
+    rows = {"loss_ewma": there["rows"]["loss_ewma"], "somebody": there["rows"]["always"]}
+    there["rows"] = rows | {name: there["rows"][name] for name in ("always", *CEILINGS)}
+    there["made"]["versions"]["somebody"] = "1.2.3"
+    (tmp_path / "lab.json").write_text(json.dumps(there))
+    options = ("--data", "lab", "--lab", str(laboratory), "--lab-part", "development")
+    assert run(tmp_path, *options, "--detectors", "never") == 0
+    now = json.loads((tmp_path / "lab.json").read_text())
+    assert list(now["rows"]) == ["loss_ewma", "somebody", "always", "never", *CEILINGS]
+    assert json.loads((tmp_path / "provenance.json").read_text())["versions"]["somebody"] == "1.2.3"
+
+
+def test_the_recipe_of_the_page_is_a_detector():
+    page = (ROOT / "docs" / "benchmark.md").read_text(encoding="utf-8")
+    recipe = page.split("## Add a detector")[1]
+    [code, line] = re.findall(r"```python\n(.*?)```", recipe, re.DOTALL)
+    names: dict = {}
+    exec(textwrap.dedent(code), names)
+    detector = names["LossAbove"]()
+    assert not detector.update(Record(step=1, training_loss=3.0)).alarm
+    assert detector.update(Record(step=2, training_loss=5.0)).alarm
+    assert detector.reason.startswith("training loss 5 is above 4: roll back")
+    assert re.fullmatch(r'\s*"loss_above": _baseline\("[\w ]+", LossAbove\),\s*', line)
+    assert callable(registry._baseline)
+
+
+def test_rows_of_other_runs_or_costs_do_not_stand_side_by_side(results, laboratory, capsys):
+    before = (results / "lab.json").read_bytes()
+    options = ("--data", "lab", "--lab", str(laboratory), "--detectors", "never")
+    for other in (("--lab-part", "calibration"),
+                  ("--lab-part", "development", "--cost-false-alarm", "1")):  # fmt: skip
+        assert run(results, *options, *other) == 2
+        assert "was made of other runs or costs" in capsys.readouterr().err
+    assert (results / "lab.json").read_bytes() == before
+
+
+def test_an_unknown_detector_is_named_with_those_that_are_known(tmp_path, capsys):
+    assert run(tmp_path, "--data", "lab", "--detectors", "oracle") == 2
+    assert "unknown detector 'oracle': known are r_metric, " in capsys.readouterr().err
+
+
+# -- the seal
+
+
+def test_the_sealed_part_is_refused(laboratory, tmp_path, capsys):
+    with pytest.raises(Refused, match="sealed"):
+        lab(["development", "test"], laboratory)
+    options = ("--data", "lab", "--lab", str(laboratory), "--lab-part", "test")
+    assert run(tmp_path, *options) == 2
+    assert "sealed" in capsys.readouterr().err
+    assert run(tmp_path, *options, "--open-sealed") == 2
+    assert "--thresholds" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_second_sets_parts_are_data_sets_of_their_own(tmp_path, capsys):
+    folder = write_lab(tmp_path / "lab", "training2", "sealed2")
+    options = ("--lab", str(folder), "--detectors", "never")
+    out = tmp_path / "out"
+    assert run(out, "--data", "lab2", *options) == 0
+    assert (out / "lab2.json").exists()
+    assert run(out, "--data", "lab2_test", *options) == 2
+    assert "sealed2 part of the laboratory is sealed" in capsys.readouterr().err
+    assert run(out, "--data", "lab2_test", *options, "--open-sealed") == 2
+    assert "--thresholds" in capsys.readouterr().err
+    assert not (out / "lab2_test.json").exists()
+    frozen = tmp_path / "frozen.json"
+    frozen.write_text("{}\n")
+    opening = ("--open-sealed", "--thresholds", str(frozen))
+    assert run(out, "--data", "lab2_test", *options, *opening) == 0
+    assert "opened" in json.loads((out / "lab2_test.json").read_text())["made"]
+    with pytest.raises(ValueError, match="parts of different sets: development, training2"):
+        lab(["development", "training2"], folder)
+
+
+def test_the_sealed_part_is_opened_once_and_the_opening_recorded(laboratory, tmp_path, capsys):
+    frozen = tmp_path / "frozen.json"
+    frozen.write_text('{"threshold": 3}\n')
+    out = tmp_path / "out"
+    options = ("--data", "lab", "--lab", str(laboratory), "--lab-part", "test", "--open-sealed",
+               "--thresholds", str(frozen), "--date", "2030-01-02",
+               "--detectors", "never")  # fmt: skip
+    assert run(out, *options) == 0
+    assert not (out / "lab.json").exists()
+    opened = json.loads((out / "lab_test.json").read_text())["made"]["opened"]
+    assert opened["date"] == "2030-01-02"
+    assert opened["thresholds"] == "frozen.json"
+    assert len(opened["thresholds_sha256"]) == 64
+    # Again: what comes out must be what came out, and the first date stays.
+    content = (out / "lab_test.json").read_bytes()
+    assert run(out, *options, "--date", "2031-01-02") == 0
+    assert (out / "lab_test.json").read_bytes() == content
+    capsys.readouterr()
+    assert run(out, *options[:-1], "always") == 2
+    assert "was opened on 2030-01-02, and always" in capsys.readouterr().err
+    (out / "lab_test.json").write_bytes(content.replace(b'"hits": 0', b'"hits": 1', 1))
+    assert run(out, *options) == 2
+    assert "never has come out otherwise now" in capsys.readouterr().err
+    (out / "lab_test.md").unlink()
+    assert run(out, "--report") == 0
+    assert (out / "lab_test.md").exists()
+
+
+# -- the other data sets
+
+
+def test_the_stress_study_is_read_from_its_folder(tmp_path):
+    write_study(tmp_path / "study", modes=("FULL_METRIC",))
+    out = tmp_path / "out"
+    options = ("--data", "stress", "--stress", str(tmp_path / "study"))
+    assert run(out, *options, "--detectors", "never", "r_metric") == 0
+    rows = rows_of(out / "stress.csv")
+    assert rows["Never alarm"]["F1"] == "0"
+    assert rows["Never alarm"]["Utility"] == "0"
+
+
+def test_public_logs_that_are_not_there_are_said_and_the_rest_is_made(laboratory, tmp_path, capsys):
+    options = ("--data", "lab", "real", "--lab", str(laboratory), "--real-logs",
+               str(tmp_path / "nowhere"))  # fmt: skip
+    assert run(tmp_path / "out", *options, "--detectors", "never") == 1
+    printed = capsys.readouterr()
+    assert "the public logs are left out" in printed.err
+    assert (tmp_path / "out" / "lab.csv").exists()
+    assert not (tmp_path / "out" / "real.csv").exists()
+
+
+# -- the page
+
+
+def test_the_page_is_filled_and_filled_again_alike(results, tmp_path):
+    page = tmp_path / "docs" / "page.md"
+    page.parent.mkdir()
+    page.write_text(
+        "before\n<!-- begin table lab scores -->\nstale words\n<!-- end -->\nbetween\n"
+        "<!-- begin figure figure2_delay -->\n<!-- end -->\n"
+        "<!-- begin notes lab -->\n<!-- end -->\n"
+        "<!-- begin table real caught -->\n<!-- end -->\nafter\n"
+    )
+    refresh(results, page)
+    once = page.read_text()
+    assert once.startswith("before\n")
+    assert "between" in once
+    assert once.endswith("after\n")
+    assert "stale words" not in once
+    assert "| EWMA of log loss | 1.00 [1.00, 1.00] |" in once
+    assert "/figure2_delay.png)\n\n*What it shows.*" in once
+    assert "*Not measured yet.*" in once
+    refresh(results, page)
+    assert page.read_text() == once
+
+
+def test_a_part_that_nobody_can_fill_is_an_error(results, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- begin song lab -->\n<!-- end -->\n")
+    with pytest.raises(ValueError, match="cannot fill 'song lab'"):
+        refresh(results, page)
+    page.write_text("<!-- begin table lab songs -->\n<!-- end -->\n")
+    with pytest.raises(ValueError, match="no such table"):
+        refresh(results, page)
+
+
+def test_the_page_of_the_repository_holds_what_the_results_say():
+    """Whoever measures anew makes the page anew."""
+    folder, page = (
+        ROOT / "studies" / "detector_benchmark" / "results",
+        ROOT / "docs" / "benchmark.md",
+    )
+    if not (folder / "lab.json").exists():
+        pytest.skip("the benchmark has not been run here")
+    text = page.read_text()
+    for path in folder.glob("*.json"):
+        if path.name == "provenance.json":
+            continue
+        results = read_results(path)
+        for table in [view_table(results)] if path.stem.startswith("views") else tables(results):
+            if f"<!-- begin table {table.name.replace('_', ' ')} -->" in text:
+                assert to_markdown(table).split("\n")[2] in text, table.name
+                rows = [line for line in to_markdown(table).split("\n")[4:8] if line[:1] == "|"]
+                assert all(line in text for line in rows), table.name
+
+
+def refresh(folder: Path, page: Path) -> None:
+    found = {"lab": read_results(folder / "lab.json")}
+    pages.refresh(page, folder, found, {"figure2_delay": "What it shows."})
+
+
+def test_it_is_a_module_that_says_how_it_is_used():
+    answer = subprocess.run(
+        [sys.executable, "-m", "studies.detector_benchmark", "--help"],
+        capture_output=True, text=True, check=True, cwd=ROOT,
+    )  # fmt: skip
+    for option in ("--data", "--detectors", "--open-sealed", "--real-logs", "--cost-false-alarm"):
+        assert option in answer.stdout

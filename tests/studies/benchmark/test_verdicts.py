@@ -1,0 +1,283 @@
+"""What counts for and against a detector, by hand and by law."""
+
+from __future__ import annotations
+
+from math import inf, nan
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmetric.detectors.calibrated import CalibratedDetector
+from rmetric.detectors.calibrated.calibration import calibrate
+from rmetric.evaluation.intervals import estimate, group_counts
+from rmetric.evaluation.protocols import alerts_of
+from rmetric.evaluation.scores import f1
+from rmetric.records import Run, Truth
+from studies.detector_benchmark.cases import Cases, kind_of, seen_before_step, visibly_broken
+from studies.detector_benchmark.leave_out import left_out
+from studies.detector_benchmark.measure import Judged, curve, operating
+from studies.detector_benchmark.verdicts import (
+    Costs,
+    early,
+    false_alarm_rate,
+    neutral,
+    oracle_trace,
+    real_but_absorbed,
+    strict,
+    with_check,
+)
+from tests.studies.benchmark.runs import ONSET, STEPS, campaign, made_run, rising, said
+
+
+def cases_of(*runs: Run) -> Cases:
+    return Cases.of(runs, [run.id for run in runs])
+
+
+def seen(runs: list[Run], alerts: list[tuple[int, ...]]) -> Judged:
+    traces = [said(run, *steps) for run, steps in zip(runs, alerts, strict=True)]
+    return Judged.of(cases_of(*runs), traces)
+
+
+CONTROL = made_run("control")
+ACUTE = made_run("acute", "acute", failure=80)
+DEGRADED = made_run("degraded", "degraded", failure=80)
+ABSORBED = made_run("absorbed", "absorbed")
+BENIGN = made_run("benign", "benign")
+FAILED_BENIGN = made_run("both", "benign degraded", failure=80)
+
+#: run, alerts -> hit, false alarm (headline), false alarm (strict), counted apart
+BY_HAND = {
+    "control, silent": (CONTROL, (), (0, 0, 0, 0)),
+    "control, alarmed": (CONTROL, (3,), (0, 1, 1, 0)),
+    "failure, in time": (ACUTE, (60,), (1, 0, 0, 0)),
+    "failure, at the onset": (ACUTE, (ONSET,), (1, 0, 0, 0)),
+    "failure, at the failure": (ACUTE, (80,), (0, 0, 0, 0)),
+    "failure, premature": (ACUTE, (49,), (0, 1, 1, 0)),
+    "failure, premature and then in time: the first decides": (ACUTE, (9, 60), (0, 1, 1, 0)),
+    "degraded, in time": (DEGRADED, (79,), (1, 0, 0, 0)),
+    "absorbed, from the onset on": (ABSORBED, (ONSET,), (0, 0, 1, 1)),
+    "absorbed, long after": (ABSORBED, (99,), (0, 0, 1, 1)),
+    "absorbed, before the onset": (ABSORBED, (49,), (0, 1, 1, 0)),
+    "absorbed, before and after": (ABSORBED, (49, 55), (0, 1, 1, 0)),
+    "benign, from the onset on": (BENIGN, (ONSET,), (0, 1, 1, 0)),
+    "benign, before the onset": (BENIGN, (20,), (0, 1, 1, 0)),
+    "benign and failed by fact": (FAILED_BENIGN, (60,), (1, 0, 0, 0)),
+}
+
+
+@pytest.mark.parametrize("case", BY_HAND)
+def test_verdicts_by_hand(case):
+    run, steps, expected = BY_HAND[case]
+    cases = cases_of(run)
+    alerts = alerts_of(cases.windows, [said(run, *steps)])
+    headline, harsh = neutral(cases, alerts), strict(cases, alerts)
+    apart = real_but_absorbed(cases, alerts)
+    found = headline.hit, headline.false_alarm, harsh.false_alarm, apart
+    assert tuple(int(array[0]) for array in found) == expected
+    assert harsh.hit[0] == headline.hit[0]
+
+
+def test_the_kind_of_a_run_is_a_matter_of_fact():
+    runs = (CONTROL, ACUTE, DEGRADED, ABSORBED, BENIGN, FAILED_BENIGN)
+    expected = ["control", "acute", "degraded", "absorbed", "benign", "degraded"]
+    assert cases_of(*runs).kinds.tolist() == expected
+    assert kind_of(Truth(fault="EXPERT_FAILURE", applicable=False, outcome="not_applicable",
+                         onset_step=5)) == "control"  # fmt: skip
+    lost = Truth(fault="X", outcome="failed", failure_kind="lost_worker", failure_step=9)
+    assert kind_of(lost) == "acute"
+
+
+def test_the_loss_has_broken_where_the_median_of_three_is_half_a_nat_above_its_trend():
+    # The trend is 3.0 and a little; two of three values above 3.6 make the median so.
+    run = made_run("r", "acute", failure=90, training_loss={60: 3.9, 61: 3.0, 62: 3.9, 63: 3.9})
+    assert visibly_broken(run) == 62
+    assert visibly_broken(made_run("r", "acute", failure=90, training_loss={60: 9.0})) == inf
+    assert visibly_broken(made_run("r", "acute", failure=90, training_loss={60: nan})) == 60
+    before = dict.fromkeys(range(20, 30), 9.0)
+    assert visibly_broken(made_run("r", "acute", failure=90, training_loss=before)) == inf
+
+
+def test_a_loss_that_never_breaks_counts_by_the_failure():
+    slow = made_run("slow", "acute", failure=90)
+    broken = made_run("broken", "acute", failure=90, training_loss=rising(60))
+    cases = cases_of(slow, broken, CONTROL)
+    assert cases.broken.tolist() == [90, 63, inf]
+
+
+def test_early_is_five_steps_before_the_loss_has_broken():
+    run = made_run("r", "acute", failure=90, training_loss=rising(60))  # broken at 63
+    cases = cases_of(run)
+    for step, expected in ((58, True), (59, False), (49, False)):
+        alerts = alerts_of(cases.windows, [said(run, step)])
+        assert early(cases, neutral(cases, alerts), alerts).tolist() == [expected], step
+
+
+def test_instant_failures_are_told_apart_and_what_sees_them_is_said():
+    instant = made_run("i", "acute", failure=ONSET, gradient_norm={ONSET: inf})
+    entries = made_run("e", "acute", failure=ONSET, non_finite_gradients={ONSET: 1})
+    weights = made_run("w", "acute", failure=ONSET, parameter_norm={ONSET: inf})
+    cases = cases_of(instant, entries, weights, ACUTE)
+    assert cases.warned.tolist() == [False, False, False, True]
+    assert cases.seen_before_step.tolist() == [True, True, False, False]
+    assert not seen_before_step(CONTROL)
+
+
+def test_the_check_before_the_step_announces_what_it_sees_and_nothing_else():
+    instant = made_run("i", "acute", failure=ONSET, gradient_norm={ONSET: inf})
+    weights = made_run("w", "acute", failure=ONSET, parameter_norm={ONSET: inf})
+    runs = [instant, weights, ACUTE, CONTROL]
+    for early_alarm, expected in ((), [True, False, False, False]), ((3,), [False] * 4):
+        found = seen(runs, [early_alarm, (), (), ()])
+        cases = cases_of(*runs)
+        assert with_check(cases, found.neutral, found.alerts).hit.tolist() == expected
+
+
+def test_a_kind_that_is_left_out_is_judged_by_thresholds_that_never_saw_it():
+    """Noise in the gradients of one kind of benign change: seen, it raises the thresholds."""
+    rough = [made_run(f"r{i}", "benign", **heavy(i)) for i in range(4)]
+    smooth = [made_run(f"s{i}", "benign") for i in range(4)]
+    for run in smooth:
+        run.truth.fault = "OTHER"
+    runs = [CONTROL, *rough, *smooth]
+    found = left_out(runs, runs)
+    name = rough[0].truth.fault
+    assert found["calibrated_on"] == len(runs)
+    assert found["kinds"] == {
+        name: {"runs": 4, "alarmed": 4},
+        "OTHER": {"runs": 4, "alarmed": 0},
+    }
+    assert found["share"].point == 0.5
+    known = calibrate(runs, 0.0)
+    assert not any(alarmed(run, known) for run in rough)
+
+
+def heavy(seed: int) -> dict:
+    """A loss that stands 0.6 nat higher after the onset than before."""
+    noise = np.random.default_rng(seed).normal(size=STEPS + 1)
+    return {
+        "training_loss": {
+            step: 2.0 + 0.01 * noise[step] + 0.6 * (step >= ONSET) for step in range(1, STEPS + 1)
+        }
+    }
+
+
+def alarmed(run: Run, thresholds) -> bool:
+    detector = CalibratedDetector(thresholds)
+    return any(detector.update(record).alarm for record in run.records)
+
+
+def test_episodes_are_counted_once_and_in_healthy_steps_only():
+    control, failing, absorbed, benign = campaign(1)
+    runs = [control, failing, absorbed, benign]
+    cases = cases_of(*runs)
+    # The branches' past is the control's: healthy are 100 steps of it and 51 benign ones.
+    assert (cases.healthy_to - cases.healthy_from).tolist() == [100, 0, 0, 51]
+    at = (10, 11, 30)
+    traces = [said(control, *at), said(failing, *at), said(absorbed, *at, 60),
+              said(benign, *at, 70, 71)]  # fmt: skip
+    rate = false_alarm_rate(cases, traces)
+    assert rate.episodes_per_1000 == pytest.approx(1000 * 3 / 151)
+    assert rate.share_alarmed == pytest.approx(5 / 151)
+
+
+def test_an_alarm_that_goes_on_into_a_branch_is_not_a_new_episode_there():
+    control, *_, benign = campaign(1)
+    cases = cases_of(control, benign)
+    rate = false_alarm_rate(cases, [said(control, *range(1, 101)), said(benign, *range(1, 101))])
+    assert rate.episodes_per_1000 == pytest.approx(1000 / 151)
+    assert rate.share_alarmed == 1
+
+
+# -- laws
+
+RUNS = campaign(2)
+alert_lists = st.lists(
+    st.lists(st.integers(1, STEPS), max_size=3).map(tuple), min_size=len(RUNS), max_size=len(RUNS)
+)
+
+
+def utility(said_: Judged, costs: Costs) -> float:
+    cases = cases_of(*RUNS)
+    best = Judged.of(cases, [oracle_trace(run, cases.windows, i) for i, run in enumerate(RUNS)])
+    return float(costs.utility(said_.neutral, best.neutral, np.ones(len(RUNS))))
+
+
+@settings(max_examples=60, deadline=None)
+@given(alert_lists)
+def test_neutral_is_never_below_strict_and_the_oracle_never_below_anybody(alerts):
+    found, once = seen(RUNS, alerts), np.ones(len(RUNS))
+    assert f1(found.neutral, once) >= f1(found.strict, once)
+    assert utility(found, Costs()) <= 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(alert_lists, st.integers(0, len(RUNS) - 1), st.integers(1, ONSET - 1))
+def test_a_further_false_alarm_never_raises_a_score(alerts, which, step):
+    more = [(*steps, step) if i == which else steps for i, steps in enumerate(alerts)]
+    before, after, once = seen(RUNS, alerts), seen(RUNS, more), np.ones(len(RUNS))
+    assert f1(after.neutral, once) <= f1(before.neutral, once)
+    assert f1(after.strict, once) <= f1(before.strict, once)
+    assert utility(after, Costs()) <= utility(before, Costs())
+
+
+def test_the_utility_of_never_is_0_and_of_the_oracle_1_and_every_false_alarm_costs():
+    costs = Costs(false_alarm=10, missed_failure=50, lead_step=1, lead_cap=20)
+    silent = seen(RUNS, [()] * len(RUNS))
+    assert utility(silent, costs) == 0
+    cases = cases_of(*RUNS)
+    best = [oracle_trace(run, cases.windows, i) for i, run in enumerate(RUNS)]
+    assert utility(Judged.of(cases, best), costs) == 1
+    # One of two failures announced ten steps ahead, one control alarmed: (50 + 10 - 10) of 2 x 70.
+    alerts = [(5,), (70,), (), (), (), (), (), ()]
+    assert utility(seen(RUNS, alerts), costs) == pytest.approx(50 / 140)
+
+
+@pytest.mark.parametrize("wrong", [{"false_alarm": -1}, {"lead_cap": inf},
+                                   {"missed_failure": 0, "lead_step": 0}])  # fmt: skip
+def test_costs_that_mean_nothing_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Costs(**wrong)
+
+
+def test_whole_groups_are_drawn():
+    groups = np.array([0, 0, 1, 2, 2, 2])
+    counts = group_counts(groups)
+    assert counts.shape[1] == 6
+    assert np.array_equal(counts[:, 0], counts[:, 1])
+    assert np.array_equal(counts[:, 3], counts[:, 5])
+    assert not np.array_equal(counts[:, 1], counts[:, 2])
+
+
+def test_runs_that_hang_together_give_a_wider_interval():
+    values = np.repeat(np.arange(10) % 2, 8).astype(float)
+
+    def share(counts):
+        return counts @ values / counts.sum(axis=1)
+
+    alone = estimate(share, 80)
+    together = estimate(share, 80, np.repeat(np.arange(10), 8))
+    assert alone.point == together.point
+    assert together.high - together.low > 2 * (alone.high - alone.low)
+
+
+def test_a_threshold_between_two_scores_is_the_detector_itself():
+    runs = campaign(2)
+    cases = cases_of(*runs)
+    traces = [said(run, 60) for run in runs]
+    found = curve(cases, traces)
+    own = operating(cases, alerts_of(cases.windows, traces))
+    at = found["threshold"].index(0.0)  # scores are 0 and 1: above 0 is the alarm itself
+    for name, value in own.items():
+        assert found[name][at] == pytest.approx(float(value), abs=1e-4)
+        assert found["own"][name] == pytest.approx(float(value), abs=1e-4)
+
+
+def test_the_time_used_is_that_from_onset_to_failure_and_all_of_it_for_a_missed_one():
+    first, second = made_run("a", "acute", failure=90), made_run("b", "acute", failure=90)
+    cases = cases_of(first, second, CONTROL)
+    alerts = alerts_of(cases.windows, [said(first, 60), said(second), said(CONTROL)])
+    own = operating(cases, alerts)
+    assert own["time_used"] == pytest.approx((0.25 + 1.0) / 2)
+    assert own["false_alarm_share"] == 0

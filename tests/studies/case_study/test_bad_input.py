@@ -1,0 +1,254 @@
+"""What the case study says to what it cannot do: one line, exit code 2, no traceback."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+
+from studies.case_study import models
+from studies.case_study.bundled import write_examples
+from studies.case_study.plan import GIB, Device
+from tests.studies.case_study.runs import Result, mini, run, write_mini_model
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return write_mini_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "questions.jsonl"
+    write_examples(path, 60)
+    return path
+
+
+def refused(*arguments: str | Path) -> str:
+    """The one line of an error; nothing else may stand on standard error."""
+    return refused_after_plan(*arguments, lines=1).err
+
+
+def refused_after_plan(*arguments: str | Path, lines: int) -> Result:
+    result = run(*arguments)
+    assert result.code == 2
+    assert result.err.startswith("error: ")
+    assert result.err.count("\n") == lines
+    return result
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--steps", "0"], "--steps is 0: at least 1"),
+        (["--onset", "401"], "--onset is 401: it must be from 1 to the last step, 400"),
+        (["--onset", "0"], "--onset is 0"),
+        (["--eval-every", "900"], "it would never be evaluated"),
+        (["--eval-every", "0"], "--eval-every is 0: at least 1"),
+        (["--learning-rate", "nan"], "--learning-rate is nan"),
+        (["--sequence-length", "2"], "--sequence-length is 2: at least 8"),
+        (["--seed", "-1"], "--seed is -1"),
+        (["--checkpoint-every", "-1"], "--checkpoint-every is -1"),
+        (["--fault", "meteor"], "--fault METEOR: known are LR_SPIKE, "),
+        (["--fault", "data_corruption", "--severity", "2"], "must be from 0 to 1"),
+        (["--severity", "2"], "--severity is 2 and --fault LR_SPIKE,LR_RUNAWAY: it goes with one"),
+        (["--fault", "lr_spike", "--severity", "nan"], "--severity is nan"),
+        (["--fault", "lr_spike:x"], "--fault LR_SPIKE:X: its severity must be a number"),
+        (["--fault", "lr_spike,lr_spike:15"], "LR_SPIKE is in it twice"),
+        (["--float16"], "--float16: a processor computes in float32"),
+    ],
+)
+def test_a_number_out_of_range_is_named_with_its_range(options, said, tmp_path):
+    assert said in refused("--tiny", "--device", "cpu", "--out", tmp_path / "out", *options)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+def test_cuda_where_there_is_none(tmp_path):
+    assert "finds no usable GPU" in refused("--tiny", "--device", "cuda", "--out", tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--full"], "What helps: --lora fits; --tiny"),
+        (["--full", "--sequence-length", "4096"], "What helps: --lora --sequence-length 2048 fits"),
+    ],
+)
+def test_too_little_memory_names_what_would_fit(options, said, tmp_path, monkeypatch):
+    small = Device(kind="cuda", name="Tesla T4", free=14 * GIB, total=15 * GIB, has_bfloat16=False)
+    monkeypatch.setattr("studies.case_study.plan.find_device", lambda kind: small)
+    error = refused("--random-weights", "--out", tmp_path / "out", *options)
+    assert "too little memory on Tesla T4: full fine-tuning in float16" in error
+    assert said in error
+    assert "--tiny" in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_sequence_length_that_is_offered_does_fit(tmp_path, monkeypatch):
+    from studies.case_study.bundled import qwen_3b
+    from studies.case_study.plan import plan_training
+    from studies.case_study.settings import CaseStudyError, Settings
+
+    device = Device(kind="cuda", name="T4", free=5 * GIB, total=15 * GIB, has_bfloat16=False)
+    with pytest.raises(CaseStudyError, match=r"--sequence-length \d+ fits") as caught:
+        plan_training(qwen_3b(), Settings(sequence_length=1024), device)
+    offered = int(str(caught.value).split("--sequence-length ")[1].split()[0])
+    assert plan_training(qwen_3b(), Settings(sequence_length=offered), device).recipe.lora
+
+
+def test_a_folder_that_is_no_model_says_what_it_lacks(model, dataset, tmp_path):
+    folder = tmp_path / "model"
+    assert "there is no such folder" in refused(*mini(folder, dataset, tmp_path / "out"))
+    folder.mkdir()
+    assert "no config.json" in refused(*mini(folder, dataset, tmp_path / "out"))
+    (folder / "config.json").write_bytes((model / "config.json").read_bytes())
+    assert "it has no tokenizer" in refused(*mini(folder, dataset, tmp_path / "out"))
+    (folder / "tokenizer.json").write_text("{")
+    (folder / "pytorch_model.bin").write_bytes(b"pickled")
+    error = refused(*mini(folder, dataset, tmp_path / "out"))
+    assert "no *.safetensors weights" in error
+    assert "pytorch_model.bin is pickled" in error
+    (folder / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes())
+    assert "its tokenizer cannot be read" in refused(*mini(folder, dataset, tmp_path / "out"))
+
+
+def test_a_model_that_brings_its_own_code_is_refused(model, dataset, tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for path in model.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    refused(*mini(folder, dataset, tmp_path / "out"))
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.jsonl", '{"id": 1, "title": "x"}\n', "found id, title; accepted are instruction"),
+        ("a.csv", "id,title\n1,x\n", "found id, title"),
+        ("a.jsonl", '{"text": "x"}\n{"text"\n', "line 2 is no JSON"),
+        ("a.jsonl", "[1]\n", "row 1: found [1]"),
+        ("a.jsonl", "", "it has no rows"),
+        ("a.json", '{"text": "x"}', "a list of rows is needed"),
+        ("a.txt", "x", ".txt is not known; accepted are .jsonl, .json, .csv, .parquet"),
+        ("a.parquet", "x", "a.parquet"),
+        ("a.jsonl", '{"text": "x"}\n', "do not fill"),
+        ("a.jsonl", '{"messages": "x"}\n', "each message has a role and a content"),
+    ],
+)
+def test_a_dataset_that_cannot_be_used_says_why(model, tmp_path, name, text, said):
+    path = tmp_path / name
+    path.write_text(text)
+    error = refused("--model", model, "--dataset", path, "--out", tmp_path / "out",
+                    "--sequence-length", "32")  # fmt: skip
+    assert f"--dataset {path}" in error
+    assert said in error
+
+
+def test_a_dataset_that_is_not_there(model, tmp_path):
+    error = refused(*mini(model, tmp_path / "none.jsonl", tmp_path / "out"))
+    assert "there is no such file or folder" in error
+
+
+def test_longer_sequences_than_the_model_takes(model, dataset, tmp_path):
+    error = refused("--model", model, "--dataset", dataset, "--sequence-length", "65")
+    assert "the model takes up to 64" in error
+
+
+def test_a_folder_with_something_else_in_it_is_left_alone(model, dataset, tmp_path):
+    (tmp_path / "thesis.txt").write_text("x")
+    assert "not empty and holds no case study" in refused(*mini(model, dataset, tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_summary_of_something_else_is_no_case_study(model, dataset, tmp_path):
+    (tmp_path / "summary.json").write_text('{"runs": 3}')
+    error = refused(*mini(model, dataset, tmp_path), "--resume")
+    assert "not the summary of a case study" in error
+
+
+@pytest.fixture
+def no_network(monkeypatch) -> None:
+    def unreachable(self, *arguments, **settings):
+        assert settings["timeout"] <= 10
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", unreachable)
+    monkeypatch.setattr(models.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(models, "_cached", lambda kind: set())
+
+
+@pytest.mark.usefixtures("no_network")
+def test_without_a_network_two_lines_name_what_to_fetch_and_where_it_goes(tmp_path):
+    result = refused_after_plan("--device", "cpu", "--out", tmp_path / "out", lines=2)
+    missing, fetch = result.err.splitlines()
+    assert "Qwen/Qwen2.5-3B-Instruct (5.7 GiB)" in missing
+    assert "OpenCoder-LLM/opc-sft-stage2 (size unknown)" in missing
+    assert "(ConnectionError)" in missing
+    assert "hf download Qwen/Qwen2.5-3B-Instruct --local-dir ./Qwen2.5-3B-Instruct" in fetch
+    assert "opc-sft-stage2 --repo-type dataset --local-dir ./opc-sft-stage2" in fetch
+    assert "add --model ./Qwen2.5-3B-Instruct --dataset ./opc-sft-stage2 (--tiny" in fetch
+    assert "LoRA in float32" in result.out  # the plan comes all the same, and before
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("no_network")
+def test_only_what_is_missing_is_to_be_fetched(model, dataset, tmp_path):
+    result = refused_after_plan("--model", "a/b", "--dataset", dataset, "--device", "cpu", lines=2)
+    assert "hf download a/b --local-dir ./b; put the folder here and add --model ./b" in result.err
+    assert "dataset" not in result.err.splitlines()[0]
+    result = refused_after_plan("--model", model, "--dataset", "a/b", "--device", "cpu", lines=2)
+    assert "hf download a/b --repo-type dataset" in result.err
+
+
+def test_where_fetching_is_forbidden_nobody_asks_the_hub(monkeypatch, tmp_path):
+    monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", lambda *a, **k: pytest.fail("asked"))
+    monkeypatch.setattr(models.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(models, "_cached", lambda kind: set())
+    result = refused_after_plan("--device", "cpu", "--out", tmp_path / "out", lines=2)
+    assert "HF_HUB_OFFLINE" in result.err
+
+
+def test_options_that_exclude_each_other_are_a_usage_error(capsys):
+    for pair in (["--control", "--no-control"], ["--lora", "--full"], ["--tiny", "--model", "x"]):
+        with pytest.raises(SystemExit) as stopped:
+            run(*pair)
+        assert stopped.value.code == 2
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+def test_without_torch_it_says_what_to_install():
+    done = python(
+        "import sys; sys.modules['torch'] = None\n"
+        "import run_case_study; sys.exit(run_case_study.main(['--tiny']))"
+    )
+    assert done.returncode == 2
+    assert done.stderr.endswith("error: torch is not installed: pip install -e '.[live]'\n")
+    assert "Traceback" not in done.stderr
+
+
+def test_help_does_not_pay_for_torch():
+    done = python(
+        "import sys, run_case_study\n"
+        "try: run_case_study.main(['--help'])\n"
+        "except SystemExit: print([m for m in ('torch', 'matplotlib') if m in sys.modules])"
+    )
+    assert "--checkpoint-every" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,632 @@
+"""Benchmark of the diagnosis: scores, baselines, aggregates and tables, on made-up jobs."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import itertools
+import json
+import re
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmetric.diagnosis.decide import diagnose
+from rmetric.diagnosis.facts.job import STAGES as OUR_STAGES
+from rmetric.diagnosis.facts.job import Job
+from rmetric.diagnosis.ingest import ingest
+from rmetric.diagnosis.library import SignatureLibrary
+from rmetric.diagnosis.result import SURE, Diagnosis, Evidence, Suspect
+from studies.diagnosis_benchmark import baselines
+from studies.diagnosis_benchmark.__main__ import main
+from studies.diagnosis_benchmark.aggregation import macro, mean, micro
+from studies.diagnosis_benchmark.answers import Answer, nodes_of, of_diagnosis, ranks_of
+from studies.diagnosis_benchmark.baselines import RankedLine
+from studies.diagnosis_benchmark.cases import Case, Label
+from studies.diagnosis_benchmark.classes import (
+    FAMILIES,
+    STAGES,
+    class_is_right,
+    faulty_rank,
+    stages_of,
+)
+from studies.diagnosis_benchmark.injected.settings import draw_settings
+from studies.diagnosis_benchmark.injected_jobs import injected_jobs
+from studies.diagnosis_benchmark.job_scores import ALONE, VARIANTS, WHOLE, JobScores
+from studies.diagnosis_benchmark.reading import Read, read
+from studies.diagnosis_benchmark.real_jobs import real_jobs
+from studies.diagnosis_benchmark.results import Results, read_results
+from studies.diagnosis_benchmark.run_methods import score_job
+from studies.diagnosis_benchmark.scoring import TOPS, Counts, by_score, chance, event_counts, hits
+from studies.diagnosis_benchmark.tables import measures, methods
+from studies.diagnosis_benchmark.writing import report
+
+ROOT = Path(__file__).parents[3]
+RESULTS = ROOT / "studies" / "diagnosis_benchmark" / "results"
+PAGE = ROOT / "docs" / "diagnosis_evaluation.md"
+
+# --- scores -----------------------------------------------------------------------------------
+
+EVENTS = {("a", 1): 0, ("a", 2): 1, ("a", 3): 2, ("a", 4): 3, ("a", 5): 0}
+
+
+def labelled(**roles: str) -> list[Label]:
+    """`a3="cause"`: line 3 of file a."""
+    return [Label(file=at[0], line=int(at[1:]), role=role) for at, role in roles.items()]
+
+
+def test_an_event_is_true_by_any_of_its_lines_and_neutral_by_echo_or_context() -> None:
+    labels = labelled(a5="cause", a2="echo", a3="context")
+    shown = [("a", 1), ("a", 2), ("a", 3), ("a", 4)]
+    assert event_counts(labels, shown, EVENTS) == Counts(found=1, wrong=1, missed=0)
+    assert event_counts(labels, [], EVENTS) == Counts(0, 0, 1)
+    with_echoes = event_counts(labels, shown, EVENTS, ("cause", "symptom", "echo"))
+    assert with_echoes == Counts(found=2, wrong=1, missed=0)
+
+
+def test_a_labelled_line_without_an_event_is_missed_and_a_shown_one_is_wrong() -> None:
+    assert event_counts(labelled(b7="symptom"), [], EVENTS) == Counts(0, 0, 1)
+    assert event_counts([], [("b", 9)], EVENTS) == Counts(0, 1, 0)
+
+
+places = st.tuples(st.just("a"), st.integers(1, 12))
+
+
+@given(
+    st.dictionaries(st.integers(1, 12), st.sampled_from(["cause", "symptom", "echo", "context"])),
+    st.sets(places),
+    st.dictionaries(places, st.integers(0, 5)),
+)
+def test_events_are_counted_once_each(
+    roles: dict[int, str], shown: set[tuple[str, int]], event_of: dict[tuple[str, int], int]
+) -> None:
+    labels = [Label(file="a", line=line, role=role) for line, role in roles.items()]
+    counts = event_counts(labels, shown, event_of)
+    true = {
+        event_of.get(("a", line), ("a", line))
+        for line, role in roles.items()
+        if role in ("cause", "symptom")
+    }
+    assert counts.found + counts.missed == len(true)
+    assert counts.found + counts.wrong <= len({event_of.get(one, one) for one in shown})
+    everything = event_counts(labels, [("a", line) for line in roles], event_of)
+    assert everything.missed == 0
+    assert everything.wrong == 0
+
+
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.data())
+def test_hits_among_ties_are_the_mean_over_all_orders(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    names = iter(range(sum(sizes)))
+    ranking = [[next(names) for _ in range(size)] for size in sizes]
+    truth = data.draw(st.integers(0, sum(sizes) - 1))
+    orders = [
+        list(itertools.chain(*order))
+        for order in itertools.product(*(itertools.permutations(group) for group in ranking))
+    ]
+    expected = [np.mean([truth in order[:top] for order in orders]) for top in TOPS]
+    assert hits(ranking, truth) == pytest.approx(expected)
+
+
+@given(st.integers(1, 70))
+def test_chance_is_the_hit_of_one_tie_of_all(among: int) -> None:
+    assert hits([list(range(among))], among - 1) == pytest.approx(chance(among))
+
+
+def test_who_is_not_named_is_not_hit() -> None:
+    assert hits([[3], [4]], 5) == [0.0] * len(TOPS)
+    assert hits([[3], [5]], 5) == [0.0, 1.0, 1.0, 1.0]
+
+
+# --- baselines --------------------------------------------------------------------------------
+
+
+def line(number: int, who: int | None, text: str, time: float | None = None) -> RankedLine:
+    return RankedLine(("a", number), who, time, text)
+
+
+LINES = [
+    line(1, 0, "starting"),
+    line(2, 2, "ERROR: no route", 20.0),
+    line(3, 1, "Traceback", 5.0),
+    line(4, 1, "RuntimeError: lost", 10.0),
+    line(5, 2, "failed again", 30.0),
+    line(6, None, "fatal: the launcher", 1.0),
+    line(7, 0, "   "),
+]
+
+
+def test_error_time_takes_the_first_by_the_clock() -> None:
+    assert baselines.error_time(LINES, [0, 1, 2, 3]) == [[1], [2], [0, 3]]
+
+
+def test_error_time_without_clocks_takes_the_first_by_line() -> None:
+    no_times = [one._replace(time=None) for one in LINES]
+    assert baselines.error_time(no_times, [0, 1, 2, 3]) == [[2], [1], [0, 3]]
+
+
+def test_error_count_takes_who_says_most() -> None:
+    assert baselines.error_count(LINES, [0, 1, 2, 3]) == [[2], [1], [0, 3]]
+
+
+def test_grep_and_last_lines() -> None:
+    assert [place[1] for place in baselines.grep(LINES)] == [2, 4, 5, 6]
+    many = [line(number, 0, "x") for number in range(1, 16)] + [line(16, 0, " ")]
+    assert [place[1] for place in baselines.last_lines(many)] == list(range(6, 16))
+
+
+def test_by_score_puts_equals_together() -> None:
+    assert by_score({"a": 1.0, "b": 3.0, "c": 1.0}) == [["b"], ["a", "c"]]
+
+
+# --- classes ----------------------------------------------------------------------------------
+
+
+def test_each_class_is_right_by_one_family_only() -> None:
+    assert len(set(FAMILIES.values())) == len(FAMILIES)
+    assert set(FAMILIES.values()) <= {signature.family for signature in SignatureLibrary.shipped()}
+    assert class_is_right("cuda_oom", "out of GPU memory")
+    assert not class_is_right("cuda_oom", "host out of memory")
+    assert not class_is_right("a new class", "")
+
+
+def test_stages_are_ours_and_what_is_unknown_is_not_scored() -> None:
+    assert {one for stages in STAGES.values() for one in stages} <= set(OUR_STAGES)
+    assert stages_of("data loading (after run_start)") == ("load data",)
+    assert stages_of("") == ()
+    assert stages_of("somewhere") == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "rank"),
+    [
+        ("w_1 device-1", 1), ("rank 12", 12), ("this node", None), ("", None),
+        ("all ranks; torchrun names local_rank as first failure", None),
+    ],
+)  # fmt: skip
+def test_the_faulty_rank_in_a_manifests_words(words: str, rank: int | None) -> None:
+    assert faulty_rank(words) == rank
+
+
+# --- a diagnosis, scored ----------------------------------------------------------------------
+
+
+def case(**known: object) -> Case:
+    base = {
+        "name": "j", "group": "g", "folder": Path(), "outcome": "failed",
+        "node_of_rank": {0: "n0", 1: "n0", 2: "n1", 3: "n1"}, "world_size": 4,
+        "rank": 3, "node": "n1",
+    }  # fmt: skip
+    return Case(**{**base, **known})  # type: ignore[arg-type]
+
+
+def suspect(rank: int | None, node: str | None = None) -> Suspect:
+    return Suspect(name="x", rank=rank, node=node, score=0.9, why="")
+
+
+def evidence(number: int) -> Evidence:
+    return Evidence(
+        role="cause", signature="s", why="", template="", text="", file="a", line=number,
+        time=None, who=(), count=1,
+    )  # fmt: skip
+
+
+READ = Read(job=Job(), event_of=EVENTS)
+
+
+def test_a_named_node_stands_for_its_ranks_and_a_rank_for_its_node() -> None:
+    said = Diagnosis(outcome="failed", nodes=(suspect(2), suspect(None, "n1"), suspect(0)))
+    assert ranks_of(case(), said) == [[2], [3], [0]]
+    assert nodes_of(case(), said) == [["n1"], ["n0"]]
+    answer = of_diagnosis(case(), READ, said)
+    assert answer.ranks == [0.0, 1.0, 1.0, 1.0]
+    assert answer.nodes == [1.0] * 4
+
+
+def test_a_diagnosis_is_scored_on_all_that_is_known() -> None:
+    known = case(
+        cause_class="nan_loss", stage="iterating", labels=tuple(labelled(a1="cause", a2="symptom"))
+    )
+    said = Diagnosis(
+        outcome="failed", cause="nan", family="nan loss", stage="evaluate", confidence=SURE,
+        events=(evidence(5), evidence(4)),
+    )  # fmt: skip
+    answer = of_diagnosis(known, READ, said)
+    assert answer.events == Counts(found=1, wrong=1, missed=1)
+    assert (answer.class_right, answer.stage_right, answer.sure) == (True, True, True)
+    assert answer.shown == 2
+    assert (answer.missed, answer.wrong) == (["a:2"], ["a:4"])
+
+
+@pytest.mark.parametrize(
+    ("said", "sure"),
+    [
+        (Diagnosis(outcome="healthy", confidence=0.97), False),
+        (Diagnosis(outcome="failed", confidence=SURE - 0.01), False),
+        (Diagnosis(outcome="failed", confidence=SURE), True),
+        (Diagnosis(outcome="unknown", cause="x", confidence=SURE), True),
+        (Diagnosis(outcome="unknown", confidence=SURE), False),
+    ],
+)
+def test_sure_of_a_failure(said: Diagnosis, sure: bool) -> None:
+    answer = of_diagnosis(case(outcome="healthy", rank=None, node=None), READ, said)
+    assert answer.sure is sure
+    assert answer.events is None
+
+
+# --- sums -------------------------------------------------------------------------------------
+
+counts = st.builds(Counts, st.integers(0, 4), st.integers(0, 4), st.integers(0, 4))
+
+
+@given(st.lists(counts, min_size=1, max_size=8))
+def test_sums_by_hand(some: list[Counts]) -> None:
+    groups = [str(number) for number in range(len(some))]
+    found, wrong, missed = (sum(one[at] for one in some) for at in range(3))
+    together = micro(some, groups)
+    if found + wrong:
+        assert together.precision.point == pytest.approx(found / (found + wrong))
+    if found + missed:
+        assert together.recall.point == pytest.approx(found / (found + missed))
+    each = [2 * a / (2 * a + b + c) for a, b, c in some if a + b + c]
+    if each:
+        assert macro(some, groups).f1.point == pytest.approx(np.mean(each))
+
+
+def test_jobs_of_one_group_are_drawn_together() -> None:
+    values = [0.0, 0.0, 1.0, 1.0]
+    alone = mean(values, ["a", "b", "c", "d"])
+    alike = mean(values, ["a", "a", "a", "a"])
+    assert alone.low < 0.5 < alone.high
+    assert alike == (0.5, 0.5, 0.5)
+
+
+# --- results, tables, goals -------------------------------------------------------------------
+
+
+def judged(number: int, *, right: bool = True, outcome: str = "failed") -> JobScores:
+    top = [1.0] * 4 if right else [0.0, 0.0, 0.0, 1.0]
+    hurt = outcome != "healthy"
+    said = Answer(
+        shown=2 * hurt,
+        events=Counts(2, 0 if right else 1, 0) if hurt else None,
+        events_with_echoes=Counts(2, 0, 1) if hurt else None,
+        ranks=top if hurt else None,
+        nodes=top if hurt else None,
+        outcome=outcome,
+        cause="x" if hurt else None,
+        family="nan loss",
+        class_right=right if hurt else None,
+        confidence=0.9,
+        sure=hurt,
+        named=1 * hurt,
+    )
+    others = {
+        "Always rank 0": Answer(ranks=[0.0] * 4),
+        "Error_time": Answer(ranks=[0.0, 0.5, 0.5, 1.0]),
+        "Grep for errors": Answer(
+            shown=4, events=Counts(1, 3, 1), events_with_echoes=Counts(1, 3, 1)
+        ),
+    }
+    return JobScores(
+        name=f"job-{number}", group=f"g{number % 2}", kind="kill" if hurt else "",
+        outcome=outcome, published_outcome=outcome, stage="",
+        cause_class="nan_loss" if hurt else "",
+        rank=3 if hurt else None, world_size=4, with_healthy=2, lines=10,
+        answers=dict.fromkeys(VARIANTS, said) | (others if hurt else {}),
+    )  # fmt: skip
+
+
+def results(source: str = "injected", split: str = "held_out", wrong: int = 1) -> Results:
+    jobs = [judged(number, right=number >= wrong) for number in range(10)]
+    jobs += [judged(number, outcome="healthy") for number in range(10, 14)]
+    return Results(source=source, split=split, jobs=jobs)
+
+
+def test_results_come_back_from_their_file(tmp_path: Path) -> None:
+    first = results()
+    first.write(tmp_path)
+    again = read_results(tmp_path / "injected_held_out.json")
+    assert again == first
+    (tmp_path / "x.json").write_text("{}")
+    with pytest.raises(ValueError, match="not written by this command"):
+        read_results(tmp_path / "x.json")
+
+
+def cells(of: Results) -> dict[str, str]:
+    return {str(what): str(cell) for what, cell in measures([of]).rows}
+
+
+def test_goals_are_judged_by_what_was_measured() -> None:
+    good, bad = cells(results(wrong=0)), cells(results(wrong=4))
+    assert not any("not met" in cell for cell in good.values())
+    assert bad["Faulty rank first, goal 0.85"].endswith(", not met")
+    assert bad["Faulty rank among five, goal 0.97"].endswith(", not met")
+    assert bad["Faulty rank among five, more often than Error_time"].endswith(", not met")
+    assert "not met" not in bad["Faulty rank first, more often than Always rank 0"]
+    assert bad["Cause class of classified crash logs, goal 0.90"].endswith(", not met")
+    assert bad["Healthy jobs accused surely, goal none"] == "0 of 4"
+    assert bad["Jobs: failed or slowed, healthy"] == "10, 4"
+
+
+def test_a_sure_diagnosis_of_one_healthy_job_fails_the_goal() -> None:
+    of = results()
+    of.jobs[-1].answers[WHOLE] = Answer(outcome="failed", confidence=0.9, sure=True, shown=1)
+    assert cells(of)["Healthy jobs accused surely, goal none"] == "1 of 4, not met"
+
+
+def test_better_than_error_time_needs_the_whole_interval_above_nothing() -> None:
+    of = results(wrong=0)
+    for job in of.jobs[1:10]:
+        job.answers["Error_time"] = Answer(ranks=[1.0] * 4)
+    assert "not met" in cells(of)["Faulty rank first, more often than Error_time"]
+
+
+def test_each_method_has_its_row_and_a_column_of_each_data_set() -> None:
+    table = methods([results("real", "development"), results()])
+    real, injected = "real, development", "injected, four kinds held out"
+    assert [column.label for column in table.columns] == [
+        "Method", f"F1 of events, {real}", f"F1 of events, {injected}",
+        f"Rank first, {injected}", f"Rank among five, {injected}",
+    ]  # fmt: skip
+    rows = dict(zip((row[0] for row in table.rows), table.shown(), strict=True))
+    assert rows[WHOLE][3:] == ["0.90 [0.70, 1.00]"] * 2
+    assert rows["Error_time"][1:3] == ["", ""]
+    assert rows["Grep for errors"][3:] == ["", ""]
+
+
+@pytest.mark.long
+def test_the_page_is_that_of_the_results_and_is_short(tmp_path: Path) -> None:
+    page, folder = tmp_path / "page.md", tmp_path / "results"
+    shutil.copytree(RESULTS, folder)
+    text = PAGE.read_text(encoding="utf-8")
+    page.write_text(re.sub(r"(<!-- begin \w+ -->\n).*?(<!-- end -->)", r"\1\2", text, flags=re.S))
+    report(folder, page)
+    assert page.read_text(encoding="utf-8") == text
+    assert (folder / "written.md").read_text() == (RESULTS / "written.md").read_text()
+    assert len(text.splitlines()) <= 300
+    changed = pd.read_csv(RESULTS / "transformed.csv", index_col="Logs")
+    kept = changed[changed["Lost"] == "nothing"]["Another outcome or cause"]
+    broken = [kept.pop(f"broken at {width} columns") for width in (200, 120)]
+    assert (
+        f"of {changed['Jobs'].max()} written jobs at most {kept.max()} get another outcome or "
+        f"cause by a change that loses nothing, but {broken[0]} by lines broken at 200 columns "
+        f"and {broken[1]} at 120"
+    ) in " ".join(text.split())
+
+
+def test_a_page_that_asks_for_a_table_that_nobody_makes_is_an_error(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- begin nonsense -->\n<!-- end -->\n")
+    with pytest.raises(ValueError, match="nonsense"):
+        report(tmp_path, page)
+
+
+# --- cases ------------------------------------------------------------------------------------
+
+COLUMNS = (
+    "file", "job", "case", "split", "sha256", "outcome", "published_outcome", "stage",
+    "cause_class", "faulty",
+)  # fmt: skip
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    """A job of the injector, whose first line tells; one of two ranks; a healthy one."""
+    content = {
+        "crash/inject__nan.log": b"injecting nan\nstep 1\nFloatingPointError: nan\n",
+        "two/n/rank_0.log": b"fine\n",
+        "two/n/rank_1.log.gz": b"fine\nValueError: bad\n",
+        "two/well.log": b"done\n",
+    }
+    for name, text in content.items():
+        path = tmp_path / "logs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    digest = {name: hashlib.sha256(text).hexdigest() for name, text in content.items()}
+    names = list(content)
+    rows = [
+        (names[0], "a", "A", "development", "failed", "failed", "iterating", "nan_loss", ""),
+        (names[1], "b", "B", "development", "terminated", "failed", "", "", "rank 1"),
+        (names[2], "b", "B", "development", "terminated", "failed", "", "", "rank 1"),
+        (names[3], "c", "B", "development", "healthy", "healthy", "", "", ""),
+        ("not/there.log", "d", "D", "held_out", "failed", "failed", "", "", ""),
+    ]
+    path = tmp_path / "failure_logs.csv"
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for row in rows:
+            writer.writerow([*row[:4], digest.get(row[0], ""), *row[4:]])
+    labels = [(names[0], 3, "cause"), (names[2], 2, "cause")]
+    with open(tmp_path / "failure_labels_development.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("file", "line", "sha256", "role", "reason"))
+        writer.writerows((name, number, "", role, "") for name, number, role in labels)
+    return path
+
+
+def test_real_jobs_are_laid_out_without_what_tells(manifest: Path, tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    first, second, third = real_jobs("development", logs, tmp_path / "work", manifest)
+    assert [path.name for path in first.folder.iterdir()] == ["job.log"]
+    assert (first.folder / "job.log").read_bytes() == b"step 1\nFloatingPointError: nan\n"
+    assert first.labels == (Label(file="job.log", line=2, role="cause"),)
+    assert second.labels == (Label(file="rank_1.log.gz", line=2, role="cause"),)
+    assert (second.rank, second.outcome, second.published_outcome) == (1, "terminated", "failed")
+    assert second.healthy == (third.folder,)
+    assert third.healthy == ()
+    assert third.is_healthy
+
+
+def test_a_log_of_other_bytes_than_the_manifests_is_an_error(
+    manifest: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "logs" / "two" / "well.log").write_bytes(b"changed\n")
+    with pytest.raises(ValueError, match=r"well\.log.*sha256"):
+        real_jobs("development", tmp_path / "logs", tmp_path / "work", manifest)
+
+
+def test_a_missing_log_and_an_unknown_split_are_errors(manifest: Path, tmp_path: Path) -> None:
+    (tmp_path / "failure_labels_held_out.csv").write_text("file,line,sha256,role,reason\n")
+    with pytest.raises(ValueError, match=r"there\.log.*--logs"):
+        real_jobs("held_out", tmp_path / "logs", tmp_path / "work", manifest)
+    with pytest.raises(ValueError, match="development and held_out are accepted"):
+        real_jobs("test", tmp_path / "logs", tmp_path / "work", manifest)
+
+
+def put(
+    folder: Path, name: str, *, split: str = "development", part: str = "judged", **other: object
+) -> None:
+    """A manifest as `studies.diagnosis_benchmark.injected` writes it."""
+    settings = draw_settings(1, (8, 8), np.random.default_rng(0))[0]
+    settings = replace(settings, world_size=8, ranks_per_node=4)
+    told = {
+        "group": "d00", "outcome": "failed", "kind": "hang", "stage": "train",
+        "rank": 5, "node": "node-01", "siblings": ["s-0"],
+        "labels": [{"file": "rank_5.log", "line": 7, "role": "cause", "reason": ""}],
+        "plan": {"part": part, "settings": asdict(settings)},
+    }  # fmt: skip
+    path = folder / split / name / "manifest.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(told | other))
+
+
+def test_injected_jobs_are_read_with_their_siblings(tmp_path: Path) -> None:
+    put(tmp_path, "job-000")
+    put(tmp_path, "job-001", outcome="healthy", kind="healthy", rank=None, node=None, labels=[])
+    put(tmp_path, "job-002", outcome="healthy", kind="slow")
+    put(tmp_path, "s-0", part="sibling", outcome="healthy")
+    first, second, slowed = injected_jobs("development", tmp_path)
+    assert (first.kind, first.rank, first.node, first.stage) == ("hang", 5, "node-01", "train")
+    assert first.healthy == (tmp_path / "development" / "s-0" / "logs",)
+    assert first.labels == (Label(file="rank_5.log", line=7, role="cause"),)
+    assert (first.world_size, first.node_of_rank[3], first.node_of_rank[4]) == (
+        8, "node-00", "node-01",
+    )  # fmt: skip
+    assert not slowed.is_healthy
+    assert (second.is_healthy, second.kind, second.rank) == (True, "", None)
+
+
+def test_injected_jobs_that_cannot_be_used_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no job"):
+        injected_jobs("development", tmp_path)
+    with pytest.raises(ValueError, match="development, held_out, blind are accepted"):
+        injected_jobs("test", tmp_path)
+    put(tmp_path, "job-000", outcome="lost")
+    with pytest.raises(ValueError, match=r"manifest\.json: outcome is 'lost'; healthy, failed"):
+        injected_jobs("development", tmp_path)
+
+
+def test_the_blind_jobs_are_judged_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(tmp_path, "job-000", split="blind", rank=3, labels=[], siblings=[])
+    logs = tmp_path / "blind" / "job-000" / "logs"
+    logs.mkdir()
+    (logs / "job.log").write_text("[rank3]: step 1\n[rank3]: ValueError: 3 apples\n" * 3)
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--injected", ".", "--split", "blind", "--out", "out", "--jobs", "1"]
+    assert main(["injected", *arguments]) == 0
+    assert "six later kinds" in capsys.readouterr().out
+    names = {path.name for path in (tmp_path / "out").glob("*.json")}
+    assert names == {"injected_blind.json", "provenance.json"}
+    assert main(["real", *arguments]) == 2
+    assert "split is 'blind'" in capsys.readouterr().err
+
+
+# --- the logs themselves ----------------------------------------------------------------------
+
+TORN = """\
+[rank0]: 2026-01-02 03:04:05,000 INFO step 1 loss 2.5
+[rank1]: 2026-01-02 03:04:05,100 INFO step 1 loss 2.5
+[rank1]: Traceback (most recent call last):
+[rank0]: 2026-01-02 03:04:06,000 INFO step 2 loss 2.4
+[rank1]:   File "train.py", line 7, in <module>
+[rank1]:     main(3)
+
+[rank1]: ValueError: 3 apples
+[rank0]: 2026-01-02 03:04:09,000 ERROR lost rank 1
+"""
+
+
+@pytest.fixture
+def torn(tmp_path: Path) -> Path:
+    folder = tmp_path / "torn"
+    folder.mkdir()
+    (folder / "job.log").write_text(TORN)
+    return folder
+
+
+def test_each_line_has_the_event_of_its_entry(torn: Path) -> None:
+    seen = read(torn, SignatureLibrary.shipped())
+    event = {number: seen.event_of.get(("job.log", number)) for number in range(1, 10)}
+    assert event[1] == event[2] == event[4]
+    assert event[3] == event[5] == event[6] == event[8] != event[9]
+    assert event[7] is None
+    assert "ValueError" in seen.job.events[event[3] or 0].template
+    assert [one.who for one in seen.lines_by("rank")] == [0, 1, 1, 0, 1, 1, None, 1, 0]
+    assert [one.time is None for one in seen.lines_by("rank")].count(True) < 9
+
+
+def test_the_recorded_pass_is_the_pass(torn: Path) -> None:
+    (torn / "other.log").write_text("".join(f"tick {n} of 9\n" for n in range(200)) + "Killed\n")
+    seen, job = read(torn, SignatureLibrary.shipped()), ingest([torn], SignatureLibrary.shipped())
+    assert [(one.template, one.counts) for one in seen.job.events] == [
+        (one.template, one.counts) for one in job.events
+    ]
+    ticks = {at for (file, line), at in seen.event_of.items() if file == "other.log" and line < 200}
+    assert len(ticks) == 1
+    assert job.events[ticks.pop()].count == 200
+
+
+def test_a_copy_that_was_left_out_has_the_events_of_the_first(torn: Path) -> None:
+    (torn / "copy.log").write_text(TORN)
+    seen = read(torn, SignatureLibrary.shipped())
+    assert len(seen.job.files) == 1
+    assert seen.event_of["copy.log", 8] == seen.event_of["job.log", 8]
+
+
+def test_a_job_is_judged_by_what_diagnose_says(torn: Path, tmp_path: Path) -> None:
+    well = tmp_path / "well"
+    well.mkdir()
+    steps = "".join(
+        f"[rank{rank}]: INFO step {step} loss 2.5\n" for step in range(9) for rank in (0, 1)
+    )
+    (well / "job.log").write_text(steps)
+    known = case(
+        folder=torn, healthy=(well,), rank=1, node=None, world_size=2, node_of_rank={},
+        labels=(Label(file="job.log", line=8, role="cause"),),
+    )  # fmt: skip
+    out = score_job(known)
+    seen = read(torn, SignatureLibrary.shipped())
+    assert out.answers[WHOLE] == of_diagnosis(known, seen, diagnose([torn], healthy=[well]))
+    assert out.answers[ALONE] == of_diagnosis(known, seen, diagnose([torn]))
+    assert out.answers["Grep for errors"].events == Counts(1, 1, 0)
+    assert out.answers["Error_count"].ranks == [0.5, 1.0, 1.0, 1.0]
+
+
+def test_the_command_from_logs_to_tables(
+    manifest: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("studies.diagnosis_benchmark.__main__.MANIFEST", manifest)
+    monkeypatch.chdir(tmp_path)
+    arguments = ["real", "--logs", "logs", "--out", "out", "--jobs", "1"]
+    assert main(arguments) == 0
+    assert "Cause class" in capsys.readouterr().out
+    before = (tmp_path / "out" / "real_development.json").read_bytes()
+    assert main(arguments) == 0
+    assert (tmp_path / "out" / "real_development.json").read_bytes() == before
+    assert main([*arguments[:2], "nowhere", *arguments[3:]]) == 2
+    assert "is not there; name the logs' folder by --logs" in capsys.readouterr().err

@@ -1,0 +1,160 @@
+"""What a guard is worth: the study, its tables, figure and page."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from math import nan
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from studies.fleet import cost
+from studies.fleet.__main__ import main
+from studies.fleet.cost import Measured, a_job, measure, one_percent
+from studies.fleet.cost_figure import RISK, measured_points
+from studies.fleet.cost_findings import sentences
+from studies.fleet.cost_report import OUT, PAGE, PLACEHOLDER, refresh
+from studies.fleet.cost_tables import break_even, strategies, tables
+from studies.fleet.guarded_job import SHARES, replicate
+from studies.fleet.job_settings import FailurePredictor, FleetJob
+
+pytest.importorskip("simpy")
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def short_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "MOST_FAILURES", 1.0)
+    monkeypatch.setattr(cost, "LEAST_FAILURES", 0.05)
+    monkeypatch.setattr(cost, "MOST_SAVES", 5.0)
+
+
+def test_a_job_saves_at_young_daly_in_whole_steps() -> None:
+    job = a_job(16_384, "synchronous")
+    assert job.fleet.seconds_between_failures == pytest.approx(1.8 * 3600, rel=0.01)
+    assert job.saves.interval_seconds == 1250  # 1248 s at 1.8 h and 120 s
+    assert a_job(16_384, "asynchronous").saves.interval_seconds == 510
+    assert a_job(8, "synchronous", interval=3600.0).saves.interval_seconds == 3600
+
+
+def test_spares_and_replicas_follow_the_fleet() -> None:
+    found = {size: one_percent(size) for size in (8, 512, 16_384)}
+    assert found == {
+        8: {"num_spares": 0, "replica_nodes": 1},
+        512: {"num_spares": 1, "replica_nodes": 1},
+        16_384: {"num_spares": 20, "replica_nodes": 16},
+    }
+
+
+def test_every_strategy_is_there() -> None:
+    found = strategies()
+    assert {one.recall for _, one in found.values()} == {0.0, 0.1, 0.2, 0.5, 0.9}
+    assert len(found) == 2 + 2 * 4
+    assert cost.TODAY.recall == 0.2
+    assert cost.TODAY.false_alarms_per_gpu_day * 504 == pytest.approx(0.84)
+
+
+@pytest.mark.usefixtures("short_jobs")
+def test_processes_do_not_change_what_comes_out() -> None:
+    jobs = [a_job(2048, "asynchronous", FailurePredictor(recall=0.5)), a_job(16_384, "synchronous")]
+    alone, together = (measure(jobs, 3, processes) for processes in (1, 2))
+    for job in jobs:
+        by_hand = [replicate(job, seed).ettr for seed in range(3)]
+        assert alone[job].ettr_S.tolist() == together[job].ettr_S.tolist() == by_hand
+
+
+def test_gains_are_taken_seed_by_seed() -> None:
+    shares = {name: np.zeros(3) for name in SHARES}
+    base = Measured(np.array([0.2, 0.5, 0.8]), shares)
+    better = Measured(base.ettr_S + 0.01, shares)
+    assert better.gain(base) == pytest.approx((1.0, 1.0, 1.0))
+    # Student's t for 2 degrees of freedom is 4.303.
+    half = 4.3027 * 0.3 / np.sqrt(3)
+    assert base.ettr == pytest.approx((0.5, 0.5 - half, 0.5 + half), rel=1e-4)
+
+
+def test_break_even_is_where_hits_and_false_alarms_are_worth_the_same() -> None:
+    """With a gain of 3 points by all hits and a loss of 1 by four false alarms to a failure."""
+    shares = {name: np.zeros(4) for name in SHARES}
+
+    def get(job: FleetJob) -> Measured:
+        change = 0.03 * job.predictor.recall
+        change -= 0.01 * (job.predictor.false_alarms_per_gpu_day > 0)
+        return Measured(np.full(4, 0.8 + change), shares)
+
+    mtbf = a_job(2048, "synchronous").fleet.seconds_between_failures
+    found = break_even(get, 2048, "synchronous")
+    assert found.hit == pytest.approx((0.03 * mtbf,) * 3)
+    assert found.alarm == pytest.approx((0.01 * mtbf / 4,) * 3)
+    assert found.rare == pytest.approx(120 * (0.75**2 * 0.25 + 0.75**3 / 3))
+    assert found.paid_for == pytest.approx((0.03 * mtbf / found.rare,) * 3)
+
+
+@pytest.mark.usefixtures("short_jobs")
+def test_the_command_leaves_the_same_bytes_twice(tmp_path: Path) -> None:
+    folders = [tmp_path / name / "cost" for name in "ab"]
+    for folder in folders:
+        code = main(["cost", "--out", str(folder), "--replications", "2", "--jobs", "1"])
+        assert code == 0
+    names = sorted(path.name for path in folders[0].iterdir())
+    assert "when_emergency_saves_pay.png" in names
+    assert "provenance.json" in names
+    for name in names:
+        assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
+    about = json.loads((folders[0] / "provenance.json").read_text())
+    assert about["replications"] == 2
+    for path in folders[0].glob("*.csv"):
+        header, *rows = csv.reader(path.read_text().splitlines())
+        assert rows
+        assert {len(row) for row in rows} == {len(header)}
+
+
+def test_too_few_replications_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["cost", "--out", str(tmp_path), "--replications", "1"]) == 2
+    assert "--replications is 1: it must be at least 2" in capsys.readouterr().err
+
+
+def test_our_own_predictors_are_marked_where_they_are_measured(tmp_path: Path) -> None:
+    assert [point.name for point in measured_points(tmp_path)] == ["504 B200"]
+    path = tmp_path / RISK
+    path.parent.mkdir()
+    header = "Predictor,GPU failures announced (%),False alarms a GPU-day\n"
+    path.write_text(header + "Always on,10,9\nScore at 0.95 with rules,50,0.001\n")
+    ours = measured_points(tmp_path)[1]
+    # Of 419 interruptions 262 were failures of a GPU.
+    assert ours == ("our rules", pytest.approx(0.5 * 262 / 419), 0.001)
+    path.write_text("Predictor,Something\nx,1\n")
+    with pytest.raises(ValueError, match="is not as"):
+        measured_points(tmp_path)
+
+
+def test_the_page_links_every_table_of_the_results() -> None:
+    page = (ROOT / PAGE).read_text(encoding="utf-8")
+    for table in (ROOT / OUT).glob("*.md"):
+        assert f"/{table.name})" in page, table.name
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_the_page_is_filled_with_sentences_of_the_results(tmp_path: Path) -> None:
+    made, words = list(tables(lambda job: PLACEHOLDER)), sentences(lambda job: PLACEHOLDER)
+    page = tmp_path / "page.md"
+    page.write_text((ROOT / PAGE).read_text(encoding="utf-8"), encoding="utf-8")
+    refresh(page, made, words)
+    text = page.read_text(encoding="utf-8")
+    shown = re.findall(r"<!-- begin words (\w+) -->", text)
+    assert len(shown) >= 5
+    assert all(words[name] in text for name in shown)
+    page.write_text("<!-- begin table nothing -->\n<!-- end -->", encoding="utf-8")
+    with pytest.raises(ValueError, match="cannot fill 'table nothing'"):
+        refresh(page, made, words)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, nan])
+def test_an_interval_of_nothing_is_refused(value: float) -> None:
+    with pytest.raises(ValueError, match=r"(interval_seconds|work_seconds) is"):
+        a_job(64, "synchronous", interval=value)

@@ -1,0 +1,308 @@
+"""Every fault does what it says, to what it says, and to nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the laboratory trains with torch")
+pytest.importorskip("transformers", reason="the laboratory's models are those of transformers")
+
+from studies.fault_lab.branches import take_step  # noqa: E402
+from studies.fault_lab.faults import FAULTS, Fault, Turn, fault, register  # noqa: E402
+from studies.fault_lab.training import WORKERS, Settings  # noqa: E402
+from tests.studies.lab.training import architecture_for, trained  # noqa: E402
+
+TRAINED = {name: trained(name) for name in ("llama", "mixtral")}
+SNAPSHOTS = {name: training.snapshot() for name, training in TRAINED.items()}
+
+#: What each fault changes, and nothing else.
+CHANGES = {
+    "LR_SPIKE": {"rate_factor"},
+    "LR_RUNAWAY": {"rate_factor"},
+    "GRADIENT_EXPLOSION": {"gradient of worker 0"},
+    "GRADIENT_SCALE": {"gradient of worker 0"},
+    "GRADIENT_SCALE_ALL": {f"gradient of worker {w}" for w in range(WORKERS)},
+    "SIGN_FLIP": {"gradient of worker 0"},
+    "SIGN_FLIP_ALL": {f"gradient of worker {w}" for w in range(WORKERS)},
+    "GRADIENT_NOISE": {"gradient of worker 0"},
+    "GRADIENT_NOISE_ALL": {f"gradient of worker {w}" for w in range(WORKERS)},
+    "INFINITE_GRADIENT": {"gradient of worker 0"},
+    "STALE_WORKER": {"gradient of worker 0"},
+    "STALE_ALL": {f"gradient of worker {w}" for w in range(WORKERS)},
+    "DATA_CORRUPTION": {"tokens", "labels"},
+    "LABEL_SHUFFLE": {"labels"},
+    "EXPERT_FAILURE": {"experts.gate_up_proj", "experts.down_proj"},
+    "ROUTER_IMBALANCE": {"router_bias"},
+    "ATTENTION_SCALE": {"self_attn.q_proj.weight"},
+    "ATTENTION_GROWTH": {"self_attn.q_proj.weight"},
+    "HALF_OVERFLOW": {"half_scale"},
+    "SECOND_MOMENT_ZEROED": {"second moment"},
+    "FIRST_MOMENT_CORRUPTED": {"first moment"},
+    "BETA_FAULT": {"beta2"},
+    "DEAD_WORKER": {f"gradient of worker {w}" for w in range(3)},
+    "DOMAIN_SHIFT": {"other_share"},
+    "NOISY_EVALUATION": {"evaluated"},
+    "RATE_REWARMUP": {"scheduled_rate"},
+    "RATE_CUT": {"scheduled_rate"},
+    "BATCH_SIZE_UP": {"batch_size"},
+    "BATCH_SIZE_DOWN": {"batch_size"},
+    "BAD_BATCH": {"tokens", "labels"},
+    "GRADIENT_SPIKE": {f"gradient of worker {w}" for w in range(WORKERS)},
+    "SEQUENCE_LENGTH": {"length"},
+    "REPEATED_BATCH": {"tokens", "labels"},
+}
+
+
+def turn_of(name: str, severity: float | None = None, age: int = 0, memory=None) -> Turn:
+    """A step under a fault, before the fault has done anything."""
+    kind, architecture = fault(name), architecture_for(name)
+    training = TRAINED[architecture]
+    training.restore(SNAPSHOTS[architecture])
+    rng = np.random.default_rng(age)
+    turn = Turn(
+        training=training,
+        settings=training.settings(3),
+        age=age,
+        severity=kind.severities[-1] if severity is None else severity,
+        duration=kind.duration_steps or 30,
+        rng=rng,
+        memory={} if memory is None else memory,
+    )
+    turn.batch = training.batch(3 + age, turn.settings)
+    shape = (WORKERS, len(training.model.weights_N))
+    turn.gradients_WN = torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
+    return turn
+
+
+def state_of(turn: Turn) -> dict[str, object]:
+    """All that a fault can touch, by name."""
+    model, training = turn.model, turn.training
+    state = dict(asdict(turn.settings))
+    for name, weights in zip(model.names, model.tensors(model.weights_N), strict=True):
+        key = ".".join(name.split(".")[-3:]).removeprefix("mlp.")
+        state[f"{name}|{key}"] = weights.clone()
+    for worker, gradient_N in enumerate(turn.gradients_WN):
+        state[f"gradient of worker {worker}"] = gradient_N.clone()
+    return state | {
+        "first moment": training.first_N.clone(),
+        "second moment": training.second_N.clone(),
+        "tokens": torch.from_numpy(turn.batch.tokens_WBT.copy()),
+        "labels": torch.from_numpy(turn.batch.labels_WBT.copy()),
+    }
+
+
+def changed(before: dict, after: dict) -> set[str]:
+    def same(a, b):
+        return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+    return {key.split("|")[-1] for key in before if not same(before[key], after[key])}
+
+
+def strike(name: str, **options) -> tuple[Turn, dict, dict]:
+    turn = turn_of(name, **options)
+    before = state_of(turn)
+    fault(name).act(turn)
+    return turn, before, state_of(turn)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_fault_changes_what_it_says_and_nothing_else(name):
+    memory: dict = {}
+    _, before, after = strike(name, memory=memory)
+    if name.startswith(("STALE", "REPEATED")):  # the first step is the one that is repeated
+        assert not changed(before, after)
+        _, before, after = strike(name, age=1, memory=memory)
+    assert changed(before, after) == CHANGES[name]
+
+
+def test_every_fault_is_tested():
+    assert set(CHANGES) | {"WEIGHT_BIT_FLIP"} == set(FAULTS)
+
+
+def test_a_flipped_bit_is_one_of_the_exponent_in_as_many_weights_as_said():
+    turn = turn_of("WEIGHT_BIT_FLIP", severity=16)
+    before_N = turn.model.weights_N.clone()
+    fault("WEIGHT_BIT_FLIP").act(turn)
+    bits = (before_N.view(torch.int32) ^ turn.model.weights_N.view(torch.int32)).tolist()
+    flipped = [bit for bit in bits if bit]
+    assert len(flipped) == 16
+    assert set(flipped) <= {1 << place for place in range(23, 31)}
+
+
+@pytest.mark.parametrize("name", ["SIGN_FLIP", "SIGN_FLIP_ALL"])
+def test_a_flipped_gradient_points_the_other_way(name):
+    _, before, after = strike(name, severity=3)
+    assert torch.equal(after["gradient of worker 0"], -3 * before["gradient of worker 0"])
+
+
+def test_an_exploding_gradient_turns_and_grows_to_its_severity():
+    last = fault("GRADIENT_EXPLOSION").duration_steps - 1
+    _, before, after = strike("GRADIENT_EXPLOSION", severity=30, age=last)
+    assert torch.allclose(after["gradient of worker 0"], -30 * before["gradient of worker 0"])
+
+
+def test_noise_is_as_large_as_said():
+    _, before, after = strike("GRADIENT_NOISE", severity=3)
+    noise = after["gradient of worker 0"] - before["gradient of worker 0"]
+    assert float(noise.norm() / before["gradient of worker 0"].norm()) == pytest.approx(3, rel=0.01)
+
+
+def test_a_stale_gradient_is_sent_again_until_it_is_made_anew():
+    memory: dict = {}
+    sent, made = [], []
+    for age in range(5):
+        _, before, after = strike("STALE_WORKER", severity=3, age=age, memory=memory)
+        sent.append(after["gradient of worker 0"])
+        made.append(before["gradient of worker 0"])
+    assert [torch.equal(sent[i], sent[0]) for i in range(5)] == [True, True, True, False, False]
+    assert torch.equal(sent[4], made[3])
+
+
+def test_corrupt_text_is_read_and_predicted_consistently():
+    turn, before, _ = strike("DATA_CORRUPTION", severity=0.5)
+    tokens, labels = turn.batch.tokens_WBT, turn.batch.labels_WBT
+    assert np.array_equal(tokens[..., 1:], labels[..., :-1])
+    assert 0.35 < np.mean(tokens != before["tokens"].numpy()) < 0.65
+
+
+def test_shuffled_labels_are_the_same_labels():
+    turn, before, _ = strike("LABEL_SHUFFLE", severity=1.0)
+    labels = turn.batch.labels_WBT
+    assert sorted(labels.flat) == sorted(before["labels"].numpy().flat)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_as_many_experts_fail_as_said(number):
+    _, before, after = strike("EXPERT_FAILURE", severity=number)
+    for key in (key for key in before if "|" in key and "experts" in key):
+        differ = (before[key] != after[key]).flatten(1).any(dim=1)
+        assert int(differ.sum()) == number
+
+
+def test_moments_are_zeroed_in_the_share_that_is_said():
+    turn = turn_of("SECOND_MOMENT_ZEROED", severity=0.5)
+    turn.training.second_N.fill_(1.0)
+    fault("SECOND_MOMENT_ZEROED").act(turn)
+    assert float(turn.training.second_N.mean()) == pytest.approx(0.5, abs=0.01)
+
+
+def test_a_rewarmed_rate_rises_from_nothing_to_its_multiple():
+    steps = [strike("RATE_REWARMUP", severity=2.0, age=age)[2] for age in (0, 19, 40)]
+    planned = TRAINED["llama"].settings(3).scheduled_rate
+    rates = [state["scheduled_rate"] / planned for state in steps]
+    assert rates == pytest.approx([0.1, 2.0, 2.0])
+
+
+def test_a_batch_is_repeated_only_as_often_as_said():
+    memory: dict = {}
+    strike("REPEATED_BATCH", severity=3, memory=memory)
+    repeated = [
+        changed(*strike("REPEATED_BATCH", severity=3, age=age, memory=memory)[1:]) for age in (2, 3)
+    ]
+    assert repeated == [{"tokens", "labels"}, set()]
+
+
+# -- settings, as the training takes them
+
+
+def record_with(architecture: str = "llama", **settings):
+    """The record of a step that is trained with other settings."""
+    training = TRAINED[architecture]
+    training.restore(SNAPSHOTS[architecture])
+    training.step = 9  # so that the step is evaluated
+    planned = training.settings(10)
+    for name, value in settings.items():
+        setattr(planned, name, value)
+    gradients_WN, losses_W = training.gradients(training.batch(10, planned), planned)
+    return training.finish_step(planned, training.average(losses_W, gradients_WN))
+
+
+def test_the_real_rate_moves_the_weights_and_the_scheduled_one_is_recorded():
+    plain, spiked = record_with(), record_with(rate_factor=10.0)
+    assert spiked.learning_rate == plain.learning_rate
+    assert spiked.update_norm == pytest.approx(10 * plain.update_norm, rel=0.01)
+    planned = record_with(scheduled_rate=10 * plain.learning_rate)
+    assert planned.learning_rate == pytest.approx(10 * plain.learning_rate)
+    assert planned.update_norm == pytest.approx(spiked.update_norm, rel=1e-6)
+
+
+def test_a_wrong_beta_changes_the_update_and_not_the_gradient():
+    plain, wrong = record_with(), record_with(beta2=0.0)
+    assert wrong.gradient_norm == plain.gradient_norm
+    assert wrong.update_norm != plain.update_norm
+
+
+def test_half_precision_overflows_beyond_its_range_only():
+    assert record_with(half_scale=16.0).training_loss == pytest.approx(
+        record_with().training_loss, abs=0.01
+    )
+    broken = record_with(half_scale=1e9)
+    assert not np.isfinite(broken.training_loss)
+    assert broken.non_finite_gradients > 0
+    assert np.isfinite(record_with().training_loss)  # and it does not stay
+
+
+def test_a_biased_router_sends_every_token_to_its_favourite():
+    assert record_with("mixtral").router_load < 1.99
+    assert record_with("mixtral", router_bias=(2, 50.0)).router_load == pytest.approx(2.0)
+    assert record_with("mixtral").router_load < 1.99
+
+
+@pytest.mark.parametrize(
+    ("settings", "shape"), [({"batch_size": 5}, (4, 5, 48)), ({"length": 96}, (4, 2, 96))]
+)
+def test_the_batch_has_the_size_that_is_set(settings, shape):
+    training = TRAINED["llama"]
+    assert training.batch(5, Settings(0.001, **settings)).tokens_WBT.shape == shape
+
+
+def test_a_shift_brings_in_the_other_domain_and_keeps_the_rest():
+    training = TRAINED["llama"]
+    home = training.batch(5, Settings(0.001, batch_size=200)).tokens_WBT
+    mixed = training.batch(5, Settings(0.001, batch_size=200, other_share=0.3)).tokens_WBT
+    moved = (home != mixed).any(axis=-1)
+    assert 0.2 < moved.mean() < 0.4
+
+
+def test_a_smaller_evaluation_is_noisier_and_moves_no_weight():
+    plain, small = record_with(), record_with(evaluated=1)
+    assert small.validation_loss != plain.validation_loss
+    assert small.parameter_norm == plain.parameter_norm
+
+
+# -- the registry
+
+
+def test_an_unknown_fault_names_the_known_ones():
+    with pytest.raises(ValueError, match=r"unknown fault 'GREMLIN': known are LR_SPIKE, "):
+        fault("GREMLIN")
+
+
+def test_a_fault_is_registered_once_and_at_a_place_that_exists():
+    with pytest.raises(ValueError, match="registered already"):
+        register(fault("LR_SPIKE"))
+    with pytest.raises(ValueError, match=r"place is 'loss': known are settings"):
+        register(
+            Fault(
+                name="NEW",
+                unit="-",
+                severities=(1,),
+                duration_steps=1,
+                place="loss",
+                act=lambda turn: None,
+                summary="",
+            )
+        )
+
+
+def test_no_fault_disturbs_the_step_after_it():
+    """A step without a fault after one with it: hooks and biases are gone."""
+    training = TRAINED["mixtral"]
+    training.restore(SNAPSHOTS["mixtral"])
+    plain = take_step(training)
+    record_with("mixtral", half_scale=1e9, router_bias=(0, 9.0))
+    training.restore(SNAPSHOTS["mixtral"])
+    assert take_step(training) == plain

@@ -1,0 +1,120 @@
+"""The demonstration of rescue, run for real on a short training, and what is committed of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from studies.fault_lab.rescue import demo
+from tests.studies.lab.training import branch, control
+
+STEPS, ONSET, DURATION = 100, 71, 6
+
+
+@pytest.fixture(scope="module")
+def specs():
+    of = control("llama", seed=3, steps=STEPS)
+    return of, replace(branch(of, "LR_SPIKE", 25.0, ONSET), duration_steps=DURATION)
+
+
+@pytest.fixture(scope="module")
+def results(specs):
+    panel = demo.Panel("rate", "Rate fault", specs[1].run_id, "leave_out_outliers", "skip")
+    return demo.train([(panel, *specs)], num_processes=1)
+
+
+def test_the_files_are_there_and_what_is_printed_is_what_they_hold(results, tmp_path, capsys):
+    demo.show(results, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "rescue.json", "rescue.pdf", "rescue.png",
+    ]  # fmt: skip
+    [panel] = json.loads((tmp_path / "rescue.json").read_bytes())["panels"]
+    printed = capsys.readouterr().out.splitlines()
+    assert f"loss of the twin {panel['twin']['final_loss']:.3f} nats" in printed[0]
+    assert f"steps {ONSET} to {ONSET + DURATION - 1};" in printed[0]
+    for line, (label, run) in zip(printed[1:4], panel["runs"].items(), strict=True):
+        found = re.search(rf"{label} +(\S+) nats, +(\d+) extra steps", line)
+        assert found is not None, line
+        assert float(found[1]) == pytest.approx(run["above"], abs=6e-4)
+        assert int(found[2]) == run["extra"]
+    assert printed[4].strip() == panel["runs"]["rescue"]["actions"][0][3]
+    assert printed[4].strip().startswith("went back from ")
+
+
+def test_rescue_ends_near_the_twin_and_the_fault_alone_does_not(results):
+    runs = results["panels"][0]["runs"]
+    assert runs["rescue"]["above"] < 0.05 < runs["fault alone"]["above"]
+
+
+def test_a_curve_has_every_executed_step_and_goes_back_where_the_run_did(results):
+    runs = results["panels"][0]["runs"]
+    for run in runs.values():
+        backs = {action[0] for action in run["actions"] if action[2] == "go_back"}
+        assert bool(backs) == bool(run["extra"])
+        assert run["curve"][0][:2] == [1, 1]
+        assert run["curve"][-1][:2] == [run["step"] + run["extra"], run["step"]]
+        for (executed, step, _), (then, next_step, _) in zip(
+            run["curve"][:-1], run["curve"][1:], strict=True
+        ):
+            # The gradient with which an alarm is known is thrown away: one step without a record.
+            assert then == executed + (2 if executed in backs else 1)
+            assert next_step == step + 1 if executed not in backs else next_step < step
+    assert runs["rescue"]["extra"] > 0
+
+
+def test_a_run_without_an_end_is_lost(results):
+    from studies.fault_lab.rescue.demo_figure import demo_figure
+
+    [panel] = results["panels"]
+    stopped = panel["runs"]["rescue"] | {"end": "not_finite", "step": 90}
+    assert demo.outcome_words(stopped) == "lost: stopped at step 90"
+    assert "not finite" in demo.outcome_words(stopped | {"above": None})
+    drawn = demo_figure([panel | {"runs": panel["runs"] | {"rescue": stopped}}])
+    assert "lost" in [text.get_text() for text in drawn.axes[0].texts]
+
+
+def test_the_trace_changes_no_result(specs):
+    from studies.fault_lab.rescue.runner import train_control, train_untreated
+    from studies.fault_lab.rescue.treatment import treat
+    from studies.fault_lab.rescue.treatments import Rescue
+
+    trained = train_control(specs[0], {ONSET})
+    untreated = train_untreated(trained, specs[1])
+    trace: list = []
+    assert treat(trained, specs[1], untreated, Rescue()) == treat(
+        trained, specs[1], untreated, Rescue(), trace
+    )
+    assert len(trace) >= STEPS
+    assert [record for _, record in trace[: ONSET - 1]] == trained.lineage.records[: ONSET - 1]
+
+
+def test_the_demonstration_shows_open_seeds_alone():
+    runs = demo.open_runs()
+    assert {runs[panel.run][0].split for panel in demo.PANELS} <= {"calibration", "development"}
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert demo.main(["--out", str(tmp_path / "file" / "below")]) == 1
+    assert str(tmp_path / "file") in capsys.readouterr().err
+
+
+def test_numbers_that_are_not_there_are_an_error_that_names_them(tmp_path, capsys):
+    assert demo.main(["--redraw", "--out", str(tmp_path)]) == 2
+    assert "rescue.json" in capsys.readouterr().err
+
+
+def test_json_is_read_back_as_it_was(results):
+    assert json.loads(demo.text_of(results)) == results
+
+
+def test_the_committed_picture_is_drawn_from_the_committed_numbers(tmp_path):
+    folder = Path(__file__).resolve().parents[3] / "docs" / "figures"
+    committed = json.loads((folder / "rescue.json").read_bytes())
+    assert [panel["run"] for panel in committed["panels"]] == [panel.run for panel in demo.PANELS]
+    assert demo.text_of(committed) == (folder / "rescue.json").read_text(encoding="utf-8")
+    assert (folder / "rescue.png").exists()

@@ -1,0 +1,495 @@
+"""The figures: what they are drawn from, and the script that writes them."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import warnings
+from collections import Counter
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
+from itertools import combinations
+from math import isnan
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+from PIL import Image
+
+import generate_all_figures
+from rmetric.evaluation import evaluate, read_study, trace_all
+from rmetric.metric import RMetricConfig
+from rmetric.records import Record, Run, Truth
+from rmetric.reporting.style import COLUMN_WIDTH, LEAST_POINTS, TEXT_WIDTH, style
+from rmetric.simulation import FAULTS, RunSpec
+from rmetric.simulation.study import run_study
+from studies.paper.anatomy import Anatomised, Condition, SeedScores, spread
+from studies.paper.figures import build_figures, dot_version
+from studies.paper.figures.anatomy_figure import anatomy_figure
+from studies.paper.figures.example_runs import pick_examples
+from studies.paper.figures.failure_process import MECHANISM, failure_process, way_of
+from studies.paper.figures.lead_times import failures
+from studies.paper.figures.outcomes import name_of
+from studies.paper.figures.threshold_curves import DETECTORS_NEEDED, THRESHOLDS, curves
+
+ROOT = Path(__file__).resolve().parents[3]
+FIGURES = (
+    "figure1_system",
+    "figure2_failure_process",
+    "figure3_example_runs",
+    "figure4_thresholds",
+    "figure5_lead_times",
+)
+#: Architecture, fault and severity of small runs that end in every way there is.
+RUNS = (
+    ("Llama-3-8B", "NONE", None),
+    ("Llama-3-8B", "LR_SPIKE", 3),
+    ("Llama-3-8B", "LR_SPIKE", 60),
+    ("Mistral-7B", "LR_SPIKE", 60),
+    ("Mistral-7B", "GRADIENT_EXPLOSION", 1e39),
+    ("Llama-3-8B", "EXPERT_FAILURE", 4),
+    ("GPT-4-MoE", "EXPERT_FAILURE", 4),
+    ("Llama-3-8B", "NODE_FAILURE", 500),
+    ("Llama-3-8B", "DOMAIN_SHIFT", 0.2),
+)
+
+
+class Result(NamedTuple):
+    """What the script did."""
+
+    code: int
+    out: str
+    err: str
+    folder: Path
+
+    def bytes_of(self, *names: str) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in sorted(self.folder.iterdir())
+                if not names or path.stem in names}  # fmt: skip
+
+
+def run(logs: Path, folder: Path) -> Result:
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), warnings.catch_warnings():
+        warnings.simplefilter("error")  # a missing letter or an empty axis is only warned of
+        code = generate_all_figures.main(["--logs", str(logs), "--out", str(folder)])
+    return Result(code, out.getvalue(), err.getvalue(), folder)
+
+
+def specs(runs=RUNS):
+    return [
+        RunSpec(
+            experiment_id=f"{architecture}_{fault}_{severity}",
+            architecture=architecture,
+            fault=fault,
+            severity=severity,
+            onset_step=150,
+            total_steps=300,
+            evaluate_every=10,
+        )
+        for architecture, fault, severity in runs
+    ]
+
+
+def write_logs(folder: Path, modes=("FULL_METRIC",), runs=RUNS) -> Path:
+    for _ in run_study(specs(runs), modes, folder, num_processes=1):
+        pass
+    return folder
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory) -> Path:
+    return write_logs(tmp_path_factory.mktemp("study"))
+
+
+@pytest.fixture(scope="module")
+def drawn(logs, tmp_path_factory) -> Result:
+    style_before = dict(matplotlib.rcParams)
+    result = run(logs, tmp_path_factory.mktemp("figures") / "new" / "folder")
+    assert dict(matplotlib.rcParams) == style_before
+    return result
+
+
+@pytest.fixture(scope="module")
+def study(logs):
+    return read_study(logs)
+
+
+@pytest.fixture(scope="module")
+def traces(study):
+    return {name: trace_all(name, study.reference) for name in DETECTORS_NEEDED}
+
+
+# the script
+
+
+def test_it_writes_every_figure_in_both_forms(drawn):
+    assert drawn.code == 0, drawn.err
+    files = {path.name for path in drawn.folder.iterdir()}
+    assert files == {f"{n}.{kind}" for n in FIGURES for kind in ("pdf", "png")} | {
+        "provenance.json", "README.md",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_pdf_holds_its_fonts_as_text_and_no_date(drawn, name):
+    content = (drawn.folder / f"{name}.pdf").read_bytes()
+    assert content.startswith(b"%PDF")
+    assert b"/FontFile2" in content
+    assert b"/Type3" not in content
+    assert b"/CreationDate" not in content
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_png_is_as_wide_as_a_page_at_print_resolution(drawn, name):
+    with Image.open(drawn.folder / f"{name}.png") as image:
+        assert image.info["dpi"] == pytest.approx((300, 300), abs=0.1)
+        assert 0.5 * TEXT_WIDTH < image.width / 300 <= TEXT_WIDTH + 0.01
+        assert 300 < image.height < 9 * 300
+        assert "Software" not in image.info
+
+
+def test_the_same_logs_give_the_same_bytes_in_any_process(drawn, logs):
+    before = drawn.bytes_of()
+    command = [sys.executable, "generate_all_figures.py", "--logs", logs, "--out", drawn.folder]
+    environment = os.environ | {"PYTHONHASHSEED": "7"}
+    subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=True)
+    assert drawn.bytes_of() == before
+
+
+def test_provenance_says_what_was_drawn_from_what(drawn, study):
+    said = json.loads((drawn.folder / "provenance.json").read_text())
+    assert tuple(said["captions"]) == FIGURES
+    assert said["logs"]["sha256"] == study.digest
+    assert said["versions"]["matplotlib"] == matplotlib.__version__
+    for example in pick_examples(study.reference):
+        assert example.run.id in said["captions"]["figure3_example_runs"]
+
+
+def test_without_graphviz_all_are_drawn_and_one_line_says_what_to_install(
+    drawn, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    logs = write_logs(tmp_path, ("FULL_METRIC", "LAMBDA_ONLY", "SIGMA_ONLY", "DELTA_L_ONLY"))
+    without = run(logs, tmp_path / "figures")
+    assert without.code == 0
+    assert without.err.count("apt-get install graphviz") == 1
+    assert without.bytes_of().keys() == drawn.bytes_of().keys()
+    # Nor do the ablations' own logs change a figure: theirs are the same runs.
+    assert without.bytes_of(*FIGURES[2:]) == drawn.bytes_of(*FIGURES[2:])
+
+
+def test_few_runs_are_said_to_be_few(drawn):
+    assert f"only {len(RUNS)} runs, of which 5 failed" in drawn.err
+
+
+def test_a_cut_log_is_named_and_left_out_though_no_failure_remains(tmp_path):
+    logs = write_logs(tmp_path, runs=RUNS[:3]) / "logs_FULL_METRIC"
+    cut = logs / f"{specs()[2].experiment_id}.jsonl"
+    cut.write_bytes(cut.read_bytes()[:-300])
+    result = run(tmp_path, tmp_path / "figures")
+    assert result.code == 1
+    assert result.err.count(cut.name) == 1
+    assert "only 2 runs, of which 0 failed" in result.err
+    assert set(FIGURES) < {path.stem for path in result.folder.iterdir()}
+
+
+def test_an_empty_folder_is_an_error_and_draws_nothing(tmp_path):
+    result = run(tmp_path, tmp_path / "figures")
+    assert result.code == 2
+    assert result.err.startswith("error: ")
+    assert str(tmp_path) in result.err
+    assert len(result.err.splitlines()) == 1
+    assert not result.folder.exists()
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(logs, tmp_path):
+    (tmp_path / "taken").write_text("")
+    result = run(logs, tmp_path / "taken")
+    assert result.code == 1
+    assert result.err.startswith(f"error: cannot write to {tmp_path / 'taken'}")
+
+
+@pytest.mark.parametrize("num_bytes", [100, 12_000, 30_000])
+def test_a_full_disk_is_an_error_and_leaves_no_part_of_a_figure(logs, tmp_path, num_bytes):
+    """A limit on the size of a file stands for the disk: a write beyond it fails likewise."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+    try:
+        result = run(logs, tmp_path / "figures")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert result.code == 1
+    assert result.err == f"error: cannot write to {tmp_path / 'figures'}: File too large\n"
+    for path in result.folder.iterdir():
+        assert path.suffix == ".pdf"
+        assert path.read_bytes().endswith(b"%%EOF\n")
+
+
+def test_help_names_every_figure(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        generate_all_figures.main(["--help"])
+    said = capsys.readouterr().out
+    assert all(name in said for name in FIGURES)
+
+
+# what the reader sees
+
+
+def texts_drawn(figure) -> list[tuple[str, Bbox]]:
+    """Every text that reaches the paper, and the room it takes."""
+    drawn = []
+
+    def draw(self, renderer):
+        if self.get_visible() and self.get_text().strip():
+            drawn.append((self.get_text(), self.get_window_extent(renderer)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Text, "draw", draw)
+        FigureCanvasAgg(figure).draw()
+    return drawn
+
+
+@pytest.mark.parametrize("with_dot", [False, True])
+def test_every_text_has_at_least_seven_points_at_printed_size(study, with_dot):
+    """A figure is printed without scaling: it is as wide as one column, or as both."""
+    if with_dot and dot_version() is None:
+        pytest.skip("needs Graphviz")
+    with style():
+        for name, _, figure in build_figures(study, with_dot=with_dot):
+            width = figure.get_figwidth()
+            assert width == pytest.approx(COLUMN_WIDTH) or width == pytest.approx(TEXT_WIDTH), name
+            FigureCanvasAgg(figure).draw()
+            for text in figure.findobj(Text):
+                if text.get_visible() and text.get_text().strip():
+                    assert text.get_fontsize() >= LEAST_POINTS, (name, text.get_text())
+
+
+def test_a_line_of_a_failure_is_no_line_of_r_or_of_an_onset_in_grey_either(study):
+    figure = figure_named("figure3_example_runs", study)
+    looks = {}
+    for line in figure.subfigs[0].legends[0].get_lines():
+        if line.get_linestyle() != "None":
+            looks[line.get_label()] = (line._unscaled_dash_pattern, line.get_linewidth())
+    assert {"R", "onset", "failure", "threshold"} <= looks.keys()
+    dashes = [looks[name][0] for name in ("R", "onset", "failure", "threshold")]
+    assert all(a != b for a, b in combinations(dashes, 2))
+    signals = [looks[name][0] for name in ("n(λ)", "n(σ²)", "n(ΔL)")]
+    assert all(a != b for a, b in combinations(signals, 2))
+    assert looks["training loss"][1] < 0.6 * looks["validation loss"][1]
+
+
+def test_what_was_not_logged_has_a_word_in_the_legend(logs, study):
+    without = read_study(logs)
+    for run in without.reference:
+        run.records[:] = [replace(record, events=None) for record in run.records]
+    assert "n(λ), not logged" in words_of(figure_named("figure3_example_runs", without))
+    assert "R-Metric, λ only: not logged" in words_of(figure_named("figure4_thresholds", without))
+    for name in ("figure3_example_runs", "figure4_thresholds"):
+        assert not any("logged" in words for words in words_of(figure_named(name, study)))
+
+
+def words_of(figure):
+    return [text.get_text() for text in figure.findobj(Text)]
+
+
+def figure_named(name, study):
+    with style():
+        figures = build_figures(study, with_dot=False)
+        return next(figure for each, _, figure in figures if each == name)
+
+
+def test_no_text_covers_another_or_leaves_the_page(study):
+    with style():
+        for name, _, figure in build_figures(study, with_dot=False):
+            texts = texts_drawn(figure)
+            assert len(texts) > 10
+            page = figure.bbox.padded(1)
+            for text, room in texts:
+                assert page.containsx(room.x0), (name, text)
+                assert page.containsx(room.x1), (name, text)
+                assert page.containsy(room.y0), (name, text)
+                assert page.containsy(room.y1), (name, text)
+            for (text, room), (other, taken) in combinations(texts, 2):
+                wide = min(room.x1, taken.x1) - max(room.x0, taken.x0)
+                high = min(room.y1, taken.y1) - max(room.y0, taken.y0)
+                assert min(wide, high) < 1, (name, text, other)
+
+
+# figure 2
+
+
+def truths():
+    """How runs may have gone, also as nobody's logs have said it yet."""
+    return st.builds(
+        Truth,
+        fault=st.sampled_from(["NONE", "NEW_FAULT", *MECHANISM]),
+        benign=st.booleans(),
+        applicable=st.booleans(),
+        outcome=st.sampled_from(["healthy", "absorbed", "not_applicable", "failed"]),
+        failure_kind=st.sampled_from([None, "degraded", "non_finite", "crashed"]),
+    )
+
+
+@given(st.lists(truths(), min_size=1, max_size=30))
+def test_as_many_runs_leave_a_box_as_enter_it(listed):
+    diagram = failure_process([Run(id=str(i), records=[], truth=t) for i, t in enumerate(listed)])
+    entering, leaving = Counter(), Counter()
+    for edge in diagram.edges:
+        leaving[edge.tail] += int(edge.label)
+        entering[edge.head] += int(edge.label)
+    assert leaving["all"] == len(listed)
+    assert sum(entering[end] for end in diagram.ends) == len(listed)
+    for name in set(diagram.nodes) - {"all", *diagram.ends}:
+        assert entering[name] == leaving[name]
+    ends = Counter(name_of(truth) for truth in listed)
+    assert ends == {end: entering[end] for end in diagram.ends}
+
+
+def test_every_fault_of_the_simulator_has_its_mechanism():
+    assert set(MECHANISM) == set(FAULTS) - {"NONE"}
+
+
+def test_a_lost_worker_is_no_matter_of_the_dynamics():
+    truth = Truth(fault="NODE_FAILURE", outcome="failed", failure_kind="lost_worker")
+    assert way_of(truth) == ("all", "fault", "hardware,\nnetwork", "lost_worker")
+
+
+# figure 3
+
+
+def test_there_is_one_example_of_each_end_and_of_a_benign_change(study):
+    kinds = [example.kind for example in pick_examples(study.reference)]
+    assert kinds == [
+        "healthy", "absorbed", "degraded", "diverged", "non_finite", "lost_worker",
+        "benign change",
+    ]  # fmt: skip
+
+
+def test_a_fault_that_cannot_act_is_an_example_only_where_there_is_no_other():
+    idle = Run(id="b", records=[], truth=Truth(applicable=False, outcome="not_applicable"))
+    healthy = Run(id="a", records=[], truth=Truth())
+    assert [example.run.id for example in pick_examples([idle, healthy])] == ["a"]
+    assert [example.run.id for example in pick_examples([idle])] == ["b"]
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.randoms())
+def test_the_example_is_the_middle_one_whatever_the_order(delays, shuffled: random.Random):
+    runs = [
+        Run(
+            id=f"{i:02d}",
+            records=[],
+            truth=Truth(
+                fault="LR_SPIKE", onset_step=100, outcome="failed", failure_kind="diverged",
+                failure_step=100 + delay,
+            ),
+        )
+        for i, delay in enumerate(delays)
+    ]  # fmt: skip
+    shuffled.shuffle(runs)
+    [example] = pick_examples(runs)
+    delay = delays[int(example.run.id)]
+    assert delay == sorted(delays)[(len(delays) - 1) // 2]
+    below = sum(other < delay for other in delays)
+    assert below <= (len(delays) - 1) // 2 < below + delays.count(delay)
+
+
+# figure 4
+
+
+@pytest.mark.parametrize("protocol", ["published", "causal"])
+def test_at_its_own_threshold_a_curve_meets_its_operating_point(study, traces, protocol):
+    at = THRESHOLDS.index(RMetricConfig.simulation().threshold)
+    for name, curve in curves(study.reference, traces, protocol).items():
+        assert curve.sweep.hits[at] == curve.operating.hits, name
+        assert curve.sweep.false_alarms[at] == curve.operating.false_alarms, name
+        assert curve.sweep.f1[at] == pytest.approx(curve.operating.f1.point), name
+
+
+def test_by_the_published_rule_a_higher_threshold_never_finds_more(study, traces):
+    for curve in curves(study.reference, traces, "published").values():
+        assert all(a >= b for a, b in zip(curve.sweep.hits, curve.sweep.hits[1:], strict=False))
+
+
+def test_thresholds_go_from_nothing_to_where_the_metric_cannot_be(study, traces):
+    highest = max(trace.scores.max() for trace in traces["r_metric"])
+    assert min(THRESHOLDS) == 0
+    assert max(THRESHOLDS) == pytest.approx(1.28)  # the authors' weights, which add up to more
+    assert highest <= max(THRESHOLDS) + 1e-12
+
+
+# figure 5
+
+
+def test_leads_are_those_of_the_protocols(study, traces):
+    found = failures(study.reference, traces["r_metric"])
+    assert len(found) == sum(run.truth.failed for run in study.reference) == 5
+    for protocol, name in (("published", "published"), ("causal", "causal")):
+        scores = evaluate(study.reference, traces["r_metric"], protocol)
+        leads = [getattr(failure, name) for failure in found]
+        known = [lead for lead in leads if not isnan(lead)]
+        assert len(known) == scores.hits
+        if known:
+            assert sum(known) / len(known) == pytest.approx(scores.lead_steps.point)
+
+
+def test_a_causal_lead_is_never_longer_than_the_time_there_is(study, traces):
+    for detector in traces.values():
+        for failure in failures(study.reference, detector):
+            for lead in (failure.causal, failure.any_alert):
+                assert isnan(lead) or 0 < lead <= failure.time_left
+            if not isnan(failure.causal):
+                assert failure.causal == failure.published == failure.any_alert
+
+
+def test_always_alarm_leads_by_as_much_as_the_run_is_long(study, traces):
+    for failure in failures(study.reference, traces["always"]):
+        assert failure.published == 150 + failure.time_left - 10
+        assert isnan(failure.causal)
+        if failure.time_left:
+            assert failure.any_alert == failure.time_left
+
+
+def test_a_failure_without_a_known_onset_has_no_time_left_and_is_left_out():
+    truth = Truth(fault="LR_SPIKE", outcome="failed", failure_kind="?", failure_step=40)
+    unknown = Run(id="r", records=[Record(step=s, validation_loss=2.0) for s in (10, 20, 30)])
+    unknown.truth = truth
+    assert failures([unknown], trace_all("r_metric", [unknown])) == []
+
+
+# figure 6
+
+
+def test_the_anatomy_shows_the_mean_and_95_percent_of_single_studies():
+    rng = np.random.default_rng(0)
+    results = [
+        Anatomised(
+            Condition(title=title),
+            SeedScores(rng.random(40), rng.random(40), *[np.zeros(40)] * 5),
+            None,
+        )
+        for title in ("As published", "Something else that takes more than one line to say")
+    ]
+    with style():
+        axes = anatomy_figure(results).axes[0]
+    spans = [line.get_xdata() for line in axes.lines]
+    for _, seeds, _ in results:
+        for values in (seeds.published_f1, seeds.causal_f1):
+            expected = spread(values)
+            assert any(x == pytest.approx([*expected][1:]) for x in spans if len(x) == 2)
+            assert any(expected.point == pytest.approx(x) for span in spans for x in span)
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert [" ".join(label.split()) for label in labels] == [
+        found.condition.title for found in results
+    ]

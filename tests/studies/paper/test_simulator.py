@@ -1,0 +1,61 @@
+"""The figure of docs/simulator.md, from fewer and shorter runs than the real one."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from rmetric.reporting.style import TEXT_WIDTH
+from rmetric.simulation import FAULTS
+
+SCRIPT = Path(__file__).resolve().parents[3] / "docs" / "make_simulator_figure.py"
+
+
+@pytest.fixture(scope="module")
+def script():
+    specification = importlib.util.spec_from_file_location("make_simulator_figure", SCRIPT)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    module.REPETITIONS, module.ONSET, module.STEPS = 1, 150, 300
+    module.MULTIPLES, module.WORKERS, module.SETTLED = (1, 40), (2, 32), 100
+    return module
+
+
+def test_the_script_draws_the_figure(script, tmp_path):
+    assert script.main(["--out", str(tmp_path / "new")]) == 0
+    with Image.open(tmp_path / "new" / "simulator.png") as image:
+        assert image.width == pytest.approx(300 * TEXT_WIDTH, abs=1)
+        assert "Software" not in image.info
+
+
+@given(st.floats(0.1, 1000), st.floats(0.05, 2))
+def test_the_fit_finds_the_power_it_is_shown(script, coefficient, exponent):
+    tokens = np.geomspace(1e6, 1e10, 50)
+    found = script.power_law(tokens, coefficient / tokens**exponent)
+    assert found == pytest.approx((coefficient, exponent), rel=1e-6)
+
+
+def test_no_multiple_of_one_fails_and_forty_fails_soon(script):
+    runs = script.simulated(script.spike_specs())
+    assert np.isinf(script.times_to_failure(runs, 1)).all()
+    assert (script.times_to_failure(runs, 40) < 150).all()
+
+
+def test_averaging_quiets_the_gradient_and_leaves_the_workers_alone(script):
+    runs = script.simulated(script.worker_specs())
+    (few, own_of_few), (many, own_of_many) = (script.norms(runs, number) for number in (2, 32))
+    assert 2 < few / many <= 4.2
+    assert own_of_many == pytest.approx(own_of_few, rel=0.1)
+
+
+def test_every_fault_and_severity_has_its_bar(script):
+    ends = script.outcome_counts(script.simulated(script.fault_specs()))
+    assert {name for name, _ in ends} == set(FAULTS) - {"NONE"}
+    assert {counts.total() for counts in ends.values()} == {3}
+    assert all(ends[name, s]["absorbed"] == 3 for name, s in ends if FAULTS[name].benign)

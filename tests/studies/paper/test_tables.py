@@ -1,0 +1,414 @@
+"""The tables: their forms, and the script that writes them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import shutil
+import subprocess
+from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
+from math import isnan, nan
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import sklearn.ensemble
+
+import generate_paper_tables
+from rmetric.evaluation import Estimate, read_study
+from rmetric.logs import run_lines
+from rmetric.simulation.published import published_specs, simulate_published
+from studies.common.real_runs import NOT_MEASURED
+from studies.common.renderers import escape_tex, to_csv, to_markdown, to_tex, to_text
+from studies.common.table import Column, Table, show
+from studies.paper import claims, published_tables, tables
+from studies.paper.analysis import Analysis
+from studies.paper.anatomy import ROWS, SeedScores
+from studies.paper.published_study import CONFIG
+from studies.paper.published_tables import PublishedAnalysis
+from studies.paper.slim_tables import slim_tex
+from tests.evaluation.synthetic_study import make_runs, write_study
+
+TABLES = (
+    "table1_approaches",
+    "table2_scenarios",
+    "table3_detectors",
+    "table4_faults",
+    "table5_claims",
+    "table6_transfer",
+)
+
+
+class Result(NamedTuple):
+    """What the script did."""
+
+    code: int
+    out: str
+    err: str
+    folder: Path
+
+
+def run(logs: Path, folder: Path) -> Result:
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = generate_paper_tables.main(["--logs", str(logs), "--out", str(folder)])
+    return Result(code, out.getvalue(), err.getvalue(), folder)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_process():
+    """Starting another takes longer than the few forests of these studies do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generate_paper_tables, "NUM_PROCESSES", 1)
+        yield
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("study")
+    write_study(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def analysis(logs) -> Analysis:
+    return Analysis.of(read_study(logs))
+
+
+@pytest.fixture(scope="module")
+def whole(logs, tmp_path_factory) -> Result:
+    """Of a study of all four modes."""
+    return run(logs, tmp_path_factory.mktemp("tables"))
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory) -> PublishedAnalysis:
+    """Of the published study, with few seeds and few trees."""
+    folder = tmp_path_factory.mktemp("published")
+    specs = published_specs()
+    for spec, run in zip(specs, simulate_published(specs, Random(1), seed=1), strict=True):
+        path = folder / f"logs_{spec.mode}" / f"{run.id}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"".join(run_lines(run, CONFIG, spec.mode)))
+    with pytest.MonkeyPatch.context() as patch:
+        few_trees = partial(sklearn.ensemble.IsolationForest, n_estimators=5)
+        patch.setattr(sklearn.ensemble, "IsolationForest", few_trees)
+        return PublishedAnalysis.of(read_study(folder), spread_seeds=30, anatomy_seeds=2)
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory) -> Result:
+    """Of a few runs of one mode, as the repository holds."""
+    return run(few_logs(tmp_path_factory.mktemp("sample")), tmp_path_factory.mktemp("tables"))
+
+
+def few_logs(folder: Path) -> Path:
+    write_study(folder, make_runs()[2:4], modes=("FULL_METRIC",))
+    return folder
+
+
+EXAMPLE = Table(
+    name="example",
+    number=9,
+    title="50 % of λ & σ²",
+    columns=(Column(label="Group_1"), Column(label="F1"), Column(label="n"), Column(label="Note")),
+    rows=[
+        ("a", Estimate(0.5, 0.25, 1.0), 3, "x | y"),
+        ("a", Estimate(nan, nan, nan), 4, None),
+        ("b", Estimate(-0.001, -0.2, 0.1), 5, "[z]"),
+    ],
+    notes=["100 % sure"],
+    grouped=True,
+)
+
+
+def test_a_number_that_is_undefined_is_a_dash_and_never_nought():
+    assert show(nan) == "–"
+    assert show(Estimate(nan, nan, nan)) == "–"
+    assert show(None) == ""
+    assert show(-0.0001) == "0.00"
+    assert show(Estimate(0.5, 0.25, 1.0)) == "0.50 [0.25, 1.00]"
+
+
+def test_csv_holds_the_bounds_in_columns_of_their_own():
+    header, *rows = csv.reader(io.StringIO(to_csv(EXAMPLE)))
+    assert header == ["Group_1", "F1", "F1 low", "F1 high", "n", "Note"]
+    assert rows[0] == ["a", "0.5", "0.25", "1", "3", "x | y"]
+    assert rows[1] == ["a", "nan", "nan", "nan", "4", ""]
+
+
+def test_markdown_keeps_a_bar_inside_its_cell():
+    lines = to_markdown(EXAMPLE).splitlines()
+    assert lines[0] == "### Table 9. 50 % of λ & σ²"
+    assert lines[3] == "| --- | ---: | ---: | --- |"
+    assert lines[4] == r"| a | 0.50 [0.25, 1.00] | 3 | x \| y |"
+    assert "- 100 % sure" in lines
+
+
+def test_the_terminal_form_lines_up_and_heads_each_group():
+    lines = to_text(EXAMPLE).splitlines()
+    assert "Group_1: a" in lines
+    assert "Group_1: b" in lines
+    rows = [line for line in lines if "[" in line or "–" in line]
+    assert len({line.index(n) for line, n in zip(rows, "345", strict=True)}) == 1
+
+
+def test_tex_escapes_everything_that_tex_would_take_for_its_own():
+    assert escape_tex("a_b & 5 % {x} ^~\\ #$") == (
+        r"a\_b \& 5 \% \{x\} \textasciicircum{}\textasciitilde{}\textbackslash{} \#\$"
+    )
+    tex = to_tex(EXAMPLE)
+    assert tex.isascii()
+    assert r"\caption{50 \% of $\lambda$ \& $\sigma$$^2$}" in tex
+    assert tex.count(r"\midrule") == 2
+
+
+def test_every_row_is_as_long_as_its_heading(analysis):
+    for table in tables.tables_of(analysis):
+        assert {len(row) for row in table.rows} == {len(table.columns)}
+        assert to_tex(table).isascii()
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex on this machine")
+def test_every_tex_file_compiles_by_itself(analysis, tmp_path):
+    inputs = []
+    for table in tables.tables_of(analysis):
+        (tmp_path / f"{table.name}.tex").write_text(to_tex(table))
+        (tmp_path / f"{table.name}_slim.tex").write_text(slim_tex(table))
+        inputs += [rf"\input{{{table.name}}}", rf"\input{{{table.name}_slim}}"]
+    head = r"\documentclass{article}\usepackage{array,booktabs,graphicx}\begin{document}"
+    (tmp_path / "all.tex").write_text("\n".join([head, *inputs, r"\end{document}"]))
+    done = subprocess.run(
+        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "all.tex"],
+        cwd=tmp_path, capture_output=True, text=True, errors="replace",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "Overfull" not in done.stdout
+
+
+def test_table_3_holds_every_detector_under_every_protocol(analysis):
+    table = tables.detectors(analysis)
+    assert len(table.rows) == 3 * len(analysis.traces) + 2 * len(tables.CEILINGS)
+    by_name = {(row[0], row[1]): row for row in table.rows}
+    always, never = by_name["causal", "Always alarm"], by_name["causal", "Never alarm"]
+    assert always[4:6] == (0, 15)
+    assert never[4:6] == (0, 0)
+    assert by_name["published", "Always alarm"][8].point == 1
+
+
+def test_no_detector_announces_more_than_the_ceiling(analysis):
+    rows = tables.detectors(analysis).rows
+    for protocol in ("causal", "causal, any alert"):
+        ceiling, later = (
+            next(row for row in rows if row[:2] == (protocol, title)) for title in tables.CEILINGS
+        )
+        assert ceiling[5] == 0
+        assert later[4] <= ceiling[4]
+        assert all(row[4] <= ceiling[4] for row in rows if row[0] == protocol)
+    by_fault = [row for row in tables.faults(analysis).rows if row[0] == "causal"]
+    assert sum(row[7] for row in by_fault) == later[4]
+
+
+@pytest.mark.parametrize(
+    ("measured", "expected"),
+    [
+        (Estimate(255.0, 240.0, 280.0), "agrees"),
+        (Estimate(216.0, 10.0, 510.0), "undecided"),
+        (Estimate(200.0, 100.0, 250.0), "differs"),
+        (Estimate(nan, nan, nan), "undefined"),
+    ],
+)
+def test_only_a_narrow_interval_can_agree_with_the_paper(measured, expected):
+    assert claims.verdict(255, measured) == expected
+
+
+def test_the_numbers_of_the_paper_stand_in_columns_that_say_so(analysis):
+    for table in tables.tables_of(analysis):
+        papers = [i for i, column in enumerate(table.columns) if column.label.startswith("Paper")]
+        ours = [
+            cell for row in table.rows for i, cell in enumerate(row)
+            if i not in papers and isinstance(cell, float | Estimate)
+        ]  # fmt: skip
+        values = [cell.point if isinstance(cell, Estimate) else cell for cell in ours]
+        assert claims.PAPER_F1 not in values
+        assert claims.PAPER_LEAD_STEPS not in values
+
+
+def test_claims_about_real_runs_are_not_measured_and_say_so(analysis):
+    rows = {str(row[0]): row for row in claims.claims(analysis).rows}
+    for claim in ("F1 on real runs", "Lead time at production speed", "Cost of monitoring"):
+        assert rows[claim][2] == NOT_MEASURED
+        assert rows[claim][3] is None
+
+
+def test_the_matrix_counts_every_run_once(analysis):
+    *cells, total = tables.scenarios(analysis).rows
+    outcomes = slice(5, 9)
+    assert sum(row[3] for row in cells) == total[3] == 15
+    for row in [*cells, total]:
+        assert sum(row[outcomes]) == row[3]
+
+
+def test_the_faults_of_table_4_add_up_to_table_3(analysis):
+    by_fault = [row for row in tables.faults(analysis).rows if row[0] == "causal"]
+    whole = next(
+        row for row in tables.detectors(analysis).rows if row[:2] == ("causal", "R-Metric")
+    )
+    for i in range(2, 7):
+        assert sum(row[i] for row in by_fault) == whole[i]
+
+
+PUBLISHED_TABLES = (
+    published_tables.approaches,
+    published_tables.detectors,
+    published_tables.faults,
+    published_tables.claims_table,
+    published_tables.anatomy_table,
+)
+
+
+def test_the_published_study_shows_the_published_number_beside_the_papers(published):
+    assert published_tables.is_published(published.metric.study)
+    table = published_tables.detectors(published)
+    names = [column.label for column in table.columns]
+    row = dict(zip(names, table.rows[0], strict=True))
+    assert (row["Method"], row["TP"], row["FP"], row["FN"]) == (
+        "R-Metric (0.10 / 0.45 / 0.70)", 72, 1, 0
+    )  # fmt: skip
+    assert (round(row["F1"], 3), row["Paper: F1"]) == (0.993, 0.973)
+    groups = list(dict.fromkeys(row[0] for row in table.rows))
+    assert groups[:2] == ["rows of the published table", "as the authors' simulator computes it"]
+    assert [(*row[1:5], row[10]) for row in table.rows if row[0] == groups[1]] == [
+        ("R-Metric (0 / 0.50 / 0.78)", 72, 2, 0, pytest.approx(0.959, abs=5e-4))
+    ]
+    assert 0.95 < row["F1 over seeds"].low <= row["F1 over seeds"].point <= 1
+    assert row["Causal F1"] < row["F1"]
+    by_name = {row[1]: row for row in table.rows}
+    assert len(by_name) == len(ROWS)
+    assert by_name["Calibrated detector"][2] == 0
+    assert by_name["Always alarm"][2:5] == (72, 108, 0)
+    assert by_name["σ² only, re-drawn"][2:5] != by_name["σ² only, on the same runs"][2:5]
+
+
+def test_the_published_tables_say_once_that_the_simulator_has_no_hardware_events(published):
+    found = [build(published) for build in PUBLISHED_TABLES]
+    cells = [cell for table in found for row in table.rows for cell in row]
+    texts = [str(text) for text in (*cells, *(note for table in found for note in table.notes))]
+    said = [text for text in texts if re.search("no hardware events|no λ|λ does not", text)]
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("theirs", "expected"), [(0.801, None), (0.809, None), (0.811, 0.811), (0.789, 0.789)]
+)
+def test_the_authors_weights_stand_beside_the_papers_where_they_differ_by_a_hundredth(
+    theirs, expected
+):
+    by_paper, by_authors = (
+        SeedScores(*[np.array([f1, f1])] * len(SeedScores._fields)) for f1 in (0.8, theirs)
+    )
+    cells = published_tables._where_they_differ(by_paper, by_authors)
+    assert [cell if cell is None else cell.point for cell in cells] == [
+        expected if expected is None else pytest.approx(expected)
+    ] * 2
+
+
+def test_table_4_of_the_published_study_leaves_out_the_runs_without_a_fault(published):
+    rows = {row[0]: row for row in published_tables.faults(published).rows}
+    assert rows["Overall"][1:3] == (144, 72)
+    assert "NONE" not in rows
+    assert isnan(rows["ROUTER_IMBALANCE"][4])
+    assert rows["LR_SPIKE"][5] == 1
+
+
+def test_the_claim_agrees_and_the_lead_does_not(published):
+    rows = {str(row[0]): row for row in published_tables.claims_table(published).rows}
+    assert rows["F1 of the simulation study, published rule"][4] == "agrees"
+    assert rows["Mean lead time"][4] == "differs"
+    assert rows["Failing runs of the study"][4] == "agrees"
+
+
+@pytest.mark.parametrize("build", PUBLISHED_TABLES)
+def test_every_row_of_the_published_tables_is_as_long_as_its_heading(published, build):
+    table = build(published)
+    assert {len(row) for row in table.rows} == {len(table.columns)}
+    assert to_tex(table).isascii()
+
+
+def test_a_study_of_the_published_recipe_has_seven_tables(published, monkeypatch):
+    monkeypatch.setattr(PublishedAnalysis, "of", lambda study, num_processes: published)
+    found, contradicted = tables.build_tables(published.metric.study)
+    assert [table.number for table in found] == [1, 2, 3, 4, 5, 6, 7]
+    assert contradicted == []
+
+
+def test_the_script_writes_each_table_in_each_form_and_prints_three(whole):
+    assert whole.code == 0
+    expected = {f"{name}.{suffix}" for name in TABLES for suffix in ("csv", "md", "tex")}
+    expected |= {f"{name}_slim.tex" for name in TABLES}
+    assert {path.name for path in whole.folder.iterdir()} == expected | {"provenance.json"}
+    assert all(f"Table {number}. " in whole.out for number in (3, 4, 5))
+    assert "only 15 runs" in whole.err
+
+
+def test_a_rerun_writes_the_same_bytes(sample):
+    before = {path.name: path.read_bytes() for path in sample.folder.iterdir()}
+    command = json.loads(before["provenance.json"])["command"].split()
+    assert run(Path(command[3]), sample.folder).code == 0
+    assert {path.name: path.read_bytes() for path in sample.folder.iterdir()} == before
+
+
+def test_a_sample_is_enough_and_what_is_missing_is_said(sample):
+    assert sample.code == 0
+    assert "logs_LAMBDA_ONLY: its rows are left out" in sample.err
+    table = (sample.folder / "table3_detectors.md").read_text()
+    assert "R-Metric, λ only" not in table
+    assert "No logs of LAMBDA_ONLY, SIGMA_ONLY, DELTA_L_ONLY" in table
+    assert "n = 2 is small" in table
+
+
+def test_the_provenance_says_what_went_in(whole, logs):
+    found = json.loads((whole.folder / "provenance.json").read_text())
+    assert set(found["logs"]["num_logs"].values()) == {15}
+    assert found["logs"]["sha256"] == read_study(logs).digest
+    assert found["seeds"]["study"] == [0]
+    assert found["command"].startswith("python generate_paper_tables.py --logs ")
+
+
+def test_a_cut_log_is_named_and_the_exit_code_says_so(tmp_path):
+    cut = next((few_logs(tmp_path) / "logs_FULL_METRIC").iterdir())
+    cut.write_bytes(cut.read_bytes()[:-40])
+    result = run(tmp_path, tmp_path / "out")
+    assert result.code == 1
+    assert cut.name in result.err
+    assert "n = 1 is small" in (tmp_path / "out" / "table3_detectors.md").read_text()
+
+
+def test_a_log_that_contradicts_its_records_is_named_and_the_exit_code_says_so(tmp_path):
+    path = next((few_logs(tmp_path) / "logs_FULL_METRIC").iterdir())
+    path.write_text(path.read_text().replace('"r_metric":0.', '"r_metric":0.0'))
+    result = run(tmp_path, tmp_path / "out")
+    assert result.code == 1
+    assert f"contradicts its records, from which R was recomputed: {path}" in result.err
+
+
+def test_an_empty_folder_is_one_clear_error(tmp_path):
+    result = run(tmp_path, tmp_path / "out")
+    assert result.code == 2
+    assert result.err.startswith("error: ")
+    assert result.err.count("\n") == 1
+    assert result.out == ""
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_out_folder_that_cannot_be_made_is_one_clear_error(logs, tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    result = run(logs, blocked / "tables")
+    assert result.code == 1
+    assert result.err == f"error: cannot write to {blocked / 'tables'}: Not a directory\n"

@@ -1,0 +1,377 @@
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmetric.metric import RMetric
+from rmetric.records import HardwareEvent, Record
+from rmetric.telemetry.changes import FLAGS, RISES, Changes, states
+from rmetric.telemetry.nvml import NvmlEvents
+from rmetric.telemetry.nvml_library import NvmlLibrary
+from rmetric.telemetry.reading import Reading
+from rmetric.telemetry.xid import xid_entry, xid_kind
+from tests.telemetry.fake_nvml import build, play
+
+LOST, RESET_REQUIRED = 15, 16
+SOFTWARE_POWER_CAP, SLOWDOWN, THERMAL = 0x04, 0x08, 0x40
+
+
+@pytest.fixture(scope="module")
+def nvml(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("nvml"))
+
+
+def kinds(seen):
+    return [kind for kind, _ in seen["events"]]
+
+
+class TestHistories:
+    @pytest.mark.long
+    def test_a_healthy_day_has_no_event(self, nvml):
+        history = [(t, 0, "temperature", 60 + t % 25) for t in range(1, 8640)]
+        history += [(t, 0, "throttle", SOFTWARE_POWER_CAP * (t % 2)) for t in range(1, 8640, 7)]
+        seen = play(nvml, history, ticks=8640, interval=1e-6, quiet=0.0)
+        assert seen["events"] == []
+        assert seen["states"][-1] == [True, None]
+
+    def test_slow_overheating_is_told_when_it_gets_too_hot_and_when_it_slows_down(self, nvml):
+        history = [(t, 1, "temperature", 60 + t) for t in range(1, 40)]
+        history += [(35, 1, "throttle", SLOWDOWN | THERMAL)]
+        seen = play(nvml, history, ticks=50, gpus=2)
+        assert seen["events"] == [["over_temperature", 1], ["thermal_throttle", 1]]
+        assert seen["readings"][1]["temperature_celsius"] == 99
+        assert seen["readings"][1]["throttle_reasons"] == ["hardware_slowdown", "hardware_thermal"]
+
+    def test_a_slowdown_without_a_cause_is_a_hardware_slowdown(self, nvml):
+        seen = play(nvml, [(5, 0, "throttle", SLOWDOWN)], ticks=10)
+        assert kinds(seen) == ["hardware_slowdown"]
+
+    def test_an_ecc_storm_is_an_event_a_reading(self, nvml):
+        history = [(t, 0, "ecc_corrected", 100 * t) for t in range(5, 25)]
+        seen = play(nvml, history, ticks=30)
+        assert kinds(seen) == ["ecc_corrected"] * 20
+
+    def test_an_uncontained_error_goes_from_counter_to_remap_to_xid(self, nvml):
+        history = [
+            (5, 0, "ecc_uncorrected", 1),
+            (6, 0, "remapped", 1),
+            (6, 0, "remap_pending", 1),
+            (6, 0, "xid", 63),
+            (9, 0, "remap_failed", 1),
+            (9, 0, "xid", 94),
+        ]
+        seen = play(nvml, history, ticks=15)
+        assert kinds(seen) == [
+            "ecc_uncorrected",
+            "row_remapped",
+            "row_remap_pending",
+            "xid_63",
+            "row_remap_failed",
+            "xid_94",
+        ]
+
+    def test_an_older_gpu_retires_pages(self, nvml):
+        history = [(1, 0, "retired", 2), (1, 0, "retirement_pending", 0), (1, 0, "remapped", -1)]
+        history += [(5, 0, "retired", 3), (5, 0, "retirement_pending", 1)]
+        seen = play(nvml, history, ticks=10)
+        assert kinds(seen) == ["page_retired", "page_retirement_pending"]
+        assert seen["readings"][0]["retired_pages"] == 3
+        assert seen["readings"][0]["row_remap_failed"] is None
+
+    def test_pcie_replays_are_counted(self, nvml):
+        assert kinds(play(nvml, [(5, 0, "replays", 4)], ticks=10)) == ["pcie_replay"]
+
+    def test_an_application_xid_is_kept_and_marked(self, nvml):
+        seen = play(nvml, [(5, 0, "xid", 13)], ticks=10)
+        assert seen["events"] == [["application_xid_13", 0]]
+
+    def test_an_xid_told_again_and_again_is_one_incident(self, nvml):
+        history = [(t, 0, "xid", 94) for t in range(5, 25)]
+        assert kinds(play(nvml, history, ticks=30)) == ["xid_94"]
+        assert kinds(play(nvml, history, ticks=30, quiet=0.0)) == ["xid_94"] * 20
+
+    def test_a_gpu_that_falls_off_the_bus_is_lost_once_and_the_others_go_on(self, nvml):
+        history = [(5, 1, "xid", 79), (6, 1, "gone", LOST), (9, 0, "ecc_corrected", 1)]
+        seen = play(nvml, history, ticks=20, gpus=2)
+        assert seen["events"] == [["xid_79", 1], ["gpu_lost", 1], ["ecc_corrected", 0]]
+        available, problem = seen["states"][-1]
+        assert available
+        assert "GPU 1" in problem
+        assert [reading["gpu"] for reading in seen["readings"]] == [0]
+
+    def test_when_the_only_gpu_is_lost_nothing_is_available(self, nvml):
+        seen = play(nvml, [(5, 0, "gone", RESET_REQUIRED)], ticks=10)
+        assert kinds(seen) == ["gpu_reset_required"]
+        assert seen["states"][-1][0] is False
+        assert seen["readings"] == []
+
+    def test_a_reloaded_driver_is_found_again_and_its_zeroed_counters_are_no_event(self, nvml):
+        history = [(4, 0, "ecc_corrected", 50), (6, 0, "driver", 0), (12, 0, "driver", 1)]
+        history += [(16, 0, "ecc_corrected", 1), (18, 0, "xid", 48)]
+        seen = play(nvml, history, ticks=25)
+        assert kinds(seen) == ["ecc_corrected", "ecc_corrected", "xid_48"]
+        assert [False, "the NVIDIA driver is not loaded"] in seen["states"]
+        assert seen["states"][-1] == [True, None]
+
+    @pytest.mark.long
+    def test_a_call_that_hangs_holds_up_nobody(self, nvml):
+        history = [(5, 0, "hang", 60_000)]
+        seen = play(nvml, history, ticks=5, linger=0.6, hung_after=0.2)
+        available, problem = seen["states"][-1]
+        assert not available
+        assert "not answered" in problem
+        assert seen["readings"] == []
+        assert seen["slowest_poll_seconds"] < 0.5
+        assert seen["close_seconds"] < 3.0
+
+    def test_a_call_that_answers_late_is_forgiven(self, nvml):
+        history = [(5, 0, "hang", 700), (8, 0, "xid", 79)]
+        seen = play(nvml, history, ticks=12, hung_after=0.2)
+        assert any("not answered" in (problem or "") for _, problem in seen["states"])
+        assert seen["states"][-1] == [True, None]
+        assert kinds(seen) == ["xid_79"]
+
+    def test_what_was_so_at_the_first_reading_is_no_event(self, nvml):
+        history = [(1, 0, "ecc_corrected", 9), (1, 0, "row_remap_failed", 1)]
+        history += [(1, 0, "throttle", SLOWDOWN), (1, 1, "gone", LOST)]
+        seen = play(nvml, history, ticks=10, gpus=2)
+        assert seen["events"] == []
+        assert seen["readings"][0]["ecc_corrected_errors"] == 9
+
+    def test_what_a_gpu_does_not_tell_is_missing_and_not_zero(self, nvml):
+        names = ("temperature", "power", "ecc_corrected", "remapped", "replays", "throttle")
+        names += ("sm_clock", "memory_clock_max", "ecc_uncorrected_lifetime", "links", "recovery")
+        seen = play(nvml, [(1, 0, name, -1) for name in names], ticks=5)
+        (reading,) = seen["readings"]
+        assert reading["temperature_celsius"] is None
+        assert reading["power_watts"] is None
+        assert reading["ecc_corrected_errors"] is None
+        assert reading["row_remap_pending"] is None
+        assert reading["throttle_reasons"] is None
+        assert reading["sm_clock_mhz"] is None
+        assert reading["memory_clock_max_mhz"] is None
+        assert reading["ecc_uncorrected_errors_lifetime"] is None
+        assert reading["nvlink_replays"] is None
+        assert reading["recovery_action"] is None
+        assert reading["power_limit_watts"] == 700.0
+        assert seen["states"][-1] == [True, None]
+
+    def test_every_quantity_is_read_with_its_unit(self, nvml):
+        history = [(1, 0, "ecc_corrected_lifetime", 40), (1, 0, "ecc_uncorrected_lifetime", 2)]
+        history += [(1, 0, "ecc_corrected", 5), (1, 0, "remapped_correctable", 3)]
+        history += [(1, 0, "remapped", 1), (1, 0, "recovery", 4), (1, 0, "retired", 0)]
+        history += [(1, 0, "retirement_pending", 0), (1, 0, "link_crc", 6)]
+        (reading,) = play(nvml, history, ticks=5)["readings"]
+        assert reading.pop("time") > 0
+        assert reading == {
+            "gpu": 0,
+            "temperature_celsius": 60,
+            "slowdown_temperature_celsius": 90,
+            "power_watts": 300.0,
+            "power_limit_watts": 700.0,
+            "utilisation_percent": 95,
+            "memory_busy_percent": 40,
+            "memory_used_bytes": 60_000_000_000,
+            "memory_total_bytes": 80_000_000_000,
+            "sm_clock_mhz": 1755,
+            "sm_clock_max_mhz": 1980,
+            "memory_clock_mhz": 2619,
+            "memory_clock_max_mhz": 2619,
+            "throttle_reasons": [],
+            "ecc_corrected_errors": 5,
+            "ecc_uncorrected_errors": 0,
+            "ecc_corrected_errors_lifetime": 40,
+            "ecc_uncorrected_errors_lifetime": 2,
+            "remapped_rows_correctable": 3,
+            "remapped_rows_uncorrectable": 1,
+            "row_remap_pending": False,
+            "row_remap_failed": False,
+            "retired_pages": 0,
+            "page_retirement_pending": False,
+            "pcie_replays": 0,
+            "nvlink_replays": 0,
+            "nvlink_recoveries": 0,
+            "nvlink_crc_errors": 24,  # 6 on each of 4 links
+            "recovery_action": "drain_and_reset",
+        }
+
+    def test_nvlink_errors_are_read_as_sums_where_the_driver_has_them(self, nvml):
+        history = [(1, 0, "nvlink_replays", 7), (1, 0, "nvlink_recoveries", 1)]
+        history += [(1, 0, "nvlink_crc_flit", 30), (1, 0, "nvlink_crc_data", 4)]
+        history += [(1, 0, "link_replays", 99), (5, 0, "nvlink_recoveries", 2)]
+        seen = play(nvml, history, ticks=10)
+        (reading,) = seen["readings"]
+        assert reading["nvlink_replays"] == 7
+        assert reading["nvlink_recoveries"] == 2
+        assert reading["nvlink_crc_errors"] == 34
+        assert kinds(seen) == ["nvlink_error"]
+
+    def test_rises_of_several_nvlink_counters_at_once_are_one_event(self, nvml):
+        history = [(5, 0, "link_replays", 3), (5, 0, "link_crc", 2)]
+        assert kinds(play(nvml, history, ticks=10)) == ["nvlink_error"]
+
+    def test_advice_that_is_newer_than_this_is_kept_by_its_number(self, nvml):
+        (reading,) = play(nvml, [(1, 0, "recovery", 42)], ticks=5)["readings"]
+        assert reading["recovery_action"] == "unknown_42"
+
+
+class TestDevices:
+    @pytest.mark.long
+    @pytest.mark.parametrize(
+        ("devices", "cuda_visible", "watched"),
+        [
+            (None, None, [0, 1, 2]),
+            ([2], None, [2]),
+            (["GPU-0001"], None, [1]),
+            (None, "2,0", [2, 0]),
+            (None, "GPU-0001-fake", [1]),
+            (None, "MIG-1234", [0, 1, 2]),
+            ([1], "0", [1]),
+        ],
+    )
+    def test_only_the_gpus_asked_for_are_read(self, nvml, devices, cuda_visible, watched):
+        seen = play(nvml, [], ticks=4, gpus=3, devices=devices, cuda_visible=cuda_visible)
+        assert [reading["gpu"] for reading in seen["readings"]] == watched
+
+    @pytest.mark.parametrize(("devices", "cuda_visible"), [([7], None), (None, ""), (None, "-1")])
+    def test_a_gpu_that_is_not_there_is_a_problem_in_words(self, nvml, devices, cuda_visible):
+        seen = play(nvml, [], ticks=4, gpus=2, devices=devices, cuda_visible=cuda_visible)
+        available, problem = seen["states"][-1]
+        assert not available
+        assert "the driver lists 2" in problem
+
+    def test_a_machine_without_gpus_is_a_problem_in_words(self, nvml):
+        seen = play(nvml, [], ticks=4, gpus=0)
+        assert seen["states"][-1] == [False, "the NVIDIA driver lists no GPU"]
+
+    @pytest.mark.parametrize(
+        "settings",
+        [{"interval": 0}, {"interval": float("nan")}, {"quiet": -1}, {"devices": "0"}],
+        ids=str,
+    )
+    def test_bad_arguments_are_refused_at_once(self, settings):
+        (name,) = settings
+        with pytest.raises(ValueError, match=name):
+            NvmlEvents(**settings)
+
+
+class TestWithoutNvml:
+    def test_a_machine_without_the_library_says_so(self, monkeypatch):
+        pynvml = pytest.importorskip("pynvml")
+
+        def missing(name):
+            raise OSError(name)
+
+        monkeypatch.setattr(pynvml, "nvmlLib", None)
+        monkeypatch.setattr(pynvml, "CDLL", missing)
+        with NvmlEvents() as hardware:
+            assert not hardware.ready()
+            assert "NVML is not on this machine" in hardware.problem
+            assert hardware.poll() == ()
+            assert hardware.readings() == ()
+
+    def test_a_missing_package_says_so(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "pynvml", None)
+        with NvmlEvents() as hardware:
+            assert not hardware.ready()
+            assert "nvidia-ml-py" in hardware.problem
+
+    def test_whatever_else_goes_wrong_stays_in_the_thread(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "pynvml", object())
+        monkeypatch.setattr("rmetric.telemetry.nvml.NvmlLibrary", lambda nvml: 1 / 0)
+        with NvmlEvents() as hardware:
+            assert not hardware.ready()
+            assert "division" in hardware.problem
+
+    def test_closing_twice_is_no_error(self):
+        hardware = NvmlEvents()
+        hardware.close()
+        hardware.close()
+        assert not hardware.available
+
+
+class TestChanges:
+    @given(st.sampled_from(sorted(RISES)), st.lists(st.none() | st.integers(0, 3)))
+    def test_a_counter_is_an_event_where_it_exceeds_its_last_known_value(self, counter, values):
+        changes = Changes(quiet=60.0)
+        known = None
+        for time, value in enumerate(values):
+            rose = value is not None and known is not None and value > known
+            told = changes.update(Reading(gpu=0, time=float(time), **{counter: value}))
+            assert told == [RISES[counter]] * rose
+            known = known if value is None else value
+
+    @given(st.lists(st.booleans(), min_size=1))
+    def test_a_state_that_flickers_within_the_quiet_time_is_one_event(self, flags):
+        changes = Changes(quiet=60.0)
+        told = [
+            changes.update(Reading(gpu=0, time=float(time), row_remap_pending=flag))
+            for time, flag in enumerate(flags)
+        ]
+        assert sum(map(len, told)) == (not flags[0] and any(flags))
+
+    def test_a_state_that_lasts_is_one_event_however_rare_the_readings(self):
+        changes = Changes(quiet=0.0)
+        changes.update(Reading(gpu=0, time=0.0))
+        told = [
+            changes.update(Reading(gpu=0, time=900.0 * n, row_remap_failed=True))
+            for n in range(1, 5)
+        ]
+        assert told == [["row_remap_failed"], [], [], []]
+
+    def test_a_state_that_comes_back_after_the_quiet_time_counts_again(self):
+        changes = Changes(quiet=60.0)
+        history = [(0.0, 80), (10.0, 95), (20.0, 80), (81.0, 95)]
+        told = [
+            changes.update(
+                Reading(
+                    gpu=0,
+                    time=time,
+                    temperature_celsius=celsius,
+                    slowdown_temperature_celsius=90,
+                )
+            )
+            for time, celsius in history
+        ]
+        assert told == [[], ["over_temperature"], [], ["over_temperature"]]
+
+    def test_nothing_known_is_no_trouble(self):
+        assert states(Reading(gpu=0, time=0.0)) == set()
+        assert states(Reading(gpu=0, time=0.0, temperature_celsius=200.0)) == set()
+        full = Reading(gpu=0, time=0.0, **dict.fromkeys(FLAGS, True))
+        assert states(full) == set(FLAGS)
+
+
+class TestFailureRate:
+    def test_an_applications_fault_does_not_move_lambda(self):
+        for xid in (13, 31, 43, 45, 48, 63, 79, 94, 119, 12345):
+            event = HardwareEvent(1.0, xid_kind(xid))
+            metric = RMetric().update(Record(step=1, time=3600.0, events=(event,)))
+            assert event.is_hardware == (xid_entry(xid).about != "application")
+            assert metric.raw.failure_rate == float(event.is_hardware)
+
+    def test_event_times_count_from_the_start_that_is_set(self):
+        hardware = NvmlEvents()
+        hardware.close()
+        hardware._events.append((hardware.start + 5.0, "xid_79", 0))
+        hardware.start -= 100.0
+        assert hardware.poll() == (HardwareEvent(pytest.approx(105.0), "xid_79", 0),)
+
+
+def test_a_driver_that_cannot_wait_for_xids_is_still_read():
+    class Old:
+        class NVMLError(Exception):
+            value = 3
+
+        def __getattr__(self, name):
+            def call(*_):
+                if name == "nvmlEventSetCreate":
+                    raise self.NVMLError
+                return 1
+
+            return call
+
+    waited = []
+    assert NvmlLibrary(Old()).next_xid(0.25, otherwise=waited.append) is None
+    assert waited == [0.25]

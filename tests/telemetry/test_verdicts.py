@@ -1,0 +1,205 @@
+"""Scripted histories, through the real bindings, to verdicts."""
+
+from math import inf
+
+import pytest
+
+from rmetric.telemetry.replayed import ReplayedReadings
+from rmetric.telemetry.risk import RiskConfig
+from tests.telemetry.fake_nvml import build, play_verdicts
+
+LOST, RESET_REQUIRED = 15, 16
+SOFTWARE_POWER_CAP, SLOWDOWN, THERMAL = 0x04, 0x08, 0x40
+DAY = 2880  # readings, 30 s apart
+
+
+@pytest.fixture(scope="module")
+def nvml(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("nvml"))
+
+
+def gists(seen, gpu=0):
+    return [(one["level"], one["action"]) for one in seen["verdicts"] if one["gpu"] == gpu]
+
+
+def a_healthy_day():
+    """Warm under load, capped in power, a pause for a checkpoint each hour, two soft errors."""
+    history = [(t, 0, "temperature", 62 + t % 13) for t in range(1, DAY)]
+    history += [(t, 0, "power", 640_000 + 1000 * (t % 40)) for t in range(1, DAY)]
+    history += [(t, 0, "throttle", SOFTWARE_POWER_CAP * (t % 2)) for t in range(1, DAY)]
+    for pause in range(120, DAY, 120):
+        history += [(pause, 0, "utilisation", 15), (pause + 4, 0, "utilisation", 97)]
+    history += [(700, 0, "ecc_corrected", 1), (2000, 0, "ecc_corrected", 2)]
+    return [*history, (1, 0, "used", 74_000_000_000)]
+
+
+class TestHistories:
+    @pytest.mark.long
+    def test_a_healthy_day_stays_healthy_at_095_and_does_not_at_010(self, nvml):
+        recording = nvml / "day.jsonl"
+        seen = play_verdicts(
+            nvml, a_healthy_day(), ticks=DAY, seconds_a_tick=30.0, record=recording, interval=30.0
+        )
+        assert gists(seen) == [("healthy", "none")]
+        assert seen["last"]["0"]["reachable"] == pytest.approx(1.0)
+        again = ReplayedReadings(recording, speed=inf, config=RiskConfig(interval=30.0))
+        assert [verdict.gist for verdict in again.poll()] == [("healthy", "none", ())]
+        assert again.verdicts()["0"].as_json() == seen["last"]["0"]
+        lower = ReplayedReadings(recording, inf, RiskConfig(interval=30.0, threshold=0.10))
+        assert {verdict.level for verdict in lower.poll()} == {"healthy", "risk"}
+
+    def test_slow_overheating_is_watched_and_at_a_lower_threshold_a_risk(self, nvml):
+        history = [(4 + 10 * n, 0, "temperature", 60 + n) for n in range(40)]
+        history += [(360, 0, "throttle", SLOWDOWN | THERMAL)]
+        seen = play_verdicts(nvml, history, ticks=410)
+        assert gists(seen) == [("healthy", "none"), ("healthy", "watch"), ("healthy", "watch")]
+        assert seen["verdicts"][1]["reasons"] == [
+            "hotter than where it slows down: 91 °C, its limit is 90 °C"
+        ]
+        assert set(seen["last"]["0"]["rules"]) == {"over_temperature", "thermal_throttle"}
+        seen = play_verdicts(nvml, history, ticks=410, threshold=0.25)
+        assert gists(seen)[:2] == [("healthy", "none"), ("risk", "watch")]
+        assert seen["verdicts"][1]["reasons"] == [
+            "risk 0.25, the limit is 0.25: temperature 0.23 of 0.25 (88 °C; from 70 to 90), "
+            "temperature rise 0.03 of 0.10 (+0.6 °C a minute; full at 2)"
+        ]
+
+    def test_an_ecc_storm_fills_its_factor_and_no_more(self, nvml):
+        history = [(t, 0, "ecc_corrected", 100 * t) for t in range(5, 80)]
+        seen = play_verdicts(nvml, history, ticks=82)
+        assert gists(seen) == [("healthy", "none")]
+        assert seen["last"]["0"]["factors"]["errors"] == 1.0
+        assert seen["last"]["0"]["risk"] == pytest.approx(0.25)
+
+    def test_one_uncorrectable_error_overrides_the_score(self, nvml):
+        seen = play_verdicts(nvml, [(20, 0, "ecc_uncorrected", 1)], ticks=30)
+        assert gists(seen) == [("healthy", "none"), ("fatal", "drain")]
+        assert seen["verdicts"][1]["reasons"] == [
+            "new uncorrectable memory errors: 1 since the driver was loaded"
+        ]
+        assert seen["verdicts"][1]["risk"] <= 0.25
+
+    def test_uncorrectable_errors_of_before_are_no_news(self, nvml):
+        seen = play_verdicts(nvml, [(1, 0, "ecc_uncorrected", 5)], ticks=30)
+        assert gists(seen) == [("healthy", "none")]
+
+    @pytest.mark.parametrize("xid", [13, 31, 43, 45])
+    def test_an_applications_xid_never_condemns(self, nvml, xid):
+        history = [(t, 0, "xid", xid) for t in range(5, 50)]
+        seen = play_verdicts(nvml, history, ticks=60)
+        assert set(gists(seen)) == {("healthy", "none")}
+        assert seen["last"]["0"]["rules"] == [f"application_xid_{xid}"]  # it did happen
+
+    @pytest.mark.parametrize(
+        ("xid", "level", "action"),
+        [
+            (94, "risk", "restart_application"),
+            (63, "risk", "reset"),
+            (119, "fatal", "reset"),
+            (145, "fatal", "reset"),
+            (149, "fatal", "reset"),
+            (48, "fatal", "drain"),
+            (64, "fatal", "drain"),
+            (95, "fatal", "drain"),
+            (79, "fatal", "reboot"),
+        ],
+    )
+    def test_an_xid_asks_for_its_action_once(self, nvml, xid, level, action):
+        seen = play_verdicts(nvml, [(t, 1, "xid", xid) for t in range(5, 15)], ticks=25, gpus=2)
+        assert gists(seen, gpu=1) == [("healthy", "none"), (level, action)]
+        assert gists(seen, gpu=0) == [("healthy", "none")]
+        assert seen["last"]["1"]["reasons"][0].startswith(f"Xid {xid}: ")
+
+    def test_a_contained_error_is_forgotten_after_a_window_and_a_fatal_one_is_not(self, nvml):
+        history = [(5, 0, "xid", 94), (5, 1, "xid", 79)]
+        seen = play_verdicts(nvml, history, ticks=100, gpus=2)
+        expected = [("healthy", "none"), ("risk", "restart_application"), ("healthy", "none")]
+        assert gists(seen, gpu=0) == expected
+        assert gists(seen, gpu=1) == [("healthy", "none"), ("fatal", "reboot")]
+
+    def test_a_contained_error_excuses_the_counter_beside_it_for_good(self, nvml):
+        history = [(5, 0, "xid", 94), (6, 0, "ecc_uncorrected", 1), (6, 0, "remap_pending", 1)]
+        seen = play_verdicts(nvml, history, ticks=100)
+        assert [one["rules"] for one in seen["verdicts"]] == [
+            [],
+            ["xid_94"],
+            ["row_remap_pending", "xid_94"],
+            ["row_remap_pending"],
+        ]
+
+    def test_a_contained_error_that_comes_while_gpus_are_read_is_never_fatal(self, nvml):
+        history = [(6, 0, "xid", 94), (6, 0, "ecc_uncorrected", 1)]
+        seen = play_verdicts(nvml, history, ticks=20)
+        assert gists(seen) == [("healthy", "none"), ("risk", "restart_application")]
+
+    def test_a_failed_remap_is_fatal_even_if_it_was_so_before(self, nvml):
+        seen = play_verdicts(nvml, [(1, 0, "remap_failed", 1)], ticks=10)
+        assert gists(seen) == [("fatal", "drain")]
+
+    def test_the_drivers_own_advice_is_taken(self, nvml):
+        history = [(5, 0, "recovery", 1), (9, 0, "recovery", 2), (13, 0, "recovery", 0)]
+        history += [(17, 0, "recovery", 4), (21, 0, "recovery", 99)]
+        seen = play_verdicts(nvml, history, ticks=25)
+        assert gists(seen) == [
+            ("healthy", "none"),
+            ("fatal", "reset"),
+            ("fatal", "reboot"),
+            ("healthy", "none"),
+            ("risk", "reset"),
+            ("risk", "watch"),
+        ]
+
+    def test_a_lost_gpu_is_fatal_and_the_others_go_on(self, nvml):
+        history = [(5, 1, "xid", 79), (6, 1, "gone", LOST)]
+        seen = play_verdicts(nvml, history, ticks=30, gpus=2)
+        assert seen["last"]["1"]["rules"] == ["gpu_lost", "xid_79"]
+        assert seen["last"]["1"]["level"] == "fatal"
+        assert gists(seen, gpu=0) == [("healthy", "none")]
+
+    def test_a_gpu_that_needs_a_reset_is_well_again_when_it_is_read_again(self, nvml):
+        history = [(5, 0, "gone", RESET_REQUIRED), (15, 0, "gone", 0)]
+        seen = play_verdicts(nvml, history, ticks=25)
+        assert gists(seen) == [("healthy", "none"), ("fatal", "reset"), ("healthy", "none")]
+
+    def test_a_reloaded_driver_clears_what_was_held_against_a_gpu(self, nvml):
+        history = [(5, 0, "xid", 119), (8, 0, "driver", 0), (150, 0, "driver", 1)]
+        seen = play_verdicts(nvml, history, ticks=160, pace=2e-3)
+        assert "the NVIDIA driver is not loaded" in seen["problems"]
+        assert gists(seen) == [("healthy", "none"), ("fatal", "reset"), ("healthy", "none")]
+
+    def test_a_driver_that_stays_away_is_a_risk(self, nvml):
+        history = [(200, 0, "driver", 0)]
+        seen = play_verdicts(
+            nvml, history, ticks=400, seconds_a_tick=None, interval=1e-3, silence=0.5, linger=0.8
+        )
+        assert gists(seen) == [("healthy", "none"), ("risk", "watch")]
+        assert seen["last"]["0"]["reasons"] == [
+            "nothing is heard of the GPU: the NVIDIA driver is not loaded"
+        ]
+
+    @pytest.mark.long
+    def test_a_call_that_hangs_is_a_risk_until_it_answers(self, nvml):
+        history = [(20, 0, "hang", 2500)]
+        seen = play_verdicts(
+            nvml, history, ticks=40, seconds_a_tick=None, interval=1e-3, silence=1.0,
+            hung_after=0.2,
+        )  # fmt: skip
+        assert gists(seen) == [("healthy", "none"), ("risk", "watch"), ("healthy", "none")]
+        assert "NVML has not answered for" in seen["verdicts"][1]["reasons"][0]
+
+
+def test_what_a_gpu_does_not_tell_is_not_taken_for_zero(nvml):
+    silent = ("ecc_corrected", "ecc_uncorrected", "remapped", "retired", "replays", "links")
+    history = [(1, 0, name, -1) for name in silent] + [(1, 0, "used", 80_000_000_000)]
+    seen = play_verdicts(nvml, history, ticks=30)
+    last = seen["last"]["0"]
+    assert last["factors"]["errors"] is None
+    assert last["reachable"] == pytest.approx(0.75)
+    assert last["factors"]["memory"] == 1.0
+    assert last["risk"] == pytest.approx(0.15)
+
+
+def test_no_gpu_is_a_problem_and_no_verdict(nvml):
+    seen = play_verdicts(nvml, [], ticks=4, gpus=0)
+    assert seen["verdicts"] == []
+    assert "the NVIDIA driver lists no GPU" in seen["problems"]
