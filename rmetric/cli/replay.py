@@ -251,7 +251,7 @@ def report(result: Replayed, out: Path) -> int:
         print(f"{printable(row['id'] + file)}: {words}")
         if row["verdict_detail"]:
             print(f"    {printable(row['verdict_detail'])}")
-        for line in [*in_lines(row), *row["left_out"]]:
+        for line in [*in_lines(row), *row["restarts"], *row["left_out"]]:
             print(f"    {printable(line)}")
     if len(runs) > MOST_LINES:
         print(f"... and {len(runs) - MOST_LINES} more")

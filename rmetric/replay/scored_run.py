@@ -10,6 +10,7 @@ from typing import NamedTuple
 from rmetric.metric import Components, RMetric, RMetricConfig
 from rmetric.metric_settings import Settings, is_same_r, settings_of, stated_threshold
 from rmetric.records import Run
+from rmetric.replay.restarts import Restart
 
 _SOURCES = {
     "workers": "the variance between the workers' gradient norms",
@@ -74,6 +75,7 @@ class ScoredRun:
         variance_source: what σ² was computed from; None where it is undefined.
         stated: R as the log states it; None where it states none.
         notes: what was chosen or is undefined, beside the run's own notes.
+        restarts: in the log, or after another log of the run.
     """
 
     run: Run
@@ -82,6 +84,7 @@ class ScoredRun:
     variance_source: str | None
     stated: StatedMetric | None = None
     notes: list[str] = field(default_factory=list)
+    restarts: list[Restart] = field(default_factory=list)
 
     @property
     def config(self) -> RMetricConfig:

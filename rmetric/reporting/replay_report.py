@@ -29,6 +29,7 @@ from rmetric.logs import encode_number
 from rmetric.metric import Components
 from rmetric.readers import ReadLog, UnknownFormat, read_log
 from rmetric.records import Run
+from rmetric.replay.restarts import Restarts
 from rmetric.replay.scored_run import ScoredRun, score_run
 from rmetric.reporting.decisions import decisions_of
 from rmetric.reporting.page import (
@@ -58,6 +59,7 @@ INDEX_COLUMNS = (
     "stated_max_r", "loss_used", "variance_source", "problem",
 )  # fmt: skip
 #: Notes of a run with these words say what was left out; the console has them too.
+RESTARTS = "restarts"
 LEFT_OUT, _LEFT_OUT_WORDS = "left_out", ("left out", "could not be read", "damaged")
 #: One more column, after these, where the records of some run were thinned.
 NOTE = "note"
@@ -129,7 +131,7 @@ def replay_logs(
         The rows of the index, and the files that failed or were passed over.
     """
     result = Replayed(rows=[], failed=[], passed_over=[])
-    folders = _Folders(out)
+    folders, restarts = _Folders(out), Restarts()
     out.mkdir(parents=True, exist_ok=True)
     try:
         for path in paths:
@@ -150,6 +152,7 @@ def replay_logs(
                 draw = most_plots is None or result.num_plots < most_plots
                 try:
                     scored = score_run(run, preset)
+                    scored.restarts = restarts.of(run)
                     row = write_run(
                         scored,
                         folders.make(scored),
@@ -249,6 +252,7 @@ def write_run(
     row["verdict_detail"] = verdict.numbers_and_advice
     row[SPARK] = sparkline_of(scored.run.records, verdict)
     notes = scored.run.notes
+    row[RESTARTS] = [restart.words for restart in scored.restarts]
     row[LEFT_OUT] = [note for note in notes if any(word in note for word in _LEFT_OUT_WORDS)]
     return row
 
@@ -289,6 +293,7 @@ def summary(
         },
         "verdicts": verdicts(scored, traces[0]) if scored.is_defined else None,
         **_decisions(run),
+        RESTARTS: [asdict(restart) for restart in scored.restarts],
         "notes": run.notes + scored.notes,
         "versions": {
             "rmetric": __version__,

@@ -119,6 +119,7 @@ def page_of(
         versions=versions,
         settings=_settings(scored),
         config=_as_text(run.config) if run.config else "",
+        restarts=scored.restarts,
         **monitor_events(run),
     )
 
