@@ -33,6 +33,7 @@ from rmetric.evaluation.loss_verdict import (
     event,
     not_finite_at_end,
 )
+from rmetric.evaluation.policy_verdict import judge_policy
 from rmetric.evaluation.verdict_words import Kind, RunVerdict, levels, number
 from rmetric.records import Record, Truth
 
@@ -51,7 +52,7 @@ def judge_run(
     truth: Truth | None = None,
     unread: str = "",
 ) -> RunVerdict:
-    """Judge a whole log by the course of its loss.
+    """Judge a whole log by the course of its loss; of reinforcement learning, of its reward.
 
     Args:
         records: of one run, in the order of the log.
@@ -66,6 +67,8 @@ def judge_run(
     """
     with np.errstate(all="ignore"):  # losses may be infinite, or as large as a float can be
         verdict = _of_losses(records, alarm_steps)
+    if verdict.kind != "not_finite":
+        verdict = judge_policy(records, alarm_steps) or verdict
     if verdict.severity != "bad":
         verdict = _with_end(verdict, records, unread, alarm_steps)
     if truth is not None and truth.failed and verdict.severity != "bad":

@@ -9,11 +9,13 @@ from typing import Literal
 import numpy as np
 
 from rmetric._util.printed import counted
+from rmetric.detectors.policy_collapse import RULES
 from rmetric.evaluation.loss_course import SHARE_OF_LEVEL, WIDTH, Course, Loss, Rise
 
 Kind = Literal[
-    "diverged", "not_finite", "unstable", "failed", "stuck", "spike", "level_rose", "overfitting",
-    "cannot_tell", "healthy",
+    "diverged", "not_finite", "unstable", "failed", "stuck", "reward_collapsed", "kl_ran_away",
+    "entropy_collapsed", "no_advantage", "length_ran_away", "learns_nothing", "spike", "level_rose",
+    "overfitting", "cannot_tell", "healthy",
 ]  # fmt: skip
 Severity = Literal["bad", "warning", "good", "unknown"]
 
@@ -24,6 +26,12 @@ SEVERITY: dict[Kind, Severity] = {
     "unstable": "bad",
     "failed": "bad",
     "stuck": "bad",
+    "reward_collapsed": "bad",
+    "kl_ran_away": "bad",
+    "entropy_collapsed": "bad",
+    "no_advantage": "warning",
+    "length_ran_away": "warning",
+    "learns_nothing": "warning",
     "spike": "warning",
     "level_rose": "warning",
     "overfitting": "warning",
@@ -42,6 +50,7 @@ ADVICE: dict[Kind, str] = {
     "overfitting": "use the checkpoint of step {step}",
     "cannot_tell": "",
     "healthy": "nothing",
+    **{kind: rule.advice for kind, rule in RULES.items()},
 }
 #: The same where the class alone does not say it.
 AGAIN = "look at the data, learning rate and gradient norms of these steps"

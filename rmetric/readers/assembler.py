@@ -14,7 +14,7 @@ from typing import Any
 
 from rmetric._util.errors import LogError
 from rmetric._util.strict_json import shown
-from rmetric.readers.columns import TARGETS, Columns
+from rmetric.readers.columns import POLICY, TARGETS, Columns
 from rmetric.readers.rows import BadRow, Row, flag, number, run_name
 from rmetric.readers.thinning import Thinning
 from rmetric.records import FEW_SILENT, Record, Run
@@ -169,6 +169,8 @@ class Assembler:
                 continue
             if value is not None:
                 values[field] = value
+        if policy := {name: values.pop(name) for name in POLICY if name in values}:
+            values["policy"] = policy
         return state.measured(found, values)
 
     def state(self, name: str = "") -> RunState:

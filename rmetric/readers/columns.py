@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import lru_cache
 
 from rmetric.readers.names import TARGETS as TARGETS
 from rmetric.readers.names import Target as Target
@@ -23,6 +24,13 @@ _LOSSES = ("loss", "eval_loss")
 #: What somebody else computed of the run: λ, σ², ΔL, n of each, and R.
 STATED = (
     "sigma_sq", "delta_l", "lambda", "r_metric", "sigma_sq_norm", "delta_l_norm", "lambda_norm",
+)  # fmt: skip
+
+
+#: What reinforcement learning logs, see `Record.policy`.
+POLICY = (
+    "reward", "reward_spread", "kl", "answer_kl", "entropy", "response_length", "clip_fraction",
+    "equal_rewards",
 )  # fmt: skip
 
 
@@ -52,10 +60,22 @@ class Columns:
         """True if R, σ² or ΔL is stated: a run without a loss can be replayed from these."""
         return any(target in self.by_target for target in STATED)
 
+    @property
+    def is_judged(self) -> bool:
+        """True with a loss, or with a reward: reinforcement learning may log no loss."""
+        return self.has_loss or "reward" in self.by_target
+
 
 def named_by_target() -> Columns:
     """For rows whose cells stand under the names of `TARGETS` already."""
     return Columns(by_target={target: target for target in TARGETS})
+
+
+@lru_cache(maxsize=256)
+def policy_columns(names: tuple[str, ...]) -> dict[str, str]:
+    """Targets of `POLICY` -> the one of `names` that is called so."""
+    found = {target: _found(target, names)[0] for target in POLICY}
+    return {target: column for target, column in found.items() if column is not None}
 
 
 def find_column(names: Iterable[str], column: str) -> str | None:
