@@ -41,6 +41,8 @@ _EQUAL, _SPREAD = 0.95, 0.02
 #: Nothing is learnt if after so many rewards their level rose by less than this share of the spread
 #: within a group, or if all stretches lie within this share of the level.
 _ENOUGH, _NO_GAIN, _NO_CHANGE = 100, 0.1, 0.05
+#: The same if so many rewards are one number; never of a share of right answers above this one.
+_EQUAL_REWARDS, _HIGH = 5, 0.8
 
 
 class Stretches:
@@ -174,10 +176,14 @@ def _no_advantage(series: Series) -> tuple[float, float] | None:
 
 def _learns_nothing(series: Series) -> tuple[float, float] | None:
     reward, spread = series["reward"], series["reward_spread"]
+    number = len(reward.means)
+    if number >= _EQUAL_REWARDS and len(set(reward.means)) == 1:
+        return reward.means[0], reward.means[-1]
     if reward.count < _ENOUGH:
         return None
-    number = len(reward.means)
     before, after = fmean(reward.means[: number // 8]), fmean(reward.means[-number // 3 :])
+    if before > _HIGH and 0 <= min(reward.means) <= max(reward.means) <= 1:
+        return None  # a share of right answers that was high from the beginning
     flat = max(reward.means) - min(reward.means) < _NO_CHANGE * abs(before)
     if spread.is_known:
         # The second is about twice the standard error of the two means.
@@ -236,7 +242,7 @@ RULES: dict[PolicyKind, Rule] = {
     ),
     "learns_nothing": Rule(
         "reward",
-        ("reward",),
+        (),
         _learns_nothing,
         "check the learning rate, the trained weights and the reward",
     ),
@@ -295,10 +301,10 @@ class PolicyCollapse:
             if name in self._series and isfinite(value):
                 complete = self._series[name].add(record.step, value) or complete
         if complete and self.has_reward:
-            self._judge()
+            self._judge(record.step)
         return self
 
-    def _judge(self) -> None:
+    def _judge(self, step: int) -> None:
         self.findings = []
         for kind, rule in RULES.items():
             known = all(self._series[name].is_known for name in rule.needs)
@@ -306,7 +312,7 @@ class PolicyCollapse:
             if levels is None:
                 self._since.pop(kind, None)
                 continue
-            begins = self._series[(*rule.needs, "reward")[0]].begins
+            begins = self._series[(*rule.needs, "reward")[0]].begins or [step]
             first = 0 if kind == "learns_nothing" else -min(_LAST, len(begins))
             since = self._since.setdefault(kind, begins[first])
             self.findings.append(Finding(kind, since, *levels))
