@@ -8,6 +8,7 @@ exit code. docs/commands.md has the options and exit codes that they share.
 COMMANDS = {
     "replay": "replay existing logs: scores, alarms and a page for each run",
     "watch": "follow a log that is being written, and print alarms",
+    "compare": "compare trainings: is one as good as another, beyond the noise of both",
     "calibrate": "make a threshold file for the calibrated detector from healthy logs",
     "telemetry": "watch this machine's GPUs: readings, risk and recommended actions",
     "diagnose": "diagnose a failed job from its text logs: cause, place, time and next steps",
