@@ -26,6 +26,7 @@ from rmetric.evaluation.loss_course import (
     Loss,
 )
 from rmetric.evaluation.loss_verdict import ends_above, event, judge_loss, not_finite_at_end
+from rmetric.evaluation.no_learning import learns_nothing
 from rmetric.evaluation.verdict_words import EVALUATE, Kind, RunVerdict, levels
 from rmetric.records import Record, Truth
 
@@ -61,7 +62,7 @@ def judge_run(
         verdict = _with_end(verdict, records, unread, alarm_steps)
     if truth is not None and truth.failed and verdict.severity != "bad":
         verdict = _as_stated(verdict, truth)
-    return verdict
+    return learns_nothing(verdict, records, alarm_steps)
 
 
 def _of_losses(records: Sequence[Record], alarms: Sequence[int]) -> RunVerdict:

@@ -12,22 +12,23 @@ from rmetric._util.printed import counted
 from rmetric.evaluation.loss_course import SHARE_OF_LEVEL, WIDTH, Course, Loss, Rise
 
 Kind = Literal[
-    "diverged", "not_finite", "unstable", "failed", "stuck", "spike", "level_rose", "overfitting",
-    "cannot_tell", "healthy",
+    "diverged", "not_finite", "unstable", "failed", "stuck", "learns_nothing", "spike",
+    "level_rose", "overfitting", "cannot_tell", "healthy",
 ]  # fmt: skip
 Severity = Literal["bad", "warning", "good", "unknown"]
 
 #: Severity of each class, the worst first.
 SEVERITY: dict[Kind, Severity] = {
     "diverged": "bad", "not_finite": "bad", "unstable": "bad", "failed": "bad", "stuck": "bad",
-    "spike": "warning", "level_rose": "warning", "overfitting": "warning",
-    "cannot_tell": "unknown", "healthy": "good",
+    "learns_nothing": "warning", "spike": "warning", "level_rose": "warning",
+    "overfitting": "warning", "cannot_tell": "unknown", "healthy": "good",
 }  # fmt: skip
 #: Records that the calibrated detector needs before it can judge a level, about.
 NEEDS_RECORDS = 10
 
 _BACK = "stop, go back to a checkpoint before step "
 _CHECK = "check whether data or learning rate changed there"
+_UNLEARNT = "look for a rate that is too high or 0, frozen weights, and labels of other inputs"
 _FROM_TO, _TOP = "{word} {before} -> {after}", "{word} {before}, {top}"
 #: The words of every verdict, by the name that the judging knows: its class, the line, the numbers
 #: and what to do. In braces are facts, see `RunVerdict.of`.
@@ -42,6 +43,10 @@ WORDS: dict[str, tuple[Kind, str, str, str]] = {
         "look for the error in the log"),
     "stuck": ("stuck", "STUCK: {why}", "{earlier}",
         "look at the loss, the frozen weights and the schedule; nothing is learnt since"),
+    "chance": ("learns_nothing", "LEARNS NOTHING{since}: the loss stays at ln({classes})",
+        "{word} {before} -> {after}, as of a guess among {classes} classes", _UNLEARNT),
+    "flat": ("learns_nothing", "LEARNS NOTHING{since}: the loss does not fall",
+        _FROM_TO + " in {records} records, no level of a model that has converged", _UNLEARNT),
     "spike": ("spike", "SPIKE at {step}, recovered in {lasted}", _TOP + "{higher}",
         "watch whether it comes again"),
     "spikes": ("spike", "{num_events} SPIKES, all recovered",
@@ -218,7 +223,11 @@ def counted_runs(kind: Kind, number: int) -> str:
     >>> counted_runs("spike", 2), counted_runs("not_finite", 1)
     ('2 with spikes', '1 not finite')
     """
-    words = {"spike": "with spikes", "level_rose": "with a raised level"}
+    words = {
+        "spike": "with spikes",
+        "level_rose": "with a raised level",
+        "learns_nothing": "that learn nothing",
+    }
     return f"{number:,} {words.get(kind, kind.replace('_', ' '))}"
 
 
@@ -284,6 +293,7 @@ def _why_silent(verdict: RunVerdict) -> str:
     words: dict[Kind, str] = {
         "healthy": "it saw no failure either",
         "overfitting": "it watches for a loss that breaks away, not for overfitting",
+        "learns_nothing": "it watches for a loss that breaks away, not for one that stays",
         "cannot_tell": "no rise was large enough for it",
         "spike": "the spike is too small or too short for it",
         "level_rose": _TOO_SLOW,
