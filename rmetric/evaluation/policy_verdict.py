@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rmetric._util.printed import counted
-from rmetric.detectors.policy_collapse import PolicyCollapse
+from rmetric.detectors.policy_collapse import RULES, PolicyCollapse
 from rmetric.evaluation.verdict_words import RunVerdict, levels
 from rmetric.records import Record
 
@@ -29,6 +29,7 @@ def judge_policy(records: Sequence[Record], alarms: Sequence[int] = ()) -> RunVe
         return RunVerdict(
             kind=worst.kind,
             text=worst.title,
+            advice=RULES[worst.kind].advice.format(step=f"{worst.since:,}"),
             detail="; ".join([worst.levels, course, *(other.title.lower() for other in others)]),
             onset_step=worst.since,
             before=worst.before,
@@ -37,6 +38,6 @@ def judge_policy(records: Sequence[Record], alarms: Sequence[int] = ()) -> RunVe
             num_events=len(policy.findings),
         )
     if not policy.is_known:
-        text = f"CANNOT TELL: {counted(len(rewards), 'record')} with a reward"
-        return RunVerdict(kind="cannot_tell", text=text)
-    return RunVerdict(kind="healthy", text="HEALTHY: no collapse of the reward seen", detail=course)
+        return RunVerdict.of("few", what=f"{counted(len(rewards), 'record')} with a reward")
+    text = "HEALTHY: no collapse of the reward seen"
+    return RunVerdict(kind="healthy", text=text, detail=course, advice="nothing")
