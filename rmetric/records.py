@@ -84,6 +84,8 @@ class Record:
         forward_backward_seconds: of that, in forward and backward, without `exchange_seconds`.
         exchange_seconds: of that, waiting in backward for the other ranks' gradients.
         optimizer_seconds: of that, in the optimiser's step.
+        loss_parts: losses by their names, where the log states several and no whole; those of an
+            evaluation begin with ``validation ``.
         failure_rate, gradient_variance, loss_drift: the three signals as
             somebody else's log states them (events per hour, squared norm
             units, nats), for logs that lack what they are computed from.
@@ -128,6 +130,7 @@ class Record:
     forward_backward_seconds: float | None = None
     exchange_seconds: float | None = None
     optimizer_seconds: float | None = None
+    loss_parts: dict[str, float] | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -220,7 +223,7 @@ class Run:
 #: Fields of `Record` that hold several values each, which stay Python objects in a frame.
 SEVERAL = (
     "worker_gradient_norms", "worker_gradient_cosines", "layer_gradient_norms", "planned_events",
-    "events", "actions",
+    "events", "actions", "loss_parts",
 )  # fmt: skip
 
 

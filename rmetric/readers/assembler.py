@@ -169,7 +169,21 @@ class Assembler:
                 continue
             if value is not None:
                 values[field] = value
+        if parts := self._parts_of(row):
+            values["loss_parts"] = parts
         return state.measured(found, values)
+
+    def _parts_of(self, row: Row) -> dict[str, float]:
+        """The losses of a log that states several."""
+        found = {}
+        for column, part in self.columns.parts.items():
+            try:
+                value = number(row.cells.get(column))
+            except (ValueError, OverflowError):
+                raise self._bad_cell(row, column) from None
+            if value is not None:
+                found[part] = value
+        return found
 
     def state(self, name: str = "") -> RunState:
         """Of the run that the file calls `name`."""

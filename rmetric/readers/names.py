@@ -269,6 +269,24 @@ def is_loss(column: str) -> bool:
     return TARGETS["loss"].means(column) or TARGETS["eval_loss"].means(column)
 
 
+#: Words of a column that is called a loss and is a statistic or a setting of it, or belongs to
+#: reinforcement learning.
+_NO_PART = (_NO_LOSS | _words("test running smoothed")) - _words("box cls mask mtp moe commitment")
+
+
+def loss_part(column: str) -> str | None:
+    """The name of one of several losses, as in `Record.loss_parts`; None for what is none.
+
+    >>> loss_part("train/box_loss"), loss_part("val/box_loss"), loss_part("Gen Loss")
+    ('box_loss', 'validation box_loss', 'gen_loss')
+    """
+    words = plain_name(column).split("_")
+    if not {"loss", "losses"} & set(words) or not _NO_PART.isdisjoint(words):
+        return None
+    own = "_".join(word for word in words if word not in _EVALUATION_WORDS | {"train", "training"})
+    return own if _EVALUATION_WORDS.isdisjoint(words) else f"validation {own}"
+
+
 def is_part_of_loss(column: str) -> bool:
     """True if the words of a column that is called a loss make it something else."""
     return not _NO_LOSS.isdisjoint(plain_name(column).split("_"))

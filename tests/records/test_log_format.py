@@ -48,6 +48,7 @@ EVERYTHING = Run(
             forward_backward_seconds=0.4,
             exchange_seconds=0.05,
             optimizer_seconds=0.02,
+            loss_parts={"box_loss": 0.5},
             events=(HardwareEvent(1.0, "xid_79", 0),),
         )
         for step in (1, 2)
