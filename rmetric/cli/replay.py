@@ -13,10 +13,12 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rmetric._util.errors import FAILED, INTERRUPTED, fail
+from rmetric._util.lazy import install_hint
 from rmetric._util.options import path_in, path_out, whole
 from rmetric._util.printed import coloured, counted, printable
 from rmetric.cli.log_arguments import add_mapping, add_thresholds
@@ -80,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plots", type=parse_plots, metavar="all|none|N",
         help="how many runs to draw as PNG and PDF files, the first ones "
-        f"(default: {DEFAULT_PLOTS})",
+        f"(default: {DEFAULT_PLOTS}, or none where matplotlib is not installed)",
     )  # fmt: skip
     parser.add_argument(
         "--most-records", type=whole(1), metavar="N",
@@ -105,6 +107,11 @@ def parse_plots(text: str) -> int:
     if text.isdigit():
         return int(text)
     raise argparse.ArgumentTypeError(f"{text!r}: all, none or a number is accepted")
+
+
+def default_plots() -> int:
+    """The number of plots where it is not given: none without matplotlib, an extra."""
+    return DEFAULT_PLOTS if find_spec("matplotlib") else 0
 
 
 def run(options: argparse.Namespace) -> int:
@@ -155,7 +162,7 @@ def replay(options: argparse.Namespace) -> int:
             preset=options.preset,
             mapping=dict(options.map),
             thresholds=options.thresholds,
-            most_plots=DEFAULT_PLOTS if options.plots is None else options.plots,
+            most_plots=default_plots() if options.plots is None else options.plots,
             most_records=options.most_records or MOST_RECORDS,
             on_progress=stages,
             named=lambda path: ".jsonl" in path.suffixes or not set(folders) & set(path.parents),
@@ -262,10 +269,10 @@ def report(result: Replayed, out: Path) -> int:
         verb = "is no log" if len(result.passed_over) == 1 else "are no logs"
         print(f"passed over {files} that {verb}: {names}{more}")
     if result.num_plots < len(runs):
-        print(
-            f"PNG and PDF beside the page: for {result.num_plots} of {counted(len(runs), 'run')}; "
-            "--plots all draws every one"
-        )
+        missing = f"they need {install_hint('matplotlib')}"
+        how = "--plots all draws every one" if default_plots() else missing
+        runs_drawn = f"{result.num_plots} of {counted(len(runs), 'run')}"
+        print(f"PNG and PDF beside the page: for {runs_drawn}; {how}")
     for problem in result.failed:
         print(printable(f"failed: {problem}"), file=sys.stderr)
     if not result.rows:
