@@ -15,4 +15,5 @@ COMMANDS = {
     "supervise": "start a training, and restart it after a failure on the remaining GPUs",
     "save": "request a checkpoint from a running training, through its run folder",
     "plan": "find the fastest TP x PP x DP layout for the remaining GPUs",
+    "doctor": "print versions, extras, GPUs and permissions, for a report of a problem",
 }
