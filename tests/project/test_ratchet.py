@@ -12,12 +12,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Package -> lines of Python and files, at most.
 LARGEST = {
-    "rmetric": (66_037, 407),
+    "rmetric": (66_306, 411),
     "studies": (34_571, 209),
-    "tests": (55_922, 265),
+    "tests": (56_115, 266),
 }
 #: Words of docs/*.md, at most.
-MOST_WORDS = 62_624
+MOST_WORDS = 62_652
 #: As radon counts branches: from 21 on a function has the grade D.
 MOST_BRANCHES = 20
 _BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.Assert, ast.Lambda)
