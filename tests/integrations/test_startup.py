@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -144,6 +145,31 @@ def test_the_hidden_sitecustomize_runs_with_its_own_path(run, tmp_path):
     for words in (nested[-4:], nested):
         done = run(*words, PYTHONPATH=str(tmp_path))
         assert done.stdout == f"{tmp_path / 'sitecustomize.py'} True\n", done.stderr
+
+
+def test_it_finds_a_trainer_beside_another_program_of_its_kind(run, tmp_path):
+    other = """
+        import sys
+        from importlib.util import find_spec
+        class Finder:
+            busy = False
+            def find_spec(self, name, *_):
+                if self.busy or name != "transformers.trainer": return None
+                self.busy, spec = True, None
+                try: spec = find_spec(name)
+                finally: self.busy = False
+                print("also found")
+                return spec
+        sys.meta_path.insert(0, Finder())
+    """
+    (tmp_path / "sitecustomize.py").write_text(dedent(other))
+    (tmp_path / "transformers").mkdir()
+    (tmp_path / "transformers" / "__init__.py").write_text("")
+    (tmp_path / "transformers" / "trainer.py").write_text("class Trainer:\n  def train(self): 0\n")
+    script = "from transformers.trainer import Trainer as t; print(t.train.__wrapped__.__name__, "
+    script += "hasattr(t.train.__wrapped__, '__wrapped__'))"
+    done = run("--", sys.executable, "-c", script, PYTHONPATH=str(tmp_path))
+    assert done.stdout == "also found\ntrain False\n", done.stderr
 
 
 def test_what_cannot_be_attached_costs_the_monitor_alone(run, tmp_path):

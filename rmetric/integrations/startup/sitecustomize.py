@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -24,14 +24,17 @@ TRAINERS = (
 class TrainerFinder:
     """Finds the modules of `TRAINERS` as others do, and attaches to them once they have run."""
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if name not in TRAINERS:
+    def __init__(self) -> None:
+        self._searched: set[str] = set()  # a finder of others may ask all finders, this one too
+
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        if name not in TRAINERS or name in self._searched:
             return None
-        others = (finder for finder in sys.meta_path if finder is not self)
-        specs = (finder.find_spec(name, path, target) for finder in others)
-        spec = next((spec for spec in specs if spec is not None), None)
+        self._searched.add(name)
+        try:
+            spec = find_spec(name)
+        finally:
+            self._searched.discard(name)
         if spec is not None and spec.loader is not None:
             loader: Any = spec.loader
             run = loader.exec_module
