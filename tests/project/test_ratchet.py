@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LARGEST = {
     "rmetric": (67_400, 420),
     "studies": (34_571, 209),
-    "tests": (56_600, 270),
+    "tests": (56_640, 269),
 }
 #: Words of docs/*.md, at most.
 MOST_WORDS = 63_700
