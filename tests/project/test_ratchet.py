@@ -12,9 +12,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Package -> lines of Python and files, at most.
 LARGEST = {
-    "rmetric": (67_454, 417),
+    "rmetric": (67_542, 418),
     "studies": (34_571, 209),
-    "tests": (56_684, 269),
+    "tests": (56_748, 270),
 }
 #: Words of docs/*.md, at most.
 MOST_WORDS = 63_700
