@@ -27,6 +27,7 @@ from rmetric.evaluation.loss_course import (
 )
 from rmetric.evaluation.loss_verdict import ends_above, event, judge_loss, not_finite_at_end
 from rmetric.evaluation.no_learning import learns_nothing
+from rmetric.evaluation.policy_verdict import judge_policy
 from rmetric.evaluation.verdict_words import (
     EVALUATE,
     SEVERITY,
@@ -52,7 +53,7 @@ def judge_run(
     truth: Truth | None = None,
     unread: str = "",
 ) -> RunVerdict:
-    """Judge a whole log by the course of its loss.
+    """Judge a whole log by the course of its loss; of reinforcement learning, of its reward.
 
     Args:
         records: of one run, in the order of the log.
@@ -67,11 +68,13 @@ def judge_run(
     """
     with np.errstate(all="ignore"):  # losses may be infinite, or as large as a float can be
         verdict = _of_parts(records, alarm_steps) or _of_losses(records, alarm_steps)
+        policy = judge_policy(records, alarm_steps) if verdict.kind != "not_finite" else None
+        verdict = policy or verdict
         if verdict.severity != "bad":
             verdict = _with_end(verdict, records, unread, alarm_steps)
         if truth is not None and truth.failed and verdict.severity != "bad":
             verdict = _as_stated(verdict, truth)
-        return learns_nothing(verdict, records, alarm_steps)
+        return verdict if policy else learns_nothing(verdict, records, alarm_steps)
 
 
 def _of_parts(records: Sequence[Record], alarms: Sequence[int]) -> RunVerdict | None:

@@ -12,14 +12,17 @@ from rmetric._util.printed import counted
 from rmetric.evaluation.loss_course import SHARE_OF_LEVEL, WIDTH, Course, Loss, Rise
 
 Kind = Literal[
-    "diverged", "not_finite", "unstable", "failed", "stuck", "learns_nothing", "spike",
-    "level_rose", "overfitting", "cannot_tell", "healthy",
+    "diverged", "not_finite", "unstable", "failed", "stuck", "reward_collapsed", "kl_ran_away",
+    "entropy_collapsed", "no_advantage", "length_ran_away", "learns_nothing", "spike", "level_rose",
+    "overfitting", "cannot_tell", "healthy",
 ]  # fmt: skip
 Severity = Literal["bad", "warning", "good", "unknown"]
 
 #: Severity of each class, the worst first.
 SEVERITY: dict[Kind, Severity] = {
     "diverged": "bad", "not_finite": "bad", "unstable": "bad", "failed": "bad", "stuck": "bad",
+    "reward_collapsed": "bad", "kl_ran_away": "bad", "entropy_collapsed": "bad",
+    "no_advantage": "warning", "length_ran_away": "warning",
     "learns_nothing": "warning", "spike": "warning", "level_rose": "warning",
     "overfitting": "warning", "cannot_tell": "unknown", "healthy": "good",
 }  # fmt: skip
