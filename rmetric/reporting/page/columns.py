@@ -40,8 +40,8 @@ LOGGED = (
 _RAW = {
     "failure_rate": ("λ, hardware events", "per hour over the last events"),
     "gradient_variance": ("σ², variance of the gradient norms", ""),
-    "loss_drift": ("ΔL, loss above its recent mean", "nats"),
-    "authors_simulator": ("ΔL, loss above the first one", "nats"),
+    "loss_drift": ("ΔL, loss above its recent mean", ""),
+    "authors_simulator": ("ΔL, loss above the first one", ""),
 }
 _COLOURS = {"failure_rate": "rate", "gradient_variance": "variance", "loss_drift": "drift"}
 _SOURCE_HINTS = {
@@ -126,7 +126,7 @@ def _parts(records: Sequence[Record]) -> list[Panel]:
     for name in (name for name in names if not name.startswith("validation ")):
         series = [
             _series(of, colour, [(record.loss_parts or {}).get(of) for record in records])
-            for of, colour in ((name, "loss"), (f"validation {name}", "validation"))
+            for of, colour in ((name, "training"), (f"validation {name}", "validation"))
             if of in names
         ]
         log = _is_wide(series)
