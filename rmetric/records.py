@@ -98,6 +98,8 @@ class Record:
             answer), ``entropy`` (nats; some log it negative), ``response_length`` (tokens),
             ``clip_fraction``, and ``equal_rewards``, the share of the groups whose answers have
             one reward.
+        memory: bytes in use, ``host`` and ``device``, and where they end: ``host_limit``,
+            ``device_limit``; or ``host_percent`` and ``device_percent`` of what there is.
     """
 
     step: int
@@ -134,6 +136,7 @@ class Record:
     exchange_seconds: float | None = None
     optimizer_seconds: float | None = None
     policy: dict[str, float] | None = None
+    memory: dict[str, float] | None = None
 
 
 @dataclass(slots=True, kw_only=True)

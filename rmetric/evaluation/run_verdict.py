@@ -28,6 +28,7 @@ from rmetric.evaluation.loss_course import (
 from rmetric.evaluation.loss_verdict import ends_above, event, judge_loss, not_finite_at_end
 from rmetric.evaluation.no_learning import learns_nothing
 from rmetric.evaluation.policy_verdict import judge_policy
+from rmetric.evaluation.resources import resource_words
 from rmetric.evaluation.verdict_words import EVALUATE, Kind, RunVerdict, levels
 from rmetric.records import Record, Truth
 
@@ -65,7 +66,9 @@ def judge_run(
         verdict = _with_end(verdict, records, unread, alarm_steps)
     if truth is not None and truth.failed and verdict.severity != "bad":
         verdict = _as_stated(verdict, truth)
-    return verdict if policy else learns_nothing(verdict, records, alarm_steps)
+    verdict = verdict if policy else learns_nothing(verdict, records, alarm_steps)
+    said = resource_words(records)
+    return replace(verdict, detail="; ".join(filter(None, [verdict.detail, *said])))
 
 
 def _of_losses(records: Sequence[Record], alarms: Sequence[int]) -> RunVerdict:
