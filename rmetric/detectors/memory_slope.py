@@ -78,7 +78,11 @@ class MemorySlope:
         rises = [after - before for before, after in pairwise(parts)]
         steps = (floors.begins[-1] - floors.begins[begin]) / (_PARTS * length - 1)
         rate = fmean(rises) / length / steps
-        before = _slope(floors, number // 4, half)
+        earlier = floors.means[number // 4 : half]
+        middle = len(earlier) // 2
+        before = (
+            (fmean(earlier[-middle:]) - fmean(earlier[:middle])) / (len(earlier) - middle) / steps
+        )
         steady = rate > 0 and min(rises) >= _EACH * fmean(rises) and rate >= _NO_SLOWER * before
         if not steady or parts[-1] <= max(floors.means[:begin]):
             return
@@ -99,14 +103,6 @@ class MemorySlope:
         )
         if self.end_step is not None:
             self.reason += f", it ends about step {self.end_step:,}"
-
-
-def _slope(floors: Stretches, begin: int, end: int) -> float:
-    """Rise a step between the means of the two halves of these stretches."""
-    middle = (begin + end) // 2
-    levels = [fmean(floors.means[a:b]) for a, b in ((begin, middle), (middle, end))]
-    steps = [fmean(floors.begins[a:b]) for a, b in ((begin, middle), (middle, end))]
-    return (levels[1] - levels[0]) / (steps[1] - steps[0])
 
 
 class InputWait:

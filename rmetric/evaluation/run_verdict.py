@@ -15,6 +15,7 @@ import numpy as np
 
 from rmetric._util.printed import counted
 from rmetric.detectors.log_end import SilentLoss
+from rmetric.detectors.memory_slope import InputWait, MemorySlope
 from rmetric.detectors.no_update import NoUpdate
 from rmetric.evaluation.loss_course import (
     FEWEST_RECORDS,
@@ -28,7 +29,6 @@ from rmetric.evaluation.loss_course import (
 from rmetric.evaluation.loss_verdict import ends_above, event, judge_loss, not_finite_at_end
 from rmetric.evaluation.no_learning import learns_nothing
 from rmetric.evaluation.policy_verdict import judge_policy
-from rmetric.evaluation.resources import resource_words
 from rmetric.evaluation.verdict_words import EVALUATE, Kind, RunVerdict, levels
 from rmetric.records import Record, Truth
 
@@ -67,8 +67,12 @@ def judge_run(
     if truth is not None and truth.failed and verdict.severity != "bad":
         verdict = _as_stated(verdict, truth)
     verdict = verdict if policy else learns_nothing(verdict, records, alarm_steps)
-    said = resource_words(records)
-    return replace(verdict, detail="; ".join(filter(None, [verdict.detail, *said])))
+    memory, wait = MemorySlope(), InputWait()
+    for record in records:
+        memory.update(record)
+        wait.update(record)
+    said = filter(None, [verdict.detail, memory.reason, wait.words])
+    return replace(verdict, detail="; ".join(said))
 
 
 def _of_losses(records: Sequence[Record], alarms: Sequence[int]) -> RunVerdict:

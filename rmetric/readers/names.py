@@ -315,16 +315,10 @@ def plain_name(column: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", spaced.lower()).rstrip("_")
 
 
-#: Unit at the end of a plain name, and in bytes or seconds; the last two are Composer's and mmcv's.
-_UNITS = (
-    (re.compile(r"(?:^|_)gi_?b$"), 2.0**30),
-    (re.compile(r"(?:^|_)mi_?b$"), 2.0**20),
-    (re.compile(r"(?:^|_)gb$"), 1e9),
-    (re.compile(r"(?:^|_)(?:mb|megabytes)$"), 1e6),
-    (re.compile(r"_ms$"), 1e-3),
-    (re.compile(r"_mem$"), 1e9),
-    (re.compile(r"^memory$"), 2.0**20),
-)
+#: Units at the end of plain names, in bytes or seconds; `mem` is Composer's.
+_UNITS = {
+    "gi_b": 2.0**30, "gib": 2.0**30, "gb": 1e9, "mb": 1e6, "megabytes": 1e6, "mem": 1e9, "ms": 1e-3,
+}  # fmt: skip
 
 
 @lru_cache(maxsize=256)
@@ -334,8 +328,10 @@ def unit(column: str) -> float:
     >>> unit("memory(GiB)"), unit("time/data_loading_ms"), unit("mem-reserved-bytes")
     (1073741824.0, 0.001, 1.0)
     """
-    name = plain_name(column)
-    return next((factor for pattern, factor in _UNITS if pattern.search(name)), 1.0)
+    words = plain_name(column).split("_")
+    if words == ["memory"]:  # of mmcv
+        return 2.0**20
+    return _UNITS.get("_".join(words[-2:]), _UNITS.get(words[-1], 1.0))
 
 
 _LOSS_WORD = r"(?:cross_?ent(?:ropy)?|crossentropy|xent)"

@@ -12,12 +12,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Package -> lines of Python and files, at most.
 LARGEST = {
-    "rmetric": (66_353, 408),
+    "rmetric": (67_835, 420),
     "studies": (34_571, 209),
-    "tests": (56_093, 266),
+    "tests": (57_087, 273),
 }
 #: Words of docs/*.md, at most.
-MOST_WORDS = 62_967
+MOST_WORDS = 63_853
 #: As radon counts branches: from 21 on a function has the grade D.
 MOST_BRANCHES = 20
 _BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.Assert, ast.Lambda)

@@ -15,8 +15,12 @@ PROGRAMS = {
     ),
     "composer": ({"memory/current_allocated_mem": 20.5}, {"device": 20.5e9}),
     "wandb": (
-        {"system.proc.memory.rssMB": 700.0, "system.gpu.0.memoryAllocated": 40.0},
-        {"host": 700e6, "device_percent": 40.0},
+        {
+            "system.proc.memory.rssMB": 700.0,
+            "system.gpu.0.memoryAllocated": 40.0,
+            "system.memory": 55,
+        },
+        {"host": 700e6, "device_percent": 40.0, "host_percent": 55.0},
     ),
     "verl": (
         {"perf/max_memory_reserved_gb": 20.5, "perf/cpu_memory_used_gb": 90.0},
