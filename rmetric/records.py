@@ -229,7 +229,7 @@ class Run:
 #: Fields of `Record` that hold several values each, which stay Python objects in a frame.
 SEVERAL = (
     "worker_gradient_norms", "worker_gradient_cosines", "layer_gradient_norms", "planned_events",
-    "events", "actions",
+    "events", "actions", "policy", "memory",
 )  # fmt: skip
 
 

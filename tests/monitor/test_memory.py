@@ -10,6 +10,7 @@ from rmetric._util.host_memory import resident_memory
 from rmetric.monitor import Monitor, MonitorConfig
 from rmetric.monitor.actions import SkipStep
 from rmetric.monitor.memory import MemoryInUse
+from rmetric.readers import read_log
 from rmetric.records import Record
 from tests.monitor.training import make_model, train
 
@@ -92,3 +93,13 @@ def test_device_memory_is_what_torch_has_allocated():
     assert after["device"] - before["device"] == pytest.approx(4 * len(block), rel=0.01)
     assert after["device_limit"] == pytest.approx(before["device_limit"], rel=0.05)
     assert Record(1, memory=after).memory["device"] < after["device_limit"]
+
+
+def test_a_log_with_memory_is_read_and_makes_a_frame(tmp_path):
+    log = tmp_path / "run.jsonl"
+    with Monitor(make_model(), log=log) as monitor:
+        monitor.check_before_step(torch.tensor(2.0), gradient_norm=1.0)
+        monitor.check_before_step(torch.tensor(1.9), gradient_norm=1.0)
+        monitor.log_event("INPUT_BOUND", reason="input-bound: 43 % of the step waits for data")
+    run = read_log(log).run
+    assert run.records[0].memory["host"] == run.to_frame()["memory"][0]["host"] > 0

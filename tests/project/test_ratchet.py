@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LARGEST = {
     "rmetric": (67_835, 420),
     "studies": (34_571, 209),
-    "tests": (57_087, 273),
+    "tests": (57_098, 273),
 }
 #: Words of docs/*.md, at most.
 MOST_WORDS = 63_853
