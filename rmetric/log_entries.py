@@ -107,6 +107,7 @@ class MetricsLine(
     optimizer_seconds: float | None = None
     policy: dict[str, float] | None = None
     loss_parts: dict[str, float] | None = None
+    memory: dict[str, float] | None = None
     failure_rate: float | None = None
     lambda_source: _Source | None = "logged"
     gradient_variance: float | None = None
@@ -197,6 +198,7 @@ def _record(s: MetricsLine) -> Record:
         s.optimizer_seconds,
         s.policy,
         s.loss_parts,
+        s.memory,
     )
 
 

@@ -100,6 +100,8 @@ class Record:
             answer), ``entropy`` (nats; some log it negative), ``response_length`` (tokens),
             ``clip_fraction``, and ``equal_rewards``, the share of the groups whose answers have
             one reward.
+        memory: bytes in use, ``host`` and ``device``, and where they end: ``host_limit``,
+            ``device_limit``; or ``host_percent`` and ``device_percent`` of what there is.
     """
 
     step: int
@@ -137,6 +139,7 @@ class Record:
     optimizer_seconds: float | None = None
     policy: dict[str, float] | None = None
     loss_parts: dict[str, float] | None = None
+    memory: dict[str, float] | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -229,7 +232,7 @@ class Run:
 #: Fields of `Record` that hold several values each, which stay Python objects in a frame.
 SEVERAL = (
     "worker_gradient_norms", "worker_gradient_cosines", "layer_gradient_norms", "planned_events",
-    "events", "actions", "loss_parts",
+    "events", "actions", "policy", "loss_parts", "memory",
 )  # fmt: skip
 
 

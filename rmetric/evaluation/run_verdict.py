@@ -15,6 +15,7 @@ import numpy as np
 
 from rmetric._util.printed import counted
 from rmetric.detectors.log_end import SilentLoss
+from rmetric.detectors.memory_slope import InputWait, MemorySlope
 from rmetric.detectors.no_update import NoUpdate
 from rmetric.evaluation.loss_course import (
     FEWEST_RECORDS,
@@ -74,7 +75,13 @@ def judge_run(
             verdict = _with_end(verdict, records, unread, alarm_steps)
         if truth is not None and truth.failed and verdict.severity != "bad":
             verdict = _as_stated(verdict, truth)
-        return verdict if policy else learns_nothing(verdict, records, alarm_steps)
+        verdict = verdict if policy else learns_nothing(verdict, records, alarm_steps)
+    memory, wait = MemorySlope(), InputWait()
+    for record in records:
+        memory.update(record)
+        wait.update(record)
+    said = filter(None, [verdict.detail, memory.reason, wait.words])
+    return replace(verdict, detail="; ".join(said))
 
 
 def _of_parts(records: Sequence[Record], alarms: Sequence[int]) -> RunVerdict | None:

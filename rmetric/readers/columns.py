@@ -34,6 +34,11 @@ POLICY = (
 )  # fmt: skip
 
 
+#: See `Record.memory`; and the targets whose columns' names state a unit.
+MEMORY = ("device_memory", "host_memory", "device_memory_percent", "host_memory_percent")
+WITH_UNIT = ("device_memory", "host_memory", "data_wait", "step_time")
+
+
 @dataclass(kw_only=True)
 class Columns:
     """The columns taken from one log.
@@ -77,8 +82,8 @@ def named_by_target() -> Columns:
 
 @lru_cache(maxsize=256)
 def policy_columns(names: tuple[str, ...]) -> dict[str, str]:
-    """Targets of `POLICY` -> the one of `names` that is called so."""
-    found = {target: _found(target, names)[0] for target in POLICY}
+    """Targets of `POLICY` and `MEMORY` -> the one of `names` that is called so."""
+    found = {target: _found(target, names)[0] for target in (*POLICY, *MEMORY)}
     return {target: column for target, column in found.items() if column is not None}
 
 
