@@ -12,7 +12,7 @@ from typing import Any
 OPTIONAL = {
     "scipy": ("scipy", "study"),
     "pandas": ("pandas", "study"),
-    "sklearn": ("scikit-learn", "diagnosis"),
+    "sklearn": ("scikit-learn", "study"),
     "dtaidistance": ("dtaidistance", "diagnosis"),
     "seaborn": ("seaborn", "study"),
     "graphviz": ("graphviz", "study"),

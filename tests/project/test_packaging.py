@@ -81,7 +81,7 @@ def test_an_installed_torch_and_transformers_may_stay():
 WITHOUT = {
     "pandas": ("from rmetric.records import records_to_frame as f; f([])", "study"),
     "scipy": ("from rmetric.guard.interval import failure_rate as f; f(1, 1.0)", "study"),
-    "sklearn": ("from rmetric import diagnose; diagnose('here')", "diagnosis"),
+    "sklearn": ("from rmetric._util.lazy import needed as f; f('sklearn.ensemble')", "study"),
     "dtaidistance": ("from rmetric import diagnose; diagnose('here')", "diagnosis"),
 }
 

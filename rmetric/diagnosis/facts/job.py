@@ -291,13 +291,6 @@ class Job:
         return frozenset(trait for one in self.matches.values() for trait in one.traits)
 
     @cached_property
-    def nodes_of_pods(self) -> frozenset[str]:
-        """Short names of the nodes that the job's pods were given."""
-        named = (fields for one in self.matches.values() if "placed" in one.traits
-                 for fields in one.named)  # fmt: skip
-        return frozenset(short(fields["placed"]) for fields in named if "placed" in fields)
-
-    @cached_property
     def pids_named_by_programs(self) -> frozenset[str]:
         """Process numbers in matches that are no kernel's kill."""
         of = (one.pids for one in self.matches.values() if "kernel kill" not in one.traits)
