@@ -12,9 +12,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Package -> lines of Python and files, at most.
 LARGEST = {
-    "rmetric": (65_126, 405),
+    "rmetric": (65_066, 405),
     "studies": (34_571, 209),
-    "tests": (55_655, 263),
+    "tests": (55_634, 263),
 }
 #: Words of docs/*.md, at most.
 MOST_WORDS = 62_540

@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 
 from rmetric.diagnosis.evidence.row import Row, Scene
-from rmetric.diagnosis.facts.job import Job, short
+from rmetric.diagnosis.facts.job import short
 
 _ENDS = ("local_host", "local_device", "remote_host", "remote_device")
 #: Least share of the ranks that lost a connection to a host, for it to be the one.
@@ -84,7 +84,7 @@ def _lost(scene: Scene) -> tuple[bool, Lost]:
         if speaker := _SPEAKER.search(match.first.text):
             reporting.add(short(speaker[1]))
         for fields in stated:
-            host = _node_of(job, fields["remote_host"])
+            host = _node_of(fields["remote_host"])
             connection = match.stream, fields.get("port", "")
             if host[:1].isdigit() and not _POD.match(fields["remote_host"]):
                 addressed[host].add(connection)
@@ -98,18 +98,17 @@ def _lost(scene: Scene) -> tuple[bool, Lost]:
     return bool(named), lost
 
 
-def _node_of(job: Job, host: str) -> str:
-    """A node by its address, or by the name that Kubernetes gives to a pod's address.
+def _node_of(host: str) -> str:
+    """The name of a node, as stated or by the name that Kubernetes gives to a pod's address.
 
     A service of many pods tells nothing.
 
-    >>> _node_of(Job(), "10-244-6-37.gpt-worker-1.train.svc.cluster.local")
+    >>> _node_of("10-244-6-37.gpt-worker-1.train.svc.cluster.local")
     'gpt-worker-1'
-    >>> _node_of(Job(), "10-42-3-18.gpt.train.svc.cluster.local")
+    >>> _node_of("10-42-3-18.gpt.train.svc.cluster.local")
     '10.42.3.18'
     """
     pod = _POD.match(host)
     if pod and pod["of"][-1:].isdigit():
         return pod["of"]
-    address = pod["address"].replace("-", ".") if pod else host
-    return job.node_of_address.get(address, address)
+    return pod["address"].replace("-", ".") if pod else host
