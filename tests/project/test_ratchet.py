@@ -12,12 +12,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Package -> lines of Python and files, at most.
 LARGEST = {
-    "rmetric": (65_066, 405),
+    "rmetric": (66_747, 417),
     "studies": (34_571, 209),
-    "tests": (55_634, 263),
+    "tests": (56_565, 269),
 }
 #: Words of docs/*.md, at most.
-MOST_WORDS = 62_584
+MOST_WORDS = 63_647
 #: As radon counts branches: from 21 on a function has the grade D.
 MOST_BRANCHES = 20
 _BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.Assert, ast.Lambda)
