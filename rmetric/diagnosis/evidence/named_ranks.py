@@ -1,4 +1,4 @@
-"""Entries name a rank, a node, a process or a device: of a launcher, a kernel, Ray, a writer."""
+"""Entries name a rank, a node, a process or a device: of a launcher, a kernel, Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where ranks stand, by flight recorders, stacks and the last words of their logs."""
+"""Where ranks stand, by flight recorders and stacks; the last words of a text."""
 
 from __future__ import annotations
 
