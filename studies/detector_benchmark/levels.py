@@ -21,7 +21,7 @@ from rmetric.detectors.calibrated import CalibratedDetector
 from rmetric.logs import write_atomically
 from rmetric.records import Run
 from studies.common.renderers import to_markdown, to_text
-from studies.common.table import Cell, Table, columns
+from studies.common.table import Cell, Table
 from studies.detector_benchmark.data_sets import (
     LAB_FOLDER,
     LAB_PARTS,
@@ -79,14 +79,11 @@ def table(found: dict[str, Levels]) -> Table:
         for name, one in {**found, "all": total}.items()
     ]
     return Table(
-        name="levels",
-        number=0,
-        title="watch and alarm of the calibrated detector in healthy runs",
-        columns=columns(
-            "Healthy runs | Runs | Records | Watches | Records between two watches | Alarms | "
-            "Records between two alarms, at least (95 %)"
-        ),
-        rows=rows,
+        "levels",
+        "watch and alarm of the calibrated detector in healthy runs",
+        "Healthy runs | Runs | Records | Watches | Records between two watches | Alarms | "
+        "Records between two alarms, at least (95 %)",
+        rows,
         notes=["All of these runs are known by now; most were while the detector was built."],
     )
 

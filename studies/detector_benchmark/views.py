@@ -30,7 +30,7 @@ from rmetric.logs import write_atomically
 from rmetric.records import Record, Run
 from studies.common.provenance import commit
 from studies.common.renderers import to_markdown, to_text
-from studies.common.table import Cell, Table, columns
+from studies.common.table import Cell, Table
 from studies.detector_benchmark.benchmark import trace_detectors
 from studies.detector_benchmark.data_sets import LAB_FOLDER, LAB_PARTS, DataSet, lab
 from studies.detector_benchmark.measure import Judged
@@ -164,14 +164,11 @@ def table(results: dict[str, Any]) -> Table:
         for number, (name, row) in enumerate(found.items())
     ]
     return Table(
-        name="views",
-        number=0,
-        title=results["title"],
-        columns=columns(
-            f"Logged | Detector | F1 | F1, strict | F1 minus EWMA's | Hits of {runs['failed']} | "
-            f"Benign changes alarmed, of {runs['benign']} | Controls alarmed, of {runs['control']}"
-        ),
-        rows=rows,
+        "views",
+        results["title"],
+        f"Logged | Detector | F1 | F1, strict | F1 minus EWMA's | Hits of {runs['failed']} | "
+        f"Benign changes alarmed, of {runs['benign']} | Controls alarmed, of {runs['control']}",
+        rows,
         notes=["Causal rule, first alarm latched; 95 % intervals over seeds.", results["note"]],
     )
 

@@ -16,7 +16,7 @@ from rmetric.logs import write_atomically
 from studies.common.markers import fill
 from studies.common.provenance import commit, uncommitted_changes
 from studies.common.renderers import to_markdown
-from studies.common.table import Column, Table
+from studies.common.table import Table
 from studies.diagnosis_benchmark import gpualert
 from studies.diagnosis_benchmark.csv_rows import read_rows
 from studies.diagnosis_benchmark.reliability import calibration_tables
@@ -91,9 +91,8 @@ def report(folder: Path, page: Path | None) -> list[Table]:
 def stored(path: Path) -> Table:
     frame = pd.read_csv(path, keep_default_na=False)
     return Table(
-        name=path.stem,
-        number=0,
-        title=STORED[path.stem],
-        columns=tuple(Column(label=str(label)) for label in frame),
-        rows=list(frame.itertuples(index=False, name=None)),
+        path.stem,
+        STORED[path.stem],
+        tuple(map(str, frame)),
+        list(frame.itertuples(index=False, name=None)),
     )

@@ -229,6 +229,7 @@ def unpack(archive: Path, out: Path | None) -> int:
 
 def report(archives: Path, out: Path) -> int:
     from rmetric.reporting.style import save
+    from studies.common.table import numbered
     from studies.fault_lab import tables
     from studies.fault_lab.against_simulator import comparison, simulated
     from studies.fault_lab.figure import fault_figure
@@ -247,7 +248,7 @@ def report(archives: Path, out: Path) -> int:
     everything = [run for runs in parts.values() for run in runs]
     opened = [run for split, runs in parts.items() if split != "test" for run in runs]
     seen = tables.all_responses(opened)
-    made = [
+    made = [  # in the order of their numbers
         tables.outcomes(everything),
         tables.outcomes(everything, by_severity=True),
         tables.signals(seen),
@@ -257,7 +258,7 @@ def report(archives: Path, out: Path) -> int:
         times(everything),
         twins(opened),
     ]
-    tables.write_tables(made, out)
+    tables.write_tables(numbered(made), out)
     save(fault_figure(everything, seen), out / "fault_lab")
     print(f"{len(made)} tables and a figure: {out}")
     return 0

@@ -100,7 +100,7 @@ PLACEHOLDER = Measured(np.array([0.5, 0.6]), {name: np.zeros(2) for name in SHAR
 def everything(get: Get, points: Sequence[Point]) -> tuple[list[Table], Figure]:
     """Tables and figure of what `get` has of each job."""
     with np.errstate(divide="ignore", invalid="ignore"), style():
-        return list(tables(get)), build_figure(get, points)
+        return tables(get), build_figure(get, points)
 
 
 def write(

@@ -19,13 +19,13 @@ from rmetric.logs import write_atomically
 from studies.common.markers import fill, relative_figure
 from studies.common.provenance import commit
 from studies.common.renderers import to_csv, to_markdown, to_text
-from studies.common.table import Table, show
+from studies.common.table import Table, percent, show
 from studies.fleet import gpu_failures, published
 from studies.fleet.gpu_usage import JobConditions
 from studies.fleet.recorded import evaluate_recorded
 from studies.fleet.risk_estimates import Strata, firing, precision
 from studies.fleet.risk_evaluation import EvaluationPlan, evaluate
-from studies.fleet.risk_tables import KNOWN_FIRING, SHARE, percent, tables
+from studies.fleet.risk_tables import KNOWN_FIRING, SHARE, tables
 
 NAME = "risk"
 HELP = "recall and false alarms of predictors of GPU failures"
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
     )  # fmt: skip
     job = JobConditions()
     strata = evaluate(plan, job, options.jobs)
-    made = list(tables(strata))
+    made = tables(strata)
     write(options.out, strata, made, plan, job)
     if options.out == OUT and PAGE.exists():
         refresh(PAGE, made, strata)

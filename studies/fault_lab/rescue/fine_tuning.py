@@ -30,7 +30,7 @@ from rmetric._util.workers import delayed
 from rmetric.evaluation.intervals import wilson
 from rmetric.logs import write_atomically
 from studies.common.provenance import commit
-from studies.common.table import Cell, Table, columns
+from studies.common.table import Cell, Table
 from studies.fault_lab.rescue.fine_tuning_run import draw, row
 from studies.fault_lab.rescue.report import PAGE, fill_tables, pack, unpack
 from studies.fault_lab.tables import write_tables
@@ -146,15 +146,12 @@ def summary(rows: dict[str, list[dict[str, Any]]]) -> Table:
             )
         )  # fmt: skip
     return Table(
-        name="fine_tuning",
-        number=16,
-        title=f"Rescue on {len(rows['rescue'])} sealed fine-tunings of 60 to 200 steps",
-        columns=columns(
-            "Policy | Failing runs | Averted | Held | Lost | Averted, share | "
-            "Averted or held, share | Worse than nothing, most (nat):3 | Worse by more than 0.02 | "
-            "Held, of the runs that do not fail | Undisturbed runs changed"
-        ),
-        rows=cells,
+        "fine_tuning",
+        f"Rescue on {len(rows['rescue'])} sealed fine-tunings of 60 to 200 steps",
+        "Policy | Failing runs | Averted | Held | Lost | Averted, share | "
+        "Averted or held, share | Worse than nothing, most (nat):3 | Worse by more than 0.02 | "
+        "Held, of the runs that do not fail | Undisturbed runs changed",
+        cells,
         notes=[
             "Failing: without rescue the held-out loss ends more than 0.05 nat above the twin's. "
             "Averted: the whole schedule, at most 0.05 nat above it. Held: stopped, at most 0.05 "
@@ -163,6 +160,7 @@ def summary(rows: dict[str, list[dict[str, Any]]]) -> Table:
             "its twin, against the twin.",
             f"As it was before: commit 7c18e9b2 on the same runs. Aims, set before: {AIMS}.",
         ],
+        number=16,
     )
 
 
@@ -188,14 +186,14 @@ def by_fault(rows: dict[str, list[dict[str, Any]]]) -> Table:
     when = ("before", "now") if "before" in rows else ("now",)
     kinds = [f"{kind}, {one}" for one in when for kind in ("averted", "held", "lost")]
     return Table(
-        name="fine_tuning_by_fault",
-        number=17,
-        title="The failing fine-tunings, by fault",
-        columns=columns("Fault | It | Failing runs", *map(str.capitalize, kinds)),
-        rows=cells,
+        "fine_tuning_by_fault",
+        "The failing fine-tunings, by fault",
+        ("Fault | It | Failing runs", *map(str.capitalize, kinds)),
+        cells,
         notes=["The faults are those of `fine_tuning_run.Disturbed`."],
+        number=17,
         grouped=True,
-    )  # fmt: skip
+    )
 
 
 def report(results: Path = RESULTS, page: Path = PAGE) -> int:
