@@ -8,7 +8,6 @@ are labelled healthy. All are known by now.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +19,7 @@ from rmetric._util.errors import exit_code_of, exit_with, fail
 from rmetric.detectors.calibrated import CalibratedDetector
 from rmetric.logs import write_atomically
 from rmetric.records import Run
+from studies.common.command import command_parser
 from studies.common.renderers import to_markdown, to_text
 from studies.common.table import Cell, Table
 from studies.detector_benchmark.data_sets import (
@@ -94,11 +94,7 @@ def poisson_limit(count: int) -> float:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m studies.detector_benchmark.levels",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("detector_benchmark.levels", __doc__)
     parser.add_argument("--lab", type=Path, default=LAB_FOLDER, help="archives of the laboratory")
     parser.add_argument("--real-logs", type=Path, metavar="DIR", help="public logs, see fetch.py")
     parser.add_argument("--out", type=Path, default=OUT, metavar="DIR")

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import platform
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-import rmetric
 from rmetric.evaluation import intervals
 from rmetric.logs import write_atomically
 from studies.common.markers import fill
-from studies.common.provenance import commit, uncommitted_changes
+from studies.common.provenance import commit, uncommitted_changes, versions
 from studies.common.renderers import to_markdown
 from studies.common.table import Table
 from studies.diagnosis_benchmark import gpualert
@@ -44,11 +41,7 @@ def note(folder: Path, name: str, inputs: dict[str, Any]) -> None:
         "inputs": inputs,
         "commit": commit(),
         "uncommitted_changes": uncommitted_changes(),
-        "versions": {
-            "rmetric": rmetric.__version__,
-            "python": platform.python_version(),
-            **{name: version(name) for name in PACKAGES},
-        },
+        "versions": versions(PACKAGES),
         "bootstrap": {"seed": intervals.SEED, "resamples": intervals.NUM_RESAMPLES},
     }
     text = json.dumps(dict(sorted(known.items())), indent=1, allow_nan=False)

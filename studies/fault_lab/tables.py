@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import nan
-from pathlib import Path
 
 import numpy as np
 
@@ -211,14 +210,3 @@ def detectors(runs: Sequence[Run], num_processes: int = 1) -> Table:
             "Settings are those of the paper or the detector's own; nothing was fitted here.",
         ],
     )
-
-
-def write_tables(tables: Iterable[Table], folder: Path) -> None:
-    from rmetric.logs import write_atomically
-    from studies.common.renderers import RENDERERS
-
-    folder.mkdir(parents=True, exist_ok=True)
-    for table in tables:
-        for suffix in ("csv", "md"):
-            content = RENDERERS[suffix](table).encode()
-            write_atomically(folder / f"{table.name}.{suffix}", [content])

@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Package -> lines of Python and files, at most.
 LARGEST = {
     "rmetric": (65_861, 406),
-    "studies": (34_291, 209),
-    "tests": (55_770, 264),
+    "studies": (33_886, 209),
+    "tests": (55_618, 264),
 }
 #: Words of docs/*.md, at most.
 MOST_WORDS = 62_590

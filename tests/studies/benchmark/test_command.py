@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -305,12 +303,3 @@ def test_the_page_of_the_repository_holds_what_the_results_say():
 def refresh(folder: Path, page: Path) -> None:
     found = {"lab": read_results(folder / "lab.json")}
     pages.refresh(page, folder, found, {"figure2_delay": "What it shows."})
-
-
-def test_it_is_a_module_that_says_how_it_is_used():
-    answer = subprocess.run(
-        [sys.executable, "-m", "studies.detector_benchmark", "--help"],
-        capture_output=True, text=True, check=True, cwd=ROOT,
-    )  # fmt: skip
-    for option in ("--data", "--detectors", "--open-sealed", "--real-logs", "--cost-false-alarm"):
-        assert option in answer.stdout
