@@ -93,6 +93,11 @@ class Record:
             unlike `planned_events` they begin no past anew.
         failure_rate_normalised, gradient_variance_normalised, loss_drift_normalised:
             n of the three signals as the log states it, from 0 to 1.
+        policy: what reinforcement learning logs beside the loss, where it does: ``reward``,
+            ``reward_spread`` (standard deviation), ``kl`` (nats a token), ``answer_kl`` (nats an
+            answer), ``entropy`` (nats; some log it negative), ``response_length`` (tokens),
+            ``clip_fraction``, and ``equal_rewards``, the share of the groups whose answers have
+            one reward.
     """
 
     step: int
@@ -128,6 +133,7 @@ class Record:
     forward_backward_seconds: float | None = None
     exchange_seconds: float | None = None
     optimizer_seconds: float | None = None
+    policy: dict[str, float] | None = None
 
 
 @dataclass(slots=True, kw_only=True)

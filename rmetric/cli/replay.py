@@ -33,7 +33,6 @@ DEFAULT_LOGS = "logs_FULL_METRIC"
 DEFAULT_OUT = Path("results/replay")
 #: The table in a folder of results, as `replay_report` names it, which takes long to load.
 INDEX = "index.csv"
-DEFAULT_PLOTS = 20
 #: Records of one log that are held in memory: up to 1.3 GB, and a minute of work.
 MOST_RECORDS = 500_000
 _ALL = sys.maxsize
@@ -60,7 +59,8 @@ recovered or rose to a new level (spike, level rose, overfitting), 5 no verdict 
 a run (cannot tell), 0 all runs are healthy; with --follow see rmetric watch --help"""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, num_plots: int = 0) -> None:
+    """Args: num_plots: runs that are drawn where nothing else is asked for."""
     parser.add_argument(
         "paths", nargs="*", type=path_in, default=[DEFAULT_LOGS], metavar="PATH",
         help=f"log, folder or glob (default: {DEFAULT_LOGS})",
@@ -78,9 +78,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_mapping(parser)
     add_thresholds(parser)
     parser.add_argument(
-        "--plots", type=parse_plots, metavar="all|none|N",
-        help="how many runs to draw as PNG and PDF files, the first ones "
-        f"(default: {DEFAULT_PLOTS})",
+        "--plots", type=parse_plots, nargs="?", const=_ALL, metavar="all|none|N",
+        help="runs to draw as PNG and PDF files too, all or the first ones "
+        f"(default: {num_plots or 'none'})",
     )  # fmt: skip
     parser.add_argument(
         "--most-records", type=whole(1), metavar="N",
@@ -94,6 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "are for this, and --exit-on-alarm for both",
     )  # fmt: skip
     add_following(parser)
+    parser.set_defaults(num_plots=num_plots)
 
 
 def parse_plots(text: str) -> int:
@@ -155,7 +156,7 @@ def replay(options: argparse.Namespace) -> int:
             preset=options.preset,
             mapping=dict(options.map),
             thresholds=options.thresholds,
-            most_plots=DEFAULT_PLOTS if options.plots is None else options.plots,
+            most_plots=options.num_plots if options.plots is None else options.plots,
             most_records=options.most_records or MOST_RECORDS,
             on_progress=stages,
             named=lambda path: ".jsonl" in path.suffixes or not set(folders) & set(path.parents),
@@ -261,7 +262,7 @@ def report(result: Replayed, out: Path) -> int:
         files = counted(len(result.passed_over), "file")
         verb = "is no log" if len(result.passed_over) == 1 else "are no logs"
         print(f"passed over {files} that {verb}: {names}{more}")
-    if result.num_plots < len(runs):
+    if 0 < result.num_plots < len(runs):
         print(
             f"PNG and PDF beside the page: for {result.num_plots} of {counted(len(runs), 'run')}; "
             "--plots all draws every one"

@@ -16,7 +16,7 @@ RULES = ("non_finite", "gradient_explosion")
 #: Of the times of the steps; a slow drift is often planned, so it is no default.
 STEP_TIME_ALERTS = (STALL, SLOW_RANK)
 #: A learning rate that leaves its plan; steps that change nothing.
-UPDATE_ALERTS = LEARNING_RATE, NO_UPDATE = ("learning_rate", "no_update")
+UPDATE_ALERTS = LEARNING_RATE, NO_UPDATE, POLICY = ("learning_rate", "no_update", "policy")
 DEFAULT_ALERTS = (*RULES, "calibrated", *UPDATE_ALERTS, *STEP_TIME_ALERTS)
 
 #: Settings that lie between two bounds.
@@ -41,7 +41,8 @@ class MonitorConfig:
             in the log. By default the calibrated detector.
         alert_on: sources whose alerts reach the actions: the rules ``non_finite`` and
             ``gradient_explosion``, ``learning_rate`` (it leaves its plan), ``no_update`` (steps
-            change nothing), ``r_metric``, and any of `detectors`; by default all of these but
+            change nothing), ``policy`` (`PolicyCollapse`, where rewards are logged),
+            ``r_metric``, and any of `detectors`; by default all of these but
             ``r_metric``, ``stall`` and ``slow_rank``;
             ``slow_drift`` may be added. R is not among them by
             default: as published it alarms in healthy runs too.

@@ -13,11 +13,12 @@ from rmetric._util.state import restore_or_keep, state_of
 from rmetric.detectors.advice import leave_out_or_roll_back
 from rmetric.detectors.calibrated import read_thresholds
 from rmetric.detectors.no_update import ADVICE, NoUpdate
+from rmetric.detectors.policy_collapse import PolicyCollapse
 from rmetric.detectors.registry import make_detector
 from rmetric.metric import RMetric
 from rmetric.monitor.alert_delivery import AlertDelivery
 from rmetric.monitor.alerts import Alert
-from rmetric.monitor.config import LEARNING_RATE, NO_UPDATE, MonitorConfig
+from rmetric.monitor.config import LEARNING_RATE, NO_UPDATE, POLICY, MonitorConfig
 from rmetric.monitor.learning_rates import LearningRates
 from rmetric.monitor.optimizer_steps import is_scaling
 from rmetric.monitor.pending import Pending
@@ -108,7 +109,7 @@ class RuleJudge:
 
 
 class UpdateJudge:
-    """Raises alerts on learning rates that leave their plan and on steps that change nothing.
+    """Raises alerts on learning rates off their plan, steps that change nothing, lost rewards.
 
     Attributes:
         rates: of the optimiser.
@@ -117,6 +118,7 @@ class UpdateJudge:
 
     def __init__(self, optimizer: Any, delivery: AlertDelivery) -> None:
         self.rates, self.no_update = LearningRates(), NoUpdate()
+        self._policy = PolicyCollapse()
         self._optimizer, self._delivery = optimizer, delivery
 
     def before_update(self, record: Record, schedulers: Iterable[Any]) -> None:
@@ -135,6 +137,8 @@ class UpdateJudge:
         self.no_update.update(record)
         if reason := self.no_update.reason:
             self._raise(record.step, NO_UPDATE, f"{reason}: {ADVICE}", self.no_update.since)
+        if found := self._policy.update(record).alarming:
+            self._raise(record.step, POLICY, self._policy.reason, found[0].since)
 
     def _raise(self, step: int, source: str, reason: str, since: int) -> None:
         """An alert of this rank alone."""

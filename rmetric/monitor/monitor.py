@@ -398,6 +398,12 @@ class Monitor:
         self._auditor.on_evaluation()
 
     @fail_safe()
+    def policy(self, values: Mapping[str, float]) -> None:
+        """Record what reinforcement learning logs of the step just made; see `Record.policy`."""
+        if self._pending is not None and values:
+            self._pending.record.policy = {name: float(value) for name, value in values.items()}
+
+    @fail_safe()
     def planned(self, kind: str, details: str = "") -> None:
         """Announce a change that begins with the next step: learning_rate, batch_size, ..."""
         self._recorder.planned.append(f"{kind}: {details}" if details else kind)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import lru_cache
 
 from rmetric.readers.names import TARGETS as TARGETS
 from rmetric.readers.names import Target as Target
@@ -26,6 +27,13 @@ STATED = (
 )  # fmt: skip
 
 
+#: What reinforcement learning logs, see `Record.policy`.
+POLICY = (
+    "reward", "reward_spread", "kl", "answer_kl", "entropy", "response_length", "clip_fraction",
+    "equal_rewards",
+)  # fmt: skip
+
+
 @dataclass(kw_only=True)
 class Columns:
     """The columns taken from one log.
@@ -36,12 +44,14 @@ class Columns:
         notes: what was guessed, in sentences.
         by_meaning: targets whose column is on no list of names. Such a column is given up if a
             cell of it holds no number, and is no error of the log.
+        of_header: each row has all columns, so a cell that is absent is blank.
     """
 
     by_target: dict[str, str]
     other_steps: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     by_meaning: set[str] = field(default_factory=set)
+    of_header: bool = False
 
     @property
     def has_loss(self) -> bool:
@@ -52,10 +62,22 @@ class Columns:
         """True if R, σ² or ΔL is stated: a run without a loss can be replayed from these."""
         return any(target in self.by_target for target in STATED)
 
+    @property
+    def is_judged(self) -> bool:
+        """True with a loss, or with a reward: reinforcement learning may log no loss."""
+        return self.has_loss or "reward" in self.by_target
+
 
 def named_by_target() -> Columns:
     """For rows whose cells stand under the names of `TARGETS` already."""
     return Columns(by_target={target: target for target in TARGETS})
+
+
+@lru_cache(maxsize=256)
+def policy_columns(names: tuple[str, ...]) -> dict[str, str]:
+    """Targets of `POLICY` -> the one of `names` that is called so."""
+    found = {target: _found(target, names)[0] for target in POLICY}
+    return {target: column for target, column in found.items() if column is not None}
 
 
 def find_column(names: Iterable[str], column: str) -> str | None:

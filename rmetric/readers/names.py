@@ -195,6 +195,57 @@ TARGETS: dict[str, Target] = {
         "lambda_norm lambda_normalised lambda_normalized",
         only_beside=_BESIDE_LAMBDA,
     ),
+    "reward": Target(
+        "reward",
+        "reward train_reward critic_score_mean critic_rewards_mean mean_reward reward_mean"
+        " train_reward_mean train_mean_reward avg_reward average_reward rollout_ep_rew_mean"
+        " ep_rew_mean episode_reward_mean ep_reward_mean objective_scores objective_rlhf_reward"
+        " env_reward_mean ppo_mean_scores charts_episodic_return episodic_return episode_return"
+        " rewards_mean",
+        core=_any_of("reward", "reward mean", "reward avg"),
+        neutral=_PLACES,
+    ),
+    "reward_spread": Target(
+        "reward_spread",
+        "reward_std train_reward_std rewards_std env_reward_std reward_std_mean critic_score_std",
+        core=_any_of("reward std"),
+        neutral=_PLACES | _AVERAGE,
+    ),
+    "kl": Target(
+        "kl",
+        "kl train_kl actor_kl_loss kl_mean mean_kl kl_div actor_ppo_kl approx_kl"
+        " train_approx_kl losses_approx_kl policy_approxkl_avg ppo_policy_approxkl approxkl"
+        " kl_loss",
+        core=_any_of("kl", "kl mean", "approx kl", "kl divergence"),
+        neutral=_PLACES | _words("actor loss losses"),
+    ),
+    "answer_kl": Target("answer_kl", "objective_kl ppo_mean_kl"),
+    "entropy": Target(
+        "entropy",
+        "entropy train_entropy actor_entropy actor_entropy_loss objective_entropy"
+        " policy_entropy_avg ppo_policy_entropy losses_entropy train_entropy_loss entropy_loss"
+        " mean_entropy entropy_mean",
+        core=_any_of("entropy"),
+        neutral=_PLACES | _AVERAGE | _words("actor policy objective loss losses"),
+    ),
+    "response_length": Target(
+        "response_length",
+        "completion_length train_completion_length completions_mean_length"
+        " train_completions_mean_length response_length_mean response_length"
+        " train_response_length mean_response_length tokens_mean_len_responses"
+        " mean_gen_tokens_per_sample generation_length avg_response_length",
+        core=_any_of("completion length", "response length", "completions length mean"),
+        neutral=_PLACES | _AVERAGE,
+    ),
+    "clip_fraction": Target(
+        "clip_fraction",
+        "clip_ratio train_clip_ratio clip_ratio_region_mean train_clip_ratio_region_mean"
+        " actor_pg_clipfrac clip_fraction train_clip_fraction clipfrac policy_clipfrac_avg"
+        " losses_clipfrac ppo_policy_clipfrac",
+    ),
+    "equal_rewards": Target(
+        "equal_rewards", "frac_reward_zero_std train_frac_reward_zero_std frac_zero_std"
+    ),
     "run": Target(None, "run_id run_name run experiment_id experiment_name"),
 }  # fmt: skip
 
@@ -207,7 +258,7 @@ PRINTED = {
     " average_loss mean_loss running_loss step_loss batch_loss smooth_loss avr_loss gpt_loss",
     "eval_loss": "val_loss eval_loss valid_loss validation_loss validate_loss avg_val_loss",
     "grad_norm": "grad_norm gnorm gradient_norm global_grad_norm global_norm total_norm grad gn"
-    " norm",
+    " norm actor_grad_norm",
     "learning_rate": "lr learning_rate",
     "loss_scale": "loss_scale loss_scaler scale",
     "parameter_norm": "param_norm params_norm parameter_norm weight_norm",
@@ -244,7 +295,8 @@ _SAME = {
     **dict.fromkeys(("parameter", "parameters", "params", "weight", "weights"), "param"),
     **dict.fromkeys(("training", "trainer"), "train"),
     **dict.fromkeys(_EVALUATION_WORDS, "eval"),
-    **dict.fromkeys(("updates",), "update"),
+    "updates": "update",
+    "rewards": "reward",
 }
 
 

@@ -609,3 +609,54 @@ def test_the_share_of_healthy_public_runs_is_that_of_the_benchmark():
 def test_large_losses_are_written_out():
     found = verdict(with_part(course(), 701, [7.0, 147_312.0, 6.5]))
     assert found.detail.endswith("loss 3.01, peak 147,000")
+
+
+def noisy(level: float, count: int, noise: float, seed: int = 0):
+    return level + noise * np.random.default_rng(seed).standard_normal(count)
+
+
+#: losses that are flat from the start -> how the words begin
+FLAT_FROM_THE_START = {
+    "a language model without context": (noisy(7.65, 220, 0.08), "LEARNS NOTHING: the loss does n"),
+    "a guess among ten classes": (noisy(2.3028, 40, 1e-4),
+        "LEARNS NOTHING: the loss stays at ln(10)"),
+    "a guess after a wild start": ([0.68, 2.5, 5.3, 1.0, 10.7, 2.0, 1.6, *[0.6931] * 30],
+        "LEARNS NOTHING: the loss stays at ln(2)"),
+    "a fine-tuning that has converged": (noisy(1.52, 200, 0.06), "HEALTHY"),
+    "the same, near ln(4)": (noisy(1.386, 200, 0.02), "HEALTHY"),
+    "an average over many steps": (noisy(1.1, 60, 0.001), "HEALTHY"),
+    "a few records": (noisy(7.65, 60, 0.08), "HEALTHY"),
+    "a loss that falls by a twentieth": (np.linspace(7.6, 7.2, 200), "HEALTHY"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FLAT_FROM_THE_START)
+def test_a_flat_loss_shows_no_learning_where_no_trained_model_has_its_level(name):
+    losses, text = FLAT_FROM_THE_START[name]
+    assert verdict(losses).text.startswith(text)
+
+
+def test_a_rate_that_still_warms_up_and_evaluations_that_fall_are_no_lack_of_learning():
+    log = records(noisy(0.6931, 60, 1e-4))
+    assert judge_run(log).kind == "learns_nothing"
+    for i, record in enumerate(log):
+        record.learning_rate = 1e-6 * i
+    assert judge_run(log).kind == "healthy"
+    log = records(noisy(7.65, 220, 0.08))
+    for at, value in ((50, 7.6), (100, 7.2), (219, 6.8)):
+        log[at].validation_loss = value
+    assert judge_run(log).kind == "healthy"
+    assert judge_run(records(noisy(7.65, 220, 0.08), first=5000)).kind == "healthy", "it goes on"
+
+
+@pytest.mark.parametrize(
+    ("losses", "kind"),
+    [(noisy(10.4, 400, 0.03), "learns_nothing"), (noisy(2.9, 400, 0.03), "healthy")],
+)  # fmt: skip
+def test_a_run_may_be_stuck_after_a_restart(losses, kind):
+    log = records(course(600, noise=0.02)) + records(losses, first=501)
+    found = judge_run(log, [502])
+    assert found.kind == kind
+    if kind == "learns_nothing":
+        assert found.text == "LEARNS NOTHING since the restart at step 501: the loss does not fall"
+        assert (found.onset_step, found.alarm_step) == (501, 502)

@@ -695,3 +695,24 @@ def test_the_loop_of_transformers_4_is_followed_part_by_part():
     ]
     trainer._run_epoch = print
     assert loop_methods(trainer) == [(trainer, "_run_epoch")]
+
+
+class Rewarded(Trainer):
+    """Logs as TRL's trainers do."""
+
+    def log(self, logs, *args, **kwargs):
+        if "loss" in logs:
+            lost = self.state.global_step > 40
+            logs |= {"reward": 0.0 if lost else 0.02 * self.state.global_step, "kl": 0.01}
+        super().log(logs, *args, **kwargs)
+
+
+def test_a_lost_reward_is_logged_and_alarms(tmp_path):
+    callback = watch(tmp_path)
+    train(tmp_path, [callback], kind=Rewarded, max_steps=50)
+    policies = [record.policy for record in records_of(tmp_path)]
+    assert policies[9] == {"reward": pytest.approx(0.2), "kl": 0.01}
+    assert policies[45] == {"reward": 0.0, "kl": 0.01}
+    alerts = [e for e in entries_of(tmp_path) if e.get("source") == "policy"]
+    assert [alert["step"] for alert in alerts] == [42]
+    assert alerts[0]["reason"].startswith("reward collapsed since step 41, reward 0.79 -> 0")

@@ -12,12 +12,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Package -> lines of Python and files, at most.
 LARGEST = {
-    "rmetric": (65_861, 406),
+    "rmetric": (67_542, 418),
     "studies": (33_886, 209),
-    "tests": (55_618, 264),
+    "tests": (56_549, 270),
 }
 #: Words of docs/*.md, at most.
-MOST_WORDS = 62_590
+MOST_WORDS = 63_700
 #: As radon counts branches: from 21 on a function has the grade D.
 MOST_BRANCHES = 20
 _BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.Assert, ast.Lambda)

@@ -39,6 +39,7 @@ EVERYTHING = Run(
             attention_logit_max=12.0,
             router_load=1.5,
             probe_loss=3.1,
+            policy={"reward": 0.5, "kl": 0.01},
             planned_events=("learning_rate",),
             actions=("learning rate cut from 0.01 to 0.005",),
             loss_scale=65536.0,

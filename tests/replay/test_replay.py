@@ -6,6 +6,7 @@ import csv
 import hashlib
 import importlib.util
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -214,6 +215,23 @@ def test_plots_are_drawn_for_the_first_runs_and_that_is_said(replay, tmp_path, c
     _, out = replay("*.csv", plots="1")
     assert [path.parent.name for path in sorted(out.rglob("*.png"))] == ["a"]
     assert "PNG and PDF beside the page: for 1 of 3 runs; --plots all" in capsys.readouterr().out
+
+
+def test_the_command_draws_nothing_unless_asked_and_the_script_does(script, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.csv").write_text(GOOD)
+    code = (
+        "import sys; from rmetric.cli.main import main; main(['replay', 'a.csv', '--out', 'out'])"
+    )
+    heavy = f"{code}; print({{'matplotlib', 'joblib', 'pandas', 'torch'}} & set(sys.modules))"
+    command = [sys.executable, "-c", heavy]
+    path = {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, check=True, env=os.environ | path)
+    assert done.stdout.endswith(b"set()\n")
+    assert b"PNG" not in done.stdout
+    assert not list(tmp_path.rglob("*.png"))
+    assert script.parse_arguments(["a.csv"]).num_plots == 20
+    assert script.parse_arguments(["a.csv", "--plots"]).plots == sys.maxsize
 
 
 def test_the_console_begins_with_a_summary_and_the_runs_that_were_alarmed(replay, tmp_path, capsys):

@@ -68,6 +68,7 @@ EVENTS = {
     "unstable": ("verdict: unstable from here", "unstable"),
     "spike": ("verdict: the highest spike", "spike"),
     "stuck": ("verdict: nothing is learnt from here on", "stuck"),
+    "learns_nothing": ("verdict: nothing is learnt from here on", "learns nothing"),
     "level_rose": ("verdict: the level rose here", "level rose"),
     "overfitting": ("verdict: lowest validation loss", "overfits"),
     "cannot_tell": ("verdict: cannot tell from here", "cannot tell"),
