@@ -44,12 +44,14 @@ class Columns:
         notes: what was guessed, in sentences.
         by_meaning: targets whose column is on no list of names. Such a column is given up if a
             cell of it holds no number, and is no error of the log.
+        of_header: each row has all columns, so a cell that is absent is blank.
     """
 
     by_target: dict[str, str]
     other_steps: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     by_meaning: set[str] = field(default_factory=set)
+    of_header: bool = False
 
     @property
     def has_loss(self) -> bool:

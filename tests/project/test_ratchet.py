@@ -12,12 +12,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Package -> lines of Python and files, at most.
 LARGEST = {
-    "rmetric": (66_353, 408),
+    "rmetric": (67_542, 418),
     "studies": (34_571, 209),
-    "tests": (56_093, 266),
+    "tests": (56_748, 270),
 }
 #: Words of docs/*.md, at most.
-MOST_WORDS = 58_484
+MOST_WORDS = 58_486
 #: As radon counts branches: from 21 on a function has the grade D.
 MOST_BRANCHES = 20
 _BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.Assert, ast.Lambda)
