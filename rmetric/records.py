@@ -84,6 +84,8 @@ class Record:
         forward_backward_seconds: of that, in forward and backward, without `exchange_seconds`.
         exchange_seconds: of that, waiting in backward for the other ranks' gradients.
         optimizer_seconds: of that, in the optimiser's step.
+        loss_parts: losses by their names, where the log states several and no whole; those of an
+            evaluation begin with ``validation ``.
         failure_rate, gradient_variance, loss_drift: the three signals as
             somebody else's log states them (events per hour, squared norm
             units, nats), for logs that lack what they are computed from.
@@ -98,6 +100,8 @@ class Record:
             answer), ``entropy`` (nats; some log it negative), ``response_length`` (tokens),
             ``clip_fraction``, and ``equal_rewards``, the share of the groups whose answers have
             one reward.
+        memory: bytes in use, ``host`` and ``device``, and where they end: ``host_limit``,
+            ``device_limit``; or ``host_percent`` and ``device_percent`` of what there is.
     """
 
     step: int
@@ -134,6 +138,8 @@ class Record:
     exchange_seconds: float | None = None
     optimizer_seconds: float | None = None
     policy: dict[str, float] | None = None
+    loss_parts: dict[str, float] | None = None
+    memory: dict[str, float] | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -226,7 +232,7 @@ class Run:
 #: Fields of `Record` that hold several values each, which stay Python objects in a frame.
 SEVERAL = (
     "worker_gradient_norms", "worker_gradient_cosines", "layer_gradient_norms", "planned_events",
-    "events", "actions",
+    "events", "actions", "policy", "loss_parts", "memory",
 )  # fmt: skip
 
 

@@ -14,9 +14,10 @@ from rmetric._util.errors import FAILED, LogError, fail
 from rmetric._util.options import path_in, path_out
 from rmetric._util.printed import printable
 from rmetric.cli.log_arguments import add_mapping
-from rmetric.evaluation.comparison import compare, note
+from rmetric.evaluation.comparison import Comparison, compare, note
 from rmetric.readers import find_logs, read_log
 from rmetric.records import Run
+from rmetric.reporting.comparison import as_page, write_gate
 
 WORSE, UNKNOWN = 3, 5
 EXAMPLES = """examples:
@@ -64,8 +65,10 @@ def run(options: argparse.Namespace) -> int:
         return fail(f"{twice} is given twice")
     try:
         reference, *candidates = [_runs(name, dict(options.map)) for name in names]
-    except ValueError as error:  # also LogError
-        return fail(error, FAILED if isinstance(error, LogError) else 2)
+    except LogError as error:
+        return fail(error, FAILED)
+    except ValueError as error:
+        return fail(error)
     found = {
         name: compare(reference, runs, options.tolerance / 100)
         for name, runs in zip(names[1:], candidates, strict=True)
@@ -76,20 +79,22 @@ def run(options: argparse.Namespace) -> int:
             print(f"    steps a second: {each.speed:.3g} times the reference's")
     if words := note(found):
         print(words, file=sys.stderr)
-    if options.page or options.gate:
-        from rmetric.reporting.comparison import as_page, write_gate
-
-        try:
-            for path in options.gate:
-                write_gate(path, names[0], found)
-            if options.page:
-                Path(options.page).write_text(as_page(names[0], found), encoding="utf-8")
-        except OSError as error:
-            return fail(f"{error.filename}: cannot be written ({error.strerror})", FAILED)
-        for path in (*options.gate, *filter(None, [options.page])):
-            print(f"written: {path}", file=sys.stderr)
+    try:
+        write(options, names[0], found)
+    except OSError as error:
+        return fail(f"{error.filename}: cannot be written ({error.strerror})", FAILED)
     kinds = {each.kind for each in found.values()}
     return WORSE if "worse" in kinds else UNKNOWN if "cannot_tell" in kinds else 0
+
+
+def write(options: argparse.Namespace, reference: str, found: dict[str, Comparison]) -> None:
+    """Write what was asked for. Raises OSError."""
+    for path in options.gate:
+        write_gate(path, reference, found)
+        print(f"written: {path}", file=sys.stderr)
+    if options.page:
+        Path(options.page).write_text(as_page(reference, found), encoding="utf-8")
+        print(f"written: {options.page}", file=sys.stderr)
 
 
 def _runs(path: str, mapping: dict[str, str]) -> list[Run]:

@@ -287,6 +287,7 @@ def in_short(runs: list[dict[str, Any]]) -> str:
     alarmed = sum(row["calibrated_first_alarm_step"] != "" for row in runs)
     published = sum(row["first_alert_step"] != "" for row in runs)
     undefined = sum(row["max_r"] == "" for row in runs)
+    often = f", which alarms in {HEALTHY_ALARMED} % of healthy public runs" if published else ""
     unknown = f", undefined in {undefined}" if undefined else ""
     unjudged = sum(row["calibrated_judged"] == 0 for row in runs)
     nothing = f", nothing to judge by in {unjudged}" if unjudged else ""
@@ -294,7 +295,7 @@ def in_short(runs: list[dict[str, Any]]) -> str:
     judged = ", ".join(counted_runs(kind, verdicts[kind]) for kind in SEVERITY if verdicts[kind])
     words = (
         f"{counted(len(runs), 'run')}: {judged}; {alarmed} alarmed (calibrated detector{nothing}), "
-        f"{published} alarmed (R-Metric as published{unknown})"
+        f"{published} alarmed (R-Metric as published{often}{unknown})"
     )
     if any(row["stated_max_r"] != "" for row in runs):
         stated = sum(row["stated_first_alert_step"] != "" for row in runs)
@@ -305,21 +306,17 @@ def in_short(runs: list[dict[str, Any]]) -> str:
 
 
 def in_lines(row: dict[str, Any]) -> list[str]:
-    """The live alarm of one run, and the published metric's with the stated outcome."""
-    published = row["first_alert_step"]
-    r_metric = "undefined" if row["max_r"] == "" else _alarm(published)
-    if published != "":
-        r_metric += f" (alarms in {HEALTHY_ALARMED} % of healthy public runs)"
+    """The live alarm of one run, and what its log states: alarms of R, and the outcome."""
+    stated = []
     if row["stated_max_r"] != "":
         more = f", the first of {row['stated_num_alerts']}" if row["stated_num_alerts"] > 1 else ""
-        r_metric += f"; R as its log states it: {_alarm(row['stated_first_alert_step'])}{more}"
-    outcome = f"; it {_ENDED.get(row['outcome'], row['outcome'])}" if row["outcome"] else ""
-    failure = "" if row["failure_step"] == "" else f" at step {row['failure_step']}"
-    return [
-        f"live alarm (calibrated detector): {row['live_alarm']}",
-        f"R-Metric as published: {r_metric}{outcome}{failure}",
-    ]
+        stated.append(f"R {_alarm(row['stated_first_alert_step'])}{more}")
+    if row["outcome"]:
+        failure = "" if row["failure_step"] == "" else f" at step {row['failure_step']}"
+        stated.append(f"it {_ENDED.get(row['outcome'], row['outcome'])}{failure}")
+    lines = [f"live alarm (calibrated detector): {row['live_alarm']}"]
+    return lines + ([f"as its log states: {'; '.join(stated)}"] if stated else [])
 
 
 def _alarm(step: Any) -> str:
-    return "no alarm" if step == "" else f"alarm at step {step}"
+    return "has no alarm" if step == "" else f"alarms at step {step}"

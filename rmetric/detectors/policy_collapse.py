@@ -8,7 +8,7 @@ scale of the reward and no length of the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import isfinite, nan
 from statistics import fmean, median
@@ -48,9 +48,12 @@ _EQUAL_REWARDS, _HIGH = 5, 0.8
 class Stretches:
     """Means of equally long stretches of a series, at most `_MOST`: neighbours are merged.
 
+    Args:
+        merge: of the values of a stretch, and of neighbours; the mean by default.
+
     Attributes:
         count: of values.
-        means: of each whole stretch.
+        means: of each whole stretch, or what `merge` gives.
         begins: step of its first value.
 
     >>> stretches = Stretches()
@@ -60,8 +63,9 @@ class Stretches:
     (50, [0.5, 2.5], [0, 2])
     """
 
-    def __init__(self) -> None:
+    def __init__(self, merge: Callable[[Iterable[float]], float] = fmean) -> None:
         self.means: list[float] = []
+        self._merge = merge
         self.begins: list[int] = []
         self.count = 0
         self._open: list[float] = []
@@ -75,12 +79,12 @@ class Stretches:
         self._open.append(value)
         if len(self._open) < self._length:
             return False
-        self.means.append(fmean(self._open))
+        self.means.append(self._merge(self._open))
         self.begins.append(self._begin)
         self._open = []
         if len(self.means) == _MOST:
             pairs = zip(self.means[::2], self.means[1::2], strict=True)
-            self.means = list(map(fmean, pairs))
+            self.means = list(map(self._merge, pairs))
             self.begins = self.begins[::2]
             self._length *= 2
         return True

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rmetric._util.lazy import check_installed
+from rmetric._util.lazy import EXTRAS, check_installed
 from rmetric.diagnosis.answer import Weighed
 from rmetric.diagnosis.clock import Ordering, clock_notes, clock_offsets
 from rmetric.diagnosis.evidence import Row, Scene, Switches, evidence
@@ -62,7 +62,7 @@ def diagnose(
         ValueError: a signature file or a pool is not valid, or there is no such attempt.
         ModuleNotFoundError: a package of the extra ``diagnosis`` is not installed.
     """
-    check_installed("dtaidistance", "sklearn")  # before minutes of reading
+    check_installed(*EXTRAS["diagnosis"].split())  # before minutes of reading
     if isinstance(pool, str | Path):
         pool = Pool.load(pool)
     library = SignatureLibrary.load(signatures) if signatures else SignatureLibrary.shipped()
@@ -87,12 +87,7 @@ def _beside_others(
     found: Diagnosis, number: int, attempts: Sequence[Job], library: SignatureLibrary
 ) -> Diagnosis:
     """The diagnosis of one attempt with the outcomes of all."""
-    # The comparison of ranks finds no cause that a line states, and takes the longest.
-    switches = Switches(spatial=False)
-    each = [
-        found if at == number else decide(job, library, switches=switches)
-        for at, job in enumerate(attempts, 1)
-    ]
+    each = [found if at == number else decide(job, library) for at, job in enumerate(attempts, 1)]
     found = each[number - 1] = _still_broken(found, each[: number - 1])
     pairs = enumerate(zip(each, attempts, strict=True), 1)
     rows = tuple(_attempt(at, one, job) for at, (one, job) in pairs)
@@ -147,11 +142,10 @@ def decide(
     pool: Pool | None = None,
     *,
     switches: Switches | None = None,
-    seed: int = 0,
     model: Model | None = None,
 ) -> Diagnosis:
-    """The diagnosis of a job whose logs have been read; `seed` is the Isolation Forest's."""
-    found = gathered(job, library, siblings, pool, switches, seed)
+    """The diagnosis of a job whose logs have been read."""
+    found = gathered(job, library, siblings, pool, switches)
     return weigh(found, model or Model.shipped()).diagnosis()
 
 
@@ -170,7 +164,6 @@ def gathered(
     siblings: Sequence[Job] = (),
     pool: Pool | None = None,
     switches: Switches | None = None,
-    seed: int = 0,
 ) -> Gathered:
     """What is known of a job before anything is weighed; arguments as those of `decide`."""
     switches, offsets = switches or Switches(), clock_offsets(job)
@@ -187,7 +180,6 @@ def gathered(
         known=HealthyReference.of(job, siblings, pool),
         notes=tuple(clock_notes(offsets)),
         switches=switches,
-        seed=seed,
     )
     return Gathered(scene=scene, every=every, rows=list(evidence(scene)))
 

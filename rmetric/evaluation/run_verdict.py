@@ -15,6 +15,7 @@ import numpy as np
 
 from rmetric._util.printed import counted
 from rmetric.detectors.log_end import SilentLoss
+from rmetric.detectors.memory_slope import InputWait, MemorySlope
 from rmetric.detectors.no_update import NoUpdate
 from rmetric.evaluation.loss_course import (
     FEWEST_RECORDS,
@@ -28,12 +29,21 @@ from rmetric.evaluation.loss_course import (
 from rmetric.evaluation.loss_verdict import ends_above, event, judge_loss, not_finite_at_end
 from rmetric.evaluation.no_learning import learns_nothing
 from rmetric.evaluation.policy_verdict import judge_policy
-from rmetric.evaluation.verdict_words import EVALUATE, Kind, RunVerdict, levels
+from rmetric.evaluation.verdict_words import (
+    EVALUATE,
+    SEVERITY,
+    Kind,
+    RunVerdict,
+    levels,
+)
 from rmetric.records import Record, Truth
 
 #: Evaluations from the onset on, by which a validation loss is said not to have risen; and the
 #: classes of a training loss that are set against it.
 FEWEST_EVALUATIONS = 2
+_VALIDATION = "validation "
+#: Words of the losses of a generator and of its discriminator.
+_ADVERSARIES = {"g", "d", "gen", "disc", "generator", "discriminator", "adv", "adversarial"}
 _LASTING: tuple[Kind, ...] = ("diverged", "unstable", "level_rose")
 
 
@@ -58,14 +68,56 @@ def judge_run(
         The class with its evidence, and the line that states both.
     """
     with np.errstate(all="ignore"):  # losses may be infinite, or as large as a float can be
-        verdict = _of_losses(records, alarm_steps)
-    policy = judge_policy(records, alarm_steps) if verdict.kind != "not_finite" else None
-    verdict = policy or verdict
-    if verdict.severity != "bad":
-        verdict = _with_end(verdict, records, unread, alarm_steps)
-    if truth is not None and truth.failed and verdict.severity != "bad":
-        verdict = _as_stated(verdict, truth)
-    return verdict if policy else learns_nothing(verdict, records, alarm_steps)
+        verdict = _of_parts(records, alarm_steps) or _of_losses(records, alarm_steps)
+        policy = judge_policy(records, alarm_steps) if verdict.kind != "not_finite" else None
+        verdict = policy or verdict
+        if verdict.severity != "bad":
+            verdict = _with_end(verdict, records, unread, alarm_steps)
+        if truth is not None and truth.failed and verdict.severity != "bad":
+            verdict = _as_stated(verdict, truth)
+        verdict = verdict if policy else learns_nothing(verdict, records, alarm_steps)
+    memory, wait = MemorySlope(), InputWait()
+    for record in records:
+        memory.update(record)
+        wait.update(record)
+    said = filter(None, [verdict.detail, memory.reason, wait.words])
+    return replace(verdict, detail="; ".join(said))
+
+
+def _of_parts(records: Sequence[Record], alarms: Sequence[int]) -> RunVerdict | None:
+    """The worst verdict on a part of the loss, which it names; None where no parts are logged."""
+    logged = dict.fromkeys(name for record in records for name in record.loss_parts or ())
+    names = [name for name in logged if not name.startswith(_VALIDATION)]
+    if not names or any(record.training_loss is not None for record in records):
+        return None
+    found = {name: _of_part(records, name, alarms) for name in names}
+    order = [*SEVERITY]
+    first, *others = sorted(found, key=lambda name: order.index(found[name].kind))
+    worst = found[first]
+    if worst.kind == "healthy":
+        course = "; ".join(v.detail.replace("loss", name, 1) for name, v in found.items())
+        return replace(worst, detail=course, part=first)
+    warned = [name for name in others if found[name].severity in ("bad", "warning")]
+    also = "".join(f"; {name}: {found[name].text}" for name in warned)
+    text, detail = f"{worst.text}, in {first}", f"{worst.detail}{also}".removeprefix("; ")
+    return replace(worst, text=text, detail=detail, part=first)
+
+
+def _of_part(records: Sequence[Record], name: str, alarms: Sequence[int]) -> RunVerdict:
+    alone = [
+        Record(
+            record.step,
+            training_loss=(record.loss_parts or {}).get(name),
+            validation_loss=(record.loss_parts or {}).get(_VALIDATION + name),
+            planned_events=record.planned_events,
+            skipped=record.skipped,
+        )
+        for record in records
+    ]
+    verdict = _of_losses(alone, alarms)
+    if verdict.kind == "not_finite" or _ADVERSARIES.isdisjoint(name.split("_")):
+        return verdict
+    return RunVerdict.of("adversaries", loss=verdict.loss)
 
 
 def _of_losses(records: Sequence[Record], alarms: Sequence[int]) -> RunVerdict:

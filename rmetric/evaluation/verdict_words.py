@@ -75,6 +75,8 @@ WORDS: dict[str, tuple[Kind, str, str, str]] = {
     "policy loss": ("cannot_tell", "CANNOT TELL: {share} % of the values are 0 or below and they "
         "do not fall, as in reinforcement learning (PPO, GRPO), where the loss does not show "
         "whether a run goes well; look at its reward and its KL divergence", "", ""),
+    "adversaries": ("cannot_tell", "CANNOT TELL: losses of a generator against its discriminator "
+        "do not show whether a run goes well; look at what it generates", "", ""),
     "few": ("cannot_tell", "CANNOT TELL: {what}", "", ""),
     "silent": ("cannot_tell", "CANNOT TELL from step {step}: no loss is logged any more",
         "{earlier}", "check whether it is nan, which some loggers write as null or as a blank"),
@@ -108,6 +110,7 @@ class RunVerdict:
         alarm_is_late: True if more than two records lie between the onset and its alarm.
         training_only: True if the training loss rose and the validation loss, which is logged
             too, did not.
+        part: name in `Record.loss_parts` of what is judged; empty for the loss of the whole.
     """
 
     kind: Kind
@@ -126,6 +129,7 @@ class RunVerdict:
     onset_record: int | None = None
     alarm_is_late: bool = False
     training_only: bool = False
+    part: str = ""
 
     @property
     def severity(self) -> Severity:

@@ -541,7 +541,7 @@ class Monitor:
             self._delivery.load_state_dict(state["episodes"])
         self._timer.reset()
         self._auditor.loaded(state.get("audits", {}))
-        self.updates.no_update.restart()
+        self.updates.restart()
         self._step_time_judge.load_state_dict(state.get("step_times"))
         self._arm_next_step()
 
@@ -719,6 +719,9 @@ class Monitor:
     def _complete_last(self) -> None:
         self._complete_pending(CLOSED, times=self._timer.finish())
         self._receive_ranks()
+        if words := self.updates.input_wait.words:
+            logger.info("rmetric: %s", words)
+            self.log_event("INPUT_BOUND", reason=words, rank=self.rank)
 
     def disable(self, where: str, error: Exception) -> None:
         """End the measurements after an internal error and report it; training continues.

@@ -144,7 +144,7 @@ class OpenLog:
             return
         for run in runs:
             run.notes += self._source.notes
-            run.unread = self._source.unread
+            run.unread = "; ".join(filter(None, [run.unread, self._source.unread]))
 
 
 @contextmanager

@@ -7,20 +7,25 @@ measure different things, which makes them one record.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from rmetric._util.errors import LogError
 from rmetric._util.strict_json import shown
-from rmetric.readers.columns import POLICY, TARGETS, Columns
-from rmetric.readers.rows import BadRow, Row, flag, number, run_name
+from rmetric.readers.columns import MEMORY, POLICY, TARGETS, WITH_UNIT, Columns
+from rmetric.readers.names import unit
+from rmetric.readers.rows import BadRow, Row, flag, is_blank, number, run_name
 from rmetric.readers.thinning import Thinning
 from rmetric.records import FEW_SILENT, Record, Run
 
 #: What is known without anything having been measured.
-_CIRCUMSTANCES = {"time", "learning_rate", "loss_scale"}
+_CIRCUMSTANCES = {
+    "time", "learning_rate", "loss_scale", "memory", "step_seconds", "data_wait_seconds",
+}  # fmt: skip
+#: Group of quantities, a field of `Record` -> their names.
+_GROUPS = {"policy": POLICY, "memory": tuple(str(TARGETS[name].field) for name in MEMORY)}
 
 #: A step as ``10/873``.
 _OF_TOTAL = re.compile(r"(\d{1,18})\s*/\s*\d{1,18}")
@@ -28,6 +33,45 @@ _OF_TOTAL = re.compile(r"(\d{1,18})\s*/\s*\d{1,18}")
 Records = Iterator[tuple[str, Record]]
 #: Records of one run, some at a time, with its id.
 Batches = Iterator[tuple[str, list[Record]]]
+
+
+class ClosingBlanks:
+    """Counts the rows at a log's end whose loss is blank and was due.
+
+    A log that has rows without a loss by design is given twice as many as it had in a row.
+
+    Attributes:
+        with_loss: cells of a row with a loss.
+        are_due: the next row without a loss is one too many.
+    """
+
+    def __init__(self) -> None:
+        self.with_loss: Mapping[str, Any] = {}
+        self._missing = self._longest = self._blank = 0
+        self._since = 0
+
+    @property
+    def are_due(self) -> bool:
+        return self._missing >= 2 * self._longest
+
+    def measured(self) -> None:
+        """Take a row with a loss."""
+        self._longest = max(self._longest, self._missing)
+        self._missing = self._blank = 0
+
+    def missing(self, blank_at: int | None = None) -> None:
+        """Take a row without a loss; `blank_at` is its step if it should have one."""
+        self._missing += 1
+        if blank_at is not None:
+            self._since = self._since if self._blank else blank_at
+            self._blank += 1
+
+    @property
+    def words(self) -> str:
+        """Which losses are blank at the end; empty for none."""
+        if self._blank < 2:
+            return f"the last loss is blank, at step {self._since:,}" if self._blank else ""
+        return f"the last {self._blank:,} losses are blank, from step {self._since:,} on"
 
 
 class RunState:
@@ -42,6 +86,7 @@ class RunState:
         first, last: steps of records.
         early: the first step above the first: steps that fall to it start again.
         thinning: says which records have to be built; None for all.
+        losses: which rows have one.
         blank, longest_blank: rows in a row that hold a step and no measurement, now and at most
             before. Where they become twice as many as ever, they are records: the log goes on
             without its losses.
@@ -56,6 +101,7 @@ class RunState:
         self.last: int | None = None
         self.early: int | None = None
         self.thinning: Thinning | None = None
+        self.losses = ClosingBlanks()
         self.blank = self.longest_blank = 0
         self.rows = self.empty = self.unplaced = self.resumed = self.repeated = 0
 
@@ -133,10 +179,13 @@ class Assembler:
         self._run_column = chosen.get("run")
         self._step_columns = [chosen[t] for t in ("step",) if t in chosen] + columns.other_steps
         self._measured = [
-            (str(TARGETS[t].field), c, flag if t == "skipped" else number)
+            (str(TARGETS[t].field), c, _reader(t, c))
             for t, c in chosen.items()
             if t not in ("step", "run", *self._no_numbers)
         ]
+        loss = "loss" if "loss" in chosen else "eval_loss"
+        self._loss_column, self._loss_field = chosen.get(loss), str(TARGETS[loss].field)
+        self._always = {chosen[t] for t in ("step", *_CIRCUMSTANCES) if t in chosen}
 
     def records(self, rows: Iterable[Row]) -> Records:
         """The records of `rows`, each with the id of its run."""
@@ -169,9 +218,45 @@ class Assembler:
                 continue
             if value is not None:
                 values[field] = value
-        if policy := {name: values.pop(name) for name in POLICY if name in values}:
-            values["policy"] = policy
+        if self._loss_field in values:
+            state.losses.measured()
+            state.losses.with_loss = cells
+        else:
+            goes_on = found is not None and (state.last is None or found > state.last)
+            due = goes_on and state.losses.are_due and self._lacks_loss(cells, state.losses)
+            state.losses.missing(found if due else None)
+        for group, names in _GROUPS.items():
+            if grouped := {name: values.pop(name) for name in names if name in values}:
+                values[group] = grouped
+        if parts := self._parts_of(row):
+            values["loss_parts"] = parts
         return state.measured(found, values)
+
+    def _lacks_loss(self, cells: Mapping[str, Any], losses: ClosingBlanks) -> bool:
+        """True for a row like one with a loss, in which that is blank.
+
+        An evaluation has a cell that those with a loss lack.
+        """
+        held, usual = (
+            {name for name, cell in row.items() if not is_blank(cell)}
+            for row in (cells, losses.with_loss)
+        )
+        explicit = self._loss_column in cells
+        return held <= usual and (
+            explicit or (self.columns.of_header and usual & self._always <= held)
+        )
+
+    def _parts_of(self, row: Row) -> dict[str, float]:
+        """The losses of a log that states several."""
+        found = {}
+        for column, part in self.columns.parts.items():
+            try:
+                value = number(row.cells.get(column))
+            except (ValueError, OverflowError):
+                raise self._bad_cell(row, column) from None
+            if value is not None:
+                found[part] = value
+        return found
 
     def state(self, name: str = "") -> RunState:
         """Of the run that the file calls `name`."""
@@ -196,6 +281,7 @@ class Assembler:
             notes = self._notes_on(state)
             for part in state.parts:
                 part.notes += notes
+            state.run.unread = state.losses.words
         return last
 
     def all_runs(self) -> list[Run]:
@@ -264,6 +350,15 @@ class Assembler:
     def _bad_cell(self, row: Row, column: str) -> BadRow:
         cell = shown(row.cells.get(column))
         return BadRow(row.line, f"{column!r} is {cell}: a number, nan, inf or a blank is accepted")
+
+
+def _reader(target: str, column: str) -> Callable[[Any], Any]:
+    """Of a cell of the column."""
+    if target == "skipped":
+        return flag
+    if target not in WITH_UNIT or (factor := unit(column)) == 1:
+        return number
+    return lambda cell: None if (value := number(cell)) is None else factor * value
 
 
 def _clash(record: Record, values: dict[str, Any]) -> bool:

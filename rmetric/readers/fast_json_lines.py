@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import islice
 from operator import lt
 from typing import Any
@@ -25,11 +26,11 @@ import numpy as np
 
 from rmetric.log_entries import NOT_DECODED, WholeNumber
 from rmetric.readers.assembler import Batches, RunState
-from rmetric.readers.columns import POLICY, STATED, TARGETS, Columns
+from rmetric.readers.columns import MEMORY, POLICY, STATED, TARGETS, WITH_UNIT, Columns
 from rmetric.readers.thinning import PASSED_OVER, Thinning
 from rmetric.records import Record
 
-_OTHERS = {*STATED, *POLICY}
+_OTHERS = {*STATED, *POLICY, *MEMORY, *WITH_UNIT}
 _FIELDS = [str(t.field) for name, t in TARGETS.items() if t.field and name not in _OTHERS]
 _MEASURED = [field for field in _FIELDS if field != "step"]
 #: What msgspec does not take in the name of a field.
@@ -63,8 +64,7 @@ class Decoders:
         chosen = {str(TARGETS[t].field): c for t, c in columns.by_target.items() if t != "run"}
         self.usable = (
             "run" not in columns.by_target
-            and not columns.has_statement
-            and not set(POLICY) & columns.by_target.keys()
+            and not _OTHERS & columns.by_target.keys()
             and not columns.other_steps
             and {"step", "training_loss"} <= chosen.keys()
             and set(chosen.values()) <= set(known)
@@ -75,6 +75,7 @@ class Decoders:
         if not self.usable:
             return
         loss = chosen["training_loss"]
+        self._with_loss = next((e for e in self.examples if e.get(loss) is not None), {})
         self._size = _usual_size(e for e in self.examples if e.get(loss) is not None)
         self._size_of_odd = _usual_size(e for e in self.examples if e.get(loss) is None)
         self._lean = _decoder(chosen, known, only=True)
@@ -82,9 +83,10 @@ class Decoders:
 
     def read(self, number: int, chunk: bytes, state: RunState, one_by_one: OneByOne) -> Batches:
         """The records of a block of lines, `number` the first; what differs goes one by one."""
+        state.losses.with_loss = state.losses.with_loss or self._with_loss
         alike = self._alike(chunk)
         if alike is not None:
-            yield from _taken(*alike, state)
+            yield from _taken(*alike, state, _Slowly(number, chunk, one_by_one))
             return
         decode = self._strict.decode
         for at, line in enumerate(chunk.split(b"\n"), start=number):
@@ -93,7 +95,7 @@ class Decoders:
             except NOT_DECODED:
                 yield from one_by_one(at, [line])
             else:
-                yield from _taken(structs, _odd(structs), state)
+                yield from _taken(structs, _odd(structs), state, _Slowly(at, line, one_by_one))
 
     def _alike(self, chunk: bytes) -> tuple[list[Any], list[int]] | None:
         """The lines as structs, and which hold no training loss; None where all go one by one."""
@@ -120,7 +122,23 @@ def _odd(structs: list[Any]) -> list[int]:
     return [i for i, s in enumerate(structs) if s.training_loss is None]
 
 
-def _taken(structs: list[Any], odd: list[int], state: RunState) -> Batches:
+class _Slowly:
+    """The lines of a chunk that are not blank, to be read one by one."""
+
+    def __init__(self, number: int, chunk: bytes, one_by_one: OneByOne) -> None:
+        self._number, self._chunk, self._one_by_one = number, chunk, one_by_one
+
+    @cached_property
+    def _lines(self) -> list[tuple[int, bytes]]:
+        lines = enumerate(self._chunk.split(b"\n"), start=self._number)
+        return [(at, line) for at, line in lines if line.strip()]
+
+    def read(self, index: int) -> Batches:
+        at, line = self._lines[index]
+        return self._one_by_one(at, [line])
+
+
+def _taken(structs: list[Any], odd: list[int], state: RunState, slowly: _Slowly) -> Batches:
     """`structs` as records: many at a time where each is simply the next step."""
     breaks: Sequence[int] = odd
     steps = [s.step for s in structs]
@@ -136,11 +154,18 @@ def _taken(structs: list[Any], odd: list[int], state: RunState) -> Batches:
         if begin < stop:
             yield state.run.id, _next_steps(structs[begin:stop], state)
         if stop < len(structs):
-            yield from _one(structs[stop], state)
+            if structs[stop].training_loss is None and state.losses.are_due:
+                yield from slowly.read(stop)
+            else:
+                yield from _one(structs[stop], state)
         begin = stop + 1
 
 
 def _one(struct: Any, state: RunState) -> Batches:
+    if struct.training_loss is None:
+        state.losses.missing()
+    else:
+        state.losses.measured()
     values = {name: getattr(struct, name) for name in _MEASURED}
     complete = state.measured(
         struct.step, {name: value for name, value in values.items() if value is not None}
@@ -161,6 +186,7 @@ def _next_steps(structs: list[Any], state: RunState) -> list[Record]:
     state.last = state.pending.step
     state.rows += len(structs)
     state.measured_again()
+    state.losses.measured()
     return records
 
 

@@ -246,6 +246,44 @@ TARGETS: dict[str, Target] = {
     "equal_rewards": Target(
         "equal_rewards", "frac_reward_zero_std train_frac_reward_zero_std frac_zero_std"
     ),
+    "device_memory": Target(
+        "device",
+        "memory_gi_b memory_max_reserved_gi_b memory_max_active_gi_b memory_device_mem_reserved_gib"
+        " memory_max_mem_allocated_gib memory_current_allocated_mem memory_current_reserved_mem"
+        " memory_peak_reserved_mem perf_max_memory_reserved_gb perf_max_memory_allocated_gb"
+        " gpu_memory_gpu_reserved_mem_gi_b gpu_memory_gpu_active_mem_gi_b"
+        " system_gpu_reserved_mem_gi_b system_gpu_active_mem_gi_b system_peak_gpu_memory_mb"
+        " mem_allocated_bytes mem_reserved_bytes system_gpu_0_memory_allocated_bytes"
+        " system_gpu_0_memory_usage_megabytes gpu_memory_gb gpu_memory_mb gpu_mem_gb gpu_mem_mb"
+        " gpu_memory_allocated_gb memory"
+        " device_stats_monitor_on_train_batch_end_allocated_bytes_all_current",
+    ),
+    "host_memory": Target(
+        "host",
+        "perf_cpu_memory_used_gb system_system_memory_usage_megabytes system_proc_memory_rss_mb"
+        " cpu_memory_gb cpu_memory_mb host_memory_gb host_memory_mb ram_gb ram_mb rss_gb rss_mb",
+    ),
+    "device_memory_percent": Target(
+        "device_percent",
+        "memory_max_reserved memory_max_active gpu_memory_gpu_reserved_mem system_gpu_reserved_mem"
+        " system_gpu_0_memory_allocated system_gpu_0_memory_usage_percentage",
+    ),
+    "host_memory_percent": Target(
+        "host_percent",
+        "system_memory_percent system_memory system_system_memory_usage_percentage"
+        " device_stats_monitor_on_train_batch_end_cpu_vm_percent",
+    ),
+    "data_wait": Target(
+        "data_wait_seconds",
+        "data_time train_data_time data_wait_seconds time_metrics_data_loading_s"
+        " data_loading_time data_load_time time_data_loading_s time_data_loading_ms",
+    ),
+    "step_time": Target(
+        "step_seconds",
+        "time_metrics_end_to_end_s step_time step_time_seconds step_seconds iter_time time_step_s"
+        " time_step_ms time",
+        only_beside=("data_wait",),
+    ),
     "run": Target(None, "run_id run_name run experiment_id experiment_name"),
 }  # fmt: skip
 
@@ -275,6 +313,25 @@ def plain_name(column: str) -> str:
     """
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", column.strip())
     return re.sub(r"[^a-z0-9]+", "_", spaced.lower()).rstrip("_")
+
+
+#: Units at the end of plain names, in bytes or seconds; `mem` is Composer's.
+_UNITS = {
+    "gi_b": 2.0**30, "gib": 2.0**30, "gb": 1e9, "mb": 1e6, "megabytes": 1e6, "mem": 1e9, "ms": 1e-3,
+}  # fmt: skip
+
+
+@lru_cache(maxsize=256)
+def unit(column: str) -> float:
+    """Bytes, or seconds, that 1 in a column of memory or time stands for, by its name.
+
+    >>> unit("memory(GiB)"), unit("time/data_loading_ms"), unit("mem-reserved-bytes")
+    (1073741824.0, 0.001, 1.0)
+    """
+    words = plain_name(column).split("_")
+    if words == ["memory"]:  # of mmcv
+        return 2.0**20
+    return _UNITS.get("_".join(words[-2:]), _UNITS.get(words[-1], 1.0))
 
 
 _LOSS_WORD = r"(?:cross_?ent(?:ropy)?|crossentropy|xent)"
@@ -319,6 +376,24 @@ def meaning(column: str) -> frozenset[str]:
 def is_loss(column: str) -> bool:
     """True for a name that means a loss, of the training or of an evaluation."""
     return TARGETS["loss"].means(column) or TARGETS["eval_loss"].means(column)
+
+
+#: Words of a column that is called a loss and is a statistic or a setting of it, or belongs to
+#: reinforcement learning.
+_NO_PART = (_NO_LOSS | _words("test running smoothed")) - _words("box cls mask mtp moe commitment")
+
+
+def loss_part(column: str) -> str | None:
+    """The name of one of several losses, as in `Record.loss_parts`; None for what is none.
+
+    >>> loss_part("train/box_loss"), loss_part("val/box_loss"), loss_part("Gen Loss")
+    ('box_loss', 'validation box_loss', 'gen_loss')
+    """
+    words = plain_name(column).split("_")
+    if not {"loss", "losses"} & set(words) or not _NO_PART.isdisjoint(words):
+        return None
+    own = "_".join(word for word in words if word not in _EVALUATION_WORDS | {"train", "training"})
+    return own if _EVALUATION_WORDS.isdisjoint(words) else f"validation {own}"
 
 
 def is_part_of_loss(column: str) -> bool:

@@ -50,15 +50,18 @@ def number(cell: Any) -> float | None:
     >>> number("1e3"), number("NaN"), number("-inf"), number("")
     (1000.0, nan, -inf, None)
     """
-    if isinstance(cell, str):
-        if cell.strip().lower() in _NOT_LOGGED:
-            return None
-        return float(plain_non_finite(cell))
-    if cell is None:
+    if is_blank(cell):
         return None
+    if isinstance(cell, str):
+        return float(plain_non_finite(cell))
     if isinstance(cell, bool) or not isinstance(cell, (int, float)):
         raise ValueError
     return float(cell)
+
+
+def is_blank(cell: Any) -> bool:
+    """True for a cell that is there and holds nothing, as None, ``""``, ``"null"`` or ``"-"``."""
+    return cell is None or (isinstance(cell, str) and cell.strip().lower() in _NOT_LOGGED)
 
 
 def flag(cell: Any) -> bool | None:

@@ -216,6 +216,7 @@ def stream_table(
 ) -> Stream:
     """The stream of a table, or of `rows` with its columns."""
     columns = columns_of_table(source, table.names, mapping)
+    columns.of_header = True
     return stream_rows(source, columns, table.rows() if rows is None else rows, table.notes)
 
 

@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from rmetric.readers.columns import policy_columns
+from rmetric.readers.columns import WITH_UNIT, policy_columns
+from rmetric.readers.names import unit
 from rmetric.readers.rows import Row
 from rmetric.readers.text_parts import pieces, put, row, whole
 
@@ -79,7 +80,10 @@ def rows(lines: Iterable[tuple[int, str]]) -> Iterator[Row]:
             values = {name: quoted or bare for name, quoted, bare in _PAIR.findall(found[0])}
             cells: dict[str, float | bool] = {}
             put(cells, **{name: values.get(name) for name in _READ})
-            put(cells, **{t: values[c] for t, c in policy_columns(tuple(values)).items()})
+            found_columns = policy_columns(tuple(values))
+            put(cells, **{t: values[c] for t, c in found_columns.items()})
+            for target in cells.keys() & set(WITH_UNIT):
+                cells[target] *= unit(found_columns[target])
             if cells.keys() & {"loss", "eval_loss", "reward"}:
                 stated = next((values[name] for name in _STEPS if name in values), None)
                 evaluated = "eval_loss" in cells and "loss" not in cells

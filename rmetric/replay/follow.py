@@ -43,8 +43,7 @@ class Follower:
         caught_up: called with the log once, when what it held already has been handed on.
 
     Attributes:
-        unread: after a `run` to the end, what could not be read of it, in words; empty for
-            nothing. None where it was stopped before.
+        unread: after a `run` to the end, run id -> `Run.unread`. None where it was stopped before.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Follower:
         self.path, self.mapping = path, mapping or {}
         self.poll, self.settle, self.stop_after, self.wait = poll, settle, stop_after, wait
         self.stopped = False
-        self.unread: str | None = None
+        self.unread: dict[str, str] | None = None
         self._take, self._say, self._caught_up = take, say, caught_up
         self._begun_again = begun_again
         self._gone = self._ran_out = False
@@ -128,7 +127,7 @@ class Follower:
         else:
             self._reach()
         if self._ran_out:
-            self.unread = source.unread
+            self.unread = {id: run.unread for id, run in log.runs.items()}
         if source.foreign_lines.bad > 1:
             self._say(f"{self.path}: {source.foreign_lines.note()}")
         if self._ran_out and not self.path.exists():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,10 +98,10 @@ class Watch:
         self.num_records += 1
         self._judge(id, record.step, detector)
 
-    def finish(self, unread: str = "") -> None:
-        """No record follows in any run; `unread` as `Run.unread`."""
+    def finish(self, unread: Mapping[str, str]) -> None:
+        """No record follows in any run; `unread`: run id -> `Run.unread`."""
         for id, detector in self._detectors.items():
-            detector.finish(unread)
+            detector.finish(unread.get(id, ""))
             self._judge(id, detector.step, detector)
 
     def _judge(self, id: str, step: int, detector: WithLogEnd) -> None:

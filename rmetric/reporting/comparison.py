@@ -8,11 +8,8 @@ from io import BytesIO
 from pathlib import Path
 from xml.etree import ElementTree
 
-from matplotlib.figure import Figure
-
 from rmetric._util.durable import write_atomically
 from rmetric.evaluation.comparison import Comparison, note
-from rmetric.reporting.style import CYCLE, GREY, TEXT_WIDTH, style
 
 _HEAD = ("candidate", "verdict", "end of reference", "end of candidate", "difference [95 %]",
          "part at step", "speed", "bad runs")  # fmt: skip
@@ -70,6 +67,10 @@ def plot(reference: str, found: Mapping[str, Comparison]) -> bytes:
     shown = {name: each for name, each in found.items() if each.candidate and each.reference}
     if not shown:
         return b""
+    from matplotlib.figure import Figure
+
+    from rmetric.reporting.style import CYCLE, GREY, TEXT_WIDTH, style
+
     with style():
         figure = Figure(figsize=(TEXT_WIDTH, 3.2), layout="constrained")
         axes = figure.subplots()

@@ -660,3 +660,43 @@ def test_a_run_may_be_stuck_after_a_restart(losses, kind):
     if kind == "learns_nothing":
         assert found.text == "LEARNS NOTHING since the restart at step 501: the loss does not fall"
         assert (found.onset_step, found.alarm_step) == (501, 502)
+
+
+def several(**losses) -> list[Record]:
+    """Records of a log that states several losses and no whole."""
+    length = len(next(iter(losses.values())))
+    parts = {name.replace("validation_", "validation "): values for name, values in losses.items()}
+    return [
+        Record(step=i + 1, loss_parts={name: float(x[i]) for name, x in parts.items()})
+        for i in range(length)
+    ]
+
+
+def test_of_several_losses_the_worst_is_told_with_its_name():
+    calm, lost = course(200, 3.0, 0.5, 0.01), diverged(120, 200, over=1)
+    found = judge_run(several(box_loss=calm, cls_loss=lost))
+    assert found.text == "DIVERGED at step 121: never came back, in cls_loss"
+    assert (found.kind, found.part, found.loss) == ("diverged", "cls_loss", "training_loss")
+    twice = judge_run(several(box_loss=with_part(calm, 80, [2.9] * 3), cls_loss=lost))
+    assert twice.detail.endswith("; box_loss: SPIKE at 81, recovered in 3 steps")
+    healthy = judge_run(several(box_loss=calm, dfl_loss=calm / 2))
+    assert healthy.text == "HEALTHY: no failure seen"
+    assert healthy.detail.startswith("box_loss 3")
+    assert "; dfl_loss 1.5" in healthy.detail
+    rises = np.linspace(1, 2, 200)
+    overfits = judge_run(several(box_loss=calm, validation_box_loss=rises, cls_loss=calm))
+    assert overfits.text == "OVERFITTING since step 1, in box_loss"
+
+
+def test_the_losses_of_adversaries_are_judged_where_they_are_not_finite_alone():
+    gen, disc = course(100, 0.7, 4.0, 0.3), course(100, 1.4, 0.2, 0.1)
+    assert judge_run(several(gen_loss=gen, disc_loss=disc)).kind == "cannot_tell"
+    lost = judge_run(several(gen_loss=with_part(gen, 90, [nan] * 10), disc_loss=disc))
+    assert lost.text == "NOT FINITE from step 91 to the end, in gen_loss"
+
+
+def test_the_whole_is_judged_where_it_is_logged():
+    log = several(box_loss=diverged(120, 200, over=1), cls_loss=course(200))
+    for record, loss in zip(log, course(200), strict=True):
+        record.training_loss = float(loss)
+    assert (judge_run(log).kind, judge_run(log).part) == ("healthy", "")

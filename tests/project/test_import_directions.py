@@ -43,7 +43,7 @@ IMPORTS = {
     "rescue": "_util records detectors monitor guard",
     "integrations": "audits telemetry readers monitor guard rescue",
     "cli": "_util records metric detectors telemetry readers replay evaluation reporting diagnosis "
-    "guard",
+    "guard integrations",
     "__main__": "_util cli",
     "__init__": "_util records metric detectors simulation readers evaluation monitor diagnosis "
     "guard rescue integrations",

@@ -88,6 +88,45 @@ def test_a_loss_of_every_kth_record_is_not_missing(tmp_path, write, every):
     assert judged(path).kind == "healthy"
 
 
+@pytest.mark.parametrize("write", [each for each in WRITERS if each is not own])
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_a_few_blank_losses_at_the_end_are_not_healthy(tmp_path, write, number):
+    path = tmp_path / "run.log"
+    path.write_text(write([*course()[:-number], *[None] * number]))
+    step = 401 - number - (write is arrays)
+    if number == 1:
+        assert judged(path).text == f"CANNOT TELL: the last loss is blank, at step {step}"
+    else:
+        words = f"CANNOT TELL: the last {number} losses are blank, from step {step} on"
+        assert judged(path).text == words
+
+
+WITHOUT_BY_DESIGN = {
+    "the closing evaluation": '{"step": 401, "loss": null, "val_loss": 2.1}\n',
+    "a record of another kind": '{"step": 401, "memory": 3.5}\n',
+    "an evaluation of the last step": '{"step": 400, "loss": null}\n',
+    "a key that was never there": '{"step": 401}\n',
+}
+
+
+@pytest.mark.parametrize("last", WITHOUT_BY_DESIGN)
+@pytest.mark.parametrize("write", [jsonl, jsonl_with_norms])
+def test_a_closing_record_that_has_no_loss_by_design_is_healthy(tmp_path, write, last):
+    path = tmp_path / "run.log"
+    path.write_text(write(course()) + WITHOUT_BY_DESIGN[last])
+    assert judged(path).kind == "healthy"
+
+
+@pytest.mark.parametrize("row", ["401,,2.1,0.1", "401,,,", "400,,,0.1"])
+def test_a_closing_row_that_has_no_loss_by_design_is_healthy(tmp_path, row):
+    rows = [f"{s},{x},,0.1\n" for s, x in enumerate(course(), 1)]
+    path = tmp_path / "run.csv"
+    path.write_text(f"step,loss,val_loss,lr\n{''.join(rows)}{row}\n")
+    assert judged(path).kind == "healthy"
+    path.write_text(path.read_text() + "402,,,0.1\n")
+    assert judged(path).text == "CANNOT TELL: the last loss is blank, at step 402"
+
+
 LEFT_OUT = {
     "jsonl": ("", '{{"step": {0}, "loss": {1}}}\n', '{{"step": {0}, "loss": ****}}\n'),
     "csv": ("step,loss\n", "{0},{1}\n", "{0},1,{1}\n"),
@@ -127,6 +166,12 @@ ODD: dict[str, tuple[Callable[[], str], str, str, int]] = {
         lambda: jsonl([*course()[:200], *[None] * 200]),
         "CANNOT TELL from step 201: no loss is logged any more",
         "ALARM run: step 209: no loss is logged any more, since step 201: check the training",
+        5,
+    ),
+    "one null": (
+        lambda: jsonl([*course()[:399], None]),
+        "CANNOT TELL: the last loss is blank, at step 400",
+        "ALARM run: step 399: the last loss is blank, at step 400: check the log",
         5,
     ),
     "dead": (

@@ -7,14 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-import numpy as np
-
 from rmetric.diagnosis.clock import Ordering
 from rmetric.diagnosis.evidence.ranks import RankIndex
-from rmetric.diagnosis.facts.job import Job, JobStream, Occurrence
+from rmetric.diagnosis.facts.job import Job, Occurrence
 from rmetric.diagnosis.faults import Fault
 from rmetric.diagnosis.patterns.auxiliary import AuxiliaryFindings, find_in_auxiliary
-from rmetric.diagnosis.patterns.spatial import PeerOutlier, peer_outliers
 from rmetric.diagnosis.patterns.values import NumberOutlier, number_outliers
 from rmetric.diagnosis.pool import HealthyReference
 
@@ -63,7 +60,6 @@ class Scene:
         alone: streams that report a planned end while the others failed.
         notes: on the clocks.
         switches: parts of the method that are used.
-        seed: of the Isolation Forest.
     """
 
     job: Job
@@ -73,7 +69,6 @@ class Scene:
     known: HealthyReference
     notes: tuple[str, ...] = ()
     switches: Switches = Switches()
-    seed: int = 0
 
     @cached_property
     def index(self) -> RankIndex:
@@ -83,16 +78,6 @@ class Scene:
     def beside(self) -> AuxiliaryFindings:
         """What flight recorders and stacks show."""
         return find_in_auxiliary(self.job, self.ordering.after, self.index.at)
-
-    @cached_property
-    def outliers(self) -> list[PeerOutlier]:
-        """Peers whose events deviate (L4, section 4.2).
-
-        Events by which ranks report that they lost another make no outlier by their wording.
-        """
-        echoes = (one.events for one in self.faults if one.role == "echo")
-        rng, ordinary = np.random.default_rng(self.seed), self.known.ordinary.union(*echoes)
-        return peer_outliers(self.job, rng=rng, ordinary=ordinary, siblings=self.known.siblings)
 
     @cached_property
     def number_outliers(self) -> list[NumberOutlier]:
@@ -108,14 +93,6 @@ class Scene:
     def matched_events(self) -> frozenset[int]:
         """Numbers of the events of all faults."""
         return frozenset().union(*(one.events for one in self.faults))
-
-    def last_own(self, stream: JobStream, before: Occurrence | None = None) -> Occurrence | None:
-        """A stream's last entry that is of no fault: a launcher's report may name it too.
-
-        Before another entry, where one is given.
-        """
-        own = (one for one in reversed(stream.tail) if one.event not in self.matched_events)
-        return next((one for one in own if not before or self.ordering.after(before, one)), None)
 
 
 def grouped(rows: Iterable[Row], field: str) -> dict[str, list[Row]]:
