@@ -153,8 +153,16 @@ def _kl_ran_away(series: Series) -> tuple[float, float] | None:
     return None
 
 
+def _is_at_its_best(reward: Stretches) -> bool:
+    """The reward is as high as it was ever, and was lower: the task is learnt."""
+    last = min(reward.means[-_LAST:])
+    return last >= reward.best - reward.change > min(reward.means)
+
+
 def _entropy_collapsed(series: Series) -> tuple[float, float] | None:
     entropy = series["entropy"]
+    if _is_at_its_best(series["reward"]):
+        return None
     first, last = abs(entropy.first), max(map(abs, entropy.means[-_LAST:]))
     return (first, last) if last < _ENTROPY_RATIO * first else None
 
@@ -168,9 +176,8 @@ def _length_ran_away(series: Series) -> tuple[float, float] | None:
 
 def _no_advantage(series: Series) -> tuple[float, float] | None:
     reward, equal, spread = series["reward"], series["equal_rewards"], series["reward_spread"]
-    lowest = min(reward.means)
-    if min(reward.means[-_LAST:]) >= reward.best - reward.change > lowest:
-        return None  # the reward is as high as it was ever: the task is learnt
+    if _is_at_its_best(reward):
+        return None
     if equal.is_known and min(equal.means[-_LAST:]) >= _EQUAL:
         return equal.first, min(equal.means[-_LAST:])
     if spread.is_known and max(spread.means[-_LAST:]) <= _SPREAD * max(spread.means):
@@ -228,7 +235,7 @@ RULES: dict[PolicyKind, Rule] = {
     ),
     "entropy_collapsed": Rule(
         "entropy",
-        ("entropy",),
+        ("entropy", "reward"),
         _entropy_collapsed,
         "go back to a checkpoint before step {step}; lower the rate, add an entropy bonus",
     ),

@@ -12,12 +12,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Package -> lines of Python and files, at most.
 LARGEST = {
-    "rmetric": (67_221, 420),
-    "studies": (33_886, 209),
-    "tests": (56_834, 272),
+    "rmetric": (67_228, 420),
+    "studies": (34_113, 212),
+    "tests": (56_874, 274),
 }
 #: Words of docs/*.md, at most.
-MOST_WORDS = 58_780
+MOST_WORDS = 58_910
 #: As radon counts branches: from 21 on a function has the grade D.
 MOST_BRANCHES = 20
 _BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.Assert, ast.Lambda)
