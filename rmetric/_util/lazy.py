@@ -11,8 +11,8 @@ from typing import Any
 #: Extra -> the modules that it brings, by the names under which they are imported.
 EXTRAS = {
     "plot": "matplotlib",
-    "study": "scipy pandas sklearn seaborn graphviz",
-    "diagnosis": "dtaidistance drain3 regex",
+    "study": "scipy pandas seaborn graphviz",
+    "diagnosis": "sklearn dtaidistance drain3 regex",
     "live": "torch transformers",
     "guard": "psutil prometheus_client pynvml yaml",
     "lightning": "lightning",

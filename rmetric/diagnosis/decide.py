@@ -87,7 +87,12 @@ def _beside_others(
     found: Diagnosis, number: int, attempts: Sequence[Job], library: SignatureLibrary
 ) -> Diagnosis:
     """The diagnosis of one attempt with the outcomes of all."""
-    each = [found if at == number else decide(job, library) for at, job in enumerate(attempts, 1)]
+    # The comparison of ranks finds no cause that a line states, and takes the longest.
+    switches = Switches(spatial=False)
+    each = [
+        found if at == number else decide(job, library, switches=switches)
+        for at, job in enumerate(attempts, 1)
+    ]
     found = each[number - 1] = _still_broken(found, each[: number - 1])
     pairs = enumerate(zip(each, attempts, strict=True), 1)
     rows = tuple(_attempt(at, one, job) for at, (one, job) in pairs)
@@ -142,10 +147,11 @@ def decide(
     pool: Pool | None = None,
     *,
     switches: Switches | None = None,
+    seed: int = 0,
     model: Model | None = None,
 ) -> Diagnosis:
-    """The diagnosis of a job whose logs have been read."""
-    found = gathered(job, library, siblings, pool, switches)
+    """The diagnosis of a job whose logs have been read; `seed` is the Isolation Forest's."""
+    found = gathered(job, library, siblings, pool, switches, seed)
     return weigh(found, model or Model.shipped()).diagnosis()
 
 
@@ -164,6 +170,7 @@ def gathered(
     siblings: Sequence[Job] = (),
     pool: Pool | None = None,
     switches: Switches | None = None,
+    seed: int = 0,
 ) -> Gathered:
     """What is known of a job before anything is weighed; arguments as those of `decide`."""
     switches, offsets = switches or Switches(), clock_offsets(job)
@@ -180,6 +187,7 @@ def gathered(
         known=HealthyReference.of(job, siblings, pool),
         notes=tuple(clock_notes(offsets)),
         switches=switches,
+        seed=seed,
     )
     return Gathered(scene=scene, every=every, rows=list(evidence(scene)))
 

@@ -12,6 +12,8 @@ from rmetric.diagnosis.reading.text import level
 
 #: Largest number of unusual events that are kept.
 MAX_ODD = 12
+#: Events of an outlier that are unusual ones.
+MAX_EVENTS_OF_OUTLIER = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,16 +63,23 @@ def unusual(scene: Scene) -> Unusual:
 
 
 def _odd_events(scene: Scene, last: Occurrence | None) -> Iterator[tuple[int, str]]:
-    """Events after the last step that are errors, or that healthy jobs lack."""
-    job, known, ordering = scene.job, scene.known, scene.ordering
+    """Events after the last step that are errors, or that healthy jobs lack; those of outliers."""
+    job, known, ordering, shown = scene.job, scene.known, scene.ordering, set()
     for event in sorted(job.events, key=lambda one: ordering.key(one.first)):
         at_end = last is None or ordering.after(event.last, last)
         if event.number in known.ordinary or not at_end:
             continue
         if level(event.last.text) == "error":
+            shown.add(event.number)
             yield event.number, "an error, after the last step"
         elif known.pool is not None and last is not None:
+            shown.add(event.number)
             yield event.number, "not in healthy jobs, after the last step"
+    for one in scene.outliers if scene.switches.spatial else ():
+        for number in one.events[:MAX_EVENTS_OF_OUTLIER]:
+            if number not in shown and job.events[number].counts.get(one.name):
+                shown.add(number)
+                yield number, f"makes {one.name} differ from its peers"
 
 
 def _new_errors(scene: Scene, last: Occurrence | None) -> Iterator[tuple[int, str]]:

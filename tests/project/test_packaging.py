@@ -97,7 +97,7 @@ WITHOUT = {
     "pandas": ("from rmetric.records import records_to_frame as f; f([])", "study"),
     "scipy": ("from rmetric.guard.interval import failure_rate as f; f(1, 1.0)", "study"),
     "matplotlib": ("from rmetric.reporting import replay_logs as f; f([], None)", "plot"),
-    "sklearn": ("from rmetric._util.lazy import needed as f; f('sklearn.ensemble')", "study"),
+    "sklearn": ("from rmetric._util.lazy import needed as f; f('sklearn.ensemble')", "diagnosis"),
     "dtaidistance": ("from rmetric import diagnose; diagnose('here')", "diagnosis"),
 }
 

@@ -12,12 +12,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Package -> lines of Python and files, at most.
 LARGEST = {
-    "rmetric": (67_228, 420),
+    "rmetric": (67_488, 421),
     "studies": (34_113, 212),
-    "tests": (56_874, 274),
+    "tests": (57_017, 275),
 }
 #: Words of docs/*.md, at most.
-MOST_WORDS = 58_910
+MOST_WORDS = 58_934
 #: As radon counts branches: from 21 on a function has the grade D.
 MOST_BRANCHES = 20
 _BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.Assert, ast.Lambda)

@@ -14,7 +14,7 @@ from rmetric.diagnosis.evidence.ends import done_alone, not_finite
 from rmetric.diagnosis.evidence.hang import hang
 from rmetric.diagnosis.evidence.named_ranks import named_ranks, processes
 from rmetric.diagnosis.evidence.own_faults import own_faults
-from rmetric.diagnosis.evidence.peers import unlike_numbers, unlike_settings
+from rmetric.diagnosis.evidence.peers import unlike_events, unlike_numbers, unlike_settings
 from rmetric.diagnosis.evidence.places import recorders, stacks
 from rmetric.diagnosis.evidence.row import Row, Scene, Switches
 from rmetric.diagnosis.evidence.waits import collectives, lacking_echoes, waited_for
@@ -30,6 +30,7 @@ EXTRACTORS: dict[Callable[[Scene], Iterable[Row]], str] = {
     lacking_echoes: "unfiltered",
     lost_hosts: "unfiltered",
     absences: "unfiltered",
+    unlike_events: "spatial",
     unlike_numbers: "spatial",
     unlike_settings: "spatial",
     hang: "temporal",

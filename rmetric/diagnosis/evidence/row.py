@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
+
 from rmetric.diagnosis.clock import Ordering
 from rmetric.diagnosis.evidence.ranks import RankIndex
 from rmetric.diagnosis.facts.job import Job, Occurrence
 from rmetric.diagnosis.faults import Fault
 from rmetric.diagnosis.patterns.auxiliary import AuxiliaryFindings, find_in_auxiliary
+from rmetric.diagnosis.patterns.spatial import PeerOutlier, peer_outliers
 from rmetric.diagnosis.patterns.values import NumberOutlier, number_outliers
 from rmetric.diagnosis.pool import HealthyReference
 
@@ -60,6 +63,7 @@ class Scene:
         alone: streams that report a planned end while the others failed.
         notes: on the clocks.
         switches: parts of the method that are used.
+        seed: of the Isolation Forest.
     """
 
     job: Job
@@ -69,6 +73,7 @@ class Scene:
     known: HealthyReference
     notes: tuple[str, ...] = ()
     switches: Switches = Switches()
+    seed: int = 0
 
     @cached_property
     def index(self) -> RankIndex:
@@ -78,6 +83,16 @@ class Scene:
     def beside(self) -> AuxiliaryFindings:
         """What flight recorders and stacks show."""
         return find_in_auxiliary(self.job, self.ordering.after, self.index.at)
+
+    @cached_property
+    def outliers(self) -> list[PeerOutlier]:
+        """Peers whose events deviate (L4, section 4.2).
+
+        Events by which ranks report that they lost another make no outlier by their wording.
+        """
+        echoes = (one.events for one in self.faults if one.role == "echo")
+        rng, ordinary = np.random.default_rng(self.seed), self.known.ordinary.union(*echoes)
+        return peer_outliers(self.job, rng=rng, ordinary=ordinary, siblings=self.known.siblings)
 
     @cached_property
     def number_outliers(self) -> list[NumberOutlier]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import median
@@ -61,3 +61,34 @@ def peers(job: Job) -> list[Peer]:
 def robust_deviation(values: Iterable[float], middle: float) -> float:
     """Standard deviation from the median absolute deviation, robust to few outliers."""
     return MAD_TO_DEVIATION * median(abs(value - middle) for value in values)
+
+
+def may_be_same(first: str, second: str) -> bool:
+    """Two templates that may be one: equal word by word but where either has a wildcard.
+
+    >>> may_be_same("step <*> loss nan", "step <NUM> loss <*>"), may_be_same("a b", "a c")
+    (True, False)
+    """
+    ours, theirs = first.split(), second.split()
+    if len(ours) != len(theirs):
+        return False
+    differ = [pair for pair in zip(ours, theirs, strict=True) if pair[0] != pair[1]]
+    return 2 * len(differ) <= len(ours) and all("<" in one or "<" in other for one, other in differ)
+
+
+def same_events(job: Job, other: Job) -> dict[int, int]:
+    """Number of each event in `other` -> its number in `job`, as far as it is known there.
+
+    Both were read apart, so that the same lines may have templates that differ in wildcards.
+    """
+    exact = {event.template: event.number for event in job.events}
+    by_length: dict[int, list[str]] = defaultdict(list)
+    for template in exact:
+        by_length[len(template.split())].append(template)
+    found = {}
+    for event in other.events:
+        alike = by_length[len(event.template.split())] if event.template not in exact else ()
+        same = next((one for one in alike if may_be_same(event.template, one)), event.template)
+        if same in exact:
+            found[event.number] = exact[same]
+    return found

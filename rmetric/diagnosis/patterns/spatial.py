@@ -1,0 +1,181 @@
+"""Spatial pattern: find ranks or nodes whose event counts deviate from their peers.
+
+After L4 (arXiv 2503.20263, section 4.3), where a node is a vector of event counts and an Isolation
+Forest scores it. Added here: silent ranks are zero vectors; each rank is first compared with the
+same rank of healthy jobs, which cancels the duties of rank 0; and a robust threshold, so that a
+healthy job has no outlier.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rmetric.diagnosis.facts.job import Job
+from rmetric.diagnosis.patterns.peers import MAD_TO_DEVIATION, Peer, peers, same_events
+from rmetric.diagnosis.result import MAX_NODES
+
+#: Unit of differences: once against never, in log(1 + count).
+MIN_LOG_DIFFERENCE = float(np.log(2.0))
+#: Factor on events that no healthy job has.
+UNKNOWN_WEIGHT = 3.0
+#: Robust z (Iglewicz and Hoaglin) from which a distance is an outlier.
+THRESHOLD = 3.5
+#: Least unit of that robust z, in distances.
+MIN_DISTANCE_SPREAD = 1.0
+#: Robust z of the forest's score from which it agrees.
+FOREST_THRESHOLD = 1.0
+#: Least unit of that robust z, in scores.
+MIN_FOREST_SPREAD = 0.02
+#: Factor on events that leaders lack, where there is no healthy job to compare.
+LEADER_WEIGHT = 0.5
+#: Least number of peers to compare.
+MIN_PEERS = 3
+#: Least number of peers to grow a forest.
+MIN_PEERS_FOR_FOREST = 8
+#: Number of trees of the forest (the default of Liu et al., 2008).
+NUM_TREES = 100
+_MAX_EVENTS_NAMED = 5
+#: Peers of which the distances to all others are in memory at once.
+MAX_ROWS = 1024
+
+Matrix = NDArray[np.float64]
+
+
+class PeerOutlier(NamedTuple):
+    """A rank or node that differs from its peers.
+
+    Attributes:
+        score: robust z of its distance among those of its peers; `THRESHOLD` and more.
+        events: numbers of the events in which it differs, the most first.
+    """
+
+    name: str
+    score: float
+    events: tuple[int, ...]
+
+
+def peer_outliers(
+    job: Job,
+    *,
+    rng: np.random.Generator,
+    ordinary: AbstractSet[int] = frozenset(),
+    siblings: Sequence[Job] = (),
+) -> list[PeerOutlier]:
+    """Find the outliers, the strongest first; at most `MAX_NODES`, often none.
+
+    Each peer's log(1 + count) of each event is set against the same rank's in the healthy
+    siblings (their median), then against the median of the peers. Its distance is the smaller
+    of that from the median and that from its k-th neighbour, k a quarter of the others and at
+    most `MAX_NODES`: a larger group that differs in the same way has a duty and no fault. It is
+    an outlier if the robust z of its distance is `THRESHOLD` or more and the forest, where there
+    are enough peers for one, agrees. Without siblings leaders (rank 0, the last rank, the first
+    of a node) are judged by the events that they lack only.
+
+    Args:
+        job: the job.
+        rng: seeds the forest, which is grown only where a distance reaches `THRESHOLD`.
+        ordinary: events set aside.
+        siblings: healthy jobs of similar settings.
+    """
+    every = peers(job)
+    events = [one.number for one in job.events if one.number not in ordinary]
+    if len(every) < MIN_PEERS or not events:
+        return []
+    logs = np.log1p(_matrix([one.counts for one in every], events))
+    known: NDArray[np.bool_] | bool = True
+    if siblings := [one for one in siblings if one.streams]:
+        layers = [_healthy(job, every, events, one) for one in siblings]
+        logs -= np.log1p(np.median([usual for usual, _ in layers], axis=0))
+        known = np.any([of for _, of in layers], axis=0)
+    off = _differences(logs, [] if siblings else [one.leads for one in every])
+    off *= np.where(known, 1.0, UNKNOWN_WEIGHT)
+    scores = _robust_z(_distances(off), MIN_DISTANCE_SPREAD)
+    over = scores >= THRESHOLD
+    if over.any() and len(every) >= MIN_PEERS_FOR_FOREST:
+        over &= _forest(off, int(rng.integers(2**31))) >= FOREST_THRESHOLD
+    first = sorted(np.flatnonzero(over).tolist(), key=lambda row: (-scores[row], row))[:MAX_NODES]
+    return [
+        PeerOutlier(
+            every[row].name, round(float(scores[row]), 3), _most_deviating(off[row], events)
+        )
+        for row in first
+    ]
+
+
+def _most_deviating(off: Matrix, events: Sequence[int]) -> tuple[int, ...]:
+    most = np.argsort(-np.abs(off), kind="stable")[:_MAX_EVENTS_NAMED]
+    return tuple(events[column] for column in most if off[column])
+
+
+def _matrix(counts_of_peers: Sequence[Mapping[int, int]], events: Sequence[int]) -> Matrix:
+    """Peers x events."""
+    rows = [[one.get(event, 0) for event in events] for one in counts_of_peers]
+    return np.array(rows, dtype=float).reshape(len(rows), len(events))
+
+
+def _healthy(
+    job: Job, every: Sequence[Peer], events: Sequence[int], other: Job
+) -> tuple[Matrix, NDArray[np.bool_]]:
+    """Counts of each peer in a healthy job, peers x events, and which events that has."""
+    theirs, number = peers(other), same_events(job, other)
+    total = Counter({event.number: event.count for event in other.events})
+    counts = [_renumbered(one, number) for one in (total, *(one.counts for one in theirs))]
+    rows = _matrix(counts, events)
+    of = {one.name: row for one, row in zip(theirs, rows[1:], strict=True)}
+    middle = np.median(rows[1:], axis=0)
+    return np.array([of.get(one.name, middle) for one in every]), rows[0] > 0
+
+
+def _renumbered(counts: Mapping[int, int], number: Mapping[int, int]) -> Counter[int]:
+    found: Counter[int] = Counter()
+    for event, count in counts.items():
+        if event in number:
+            found[number[event]] += count
+    return found
+
+
+def _differences(logs: Matrix, leads: Sequence[bool]) -> Matrix:
+    """Scaled differences from the peers' median; leaders, if any, have duties of their own."""
+    leaders = np.array(leads, dtype=bool) if leads else np.zeros(len(logs), dtype=bool)
+    base = logs[~leaders] if (~leaders).sum() >= MIN_PEERS else logs
+    centre = np.median(base, axis=0)
+    spread = MAD_TO_DEVIATION * np.median(np.abs(base - centre), axis=0)
+    off = np.asarray((logs - centre) / np.maximum(spread, MIN_LOG_DIFFERENCE))
+    off[leaders] = LEADER_WEIGHT * np.minimum(off[leaders], 0.0)
+    return off
+
+
+def _distances(off: Matrix) -> Matrix:
+    """Distance from the median, or from the k-th neighbour if that is nearer."""
+    k = max(1, min(MAX_NODES, (len(off) - 1) // 4))
+    squares = (off**2).sum(axis=1)
+    neighbour = np.zeros(len(off))
+    away = np.flatnonzero(squares)
+    for begin in range(0, len(away), MAX_ROWS):
+        rows = away[begin : begin + MAX_ROWS]
+        between = squares[rows, None] + squares[None, :] - 2.0 * off[rows] @ off.T
+        between[np.arange(len(rows)), rows] = np.inf
+        nearest = np.partition(between, k - 1, axis=1)[:, k - 1]
+        neighbour[rows] = np.sqrt(np.maximum(nearest, 0.0))
+    return np.asarray(np.minimum(np.sqrt(squares), neighbour))
+
+
+def _robust_z(values: Matrix, least: float) -> Matrix:
+    centre = np.median(values)
+    spread = MAD_TO_DEVIATION * np.median(np.abs(values - centre))
+    return (values - centre) / max(float(spread), least)
+
+
+def _forest(off: Matrix, seed: int) -> Matrix:
+    """Robust z of an Isolation Forest's scores; rows in an order that is independent of names."""
+    from sklearn.ensemble import IsolationForest
+
+    order = np.lexsort(off.T[::-1])
+    forest = IsolationForest(n_estimators=NUM_TREES, random_state=seed).fit(off[order])
+    return _robust_z(-forest.score_samples(off), MIN_FOREST_SPREAD)
