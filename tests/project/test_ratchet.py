@@ -17,7 +17,7 @@ LARGEST = {
     "tests": (57_017, 275),
 }
 #: Words of docs/*.md, at most.
-MOST_WORDS = 58_934
+MOST_WORDS = 58_963
 #: As radon counts branches: from 21 on a function has the grade D.
 MOST_BRANCHES = 20
 _BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.Assert, ast.Lambda)
