@@ -29,6 +29,7 @@ from pathlib import Path
 from rmetric._util.interrupt import ends_at_once
 
 with ends_at_once():
+    import studies.paper  # noqa: F401 (first: it names the extra that is missing)
     from rmetric._util.errors import FAILED
     from rmetric.evaluation import Study, UnusableStudy, read_study
     from rmetric.logs import write_atomically

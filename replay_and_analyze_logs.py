@@ -1,7 +1,8 @@
 """Replay training logs that exist already: `rmetric replay`, from a clone of the repository.
 
 Reads our own logs and the authors', Hugging Face trainer_state.json, and any CSV or
-JSONL with a step and a loss; files, folders, globs, .gz too. See docs/replay.md.
+JSONL with a step and a loss; files, folders, globs, .gz too. The first 20 runs are drawn.
+See docs/replay.md.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         epilog=replay.EXAMPLES.replace("rmetric replay", "python replay_and_analyze_logs.py"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    replay.add_arguments(parser)
+    replay.add_arguments(parser, num_plots=20)
     return parser.parse_args(arguments)
 
 

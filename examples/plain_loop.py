@@ -1,6 +1,6 @@
 """The monitor in a plain PyTorch loop; a spike of the learning rate at step 100 ends the run.
 
-Needs `pip install -e ".[live]"`. Writes run.jsonl, which `rmetric replay run.jsonl` plots.
+Needs `pip install -e ".[live]"`. Writes run.jsonl, which `rmetric replay run.jsonl` shows.
 """
 
 import torch

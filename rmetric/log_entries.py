@@ -105,6 +105,9 @@ class MetricsLine(
     forward_backward_seconds: float | None = None
     exchange_seconds: float | None = None
     optimizer_seconds: float | None = None
+    policy: dict[str, float] | None = None
+    loss_parts: dict[str, float] | None = None
+    memory: dict[str, float] | None = None
     failure_rate: float | None = None
     lambda_source: _Source | None = "logged"
     gradient_variance: float | None = None
@@ -193,6 +196,9 @@ def _record(s: MetricsLine) -> Record:
         s.forward_backward_seconds,
         s.exchange_seconds,
         s.optimizer_seconds,
+        s.policy,
+        s.loss_parts,
+        s.memory,
     )
 
 

@@ -56,7 +56,7 @@ PAPER_WEIGHTS = Components(failure_rate=0.10, gradient_variance=0.45, loss_drift
 #: with which tests/evaluation/test_run_verdict.py compares it.
 HEALTHY_ALARMED = 62
 
-SYMBOLS_AND_UNITS = (("λ", "events an hour"), ("σ²", "squared norm units"), ("ΔL", "nats"))
+SYMBOLS_AND_UNITS = (("λ", "events an hour"), ("σ²", "squared norm units"), ("ΔL", ""))
 #: Suggested action where that signal is the largest part of R.
 R_ADVICE = {
     "λ": "find the GPU with `rmetric telemetry`",
@@ -236,7 +236,8 @@ def reason_for(config: RMetricConfig, raw: Components, normalised: Components, s
         SYMBOLS_AND_UNITS, config.weights, normalised, raw, strict=True
     ):
         if weight and value == value:  # nan: nothing was seen of it
-            parts.append((weight * n, f"{symbol} {weight * n:.2f} ({value:.3g} {unit})"))
+            measured = f"{value:.3g} {unit}".rstrip()
+            parts.append((weight * n, f"{symbol} {weight * n:.2f} ({measured})"))
         elif weight and n:
             stated = f"(n = {n:.3g} as the log states it)"
             parts.append((weight * n, f"{symbol} {weight * n:.2f} {stated}"))

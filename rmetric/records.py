@@ -84,6 +84,8 @@ class Record:
         forward_backward_seconds: of that, in forward and backward, without `exchange_seconds`.
         exchange_seconds: of that, waiting in backward for the other ranks' gradients.
         optimizer_seconds: of that, in the optimiser's step.
+        loss_parts: losses by their names, where the log states several and no whole; those of an
+            evaluation begin with ``validation ``.
         failure_rate, gradient_variance, loss_drift: the three signals as
             somebody else's log states them (events per hour, squared norm
             units, nats), for logs that lack what they are computed from.
@@ -93,6 +95,13 @@ class Record:
             unlike `planned_events` they begin no past anew.
         failure_rate_normalised, gradient_variance_normalised, loss_drift_normalised:
             n of the three signals as the log states it, from 0 to 1.
+        policy: what reinforcement learning logs beside the loss, where it does: ``reward``,
+            ``reward_spread`` (standard deviation), ``kl`` (nats a token), ``answer_kl`` (nats an
+            answer), ``entropy`` (nats; some log it negative), ``response_length`` (tokens),
+            ``clip_fraction``, and ``equal_rewards``, the share of the groups whose answers have
+            one reward.
+        memory: bytes in use, ``host`` and ``device``, and where they end: ``host_limit``,
+            ``device_limit``; or ``host_percent`` and ``device_percent`` of what there is.
     """
 
     step: int
@@ -128,6 +137,9 @@ class Record:
     forward_backward_seconds: float | None = None
     exchange_seconds: float | None = None
     optimizer_seconds: float | None = None
+    policy: dict[str, float] | None = None
+    loss_parts: dict[str, float] | None = None
+    memory: dict[str, float] | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -220,7 +232,7 @@ class Run:
 #: Fields of `Record` that hold several values each, which stay Python objects in a frame.
 SEVERAL = (
     "worker_gradient_norms", "worker_gradient_cosines", "layer_gradient_norms", "planned_events",
-    "events", "actions",
+    "events", "actions", "policy", "loss_parts", "memory",
 )  # fmt: skip
 
 

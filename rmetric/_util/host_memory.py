@@ -1,4 +1,4 @@
-"""Bytes of host memory that this process may still take."""
+"""Bytes of host memory that this process has taken, and may still take."""
 
 from __future__ import annotations
 
@@ -28,6 +28,13 @@ def available_memory(root: Path = Path("/")) -> int | None:
     """
     rooms = [*_of_machine(root / "proc/meminfo"), *_of_groups(root)]
     return max(0, min(rooms)) if rooms else None
+
+
+def resident_memory(root: Path = Path("/")) -> int | None:
+    """Bytes that this process has in memory; None where the system does not tell."""
+    for line in _lines(root / "proc/self/statm"):
+        return int(line.split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return None
 
 
 def available_to_rank() -> int | None:

@@ -8,38 +8,30 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-#: Modules that are not required -> their package, and the extra that has it, if there is one.
-OPTIONAL = {
-    "scipy": ("scipy", "study"),
-    "pandas": ("pandas", "study"),
-    "sklearn": ("scikit-learn", "diagnosis"),
-    "dtaidistance": ("dtaidistance", "diagnosis"),
-    "seaborn": ("seaborn", "study"),
-    "graphviz": ("graphviz", "study"),
-    "torch": ("torch", "live"),
-    "transformers": ("transformers", "live"),
-    "lightning": ("lightning", ""),
-    "pynvml": ("nvidia-ml-py", "live"),
-    "psutil": ("psutil", "guard"),
-    "prometheus_client": ("prometheus-client", "guard"),
+#: Extra -> the modules that it brings, by the names under which they are imported.
+EXTRAS = {
+    "plot": "matplotlib",
+    "study": "scipy pandas seaborn graphviz",
+    "diagnosis": "sklearn dtaidistance drain3 regex",
+    "live": "torch transformers",
+    "guard": "psutil prometheus_client pynvml yaml",
+    "lightning": "lightning",
 }
 
 
 def install_hint(module: str | None) -> str:
     """Command that installs the package of a missing module.
 
-    rmetric is not on a package index, so only a clone can install an extra by its name.
-
     Args:
         module: name of the module, dotted or not.
 
     Returns:
-        The command; empty if the module is not optional.
+        The command, also right where rmetric is installed from a clone; empty if the module is
+        of no extra.
     """
-    package, extra = OPTIONAL.get((module or "").split(".")[0], ("", ""))
-    if not extra:
-        return package and f"pip install {package}"
-    return f'pip install {package}, or in a clone of rmetric: pip install -e ".[{extra}]"'
+    name = (module or "").partition(".")[0]
+    extra = next((extra for extra, names in EXTRAS.items() if name in names.split()), "")
+    return extra and f'pip install "rmetric[{extra}]"'
 
 
 def needed(module: str) -> Any:

@@ -33,7 +33,6 @@ DEFAULT_LOGS = "logs_FULL_METRIC"
 DEFAULT_OUT = Path("results/replay")
 #: The table in a folder of results, as `replay_report` names it, which takes long to load.
 INDEX = "index.csv"
-DEFAULT_PLOTS = 20
 #: Records of one log that are held in memory: up to 1.3 GB, and a minute of work.
 MOST_RECORDS = 500_000
 _ALL = sys.maxsize
@@ -60,7 +59,8 @@ recovered or rose to a new level (spike, level rose, overfitting), 5 no verdict 
 a run (cannot tell), 0 all runs are healthy; with --follow see rmetric watch --help"""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, num_plots: int = 0) -> None:
+    """Args: num_plots: runs that are drawn where nothing else is asked for."""
     parser.add_argument(
         "paths", nargs="*", type=path_in, default=[DEFAULT_LOGS], metavar="PATH",
         help=f"log, folder or glob (default: {DEFAULT_LOGS})",
@@ -78,9 +78,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_mapping(parser)
     add_thresholds(parser)
     parser.add_argument(
-        "--plots", type=parse_plots, metavar="all|none|N",
-        help="how many runs to draw as PNG and PDF files, the first ones "
-        f"(default: {DEFAULT_PLOTS})",
+        "--plots", type=parse_plots, nargs="?", const=_ALL, metavar="all|none|N",
+        help="runs to draw as PNG and PDF files too, all or the first ones "
+        f"(default: {num_plots or 'none'})",
     )  # fmt: skip
     parser.add_argument(
         "--most-records", type=whole(1), metavar="N",
@@ -94,6 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "are for this, and --exit-on-alarm for both",
     )  # fmt: skip
     add_following(parser)
+    parser.set_defaults(num_plots=num_plots)
 
 
 def parse_plots(text: str) -> int:
@@ -155,7 +156,7 @@ def replay(options: argparse.Namespace) -> int:
             preset=options.preset,
             mapping=dict(options.map),
             thresholds=options.thresholds,
-            most_plots=DEFAULT_PLOTS if options.plots is None else options.plots,
+            most_plots=options.num_plots if options.plots is None else options.plots,
             most_records=options.most_records or MOST_RECORDS,
             on_progress=stages,
             named=lambda path: ".jsonl" in path.suffixes or not set(folders) & set(path.parents),
@@ -261,7 +262,7 @@ def report(result: Replayed, out: Path) -> int:
         files = counted(len(result.passed_over), "file")
         verb = "is no log" if len(result.passed_over) == 1 else "are no logs"
         print(f"passed over {files} that {verb}: {names}{more}")
-    if result.num_plots < len(runs):
+    if 0 < result.num_plots < len(runs):
         print(
             f"PNG and PDF beside the page: for {result.num_plots} of {counted(len(runs), 'run')}; "
             "--plots all draws every one"
@@ -286,6 +287,7 @@ def in_short(runs: list[dict[str, Any]]) -> str:
     alarmed = sum(row["calibrated_first_alarm_step"] != "" for row in runs)
     published = sum(row["first_alert_step"] != "" for row in runs)
     undefined = sum(row["max_r"] == "" for row in runs)
+    often = f", which alarms in {HEALTHY_ALARMED} % of healthy public runs" if published else ""
     unknown = f", undefined in {undefined}" if undefined else ""
     unjudged = sum(row["calibrated_judged"] == 0 for row in runs)
     nothing = f", nothing to judge by in {unjudged}" if unjudged else ""
@@ -293,7 +295,7 @@ def in_short(runs: list[dict[str, Any]]) -> str:
     judged = ", ".join(counted_runs(kind, verdicts[kind]) for kind in SEVERITY if verdicts[kind])
     words = (
         f"{counted(len(runs), 'run')}: {judged}; {alarmed} alarmed (calibrated detector{nothing}), "
-        f"{published} alarmed (R-Metric as published{unknown})"
+        f"{published} alarmed (R-Metric as published{often}{unknown})"
     )
     if any(row["stated_max_r"] != "" for row in runs):
         stated = sum(row["stated_first_alert_step"] != "" for row in runs)
@@ -304,21 +306,17 @@ def in_short(runs: list[dict[str, Any]]) -> str:
 
 
 def in_lines(row: dict[str, Any]) -> list[str]:
-    """The live alarm of one run, and the published metric's with the stated outcome."""
-    published = row["first_alert_step"]
-    r_metric = "undefined" if row["max_r"] == "" else _alarm(published)
-    if published != "":
-        r_metric += f" (alarms in {HEALTHY_ALARMED} % of healthy public runs)"
+    """The live alarm of one run, and what its log states: alarms of R, and the outcome."""
+    stated = []
     if row["stated_max_r"] != "":
         more = f", the first of {row['stated_num_alerts']}" if row["stated_num_alerts"] > 1 else ""
-        r_metric += f"; R as its log states it: {_alarm(row['stated_first_alert_step'])}{more}"
-    outcome = f"; it {_ENDED.get(row['outcome'], row['outcome'])}" if row["outcome"] else ""
-    failure = "" if row["failure_step"] == "" else f" at step {row['failure_step']}"
-    return [
-        f"live alarm (calibrated detector): {row['live_alarm']}",
-        f"R-Metric as published: {r_metric}{outcome}{failure}",
-    ]
+        stated.append(f"R {_alarm(row['stated_first_alert_step'])}{more}")
+    if row["outcome"]:
+        failure = "" if row["failure_step"] == "" else f" at step {row['failure_step']}"
+        stated.append(f"it {_ENDED.get(row['outcome'], row['outcome'])}{failure}")
+    lines = [f"live alarm (calibrated detector): {row['live_alarm']}"]
+    return lines + ([f"as its log states: {'; '.join(stated)}"] if stated else [])
 
 
 def _alarm(step: Any) -> str:
-    return "no alarm" if step == "" else f"alarm at step {step}"
+    return "has no alarm" if step == "" else f"alarms at step {step}"

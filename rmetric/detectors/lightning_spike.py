@@ -67,7 +67,7 @@ class LightningSpike:
         if not isfinite(self._followed.loss):
             return f"{seen}: {NOT_FINITE}"
         return (
-            f"{seen} nats, usual {self._mean:.4g} ({self.score:.3g} times that away from it, "
+            f"{seen}, usual {self._mean:.4g} ({self.score:.3g} times that away from it, "
             f"limit {self.factor:g}): {LOSS}"
         )
 

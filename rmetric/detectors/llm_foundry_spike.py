@@ -73,7 +73,7 @@ class LlmFoundrySpike:
                 f"at least {self.factor:g} times the recent mean; {self.patience} are let pass: "
                 f"{LOSS}"
             )
-        return f"{self._high} of the last {self.window} losses are above {self.cap:g} nats: {LOSS}"
+        return f"{self._high} of the last {self.window} losses are above {self.cap:g}: {LOSS}"
 
     def update(self, record: Record) -> LlmFoundrySpike:
         """Take the next record; one without a loss changes nothing."""

@@ -6,11 +6,13 @@ Some loggers write nan as null or as a blank, and of a last record nobody knows 
 from __future__ import annotations
 
 from collections import deque
+from math import isfinite
 from typing import Any
 
 from rmetric.detectors.contract import Detector
 from rmetric.detectors.followed_loss import FollowedLoss
 from rmetric.detectors.no_update import ADVICE, NoUpdate
+from rmetric.detectors.policy_collapse import PolicyCollapse
 from rmetric.records import FEW_SILENT, Record
 
 #: A last loss explodes from so many times the highest of so many before; so many must be known.
@@ -84,12 +86,14 @@ class WithLogEnd:
 
     def __init__(self, detector: Detector) -> None:
         self._detector, self._losses, self._updates = detector, SilentLoss(), NoUpdate()
+        self._policy = PolicyCollapse()
         self._at_end = ""
 
     def update(self, record: Record) -> WithLogEnd:
         self._detector.update(record)
         self._losses.update(record)
         self._updates.update(record)
+        self._policy.update(record)
         self.step = record.step
         return self
 
@@ -106,14 +110,22 @@ class WithLogEnd:
 
     @property
     def alarm(self) -> bool:
-        return bool(self._detector.alarm or self._beside)
+        return bool(self._alarmed or self._beside)
 
     @property
     def reason(self) -> str:
-        return self._detector.reason if self._detector.alarm else self._beside
+        return self._detector.reason if self._alarmed else self._beside
+
+    @property
+    def _alarmed(self) -> bool:
+        """The detector's alarm; beside a reward the loss says nothing, unless it is not finite."""
+        of_loss = self._policy.has_reward and isfinite(self._detector.score)
+        return bool(self._detector.alarm) and not of_loss
 
     @property
     def _beside(self) -> str:
+        if self._policy.alarm:
+            return self._policy.reason
         if self._losses.since is not None:
             return (
                 f"no loss is logged any more, since step {self._losses.since}: check the training, "
@@ -125,7 +137,7 @@ class WithLogEnd:
 
     @property
     def verdict(self) -> str:
-        return getattr(self._detector, "verdict", "") if self._detector.alarm else ""
+        return getattr(self._detector, "verdict", "") if self._alarmed else ""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._detector, name)

@@ -77,6 +77,6 @@ class PageHinkley(LossDetector):
 
     def _why(self) -> str:
         return (
-            f": above its mean of {self._mean:.4g} it adds up to {self.score:.3g} nats, "
+            f": above its mean of {self._mean:.4g} it adds up to {self.score:.3g}, "
             f"above {self.limit:g}"
         )

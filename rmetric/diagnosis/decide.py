@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rmetric._util.lazy import check_installed
+from rmetric._util.lazy import EXTRAS, check_installed
 from rmetric.diagnosis.answer import Weighed
 from rmetric.diagnosis.clock import Ordering, clock_notes, clock_offsets
 from rmetric.diagnosis.evidence import Row, Scene, Switches, evidence
@@ -62,7 +62,7 @@ def diagnose(
         ValueError: a signature file or a pool is not valid, or there is no such attempt.
         ModuleNotFoundError: a package of the extra ``diagnosis`` is not installed.
     """
-    check_installed("dtaidistance", "sklearn")  # before minutes of reading
+    check_installed(*EXTRAS["diagnosis"].split())  # before minutes of reading
     if isinstance(pool, str | Path):
         pool = Pool.load(pool)
     library = SignatureLibrary.load(signatures) if signatures else SignatureLibrary.shipped()

@@ -15,7 +15,6 @@ STARTED_OTHERWISE = "settings_differ"
 NOT_ENTERED = "collective_not_entered"
 DIFFERENT = "collectives_differ"
 ELSEWHERE = "rank_stands_elsewhere"
-KEPT_WAITING = "rank_kept_others_waiting"
 NOT_FINITE = "loss_not_finite"
 HUNG = "training_hung"
 

@@ -164,7 +164,6 @@ class _Merging:
         self.job.tasks_launch = world.tasks_launch
         self.job.node_of_rank = dict(world.node_of_rank)
         self.job.nodes = list(world.nodes)
-        self.job.node_of_address = dict(world.node_of_address)
         self.job.rank_of_gpu = world.rank_of_gpu
         self.job.rank_of_pid |= world.rank_of_pid
         self.job.notes = list(world.notes())

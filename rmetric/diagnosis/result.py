@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from rmetric.diagnosis.restart import Restart, restart_advice
+
 OUTCOMES = {
     "healthy": "no failure found",
     "failed": "the job failed",
@@ -157,5 +159,11 @@ class Diagnosis:
         return verdict(self)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values only, for `json.dumps`."""
-        return asdict(self)
+        """Plain values only, for `json.dumps`; with ``restart``, which is None without advice."""
+        advice = self.restart
+        return asdict(self) | {"restart": advice and asdict(advice) | {"text": advice.text}}
+
+    @property
+    def restart(self) -> Restart | None:
+        """Whether to start the job again, and without which nodes."""
+        return restart_advice(self)

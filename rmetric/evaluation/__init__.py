@@ -1,5 +1,6 @@
 """Evaluation of detectors on runs: traces, protocols, scores, intervals."""
 
+from rmetric.evaluation.comparison import Comparison, compare
 from rmetric.evaluation.intervals import Estimate
 from rmetric.evaluation.protocols import PROTOCOLS, Outcomes, judge
 from rmetric.evaluation.run_verdict import judge_run
@@ -10,6 +11,7 @@ from rmetric.evaluation.verdict_words import RunVerdict
 
 __all__ = [
     "PROTOCOLS",
+    "Comparison",
     "Estimate",
     "Outcomes",
     "RunVerdict",
@@ -17,6 +19,7 @@ __all__ = [
     "Study",
     "Trace",
     "UnusableStudy",
+    "compare",
     "evaluate",
     "f1_difference",
     "judge",

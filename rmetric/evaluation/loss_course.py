@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,15 +34,9 @@ RATIO = 2.0
 #: A rise is gradual where it takes a larger share of the log; a step to a new level is complete
 #: within the second one.
 ABRUPT_SHARE, STEP_SHARE = 0.1, 0.02
-#: A loss ends above its lowest level where the difference is more than each of: a share of that
-#: level, the same share of what the loss had fallen, and so many times the noise of a level (of
-#: few values 1 + `FEW_LEVELS` / values times as many). A level is that of two of these parts.
-PARTS, FEWEST_PARTS = 8, 5
-ABOVE_SHARE, ABOVE_NOISE, FEW_LEVELS = 0.02, 4.0, 4
 #: Records of a level.
 WIDTH = 5
 _SPREAD = 1.4826 * 1.2  # of a median deviation from a median of five that contains the value
-_ERROR = 1.4826 * 1.25  # of a median deviation, and of a median's own error
 _MOST_PLANNED = 10
 
 
@@ -113,53 +106,6 @@ class Loss:
         """The level before a record: of the last records before it, or else `base`."""
         level = level_of(self.values[max(0, first - WIDTH) : first])
         return base if level is None and np.isfinite(base) else level
-
-    def ending(self) -> Ending | None:
-        """Where it ends above its lowest level by more than its noise; None if it does not.
-
-        The losses from the last announced change on count.
-        """
-        changed = int(np.flatnonzero(self.planned)[-1]) if self.planned.any() else 0
-        good = np.flatnonzero(np.isfinite(self.values[changed:])) + changed
-        values = self.values[good]
-        fewest = 1 if self.name == "validation_loss" else 2
-        if len(values) < fewest * FEWEST_PARTS:
-            return None
-        parts = np.array_split(values, min(PARTS, len(values) // fewest))
-        levels = np.array([np.median(part) for part in parts])
-        pairs = (levels[1:] + levels[:-1]) / 2
-        lowest = int(np.argmin(pairs[:-1]))
-        first, low, end = float(pairs[0]), float(pairs[lowest]), float(pairs[-1])
-        bends = np.sort(np.diff(levels, 2) ** 2)[:-1]  # the largest may be where the rise begins
-        away = np.abs(values - np.repeat(levels, [len(part) for part in parts]))
-        noise = max(
-            float(np.mean(bends) / 6) ** 0.5,
-            _ERROR * float(np.median(away)) / len(parts[0]) ** 0.5,
-        )
-        least = max(
-            ABOVE_SHARE * max(abs(low), first - low),
-            ABOVE_NOISE * (1 + FEW_LEVELS / len(values)) * noise,
-        )
-        # The noise of few losses that fall fast is not known.
-        last = values[-max(WIDTH, len(values) // 4) :]
-        doubled = last.min() > max(RATIO * low, low + SHARE_OF_FALL * (first - low)) > 0
-        if not (end - low > least or doubled):
-            return None
-        since = int(good[sum(len(part) for part in parts[: lowest + 2])])
-        return Ending(first, low, end, since, end - first > least)
-
-
-class Ending(NamedTuple):
-    """The end of a loss above its lowest level, which is over before record `since`.
-
-    `worse`: it is above the first level too.
-    """
-
-    first: float
-    low: float
-    end: float
-    since: int
-    worse: bool
 
 
 @dataclass(frozen=True)
@@ -298,6 +244,10 @@ class Course:
         """Steps, or records, from its first record to its end."""
         places = self.loss.places
         return float(places[-1 if rise.end is None else rise.end] - places[rise.first])
+
+    def share(self, rises: Sequence[Rise]) -> float:
+        """Of the log in `rises`."""
+        return ratio(sum(map(self.lasted, rises)), self.loss.length)
 
     def is_abrupt(self, rise: Rise) -> bool:
         """True if most of the rise is done within a tenth of the log."""

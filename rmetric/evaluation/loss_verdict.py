@@ -1,8 +1,12 @@
-"""The verdict on the course of one loss: not finite, lost for good, recovered, ending above."""
+"""The verdict on the course of one loss: not finite, lost for good, recovered, ending above.
+
+`LASTING_RISES` and `RECOVERED_RISES` are the table by which rises are judged; `verdict_words` has
+the words of every verdict.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,14 +29,11 @@ from rmetric.evaluation.loss_course import (
     level_of,
     ratio,
 )
-from rmetric.evaluation.verdict_words import Kind, RunVerdict, levels, number, spikes_before
+from rmetric.evaluation.verdict_words import RunVerdict, levels, number
 
-#: A rise for good is a divergence from `RATIO` to the level before, where it also lost this share
-#: of the fall; below, a step to a new level may be a change of data. So is a step after which the
-#: loss falls again, below the second ratio.
-LOST, FAR_RATIO = 0.5, 3.0
-#: A slow rise for good is a divergence from either of these.
-SLOW_RATIO, SLOW_LOST = 1.5, 0.25
+#: A step to a new level after which the loss falls again is a change of data below the first
+#: ratio to the level before; a slow rise for good is a divergence from the second one.
+FAR_RATIO, SLOW_RATIO = 3.0, 1.5
 #: Share of the log, and steps, after which a rise that is not over counts as one for good. Steps
 #: to a new level that came back are no spikes where each lasted that share and is less than
 #: `SLOW_RATIO` times the level before.
@@ -43,26 +44,71 @@ PEAK_RATIO = 1.5
 UNSTABLE_SHARE = 0.25
 #: A loss still rises where it ends at this share of its whole rise.
 RISING_SHARE = 0.8
+#: A loss ends above its lowest level where the difference is more than each of: a share of that
+#: level, the same share of what the loss had fallen, and so many times the noise of a level (of
+#: few values 1 + `FEW_LEVELS` / values times as many). A level is that of two of these parts.
+PARTS, FEWEST_PARTS = 8, 5
+ABOVE_SHARE, ABOVE_NOISE, FEW_LEVELS = 0.02, 4.0, 4
+_ERROR = 1.4826 * 1.25  # of a median deviation, and of a median's own error
 #: Share of the losses from the first that is not finite on, from which others between them do not
 #: count as a recovery.
 SCATTERED_SHARE = 0.2
+#: Records after the onset within which an alarm is not called late.
+_PROMPT = 2
+
+Measures = Mapping[str, bool | float]
 
 
-def cannot_tell(text: str, loss: str | None = None, **more: Any) -> RunVerdict:
-    return RunVerdict(kind="cannot_tell", loss=loss, text=f"CANNOT TELL{text}", **more)
+#: Rises that last to the end: the name of the words, and what each measure must be, or at least
+#: must be where that is a number. The first that fits counts. `times` is the peak as a multiple of
+#: the level before, `lost` its height as a share of what the loss had fallen.
+LASTING_RISES: tuple[tuple[str, Measures], ...] = (
+    ("recent rise", {"is_recent": True}),
+    ("slow evaluation", {"is_slow_evaluation": True}),
+    ("no loss", {"rises_all_along": True}),
+    ("diverged", {"times": RATIO, "lost": 0.5, "falls_again": False}),
+    ("diverged", {"times": SLOW_RATIO, "is_step": False}),
+    ("diverged", {"lost": 0.25, "is_step": False}),
+    ("level", {}),
+)
+#: The same of rises that were all over before. `share` is that of the log.
+RECOVERED_RISES: tuple[tuple[str, Measures], ...] = (
+    ("level, back", {"are_levels": True}),
+    ("unstable", {"share": UNSTABLE_SHARE}),
+    ("spikes", {"number": 2}),
+    ("spike", {}),
+)
+
+
+def _first_fit(rows: Sequence[tuple[str, Measures]], measures: Measures) -> str:
+    def fits(need: bool | float, measure: bool | float) -> bool:
+        return measure == need if isinstance(need, bool) else measure >= need
+
+    return next(name for name, needs in rows if all(fits(needs[of], measures[of]) for of in needs))
 
 
 def event(
-    loss: Loss, kind: Kind, at: int, text: str, detail: str, alarms: Sequence[int] = (), **more: Any
+    loss: Loss, name: str, at: int, alarms: Sequence[int] | None = None, **facts: Any
 ) -> RunVerdict:
-    """A verdict on an event that begins with record `at`."""
-    found = {"num_events": 1, "alarm_step": _alarm_of(loss, at, alarms)} | more
-    return RunVerdict(
-        kind=kind, loss=loss.name, onset_step=loss.step(at), text=text, detail=detail, **found
-    )
+    """The verdict `name` on an event that begins with record `at`.
+
+    No detector watches for the event where `alarms` is None; its record is not stated then.
+    """
+    step, alarm, record, late = loss.step(at), None, None, False
+    if alarms is not None:
+        alarm = alarm_of(loss, at, alarms)
+        if loss.unit == "step":
+            record = int(np.argmax(loss.steps >= step))
+            between = loss.steps > step
+            late = alarm is not None and int(np.sum(between & (loss.steps <= alarm))) > _PROMPT
+    known = {
+        "loss": loss.name, "word": loss.word, "step": step, "onset_step": step,
+        "onset_record": record, "alarm_step": alarm, "alarm_is_late": late, "num_events": 1,
+    }  # fmt: skip
+    return RunVerdict.of(name, **known | facts)
 
 
-def _alarm_of(loss: Loss, first: int, alarms: Sequence[int]) -> int | None:
+def alarm_of(loss: Loss, first: int, alarms: Sequence[int]) -> int | None:
     """The first alarm that belongs to an event: a little before its first record, or later."""
     slack = 0.0 if loss.unit == "record" else LATE_SHARE * loss.length
     return next((step for step in alarms if step >= loss.steps[first] - slack), None)
@@ -78,16 +124,18 @@ def not_finite_at_end(loss: Loss, main: Loss, alarms: Sequence[int]) -> RunVerdi
     scattered = again < first and float(bad[again:].mean()) >= SCATTERED_SHARE
     count = int(bad.sum()) if scattered else len(values) - first
     first = again if scattered else first
-    before, alarm = level_of(values[max(0, first - WIDTH) : first]), _alarm_of(loss, first, alarms)
+    before = level_of(values[max(0, first - WIDTH) : first])
     begun, came = _blow_up(loss, main, first, before, what)
-    earlier = Course(loss.part(first)).rises if first >= FEWEST_RECORDS else []
-    spikes = spikes_before(loss, [rise for rise in earlier if rise.end is not None])
     how = "again and again since step {:,}" if scattered else "from step {:,} to the end"
-    advice = "" if begun is None else words.ADVICE["not_finite"].format(step=f"{begun:,}")
-    counts = f"{count} of {len(values):,} {'losses' if loss is main else 'evaluations'}"
-    detail = f"{came}, {counts}{spikes}{words.after_alarm(loss, alarm)}"
-    text = f"NOT FINITE {how.format(loss.step(first))}"
-    return event(loss, "not_finite", first, text, detail, alarms, before=before, advice=advice)
+    earlier = Course(loss.part(first)).rises if first >= FEWEST_RECORDS else []
+    return event(
+        loss, "not finite", first, alarms, how=how.format(loss.step(first)),
+        before=before, came=came, count=str(count), all=len(values),
+        begun=loss.step(first) if begun is None else begun,
+        values="losses" if loss is main else "evaluations",
+        spikes=words.spikes_before(loss, [rise for rise in earlier if rise.end is not None]),
+        after_alarm=words.after_alarm(loss, alarm_of(loss, first, alarms)),
+    )  # fmt: skip
 
 
 def _bad_end(loss: Loss, main: Loss) -> tuple[int, str]:
@@ -100,6 +148,18 @@ def _bad_end(loss: Loss, main: Loss) -> tuple[int, str]:
     if loss is not main and len(bad) - first < 2 and np.isfinite(main.values[-1]):
         return first, ""  # one evaluation went wrong, and the training loss is finite
     return first, "nan" if np.isnan(loss.values[-1]) else "infinite"
+
+
+def _zeros_at_end(values: Floats) -> int:
+    """The first of three or more last values that are exactly 0 all at once; 0 for none."""
+    zero = values == 0
+    first = len(values) - int(np.argmin(zero[::-1])) if not zero.all() else 0
+    before = values[max(0, first - WIDTH) : first]
+    at_once = zero[-1] and not zero[:first].any() and 0 < first <= len(values) - 3
+    if not at_once or not np.isfinite(before).all():
+        return 0
+    # Some trainers write 0 once the loss is nan; a loss that was learned gets there slowly.
+    return 0 if np.median(before) < SHARE_OF_FALL * np.nanmax(np.abs(values[:WIDTH])) else first
 
 
 def _blow_up(
@@ -121,18 +181,6 @@ def _blow_up(
     return None, f"{word} {what}" if before is None else f"{word} {number(before)} -> {what}"
 
 
-def _zeros_at_end(values: Floats) -> int:
-    """The first of three or more last values that are exactly 0 all at once; 0 for none."""
-    zero = values == 0
-    first = len(values) - int(np.argmin(zero[::-1])) if not zero.all() else 0
-    before = values[max(0, first - WIDTH) : first]
-    at_once = zero[-1] and not zero[:first].any() and 0 < first <= len(values) - 3
-    if not at_once or not np.isfinite(before).all():
-        return 0
-    # Some trainers write 0 once the loss is nan; a loss that was learned gets there slowly.
-    return 0 if np.median(before) < SHARE_OF_FALL * np.nanmax(np.abs(values[:WIDTH])) else first
-
-
 def _blown_up(values: Floats) -> int | None:
     """Where a loss left its lowest level for good, before it was not finite; None if not."""
     if len(values) < 2 or not np.isfinite(values).all() or values.min() <= 0:
@@ -141,206 +189,187 @@ def _blown_up(values: Floats) -> int | None:
     return int(low[-1]) + 1 if low[-1] + 1 < len(values) else None
 
 
-def ends_above(loss: Loss, alarms: Sequence[int] = ()) -> RunVerdict | None:
-    """The verdict on a loss without a rise that ends above its lowest level; None if not."""
-    ending = loss.ending()
-    if ending is None:
+def ends_above(loss: Loss, alarms: Sequence[int] | None = None) -> RunVerdict | None:
+    """The verdict on a loss without a rise that ends above its lowest level; None if not.
+
+    The losses from the last announced change on count.
+    """
+    changed = int(np.flatnonzero(loss.planned)[-1]) if loss.planned.any() else 0
+    good = np.flatnonzero(np.isfinite(loss.values[changed:])) + changed
+    values = loss.values[good]
+    fewest = 1 if loss.name == "validation_loss" else 2
+    if len(values) < fewest * FEWEST_PARTS:
         return None
-    before, text = ending.low, f"LEVEL ROSE since step {loss.step(ending.since):,}"
-    if ending.worse:
-        before, text = ending.first, "WORSE THAN AT THE START"
-    return event(
-        loss, "level_rose", ending.since, text, levels(loss.word, before, ending.end), alarms,
-        before=before, after=ending.end, advice=words.WORSE if ending.worse else "",
-    )  # fmt: skip
+    parts = np.array_split(values, min(PARTS, len(values) // fewest))
+    medians = np.array([np.median(part) for part in parts])
+    pairs = (medians[1:] + medians[:-1]) / 2
+    lowest = int(np.argmin(pairs[:-1]))
+    first, low, end = float(pairs[0]), float(pairs[lowest]), float(pairs[-1])
+    bends = np.sort(np.diff(medians, 2) ** 2)[:-1]  # the largest may be where the rise begins
+    away = np.abs(values - np.repeat(medians, [len(part) for part in parts]))
+    noise = max(
+        float(np.mean(bends) / 6) ** 0.5,
+        _ERROR * float(np.median(away)) / len(parts[0]) ** 0.5,
+    )
+    least = max(
+        ABOVE_SHARE * max(abs(low), first - low),
+        ABOVE_NOISE * (1 + FEW_LEVELS / len(values)) * noise,
+    )
+    # The noise of few losses that fall fast is not known.
+    last = values[-max(WIDTH, len(values) // 4) :]
+    doubled = last.min() > max(RATIO * low, low + SHARE_OF_FALL * (first - low)) > 0
+    if not (end - low > least or doubled):
+        return None
+    since = int(good[sum(len(part) for part in parts[: lowest + 2])])
+    name, before = ("worse", first) if end - first > least else ("ends above", low)
+    return event(loss, name, since, alarms, before=before, after=end)
 
 
-class LossJudge:
-    """Judges one loss that is finite at its end.
+def judge_loss(loss: Loss, alarms: Sequence[int], *, is_loss: bool = False) -> RunVerdict:
+    """The verdict on one loss that is finite at its end.
 
     Args:
         loss: at least `FEWEST_RECORDS` of its values are finite.
         alarms: first step of each alarm of a detector, rising.
         is_loss: True if it is known that the values are a loss, which may only rise.
     """
+    below = float(np.mean(loss.finite <= 0))
+    if below > LATE_SHARE and not _falls(loss.finite):
+        return RunVerdict.of("policy loss", loss=loss.name, share=round(100 * below))
+    course = Course(loss)
+    burst = None if course.rises else course.early_divergence
+    rises = course.rises if burst is None else [burst]
+    if not rises:
+        return _unconfirmed(course, alarms) or ends_above(loss, alarms) or _healthy(course)
+    last, earlier, now = rises[-1], rises[:-1], level_of(loss.values[-WIDTH:])
+    if last.end is None:
+        found = _lasting(course, last, earlier, alarms, is_loss=is_loss)
+        wholly_back = found.kind == "diverged" and last.base <= rises[0].base
+        if wholly_back or course.share(earlier) < UNSTABLE_SHARE:
+            return found
+    elif now is None or now <= RATIO * max(0.0, rises[0].base):
+        return _unconfirmed(course, alarms) or _recovered(course, alarms)
+    # A dip of a noisy loss, or a while between long rises, is no return.
+    return _lasting(course, replace(rises[0], end=None), [], alarms, is_loss=is_loss)
 
-    def __init__(self, loss: Loss, alarms: Sequence[int], *, is_loss: bool = False) -> None:
-        self.loss, self.alarms, self.is_loss = loss, alarms, is_loss
-        self.course = Course(loss)
 
-    def verdict(self) -> RunVerdict:
-        loss, course = self.loss, self.course
-        below = float(np.mean(loss.finite <= 0))
-        if below > LATE_SHARE and not _falls(loss.finite):
-            return cannot_tell(words.POLICY_LOSS.format(share=round(100 * below)), loss.name)
-        burst = None if course.rises else course.early_divergence
-        rises = course.rises if burst is None else [burst]
-        if not rises:
-            return self.unconfirmed() or ends_above(loss, self.alarms) or self.healthy()
-        last, now = rises[-1], level_of(loss.values[-WIDTH:])
-        if last.end is not None and now is not None and now > RATIO * max(0.0, rises[0].base):
-            # A dip of a noisy loss is no return.
-            return self.persistent_rise(replace(rises[0], end=None), [])
-        if last.end is not None:
-            return self.unconfirmed() or self.recovered_rises()
-        earlier = rises[:-1]
-        found = self.persistent_rise(last, earlier)
-        if sum(map(course.lasted, earlier)) >= UNSTABLE_SHARE * loss.length and not (
-            found.kind == "diverged" and last.base <= rises[0].base  # wholly back in between
-        ):
-            # It broke there and was back for a while only.
-            return self.persistent_rise(replace(rises[0], end=None), [])
-        return found
+def _lasting(
+    course: Course, rise: Rise, earlier: Sequence[Rise], alarms: Sequence[int], *, is_loss: bool
+) -> RunVerdict:
+    """The verdict on a rise that is not over at the end of the log."""
+    loss, first, lasted = course.loss, rise.first, course.lasted(rise)
+    later, end = course.level[first:], level_of(loss.values[first:][-WIDTH:])
+    peak = float(np.max(later[np.isfinite(later)], initial=rise.base))
+    at_last, height, times = peak if end is None else end, peak - rise.base, ratio(peak, rise.base)
+    is_abrupt, is_step = course.is_abrupt(rise), course.is_step(rise, at_last)
+    fell = bool(earlier) or rise.fall > max(2 * course.spread, SHARE_OF_FALL * height)
+    from_start = rise.first <= max(WIDTH, ABRUPT_SHARE * len(loss.values)) and not fell
+    gradual = not is_abrupt and at_last - rise.base >= RISING_SHARE * height
+    name = _first_fit(
+        LASTING_RISES,
+        {
+            "is_recent": lasted < min(LATE_SHARE * loss.length, LATE_STEPS)
+            or len(loss.values) - first < WIDTH,
+            "is_slow_evaluation": loss.name == "validation_loss" and not is_abrupt,
+            "rises_all_along": from_start and gradual and not is_loss,
+            "times": times,
+            "lost": height / rise.fall if rise.fall > SPREADS * course.spread else np.inf,
+            "is_step": is_step,
+            "falls_again": is_step
+            and times < FAR_RATIO
+            and peak - at_last >= SHARE_OF_LEVEL * height,
+        },
+    )
+    finite, top, came = loss.values[first:][np.isfinite(loss.values[first:])], "", "never came back"
+    if end is not None and ratio(peak, end) >= PEAK_RATIO:
+        top = f", peak {number(float(np.max(finite, initial=peak)))}"
+    if np.any(later[1:] <= rise.base):
+        came = "fell back and rose again"
+    elif at_last - rise.base < height / 2:
+        came = "not back by the end"
+    return event(
+        loss, name, first, alarms,
+        before=loss.before(first, rise.base), after=end, num_events=len(earlier) + 1,
+        came=came, top=top, end=float(finite[-1]) if len(finite) else None,
+        lasted=counted(int(lasted), loss.unit),
+        spikes=words.spikes_before(loss, earlier),
+        after_alarm=words.after_alarm(loss, alarm_of(loss, first, alarms)),
+    )  # fmt: skip
 
-    def persistent_rise(self, rise: Rise, earlier: Sequence[Rise]) -> RunVerdict:
-        """The verdict on a rise that is not over at the end of the log."""
-        loss, first = self.loss, rise.first
-        step, before = loss.step(first), loss.before(first, rise.base)
-        later, end_level = self.course.level[first:], level_of(loss.values[first:][-WIDTH:])
-        peak = float(np.max(later[np.isfinite(later)], initial=rise.base))
-        at_last = end_level if end_level is not None else peak
-        from_to, spikes = levels(loss.word, before, end_level), spikes_before(loss, earlier)
 
-        def found(kind: Kind, text: str, detail: str) -> RunVerdict:
-            return event(
-                loss, kind, first, text, detail, self.alarms,
-                before=before, after=end_level, num_events=len(earlier) + 1,
-            )  # fmt: skip
+def _recovered(course: Course, alarms: Sequence[int]) -> RunVerdict:
+    """The verdict on rises that were all over before the end."""
+    loss, rises, first = course.loss, course.rises, course.rises[0]
+    rise = highest = max(rises, key=lambda rise: rise.height)
+    ends = [rise.end or 0 for rise in rises]
+    over, calm, lasted = highest.end or 0, "", int(course.lasted(highest))
+    name = _first_fit(
+        RECOVERED_RISES,
+        {
+            "are_levels": all(_is_level(course, rise) for rise in rises),
+            "share": course.share(rises),
+            "number": len(rises),
+        },
+    )
+    if name == "unstable":
+        # Single records that still stand out are no calm.
+        over = min(max([*ends, *(course.singles + 1).tolist()]), len(loss.values) - 1)
+        is_calm = loss.places[-1] - loss.places[over] >= LATE_SHARE * loss.length
+        rise, calm = first, ", calm since" if is_calm else ""
+    return event(
+        loss, name, rise.first, alarms,
+        end_step=loss.step(over),
+        before=loss.before(rise.first, rise.base),
+        after=highest.peak if np.isfinite(highest.peak) else None,
+        num_events=len(rises),
+        event_steps=tuple(loss.step(rise.first) for rise in rises),
+        event_end_steps=tuple(map(loss.step, ends)),
+        top=f"{'peak' if highest.finite else 'then'} {words.height_of(highest)}",
+        lasted=counted(lasted if name == "level, back" else max(1, lasted), loss.unit),
+        higher=words.single_records(course, highest.peak if highest.finite else np.inf),
+        highest="" if len(rises) == 1 else f", the highest of {len(rises)} times",
+        calm=calm, end=float(loss.finite[-1]),
+    )  # fmt: skip
 
-        why, hint = self._undecided(rise)
-        if why:
-            return found("cannot_tell", f"CANNOT TELL: {why}", f"{from_to}; {hint}")
-        if self._rises_all_along(rise, peak, at_last, fell=bool(earlier)):
-            text = "CANNOT TELL: the values rise all along, they may be no loss"
-            return found("cannot_tell", text, f"{number(before)} -> {number(end_level)}")
-        if not self._is_failure(rise, peak, at_last):
-            text = f"LEVEL ROSE at step {step:,}, and stays"
-            return found("level_rose", text, f"{from_to}{spikes}")
-        logged, top = loss.values[first:][np.isfinite(loss.values[first:])], ""
-        if end_level is not None and ratio(peak, end_level) >= PEAK_RATIO:
-            top = f", peak {number(float(np.max(logged, initial=peak)))}"
-        end, came = number(float(logged[-1]) if len(logged) else None), "never came back"
-        if np.any(later[1:] <= rise.base):
-            came = "fell back and rose again"
-        elif at_last - rise.base < (peak - rise.base) / 2:
-            came = "not back by the end"
-        after = words.after_alarm(loss, _alarm_of(loss, first, self.alarms))
-        detail = f"{loss.word} {number(before)}{top}, end {end}{spikes}{after}"
-        return found("diverged", f"DIVERGED at step {step:,}: {came}", detail)
 
-    def _undecided(self, rise: Rise) -> tuple[str, str]:
-        """Why a rise at the end cannot be judged, and what is missing; empty where it can."""
-        loss, step = self.loss, self.loss.step(rise.first)
-        rest, late = self.course.lasted(rise), min(LATE_SHARE * loss.length, LATE_STEPS)
-        if rest < late or len(loss.values) - rise.first < WIDTH:
-            after = counted(int(rest), loss.unit)
-            return f"the log ends {after} after a rise at step {step:,}", "log more steps"
-        if loss.name == "validation_loss" and not self.course.is_abrupt(rise):
-            return f"overfitting or a failure since step {step:,}", "no training loss is logged"
-        return "", ""
+def _is_level(course: Course, rise: Rise) -> bool:
+    """True for a low step to a level at which the loss stayed for a while."""
+    inside = course.loss.values[rise.first : rise.end]
+    return (
+        rise.finite
+        and course.lasted(rise) >= LATE_SHARE * course.loss.length
+        and ratio(rise.peak, rise.base) < SLOW_RATIO
+        and course.is_step(rise, level_of(inside[-WIDTH:]) or rise.base)
+    )
 
-    def _rises_all_along(self, rise: Rise, peak: float, at_last: float, *, fell: bool) -> bool:
-        """True for values that rise slowly from the start to the end: they may be no loss."""
-        course, height = self.course, peak - rise.base
-        fell = fell or rise.fall > max(2 * course.spread, SHARE_OF_FALL * height)
-        start = max(WIDTH, ABRUPT_SHARE * len(self.loss.values))
-        from_start = rise.first <= start and not fell and not self.is_loss
-        to_end = at_last - rise.base >= RISING_SHARE * height
-        return from_start and to_end and not course.is_abrupt(rise)
 
-    def _is_failure(self, rise: Rise, peak: float, at_last: float) -> bool:
-        """True for a rise that is a divergence, and not a new level that a change of data has."""
-        height = peak - rise.base
-        lost = height / rise.fall if rise.fall > SPREADS * self.course.spread else np.inf
-        far, stepped = ratio(peak, rise.base), self.course.is_step(rise, at_last)
-        learns = stepped and far < FAR_RATIO and peak - at_last >= SHARE_OF_LEVEL * height
-        if far >= RATIO and lost >= LOST and not learns:
-            return True
-        return not stepped and (far >= SLOW_RATIO or lost >= SLOW_LOST)
+def _unconfirmed(course: Course, alarms: Sequence[int]) -> RunVerdict | None:
+    """The verdict on a last record that stands out, as none follows to tell; None if not."""
+    loss, at = course.loss, len(course.loss.values) - 1
+    last, before = float(loss.values[at]), loss.before(at)
+    if before is None:
+        return None
+    # A loss that was positive in all records has no business so far below 0.
+    below = -last >= RATIO * before and bool((loss.values[:at] > 0).all())
+    if not below and (at not in course.singles or ratio(last, before) < RATIO):
+        return None
+    return event(
+        loss, "last record", at, alarms, before=before, after=last,
+        num_events=len(course.rises) + 1, spikes=words.spikes_before(loss, course.rises),
+    )  # fmt: skip
 
-    def recovered_rises(self) -> RunVerdict:
-        """The verdict on rises that were all over before the end."""
-        loss, course, rises = self.loss, self.course, self.course.rises
-        highest, first = max(rises, key=lambda rise: rise.height), rises[0]
-        ends = [rise.end or 0 for rise in rises]
-        step, lasted = loss.step(highest.first), int(course.lasted(highest))
-        before = loss.before(highest.first, highest.base)
-        top = f"{'peak' if highest.finite else 'then'} {words.height_of(highest)}"
-        from_to = f"{loss.word} {number(before)}, {top}"
-        found = event(
-            loss, "spike", highest.first, "", "", self.alarms,
-            end_step=loss.step(highest.end or 0),
-            before=before,
-            after=highest.peak if np.isfinite(highest.peak) else None,
-            num_events=len(rises),
-            event_steps=tuple(loss.step(rise.first) for rise in rises),
-            event_end_steps=tuple(map(loss.step, ends)),
-        )  # fmt: skip
-        if all(map(self._is_new_level, rises)):
-            times = "" if len(rises) == 1 else f", the highest of {len(rises)} times"
-            text = f"LEVEL ROSE at step {step:,}, back after {counted(lasted, loss.unit)}"
-            return replace(found, kind="level_rose", text=text, detail=f"{from_to}{times}")
-        if sum(map(course.lasted, rises)) >= UNSTABLE_SHARE * loss.length:
-            # Single records that still stand out are no calm.
-            last = min(max([*ends, *(course.singles + 1).tolist()]), len(loss.values) - 1)
-            is_calm = loss.places[-1] - loss.places[last] >= LATE_SHARE * loss.length
-            since, to, calm = loss.step(first.first), loss.step(last), ", calm since" * int(is_calm)
-            start, end = loss.before(first.first, first.base), float(loss.finite[-1])
-            return replace(
-                found,
-                kind="unstable",
-                onset_step=since,
-                end_step=to,
-                alarm_step=_alarm_of(loss, first.first, self.alarms),
-                before=start,
-                text=f"UNSTABLE from step {since:,} to {to:,}{calm}",
-                detail=f"{loss.word} {number(start)}, {top}, end {number(end)}",
-            )
-        recovered = f"recovered in {counted(max(1, lasted), loss.unit)}"
-        higher = words.single_records(course, highest.peak if highest.finite else np.inf)
-        if len(rises) == 1:
-            return replace(found, text=f"SPIKE at {step:,}, {recovered}", detail=from_to + higher)
-        detail = f"the highest begins at {step:,}: {from_to}, {recovered}{higher}"
-        text = f"{len(rises)} SPIKES, all recovered"
-        return replace(found, text=text, detail=detail, advice=words.AGAIN)
 
-    def _is_new_level(self, rise: Rise) -> bool:
-        """True for a low step to a level at which the loss stayed for a while."""
-        inside = self.loss.values[rise.first : rise.end]
-        return (
-            rise.finite
-            and self.course.lasted(rise) >= LATE_SHARE * self.loss.length
-            and ratio(rise.peak, rise.base) < SLOW_RATIO
-            and self.course.is_step(rise, level_of(inside[-WIDTH:]) or rise.base)
-        )
-
-    def unconfirmed(self) -> RunVerdict | None:
-        """The verdict on a last record that stands out, as none follows to tell; None if not."""
-        loss, course, at = self.loss, self.course, len(self.loss.values) - 1
-        last, before = float(loss.values[at]), loss.before(at)
-        if before is None:
-            return None
-        # A loss that was positive in all records has no business so far below 0.
-        below = -last >= RATIO * before and bool((loss.values[:at] > 0).all())
-        if not below and (at not in course.singles or ratio(last, before) < RATIO):
-            return None
-        detail = f"{levels(loss.word, before, last)}{spikes_before(loss, course.rises)}"
-        return event(
-            loss, "cannot_tell", at, f"CANNOT TELL: the last record is {number(last)}", detail,
-            self.alarms, before=before, after=last, num_events=len(course.rises) + 1,
-            advice=words.UNCONFIRMED,
-        )  # fmt: skip
-
-    def healthy(self) -> RunVerdict:
-        loss, course, level = self.loss, self.course, self.course.level
-        detail = levels(loss.word, float(loss.finite[0]), float(loss.finite[-1]))
-        fall = float(level[0] - np.min(level[np.isfinite(level)]))
-        start = level_of(loss.values[:WIDTH]) or 0.0
-        if fall <= max(2 * course.spread, 0.01 * abs(start)):
-            detail += ", it does not fall"
-        detail += words.early_rise(loss) + words.single_records(course, -np.inf)
-        text = "HEALTHY: no failure seen"
-        return RunVerdict(kind="healthy", loss=loss.name, text=text, detail=detail)
+def _healthy(course: Course) -> RunVerdict:
+    loss, level = course.loss, course.level
+    fall = float(level[0] - np.min(level[np.isfinite(level)]))
+    start = level_of(loss.values[:WIDTH]) or 0.0
+    more = ", it does not fall" if fall <= max(2 * course.spread, 0.01 * abs(start)) else ""
+    more += words.early_rise(loss) + words.single_records(course, -np.inf)
+    # The ends of a healthy loss are no levels: they are said, and kept in no attribute.
+    return RunVerdict.of(
+        "healthy", loss=loss.name, word=loss.word, more=more,
+        first=float(loss.finite[0]), last=float(loss.finite[-1]),
+    )  # fmt: skip
 
 
 def _falls(values: Floats) -> bool:

@@ -15,8 +15,8 @@ import numpy as np
 
 from rmetric._util.printed import counted
 from rmetric.detectors.log_end import SilentLoss
+from rmetric.detectors.memory_slope import InputWait, MemorySlope
 from rmetric.detectors.no_update import NoUpdate
-from rmetric.evaluation import verdict_words as words
 from rmetric.evaluation.loss_course import (
     FEWEST_RECORDS,
     RATIO,
@@ -26,22 +26,25 @@ from rmetric.evaluation.loss_course import (
     Floats,
     Loss,
 )
-from rmetric.evaluation.loss_verdict import (
-    LossJudge,
-    cannot_tell,
-    ends_above,
-    event,
-    not_finite_at_end,
+from rmetric.evaluation.loss_verdict import ends_above, event, judge_loss, not_finite_at_end
+from rmetric.evaluation.no_learning import learns_nothing
+from rmetric.evaluation.policy_verdict import judge_policy
+from rmetric.evaluation.verdict_words import (
+    EVALUATE,
+    SEVERITY,
+    Kind,
+    RunVerdict,
+    levels,
 )
-from rmetric.evaluation.verdict_words import Kind, RunVerdict, levels, number
 from rmetric.records import Record, Truth
 
 #: Evaluations from the onset on, by which a validation loss is said not to have risen; and the
 #: classes of a training loss that are set against it.
 FEWEST_EVALUATIONS = 2
+_VALIDATION = "validation "
+#: Words of the losses of a generator and of its discriminator.
+_ADVERSARIES = {"g", "d", "gen", "disc", "generator", "discriminator", "adv", "adversarial"}
 _LASTING: tuple[Kind, ...] = ("diverged", "unstable", "level_rose")
-#: Records after the onset within which an alarm is not called late.
-_PROMPT = 2
 
 
 def judge_run(
@@ -51,7 +54,7 @@ def judge_run(
     truth: Truth | None = None,
     unread: str = "",
 ) -> RunVerdict:
-    """Judge a whole log by the course of its loss.
+    """Judge a whole log by the course of its loss; of reinforcement learning, of its reward.
 
     Args:
         records: of one run, in the order of the log.
@@ -65,15 +68,56 @@ def judge_run(
         The class with its evidence, and the line that states both.
     """
     with np.errstate(all="ignore"):  # losses may be infinite, or as large as a float can be
-        verdict = _of_losses(records, alarm_steps)
-    if verdict.severity != "bad":
-        verdict = _with_end(verdict, records, unread, alarm_steps)
-    if truth is not None and truth.failed and verdict.severity != "bad":
-        verdict = _as_stated(verdict, truth)
-    if verdict.advice:
+        verdict = _of_parts(records, alarm_steps) or _of_losses(records, alarm_steps)
+        policy = judge_policy(records, alarm_steps) if verdict.kind != "not_finite" else None
+        verdict = policy or verdict
+        if verdict.severity != "bad":
+            verdict = _with_end(verdict, records, unread, alarm_steps)
+        if truth is not None and truth.failed and verdict.severity != "bad":
+            verdict = _as_stated(verdict, truth)
+        verdict = verdict if policy else learns_nothing(verdict, records, alarm_steps)
+    memory, wait = MemorySlope(), InputWait()
+    for record in records:
+        memory.update(record)
+        wait.update(record)
+    said = filter(None, [verdict.detail, memory.reason, wait.words])
+    return replace(verdict, detail="; ".join(said))
+
+
+def _of_parts(records: Sequence[Record], alarms: Sequence[int]) -> RunVerdict | None:
+    """The worst verdict on a part of the loss, which it names; None where no parts are logged."""
+    logged = dict.fromkeys(name for record in records for name in record.loss_parts or ())
+    names = [name for name in logged if not name.startswith(_VALIDATION)]
+    if not names or any(record.training_loss is not None for record in records):
+        return None
+    found = {name: _of_part(records, name, alarms) for name in names}
+    order = [*SEVERITY]
+    first, *others = sorted(found, key=lambda name: order.index(found[name].kind))
+    worst = found[first]
+    if worst.kind == "healthy":
+        course = "; ".join(v.detail.replace("loss", name, 1) for name, v in found.items())
+        return replace(worst, detail=course, part=first)
+    warned = [name for name in others if found[name].severity in ("bad", "warning")]
+    also = "".join(f"; {name}: {found[name].text}" for name in warned)
+    text, detail = f"{worst.text}, in {first}", f"{worst.detail}{also}".removeprefix("; ")
+    return replace(worst, text=text, detail=detail, part=first)
+
+
+def _of_part(records: Sequence[Record], name: str, alarms: Sequence[int]) -> RunVerdict:
+    alone = [
+        Record(
+            record.step,
+            training_loss=(record.loss_parts or {}).get(name),
+            validation_loss=(record.loss_parts or {}).get(_VALIDATION + name),
+            planned_events=record.planned_events,
+            skipped=record.skipped,
+        )
+        for record in records
+    ]
+    verdict = _of_losses(alone, alarms)
+    if verdict.kind == "not_finite" or _ADVERSARIES.isdisjoint(name.split("_")):
         return verdict
-    onset = "?" if verdict.onset_step is None else f"{verdict.onset_step:,}"
-    return replace(verdict, advice=words.ADVICE[verdict.kind].format(step=onset))
+    return RunVerdict.of("adversaries", loss=verdict.loss)
 
 
 def _of_losses(records: Sequence[Record], alarms: Sequence[int]) -> RunVerdict:
@@ -81,22 +125,22 @@ def _of_losses(records: Sequence[Record], alarms: Sequence[int]) -> RunVerdict:
     validation = Loss.of(records, "validation_loss")
     main = training if training is not None else validation
     if main is None:
-        return cannot_tell(": no loss is logged" if records else ": no record")
+        return RunVerdict.of("few", what="no loss is logged" if records else "no record")
     for loss in (main, validation):
         if loss is not None and (ended := not_finite_at_end(loss, main, alarms)):
-            return _located(ended, loss)
+            return ended
     if len(main.finite) < FEWEST_RECORDS:
         if validation is None or len(validation.finite) < FEWEST_RECORDS:
-            return cannot_tell(f": {counted(len(main.values), 'record')}", main.name)
+            return RunVerdict.of("few", what=counted(len(main.values), "record"), loss=main.name)
         main = validation
     beside = validation if main is training else None
     rises_too = beside is not None and _ends_above_first(beside.finite)
-    verdict = _located(LossJudge(main, alarms, is_loss=rises_too).verdict(), main)
+    verdict = judge_loss(main, alarms, is_loss=rises_too)
     if beside is None:
         return verdict
     if not np.isfinite(beside.values[-1]):
         text = f"{verdict.text}, but the last validation loss is not finite"
-        verdict = replace(verdict, text=text, advice=words.EVALUATE)
+        verdict = replace(verdict, text=text, advice=EVALUATE)
     rose = _evaluations_rise(main, beside) if verdict.severity != "bad" else None
     if verdict.kind == "healthy":
         return rose or verdict
@@ -113,50 +157,34 @@ def _with_end(
     for record in records:
         silent.update(record)
         stuck.update(record)
-    since = stuck.since if silent.since is None else silent.since
-    alarm = next((step for step in alarms if step >= since), None)
-    before = "" if verdict.kind == "healthy" else f"before it: {verdict.text}"
+    earlier = "" if verdict.kind == "healthy" else f"before it: {verdict.text}"
+    name, since = "unread", None
     if silent.since is not None:
+        name, since = "silent", silent.since
         goes_on = f"the log goes on to step {records[-1].step:,}"
-        return cannot_tell(
-            f" from step {since:,}: no loss is logged any more",
-            verdict.loss,
-            detail="; ".join(filter(None, [goes_on, before])),
-            advice=words.SILENT,
-            onset_step=since,
-            alarm_step=alarm,
-        )
-    if stuck.reason:
-        text = f"STUCK: {stuck.reason}"
-        return RunVerdict(kind="stuck", loss=verdict.loss, text=text, detail=before,
-                          onset_step=since, alarm_step=alarm)  # fmt: skip
-    if unread:
-        return cannot_tell(f": {unread}", verdict.loss, detail=before, advice=words.UNREAD)
-    return verdict
+        earlier = f"{goes_on}; {earlier}" if earlier else goes_on
+    elif stuck.reason:
+        name, since = "stuck", stuck.since
+    elif not unread:
+        return verdict
+    return RunVerdict.of(
+        name, loss=verdict.loss, onset_step=since, step=since,
+        alarm_step=next((step for step in alarms if since is not None and step >= since), None),
+        why=stuck.reason, unread=unread, earlier=earlier,
+    )  # fmt: skip
 
 
 def _as_stated(verdict: RunVerdict, truth: Truth) -> RunVerdict:
     """The verdict on a run that failed by its own log."""
-    at = "" if truth.failure_step is None else f" at step {truth.failure_step:,}"
-    kind = f" ({truth.failure_kind.replace('_', ' ')})" if truth.failure_kind else ""
-    text, detail = f"FAILED{at}, as its log states{kind}", "its loss does not show it"
+    seen = "its loss does not show it"
     if verdict.kind != "healthy" and verdict.onset_step is not None:
         rise = levels("loss", verdict.before, verdict.after)
-        detail = f"{rise} at step {verdict.onset_step:,}"
-    found = replace(verdict, kind="failed", text=text, detail=detail, advice="")
-    return replace(found, onset_step=truth.failure_step, onset_record=None)
-
-
-def _located(verdict: RunVerdict, loss: Loss) -> RunVerdict:
-    """The verdict with the place of its onset, and whether its alarm came late."""
-    if verdict.onset_step is None or loss.unit == "record":
-        return verdict
-    late = False
-    if verdict.alarm_step is not None:
-        between = (loss.steps > verdict.onset_step) & (loss.steps <= verdict.alarm_step)
-        late = int(between.sum()) > _PROMPT
-    record = int(np.argmax(loss.steps >= verdict.onset_step))
-    return replace(verdict, onset_record=record, alarm_is_late=late)
+        seen = f"{rise} at step {verdict.onset_step:,}"
+    at = "" if truth.failure_step is None else f" at step {truth.failure_step:,}"
+    failure = f" ({truth.failure_kind.replace('_', ' ')})" if truth.failure_kind else ""
+    failed = RunVerdict.of("failed", at=at, failure=failure, seen=seen)
+    kept = {name: getattr(failed, name) for name in ("kind", "text", "detail", "advice")}
+    return replace(verdict, onset_step=truth.failure_step, onset_record=None, **kept)
 
 
 def _ends_above_first(values: Floats) -> bool:
@@ -176,14 +204,9 @@ def _evaluations_rise(training: Loss, validation: Loss) -> RunVerdict | None:
     if len(values) < 2 or np.any(np.diff(validation.steps[good]) <= 0):
         return None
     lowest = int(np.argmin(values))
-    step, low, end = validation.step(good[lowest]), float(values[lowest]), float(values[-1])
-    found = event(
-        validation, "level_rose", good[lowest], f"LEVEL ROSE since step {step:,}",
-        levels("validation loss", low, end), before=low, after=end,
-    )  # fmt: skip
+    low, end = float(values[lowest]), float(values[-1])
     if end >= RATIO * float(values[-3:-1].max()) > 0:
-        text = f"CANNOT TELL: the last evaluation is {number(end)}"
-        return replace(found, kind="cannot_tell", onset_step=validation.step(good[-1]), text=text)
+        return event(validation, "last evaluation", good[-1], before=low, after=end)
     changes, rise = np.diff(values[: lowest + 1]), float(np.min(values[-2:])) - low
     ups = changes[changes > 0]  # a fall without noise has none
     far = (
@@ -194,13 +217,12 @@ def _evaluations_rise(training: Loss, validation: Loss) -> RunVerdict | None:
     above = ends_above(validation)
     if not far and above is None:
         return None
-    then = training.values[training.steps <= step][-WIDTH:]
-    if not len(then) or not np.median(training.values[-WIDTH:]) < np.median(then):
-        return above or found
-    detail = f"{found.detail} while the training loss falls"
-    return replace(
-        found, kind="overfitting", text=f"OVERFITTING since step {step:,}", detail=detail
-    )
+    then = training.values[training.steps <= validation.step(good[lowest])][-WIDTH:]
+    overfits = bool(len(then)) and np.median(training.values[-WIDTH:]) < np.median(then)
+    if above and not overfits:
+        return above
+    name = "overfitting" if overfits else "ends above"
+    return event(validation, name, good[lowest], before=low, after=end)
 
 
 def _beside_validation(verdict: RunVerdict, validation: Loss) -> RunVerdict:

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from math import nan
 
 import numpy as np
-from joblib import Parallel
 from numpy.typing import NDArray
 
-from rmetric._util.workers import delayed
 from rmetric.detectors import DETECTORS
 from rmetric.detectors.contract import Detector
 from rmetric.metric import RMetric
@@ -101,6 +99,10 @@ def trace_all(name: str, runs: Sequence[Run], *, num_processes: int = 1) -> list
     Raises:
         KeyError: the name is unknown.
     """
+    from joblib import Parallel  # slow to import, and a replay needs none
+
+    from rmetric._util.workers import delayed
+
     # Only a forest costs more than sending a run to another process does.
     if num_processes == 1 or not DETECTORS[name].sees_future:
         return [trace(name, run) for run in runs]

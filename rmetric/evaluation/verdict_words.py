@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -12,51 +12,80 @@ from rmetric._util.printed import counted
 from rmetric.evaluation.loss_course import SHARE_OF_LEVEL, WIDTH, Course, Loss, Rise
 
 Kind = Literal[
-    "diverged", "not_finite", "unstable", "failed", "stuck", "spike", "level_rose", "overfitting",
-    "cannot_tell", "healthy",
+    "diverged", "not_finite", "unstable", "failed", "stuck", "reward_collapsed", "kl_ran_away",
+    "entropy_collapsed", "no_advantage", "length_ran_away", "learns_nothing", "spike", "level_rose",
+    "overfitting", "cannot_tell", "healthy",
 ]  # fmt: skip
 Severity = Literal["bad", "warning", "good", "unknown"]
 
 #: Severity of each class, the worst first.
 SEVERITY: dict[Kind, Severity] = {
-    "diverged": "bad",
-    "not_finite": "bad",
-    "unstable": "bad",
-    "failed": "bad",
-    "stuck": "bad",
-    "spike": "warning",
-    "level_rose": "warning",
-    "overfitting": "warning",
-    "cannot_tell": "unknown",
-    "healthy": "good",
-}
-#: What to do after a verdict, in a few words; "{step}" is that of its event.
-ADVICE: dict[Kind, str] = {
-    "diverged": "stop, go back to a checkpoint before step {step}",
-    "not_finite": "stop, go back to a checkpoint before step {step}",
-    "unstable": "lower the learning rate, or clip the gradients, in the next run",
-    "failed": "look for the error in the log",
-    "stuck": "look at the loss, the frozen weights and the schedule; nothing is learnt since",
-    "spike": "watch whether it comes again",
-    "level_rose": "check whether data or learning rate changed there",
-    "overfitting": "use the checkpoint of step {step}",
-    "cannot_tell": "",
-    "healthy": "nothing",
-}
-#: The same where the class alone does not say it.
-AGAIN = "look at the data, learning rate and gradient norms of these steps"
-WORSE = "check learning rate and data; the first weights were better"
-UNCONFIRMED = "log more steps; no later record says whether it is a spike or a failure"
-SILENT = "check whether it is nan, which some loggers write as null or as a blank"
-UNREAD = "look at the end of the log"
-EVALUATE = "check the last evaluation before its checkpoint is used"
-POLICY_LOSS = (
-    ": {share} % of the values are 0 or below and they do not fall, as in reinforcement learning "
-    "(PPO, GRPO), where the loss does not show whether a run goes well; look at its reward and its "
-    "KL divergence"
-)
+    "diverged": "bad", "not_finite": "bad", "unstable": "bad", "failed": "bad", "stuck": "bad",
+    "reward_collapsed": "bad", "kl_ran_away": "bad", "entropy_collapsed": "bad",
+    "no_advantage": "warning", "length_ran_away": "warning",
+    "learns_nothing": "warning", "spike": "warning", "level_rose": "warning",
+    "overfitting": "warning", "cannot_tell": "unknown", "healthy": "good",
+}  # fmt: skip
 #: Records that the calibrated detector needs before it can judge a level, about.
 NEEDS_RECORDS = 10
+
+_BACK = "stop, go back to a checkpoint before step "
+_CHECK = "check whether data or learning rate changed there"
+_UNLEARNT = "look for a rate that is too high or 0, frozen weights, and labels of other inputs"
+_FROM_TO, _TOP = "{word} {before} -> {after}", "{word} {before}, {top}"
+#: The words of every verdict, by the name that the judging knows: its class, the line, the numbers
+#: and what to do. In braces are facts, see `RunVerdict.of`.
+WORDS: dict[str, tuple[Kind, str, str, str]] = {
+    "diverged": ("diverged", "DIVERGED at step {step}: {came}",
+        "{word} {before}{top}, end {end}{spikes}{after_alarm}", _BACK + "{step}"),
+    "not finite": ("not_finite", "NOT FINITE {how}",
+        "{came}, {count} of {all} {values}{spikes}{after_alarm}", _BACK + "{begun}"),
+    "unstable": ("unstable", "UNSTABLE from step {step} to {end_step}{calm}", _TOP + ", end {end}",
+        "lower the learning rate, or clip the gradients, in the next run"),
+    "failed": ("failed", "FAILED{at}, as its log states{failure}", "{seen}",
+        "look for the error in the log"),
+    "stuck": ("stuck", "STUCK: {why}", "{earlier}",
+        "look at the loss, the frozen weights and the schedule; nothing is learnt since"),
+    "chance": ("learns_nothing", "LEARNS NOTHING{since}: the loss stays at ln({classes})",
+        "{word} {before} -> {after}, as of a guess among {classes} classes", _UNLEARNT),
+    "flat": ("learns_nothing", "LEARNS NOTHING{since}: the loss does not fall",
+        _FROM_TO + " in {records} records, no level of a model that has converged", _UNLEARNT),
+    "spike": ("spike", "SPIKE at {step}, recovered in {lasted}", _TOP + "{higher}",
+        "watch whether it comes again"),
+    "spikes": ("spike", "{num_events} SPIKES, all recovered",
+        f"the highest begins at {{step}}: {_TOP}, recovered in {{lasted}}{{higher}}",
+        "look at the data, learning rate and gradient norms of these steps"),
+    "level": ("level_rose", "LEVEL ROSE at step {step}, and stays", _FROM_TO + "{spikes}", _CHECK),
+    "level, back": ("level_rose", "LEVEL ROSE at step {step}, back after {lasted}",
+        _TOP + "{highest}", _CHECK),
+    "ends above": ("level_rose", "LEVEL ROSE since step {step}", _FROM_TO, _CHECK),
+    "worse": ("level_rose", "WORSE THAN AT THE START", _FROM_TO,
+        "check learning rate and data; the first weights were better"),
+    "overfitting": ("overfitting", "OVERFITTING since step {step}",
+        _FROM_TO + " while the training loss falls", "use the checkpoint of step {step}"),
+    "recent rise": ("cannot_tell", "CANNOT TELL: the log ends {lasted} after a rise at step {step}",
+        _FROM_TO + "; log more steps", ""),
+    "slow evaluation": ("cannot_tell", "CANNOT TELL: overfitting or a failure since step {step}",
+        _FROM_TO + "; no training loss is logged", ""),
+    "no loss": ("cannot_tell", "CANNOT TELL: the values rise all along, they may be no loss",
+        "{before} -> {after}", ""),
+    "last record": ("cannot_tell", "CANNOT TELL: the last record is {after}", _FROM_TO + "{spikes}",
+        "log more steps; no later record says whether it is a spike or a failure"),
+    "last evaluation": ("cannot_tell", "CANNOT TELL: the last evaluation is {after}", _FROM_TO, ""),
+    "policy loss": ("cannot_tell", "CANNOT TELL: {share} % of the values are 0 or below and they "
+        "do not fall, as in reinforcement learning (PPO, GRPO), where the loss does not show "
+        "whether a run goes well; look at its reward and its KL divergence", "", ""),
+    "adversaries": ("cannot_tell", "CANNOT TELL: losses of a generator against its discriminator "
+        "do not show whether a run goes well; look at what it generates", "", ""),
+    "few": ("cannot_tell", "CANNOT TELL: {what}", "", ""),
+    "silent": ("cannot_tell", "CANNOT TELL from step {step}: no loss is logged any more",
+        "{earlier}", "check whether it is nan, which some loggers write as null or as a blank"),
+    "unread": ("cannot_tell", "CANNOT TELL: {unread}", "{earlier}", "look at the end of the log"),
+    "healthy": ("healthy", "HEALTHY: no failure seen", "{word} {first} -> {last}{more}", "nothing"),
+}  # fmt: skip
+_TOO_SLOW = "the rise is too small or too slow for it"
+#: The advice beside a last evaluation that is not finite.
+EVALUATE = "check the last evaluation before its checkpoint is used"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +110,7 @@ class RunVerdict:
         alarm_is_late: True if more than two records lie between the onset and its alarm.
         training_only: True if the training loss rose and the validation loss, which is logged
             too, did not.
+        part: name in `Record.loss_parts` of what is judged; empty for the loss of the whole.
     """
 
     kind: Kind
@@ -99,10 +129,23 @@ class RunVerdict:
     onset_record: int | None = None
     alarm_is_late: bool = False
     training_only: bool = False
+    part: str = ""
 
     @property
     def severity(self) -> Severity:
         return SEVERITY[self.kind]
+
+    @classmethod
+    def of(cls, name: str, **facts: Any) -> RunVerdict:
+        """The verdict of that name in `WORDS`; facts that are attributes are kept besides.
+
+        Losses among the facts are floats, steps and counts whole numbers.
+        """
+        shown = {fact: _shown(value) for fact, value in facts.items()}
+        kind, *lines = WORDS[name]
+        text, detail, advice = (line.format_map(shown) for line in lines)
+        kept = {fact: facts[fact] for fact in facts.keys() & cls.__annotations__.keys()}
+        return cls(kind=kind, text=text, detail=detail, advice=advice, **kept)
 
     @property
     def numbers_and_advice(self) -> str:
@@ -118,6 +161,12 @@ def number(value: float | None) -> str:
     if 999.5 <= abs(value) < 1e6:
         return f"{float(f'{value:.3g}'):,.0f}"
     return f"{value:.3g}"
+
+
+def _shown(fact: Any) -> str:
+    if isinstance(fact, float | None):
+        return number(fact)
+    return f"{fact:,}" if isinstance(fact, int) else str(fact)
 
 
 def levels(word: str, before: float | None, after: float | None) -> str:
@@ -181,7 +230,11 @@ def counted_runs(kind: Kind, number: int) -> str:
     >>> counted_runs("spike", 2), counted_runs("not_finite", 1)
     ('2 with spikes', '1 not finite')
     """
-    words = {"spike": "with spikes", "level_rose": "with a raised level"}
+    words = {
+        "spike": "with spikes",
+        "level_rose": "with a raised level",
+        "learns_nothing": "that learn nothing",
+    }
     return f"{number:,} {words.get(kind, kind.replace('_', ' '))}"
 
 
@@ -198,7 +251,7 @@ def alarm_words(
     if first_alarm is None:
         return f"none; {_why_silent(verdict) if judged else 'nothing is logged that it watches'}"
     more = f" (first of {num_alarms:,})" if num_alarms > 1 else ""
-    at, onset, event = f"at step {first_alarm:,}{more}", verdict.onset_step, verdict.alarm_step
+    at, onset, alarm = f"at step {first_alarm:,}{more}", verdict.onset_step, verdict.alarm_step
     if onset is None:
         what = {
             "healthy": ": a brief rise, no failure by the verdict",
@@ -207,12 +260,20 @@ def alarm_words(
         return at + what.get(verdict.kind, "")
     if len(verdict.event_steps) > 1:
         return at + _among_spikes(verdict, first_alarm)
-    if event is None:
+    if alarm is None:
         before = counted(onset - first_alarm, "step")
         return f"{at}, {before} before the onset, and none at the onset"
-    if event != first_alarm:
-        at += f": an earlier, brief rise; at the event again, at step {event:,}"
-    return at + _late(verdict, event - onset)
+    if alarm != first_alarm:
+        at += f": an earlier, brief rise; at the event again, at step {alarm:,}"
+    if alarm <= onset:
+        before = f"{counted(onset - alarm, 'step')} before" if alarm < onset else "at"
+        return f"{at}, {before} the onset"
+    why = ""
+    if verdict.alarm_is_late:
+        why = ": the rise was too small for it before"
+        if _is_early(verdict):
+            why = f": it needs about {NEEDS_RECORDS} records before it can judge"
+    return f"{at}, {counted(alarm - onset, 'step')} after the onset{why}"
 
 
 def _among_spikes(verdict: RunVerdict, alarm: int) -> str:
@@ -225,38 +286,23 @@ def _among_spikes(verdict: RunVerdict, alarm: int) -> str:
     return ": a brief rise, none of the verdict's spikes"
 
 
-def _late(verdict: RunVerdict, steps: int) -> str:
-    """How the alarm of an event lies to its onset, and why where it came late."""
-    if steps <= 0:
-        return ", at the onset" if steps == 0 else f", {counted(-steps, 'step')} before the onset"
-    late = f", {counted(steps, 'step')} after the onset"
-    if not verdict.alarm_is_late:
-        return late
-    if _is_early(verdict):
-        return f"{late}: it needs about {NEEDS_RECORDS} records before it can judge"
-    return f"{late}: the rise was too small for it before"
-
-
 def _is_early(verdict: RunVerdict) -> bool:
     return verdict.onset_record is not None and verdict.onset_record < NEEDS_RECORDS
 
 
 def _why_silent(verdict: RunVerdict) -> str:
-    words = {
+    kind = verdict.kind
+    if kind == "spike" and len(verdict.event_steps) > 1:
+        return "the spikes are too small, too short or too early for it"
+    if verdict.onset_record is not None and _is_early(verdict) and kind != "cannot_tell":
+        at = f"the event is at record {verdict.onset_record + 1}"
+        return f"{at}, and it needs about {NEEDS_RECORDS} before it can judge"
+    words: dict[Kind, str] = {
         "healthy": "it saw no failure either",
         "overfitting": "it watches for a loss that breaks away, not for overfitting",
+        "learns_nothing": "it watches for a loss that breaks away, not for one that stays",
         "cannot_tell": "no rise was large enough for it",
+        "spike": "the spike is too small or too short for it",
+        "level_rose": _TOO_SLOW,
     }
-    if verdict.kind in words:
-        return words[verdict.kind]
-    if len(verdict.event_steps) > 1 and verdict.kind == "spike":
-        return "the spikes are too small, too short or too early for it"
-    if verdict.onset_record is not None and _is_early(verdict):
-        return (
-            f"the event is at record {verdict.onset_record + 1}, and it needs about "
-            f"{NEEDS_RECORDS} before it can judge"
-        )
-    if verdict.kind == "spike":
-        return "the spike is too small or too short for it"
-    missed = "" if verdict.kind == "level_rose" else ": it missed this one"
-    return f"the rise is too small or too slow for it{missed}"
+    return words.get(kind, f"{_TOO_SLOW}: it missed this one")

@@ -25,6 +25,7 @@ from rmetric.integrations.hugging_face_trainer import (
 )
 from rmetric.integrations.replaced import replaced
 from rmetric.integrations.trainer_callback import MonitorCallback
+from rmetric.readers.columns import policy_columns
 
 __all__ = ["GuardCallback", "RMetricCallback", "newest_checkpoint"]
 
@@ -135,6 +136,20 @@ class RMetricCallback(MonitorCallback, TrainerCallback):
         **_: Any,
     ) -> None:
         self._pass_validation_loss(metrics or {})
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        """What TRL's trainers log beside the loss: reward, KL divergence, length, ..."""
+        logged = logs or {}
+        columns = policy_columns(tuple(logged))
+        if self.monitor is not None and self.monitor.is_open and "reward" in columns:
+            self.monitor.policy({target: logged[name] for target, name in columns.items()})
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         self._end()

@@ -15,8 +15,10 @@ from rmetric.monitor.stalls import SLOW_RANK, SOURCES, STALL
 RULES = ("non_finite", "gradient_explosion")
 #: Of the times of the steps; a slow drift is often planned, so it is no default.
 STEP_TIME_ALERTS = (STALL, SLOW_RANK)
-#: A learning rate that leaves its plan; steps that change nothing.
-UPDATE_ALERTS = LEARNING_RATE, NO_UPDATE = ("learning_rate", "no_update")
+#: A learning rate that leaves its plan; steps that change nothing; memory that runs out.
+UPDATE_ALERTS = LEARNING_RATE, NO_UPDATE, POLICY, MEMORY = (
+    "learning_rate", "no_update", "policy", "memory",
+)  # fmt: skip
 DEFAULT_ALERTS = (*RULES, "calibrated", *UPDATE_ALERTS, *STEP_TIME_ALERTS)
 
 #: Settings that lie between two bounds.
@@ -41,7 +43,9 @@ class MonitorConfig:
             in the log. By default the calibrated detector.
         alert_on: sources whose alerts reach the actions: the rules ``non_finite`` and
             ``gradient_explosion``, ``learning_rate`` (it leaves its plan), ``no_update`` (steps
-            change nothing), ``r_metric``, and any of `detectors`; by default all of these but
+            change nothing), ``policy`` (`PolicyCollapse`, where rewards are logged),
+            ``memory`` (`MemorySlope`: it rises steadily),
+            ``r_metric``, and any of `detectors`; by default all of these but
             ``r_metric``, ``stall`` and ``slow_rank``;
             ``slow_drift`` may be added. R is not among them by
             default: as published it alarms in healthy runs too.
@@ -60,6 +64,7 @@ class MonitorConfig:
         layers_every: gradient norm of each layer.
         forward_every: activation headroom, attention logits, router load.
         probe_every: loss on the fixed batch, where one is given.
+        memory_every: host and device memory in use.
         step_times: measure the time of each step and its parts; False for none.
         stall_seconds: a step that takes this much longer than usual, and a multiple
             of the usual time, is a stall; above 0.
@@ -88,6 +93,7 @@ class MonitorConfig:
     layers_every: int = 10
     forward_every: int = 50
     probe_every: int = 50
+    memory_every: int = 50
     step_times: bool = True
     stall_seconds: float = 5.0
     slow_rank_factor: float = 1.5

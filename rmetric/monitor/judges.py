@@ -12,12 +12,15 @@ from typing import Any
 from rmetric._util.state import restore_or_keep, state_of
 from rmetric.detectors.advice import leave_out_or_roll_back
 from rmetric.detectors.calibrated import read_thresholds
+from rmetric.detectors.memory_slope import ADVICE as MEMORY_ADVICE
+from rmetric.detectors.memory_slope import InputWait, MemorySlope
 from rmetric.detectors.no_update import ADVICE, NoUpdate
+from rmetric.detectors.policy_collapse import PolicyCollapse
 from rmetric.detectors.registry import make_detector
 from rmetric.metric import RMetric
 from rmetric.monitor.alert_delivery import AlertDelivery
 from rmetric.monitor.alerts import Alert
-from rmetric.monitor.config import LEARNING_RATE, NO_UPDATE, MonitorConfig
+from rmetric.monitor.config import LEARNING_RATE, MEMORY, NO_UPDATE, POLICY, MonitorConfig
 from rmetric.monitor.learning_rates import LearningRates
 from rmetric.monitor.optimizer_steps import is_scaling
 from rmetric.monitor.pending import Pending
@@ -108,15 +111,16 @@ class RuleJudge:
 
 
 class UpdateJudge:
-    """Raises alerts on learning rates that leave their plan and on steps that change nothing.
+    """Raises alerts on rates off their plan, steps that change nothing, lost rewards, memory.
 
     Attributes:
         rates: of the optimiser.
-        no_update: as of the last complete record.
+        no_update, input_wait: as of the last complete record.
     """
 
     def __init__(self, optimizer: Any, delivery: AlertDelivery) -> None:
         self.rates, self.no_update = LearningRates(), NoUpdate()
+        self._policy, self._memory, self.input_wait = PolicyCollapse(), MemorySlope(), InputWait()
         self._optimizer, self._delivery = optimizer, delivery
 
     def before_update(self, record: Record, schedulers: Iterable[Any]) -> None:
@@ -135,6 +139,18 @@ class UpdateJudge:
         self.no_update.update(record)
         if reason := self.no_update.reason:
             self._raise(record.step, NO_UPDATE, f"{reason}: {ADVICE}", self.no_update.since)
+        if found := self._policy.update(record).alarming:
+            self._raise(record.step, POLICY, self._policy.reason, found[0].since)
+
+        self.input_wait.update(record)
+        self._memory.update(record)
+        if reason := self._memory.reason:
+            self._raise(record.step, MEMORY, f"{reason}: {MEMORY_ADVICE}", self._memory.since)
+
+    def restart(self) -> None:
+        """The training went back to an earlier step."""
+        self.no_update.restart()
+        self._memory, self.input_wait = MemorySlope(), InputWait()
 
     def _raise(self, step: int, source: str, reason: str, since: int) -> None:
         """An alert of this rank alone."""

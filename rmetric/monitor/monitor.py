@@ -398,6 +398,12 @@ class Monitor:
         self._auditor.on_evaluation()
 
     @fail_safe()
+    def policy(self, values: Mapping[str, float]) -> None:
+        """Record what reinforcement learning logs of the step just made; see `Record.policy`."""
+        if self._pending is not None and values:
+            self._pending.record.policy = {name: float(value) for name, value in values.items()}
+
+    @fail_safe()
     def planned(self, kind: str, details: str = "") -> None:
         """Announce a change that begins with the next step: learning_rate, batch_size, ..."""
         self._recorder.planned.append(f"{kind}: {details}" if details else kind)
@@ -535,7 +541,7 @@ class Monitor:
             self._delivery.load_state_dict(state["episodes"])
         self._timer.reset()
         self._auditor.loaded(state.get("audits", {}))
-        self.updates.no_update.restart()
+        self.updates.restart()
         self._step_time_judge.load_state_dict(state.get("step_times"))
         self._arm_next_step()
 
@@ -713,6 +719,9 @@ class Monitor:
     def _complete_last(self) -> None:
         self._complete_pending(CLOSED, times=self._timer.finish())
         self._receive_ranks()
+        if words := self.updates.input_wait.words:
+            logger.info("rmetric: %s", words)
+            self.log_event("INPUT_BOUND", reason=words, rank=self.rank)
 
     def disable(self, where: str, error: Exception) -> None:
         """End the measurements after an internal error and report it; training continues.

@@ -15,6 +15,7 @@ from rmetric.monitor.actions.action import is_distributed
 from rmetric.monitor.config import MonitorConfig
 from rmetric.monitor.forward import ForwardProbes, is_compiled
 from rmetric.monitor.gradients import gradients_of, is_sharded, layer_names, local, tensor_norms
+from rmetric.monitor.memory import MemoryInUse
 from rmetric.monitor.pending import Pending
 from rmetric.monitor.step_time import compilations
 from rmetric.monitor.weights import WeightSample
@@ -117,6 +118,7 @@ class StepRecorder:
         self.clock = RunClock()
         self.events = EventCollector(hardware, self.clock)
         self.parameters = list(model.parameters())
+        self._memory = MemoryInUse(self.parameters)
         self.planned: list[str] = []
         self.acted: list[str] = []  # by the monitor's actions, from the next step on
         self.norm_handed_over = False
@@ -192,6 +194,8 @@ class StepRecorder:
         """
         record = Record(step=step, time=self.clock.now(), learning_rate=self.learning_rate)
         record.events = self.events.take()
+        if is_due(step, self._config.memory_every):
+            record.memory = self._memory.measure()
         if self.planned:
             record.planned_events, self.planned = tuple(self.planned), []
         if self.acted:

@@ -7,20 +7,25 @@ measure different things, which makes them one record.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from rmetric._util.errors import LogError
 from rmetric._util.strict_json import shown
-from rmetric.readers.columns import TARGETS, Columns
+from rmetric.readers.columns import MEMORY, POLICY, TARGETS, WITH_UNIT, Columns
+from rmetric.readers.names import unit
 from rmetric.readers.rows import BadRow, Row, flag, is_blank, number, run_name
 from rmetric.readers.thinning import Thinning
 from rmetric.records import FEW_SILENT, Record, Run
 
 #: What is known without anything having been measured.
-_CIRCUMSTANCES = {"time", "learning_rate", "loss_scale"}
+_CIRCUMSTANCES = {
+    "time", "learning_rate", "loss_scale", "memory", "step_seconds", "data_wait_seconds",
+}  # fmt: skip
+#: Group of quantities, a field of `Record` -> their names.
+_GROUPS = {"policy": POLICY, "memory": tuple(str(TARGETS[name].field) for name in MEMORY)}
 
 #: A step as ``10/873``.
 _OF_TOTAL = re.compile(r"(\d{1,18})\s*/\s*\d{1,18}")
@@ -174,7 +179,7 @@ class Assembler:
         self._run_column = chosen.get("run")
         self._step_columns = [chosen[t] for t in ("step",) if t in chosen] + columns.other_steps
         self._measured = [
-            (str(TARGETS[t].field), c, flag if t == "skipped" else number)
+            (str(TARGETS[t].field), c, _reader(t, c))
             for t, c in chosen.items()
             if t not in ("step", "run", *self._no_numbers)
         ]
@@ -220,6 +225,11 @@ class Assembler:
             goes_on = found is not None and (state.last is None or found > state.last)
             due = goes_on and state.losses.are_due and self._lacks_loss(cells, state.losses)
             state.losses.missing(found if due else None)
+        for group, names in _GROUPS.items():
+            if grouped := {name: values.pop(name) for name in names if name in values}:
+                values[group] = grouped
+        if parts := self._parts_of(row):
+            values["loss_parts"] = parts
         return state.measured(found, values)
 
     def _lacks_loss(self, cells: Mapping[str, Any], losses: ClosingBlanks) -> bool:
@@ -235,6 +245,18 @@ class Assembler:
         return held <= usual and (
             explicit or (self.columns.of_header and usual & self._always <= held)
         )
+
+    def _parts_of(self, row: Row) -> dict[str, float]:
+        """The losses of a log that states several."""
+        found = {}
+        for column, part in self.columns.parts.items():
+            try:
+                value = number(row.cells.get(column))
+            except (ValueError, OverflowError):
+                raise self._bad_cell(row, column) from None
+            if value is not None:
+                found[part] = value
+        return found
 
     def state(self, name: str = "") -> RunState:
         """Of the run that the file calls `name`."""
@@ -328,6 +350,15 @@ class Assembler:
     def _bad_cell(self, row: Row, column: str) -> BadRow:
         cell = shown(row.cells.get(column))
         return BadRow(row.line, f"{column!r} is {cell}: a number, nan, inf or a blank is accepted")
+
+
+def _reader(target: str, column: str) -> Callable[[Any], Any]:
+    """Of a cell of the column."""
+    if target == "skipped":
+        return flag
+    if target not in WITH_UNIT or (factor := unit(column)) == 1:
+        return number
+    return lambda cell: None if (value := number(cell)) is None else factor * value
 
 
 def _clash(record: Record, values: dict[str, Any]) -> bool:

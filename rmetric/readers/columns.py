@@ -11,10 +11,11 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import lru_cache
 
 from rmetric.readers.names import TARGETS as TARGETS
 from rmetric.readers.names import Target as Target
-from rmetric.readers.names import is_part_of_loss, is_throughput, meaning
+from rmetric.readers.names import is_part_of_loss, is_throughput, loss_part, meaning
 from rmetric.readers.names import plain_name as plain_name
 
 #: Beside the step column: read where that is blank (an evaluation's own counter).
@@ -26,6 +27,18 @@ STATED = (
 )  # fmt: skip
 
 
+#: What reinforcement learning logs, see `Record.policy`.
+POLICY = (
+    "reward", "reward_spread", "kl", "answer_kl", "entropy", "response_length", "clip_fraction",
+    "equal_rewards",
+)  # fmt: skip
+
+
+#: See `Record.memory`; and the targets whose columns' names state a unit.
+MEMORY = ("device_memory", "host_memory", "device_memory_percent", "host_memory_percent")
+WITH_UNIT = ("device_memory", "host_memory", "data_wait", "step_time")
+
+
 @dataclass(kw_only=True)
 class Columns:
     """The columns taken from one log.
@@ -34,6 +47,7 @@ class Columns:
         by_target: target -> column.
         other_steps: columns read where the step is blank.
         notes: what was guessed, in sentences.
+        parts: column of one of several losses -> its name, where no whole is logged.
         by_meaning: targets whose column is on no list of names. Such a column is given up if a
             cell of it holds no number, and is no error of the log.
         of_header: each row has all columns, so a cell that is absent is blank.
@@ -42,6 +56,7 @@ class Columns:
     by_target: dict[str, str]
     other_steps: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    parts: dict[str, str] = field(default_factory=dict)
     by_meaning: set[str] = field(default_factory=set)
     of_header: bool = False
 
@@ -54,10 +69,22 @@ class Columns:
         """True if R, σ² or ΔL is stated: a run without a loss can be replayed from these."""
         return any(target in self.by_target for target in STATED)
 
+    @property
+    def is_judged(self) -> bool:
+        """True with a loss, or with a reward: reinforcement learning may log no loss."""
+        return self.has_loss or "reward" in self.by_target
+
 
 def named_by_target() -> Columns:
     """For rows whose cells stand under the names of `TARGETS` already."""
     return Columns(by_target={target: target for target in TARGETS})
+
+
+@lru_cache(maxsize=256)
+def policy_columns(names: tuple[str, ...]) -> dict[str, str]:
+    """Targets of `POLICY` and `MEMORY` -> the one of `names` that is called so."""
+    found = {target: _found(target, names)[0] for target in (*POLICY, *MEMORY)}
+    return {target: column for target, column in found.items() if column is not None}
 
 
 def find_column(names: Iterable[str], column: str) -> str | None:
@@ -125,12 +152,33 @@ def choose_columns(
     columns.other_steps = [
         n for n in names if plain_name(n) in _EVALUATION_STEPS and n not in taken
     ]
+    if not columns.has_loss and "step" in columns.by_target:
+        _choose_parts(columns, names)
     guessed = [f"{c!r} as {t}" for t, c in columns.by_target.items() if t not in mapping]
     if guessed:
         columns.notes.insert(0, f"columns guessed by name: {', '.join(guessed)}")
     if plain_name(columns.by_target.get("step", "")) == "_step":
         columns.notes.append("'_step' counts calls of the logger and may not be the training step")
     return columns
+
+
+def _choose_parts(columns: Columns, names: Sequence[str]) -> None:
+    """Take the losses of a log that states several and no whole."""
+    parts = _parts_among(names)
+    if len({part for part in parts.values() if not part.startswith("validation ")}) < 2:
+        return
+    columns.parts = parts
+    columns.notes.append(
+        f"no loss of the whole is logged, each part is judged: {_shown(list(parts))}"
+    )
+    step = columns.by_target.get("step", "")
+    if plain_name(step) == "batch" and "epoch" in map(plain_name, names):
+        del columns.by_target["step"]
+        columns.notes.append(f"{step!r} begins again with each epoch: rows are counted")
+
+
+def _parts_among(names: Iterable[str]) -> dict[str, str]:
+    return {column: part for column in names if (part := loss_part(column)) is not None}
 
 
 def add_columns(columns: Columns, names: Sequence[str]) -> None:
@@ -150,6 +198,10 @@ def add_columns(columns: Columns, names: Sequence[str]) -> None:
         guess = _guess(name, free, columns, quiet=True)
         if guess is not None:
             columns.notes.append(f"column guessed by name, later in the log: {guess!r} as {name}")
+    if columns.has_loss:
+        columns.parts = {}
+    elif columns.parts:
+        columns.parts |= _parts_among(names)
 
 
 def _is_meant(name: str, columns: Columns) -> bool:
@@ -230,7 +282,7 @@ def suggestions(columns: Columns, names: Iterable[str]) -> dict[str, str]:
     free = _unused(columns, names)
     found: dict[str, str] = {}
     for name, pointers in _POINTS_TO.items():
-        if name in columns.by_target:
+        if name in columns.by_target or (columns.parts and name in _LOSSES):
             continue
         pointed = [
             c
@@ -268,7 +320,7 @@ def unused_notes(columns: Columns, names: Iterable[str]) -> list[str]:
 
 
 def _unused(columns: Columns, names: Iterable[str]) -> list[str]:
-    used = {*columns.by_target.values(), *columns.other_steps}
+    used = {*columns.by_target.values(), *columns.other_steps, *columns.parts}
     return [name for name in names if name not in used]
 
 

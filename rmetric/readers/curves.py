@@ -52,10 +52,10 @@ def _placed(
         columns = choose_columns(list(curves), mapping)
     except ValueError as error:
         raise LogError(source.path, line, str(error)) from None
-    if not columns.has_loss:
+    if not columns.is_judged:
         raise UnknownFormat(source.path, line, f"no list is known to be a loss; {listed(curves)}")
     chosen, notes = columns.by_target, columns.notes
-    main = chosen.get("loss") or chosen["eval_loss"]
+    main = next(chosen[target] for target in ("loss", "eval_loss", "reward") if target in chosen)
     steps: Sequence[Any] = range(len(curves[main]))
     if "step" in chosen and len(curves[chosen["step"]]) == len(steps):
         steps = curves[chosen["step"]]

@@ -26,11 +26,12 @@ import numpy as np
 
 from rmetric.log_entries import NOT_DECODED, WholeNumber
 from rmetric.readers.assembler import Batches, RunState
-from rmetric.readers.columns import STATED, TARGETS, Columns
+from rmetric.readers.columns import MEMORY, POLICY, STATED, TARGETS, WITH_UNIT, Columns
 from rmetric.readers.thinning import PASSED_OVER, Thinning
 from rmetric.records import Record
 
-_FIELDS = [str(t.field) for name, t in TARGETS.items() if t.field and name not in STATED]
+_OTHERS = {*STATED, *POLICY, *MEMORY, *WITH_UNIT}
+_FIELDS = [str(t.field) for name, t in TARGETS.items() if t.field and name not in _OTHERS]
 _MEASURED = [field for field in _FIELDS if field != "step"]
 #: What msgspec does not take in the name of a field.
 _NOT_IN_NAMES = re.compile(r'["\\\x00-\x1f\ud800-\udfff]')
@@ -63,7 +64,7 @@ class Decoders:
         chosen = {str(TARGETS[t].field): c for t, c in columns.by_target.items() if t != "run"}
         self.usable = (
             "run" not in columns.by_target
-            and not columns.has_statement
+            and not _OTHERS & columns.by_target.keys()
             and not columns.other_steps
             and {"step", "training_loss"} <= chosen.keys()
             and set(chosen.values()) <= set(known)

@@ -127,11 +127,11 @@ def _curves_of_runs(document: Any, mapping: Mapping[str, str]) -> dict[str, Curv
         return {}
     curves = _curves(document)
     known = {t: c for t, c in find_mapped(curves, mapping).items() if c in curves}
-    if choose_columns(list(curves), known).has_loss:
+    if choose_columns(list(curves), known).is_judged:
         return {"": curves}
     by_run = {str(k): _curves(v) for k, v in document.items() if isinstance(v, dict)}
     with_loss: dict[str, Curves] = {
-        k: c for k, c in by_run.items() if c and choose_columns(list(c), {}).has_loss
+        k: c for k, c in by_run.items() if c and choose_columns(list(c), {}).is_judged
     }
     return with_loss or ({"": curves} if curves else {})
 

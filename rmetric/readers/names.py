@@ -195,6 +195,95 @@ TARGETS: dict[str, Target] = {
         "lambda_norm lambda_normalised lambda_normalized",
         only_beside=_BESIDE_LAMBDA,
     ),
+    "reward": Target(
+        "reward",
+        "reward train_reward critic_score_mean critic_rewards_mean mean_reward reward_mean"
+        " train_reward_mean train_mean_reward avg_reward average_reward rollout_ep_rew_mean"
+        " ep_rew_mean episode_reward_mean ep_reward_mean objective_scores objective_rlhf_reward"
+        " env_reward_mean ppo_mean_scores charts_episodic_return episodic_return episode_return"
+        " rewards_mean",
+        core=_any_of("reward", "reward mean", "reward avg"),
+        neutral=_PLACES,
+    ),
+    "reward_spread": Target(
+        "reward_spread",
+        "reward_std train_reward_std rewards_std env_reward_std reward_std_mean critic_score_std",
+        core=_any_of("reward std"),
+        neutral=_PLACES | _AVERAGE,
+    ),
+    "kl": Target(
+        "kl",
+        "kl train_kl actor_kl_loss kl_mean mean_kl kl_div actor_ppo_kl approx_kl"
+        " train_approx_kl losses_approx_kl policy_approxkl_avg ppo_policy_approxkl approxkl"
+        " kl_loss",
+        core=_any_of("kl", "kl mean", "approx kl", "kl divergence"),
+        neutral=_PLACES | _words("actor loss losses"),
+    ),
+    "answer_kl": Target("answer_kl", "objective_kl ppo_mean_kl"),
+    "entropy": Target(
+        "entropy",
+        "entropy train_entropy actor_entropy actor_entropy_loss objective_entropy"
+        " policy_entropy_avg ppo_policy_entropy losses_entropy train_entropy_loss entropy_loss"
+        " mean_entropy entropy_mean",
+        core=_any_of("entropy"),
+        neutral=_PLACES | _AVERAGE | _words("actor policy objective loss losses"),
+    ),
+    "response_length": Target(
+        "response_length",
+        "completion_length train_completion_length completions_mean_length"
+        " train_completions_mean_length response_length_mean response_length"
+        " train_response_length mean_response_length tokens_mean_len_responses"
+        " mean_gen_tokens_per_sample generation_length avg_response_length",
+        core=_any_of("completion length", "response length", "completions length mean"),
+        neutral=_PLACES | _AVERAGE,
+    ),
+    "clip_fraction": Target(
+        "clip_fraction",
+        "clip_ratio train_clip_ratio clip_ratio_region_mean train_clip_ratio_region_mean"
+        " actor_pg_clipfrac clip_fraction train_clip_fraction clipfrac policy_clipfrac_avg"
+        " losses_clipfrac ppo_policy_clipfrac",
+    ),
+    "equal_rewards": Target(
+        "equal_rewards", "frac_reward_zero_std train_frac_reward_zero_std frac_zero_std"
+    ),
+    "device_memory": Target(
+        "device",
+        "memory_gi_b memory_max_reserved_gi_b memory_max_active_gi_b memory_device_mem_reserved_gib"
+        " memory_max_mem_allocated_gib memory_current_allocated_mem memory_current_reserved_mem"
+        " memory_peak_reserved_mem perf_max_memory_reserved_gb perf_max_memory_allocated_gb"
+        " gpu_memory_gpu_reserved_mem_gi_b gpu_memory_gpu_active_mem_gi_b"
+        " system_gpu_reserved_mem_gi_b system_gpu_active_mem_gi_b system_peak_gpu_memory_mb"
+        " mem_allocated_bytes mem_reserved_bytes system_gpu_0_memory_allocated_bytes"
+        " system_gpu_0_memory_usage_megabytes gpu_memory_gb gpu_memory_mb gpu_mem_gb gpu_mem_mb"
+        " gpu_memory_allocated_gb memory"
+        " device_stats_monitor_on_train_batch_end_allocated_bytes_all_current",
+    ),
+    "host_memory": Target(
+        "host",
+        "perf_cpu_memory_used_gb system_system_memory_usage_megabytes system_proc_memory_rss_mb"
+        " cpu_memory_gb cpu_memory_mb host_memory_gb host_memory_mb ram_gb ram_mb rss_gb rss_mb",
+    ),
+    "device_memory_percent": Target(
+        "device_percent",
+        "memory_max_reserved memory_max_active gpu_memory_gpu_reserved_mem system_gpu_reserved_mem"
+        " system_gpu_0_memory_allocated system_gpu_0_memory_usage_percentage",
+    ),
+    "host_memory_percent": Target(
+        "host_percent",
+        "system_memory_percent system_memory system_system_memory_usage_percentage"
+        " device_stats_monitor_on_train_batch_end_cpu_vm_percent",
+    ),
+    "data_wait": Target(
+        "data_wait_seconds",
+        "data_time train_data_time data_wait_seconds time_metrics_data_loading_s"
+        " data_loading_time data_load_time time_data_loading_s time_data_loading_ms",
+    ),
+    "step_time": Target(
+        "step_seconds",
+        "time_metrics_end_to_end_s step_time step_time_seconds step_seconds iter_time time_step_s"
+        " time_step_ms time",
+        only_beside=("data_wait",),
+    ),
     "run": Target(None, "run_id run_name run experiment_id experiment_name"),
 }  # fmt: skip
 
@@ -207,7 +296,7 @@ PRINTED = {
     " average_loss mean_loss running_loss step_loss batch_loss smooth_loss avr_loss gpt_loss",
     "eval_loss": "val_loss eval_loss valid_loss validation_loss validate_loss avg_val_loss",
     "grad_norm": "grad_norm gnorm gradient_norm global_grad_norm global_norm total_norm grad gn"
-    " norm",
+    " norm actor_grad_norm",
     "learning_rate": "lr learning_rate",
     "loss_scale": "loss_scale loss_scaler scale",
     "parameter_norm": "param_norm params_norm parameter_norm weight_norm",
@@ -224,6 +313,25 @@ def plain_name(column: str) -> str:
     """
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", column.strip())
     return re.sub(r"[^a-z0-9]+", "_", spaced.lower()).rstrip("_")
+
+
+#: Units at the end of plain names, in bytes or seconds; `mem` is Composer's.
+_UNITS = {
+    "gi_b": 2.0**30, "gib": 2.0**30, "gb": 1e9, "mb": 1e6, "megabytes": 1e6, "mem": 1e9, "ms": 1e-3,
+}  # fmt: skip
+
+
+@lru_cache(maxsize=256)
+def unit(column: str) -> float:
+    """Bytes, or seconds, that 1 in a column of memory or time stands for, by its name.
+
+    >>> unit("memory(GiB)"), unit("time/data_loading_ms"), unit("mem-reserved-bytes")
+    (1073741824.0, 0.001, 1.0)
+    """
+    words = plain_name(column).split("_")
+    if words == ["memory"]:  # of mmcv
+        return 2.0**20
+    return _UNITS.get("_".join(words[-2:]), _UNITS.get(words[-1], 1.0))
 
 
 _LOSS_WORD = r"(?:cross_?ent(?:ropy)?|crossentropy|xent)"
@@ -244,7 +352,8 @@ _SAME = {
     **dict.fromkeys(("parameter", "parameters", "params", "weight", "weights"), "param"),
     **dict.fromkeys(("training", "trainer"), "train"),
     **dict.fromkeys(_EVALUATION_WORDS, "eval"),
-    **dict.fromkeys(("updates",), "update"),
+    "updates": "update",
+    "rewards": "reward",
 }
 
 
@@ -267,6 +376,24 @@ def meaning(column: str) -> frozenset[str]:
 def is_loss(column: str) -> bool:
     """True for a name that means a loss, of the training or of an evaluation."""
     return TARGETS["loss"].means(column) or TARGETS["eval_loss"].means(column)
+
+
+#: Words of a column that is called a loss and is a statistic or a setting of it, or belongs to
+#: reinforcement learning.
+_NO_PART = (_NO_LOSS | _words("test running smoothed")) - _words("box cls mask mtp moe commitment")
+
+
+def loss_part(column: str) -> str | None:
+    """The name of one of several losses, as in `Record.loss_parts`; None for what is none.
+
+    >>> loss_part("train/box_loss"), loss_part("val/box_loss"), loss_part("Gen Loss")
+    ('box_loss', 'validation box_loss', 'gen_loss')
+    """
+    words = plain_name(column).split("_")
+    if not {"loss", "losses"} & set(words) or not _NO_PART.isdisjoint(words):
+        return None
+    own = "_".join(word for word in words if word not in _EVALUATION_WORDS | {"train", "training"})
+    return own if _EVALUATION_WORDS.isdisjoint(words) else f"validation {own}"
 
 
 def is_part_of_loss(column: str) -> bool:

@@ -127,7 +127,7 @@ def check_has_loss(source: Source, columns: Columns, names: Iterable[str]) -> No
     names = list(names)
     if columns.has_statement and not columns.has_loss and set(names) >= _OF_A_REPLAY:
         raise UnknownFormat(source.path, None, "the scores that a replay wrote, and no log")
-    if not columns.has_loss and not columns.has_statement:
+    if not (columns.is_judged or columns.parts or columns.has_statement):
         meant = suggestions(columns, names).get("loss", "COLUMN")
         raise UnknownFormat(
             source.path,

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from rmetric.readers.columns import WITH_UNIT, policy_columns
+from rmetric.readers.names import unit
 from rmetric.readers.rows import Row
 from rmetric.readers.text_parts import pieces, put, row, whole
 
@@ -22,7 +24,7 @@ _READ = ("loss", "eval_loss", "grad_norm", "learning_rate")
 _STEPS = ("step", "global_step", "global_step/max_steps")
 # In double quotes it would be JSON, which has readers of its own.
 _MARK = re.compile(
-    r"\{(?=[^{}]*'(?:eval_)?loss'\s*:\s*'?[-+]?(?:[\d.]|nan|inf))"
+    r"\{(?=[^{}]*'(?:(?:eval_)?loss|reward|objective/kl)'\s*:\s*'?[-+]?(?:[\d.]|nan|inf))"
     r"(?=[^{}]*'(?:epoch|learning_rate|global_step/max_steps)')[^{}]*\}",
     re.IGNORECASE,
 )
@@ -78,7 +80,12 @@ def rows(lines: Iterable[tuple[int, str]]) -> Iterator[Row]:
             values = {name: quoted or bare for name, quoted, bare in _PAIR.findall(found[0])}
             cells: dict[str, float | bool] = {}
             put(cells, **{name: values.get(name) for name in _READ})
-            if cells.keys() & {"loss", "eval_loss"}:
+            found_columns = policy_columns(tuple(values))
+            put(cells, **{t: values[c] for t, c in found_columns.items()})
+            for target in cells.keys() & set(WITH_UNIT):
+                cells[target] *= unit(found_columns[target])
+            if cells.keys() & {"loss", "eval_loss", "reward"}:
                 stated = next((values[name] for name in _STEPS if name in values), None)
-                step = steps.next(stated) if "loss" in cells else steps.step
+                evaluated = "eval_loss" in cells and "loss" not in cells
+                step = steps.step if evaluated else steps.next(stated)
                 yield row(line, step, cells)

@@ -14,6 +14,7 @@ from functools import cache, lru_cache
 from math import inf, isfinite
 from typing import Any
 
+from rmetric.readers.columns import POLICY
 from rmetric.readers.names import PRINTED, TARGETS, is_loss, plain_name
 from rmetric.readers.rows import Row
 from rmetric.readers.text_parts import FAR, Clock, FirstRank, pieces, rank_of, without_date
@@ -22,7 +23,7 @@ NAME = "text with a step and a loss on a line"
 NAME_WITHOUT_STEP = "text with a loss on its lines and no step"
 
 Names = Mapping[str, tuple[str, ...]]
-_LOSSES = {"loss", "eval_loss"}
+_JUDGED = {"loss", "eval_loss", "reward"}
 #: Targets whose numbers have decimals, so that a comma in one may be that of the decimals.
 _DECIMALS = ("loss", "eval_loss", "grad_norm", "learning_rate")
 #: An evaluation's loss beside a training loss; alone it may be anything.
@@ -41,7 +42,7 @@ def matches(head: str, mapping: Mapping[str, str] | None = None) -> bool:
         return False
     steps = set()
     for given in rows(enumerate(head.splitlines(), start=1), mapping):
-        if given.cells.keys() & _LOSSES:
+        if given.cells.keys() & _JUDGED:
             steps.add(given.cells["step"])
         if len(steps) == 2:
             return True
@@ -57,7 +58,7 @@ def finest_step(head: str) -> str | None:
     seen: dict[str, set[float]] = {}
     for _, text in pieces(enumerate(head.splitlines())):
         found = taken_apart(text, known)
-        if _cells(found, names, text).keys() & _LOSSES:
+        if _cells(found, names, text).keys() & _JUDGED:
             for name in names["step"]:
                 if name in found.exact:
                     seen.setdefault(name, set()).add(found.exact[name])
@@ -79,7 +80,7 @@ def rows(
         found = taken_apart(text, known)
         cells = _cells(found, names, text)
         step = place.of(Words() if _ASSIGNMENT.match(text) else found, names["step"], cells)
-        if step is None or not cells.keys() & {"loss", "eval_loss", "grad_norm"}:
+        if step is None or not cells.keys() & {*_JUDGED, "grad_norm"}:
             continue
         if rank.accepts(rank_of(text), {"step": step, **cells}):
             if time is not None:
@@ -109,7 +110,7 @@ def counted_rows(lines: Iterable[tuple[int, str]]) -> Iterator[Row]:
         found = taken_apart(text, known)
         cells = _cells(replace(found, loose={}), names, text)
         step_after = step + ("loss" in cells)
-        if not cells.keys() & _LOSSES or step_after < 0:
+        if not cells.keys() & _JUDGED or step_after < 0:
             continue
         row = {"step": step_after, **cells}
         if rank.accepts(rank_of(text), row):
@@ -151,7 +152,7 @@ def notes(head: str, mapping: Mapping[str, str] | None = None) -> list[str]:
     steps, epochs = False, False
     for _, text in pieces(enumerate(head.splitlines())):
         found = taken_apart(text, known)
-        if _cells(found, names, text).keys() & _LOSSES:
+        if _cells(found, names, text).keys() & _JUDGED:
             for target in names.keys() - (mapping or {}).keys():
                 name = _taken(found, names[target])
                 if name:
@@ -172,7 +173,7 @@ def notes(head: str, mapping: Mapping[str, str] | None = None) -> list[str]:
 def _names(mapping: tuple[tuple[str, str], ...]) -> tuple[Names, frozenset[str]]:
     """The names of each target, and all of them."""
     names: dict[str, tuple[str, ...]] = {}
-    for target, printed in PRINTED.items():
+    for target, printed in (PRINTED | dict.fromkeys(POLICY, "")).items():
         usual = () if target == "step" or target not in TARGETS else TARGETS[target].names
         names[target] = tuple(dict.fromkeys((*printed.split(), *usual)))
     for target, name in mapping:
@@ -240,7 +241,7 @@ class _Place:
     def of(self, found: Words, names: Iterable[str], cells: dict[str, Any]) -> int | None:
         """The step of a line; None where it has none."""
         raw, total, alone = _step(found, names)
-        epoch, losses = found.get("epoch"), cells.keys() & _LOSSES
+        epoch, losses = found.get("epoch"), cells.keys() & _JUDGED
         self.now = self.now if epoch is None else epoch
         if raw is not None:
             self.counts_steps = self.counts_steps or bool(losses)

@@ -35,6 +35,7 @@ from rmetric.readers import (
     text_megatron,
     text_mlperf,
     text_pairs,
+    text_stable_baselines3,
 )
 from rmetric.readers.columns import Columns, named_by_target
 from rmetric.readers.rows import Row
@@ -75,6 +76,7 @@ class TextReader(Protocol):
 TEXT_READERS: tuple[TextReader, ...] = (
     text_mlperf,
     text_hugging_face,
+    text_stable_baselines3,
     text_fairseq,
     text_megatron,
     NANOGPT,

@@ -213,6 +213,7 @@ def _is_finite(record: Record) -> bool:
         *(record.worker_gradient_norms or ()),
         *(record.worker_gradient_cosines or ()),
         *(record.layer_gradient_norms or {}).values(),
+        *(record.loss_parts or {}).values(),
     )
     total = sum(filter(None, _NUMBERS(record))) + sum(several)
     return isfinite(total) and not record.non_finite_gradients

@@ -21,6 +21,7 @@ import numpy as np
 
 from rmetric._util.durable import write_atomically
 from rmetric._util.errors import LogError
+from rmetric._util.lazy import check_installed
 from rmetric._util.printed import csv_cell, printable
 from rmetric._util.version import __version__
 from rmetric.detectors.calibrated import Thresholds
@@ -111,7 +112,8 @@ def replay_logs(
 
     A file that cannot be read and a run that cannot be replayed are in the index
     with the reason, and the others go on; an index is written even where it is
-    interrupted. Raises OSError where `out` cannot be written.
+    interrupted. Raises OSError where `out` cannot be written, and ModuleNotFoundError where
+    matplotlib is needed and not installed.
 
     Args:
         paths: of the logs.
@@ -119,7 +121,7 @@ def replay_logs(
         preset: settings of the metric, as `settings_of` takes them; None for the log's own.
         mapping: field of a record -> column of the logs; None for the known names.
         thresholds: of the calibrated detector; None for the shipped ones.
-        most_plots: runs to draw, the first ones; None for all.
+        most_plots: runs to draw with matplotlib, the first ones; None for all.
         named: whether a file was asked for by name; one that was not and is in
             no known format is passed over.
         most_records: bound of the records of a log that are held in memory and judged, as
@@ -130,6 +132,8 @@ def replay_logs(
     Returns:
         The rows of the index, and the files that failed or were passed over.
     """
+    if most_plots != 0:
+        check_installed("matplotlib")  # before minutes of reading
     result = Replayed(rows=[], failed=[], passed_over=[])
     folders, restarts = _Folders(out), Restarts()
     out.mkdir(parents=True, exist_ok=True)

@@ -33,7 +33,7 @@ def sparkline_of(records: Sequence[Record], verdict: RunVerdict) -> Sparkline | 
     logged = [] if name is None else [
         (position, value)
         for position, record in enumerate(records)
-        if (value := getattr(record, name)) is not None
+        if (value := _loss_of(record, name, verdict.part)) is not None
     ]  # fmt: skip
     finite = sorted(value for _, value in logged if isfinite(value))
     if len(finite) < 2:
@@ -56,6 +56,15 @@ def sparkline_of(records: Sequence[Record], verdict: RunVerdict) -> Sparkline | 
         positions = [i for i, record in enumerate(records) if record.step >= verdict.onset_step]
         event = positions[0] / len(records) if positions else 1.0
     return Sparkline(heights, event)
+
+
+def _loss_of(record: Record, name: str, part: str) -> float | None:
+    if part:
+        return (record.loss_parts or {}).get(
+            part if name == "training_loss" else f"validation {part}"
+        )
+    value: float | None = getattr(record, name)
+    return value
 
 
 def _height(value: float, low: float, high: float) -> int:

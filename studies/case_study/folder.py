@@ -9,7 +9,6 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-import rmetric
 from rmetric.logs import (
     encode_line,
     fault_lines,
@@ -34,7 +32,7 @@ from studies.case_study.data import Data
 from studies.case_study.faults import Fault, faults_of
 from studies.case_study.plan import Device, Plan, in_units
 from studies.case_study.settings import FAULT, CannotWrite, CaseStudyError, Settings
-from studies.common.provenance import commit
+from studies.common.provenance import commit, versions
 
 SUMMARY = "summary.json"
 PACKAGES = ("torch", "transformers", "peft", "datasets", "numpy")
@@ -176,12 +174,7 @@ def provenance(device: Device, plan: Plan) -> dict[str, Any]:
             "trained_weights": plan.memory.gradients // 4,
         },
         "memory_needed_bytes": asdict(plan.memory) | {"total": plan.memory.total},
-        "versions": {
-            "rmetric": rmetric.__version__,
-            "python": platform.python_version(),
-            **{name: version(name) for name in PACKAGES},
-            **({"bitsandbytes": version("bitsandbytes")} if plan.recipe.four_bit else {}),
-        },
+        "versions": versions([*PACKAGES, *["bitsandbytes"] * plan.recipe.four_bit]),
         "commit": commit(),
     }
 

@@ -9,7 +9,6 @@ are red, 2 the command line is wrong.
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 from rmetric._util.errors import exit_with
 from studies.claims.printed import printed
 from studies.claims.table import ROOT, Claim, Source, Table, load
+from studies.common.command import command_parser
 from studies.common.markers import fill
 
 PAGE, README = ROOT / "docs" / "claims.md", ROOT / "README.md"
@@ -38,10 +38,7 @@ _COLOURS = {"green": "\033[32m", "red": "\033[31m"}
 def main(argv: list[str] | None = None) -> int:
     table = load()
     sources = {claim.source.name: claim.source for claim in table.claims}
-    parser = argparse.ArgumentParser(
-        prog="python -m studies.claims", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = command_parser("claims", __doc__)
     parser.add_argument("--stated", action="store_true", help="recompute nothing")
     parser.add_argument(
         "--only", nargs="+", choices=sorted(sources), help="claims of these sources"

@@ -1,9 +1,14 @@
-"""The commit that results were made from."""
+"""What results were made from: the commit and the versions of packages."""
 
 from __future__ import annotations
 
+import platform
 import subprocess
+from collections.abc import Iterable
+from importlib.metadata import version
 from pathlib import Path
+
+import rmetric
 
 
 def commit() -> str | None:
@@ -16,6 +21,12 @@ def uncommitted_changes() -> bool | None:
     code = [":(top,glob)rmetric/**", ":(top,glob)studies/**/*.py"]
     answer = _git("status", "--porcelain", "--untracked-files=no", "--", *code)
     return None if answer is None else bool(answer)
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """Versions of rmetric, of Python and of packages."""
+    own = {"rmetric": rmetric.__version__, "python": platform.python_version()}
+    return own | {name: version(name) for name in packages}
 
 
 def _git(*arguments: str) -> str | None:

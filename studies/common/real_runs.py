@@ -12,12 +12,12 @@ import numpy as np
 
 from rmetric.evaluation import Outcomes
 from rmetric.evaluation.scores import Scores, score
-from studies.common.table import Cell, Table, columns, show
+from studies.common.table import Cell, Table, show
 
 NOT_MEASURED = "not measured yet"
 PAPER_COST = 1.8  # per cent of the training time
 LONG_STEP = 0.5  # seconds
-COLUMNS = columns("Claim:wide | Paper:wide | Measured here:wide | n | Verdict | Why:wide")
+HEADS = "Claim:wide | Paper:wide | Measured here:wide | n | Verdict | Why:wide"
 Summary = dict[str, Any]
 
 
@@ -48,11 +48,11 @@ def real_runs_rows(summaries: Sequence[Summary]) -> list[tuple[Cell, ...]]:
 def real_runs_table(summaries: Sequence[Summary]) -> Table:
     """The rows as a table of their own, for the output of one case study."""
     return Table(
-        name="claims",
+        "claims",
+        "The claims of the paper about real runs beside what was measured",
+        HEADS,
+        real_runs_rows(summaries),
         number=5,
-        title="The claims of the paper about real runs beside what was measured",
-        columns=COLUMNS,
-        rows=real_runs_rows(summaries),
     )
 
 

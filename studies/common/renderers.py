@@ -6,8 +6,10 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, zip_longest
+from pathlib import Path
 from textwrap import wrap
 
+from rmetric._util.durable import write_atomically
 from rmetric._util.printed import csv_cell
 from studies.common.table import Cell, Table
 
@@ -144,3 +146,12 @@ RENDERERS: dict[str, Callable[[Table], str]] = {
     "md": to_markdown,
     "tex": to_tex,
 }
+
+
+def write_tables(tables: Iterable[Table], folder: Path) -> None:
+    """NAME.csv and NAME.md of each table; the folder is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for table in tables:
+        for suffix in ("csv", "md"):
+            content = RENDERERS[suffix](table).encode()
+            write_atomically(folder / f"{table.name}.{suffix}", [content])

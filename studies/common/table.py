@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import isnan
-from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
 
 from rmetric.evaluation import Estimate
-
-if TYPE_CHECKING:
-    from pandas import DataFrame, Series
 
 #: A text, a count, a number (nan: undefined), a number with its interval, or nothing to say.
 Cell = str | int | float | Estimate | None
@@ -33,45 +29,46 @@ class Column:
     digits: int = 2
     wide: bool = False
 
+    @classmethod
+    def of(cls, head: str) -> Column:
+        """From a label; ``:N`` behind it sets the digits, ``:wide`` wraps.
 
-def columns(*heads: str) -> tuple[Column, ...]:
-    """Columns by their labels, single or with bars between; ``:N`` sets digits, ``:wide`` wraps.
-
-    >>> [(column.label, column.digits) for column in columns("Fault | Lead (steps):0 | F1")]
-    [('Fault', 2), ('Lead (steps)', 0), ('F1', 2)]
-    """
-    found = []
-    for head in " | ".join(heads).split(" | "):
+        >>> Column.of("Lead (steps):0").digits, Column.of("Paper: F1").label
+        (0, 'Paper: F1')
+        """
         label, _, form = head.rpartition(":")
-        if form == "wide":
-            found.append(Column(label=label, wide=True))
-        elif label and form.isdecimal():
-            found.append(Column(label=label, digits=int(form)))
-        else:
-            found.append(Column(label=head))
-    return tuple(found)
+        if label and (form == "wide" or form.isdecimal()):
+            wide = form == "wide"
+            return cls(label=label, digits=2 if wide else int(form), wide=wide)
+        return cls(label=head)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Table:
     """Rows under columns, with what the reader must know.
 
     Attributes:
         name: of its files.
-        number: as people refer to it; 0 for one that has none.
         title: one line, without the number.
-        columns, rows: every row as long as `columns`.
+        heads: as `Column.of` reads them; in one text with bars between, or several such texts.
+        rows: every row as long as the columns.
         notes: in sentences, printed below.
+        number: as people refer to it; 0 for one that has none.
         grouped: rows of equal first cell belong together; a rule parts the groups.
     """
 
     name: str
-    number: int
     title: str
-    columns: tuple[Column, ...]
-    rows: list[tuple[Cell, ...]]
-    notes: list[str] = field(default_factory=list)
+    heads: str | Sequence[str]
+    rows: Sequence[tuple[Cell, ...]]
+    notes: Sequence[str] = ()
+    number: int = 0
     grouped: bool = False
+
+    @cached_property
+    def columns(self) -> tuple[Column, ...]:
+        heads = self.heads if isinstance(self.heads, str) else " | ".join(self.heads)
+        return tuple(map(Column.of, heads.split(" | ")))
 
     @property
     def heading(self) -> str:
@@ -83,24 +80,6 @@ class Table:
             [show(cell, column.digits) for cell, column in zip(row, self.columns, strict=True)]
             for row in self.rows
         ]
-
-    def to_frame(self) -> DataFrame:
-        """The table as a pandas DataFrame, for notebooks and for pandas' own writers.
-
-        A column of intervals becomes three: the point under the label, then `LABEL low` and
-        `LABEL high`. Counts are Int64, other numbers float64 (undefined and blank are both
-        missing), and columns that hold any text are object.
-
-        >>> rows = [("a", Estimate(0.5, 0.4, 0.6)), ("b", None)]
-        >>> columns = (Column(label="Row"), Column(label="F1"))
-        >>> Table(name="t", number=1, title="", columns=columns, rows=rows).to_frame()
-          Row   F1  F1 low  F1 high
-        0   a  0.5     0.4      0.6
-        1   b  NaN     NaN      NaN
-        """
-        import pandas as pd
-
-        return pd.concat([_series(*column) for column in self.flat()], axis="columns")
 
     def flat(self) -> list[tuple[str, list[Cell]]]:
         """Label and cells of each column; a column of intervals becomes three."""
@@ -123,20 +102,14 @@ class Table:
         return self.grouped and (index == 0 or self.rows[index][0] != self.rows[index - 1][0])
 
 
-def _series(label: str, cells: Sequence[Cell]) -> Series:
-    """Cells as a pandas Series of the narrowest of Int64, float64 and object that holds them."""
-    import pandas as pd
+def numbered(tables: Iterable[Table], first: int = 1) -> list[Table]:
+    """The tables with their places as numbers."""
+    return [replace(table, number=number) for number, table in enumerate(tables, start=first)]
 
-    known = [cell for cell in cells if cell is not None]
-    if known and all(isinstance(cell, Integral) for cell in known):
-        kind = "Int64"
-    elif known and all(isinstance(cell, Real) for cell in known):
-        kind = "float64"
-    else:
-        kind = "object"
-    values: list[Any] = list(cells)
-    series: Series = pd.Series(values, name=label, dtype=kind)
-    return series
+
+def percent(share: Estimate) -> Estimate:
+    """A share and its interval in percent."""
+    return Estimate(*(100 * bound for bound in share))
 
 
 def show(cell: Cell, digits: int = 2) -> str:

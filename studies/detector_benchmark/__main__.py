@@ -20,21 +20,22 @@ from typing import Any
 from tqdm import tqdm
 
 import rmetric.detectors
-from rmetric._util.errors import exit_code_of, exit_with
+from rmetric._util.errors import exit_code_of, exit_with, fail
 from rmetric._util.options import add_jobs, renamed
 from rmetric._util.strict_json import encode
 from rmetric.evaluation import intervals, traces
 from rmetric.metric import RMetricConfig
 from rmetric.simulation.study import RECIPES, missing_runs, run_study
-from studies.common.provenance import commit, uncommitted_changes
+from studies.common.command import command_parser
+from studies.common.provenance import commit, uncommitted_changes, versions
 from studies.detector_benchmark.benchmark import (
+    PACKAGES,
     Results,
     chosen_detectors,
     merged,
     read_results,
     results_of,
     trace_detectors,
-    versions,
     with_references,
     write_results,
 )
@@ -52,6 +53,7 @@ from studies.detector_benchmark.data_sets import (
 from studies.detector_benchmark.hindsight import hindsight
 from studies.detector_benchmark.leave_out import left_out
 from studies.detector_benchmark.measure import Judged
+from studies.detector_benchmark.peers import installed
 from studies.detector_benchmark.real_logs import MANIFEST, real
 from studies.detector_benchmark.verdicts import Costs
 
@@ -65,11 +67,7 @@ REAL_LOGS = Path("real_logs")
 
 
 def parser() -> argparse.ArgumentParser:
-    out = argparse.ArgumentParser(
-        prog="python -m studies.detector_benchmark",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    out = command_parser("detector_benchmark", __doc__)
     out.add_argument(
         "--data", nargs="+", choices=(*DATA_SETS, *SECOND_LAB), default=list(DATA_SETS)
     )
@@ -126,8 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run(options)
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return exit_code_of(error)
+        return fail(error, exit_code_of(error))
 
 
 def run(options: argparse.Namespace) -> int:
@@ -230,7 +227,7 @@ def made(data: DataSet, options: argparse.Namespace) -> dict[str, Any]:
     about: dict[str, Any] = {
         "commit": commit(),
         "uncommitted_changes": uncommitted_changes(),
-        "versions": versions(),
+        "versions": versions([*PACKAGES, *installed()]),
         "skipped": len(data.skipped),
         "thresholds_sha256": {path.name: sha256(path) for path in sorted(FROZEN.rglob("*.json"))},
         "seeds": {"detectors": traces.SEED, "bootstrap": intervals.SEED},

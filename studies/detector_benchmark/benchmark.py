@@ -7,17 +7,13 @@ a new detector can be added without running the others again.
 from __future__ import annotations
 
 import json
-import platform
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from joblib import Parallel
 
-import rmetric
 from rmetric._util.strict_json import encode
 from rmetric._util.workers import delayed
 from rmetric.detectors import DETECTORS
@@ -35,8 +31,8 @@ CEILING_TITLES = {
 }
 #: Runs per task: a balance of transfer cost and progress updates.
 CHUNK = 8
-#: Packages that may affect the numbers; the last are those of the peers.
-PACKAGES = ("numpy", "scikit-learn", "joblib", "trainpulse", "trainscope", "trainproof")
+#: Packages that may affect the numbers, beside those of the peers.
+PACKAGES = ("numpy", "scikit-learn", "joblib")
 
 Results = dict[str, Any]
 #: Keys of results that exist for the calibrated detector alone.
@@ -163,15 +159,6 @@ def write_results(path: Path, results: Results) -> None:
 
 def _json(value: Any) -> str:
     return json.dumps(encode(value), ensure_ascii=False)
-
-
-def versions() -> dict[str, str]:
-    """Versions of the installed packages that may affect the numbers."""
-    found = {"rmetric": rmetric.__version__, "python": platform.python_version()}
-    for package in PACKAGES:
-        with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
 
 
 def read_results(path: Path) -> Results:

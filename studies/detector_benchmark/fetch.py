@@ -7,14 +7,13 @@ kept. Needs pooch (`pip install -e ".[benchmark]"`).
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-from rmetric._util.errors import exit_code_of, exit_with
+from rmetric._util.errors import exit_code_of, exit_with, fail
+from studies.common.command import command_parser
 from studies.detector_benchmark.data_sets import sha256
 from studies.detector_benchmark.real_logs import MANIFEST, Listed, read_manifest
 
@@ -66,10 +65,7 @@ def fetch(
                 path=folder,
                 downloader=downloader,
             )
-        except (
-            OSError,
-            ValueError,
-        ) as error:  # requests' errors are OSErrors, a hash's is ValueError
+        except (OSError, ValueError) as error:  # requests' are OSErrors, a hash's is a ValueError
             yield Fetched(line.file, path, problem=" ".join(str(error).split()))
             continue
         known = sha256(path) == line.sha256
@@ -79,11 +75,7 @@ def fetch(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0: all files are present; 1: some are not, or cannot be written; 2: nothing was done."""
-    parser = argparse.ArgumentParser(
-        prog="python -m studies.detector_benchmark.fetch",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("detector_benchmark.fetch", __doc__)
     parser.add_argument("--out", type=Path, default=Path("real_logs"), metavar="DIR")
     parser.add_argument("--manifest", type=Path, default=MANIFEST, metavar="FILE")
     parser.add_argument("--base-url", default=BASE_URL, metavar="URL", help=f"default: {BASE_URL}")
@@ -95,11 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found.append(got)
             print(f"{got.file}: {got.problem or got.note or 'fetched'}")
     except ModuleNotFoundError:
-        print("error: fetching needs pooch: pip install -e '.[benchmark]'", file=sys.stderr)
-        return 2
+        return fail("fetching needs pooch: pip install -e '.[benchmark]'")
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return exit_code_of(error)
+        return fail(error, exit_code_of(error))
     failed = sum(bool(got.problem) for got in found)
     print(f"{len(found) - failed} of {len(found)} files are in {options.out}")
     return 1 if failed else 0

@@ -8,7 +8,6 @@ are labelled healthy. All are known by now.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
@@ -20,8 +19,9 @@ from rmetric._util.errors import exit_code_of, exit_with, fail
 from rmetric.detectors.calibrated import CalibratedDetector
 from rmetric.logs import write_atomically
 from rmetric.records import Run
+from studies.common.command import command_parser
 from studies.common.renderers import to_markdown, to_text
-from studies.common.table import Cell, Table, columns
+from studies.common.table import Cell, Table
 from studies.detector_benchmark.data_sets import (
     LAB_FOLDER,
     LAB_PARTS,
@@ -79,14 +79,11 @@ def table(found: dict[str, Levels]) -> Table:
         for name, one in {**found, "all": total}.items()
     ]
     return Table(
-        name="levels",
-        number=0,
-        title="watch and alarm of the calibrated detector in healthy runs",
-        columns=columns(
-            "Healthy runs | Runs | Records | Watches | Records between two watches | Alarms | "
-            "Records between two alarms, at least (95 %)"
-        ),
-        rows=rows,
+        "levels",
+        "watch and alarm of the calibrated detector in healthy runs",
+        "Healthy runs | Runs | Records | Watches | Records between two watches | Alarms | "
+        "Records between two alarms, at least (95 %)",
+        rows,
         notes=["All of these runs are known by now; most were while the detector was built."],
     )
 
@@ -97,11 +94,7 @@ def poisson_limit(count: int) -> float:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m studies.detector_benchmark.levels",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("detector_benchmark.levels", __doc__)
     parser.add_argument("--lab", type=Path, default=LAB_FOLDER, help="archives of the laboratory")
     parser.add_argument("--real-logs", type=Path, metavar="DIR", help="public logs, see fetch.py")
     parser.add_argument("--out", type=Path, default=OUT, metavar="DIR")

@@ -10,7 +10,6 @@ second set it is the part that was sealed until its first look.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,9 +27,10 @@ from rmetric.evaluation.intervals import Estimate, estimate
 from rmetric.evaluation.scores import f1
 from rmetric.logs import write_atomically
 from rmetric.records import Record, Run
+from studies.common.command import command_parser
 from studies.common.provenance import commit
 from studies.common.renderers import to_markdown, to_text
-from studies.common.table import Cell, Table, columns
+from studies.common.table import Cell, Table
 from studies.detector_benchmark.benchmark import trace_detectors
 from studies.detector_benchmark.data_sets import LAB_FOLDER, LAB_PARTS, DataSet, lab
 from studies.detector_benchmark.measure import Judged
@@ -164,24 +164,17 @@ def table(results: dict[str, Any]) -> Table:
         for number, (name, row) in enumerate(found.items())
     ]
     return Table(
-        name="views",
-        number=0,
-        title=results["title"],
-        columns=columns(
-            f"Logged | Detector | F1 | F1, strict | F1 minus EWMA's | Hits of {runs['failed']} | "
-            f"Benign changes alarmed, of {runs['benign']} | Controls alarmed, of {runs['control']}"
-        ),
-        rows=rows,
+        "views",
+        results["title"],
+        f"Logged | Detector | F1 | F1, strict | F1 minus EWMA's | Hits of {runs['failed']} | "
+        f"Benign changes alarmed, of {runs['benign']} | Controls alarmed, of {runs['control']}",
+        rows,
         notes=["Causal rule, first alarm latched; 95 % intervals over seeds.", results["note"]],
     )
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m studies.detector_benchmark.views",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("detector_benchmark.views", __doc__)
     parser.add_argument("--lab", type=Path, default=LAB_FOLDER, help="archives of the laboratory")
     parser.add_argument("--second", action="store_true", help="the laboratory's second set")
     parser.add_argument("--out", type=Path, default=OUT, metavar="DIR")

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rmetric._util.errors import exit_code_of, exit_with
+from rmetric._util.errors import exit_code_of, exit_with, fail
 from rmetric._util.options import add_jobs, renamed
 from studies.common.renderers import to_text
 from studies.diagnosis_benchmark import gpualert
@@ -80,8 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         run(options)
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return exit_code_of(error)
+        return fail(error, exit_code_of(error))
     return 0
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 ROLES = ("cause", "symptom", "echo", "context")
 #: What a job may have come to; a diagnosis may also say "unknown".
@@ -23,6 +27,10 @@ class Label:
     file: str
     line: int
     role: str
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise ValueError(f"a label's role is {self.role!r}; {', '.join(ROLES)} are accepted")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +65,49 @@ class Case:
     labels: tuple[Label, ...] = ()
     healthy: tuple[Path, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.outcome not in OUTCOMES:
+            raise ValueError(f"outcome is {self.outcome!r}; {', '.join(OUTCOMES)} are accepted")
+
     @property
     def is_healthy(self) -> bool:
         """Nothing was wrong; a job with a slow rank may come to a good end and is not."""
         return self.outcome == "healthy" and not self.kind
+
+
+def manifests(folder: Path) -> list[Path]:
+    """FOLDER/JOB/manifest.json of each job. Raises ValueError where there is none."""
+    paths = sorted(folder.glob("*/manifest.json"))
+    if not paths:
+        raise ValueError(f"{folder} holds no job: no */manifest.json is there")
+    return paths
+
+
+@contextmanager
+def read_manifest(path: Path) -> Iterator[dict[str, Any]]:
+    """Its content; whatever it lacks inside is a ValueError that names the file."""
+    try:
+        yield json.loads(path.read_text(encoding="utf-8"))
+    except KeyError as error:
+        raise ValueError(f"{path}: {error} is missing") from None
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def case_of(path: Path, told: dict[str, Any], **more: Any) -> Case:
+    """The job of a manifest, whose logs are in logs/ beside it."""
+    return Case(
+        name=path.parent.name,
+        group=told["group"],
+        folder=path.parent / "logs",
+        outcome=told["outcome"],
+        kind="" if told["kind"] == "healthy" else told["kind"],
+        stage=told["stage"],
+        rank=told["rank"],
+        node=told["node"],
+        labels=tuple(
+            Label(file=one["file"], line=int(one["line"]), role=one["role"])
+            for one in told["labels"]
+        ),
+        **more,
+    )

@@ -8,10 +8,7 @@ left may no longer hold the cause: then the answer may be wrong, but not sure.
 
 from __future__ import annotations
 
-import argparse
-import tempfile
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,16 +16,12 @@ import pandas as pd
 from joblib import Parallel
 
 from rmetric._util.errors import LogError, exit_with
-from rmetric._util.options import add_jobs
 from rmetric._util.workers import delayed
-from rmetric.diagnosis.decide import diagnose
 from rmetric.diagnosis.result import SURE
-from studies.diagnosis_benchmark.transformed import OTHERS, RESULTS
+from studies.diagnosis_benchmark.transformed import OTHERS, Files, command, diagnosed, files_of
 from studies.diagnosis_benchmark.written_jobs import scored
-from studies.diagnosis_benchmark.written_sets import WrittenCase, add_sets, opened
+from studies.diagnosis_benchmark.written_sets import WrittenCase
 
-#: Content of each file of a job, by its name.
-Files = dict[str, bytes]
 Lines = list[bytes]
 #: Lines of a file from which the last ten are cut.
 LEAST_LINES = 40
@@ -84,36 +77,24 @@ CUTS: dict[str, Callable[[Files, np.random.Generator], Files]] = {
 
 def answered(job: WrittenCase, at: int) -> list[Answered]:
     """The answers to the logs of a job, the `at`-th, after each cut."""
-    found, logs = [], job.case.folder
-    files = {
-        str(path.relative_to(logs)): path.read_bytes()
-        for path in sorted(logs.rglob("*"))
-        if path.is_file()
-    }
+    found, files = [], files_of(job.case.folder)
     for number, (name, cut) in enumerate(CUTS.items()):
         if len(files) < 2 and cut in (without_one, one_alone):
             continue
-        with tempfile.TemporaryDirectory() as folder:
-            _write(cut(files, np.random.default_rng([at, number])), Path(folder))
-            try:
-                said = diagnose([folder], jobs=1)
-            except LogError:  # nothing is left to read
-                continue
+        try:
+            said = diagnosed(cut(files, np.random.default_rng([at, number])))
+        except LogError:  # nothing is left to read
+            continue
         found.append(Answered(name, scored(job, said).right, said.confidence >= SURE))
     return found
 
 
-def _write(files: Mapping[str, bytes], folder: Path) -> None:
-    for name, data in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
-
-
-def table(answers: list[Answered]) -> pd.DataFrame:
+def table(jobs: Sequence[WrittenCase], cores: int) -> pd.DataFrame:
     """A row for each cut."""
+    each = Parallel(n_jobs=cores)(delayed(answered)(job, at) for at, job in enumerate(jobs))
     rows = []
     for name in CUTS:
-        own = [one for one in answers if one.cut == name]
+        own = [one for some in each for one in some if one.cut == name]
         sure = [one.right for one in own if one.sure]
         rows.append(
             {
@@ -127,22 +108,8 @@ def table(answers: list[Answered]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m studies.diagnosis_benchmark.cut",
-        description="Judges the answers to logs of which a part was cut away.",
-    )
-    add_sets(parser)
-    parser.add_argument("--out", type=Path, default=RESULTS / "cut.csv", metavar="FILE")
-    add_jobs(parser)
-    given = parser.parse_args(arguments)
-    with opened(given.sets) as jobs:
-        run = Parallel(n_jobs=given.jobs)
-        each = run(delayed(answered)(job, at) for at, job in enumerate(jobs))
-    made = table([one for some in each for one in some])
-    print(made.to_string(index=False))
-    made.to_csv(given.out, index=False, lineterminator="\n")
-    return 0
+def main(arguments: Sequence[str] | None = None) -> int:
+    return command("cut", __doc__, table, arguments)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ answer and the confidence of its evidence, as isotonic regressions (first_looks.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import re
@@ -39,6 +38,7 @@ from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.model import Features, Knots, Model
 from rmetric.diagnosis.suspects import NOBODY, candidates
 from rmetric.logs import write_atomically
+from studies.common.command import command_parser
 from studies.diagnosis_benchmark.cause_meanings import Named, verdict
 from studies.diagnosis_benchmark.corpus import corpus
 from studies.diagnosis_benchmark.corpus import write as write_files
@@ -360,11 +360,7 @@ def _last_attempt(folder: Path) -> Job:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fit, print how good it is, and write the model."""
-    parser = argparse.ArgumentParser(
-        prog="python -m studies.diagnosis_benchmark.fit",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("diagnosis_benchmark.fit", __doc__)
     add_sets(parser)
     add_jobs(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"the model; shipped: {SHIPPED}")

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rmetric.diagnosis.decide import diagnose
-from studies.common.table import Cell, Table, columns
+from studies.common.table import Cell, Table
 from studies.diagnosis_benchmark.classes import FAMILIES
 
 #: First words of the line that names the fault.
@@ -98,10 +98,9 @@ def table(logs: Sequence[Classified]) -> Table:
         rows.append((who, published, *[""] * len(sources)))
     missed = [f"{log.id} ({log.family or 'none'})" for log in logs if log.mode != log.said]
     return Table(
-        name="gpualert",
-        number=0,
-        title=f"GPUAlert: {len(logs)} logs of single processes, 15 classes",
-        columns=columns("Method", "Macro-F1:3", *(f"Right, {source}:3" for source in sources)),
-        rows=rows,
+        "gpualert",
+        f"GPUAlert: {len(logs)} logs of single processes, 15 classes",
+        ("Method", "Macro-F1:3", *(f"Right, {source}:3" for source in sources)),
+        rows,
         notes=[f"Another family: {', '.join(missed)}."] if missed else [],
     )

@@ -15,7 +15,7 @@ from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from studies.diagnosis_benchmark.cases import ROLES, Case, Label
+from studies.diagnosis_benchmark.cases import Case, Label
 from studies.diagnosis_benchmark.classes import faulty_rank
 
 SPLITS = ("development", "held_out")
@@ -60,7 +60,10 @@ def _case(files: list[Row], labels: dict[str, list[Row]], logs: Path, folder: Pa
         name = names[row["file"]]
         _lay_out(row, logs / row["file"], folder / name)
         skipped = int(_is_told(row["file"]))
-        found += [_label(label, name, skipped) for label in labels[row["file"]]]
+        found += [
+            Label(file=name, line=int(label["line"]) - skipped, role=label["role"])
+            for label in labels[row["file"]]
+        ]
     first = files[0]
     return Case(
         name=first["job"],
@@ -100,15 +103,6 @@ def _lay_out(row: Row, source: Path, target: Path) -> None:
         content = gzip.compress(plain, mtime=0) if source.suffix == ".gz" else plain
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(content)
-
-
-def _label(row: Row, file: str, skipped: int) -> Label:
-    if row["role"] not in ROLES:
-        raise ValueError(
-            f"{row['file']}, line {row['line']}: role is {row['role']!r}; "
-            f"{', '.join(ROLES)} are accepted"
-        )
-    return Label(file=file, line=int(row["line"]) - skipped, role=row["role"])
 
 
 def _with_healthy(case: Case, cases: list[Case]) -> Case:

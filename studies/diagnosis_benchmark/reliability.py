@@ -11,7 +11,7 @@ import numpy as np
 from rmetric.diagnosis.model import Model
 from rmetric.diagnosis.result import SURE
 from rmetric.evaluation.intervals import Estimate, Floats, estimate, wilson
-from studies.common.table import Cell, Table, columns
+from studies.common.table import Cell, Table
 from studies.diagnosis_benchmark.aggregation import numbered
 from studies.diagnosis_benchmark.answers import Answer
 from studies.diagnosis_benchmark.cause_meanings import KINDS, Named
@@ -118,11 +118,10 @@ def reliability(of_source: Mapping[str, Sequence[Stated]]) -> Table:
     """
     rows = [row for title, answers in of_source.items() for row in _bins(title, answers)]
     return Table(
-        name="reliability",
-        number=0,
-        title="Stated confidence and the share of right answers",
-        columns=columns("Data", "Confidence", "Answers", "Mean confidence", "Right", "Share right"),
-        rows=rows,
+        "reliability",
+        "Stated confidence and the share of right answers",
+        ("Data", "Confidence", "Answers", "Mean confidence", "Right", "Share right"),
+        rows,
         notes=[
             "Answers that state a cause or an outcome. A stated cause must be right, not in part; "
             "without one the outcome. Shares: Wilson intervals, as if jobs were independent.",
@@ -155,19 +154,22 @@ def calibration(of_source: Mapping[str, Sequence[Stated]]) -> Table:
         share = wilson(right, len(sure))
         rows.append((title, len(answers), error, len(sure), right, share))
     return Table(
-        name="calibration",
-        number=0,
-        title="Calibration of the confidence",
-        columns=columns(
-            "Data", "Answers", "Expected calibration error", "Sure answers", "Sure and right",
+        "calibration",
+        "Calibration of the confidence",
+        (
+            "Data",
+            "Answers",
+            "Expected calibration error",
+            "Sure answers",
+            "Sure and right",
             "Share of the sure ones",
         ),
-        rows=rows,
+        rows,
         notes=[
             f"Sure: a confidence of {SURE} or more. Calibration error: over the bins of the table "
             "of confidences, weighted by answers; 95 % intervals by bootstrap over groups.",
         ],
-    )  # fmt: skip
+    )
 
 
 def calibration_tables(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rmetric.evaluation.intervals import Estimate, wilson
-from studies.common.table import Cell, Table, columns, show
+from studies.common.table import Cell, Table, show
 from studies.diagnosis_benchmark.aggregation import INTERVALS, macro, mean, micro
 from studies.diagnosis_benchmark.answers import Answer
 from studies.diagnosis_benchmark.baselines import OF_EVENTS, OF_RANKS
@@ -51,11 +51,10 @@ def measures(found: Sequence[Results]) -> Table:
         ("Healthy jobs accused surely, goal none", *(_accused(of) for of in found)),
     ]
     return Table(
-        name="measures",
-        number=0,
-        title="Real and injected jobs: measured, with the goals",
-        columns=columns("What", *(one.title for one in found)),
-        rows=rows,
+        "measures",
+        "Real and injected jobs: measured, with the goals",
+        ("What", *(one.title for one in found)),
+        rows,
         notes=[
             "A goal is met where the number itself reaches it; that of a difference, which is "
             "paired by job, where its whole interval lies above 0. Brackets: 95 % intervals; of "
@@ -131,15 +130,14 @@ def methods(found: Sequence[Results]) -> Table:
     """The diagnosis, its ablations and the baselines: events shown, and the faulty rank."""
     injected = [one for one in found if one.source == "injected"]
     return Table(
-        name="methods",
-        number=0,
-        title="The diagnosis, parts of it, and baselines",
-        columns=columns(
+        "methods",
+        "The diagnosis, parts of it, and baselines",
+        (
             "Method",
             *(f"F1 of events, {one.title}" for one in found),
             *(f"Rank {words}, {one.title}" for words in TOP for one in injected),
         ),
-        rows=[
+        [
             (
                 title,
                 *(_f1(of, macro, title) for of in found),

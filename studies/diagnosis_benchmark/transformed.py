@@ -8,7 +8,6 @@ and so on. The answers are compared with those to the logs as they are; no label
 
 from __future__ import annotations
 
-import argparse
 import html
 import re
 import tempfile
@@ -25,13 +24,17 @@ from rmetric._util.errors import LogError, exit_with
 from rmetric._util.options import add_jobs
 from rmetric._util.workers import delayed
 from rmetric.diagnosis.decide import diagnose
-from studies.diagnosis_benchmark.written_sets import add_sets, opened
+from rmetric.diagnosis.result import Diagnosis
+from studies.common.command import command_parser
+from studies.diagnosis_benchmark.written_sets import WrittenCase, add_sets, opened
 
 RESULTS = Path(__file__).parent / "results"
 #: Files that are no text logs, and stay as they are.
 OTHERS = (".gz", ".json", ".jsonl", ".csv", ".tsv", ".pkl", ".xz", ".zst")
 
 Lines = list[str]
+#: Content of each file of a job, by its name.
+Files = dict[str, bytes]
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
 _FOLDERS = re.compile(r"(?<![\w/])/(?:[\w.@-]+/){2,}")
 _FRACTION = re.compile(r"(\d\d:\d\d:\d\d)[.,]\d+")
@@ -86,26 +89,18 @@ class Given(NamedTuple):
     place: str | None
 
 
-def answer(job: Path, change: Callable[[Lines], Lines] | None = None) -> Given:
-    """The diagnosis of the logs in a folder, changed."""
-    with tempfile.TemporaryDirectory() as folder:
-        logs = Path(folder, "logs")
-        for path in sorted(job.rglob("*")):
-            if path.is_file():
-                to = logs / path.relative_to(job)
-                to.parent.mkdir(parents=True, exist_ok=True)
-                to.write_bytes(changed(path, change))
-        try:
-            found = diagnose([logs], jobs=1)
-        except LogError as error:
-            return Given("refused", type(error).__name__, "", None, None)
+def answer(files: Files, change: Callable[[Lines], Lines] | None = None) -> Given:
+    """The diagnosis of some logs, changed."""
+    try:
+        found = diagnosed({name: changed(name, data, change) for name, data in files.items()})
+    except LogError as error:
+        return Given("refused", type(error).__name__, "", None, None)
     place = found.nodes[0].name if found.nodes else None
     return Given(found.outcome, found.cause, found.stage, found.iteration, place)
 
 
-def changed(path: Path, change: Callable[[Lines], Lines] | None) -> bytes:
-    data = path.read_bytes()
-    if change is None or path.suffix in OTHERS or not data:
+def changed(name: str, data: bytes, change: Callable[[Lines], Lines] | None) -> bytes:
+    if change is None or name.endswith(OTHERS) or not data:
         return data
     try:
         text = data.decode()
@@ -115,13 +110,28 @@ def changed(path: Path, change: Callable[[Lines], Lines] | None) -> bytes:
     return ("\n".join(change(text.removesuffix("\n").split("\n"))) + end).encode()
 
 
-def table(jobs: Sequence[Path], *, cores: int) -> pd.DataFrame:
+def files_of(folder: Path) -> Files:
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def diagnosed(files: Files) -> Diagnosis:
+    """The diagnosis of some logs. Raises LogError where nothing is left to read."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, data in files.items():
+            path = Path(folder, "logs", name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        return diagnose([Path(folder, "logs")], jobs=1)
+
+
+def table(jobs: Sequence[WrittenCase], cores: int) -> pd.DataFrame:
     """A row for each transformation: how many answers differ from those to the logs as they are."""
-    run = Parallel(n_jobs=cores)
-    plain: list[Given] = run(delayed(answer)(job) for job in jobs)
+    run, logs = Parallel(n_jobs=cores), [files_of(job.case.folder) for job in jobs]
+    plain: list[Given] = run(map(delayed(answer), logs))
     rows = []
     for name, change in tqdm({**KEPT, **LOST}.items(), unit="transformation"):
-        given: list[Given] = run(map(delayed(partial(answer, change=change)), jobs))
+        given: list[Given] = run(map(delayed(partial(answer, change=change)), logs))
         pairs = list(zip(given, plain, strict=True))
         rows.append(
             {
@@ -135,21 +145,28 @@ def table(jobs: Sequence[Path], *, cores: int) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m studies.diagnosis_benchmark.transformed",
-        description="Compares the answers to transformed logs with those to the logs as they are.",
-    )
+def command(
+    name: str,
+    description: str | None,
+    made: Callable[[Sequence[WrittenCase], int], pd.DataFrame],
+    arguments: Sequence[str] | None,
+) -> int:
+    """Print and write a table that `made` makes of written jobs, on so many cores."""
+    parser = command_parser(f"diagnosis_benchmark.{name}", description)
     add_sets(parser)
-    parser.add_argument("--out", type=Path, default=RESULTS / "transformed.csv", metavar="FILE")
+    parser.add_argument("--out", type=Path, default=RESULTS / f"{name}.csv", metavar="FILE")
     add_jobs(parser)
     given = parser.parse_args(arguments)
     with opened(given.sets) as jobs:
-        found = table([one.case.folder for one in jobs], cores=given.jobs)
-    found.to_csv(given.out, index=False, lineterminator="\n")
+        found = made(jobs, given.jobs)
     print(found.to_string(index=False))
+    found.to_csv(given.out, index=False, lineterminator="\n")
     print(given.out)
     return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return command("transformed", __doc__, table, arguments)
 
 
 if __name__ == "__main__":

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import platform
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-import rmetric
 from rmetric.evaluation import intervals
 from rmetric.logs import write_atomically
 from studies.common.markers import fill
-from studies.common.provenance import commit, uncommitted_changes
+from studies.common.provenance import commit, uncommitted_changes, versions
 from studies.common.renderers import to_markdown
-from studies.common.table import Column, Table
+from studies.common.table import Table
 from studies.diagnosis_benchmark import gpualert
 from studies.diagnosis_benchmark.csv_rows import read_rows
 from studies.diagnosis_benchmark.reliability import calibration_tables
@@ -44,11 +41,7 @@ def note(folder: Path, name: str, inputs: dict[str, Any]) -> None:
         "inputs": inputs,
         "commit": commit(),
         "uncommitted_changes": uncommitted_changes(),
-        "versions": {
-            "rmetric": rmetric.__version__,
-            "python": platform.python_version(),
-            **{name: version(name) for name in PACKAGES},
-        },
+        "versions": versions(PACKAGES),
         "bootstrap": {"seed": intervals.SEED, "resamples": intervals.NUM_RESAMPLES},
     }
     text = json.dumps(dict(sorted(known.items())), indent=1, allow_nan=False)
@@ -91,9 +84,8 @@ def report(folder: Path, page: Path | None) -> list[Table]:
 def stored(path: Path) -> Table:
     frame = pd.read_csv(path, keep_default_na=False)
     return Table(
-        name=path.stem,
-        number=0,
-        title=STORED[path.stem],
-        columns=tuple(Column(label=str(label)) for label in frame),
-        rows=list(frame.itertuples(index=False, name=None)),
+        path.stem,
+        STORED[path.stem],
+        tuple(map(str, frame)),
+        list(frame.itertuples(index=False, name=None)),
     )

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import csv
 import hashlib
-import json
 import tarfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from studies.diagnosis_benchmark.cases import OUTCOMES, ROLES, Case, Label
+from studies.diagnosis_benchmark.cases import Case, case_of, manifests, read_manifest
 
 SETS = Path(__file__).parent / "data" / "sets"
 
@@ -111,39 +110,16 @@ def written_jobs(folder: Path) -> list[WrittenCase]:
     Raises:
         ValueError: there is no job, or a manifest lacks something.
     """
-    paths = sorted(folder.glob("*/manifest.json"))
-    if not paths:
-        raise ValueError(f"{folder} holds no job: no */manifest.json is there")
-    return [_case(path) for path in paths]
+    return [_case(path) for path in manifests(folder)]
 
 
 def _case(path: Path) -> WrittenCase:
-    try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        bad = {told["outcome"]} - set(OUTCOMES) or {one["role"] for one in told["labels"]} - set(
-            ROLES
-        )
-        if bad:
-            raise ValueError(f"{sorted(bad)} is none of {OUTCOMES} and {ROLES}")
-        case = Case(
-            name=path.parent.name,
-            group=told["group"],
-            folder=path.parent / "logs",
-            outcome=told["outcome"],
-            kind="" if told["kind"] == "healthy" else told["kind"],
-            stage=told["stage"],
+    with read_manifest(path) as told:
+        case = case_of(
+            path,
+            told,
             cause_class="" if told["cause_class"] == "none" else told["cause_class"],
-            rank=told["rank"],
-            node=told["node"],
             world_size=told["world_size"],
             node_of_rank={int(rank): node for rank, node in told["node_of_rank"].items()},
-            labels=tuple(
-                Label(file=one["file"], line=one["line"], role=one["role"])
-                for one in told["labels"]
-            ),
         )
-    except KeyError as error:
-        raise ValueError(f"{path}: {error} is missing") from None
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from None
     return WrittenCase(case=case, set=path.parent.parent.name, told=told)

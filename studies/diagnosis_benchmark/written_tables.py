@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from rmetric.diagnosis.result import SURE
 from rmetric.evaluation.intervals import Estimate
-from studies.common.table import Cell, Table, columns
+from studies.common.table import Cell, Table
 from studies.diagnosis_benchmark.aggregation import mean
 from studies.diagnosis_benchmark.written_jobs import TOP_CAUSES, WrittenScores
 from studies.diagnosis_benchmark.written_sets import written_sets
@@ -88,11 +88,10 @@ def of_sets(first: Rows, today: Rows) -> Table:
     whole = sum(one.jobs for one in looked)
     rows.append(row(("all numbered", "", whole, "", ""), [one.name for one in looked]))
     return Table(
-        name="sets",
-        number=0,
-        title="Whole answers to written jobs: first look → today",
-        columns=columns("Set", "Authors", "Jobs", "First look", "Code", *COUNTED),
-        rows=rows,
+        "sets",
+        "Whole answers to written jobs: first look → today",
+        ("Set", "Authors", "Jobs", "First look", "Code", *COUNTED),
+        rows,
     )
 
 
@@ -101,11 +100,10 @@ def of_parts(first: Rows, today: Rows) -> Table:
     sets = {job.set for job in first}
     looks = (first, [job for job in today if job.set in sets])
     return Table(
-        name="parts",
-        number=0,
-        title="All numbered sets together",
-        columns=columns("Part of the answer", "Jobs", "First look", "Today"),
-        rows=[
+        "parts",
+        "All numbered sets together",
+        ("Part of the answer", "Jobs", "First look", "Today"),
+        [
             (words, _jobs(looks, value), *(_share(values(rows, value)) for rows in looks))
             for words, value in PARTS.items()
         ],
@@ -135,9 +133,8 @@ def of_groups(first: Rows, today: Rows) -> Table:
         ]
         rows.append((group, len(own[1]), *missed))
     return Table(
-        name="misses",
-        number=0,
-        title="Misses in the numbered sets, by group of the cause: first look → today",
-        columns=columns("Group", "Jobs", *list(COUNTED)[:-1]),
-        rows=rows,
+        "misses",
+        "Misses in the numbered sets, by group of the cause: first look → today",
+        ("Group", "Jobs", *list(COUNTED)[:-1]),
+        rows,
     )

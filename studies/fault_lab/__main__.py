@@ -29,14 +29,11 @@ from rmetric._util.options import add_jobs, renamed
 from rmetric.logs import LogError, log_path, run_lines, write_atomically
 from rmetric.metric import RMetricConfig
 from rmetric.readers.archive import read_runs
+from studies.common.command import command_parser
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m studies.fault_lab",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("fault_lab", __doc__)
     parser.add_argument(
         "--out", type=Path, metavar="DIR",
         help="where the runs go (default: lab_runs, lab_runs_second for --set second, "
@@ -50,10 +47,6 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--set", choices=["first", "second"], default="first",
         help="second: other sizes, contexts, texts, optimisers and schedules; its design is fixed",
-    )  # fmt: skip
-    parser.add_argument(
-        "--seal", action="store_true",
-        help="train nothing: write the digest of the second set's runs, once",
     )  # fmt: skip
     parser.add_argument("--seeds", type=int, default=160, metavar="N", help="default: 160")
     parser.add_argument("--first-seed", type=int, default=0, metavar="N", help="default: 0")
@@ -118,12 +111,6 @@ def main(argv: list[str] | None = None) -> int:
             return list_faults()
         if arguments.fault:
             return one_run(arguments)
-        if arguments.seal:
-            from studies.fault_lab.second_campaign import SEAL, write_seal
-
-            write_seal()
-            print(f"sealed: {SEAL}")
-            return 0
         return whole_campaign(arguments)
     except KeyboardInterrupt:
         print("stopped; start the same command again to finish what is missing", file=sys.stderr)
@@ -229,6 +216,8 @@ def unpack(archive: Path, out: Path | None) -> int:
 
 def report(archives: Path, out: Path) -> int:
     from rmetric.reporting.style import save
+    from studies.common.renderers import write_tables
+    from studies.common.table import numbered
     from studies.fault_lab import tables
     from studies.fault_lab.against_simulator import comparison, simulated
     from studies.fault_lab.figure import fault_figure
@@ -247,7 +236,7 @@ def report(archives: Path, out: Path) -> int:
     everything = [run for runs in parts.values() for run in runs]
     opened = [run for split, runs in parts.items() if split != "test" for run in runs]
     seen = tables.all_responses(opened)
-    made = [
+    made = [  # in the order of their numbers
         tables.outcomes(everything),
         tables.outcomes(everything, by_severity=True),
         tables.signals(seen),
@@ -257,7 +246,7 @@ def report(archives: Path, out: Path) -> int:
         times(everything),
         twins(opened),
     ]
-    tables.write_tables(made, out)
+    write_tables(numbered(made), out)
     save(fault_figure(everything, seen), out / "fault_lab")
     print(f"{len(made)} tables and a figure: {out}")
     return 0

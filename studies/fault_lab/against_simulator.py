@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from rmetric.records import Run
 from rmetric.simulation import simulate
 from rmetric.simulation.study import batches, stress_specs
-from studies.common.table import Cell, Table, columns
+from studies.common.table import Cell, Table
 from studies.fault_lab.tables import WILSON, quartiles, times_to_failure, wilson
 
 #: Fault of the simulator -> what is done to a real run for it.
@@ -81,14 +81,11 @@ def comparison(real: Sequence[Run], made: Sequence[Run]) -> Table:
             shown = "all" if severity is None else f"{severity:g}"
             rows.append((name, shown, *right.cells(), *left.cells()))
     return Table(
-        name="simulator",
-        number=6,
-        title="The laboratory and the simulator under the same faults",
-        columns=columns(
-            "Fault | Severity | Real runs | Real: failed | Real: onset to failure (steps) | "
-            "Simulated runs | Simulated: failed | Simulated: onset to failure (steps)"
-        ),
-        rows=rows,
+        "simulator",
+        "The laboratory and the simulator under the same faults",
+        "Fault | Severity | Real runs | Real: failed | Real: onset to failure (steps) | "
+        "Simulated runs | Simulated: failed | Simulated: onset to failure (steps)",
+        rows,
         notes=[
             f"{WILSON} Times: median (quartiles) of the runs that failed.",
             "Real runs have 400 steps, simulated ones 2000; both have 4 workers, "

@@ -9,7 +9,6 @@ thresholds still detect. The sealed part is not used.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
@@ -29,6 +28,7 @@ from rmetric.detectors.calibrated.failing_runs import (
 from rmetric.detectors.calibrated.thresholds import default_thresholds
 from rmetric.readers.archive import read_runs
 from rmetric.records import Record, Run
+from studies.common.command import command_parser
 
 LOGS = Path(__file__).parent / "data"
 OPEN_PARTS = ("calibration.tar.xz", "development.tar.xz")
@@ -37,11 +37,7 @@ _BEFORE, _AFTER = 120, 20
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m studies.fault_lab.failing_runs",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("fault_lab.failing_runs", __doc__)
     parser.add_argument("--out", type=Path, default=PATH, metavar="FILE")
     options = parser.parse_args(argv)
     try:

@@ -11,13 +11,11 @@ from collections import Counter, deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from rmetric.logs import write_atomically
 from rmetric.readers.archive import run_from_line
-from studies.common.provenance import commit
 from studies.fault_lab.campaign import CampaignError, by_seed, describe, run_path
 from studies.fault_lab.design import DESIGN
 from studies.fault_lab.faults import FAULTS, Fault, fault
@@ -142,30 +140,10 @@ def _branches(
 # -- the seal
 
 
-def sealed_content() -> dict[str, Any]:
-    """What the seal fixes, of the present code."""
-    specs = second_campaign()
-    described = describe(specs, Definitions())
-    return {
-        "specs_sha256": described["specs_sha256"],
-        "definitions": described["definitions"],
-        "runs": {part: sum(s.split == part for s in specs) for part in SECOND_SPLITS},
-        "seeds": [specs[0].seed, specs[-1].seed],
-    }
-
-
-def write_seal() -> None:
-    """Write the seal, once. Raises CampaignError if there is one."""
-    if SEAL.exists():
-        raise CampaignError(f"{SEAL} exists: the second set is sealed already")
-    text = json.dumps({"commit": commit(), **sealed_content()}, indent=1) + "\n"
-    write_atomically(SEAL, [text.encode()])
-
-
 def check_seal(specs: Sequence[LabSpec], definitions: Definitions) -> None:
     """Raises CampaignError unless these are the runs and the definitions of the seal."""
     if not SEAL.exists():
-        raise CampaignError(f"{SEAL} is missing: seal the second set first, with --seal")
+        raise CampaignError(f"{SEAL} is missing: it has the digest of the second set")
     now, then = describe(specs, definitions), json.loads(SEAL.read_bytes())
     for key in ("specs_sha256", "definitions"):
         if now[key] != then[key]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import nan
-from pathlib import Path
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from rmetric.detectors import IN_PAPER
 from rmetric.evaluation import judge, score, trace_all
 from rmetric.evaluation.intervals import wilson
 from rmetric.records import Run
-from studies.common.table import Cell, Column, Table, columns
+from studies.common.table import Cell, Table
 from studies.fault_lab.signals import SIGNALS, SignalResponse, area, response
 
 QUARTILES = (25, 50, 75)
@@ -62,18 +61,15 @@ def failed_share(runs: Sequence[Run]) -> float:
 def outcomes(runs: Sequence[Run], by_severity: bool = False) -> Table:
     """Outcomes of the runs under each fault, and times to failure."""
     return Table(
-        name="outcomes_by_severity" if by_severity else "outcomes",
-        number=2 if by_severity else 1,
-        title="Failures and times to failure" + (", by severity" if by_severity else ""),
-        columns=(
-            *columns("Fault"),
-            Column(label="Severity" if by_severity else "Kind"),
-            *columns(
-                "Runs | Failed (share) | Not finite | Diverged | Degraded | "
-                "Onset to failure, 25 % (steps):0 | 50 %:0 | 75 %:0"
-            ),
+        "outcomes_by_severity" if by_severity else "outcomes",
+        "Failures and times to failure" + (", by severity" if by_severity else ""),
+        (
+            "Fault",
+            "Severity" if by_severity else "Kind",
+            "Runs | Failed (share) | Not finite | Diverged | Degraded | "
+            "Onset to failure, 25 % (steps):0 | 50 %:0 | 75 %:0",
         ),
-        rows=list(_severity_rows(runs) if by_severity else _fault_rows(runs)),
+        list(_severity_rows(runs) if by_severity else _fault_rows(runs)),
         notes=[WILSON, "All runs of the campaign, the test part's outcomes included."],
         grouped=by_severity,
     )
@@ -139,14 +135,10 @@ def signals(seen: Mapping[str, Sequence[SignalResponse]]) -> Table:
     numbers = {name: share(first, chosen)[1] for name, chosen in groups.items()}
     counts = ", ".join(f"{number} {name}" for name, number in numbers.items())
     return Table(
-        name="signals",
-        number=3,
-        title="Signals before the failure: area under the ROC curve, compared with the exact twin",
-        columns=(
-            *columns("Signal | All failing"),
-            *(Column(label=name.capitalize()) for name in groups),
-        ),
-        rows=rows,
+        "signals",
+        "Signals before the failure: area under the ROC curve, compared with the exact twin",
+        ("Signal | All failing", *(name.capitalize() for name in groups)),
+        rows,
         notes=[
             f"{SEALED} Runs: {counts}.",
             "The largest value (of losses and R) or deviation either way (of the rest) from the "
@@ -167,14 +159,10 @@ def signals_by_fault(seen: Mapping[str, Sequence[SignalResponse]]) -> Table:
         areas = [area([s for s in found if s.run.id in ids]) for found in seen.values()]
         rows.append((fault, len(members), *areas))
     return Table(
-        name="signals_by_fault",
-        number=4,
-        title="Signals before the failure, by fault: area under the ROC curve, failing runs",
-        columns=(
-            *columns("Fault | Failing runs"),
-            *(Column(label=SIGNALS[name].label) for name in seen),
-        ),
-        rows=rows,
+        "signals_by_fault",
+        "Signals before the failure, by fault: area under the ROC curve, failing runs",
+        ("Fault | Failing runs", *(SIGNALS[name].label for name in seen)),
+        rows,
         notes=[
             SEALED,
             "Few runs per fault: differences between neighbouring rows are not significant.",
@@ -208,14 +196,11 @@ def detectors(runs: Sequence[Run], num_processes: int = 1) -> Table:
         rows.append((entry.title, *ratios, *alarmed, causal.median_lead_steps))
     failed = sum(_kind(run) is not None for run in runs)
     return Table(
-        name="detectors",
-        number=5,
-        title="The detectors with their own settings, on real runs",
-        columns=columns(
-            "Detector | F1, published rule | F1, causal rule | Recall, causal | "
-            "Controls alarmed | Benign alarmed | Median lead (steps):0"
-        ),
-        rows=rows,
+        "detectors",
+        "The detectors with their own settings, on real runs",
+        "Detector | F1, published rule | F1, causal rule | Recall, causal | "
+        "Controls alarmed | Benign alarmed | Median lead (steps):0",
+        rows,
         notes=[
             f"{SEALED} {len(runs)} runs, {failed} failing, {int(controls.sum())} controls, "
             f"{int(benign.sum())} benign.",
@@ -225,14 +210,3 @@ def detectors(runs: Sequence[Run], num_processes: int = 1) -> Table:
             "Settings are those of the paper or the detector's own; nothing was fitted here.",
         ],
     )
-
-
-def write_tables(tables: Iterable[Table], folder: Path) -> None:
-    from rmetric.logs import write_atomically
-    from studies.common.renderers import RENDERERS
-
-    folder.mkdir(parents=True, exist_ok=True)
-    for table in tables:
-        for suffix in ("csv", "md"):
-            content = RENDERERS[suffix](table).encode()
-            write_atomically(folder / f"{table.name}.{suffix}", [content])

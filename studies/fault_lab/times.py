@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rmetric.records import Run
-from studies.common.table import Cell, Column, Table, columns
+from studies.common.table import Cell, Table
 from studies.fault_lab.tables import times_to_failure
 
 PERCENTILES = (10, 25, 50, 75, 90)
@@ -24,14 +24,13 @@ def times(runs: Sequence[Run]) -> Table:
     ]
     rows.append(("all", *_row(failed)))
     return Table(
-        name="times",
-        number=7,
-        title="Steps from the onset of a fault to the failure",
-        columns=(
-            *columns(f"Failure | Runs | In the step of the onset | Within {SOON} steps"),
-            *(Column(label=f"{p} %", digits=1) for p in PERCENTILES),
+        "times",
+        "Steps from the onset of a fault to the failure",
+        (
+            f"Failure | Runs | In the step of the onset | Within {SOON} steps",
+            *(f"{p} %:1" for p in PERCENTILES),
         ),
-        rows=rows,
+        rows,
         notes=[
             "All runs that failed under a fault, the test part's outcomes included; benign "
             "changes are left out.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rmetric.records import Run
-from studies.common.table import Cell, Table, columns
+from studies.common.table import Cell, Table
 from studies.fault_lab.signals import column
 from studies.fault_lab.tables import SEALED
 
@@ -26,14 +26,11 @@ def twins(runs: Sequence[Run]) -> Table:
         for (fault, severity), found in sorted(groups.items())
     ]
     return Table(
-        name="twins",
-        number=8,
-        title="Nats above the exact twin",
-        columns=columns(
-            "Fault | Severity | Runs | Training loss, at the onset | Probe loss, at the onset | "
-            f"{LATER} steps later | In the fault's last step | At the end"
-        ),
-        rows=rows,
+        "twins",
+        "Nats above the exact twin",
+        "Fault | Severity | Runs | Training loss, at the onset | Probe loss, at the onset | "
+        f"{LATER} steps later | In the fault's last step | At the end",
+        rows,
         notes=[
             f"{SEALED} Lowest to highest of the runs, in nats per token.",
             "The probe batch is of clean text. An expert is reset in one step, which is the "

@@ -7,23 +7,19 @@ python -m studies.fleet cost     savings by emergency checkpoints and shrinking
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 
-from rmetric._util.errors import WRONG, exit_code_of, exit_with
+from rmetric._util.errors import exit_code_of, exit_with, fail
+from studies.common.command import command_parser
 
 #: Each has NAME, HELP, add_arguments(parser) and run(options), which returns the exit status.
 MODULES = ("studies.fleet.risk_report", "studies.fleet.cost_report")
 
 
 def parser() -> argparse.ArgumentParser:
-    out = argparse.ArgumentParser(
-        prog="python -m studies.fleet",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    out = command_parser("fleet", __doc__)
     subcommands = out.add_subparsers(required=True, metavar="COMMAND")
     for module in map(import_module, filter(find_spec, MODULES)):
         subcommand = subcommands.add_parser(module.NAME, help=module.HELP)
@@ -37,13 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         return int(options.run(options))
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"error: {where}{error.strerror or error}", file=sys.stderr)
-        return exit_code_of(error)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return WRONG
+    except (OSError, ValueError) as error:
+        return fail(error, exit_code_of(error))
 
 
 if __name__ == "__main__":

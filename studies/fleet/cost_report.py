@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 from collections.abc import Sequence
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
-import rmetric
 from rmetric._util.options import add_jobs, renamed
-from rmetric.logs import write_atomically
-from rmetric.reporting.style import save, style
-from studies.common.markers import fill, parts, relative_figure
-from studies.common.provenance import commit
-from studies.common.renderers import to_csv, to_markdown, to_text
+from rmetric.reporting.style import style
+from studies.common.markers import fill, parts
+from studies.common.renderers import to_markdown, to_text, write_tables
 from studies.common.table import Table
 from studies.fleet import cost
 from studies.fleet.cost import Measured, measure
@@ -31,12 +25,14 @@ from studies.fleet.cost_tables import Get, tables
 from studies.fleet.guarded_job import SHARES
 from studies.fleet.job_settings import FleetJob
 from studies.fleet.training_failures import outcomes, table
+from studies.fleet.writing import refresh, write
 
 NAME = "cost"
 HELP = "what emergency saves, shrinking and quick restarts are worth to a job on many GPUs"
 OUT = Path("studies", "fleet", "results", "cost")
 PAGE = Path("docs", "fleet_cost.md")  # made anew with the results in OUT
 COMMAND = "python -m studies.fleet cost"
+PACKAGES = ("numpy", "scipy", "joblib", "simpy")
 REPLICATIONS = 40
 
 
@@ -70,9 +66,10 @@ def run(options: argparse.Namespace) -> int:
     everything(note, points)
     found = measure(jobs, options.replications, options.jobs)
     made, figure = everything(found.__getitem__, points)
-    write(options.out, made, figure, points, options.replications)
+    about = provenance(points, options.replications)
+    write(options.out, made, FIGURE, figure, about, PACKAGES)
     if options.out == OUT and PAGE.exists():
-        refresh(PAGE, made, sentences(found.__getitem__))
+        refresh(PAGE, OUT, (FIGURE, CAPTION), made, words(found.__getitem__))
     print("\n".join(to_text(table) for table in made))
     print(f"tables, figure and provenance.json: {options.out}")
     return 0
@@ -82,7 +79,7 @@ def closed_forms(folder: Path, page: Path = PAGE) -> int:
     """Make table 8 and its sentences; all else in the folder and on the page stays."""
     found = outcomes()
     made, lines = table(found), training_failure_lines(found)
-    write_tables(folder, [made])
+    write_tables([made], folder)
     if folder == OUT and page.exists():
         new = {
             f"table {made.name}": to_markdown(made),
@@ -100,24 +97,12 @@ PLACEHOLDER = Measured(np.array([0.5, 0.6]), {name: np.zeros(2) for name in SHAR
 def everything(get: Get, points: Sequence[Point]) -> tuple[list[Table], Figure]:
     """Tables and figure of what `get` has of each job."""
     with np.errstate(divide="ignore", invalid="ignore"), style():
-        return list(tables(get)), build_figure(get, points)
+        return tables(get), build_figure(get, points)
 
 
-def write(
-    folder: Path, made: Sequence[Table], figure: Figure, points: Sequence[Point], n: int
-) -> None:
-    write_tables(folder, made)
-    with style():
-        save(figure, folder / FIGURE)
-    about = json.dumps(provenance(points, n), indent=2).encode()
-    write_atomically(folder / "provenance.json", [about, b"\n"])
-
-
-def write_tables(folder: Path, made: Sequence[Table]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for one in made:
-        write_atomically(folder / f"{one.name}.csv", [to_csv(one).encode()])
-        write_atomically(folder / f"{one.name}.md", [to_markdown(one).encode()])
+def words(get: Get) -> dict[str, str]:
+    """The page's sentences, by the names of their places."""
+    return {f"words {name}": f"{text}\n" for name, text in sentences(get).items()}
 
 
 def provenance(points: Sequence[Point], replications: int) -> dict[str, Any]:
@@ -135,20 +120,4 @@ def provenance(points: Sequence[Point], replications: int) -> dict[str, Any]:
             "saves_of_a_job": cost.MOST_SAVES,
         },
         "points": [point._asdict() for point in points],
-        "versions": {
-            "rmetric": rmetric.__version__,
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("numpy", "scipy", "joblib", "simpy")},
-        },
-        "commit": commit(),
     }
-
-
-def refresh(page: Path, made: Sequence[Table], words: dict[str, str]) -> None:
-    """Fill in what stands between the markers: the figure, `table NAME` and `words NAME`."""
-    parts = {
-        "figure": relative_figure(page, OUT, FIGURE, CAPTION),
-        **{f"table {table.name}": to_markdown(table) for table in made},
-        **{f"words {name}": f"{text}\n" for name, text in words.items()},
-    }
-    fill(page, parts.get, parts)

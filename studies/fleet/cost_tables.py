@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rmetric.evaluation import Estimate
 from rmetric.guard.interval import expected_ettr
-from studies.common.table import Cell, Column, Table, columns
+from studies.common.table import Cell, Table, numbered, percent
 from studies.fleet import training_failures
 from studies.fleet.closed_form import exact_ettr, false_alarm_costs, hit_saves, unsaved_ettr
 from studies.fleet.cost import (
@@ -33,19 +33,10 @@ ALWAYS = "always one"
 ALARMS_PER_FAILURE = 4.0
 
 
-def tables(get: Get) -> Iterator[Table]:
-    yield _strategies(get)
-    yield _break_even(get)
-    yield _variants(get)
-    yield _where_it_goes(get)
-    yield _shrinking(get)
-    yield _rates(get)
-    yield _checks(get)
-    yield training_failures.table(training_failures.outcomes())
-
-
-def _percent(estimate: Estimate) -> Estimate:
-    return Estimate(*(100.0 * bound for bound in estimate))
+def tables(get: Get) -> list[Table]:
+    made = [make(get) for make in (_strategies, _break_even, _variants, _where_it_goes, _shrinking,
+                                   _rates, _checks)]  # fmt: skip
+    return numbered([*made, training_failures.table(training_failures.outcomes())])
 
 
 def strategies() -> dict[str, tuple[float | None, FailurePredictor]]:
@@ -69,7 +60,7 @@ def _strategies(get: Get) -> Table:
         rows.append((f"{size:,}", "no saves (7 days)", none, None, none, None))
         for words, (interval, predictor) in strategies().items():
             cells = [
-                _percent(
+                percent(
                     get(
                         a_job(
                             size,
@@ -85,15 +76,10 @@ def _strategies(get: Get) -> Table:
             ]
             rows.append((f"{size:,}", words, *cells))
     return Table(
-        name="ettr",
-        number=1,
-        title="ETTR (%) by fleet and strategy, at the failure rate of RSC-1",
-        columns=(
-            *columns("GPUs | Saves"),
-            *(Column(label=f"{saves}, {how}") for saves in SAVES for how in ("waits", "shrinks")),
-        ),
-        rows=rows,
-        grouped=True,
+        "ettr",
+        "ETTR (%) by fleet and strategy, at the failure rate of RSC-1",
+        ("GPUs | Saves", *(f"{saves}, {how}" for saves in SAVES for how in ("waits", "shrinks"))),
+        rows,
         notes=[
             "One spare node to 100 (none to 8 or 64 GPUs); a node that failed is back after 24 h. "
             "'Waits': for all of its nodes; 'shrinks': goes on with whole replicas, each a 128th "
@@ -105,6 +91,7 @@ def _strategies(get: Get) -> Table:
             "Synchronous saves block for 120 s; asynchronous ones for 20 s, and are durable after "
             "120 s. A restart takes 600 s.",
         ],
+        grouped=True,
     )
 
 
@@ -168,16 +155,12 @@ def _break_even(get: Get) -> Table:
     hits = TODAY.recall * RATES["RSC-1"] / 8
     right = hits / (hits + TODAY.false_alarms_per_gpu_day)
     return Table(
-        name="break_even",
-        number=2,
-        title="What a warning saves, what a false alarm costs, and when the two are even",
-        columns=columns(
-            "GPUs | Saves | Interval (min):0 | A hit saves (s):0 | just in time (s):0 | "
-            "A false alarm costs (s):1 | a rare one (s):1 | False alarms a hit pays for:1 | "
-            "Precision needed (%):0 | Gain of today's predictor (points)"
-        ),
-        rows=rows,
-        grouped=True,
+        "break_even",
+        "What a warning saves, what a false alarm costs, and when the two are even",
+        "GPUs | Saves | Interval (min):0 | A hit saves (s):0 | just in time (s):0 | "
+        "A false alarm costs (s):1 | a rare one (s):1 | False alarms a hit pays for:1 | "
+        "Precision needed (%):0 | Gain of today's predictor (points)",
+        rows,
         notes=[
             "Against Young/Daly's interval without a predictor, seed by seed under the same "
             "failures; a node is always there. A hit: every failure is warned of, 10 minutes ahead "
@@ -190,6 +173,7 @@ def _break_even(get: Get) -> Table:
             f"{TODAY.false_alarms_per_gpu_day:.2g} false alarms a GPU-day; at the failure rate of "
             f"RSC-1 {100 * right:.0f} % of its alarms are right.",
         ],
+        grouped=True,
     )
 
 
@@ -226,23 +210,18 @@ def _variants(get: Get) -> Table:
         for words in VARIANTS
     ]
     return Table(
-        name="variants",
-        number=3,
-        title=f"Gain (points of ETTR) of a recall of 0.5 on {BIG:,} GPUs, by what a warning does",
-        columns=(
-            *columns("Mean lead | A warning"),
-            *(
-                Column(label=f"{saves}, {alarms}")
-                for saves in SAVES
-                for alarms in ("no false alarms", "today's")
-            ),
+        "variants",
+        f"Gain (points of ETTR) of a recall of 0.5 on {BIG:,} GPUs, by what a warning does",
+        (
+            "Mean lead | A warning",
+            *(f"{saves}, {alarms}" for saves in SAVES for alarms in ("no false alarms", "today's")),
         ),
-        rows=rows,
-        grouped=True,
+        rows,
         notes=[
             "A false alarm lasts as long as a warning comes early: the predictor cannot tell "
             "them apart. A node that is dropped has a substitute at once; the restart is paid.",
         ],
+        grouped=True,
     )
 
 
@@ -267,17 +246,13 @@ def ways(size: int) -> dict[str, FleetJob]:
 def _where_it_goes(get: Get) -> Table:
     shown = ("lost", "saving", "restarting", "waiting", "slow")
     return Table(
-        name="where_it_goes",
-        number=4,
-        title=f"Where the time of {BIG:,} GPUs goes (% of the time on the clock)",
-        columns=(
-            *columns("What is done | ETTR"),
-            *(Column(label=name.capitalize(), digits=1) for name in shown),
-        ),
-        rows=[
+        "where_it_goes",
+        f"Where the time of {BIG:,} GPUs goes (% of the time on the clock)",
+        ("What is done | ETTR", *(f"{name.capitalize()}:1" for name in shown)),
+        [
             (
                 words,
-                _percent(get(job).ettr),
+                percent(get(job).ettr),
                 *(100 * float(get(job).shares_S[name].mean()) for name in shown),
             )
             for words, job in ways(BIG).items()
@@ -307,24 +282,20 @@ SPARES = {"none": 0.0, "1 %": 0.01, ALWAYS: None}
 
 def _shrinking(get: Get) -> Table:
     return Table(
-        name="shrinking",
-        number=5,
-        title="ETTR (%) with spares and without, asynchronous saves, no warnings",
-        columns=(
-            *columns("GPUs | Spares"),
-            *(Column(label=words) for words in shrink_jobs(64, 0.0)),
-        ),
-        rows=[
+        "shrinking",
+        "ETTR (%) with spares and without, asynchronous saves, no warnings",
+        ("GPUs | Spares", *shrink_jobs(64, 0.0)),
+        [
             (
                 f"{size:,}",
                 spares,
-                *(_percent(get(job).ettr) for job in shrink_jobs(size, share).values()),
+                *(percent(get(job).ettr) for job in shrink_jobs(size, share).values()),
             )
             for size in SIZES[1:]
             for spares, share in SPARES.items()
         ],
-        grouped=True,
         notes=["A node that failed is back after 24 h. Growing costs a restart after a save."],
+        grouped=True,
     )
 
 
@@ -340,17 +311,14 @@ def _rates(get: Get) -> Table:
         all_told = get(a_job(BIG, "asynchronous", FailurePredictor(recall=1.0), **settings))
         rows.append(
             (name, 1000 * rate, base.fleet.seconds_between_failures / 3600,
-             _percent(get(base).ettr), all_told.gain(get(base)), today.gain(get(base)))
+             percent(get(base).ettr), all_told.gain(get(base)), today.gain(get(base)))
         )  # fmt: skip
     return Table(
-        name="rates",
-        number=6,
-        title=f"{BIG:,} GPUs at published failure rates, asynchronous saves",
-        columns=columns(
-            "Rate of | Failures a 1000 node-days | Hours between failures:1 | "
-            "ETTR (%), Young/Daly | Gain of recall 1, no false alarms | Gain of today's predictor"
-        ),
-        rows=rows,
+        "rates",
+        f"{BIG:,} GPUs at published failure rates, asynchronous saves",
+        "Rate of | Failures a 1000 node-days | Hours between failures:1 | "
+        "ETTR (%), Young/Daly | Gain of recall 1, no false alarms | Gain of today's predictor",
+        rows,
         notes=[
             "RSC-1, RSC-2: arXiv 2410.21680. Llama 3 405B: 419 unexpected interruptions in 54 days "
             "on 16,384 GPUs (arXiv 2407.21783); both read in secondary copies. Bursts: the time "
@@ -379,20 +347,17 @@ def _checks(get: Get) -> Table:
                 restart_seconds=job.fleet.restart_seconds,
                 failures_per_hour=3600 / mtbf,
             )
-            found = _percent(get(job).ettr)
+            found = percent(get(job).ettr)
             apart = [100 * (found.point / form - 1) for form in (exact, published)]
             rows.append((f"{size:,}", saves, found, exact, apart[0], published, apart[1]))
     return Table(
-        name="checks",
-        number=7,
-        title="The simulation against what can be computed (ETTR in %, a node is always there)",
-        columns=columns(
-            "GPUs | Saves | Simulated:3 | Exact:3 | apart (%):3 | arXiv 2410.21680:3 | apart (%):3"
-        ),
-        rows=rows,
-        grouped=True,
+        "checks",
+        "The simulation against what can be computed (ETTR in %, a node is always there)",
+        "GPUs | Saves | Simulated:3 | Exact:3 | apart (%):3 | arXiv 2410.21680:3 | apart (%):3",
+        rows,
         notes=[
             "Exact: renewal theory, `studies.fleet.closed_form`. The published form is of first "
             "order in the failure rate, and counts an asynchronous save as durable at once.",
         ],
+        grouped=True,
     )

@@ -21,12 +21,11 @@ from rmetric.telemetry.lines import LAST_TIME, TelemetryEvent, read_recording
 from rmetric.telemetry.reading import Reading
 from rmetric.telemetry.risk import RiskScore
 from rmetric.telemetry.rules import rule_of
-from studies.common.table import Cell, Table, columns
+from studies.common.table import Cell, Table, percent
 from studies.fleet.gpu_usage import HOUR, Floats
 from studies.fleet.predictors import PREDICTORS
 from studies.fleet.risk_estimates import median, poisson
 from studies.fleet.risk_evaluation import HORIZONS, FailureWindows, JudgedAlarms
-from studies.fleet.risk_tables import percent
 from studies.fleet.vectorised_risk import AS_CODED, as_coded
 
 #: A GPU by its node's name and its index.
@@ -52,15 +51,12 @@ def evaluate_recorded(readings: Path, failures: Path) -> Table:
             for one in PREDICTORS:
                 judged.setdefault((label, one.title), []).append(truth.judge(one.alarms(found)))
     return Table(
-        name="risk_recorded",
-        number=0,
-        title=f"{readings.name}: {len(heard)} GPUs, {sum(map(len, failed.values()))} failures",
-        columns=columns(
-            "Horizon | Predictor | Failures announced (%):1 | "
-            "only detected as they happen (%):1 | Precision (%):1 | Median lead (h):2 | "
-            "False alarms a GPU-day:3 | GPU-days:2 | Time with an alarm (%):2"
-        ),
-        rows=[(*which, *_row(of_all)) for which, of_all in judged.items()],
+        "risk_recorded",
+        f"{readings.name}: {len(heard)} GPUs, {sum(map(len, failed.values()))} failures",
+        "Horizon | Predictor | Failures announced (%):1 | "
+        "only detected as they happen (%):1 | Precision (%):1 | Median lead (h):2 | "
+        "False alarms a GPU-day:3 | GPU-days:2 | Time with an alarm (%):2",
+        [(*which, *_row(of_all)) for which, of_all in judged.items()],
         notes=[
             "Brackets are 95 % intervals: Wilson's for shares, of order statistics for medians, "
             "Poisson's for rates. GPU-days are those away from failures."

@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 from collections.abc import Sequence
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import rmetric
 from rmetric._util.options import add_jobs, renamed
 from rmetric.evaluation import intervals
 from rmetric.evaluation.intervals import Estimate
-from rmetric.logs import write_atomically
-from studies.common.markers import fill, relative_figure
-from studies.common.provenance import commit
-from studies.common.renderers import to_csv, to_markdown, to_text
-from studies.common.table import Table, show
+from rmetric.reporting.style import style
+from studies.common.renderers import to_text
+from studies.common.table import Table, percent, show
 from studies.fleet import gpu_failures, published
 from studies.fleet.gpu_usage import JobConditions
 from studies.fleet.recorded import evaluate_recorded
 from studies.fleet.risk_estimates import Strata, firing, precision
 from studies.fleet.risk_evaluation import EvaluationPlan, evaluate
-from studies.fleet.risk_tables import KNOWN_FIRING, SHARE, percent, tables
+from studies.fleet.risk_figure import CAPTION, build_figure
+from studies.fleet.risk_figure import NAME as FIGURE
+from studies.fleet.risk_tables import KNOWN_FIRING, SHARE, tables
+from studies.fleet.writing import refresh, write
 
 NAME = "risk"
 HELP = "recall and false alarms of predictors of GPU failures"
 OUT = Path("studies", "fleet", "results", "risk")
 PAGE = Path("docs", "fleet_risk.md")  # made anew with the results in OUT
 COMMAND = "python -m studies.fleet risk"
+PACKAGES = ("numpy", "scipy", "joblib")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,30 +71,15 @@ def run(options: argparse.Namespace) -> int:
     )  # fmt: skip
     job = JobConditions()
     strata = evaluate(plan, job, options.jobs)
-    made = list(tables(strata))
-    write(options.out, strata, made, plan, job)
+    made = tables(strata)
+    with style():
+        figure = build_figure(strata)
+    write(options.out, made, FIGURE, figure, provenance(plan, job), PACKAGES)
     if options.out == OUT and PAGE.exists():
-        refresh(PAGE, made, strata)
+        refresh(PAGE, OUT, (FIGURE, CAPTION), made, {"summary": summary(made, strata)})
     print("\n".join(to_text(table) for table in made))
     print(f"tables, figure and provenance.json: {options.out}")
     return 0
-
-
-def write(
-    folder: Path, strata: Strata, made: Sequence[Table], plan: EvaluationPlan, job: JobConditions
-) -> None:
-    from rmetric.reporting.style import save, style
-    from studies.fleet.risk_figure import NAME as FIGURE
-    from studies.fleet.risk_figure import build_figure
-
-    folder.mkdir(parents=True, exist_ok=True)
-    for table in made:
-        write_atomically(folder / f"{table.name}.csv", [to_csv(table).encode()])
-        write_atomically(folder / f"{table.name}.md", [to_markdown(table).encode()])
-    with style():
-        save(build_figure(strata), folder / FIGURE)
-    about = json.dumps(provenance(plan, job), indent=2).encode()
-    write_atomically(folder / "provenance.json", [about, b"\n"])
 
 
 def provenance(plan: EvaluationPlan, job: JobConditions) -> dict[str, Any]:
@@ -118,12 +101,6 @@ def provenance(plan: EvaluationPlan, job: JobConditions) -> dict[str, Any]:
             "lead_spread": gpu_failures.LEAD_SPREAD,
         },
         "bootstrap": {"seed": intervals.SEED, "resamples": intervals.NUM_RESAMPLES},
-        "versions": {
-            "rmetric": rmetric.__version__,
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("numpy", "scipy", "joblib")},
-        },
-        "commit": commit(),
     }
 
 
@@ -157,15 +134,3 @@ def summary(made: Sequence[Table], strata: Strata) -> str:
         "leave the GPU out of the restart.",
     )
     return "".join(f"- {line}\n" for line in lines)
-
-
-def refresh(page: Path, made: Sequence[Table], strata: Strata) -> None:
-    """Fill in what stands between the markers of the page: summary, figure, and `table NAME`."""
-    from studies.fleet.risk_figure import CAPTION, NAME
-
-    parts = {
-        "summary": summary(made, strata),
-        "figure": relative_figure(page, OUT, NAME, CAPTION),
-        **{f"table {table.name}": to_markdown(table) for table in made},
-    }
-    fill(page, parts.get, parts)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from rmetric.evaluation.intervals import Estimate, wilson
-from studies.common.table import Cell, Column, Table, columns
+from studies.common.table import Cell, Table, numbered, percent
 from studies.fleet import published
 from studies.fleet import risk_estimates as estimates
 from studies.fleet.gpu_failures import MEDIAN_LEAD_HOURS
@@ -21,31 +19,20 @@ SHARES = (0.1, SHARE, 0.5, 1.0)
 KNOWN_FIRING = 28.6
 
 
-def tables(strata: Strata) -> Iterator[Table]:
-    yield _bound()
-    for number, horizon in enumerate(HORIZONS, start=2):
-        yield _scores(strata, number, horizon)
-    yield _shares(strata)
-    yield _signs(strata)
-    yield _sample(strata)
-
-
-def percent(share: Estimate) -> Estimate:
-    return Estimate(*(100 * bound for bound in share))
+def tables(strata: Strata) -> list[Table]:
+    scores = [_scores(strata, horizon) for horizon in HORIZONS]
+    return numbered([_bound(), *scores, _shares(strata), _signs(strata), _sample(strata)])
 
 
 def _bound() -> Table:
     of_a_gpu = published.NUM_OF_A_GPU / published.NUM_INTERRUPTIONS
     published_share = percent(wilson(published.PRECURSORS_SEEN, published.PRECURSORS_ASKED))
     return Table(
-        name="risk_bound",
-        number=1,
-        title="Upper bound for predictors that use a GPU's telemetry",
-        columns=columns(
-            "GPU failures with a sign (%):0 | Most GPU failures announced (%):0 | "
-            "Most interruptions announced (%):1"
-        ),
-        rows=[(100 * share, 100 * share, 100 * share * of_a_gpu) for share in SHARES],
+        "risk_bound",
+        "Upper bound for predictors that use a GPU's telemetry",
+        "GPU failures with a sign (%):0 | Most GPU failures announced (%):0 | "
+        "Most interruptions announced (%):1",
+        [(100 * share, 100 * share, 100 * share * of_a_gpu) for share in SHARES],
         notes=[
             f"{published.NUM_OF_A_GPU} of {published.NUM_INTERRUPTIONS} unexpected interruptions "
             f"were failures of a GPU ({', '.join(published.OF_A_GPU)}); the others show nothing "
@@ -60,19 +47,16 @@ def _bound() -> Table:
     )
 
 
-def _scores(strata: Strata, number: int, horizon: str) -> Table:
+def _scores(strata: Strata, horizon: str) -> Table:
     return Table(
-        name=f"risk_{horizon.replace(' ', '')}",
-        number=number,
-        title=f"An alarm is right if a failure follows within {horizon}",
-        columns=columns(
-            "Predictor | GPU failures announced (%):1 | of those with a sign (%):1 | "
-            "of those without (%):1 | by chance at its rate (%):1 | "
-            "only detected as they happen (%):1 | Precision (%):3 | Median lead (h):1 | "
-            "announced with a sign (n) | False alarms a GPU-day:4 | a 1000 GPU-days:1 | "
-            "Healthy readings with an alarm (%):2"
-        ),
-        rows=[_score(strata, horizon, one.name, one.title) for one in PREDICTORS],
+        f"risk_{horizon.replace(' ', '')}",
+        f"An alarm is right if a failure follows within {horizon}",
+        "Predictor | GPU failures announced (%):1 | of those with a sign (%):1 | "
+        "of those without (%):1 | by chance at its rate (%):1 | "
+        "only detected as they happen (%):1 | Precision (%):3 | Median lead (h):1 | "
+        "announced with a sign (n) | False alarms a GPU-day:4 | a 1000 GPU-days:1 | "
+        "Healthy readings with an alarm (%):2",
+        [_score(strata, horizon, one.name, one.title) for one in PREDICTORS],
         notes=[
             f"{100 * SHARE:.0f} % of the failures have a sign. Those without are hit by chance; "
             "'by chance at its rate' is what as many alarms at random times would hit.",
@@ -121,19 +105,13 @@ def _shares(strata: Strata) -> Table:
                 row += [percent(found), percent(right)]
             rows.append(tuple(row))
     of_horizon = [
-        Column(label=f"{what}, {horizon} (%)", digits=digits)
-        for horizon in HORIZONS
-        for what, digits in (("Announced", 1), ("Precision", 3))
+        head for h in HORIZONS for head in (f"Announced, {h} (%):1", f"Precision, {h} (%):3")
     ]
     return Table(
-        name="risk_shares",
-        number=4,
-        title="Effect of the share of failures with a sign",
-        columns=(
-            *columns("With a sign | Predictor"),
-            *of_horizon,
-        ),
-        rows=rows,
+        "risk_shares",
+        "Effect of the share of failures with a sign",
+        ("With a sign | Predictor", *of_horizon),
+        rows,
         notes=["The same histories throughout: the share only weights the two strata of failures."],
         grouped=True,
     )
@@ -146,17 +124,10 @@ def _signs(strata: Strata) -> Table:
         for sign in MEDIAN_LEAD_HOURS
     }
     return Table(
-        name="risk_signs",
-        number=5,
-        title=f"Failures announced within {horizon}, by the sign before them (%)",
-        columns=(
-            Column(label="Predictor"),
-            *(
-                Column(label=f"{sign} (n = {len(of_sign[sign]['with_sign'])})", digits=0)
-                for sign in of_sign
-            ),
-        ),
-        rows=[
+        "risk_signs",
+        f"Failures announced within {horizon}, by the sign before them (%)",
+        ("Predictor", *(f"{sign} (n = {len(of_sign[sign]['with_sign'])}):0" for sign in of_sign)),
+        [
             (
                 one.title,
                 *(
@@ -175,11 +146,10 @@ def _sample(strata: Strata) -> Table:
     days = sum(one.judged[horizon]["never"].days for one in strata["healthy"])
     failures = published.FAILURES_PER_GPU_DAY
     return Table(
-        name="risk_sample",
-        number=6,
-        title="What was sampled, and what it stands for",
-        columns=columns("Stratum | Histories | GPU-days:0 | Occurs a 1000 GPU-days:3"),
-        rows=[
+        "risk_sample",
+        "What was sampled, and what it stands for",
+        "Stratum | Histories | GPU-days:0 | Occurs a 1000 GPU-days:3",
+        [
             ("healthy", len(strata["healthy"]), days, None),
             (
                 "contained error without a failure",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rmetric.evaluation import Estimate
-from studies.common.table import Cell, Table, columns
+from studies.common.table import Cell, Table
 from studies.fleet import published
 from studies.fleet.closed_form import gpu_days_lost, lost_by_hand, lost_with_rescue
 from studies.fleet.cost import SAVES, a_job
@@ -181,18 +181,16 @@ def table(found: Outcomes | None) -> Table:
             cells += [lost.rescue, lost.false, gain(rate, notice, found)] if found else [None] * 3
             rows.append((f"{rate:g}", 1000 / (rate * NUM_GPUS), words, *cells))
     return Table(
-        name="training_failures",
-        number=8,
-        title="GPU-days of 1,000 lost to failures of the training itself, "
+        "training_failures",
+        "GPU-days of 1,000 lost to failures of the training itself, "
         f"{NUM_GPUS:,} GPUs, by closed forms",
-        columns=columns(
-            "Failures in 1,000 GPU-days | Days between two of the job:1 | A person acts after | "
-            "Saves every hour, restart 600 s | Asynchronous saves, restart 60 s | and rescue | "
-            "of it false rescues | Rescue saves"
-        ),
-        rows=rows,
-        grouped=True,
+        "Failures in 1,000 GPU-days | Days between two of the job:1 | A person acts after | "
+        "Saves every hour, restart 600 s | Asynchronous saves, restart 60 s | and rescue | "
+        "of it false rescues | Rescue saves",
+        rows,
         notes=list(_notes(found)),
+        number=8,
+        grouped=True,
     )
 
 

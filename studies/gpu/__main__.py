@@ -10,7 +10,6 @@ results.json holds the hardware, the versions and what each part measured.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shlex
 import subprocess
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rmetric.logs import write_atomically
+from studies.common.command import command_parser
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES = 40  # of a failed part that are kept
@@ -127,10 +127,7 @@ def step_seconds(done: Mapping[str, Any]) -> float:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m studies.gpu",
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = command_parser("gpu", __doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--tiny", action="store_true", help="small, on a CPU: a dry run")
     parser.add_argument("--minutes", type=float, default=25.0, help="of all parts (default: 25)")

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from rmetric._util.workers import delayed
 from rmetric.detectors import DETECTORS
 from rmetric.detectors.anchors import Random
-from rmetric.detectors.contract import Detector
 from rmetric.detectors.loss_z_score import LossZScore
 from rmetric.evaluation.intervals import Estimate
 from rmetric.evaluation.protocols import (
@@ -30,8 +29,8 @@ from rmetric.evaluation.protocols import (
     judge_alerts,
 )
 from rmetric.evaluation.scores import f1
-from rmetric.evaluation.traces import SEED, Trace, generator_for, trace_all, trace_by
-from rmetric.metric import RMetric, RMetricConfig
+from rmetric.evaluation.traces import Trace, trace_all
+from rmetric.metric import RMetricConfig
 from rmetric.records import Run
 from rmetric.simulation.published import (
     ACTING,
@@ -50,7 +49,6 @@ from studies.paper.published_batch import (
     with_noise,
 )
 from studies.paper.published_study import CONFIG
-from studies.paper.trivial_rules import AtStep, LossJump, MeanNorm
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -131,22 +129,23 @@ def _z_score(detector: LossZScore, window: int) -> Rule:
     return rule
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(NamedTuple):
     """A detector on the published study.
 
     Attributes:
         group: of related rows.
         title: in the tables.
-        make: a fresh one for one run of the full metric, or the name in `DETECTORS` of a metric
-            that the study's logs state.
-        rule: the same on many runs at once; None if that would take hours.
+        rule: its alarms on many runs at once; None if that would take hours.
+        registered: its name in `DETECTORS`, where a registered detector judges the logs; "" where
+            the rule does.
+        redrawn: the registered detector is a metric that the logs of a mode of their own state.
     """
 
     group: str
     title: str
-    make: Callable[[np.random.Generator], Detector] | str
     rule: Rule | None
+    registered: str = ""
+    redrawn: bool = False
 
 
 IN_TABLE, BY_AUTHORS, SETTINGS, OTHERS, ANCHORS = (
@@ -158,73 +157,50 @@ IN_TABLE, BY_AUTHORS, SETTINGS, OTHERS, ANCHORS = (
 )
 
 
-def _metric(group: str, title: str, config: RMetricConfig) -> Row:
-    return Row(
-        group=group, title=title, make=lambda generator: RMetric(config), rule=r_metric(config)
-    )
-
-
 def _redrawn(title: str, name: str) -> Row:
     rule = r_metric(CONFIG.with_mode(DETECTORS[name].mode))
-    return Row(group=IN_TABLE, title=title, make=name, rule=rule)
+    return Row(IN_TABLE, title, rule, registered=name, redrawn=True)
 
 
 def _registered(group: str, name: str, rule: Rule | None) -> Row:
-    return Row(group=group, title=DETECTORS[name].title, make=DETECTORS[name].make, rule=rule)
+    return Row(group, DETECTORS[name].title, rule, registered=name)
 
 
 #: The two triples of weights in words, as tables name them.
 WEIGHTS_OF_PAPER, WEIGHTS_OF_AUTHORS = "0.10 / 0.45 / 0.70", "0 / 0.50 / 0.78"
 ONSET = DYNAMICS.onset_step
-JUMP_NATS, JUMP_FACTOR, NORM_BOUND = 0.15, 2.0, 100.0
 
 ROWS: dict[str, Row] = {
     "full": _redrawn(f"R-Metric ({WEIGHTS_OF_PAPER})", "r_metric"),
     "sigma": _redrawn("σ² only, re-drawn", "r_metric_sigma"),
     "delta_l": _redrawn("ΔL only, re-drawn", "r_metric_delta_l"),
     "lambda": _redrawn("λ only, re-drawn", "r_metric_lambda"),
-    "sigma_paired": _metric(IN_TABLE, "σ² only, on the same runs", CONFIG.with_mode("SIGMA_ONLY")),
-    "delta_l_paired": _metric(
-        IN_TABLE, "ΔL only, on the same runs", CONFIG.with_mode("DELTA_L_ONLY")
+    "sigma_paired": Row(
+        IN_TABLE, "σ² only, on the same runs", r_metric(CONFIG.with_mode("SIGMA_ONLY"))
     ),
-    "loss_rise": replace(
-        _registered(IN_TABLE, "loss_rise", _rises), title="Val. Loss Slope (two rises in a row)"
+    "delta_l_paired": Row(
+        IN_TABLE, "ΔL only, on the same runs", r_metric(CONFIG.with_mode("DELTA_L_ONLY"))
+    ),
+    "loss_rise": _registered(IN_TABLE, "loss_rise", _rises)._replace(
+        title="Val. Loss Slope (two rises in a row)"
     ),
     "isolation_forest": _registered(IN_TABLE, "isolation_forest", None),
-    "authors": _metric(BY_AUTHORS, f"R-Metric ({WEIGHTS_OF_AUTHORS})", AUTHORS),
-    "true_mean": _metric(SETTINGS, "ΔL from the moving average, as the paper words it", TRUE_MEAN),
-    "authors_true_mean": _metric(
-        SETTINGS, f"the same with {WEIGHTS_OF_AUTHORS}", replace(AUTHORS, variant="paper")
+    "authors": Row(BY_AUTHORS, f"R-Metric ({WEIGHTS_OF_AUTHORS})", r_metric(AUTHORS)),
+    "true_mean": Row(
+        SETTINGS, "ΔL from the moving average, as the paper words it", r_metric(TRUE_MEAN)
     ),
-    "readme_weights": _metric(
-        SETTINGS, "weights 0.40 / 0.35 / 0.25", replace(CONFIG, weights=README_WEIGHTS)
+    "authors_true_mean": Row(
+        SETTINGS, f"the same with {WEIGHTS_OF_AUTHORS}", r_metric(replace(AUTHORS, variant="paper"))
+    ),
+    "readme_weights": Row(
+        SETTINGS, "weights 0.40 / 0.35 / 0.25", r_metric(replace(CONFIG, weights=README_WEIGHTS))
     ),
     "loss_z_score": _registered(OTHERS, "loss_z_score", _z_score(LossZScore(), window=20)),
-    "gradient_norm": Row(
-        group=OTHERS,
-        title="Gradient norm above 100",
-        make=lambda generator: MeanNorm(NORM_BOUND),
-        rule=_norm_above(NORM_BOUND),
-    ),
+    "gradient_norm": Row(OTHERS, "Gradient norm above 100", _norm_above(100.0)),
     "calibrated": _registered(OTHERS, "calibrated", None),
-    "loss_jump": Row(
-        group=ANCHORS,
-        title="Loss above the last one plus 0.15",
-        make=lambda generator: LossJump(JUMP_NATS),
-        rule=_loss_jump(JUMP_NATS),
-    ),
-    "norm_jump": Row(
-        group=ANCHORS,
-        title="Mean gradient norm doubled",
-        make=lambda generator: MeanNorm(JUMP_FACTOR, relative=True),
-        rule=_norm_jump(JUMP_FACTOR),
-    ),
-    "at_onset": Row(
-        group=ANCHORS,
-        title=f"Step is {ONSET}",
-        make=lambda generator: AtStep(ONSET),
-        rule=_at(ONSET),
-    ),
+    "loss_jump": Row(ANCHORS, "Loss above the last one plus 0.15", _loss_jump(0.15)),
+    "norm_jump": Row(ANCHORS, "Mean gradient norm doubled", _norm_jump(2.0)),
+    "at_onset": Row(ANCHORS, f"Step is {ONSET}", _at(ONSET)),
     "always": _registered(ANCHORS, "always", _always),
     "never": _registered(ANCHORS, "never", _never),
     "random": _registered(ANCHORS, "random", _random),
@@ -236,20 +212,36 @@ def traces_of_rows(analysis: Analysis, num_processes: int = 1) -> dict[str, list
     runs = analysis.study.reference
     found = {}
     for name, row in ROWS.items():
-        if name == "isolation_forest":  # the only one that is slow
-            found[name] = trace_all(name, runs, num_processes=num_processes)
-        elif not isinstance(row.make, str):
-            found[name] = [
-                trace_by(row.make(generator_for(SEED, name, run.id)), run, name) for run in runs
-            ]
-        elif row.make in analysis.traces:
-            found[name] = analysis.traces[row.make]
+        if row.redrawn:
+            if row.registered in analysis.traces:
+                found[name] = analysis.traces[row.registered]
+        elif row.registered:
+            found[name] = trace_all(row.registered, runs, num_processes=num_processes)
+        elif row.rule is not None:
+            found[name] = [_trace_by_rule(name, row.rule, run) for run in runs]
     return found
 
 
+def _trace_by_rule(name: str, rule: Rule, run: Run) -> Trace:
+    """A rule that draws nothing, on the records of one run, all of which are evaluations."""
+    steps = np.array([record.step for record in run.records], dtype=np.int64)
+    batch = PublishedBatch(
+        steps_E=steps,
+        validation_RE=np.array([[record.validation_loss for record in run.records]], dtype=float),
+        norms_REW=np.array([[record.worker_gradient_norms for record in run.records]], dtype=float),
+        seen_RE=np.ones((1, len(steps)), dtype=bool),
+        onset_R=np.array([-inf]),
+        failure_R=np.array([inf]),
+    )
+    alarms = rule(batch, np.random.default_rng(0))[0]
+    return Trace(
+        detector=name, run_id=run.id, steps=steps, scores=alarms.astype(float), alarms=alarms
+    )
+
+
 def runs_of_row(analysis: Analysis, name: str) -> Sequence[Run]:
-    make = ROWS[name].make
-    return analysis.runs(make) if isinstance(make, str) else analysis.study.reference
+    row = ROWS[name]
+    return analysis.runs(row.registered) if row.redrawn else analysis.study.reference
 
 
 class SeedScores(NamedTuple):

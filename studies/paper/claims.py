@@ -15,7 +15,7 @@ from rmetric.evaluation import PROTOCOLS, Estimate
 from rmetric.evaluation.scores import f1
 from rmetric.metric import PAPER_WEIGHTS
 from rmetric.records import Run
-from studies.common.real_runs import COLUMNS, Summary, real_runs_rows
+from studies.common.real_runs import HEADS, Summary, real_runs_rows
 from studies.common.table import Cell, Table, show
 from studies.paper.analysis import ENTRIES, REFERENCE_DETECTOR, Analysis
 from studies.paper.transfer import WeightGrid, mean_loss
@@ -35,11 +35,10 @@ MARGIN = 0.1
 def claims(analysis: Analysis, case_studies: Sequence[Summary] = ()) -> Table:
     """Table 5; claims about real runs use `case_studies`."""
     return Table(
-        name="table5_claims",
-        number=5,
-        title="The claims of the paper beside what these logs show",
-        columns=COLUMNS,
-        rows=[
+        "table5_claims",
+        "The claims of the paper beside what these logs show",
+        HEADS,
+        [
             *_detection(analysis),
             *_lead(analysis),
             *_weights(analysis),

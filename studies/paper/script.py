@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import platform
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from rmetric._util.errors import WRONG
-from rmetric._util.version import __version__
 from rmetric.evaluation import Study, intervals, traces
-from studies.common.provenance import commit
+from studies.common.provenance import commit, versions
 from studies.paper.tables import FEW_RUNS
 
 #: Recipes whose results lie in a folder of that name below results/.
@@ -104,10 +101,6 @@ def provenance(command: str, study: Study) -> dict[str, Any]:
             "bootstrap": intervals.SEED,
         },
         "bootstrap_resamples": intervals.NUM_RESAMPLES,
-        "versions": {
-            "rmetric": __version__,
-            "python": platform.python_version(),
-            **{name: version(name) for name in PACKAGES},
-        },
+        "versions": versions(PACKAGES),
         "commit": commit(),
     }

@@ -13,7 +13,7 @@ from rmetric.evaluation.intervals import NUM_RESAMPLES
 from rmetric.metric import PAPER_WEIGHTS, Components
 from rmetric.records import Run
 from studies.common.real_runs import Summary
-from studies.common.table import Cell, Column, Table, columns, show
+from studies.common.table import Cell, Table, numbered, show
 from studies.paper import claims, published_tables
 from studies.paper.analysis import ENTRIES, REFERENCE_DETECTOR, Analysis
 from studies.paper.claims import FEW_RUNS
@@ -21,9 +21,7 @@ from studies.paper.transfer import architecture, mean_loss, mean_overfit, transf
 
 #: Rows of table 3 for a detector that knows the truth -> whether it waits for the onset to pass.
 CEILINGS = {"Ceiling (knows the truth)": False, "Ceiling, after the onset step": True}
-LEAD = Column(label="Lead (steps)", digits=0)
-COUNTS = tuple(Column(label=label) for label in ("n", "Failed", "TP", "FP", "FN"))
-RATIOS = columns("Precision | Recall | F1:3")
+COUNTS, RATIOS, LEAD = "n | Failed | TP | FP | FN", "Precision | Recall | F1:3", "Lead (steps):0"
 INTERVALS = (
     f"Brackets: 95 % interval, bootstrap over runs, {NUM_RESAMPLES} resamples; where all runs are "
     "alike it has no width, which is no certainty. –: undefined, nothing to divide by. "
@@ -52,7 +50,7 @@ def build_tables(
     if published_tables.is_published(study):
         taken_apart = published_tables.PublishedAnalysis.of(study, num_processes=num_processes)
         metric = taken_apart.metric
-        return [
+        made = [
             published_tables.approaches(taken_apart),
             scenarios(metric),
             published_tables.detectors(taken_apart),
@@ -60,21 +58,16 @@ def build_tables(
             published_tables.claims_table(taken_apart, case_studies),
             weights(metric),
             published_tables.anatomy_table(taken_apart),
-        ], metric.disagreements
+        ]
+        return numbered(made), metric.disagreements
     analysis = Analysis.of(study, num_processes=num_processes)
     return tables_of(analysis, case_studies), analysis.disagreements
 
 
 def tables_of(analysis: Analysis, case_studies: Sequence[Summary] = ()) -> list[Table]:
     """The tables of a study whose failures emerge, or of unknown logs."""
-    return [
-        approaches(analysis),
-        scenarios(analysis),
-        detectors(analysis),
-        faults(analysis),
-        claims.claims(analysis, case_studies),
-        weights(analysis),
-    ]
+    made = [make(analysis) for make in (approaches, scenarios, detectors, faults)]
+    return numbered([*made, claims.claims(analysis, case_studies), weights(analysis)])
 
 
 def approaches(analysis: Analysis) -> Table:
@@ -101,15 +94,12 @@ def approaches(analysis: Analysis) -> Table:
              paper, basis)
         )  # fmt: skip
     return Table(
-        name="table1_approaches",
-        number=1,
-        title="Existing approaches: what kind, what scope, what lead time",
-        columns=columns(
-            "Approach | Kind (qualitative) | Scope (qualitative) | "
-            "Lead, published rule (steps):0 | Recall, causal rule | Lead, causal rule (steps):0 | "
-            "Lead, causal rule (min):1 | Paper: lead | Basis:wide"
-        ),
-        rows=rows,
+        "table1_approaches",
+        "Existing approaches: what kind, what scope, what lead time",
+        "Approach | Kind (qualitative) | Scope (qualitative) | "
+        "Lead, published rule (steps):0 | Recall, causal rule | Lead, causal rule (steps):0 | "
+        "Lead, causal rule (min):1 | Paper: lead | Basis:wide",
+        rows,
         notes=[
             LEADS,
             INTERVALS,
@@ -126,16 +116,14 @@ def scenarios(analysis: Analysis) -> Table:
         cells.setdefault((architecture(run), _fault(run)), []).append(run)
     rows = [(*names, *_scenario(cells[names])) for names in sorted(cells)]
     return Table(
-        name="table2_scenarios",
-        number=2,
-        title="The scenario matrix and what became of its runs",
-        columns=(
-            *columns("Architecture | Fault | Severities"),
-            *(Column(label=label) for label in ("n", "Applicable", "Healthy", "Absorbed")),
-            *columns("Not applicable | Failed | Failure kinds"),
-            *(Column(label=f"Onset to failure, {q} % (steps)", digits=0) for q in (10, 50, 90)),
+        "table2_scenarios",
+        "The scenario matrix and what became of its runs",
+        (
+            "Architecture | Fault | Severities | n | Applicable | Healthy | Absorbed | "
+            "Not applicable | Failed | Failure kinds",
+            *(f"Onset to failure, {q} % (steps):0" for q in (10, 50, 90)),
         ),
-        rows=[*rows, ("All", "", None, *_scenario(runs)[1:])],
+        [*rows, ("All", "", None, *_scenario(runs)[1:])],
         notes=[
             _modes_and_faults(runs),
             *_few(runs),
@@ -166,18 +154,10 @@ def detectors(analysis: Analysis) -> Table:
                  best.lead_steps, best.lead_minutes.point, None)
             )  # fmt: skip
     return Table(
-        name="table3_detectors",
-        number=3,
-        title="R-Metric, its ablations, baselines and anchors under each protocol",
-        columns=(
-            *columns("Protocol | Detector"),
-            *COUNTS,
-            *RATIOS,
-            *columns("ΔF1"),
-            LEAD,
-            *columns("Lead (min):1 | Paper: F1:3"),
-        ),
-        rows=rows,
+        "table3_detectors",
+        "R-Metric, its ablations, baselines and anchors under each protocol",
+        ("Protocol | Detector", COUNTS, RATIOS, "ΔF1", LEAD, "Lead (min):1 | Paper: F1:3"),
+        rows,
         notes=[
             *(f"{about.title}: {about.question}" for about in PROTOCOLS.values()),
             INTERVALS,
@@ -210,17 +190,10 @@ def faults(analysis: Analysis) -> Table:
                  scores.lead_steps)
             )  # fmt: skip
     return Table(
-        name="table4_faults",
-        number=4,
-        title="R-Metric by fault type under each protocol",
-        columns=(
-            *columns("Protocol | Fault"),
-            *COUNTS,
-            *columns("Observable"),
-            *RATIOS,
-            LEAD,
-        ),
-        rows=rows,
+        "table4_faults",
+        "R-Metric by fault type under each protocol",
+        ("Protocol | Fault", COUNTS, "Observable", RATIOS, LEAD),
+        rows,
         notes=[
             "Observable: failing runs with at least one record after the onset step and before "
             "the failure. The others can be announced at the onset step or not at all.",
@@ -249,15 +222,12 @@ def weights(analysis: Analysis) -> Table:
              mean_overfit(grid), mean_loss(grid), claims.PAPER_TRANSFER)
         )  # fmt: skip
     return Table(
-        name="table6_transfer",
-        number=6,
-        title="Weights fitted on one architecture, used on another",
-        columns=columns(
-            "Protocol | Fitted on | λ, σ², ΔL | Tested on | n | F1, paper's weights | "
-            "F1, own weights in sample | F1, own weights | F1, weights moved | Over-fit (%):1 | "
-            "Loss (%):1 | Paper: loss"
-        ),
-        rows=rows,
+        "table6_transfer",
+        "Weights fitted on one architecture, used on another",
+        "Protocol | Fitted on | λ, σ², ΔL | Tested on | n | F1, paper's weights | "
+        "F1, own weights in sample | F1, own weights | F1, weights moved | Over-fit (%):1 | "
+        "Loss (%):1 | Paper: loss",
+        rows,
         notes=[
             "Fitted: the weights of highest F1 on a grid from 0 to 1 in steps of 0.05, threshold "
             f"0.57; ties go to the nearest to the paper's {_weights(PAPER_WEIGHTS)}. The runs of "

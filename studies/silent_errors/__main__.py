@@ -11,7 +11,6 @@ labels.yaml accepts for it; any finding of severity error in a control or a soun
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import sys
@@ -23,6 +22,7 @@ from typing import Any
 import yaml
 
 from rmetric._util.errors import exit_with
+from studies.common.command import command_parser
 from studies.silent_errors.processes import findings, trainings
 
 FOLDER = Path(__file__).parent
@@ -71,10 +71,7 @@ def _errors(found: Any) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m studies.silent_errors", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = command_parser("silent_errors", __doc__)
     parser.add_argument("--set", choices=SETS, default="open", help="trainings")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these trainings alone")
     parser.add_argument(

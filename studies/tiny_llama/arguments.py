@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rmetric._util.options import layout_of, renamed
+from studies.common.command import command_parser
 from studies.common.llama_shape import Shape
 from studies.tiny_llama.injection import KINDS
 
@@ -17,9 +18,8 @@ SIZES = ("tensor", "pipeline", "data", "replicas")
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog="python -m studies.tiny_llama",
-        description="Train a small Llama with tensor, pipeline and data parallelism.",
+    made = command_parser(
+        "tiny_llama", "Train a small Llama with tensor, pipeline and data parallelism."
     )
     _add_model(made.add_argument_group("model"))
     _add_layout(

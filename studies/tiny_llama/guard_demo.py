@@ -14,7 +14,6 @@ of real ones (`rmetric telemetry --play`).
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import signal
@@ -31,6 +30,7 @@ from rmetric.guard.supervisor.journal import Line, read_journal
 from rmetric.logs import read_log
 from rmetric.telemetry.lines import TelemetryEvent, event_line
 from rmetric.telemetry.reading import GpuSign, Reading
+from studies.common.command import command_parser
 
 STEPS = 60
 WARNED_AT, KILLED_AT = 20, 32  # steps
@@ -59,11 +59,7 @@ EVENT_TEXT: dict[str, Callable[[Line], str]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m studies.tiny_llama.guard_demo",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("tiny_llama.guard_demo", __doc__)
     parser.add_argument(
         "--out",
         type=Path,

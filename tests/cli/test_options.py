@@ -117,4 +117,4 @@ def test_a_command_that_needs_an_extra_names_it_in_one_line(monkeypatch, capsys)
     with pytest.raises(SystemExit) as exit_:
         main(["supervise", "--help"])
     assert exit_.value.code == 2
-    assert "needs psutil: pip install psutil, or in a clone" in capsys.readouterr().err
+    assert 'needs psutil: pip install "rmetric[guard]"' in capsys.readouterr().err

@@ -39,7 +39,7 @@ def test_an_alarmed_metric_says_what_it_is_made_of():
         )
         assert bool(metric.reason) == metric.alarm
     assert metric.reason == (
-        "R 0.70, limit 0.57, parts: ΔL 0.70 (0.267 nats), σ² 0.00 (0 squared norm units): roll "
+        "R 0.70, limit 0.57, parts: ΔL 0.70 (0.267), σ² 0.00 (0 squared norm units): roll "
         "back to a checkpoint before the rise if the next evaluation is as high"
     )
 

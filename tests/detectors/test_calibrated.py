@@ -405,8 +405,8 @@ def test_a_loss_far_above_the_spikes_that_come_back_is_lost_at_once(ratio):
         assert words.endswith("and wait for ten records")
     else:
         assert words.startswith(
-            f"{UNDER_WAY}: the loss is lost, 4.56 times its usual level; training loss 9.22 nats, "
-            "usual 2.02 (the last 3 records at least 7.18 nats above it"
+            f"{UNDER_WAY}: the loss is lost, 4.56 times its usual level; training loss 9.22, "
+            "usual 2.02 (the last 3 records at least 7.18 above it"
         )
         assert words.endswith(
             "roll back to a checkpoint before step 61 and leave out the data after it"
@@ -672,8 +672,8 @@ def test_gradients_alone_are_no_recovering_spike():
 def test_a_jump_is_told_by_the_least_of_the_records_that_count():
     losses = [2.0] * 60 + [5.0, 4.0, 6.0]
     assert last_words(*records(losses)) == (
-        "spike or failure, too early to tell: training loss 6 nats, usual 2 (the last 3 records "
-        "at least 2 nats above it, 100 times the usual spread), since step 61: keep the "
+        "spike or failure, too early to tell: training loss 6, usual 2 (the last 3 records "
+        "at least 2 above it, 100 times the usual spread), since step 61: keep the "
         "checkpoints from before step 61 and wait for ten records"
     )
 
@@ -687,8 +687,7 @@ def test_two_kinds_of_evidence_are_both_told():
     assert detector.score == detector.pair > 1
     first, second = detector.reason.split("; and ")
     assert first == (
-        f"{TOO_EARLY}: training loss 4 nats, lowest 2 (the median of the last 5 is 4), "
-        "since step 70"
+        f"{TOO_EARLY}: training loss 4, lowest 2 (the median of the last 5 is 4), since step 70"
     )
     assert second == (
         "gradient norm 10, usual 1 (10 times), since step 70: keep the checkpoints from before "

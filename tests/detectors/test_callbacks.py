@@ -90,7 +90,7 @@ def test_the_kill_rules_wait_for_the_fifth_outlier():
 
 def test_a_loss_that_stays_high_is_killed_after_two_windows():
     assert _reason_of([11.0] * 199) == ""
-    assert _reason_of([11.0] * 200).startswith("100 of the last 100 losses are above 10 nats: roll")
+    assert _reason_of([11.0] * 200).startswith("100 of the last 100 losses are above 10: roll")
 
 
 def test_a_nan_blinds_the_original_for_a_window():

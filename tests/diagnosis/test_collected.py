@@ -83,18 +83,6 @@ def test_the_time_of_the_collector_is_read(collector: str, tmp_path: Path) -> No
         assert stream.last_time is None
 
 
-def test_a_pod_of_one_rank_is_that_rank(tmp_path: Path) -> None:
-    """All lines of a pod are of its rank, though only an error tells it; one rank is left."""
-    path = written(tmp_path / "all.log", lambda pod, at: f"[pod/fit-{pod}/main] ")
-    lines = [f"[pod/fit-{pod}/main] [rank{pod}]: lost a peer\n" for pod in range(PODS)]
-    del lines[BAD]
-    path.write_text(path.read_text() + "".join(lines))
-    job = read(path)
-    assert set(job.streams) == {f"rank {pod}" for pod in range(PODS)}
-    assert job.streams[f"rank {BAD}"].node == f"fit-{BAD}"
-    assert job.silent_ranks == []
-
-
 def test_a_node_of_several_ranks_is_none_of_them(tmp_path: Path) -> None:
     path = tmp_path / "all.log"
     lines = [f"node-0{at % 2}: step {at} said, world_size=8\n" for at in range(40)]

@@ -195,7 +195,9 @@ def same(one: Diagnosis, other: Diagnosis) -> bool:
 def test_what_is_no_news_changes_no_sure_answer(
     change: Callable[[dict[str, str]], dict[str, str]], tmp_path: Path
 ) -> None:
-    plain = [(job, expanded(job.files)) for job in JOBS.values() if not job.healthy]
+    # By which lines a log begins is the point of some.
+    asked = [job for job in JOBS.values() if not job.healthy and "a head of" not in job.name]
+    plain = [(job, expanded(job.files)) for job in asked]
     changed = [(job, files) for job, files in plain if [*change(files).items()] != [*files.items()]]
     num_sure, others = 0, []
     for number, (job, files) in enumerate(changed[::SAMPLE]):

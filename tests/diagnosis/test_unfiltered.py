@@ -96,27 +96,6 @@ def test_files_that_end_one_after_another_are_no_order():
     assert kinds(maker.job) == {}
 
 
-def test_what_a_rank_lacks_in_healthy_jobs_too_is_its_habit():
-    def job():
-        maker = Maker(8).train(range(8))
-        for rank in range(8):
-            if rank != 3:
-                maker.say(rank, "waiting for rank <NUM>", time=5.0)
-        return maker.job
-
-    assert kinds(job())["rank 3"]["missing event"].words.startswith(
-        "lacks an event that all others logged: "
-    )
-    assert "missing event" not in kinds(job(), siblings=[job()]).get("rank 3", {})
-
-
-def test_an_event_that_drain_cut_in_two_is_not_missing():
-    maker = Maker(8).train(range(8))
-    for rank in range(8):
-        maker.say(rank, "port <NUM> is up" if rank != 3 else "port <*> is up", time=31.0)
-    assert "missing event" not in kinds(maker.job).get("rank 3", {})
-
-
 def test_a_clock_that_is_wrong_hides_and_blames_nobody():
     skew = {5: -2 * HOUR, 2: 2 * HOUR}
     job = killed(12, 2, skew=skew)

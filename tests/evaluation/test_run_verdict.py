@@ -609,3 +609,94 @@ def test_the_share_of_healthy_public_runs_is_that_of_the_benchmark():
 def test_large_losses_are_written_out():
     found = verdict(with_part(course(), 701, [7.0, 147_312.0, 6.5]))
     assert found.detail.endswith("loss 3.01, peak 147,000")
+
+
+def noisy(level: float, count: int, noise: float, seed: int = 0):
+    return level + noise * np.random.default_rng(seed).standard_normal(count)
+
+
+#: losses that are flat from the start -> how the words begin
+FLAT_FROM_THE_START = {
+    "a language model without context": (noisy(7.65, 220, 0.08), "LEARNS NOTHING: the loss does n"),
+    "a guess among ten classes": (noisy(2.3028, 40, 1e-4),
+        "LEARNS NOTHING: the loss stays at ln(10)"),
+    "a guess after a wild start": ([0.68, 2.5, 5.3, 1.0, 10.7, 2.0, 1.6, *[0.6931] * 30],
+        "LEARNS NOTHING: the loss stays at ln(2)"),
+    "a fine-tuning that has converged": (noisy(1.52, 200, 0.06), "HEALTHY"),
+    "the same, near ln(4)": (noisy(1.386, 200, 0.02), "HEALTHY"),
+    "an average over many steps": (noisy(1.1, 60, 0.001), "HEALTHY"),
+    "a few records": (noisy(7.65, 60, 0.08), "HEALTHY"),
+    "a loss that falls by a twentieth": (np.linspace(7.6, 7.2, 200), "HEALTHY"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FLAT_FROM_THE_START)
+def test_a_flat_loss_shows_no_learning_where_no_trained_model_has_its_level(name):
+    losses, text = FLAT_FROM_THE_START[name]
+    assert verdict(losses).text.startswith(text)
+
+
+def test_a_rate_that_still_warms_up_and_evaluations_that_fall_are_no_lack_of_learning():
+    log = records(noisy(0.6931, 60, 1e-4))
+    assert judge_run(log).kind == "learns_nothing"
+    for i, record in enumerate(log):
+        record.learning_rate = 1e-6 * i
+    assert judge_run(log).kind == "healthy"
+    log = records(noisy(7.65, 220, 0.08))
+    for at, value in ((50, 7.6), (100, 7.2), (219, 6.8)):
+        log[at].validation_loss = value
+    assert judge_run(log).kind == "healthy"
+    assert judge_run(records(noisy(7.65, 220, 0.08), first=5000)).kind == "healthy", "it goes on"
+
+
+@pytest.mark.parametrize(
+    ("losses", "kind"),
+    [(noisy(10.4, 400, 0.03), "learns_nothing"), (noisy(2.9, 400, 0.03), "healthy")],
+)  # fmt: skip
+def test_a_run_may_be_stuck_after_a_restart(losses, kind):
+    log = records(course(600, noise=0.02)) + records(losses, first=501)
+    found = judge_run(log, [502])
+    assert found.kind == kind
+    if kind == "learns_nothing":
+        assert found.text == "LEARNS NOTHING since the restart at step 501: the loss does not fall"
+        assert (found.onset_step, found.alarm_step) == (501, 502)
+
+
+def several(**losses) -> list[Record]:
+    """Records of a log that states several losses and no whole."""
+    length = len(next(iter(losses.values())))
+    parts = {name.replace("validation_", "validation "): values for name, values in losses.items()}
+    return [
+        Record(step=i + 1, loss_parts={name: float(x[i]) for name, x in parts.items()})
+        for i in range(length)
+    ]
+
+
+def test_of_several_losses_the_worst_is_told_with_its_name():
+    calm, lost = course(200, 3.0, 0.5, 0.01), diverged(120, 200, over=1)
+    found = judge_run(several(box_loss=calm, cls_loss=lost))
+    assert found.text == "DIVERGED at step 121: never came back, in cls_loss"
+    assert (found.kind, found.part, found.loss) == ("diverged", "cls_loss", "training_loss")
+    twice = judge_run(several(box_loss=with_part(calm, 80, [2.9] * 3), cls_loss=lost))
+    assert twice.detail.endswith("; box_loss: SPIKE at 81, recovered in 3 steps")
+    healthy = judge_run(several(box_loss=calm, dfl_loss=calm / 2))
+    assert healthy.text == "HEALTHY: no failure seen"
+    assert healthy.detail.startswith("box_loss 3")
+    assert "; dfl_loss 1.5" in healthy.detail
+    rises = np.linspace(1, 2, 200)
+    overfits = judge_run(several(box_loss=calm, validation_box_loss=rises, cls_loss=calm))
+    assert overfits.text == "OVERFITTING since step 1, in box_loss"
+
+
+def test_the_losses_of_adversaries_are_judged_where_they_are_not_finite_alone():
+    gen, disc = course(100, 0.7, 4.0, 0.3), course(100, 1.4, 0.2, 0.1)
+    assert judge_run(several(gen_loss=gen, disc_loss=disc)).kind == "cannot_tell"
+    lost = judge_run(several(gen_loss=with_part(gen, 90, [nan] * 10), disc_loss=disc))
+    assert lost.text == "NOT FINITE from step 91 to the end, in gen_loss"
+
+
+def test_the_whole_is_judged_where_it_is_logged():
+    log = several(box_loss=diverged(120, 200, over=1), cls_loss=course(200))
+    for record, loss in zip(log, course(200), strict=True):
+        record.training_loss = float(loss)
+    assert (judge_run(log).kind, judge_run(log).part) == ("healthy", "")

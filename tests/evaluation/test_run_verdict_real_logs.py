@@ -9,6 +9,7 @@ import pytest
 
 from rmetric import Record
 from rmetric.evaluation import judge_run
+from rmetric.readers import read_log
 from tests.authors_data import DATA
 
 LOGS = DATA / "training_logs"
@@ -33,6 +34,11 @@ def records(run: str) -> list[Record]:
             )
             for row in csv.DictReader(file)
         ]
+
+
+def test_a_language_model_that_learns_nothing_is_not_healthy():
+    (run,) = read_log(DATA / "training_logs_2" / "06_slm_lightning_v7.csv").runs
+    assert judge_run(run.records).text == "LEARNS NOTHING: the loss does not fall"
 
 
 @pytest.mark.long

@@ -484,7 +484,10 @@ def test_a_step_is_skipped_under_a_gradient_scaler_too(tmp_path):
 
 def lines_without_time(folder):
     entries = [entry for entry in entries_of(folder) if entry["event"] == "METRICS"]
-    return [{k: v for k, v in entry.items() if not k.endswith("_seconds")} for entry in entries]
+    return [
+        {k: v for k, v in entry.items() if not k.endswith(("_seconds", "memory"))}
+        for entry in entries
+    ]
 
 
 @pytest.mark.long
@@ -695,3 +698,24 @@ def test_the_loop_of_transformers_4_is_followed_part_by_part():
     ]
     trainer._run_epoch = print
     assert loop_methods(trainer) == [(trainer, "_run_epoch")]
+
+
+class Rewarded(Trainer):
+    """Logs as TRL's trainers do."""
+
+    def log(self, logs, *args, **kwargs):
+        if "loss" in logs:
+            lost = self.state.global_step > 40
+            logs |= {"reward": 0.0 if lost else 0.02 * self.state.global_step, "kl": 0.01}
+        super().log(logs, *args, **kwargs)
+
+
+def test_a_lost_reward_is_logged_and_alarms(tmp_path):
+    callback = watch(tmp_path)
+    train(tmp_path, [callback], kind=Rewarded, max_steps=50)
+    policies = [record.policy for record in records_of(tmp_path)]
+    assert policies[9] == {"reward": pytest.approx(0.2), "kl": 0.01}
+    assert policies[45] == {"reward": 0.0, "kl": 0.01}
+    alerts = [e for e in entries_of(tmp_path) if e.get("source") == "policy"]
+    assert [alert["step"] for alert in alerts] == [42]
+    assert alerts[0]["reason"].startswith("reward collapsed since step 41, reward 0.79 -> 0")

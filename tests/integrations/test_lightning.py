@@ -426,7 +426,10 @@ class RaisesAt(lightning.pytorch.Callback):
 
 def lines_without_time(folder):
     entries = [entry for entry in entries_of(folder) if entry["event"] == "METRICS"]
-    return [{k: v for k, v in entry.items() if not k.endswith("_seconds")} for entry in entries]
+    return [
+        {k: v for k, v in entry.items() if not k.endswith(("_seconds", "memory"))}
+        for entry in entries
+    ]
 
 
 def without_dropout(module):

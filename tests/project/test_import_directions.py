@@ -41,9 +41,9 @@ IMPORTS = {
     "diagnosis": "_util telemetry readers replay reporting",
     "guard": "_util detectors telemetry replay monitor",
     "rescue": "_util records detectors monitor guard",
-    "integrations": "audits telemetry monitor guard rescue",
+    "integrations": "audits telemetry readers monitor guard rescue",
     "cli": "_util records metric detectors telemetry readers replay evaluation reporting diagnosis "
-    "guard",
+    "guard integrations",
     "__main__": "_util cli",
     "__init__": "_util records metric detectors simulation readers evaluation monitor diagnosis "
     "guard rescue integrations",

@@ -9,19 +9,23 @@ import pytest
 
 from rmetric.cli import COMMANDS
 
-#: Import names of every package of an extra, and of those that only tests use.
+#: Import names of the packages that no study needs to print its help.
 OPTIONAL = (
     "torch transformers accelerate datasets peft pynvml bitsandbytes pooch psutil dask distributed "
     "prometheus_client simpy tensorboard zstandard lightning river trainpulse trainproof trainscope"
 )
+#: And of those that every study needs, but no command.
+OF_STUDIES = " matplotlib pandas scipy sklearn seaborn graphviz drain3 regex yaml dtaidistance"
 ROOT = Path(__file__).resolve().parents[2]
-SITE = f"""
+SITE = """
+import os
 from importlib.machinery import PathFinder
 
 found = PathFinder.find_spec
 
 def find_spec(name, path=None, target=None):
-    return None if name.partition(".")[0] in {OPTIONAL.split()!r} else found(name, path, target)
+    is_left_out = name.partition(".")[0] in os.environ["WITHOUT"].split()
+    return None if is_left_out else found(name, path, target)
 
 PathFinder.find_spec = find_spec
 """
@@ -48,7 +52,10 @@ def bare(tmp_path_factory):
     """Environment of a Python that has none of the optional packages."""
     folder = tmp_path_factory.mktemp("site")
     (folder / "sitecustomize.py").write_text(SITE)
-    return os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),
+        "WITHOUT": OPTIONAL,
+    }
 
 
 def run(bare, *arguments, folder=ROOT):
@@ -64,9 +71,24 @@ def test_the_optional_packages_are_missing_in_these_tests(bare):
 
 @pytest.mark.long
 def test_every_command_and_script_prints_its_help_without_optional_packages(bare):
-    commands = [f"rmetric {name}" for name in COMMANDS]
-    done = run(bare, "-c", HELP, ",".join([*commands, *SCRIPTS.split()]))
+    commands = ",".join(f"rmetric {name}" for name in COMMANDS)
+    done = run(bare | {"WITHOUT": OPTIONAL + OF_STUDIES}, "-c", HELP, commands)
     assert done.returncode == 0, done.stderr
+    done = run(bare, "-c", HELP, ",".join(SCRIPTS.split()))
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_replay_without_matplotlib_says_how_to_get_plots(bare, tmp_path):
+    lines = "".join(f'{{"step": {step}, "loss": 2.0}}\n' for step in range(1, 30))
+    (tmp_path / "a.jsonl").write_text(lines)
+    bare = bare | {"WITHOUT": OF_STUDIES}
+    command = ("-m", "rmetric", "replay", "a.jsonl", "--out", "out")
+    done = run(bare, *command, folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    done = run(bare, *command, "--plots", "1", folder=tmp_path)
+    assert (done.returncode, done.stderr) == (
+        2, 'error: rmetric replay needs matplotlib: pip install "rmetric[plot]"\n'
+    )  # fmt: skip
 
 
 @pytest.mark.studies
@@ -81,7 +103,7 @@ def test_every_study_prints_its_help_without_optional_packages(bare):
 def test_what_a_command_lacks_is_one_line_with_the_command_that_installs_it(bare, tmp_path):
     done = run(bare, "-m", "rmetric", "supervise", str(tmp_path / "run"), "--", "true")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert "needs psutil, which is not installed: pip install psutil" in done.stderr
+    assert 'needs psutil, which is not installed: pip install "rmetric[guard]"' in done.stderr
     assert not (tmp_path / "run").exists()
     (tmp_path / "log.jsonl.zst").write_bytes(b"\x28\xb5\x2f\xfd" * 8)
     (tmp_path / "events.out.tfevents.1.a").write_bytes(

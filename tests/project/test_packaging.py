@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from rmetric._util import lazy
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -77,11 +79,25 @@ def test_an_installed_torch_and_transformers_may_stay():
         assert version in live["transformers"].specifier
 
 
+#: Module -> its package, where the names differ.
+PACKAGES = {"sklearn": "scikit-learn", "pynvml": "nvidia-ml-py", "yaml": "pyyaml"}
+
+
+@pytest.mark.parametrize("extra", lazy.EXTRAS)
+def test_an_extra_has_the_packages_that_its_hint_promises(extra):
+    offered = requirements(EXTRAS[extra]).keys()
+    for module in lazy.EXTRAS[extra].split():
+        assert PACKAGES.get(module, module.replace("_", "-")) in offered
+        assert lazy.install_hint(f"{module}.part") == f'pip install "rmetric[{extra}]"'
+    assert lazy.install_hint("numpy") == ""
+
+
 #: Left out of the base installation, and an object that needs it -> the extra that is named.
 WITHOUT = {
     "pandas": ("from rmetric.records import records_to_frame as f; f([])", "study"),
     "scipy": ("from rmetric.guard.interval import failure_rate as f; f(1, 1.0)", "study"),
-    "sklearn": ("from rmetric import diagnose; diagnose('here')", "diagnosis"),
+    "matplotlib": ("from rmetric.reporting import replay_logs as f; f([], None)", "plot"),
+    "sklearn": ("from rmetric._util.lazy import needed as f; f('sklearn.ensemble')", "diagnosis"),
     "dtaidistance": ("from rmetric import diagnose; diagnose('here')", "diagnosis"),
 }
 
@@ -94,7 +110,7 @@ def test_what_needs_an_extra_names_it(missing):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
-    assert re.search(rf'{missing} is not installed: pip install .*\.\[{extra}\]"', last), last
+    assert re.search(rf'{missing} is not installed: pip install "rmetric\[{extra}\]"', last), last
 
 
 def test_a_command_that_needs_an_extra_ends_with_one_line(tmp_path):

@@ -523,3 +523,37 @@ def test_a_path_that_stands_for_nothing_is_an_error(tmp_path, name):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="no "):
         find_logs([tmp_path / name])
+
+
+ULTRALYTICS = "epoch,time,train/box_loss,train/cls_loss,metrics/mAP50(B),val/box_loss,lr/pg0\n"
+
+
+def test_several_losses_without_a_whole_are_read_by_their_names(tmp_path):
+    path = tmp_path / "results.csv"
+    path.write_text(ULTRALYTICS + "1,9.6,1.3,3.4,0.2,0.9,1e-4\n2,17.5,0.6,3.0,0.5,,1e-4\n")
+    (run,) = read_log(path).runs
+    first, second = run.records
+    assert first.loss_parts == {"box_loss": 1.3, "cls_loss": 3.4, "validation box_loss": 0.9}
+    assert (second.step, second.loss_parts) == (2, {"box_loss": 0.6, "cls_loss": 3.0})
+    assert first.training_loss is None
+    assert any("each part is judged" in note for note in run.notes)
+    path.write_text(ULTRALYTICS.replace("time", "loss") + "1,9.6,1.3,3.4,0.2,0.9,1e-4\n")
+    (record,) = read_log(path).runs[0].records
+    assert (record.training_loss, record.loss_parts) == (9.6, None)
+
+
+def test_a_batch_that_begins_again_with_each_epoch_is_no_step(tmp_path):
+    path = tmp_path / "log.csv"
+    rows = (f"{epoch},{batch},0.7,1.3\n" for epoch in range(3) for batch in range(4))
+    path.write_text("Epoch,Batch,Gen Loss,Disc Loss\n" + "".join(rows))
+    (run,) = read_log(path).runs
+    assert [record.step for record in run.records] == list(range(12))
+    assert run.records[0].loss_parts == {"gen_loss": 0.7, "disc_loss": 1.3}
+
+
+def test_losses_of_lines_may_come_later_and_a_whole_ends_the_parts(tmp_path):
+    path = tmp_path / "log.jsonl"
+    lines = ['{"step": 1, "train/box_loss": 1.0, "train/cls_loss": 2.0}'] * 3
+    lines += ['{"step": 2, "val/box_loss": 3.0}']
+    path.write_text("\n".join(lines) + "\n")
+    assert read_log(path).runs[0].records[-1].loss_parts == {"validation box_loss": 3.0}

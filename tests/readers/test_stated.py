@@ -202,11 +202,10 @@ def test_the_console_tells_stated_alarms_from_ours_and_undefined_from_none(tmp_p
         "2 runs: 2 cannot tell; 0 alarmed (calibrated detector, nothing to judge by in 2), "
         "0 alarmed (R-Metric as published, undefined in 2), 1 alarmed by R as their logs state it"
     )
-    stated = "R-Metric as published: undefined; R as its log states it:"
     assert lines[1].startswith("a: CANNOT TELL: no loss is logged")
     assert lines[2].endswith(": none; nothing is logged that it watches")
-    assert f"{stated} alarm at step 200, the first of 2" in lines[3]
-    assert f"{stated} no alarm" in lines[6]
+    assert "as its log states: R alarms at step 200, the first of 2" in lines[3]
+    assert "as its log states: R has no alarm" in lines[6]
 
 
 # Weights as stated

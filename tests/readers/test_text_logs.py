@@ -23,6 +23,7 @@ from rmetric.readers import (
     text_megatron,
     text_mlperf,
     text_pairs,
+    text_stable_baselines3,
 )
 from rmetric.readers.text_readers import as_reader
 
@@ -37,6 +38,7 @@ OWN = (
     text_formats.LLM_C,
     text_formats.TORCHTITAN,
     text_formats.TORCHTUNE,
+    text_stable_baselines3,
     text_deepspeed,
 )
 Cells = list[dict[str, object]]
@@ -284,6 +286,32 @@ MLPERF_CELLS: Cells = [
     {"step": 128, "eval_loss": 6.5, "time": 3.5},
 ]
 
+STABLE_BASELINES = """\
+---------------------------------
+| rollout/           |          |
+|    ep_len_mean     | 141      |
+|    ep_rew_mean     | 94.2     |
+| time/              |          |
+|    fps             | 82       |
+|    total_timesteps | 2048     |
+---------------------------------
+Eval num_timesteps=4096, episode_reward=115.83 +/- 0.00
+-----------------------------------------
+| eval/                   |             |
+|    mean_reward          | 116         |
+| time/                   |             |
+|    total_timesteps      | 4096        |
+| train/                  |             |
+|    approx_kl            | 0.013219705 |
+|    learning_rate        | 0.0003      |
+|    loss                 | 5.82        |
+-----------------------------------------
+"""
+STABLE_BASELINES_CELLS: Cells = [
+    {"step": 2048, "reward": 94.2},
+    {"step": 4096, "loss": 5.82, "learning_rate": 0.0003, "kl": 0.013219705},
+]
+
 #: Its own reader, a log, and what must come out of it.
 SAMPLES = {
     "megatron": (text_megatron, MEGATRON, MEGATRON_CELLS),
@@ -301,6 +329,7 @@ SAMPLES = {
     "swift": (text_hugging_face, SWIFT, SWIFT_CELLS),
     "fairseq": (text_fairseq, FAIRSEQ, FAIRSEQ_CELLS),
     "fairseq_old": (text_fairseq, FAIRSEQ_OLD, FAIRSEQ_OLD_CELLS),
+    "stable_baselines3": (text_stable_baselines3, STABLE_BASELINES, STABLE_BASELINES_CELLS),
     "mlperf": (text_mlperf, MLPERF, MLPERF_CELLS),
 }
 

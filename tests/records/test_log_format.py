@@ -39,6 +39,8 @@ EVERYTHING = Run(
             attention_logit_max=12.0,
             router_load=1.5,
             probe_loss=3.1,
+            policy={"reward": 0.5, "kl": 0.01},
+            memory={"host": 1e9, "host_limit": 8e9},
             planned_events=("learning_rate",),
             actions=("learning rate cut from 0.01 to 0.005",),
             loss_scale=65536.0,
@@ -48,6 +50,7 @@ EVERYTHING = Run(
             forward_backward_seconds=0.4,
             exchange_seconds=0.05,
             optimizer_seconds=0.02,
+            loss_parts={"box_loss": 0.5},
             events=(HardwareEvent(1.0, "xid_79", 0),),
         )
         for step in (1, 2)

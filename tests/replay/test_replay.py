@@ -6,6 +6,7 @@ import csv
 import hashlib
 import importlib.util
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -216,6 +217,23 @@ def test_plots_are_drawn_for_the_first_runs_and_that_is_said(replay, tmp_path, c
     assert "PNG and PDF beside the page: for 1 of 3 runs; --plots all" in capsys.readouterr().out
 
 
+def test_the_command_draws_nothing_unless_asked_and_the_script_does(script, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.csv").write_text(GOOD)
+    code = (
+        "import sys; from rmetric.cli.main import main; main(['replay', 'a.csv', '--out', 'out'])"
+    )
+    heavy = f"{code}; print({{'matplotlib', 'joblib', 'pandas', 'torch'}} & set(sys.modules))"
+    command = [sys.executable, "-c", heavy]
+    path = {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, check=True, env=os.environ | path)
+    assert done.stdout.endswith(b"set()\n")
+    assert b"PNG" not in done.stdout
+    assert not list(tmp_path.rglob("*.png"))
+    assert script.parse_arguments(["a.csv"]).num_plots == 20
+    assert script.parse_arguments(["a.csv", "--plots"]).plots == sys.maxsize
+
+
 def test_the_console_begins_with_a_summary_and_the_runs_that_were_alarmed(replay, tmp_path, capsys):
     (tmp_path / "a.csv").write_text(GOOD)
     (tmp_path / "b.jsonl").write_bytes(own_log("b", outcome="absorbed", failure_kind=None))
@@ -226,13 +244,14 @@ def test_the_console_begins_with_a_summary_and_the_runs_that_were_alarmed(replay
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == (
         "3 runs: 1 cannot tell, 2 healthy; 1 alarmed (calibrated detector), "
-        "2 alarmed (R-Metric as published), 1 alarmed by R as their logs state it; "
-        "by their logs 1 absorbed"
+        "2 alarmed (R-Metric as published, which alarms in 62 % of healthy public runs), "
+        "1 alarmed by R as their logs state it; by their logs 1 absorbed"
     )
     assert lines[1] == "c: CANNOT TELL: the log ends 2 steps after a rise at step 60"
     assert lines[2] == "    loss 2.01 -> 9; log more steps."
     assert lines[3].startswith("    live alarm (calibrated detector): at step 6")
-    assert lines[4].startswith("    R-Metric as published: alarm at step 2 (alarms in 62 % of ")
+    assert sum("62 %" in line for line in lines) == 1, "once a command"
+    assert any(line.startswith("    as its log states: R alarms at step ") for line in lines)
     names = [line.split(":")[0] for line in lines[1:] if not line.startswith(" ")]
     assert names[:3] == ["c", "a", "b"]
 

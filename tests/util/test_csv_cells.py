@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rmetric._util.printed import csv_cell
 from rmetric.cli.main import main
 from studies.common.renderers import to_csv
-from studies.common.table import Column, Table
+from studies.common.table import Table
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,5 @@ def test_the_index_of_foreign_logs_holds_no_formula(tmp_path, capsys):
 
 
 def test_a_table_of_results_holds_no_formula():
-    columns = (Column(label="name"), Column(label="gain"))
-    rows = [("=1+1", -0.5), ("fine", 2.0)]
-    table = Table(name="t", number=0, title="T", columns=columns, rows=rows)
+    table = Table("t", "T", "name | gain", [("=1+1", -0.5), ("fine", 2.0)])
     assert to_csv(table).splitlines() == ["name,gain", "'=1+1,-0.5", "fine,2"]

@@ -61,7 +61,7 @@ class ValidationLoss(EvidenceSource):
         self._last = self._best = self._before = nan
 
     def words(self, name: str) -> str:
-        return f"validation loss {self._last:.4g} nats, best {self._best:.4g}"
+        return f"validation loss {self._last:.4g}, best {self._best:.4g}"
 
     def advice(self, name: str, since: int) -> str:
         return f"stop where the training loss still falls (overfitting), else {roll_back(since)}"
@@ -107,7 +107,7 @@ class ProbeLoss(EvidenceSource):
         self._count = 0
 
     def words(self, name: str) -> str:
-        return f"probe loss {self._level:.4g} nats (smoothed), lowest {self._lowest:.4g}"
+        return f"probe loss {self._level:.4g} (smoothed), lowest {self._lowest:.4g}"
 
     def advice(self, name: str, since: int) -> str:
         return roll_back(since)

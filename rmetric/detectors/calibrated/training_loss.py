@@ -211,7 +211,7 @@ class TrainingLoss(EvidenceSource):
         self._drift_limit.forget()
 
     def words(self, name: str) -> str:
-        what = f"{self._followed.name} {self._followed.loss:.4g} nats"
+        what = f"{self._followed.name} {self._followed.loss:.4g}"
         if name == "loss_climb":
             level = f"the median of the last {_LEVEL} is {self._level:.4g}"
             return f"{what}, lowest {self._lowest:.4g} ({level})"
@@ -224,7 +224,7 @@ class TrainingLoss(EvidenceSource):
             return f"{what} ({drift} above it, smoothed)"
         rise = min(list(self._rises)[-self._judged :])
         spreads = min(list(self._spreads)[-self._judged :])
-        above = f"{rise:.3g} nats above it, {spreads:.3g} times the usual spread"
+        above = f"{rise:.3g} above it, {spreads:.3g} times the usual spread"
         if self._judged == 1:
             return f"{what} ({above})"
         return f"{what} (the last {self._judged} records at least {above})"

@@ -124,22 +124,10 @@ class Stack:
         """The innermost frames, in words."""
         return _shown(self.frames[:MAX_SHOWN])
 
-    @property
-    def in_collective(self) -> bool:
-        """It waits for others, or for its GPU, by the name of any function."""
-        return any(_COLLECTIVE.search(name) for name, _ in self.place)
-
     def words(self, other: Stack) -> str:
         """The frames from where it leaves another stack, which is another rank's."""
         first, *rest = self._apart(other)
         return _shown((first, *rest[1 - MAX_SHOWN :]))
-
-    def awaits(self, other: Stack) -> str:
-        """What it waits for outside the job, data or a checkpoint, where it leaves another stack.
-
-        A collective within is no such wait: there it waits for the others.
-        """
-        return "" if self.collective else awaited(" ".join(_words(self._apart(other))))
 
     def differs(self, other: Stack) -> bool:
         """It waits for others in another collective than they do, who have not come or will not."""

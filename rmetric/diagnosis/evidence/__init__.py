@@ -15,7 +15,7 @@ from rmetric.diagnosis.evidence.hang import hang
 from rmetric.diagnosis.evidence.named_ranks import named_ranks, processes
 from rmetric.diagnosis.evidence.own_faults import own_faults
 from rmetric.diagnosis.evidence.peers import unlike_events, unlike_numbers, unlike_settings
-from rmetric.diagnosis.evidence.places import blocked, last_waits, recorders, stacks
+from rmetric.diagnosis.evidence.places import recorders, stacks
 from rmetric.diagnosis.evidence.row import Row, Scene, Switches
 from rmetric.diagnosis.evidence.waits import collectives, lacking_echoes, waited_for
 
@@ -36,8 +36,6 @@ EXTRACTORS: dict[Callable[[Scene], Iterable[Row]], str] = {
     hang: "temporal",
     recorders: "places",
     stacks: "places",
-    last_waits: "places",
-    blocked: "places",
     done_alone: "ends",
     not_finite: "ends",
 }

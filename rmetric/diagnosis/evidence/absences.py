@@ -15,7 +15,7 @@ from rmetric.diagnosis.evidence.row import Row, Scene
 from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.faults import IN_FLIGHT
 from rmetric.diagnosis.inferred import SILENT
-from rmetric.diagnosis.patterns.peers import Peer, may_be_same, peers, robust_deviation, same_events
+from rmetric.diagnosis.patterns.peers import Peer, peers, robust_deviation
 
 #: Largest share of the peers that are outliers (or one peer).
 MAX_OUTLIER_SHARE = 0.25
@@ -34,7 +34,7 @@ MIN_PEERS = 3
 #: Scale, in entries per peer, of the weight of silence: a single expected entry may have been
 #: lost where lines of many ranks ran into each other.
 ENTRIES_SCALE = 4.0
-#: Factor on leaders, which have own duties, where there is no healthy job to compare.
+#: Factor on leaders, which have own duties.
 LEADER_STRENGTH = 0.3
 #: Least strength of a silence that may explain a failure: it is of one or two ranks, not of many.
 MIN_SILENCE = 0.6
@@ -48,12 +48,11 @@ def absences(scene: Scene) -> list[Row]:
     every = peers(scene.job)
     if len(every) < 2:
         return []
-    siblings = scene.known.siblings
     found = _silent(every)
     active = [one for one in every if one.stream is not None]
     if len(active) >= MIN_PEERS:
         found += _ended_early(scene.job, active, scene.ordering)
-        found += _missing(scene.job, active, siblings)
+        found += _missing(scene.job, active)
     found = [_silence(scene, one) for one in found]
     return sorted(found, key=lambda one: (-one.strength, one.target, one.kind))
 
@@ -139,8 +138,8 @@ def _behind(
     ]
 
 
-def _missing(job: Job, active: Sequence[Peer], siblings: Sequence[Job]) -> list[Row]:
-    """Events that all peers but one have; with siblings, that it has in all of them."""
+def _missing(job: Job, active: Sequence[Peer]) -> list[Row]:
+    """Events that all peers but one have."""
     template = {one.number: one.template for one in job.events}
     lacks: dict[str, list[int]] = {}
     for event in job.events:
@@ -148,28 +147,13 @@ def _missing(job: Job, active: Sequence[Peer], siblings: Sequence[Job]) -> list[
         if not _few(len(without), len(active)) or len(without) > MIN_PEERS:
             continue
         for one in without:
-            if not any(may_be_same(event.template, template[other]) for other in one.counts):
-                lacks.setdefault(one.name, []).append(event.number)
-    leads = {one.name for one in active if one.leads and not siblings}
-    habits = _habits(job, siblings)
+            lacks.setdefault(one.name, []).append(event.number)
+    leads = {one.name for one in active if one.leads}
     found = []
     for name, events in lacks.items():
-        new = [number for number in events if number not in habits.get(name, ())]
-        if new:
-            strength = _weight(active) * (1.0 - 0.5 ** len(new))
-            strength = round(strength * (LEADER_STRENGTH if name in leads else 1.0), 3)
-            more = f" (and {len(new) - 1} more)" if len(new) > 1 else ""
-            words = f"lacks an event that all others logged: {template[new[0]][:60]}{more}"
-            found.append(Row(name, "missing event", words, strength))
-    return found
-
-
-def _habits(job: Job, siblings: Sequence[Job]) -> dict[str, set[int]]:
-    """Rank -> events that it lacks in a healthy sibling where others have them."""
-    found: dict[str, set[int]] = {}
-    for other in siblings:
-        same = same_events(job, other)
-        for one in peers(other):
-            lacked = {ours for theirs, ours in same.items() if not one.counts.get(theirs)}
-            found.setdefault(one.name, set()).update(lacked)
+        strength = _weight(active) * (1.0 - 0.5 ** len(events))
+        strength = round(strength * (LEADER_STRENGTH if name in leads else 1.0), 3)
+        more = f" (and {len(events) - 1} more)" if len(events) > 1 else ""
+        words = f"lacks an event that all others logged: {template[events[0]][:60]}{more}"
+        found.append(Row(name, "missing event", words, strength))
     return found

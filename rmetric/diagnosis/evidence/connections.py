@@ -1,13 +1,12 @@
-"""Links between devices failed, and connections were lost: those at which most of them end."""
+"""Links of devices went down, and connections were lost: those at which most of them end."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections import defaultdict
 
 from rmetric.diagnosis.evidence.row import Row, Scene
-from rmetric.diagnosis.facts.job import Job, short
+from rmetric.diagnosis.facts.job import short
 
 _ENDS = ("local_host", "local_device", "remote_host", "remote_device")
 #: Least share of the ranks that lost a connection to a host, for it to be the one.
@@ -22,29 +21,18 @@ _POD = re.compile(r"(?P<address>\d+-\d+-\d+-\d+)\.(?P<of>[a-z][\w-]*)\.")
 
 
 def links(scene: Scene) -> list[Row]:
-    """Rows against the one device at which most of several failed links end, or that was down.
+    """The row against the only device whose link was down, by its rank or its node's own tool.
 
     The rank is known by its process, or by the stream of the entry.
     """
-    names: dict[tuple[str, str], str] = {}
-    failed, places = set(), dict[tuple[str, str], str]()
+    places = dict[tuple[str, str], str]()
     for stream, fields in scene.entries:
         if all(end in fields for end in _ENDS):
-            own = fields["local_host"], fields["local_device"]
             of = scene.job.ranks_of_numbers.get(int(fields.get("pid") or -1), set())
-            names.setdefault(own, f"rank {min(of)}" if len(of) == 1 else stream)
-            places[stream, own[1]] = names[own]
-            failed.add(frozenset((own, (fields["remote_host"], fields["remote_device"]))))
-    if not failed:
-        return []
-    return _down(scene, places) or _where_most_end(failed, names)
-
-
-def _down(scene: Scene, places: Mapping[tuple[str, str], str]) -> list[Row]:
-    """The row against the only device whose link was down, by its rank or its node's own tool."""
+            places[stream, fields["local_device"]] = f"rank {min(of)}" if len(of) == 1 else stream
     down = {(name, each["down_device"]) for name, each in scene.entries if "down_device" in each}
     broken = [(name, device) for (of, device), name in places.items() if (of, device) in down]
-    if not broken and len(down) == 1:
+    if places and not broken and len(down) == 1:
         broken = [one for one in down if one[0].startswith("node ")]
     if len(broken) != 1:
         return []
@@ -52,16 +40,6 @@ def _down(scene: Scene, places: Mapping[tuple[str, str], str]) -> list[Row]:
     node = name.removeprefix("node ")
     where = [name] if node == name else scene.index.at(node, device)
     return [Row(one, "kernel", "its device's link was down") for one in where[:1]]
-
-
-def _where_most_end(
-    failed: Collection[frozenset[tuple[str, str]]], names: Mapping[tuple[str, str], str]
-) -> list[Row]:
-    most = Counter(end for link in failed for end in link).most_common(2)
-    (end, count), (_, second) = most[0], most[-1]
-    if count == second or end not in names:
-        return []
-    return [Row(names[end], "accused", f"{count} of {len(failed)} failed links end at it")]
 
 
 def lost_hosts(scene: Scene) -> list[Row]:
@@ -106,7 +84,7 @@ def _lost(scene: Scene) -> tuple[bool, Lost]:
         if speaker := _SPEAKER.search(match.first.text):
             reporting.add(short(speaker[1]))
         for fields in stated:
-            host = _node_of(job, fields["remote_host"])
+            host = _node_of(fields["remote_host"])
             connection = match.stream, fields.get("port", "")
             if host[:1].isdigit() and not _POD.match(fields["remote_host"]):
                 addressed[host].add(connection)
@@ -120,18 +98,17 @@ def _lost(scene: Scene) -> tuple[bool, Lost]:
     return bool(named), lost
 
 
-def _node_of(job: Job, host: str) -> str:
-    """A node by its address, or by the name that Kubernetes gives to a pod's address.
+def _node_of(host: str) -> str:
+    """The name of a node, as stated or by the name that Kubernetes gives to a pod's address.
 
     A service of many pods tells nothing.
 
-    >>> _node_of(Job(), "10-244-6-37.gpt-worker-1.train.svc.cluster.local")
+    >>> _node_of("10-244-6-37.gpt-worker-1.train.svc.cluster.local")
     'gpt-worker-1'
-    >>> _node_of(Job(), "10-42-3-18.gpt.train.svc.cluster.local")
+    >>> _node_of("10-42-3-18.gpt.train.svc.cluster.local")
     '10.42.3.18'
     """
     pod = _POD.match(host)
     if pod and pod["of"][-1:].isdigit():
         return pod["of"]
-    address = pod["address"].replace("-", ".") if pod else host
-    return job.node_of_address.get(address, address)
+    return pod["address"].replace("-", ".") if pod else host

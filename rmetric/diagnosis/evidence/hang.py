@@ -19,7 +19,6 @@ from rmetric.diagnosis.evidence.standing import span
 from rmetric.diagnosis.facts.job import JobStream, Occurrence
 from rmetric.diagnosis.faults import Fault
 from rmetric.diagnosis.inferred import HUNG
-from rmetric.diagnosis.patterns.odd_stacks import wait_together
 from rmetric.diagnosis.reading.timestamps import names_zone
 
 #: A hang is at least so many seconds, and so many times the longest pause between two steps.
@@ -51,7 +50,6 @@ class Hang:
         rows: evidence against ranks that are behind the others.
         stage: at which the job stands, where its last words are known.
         spin: GPUs that waited in a kernel meanwhile, by tables beside the logs.
-        stated: seconds that the steps took by their own lines, where no line states a time.
     """
 
     kind: str
@@ -61,7 +59,6 @@ class Hang:
     rows: Sequence[Row] = ()
     stage: str = ""
     spin: Spinning | None = None
-    stated: float = 0.0
 
     def words(self, step: int | None) -> str:
         """When it stopped, and for how long."""
@@ -84,8 +81,6 @@ def hang(scene: Scene) -> list[Row]:
     if found.spin is not None:
         many = f"{found.spin.number} GPUs were" if found.spin.number > 1 else "1 GPU was"
         rows.append(Row("", "spin", f"{many} busy at little power meanwhile", 1.0, HUNG))
-    if found.stated:
-        rows.append(Row("", "short work", f"its steps took {span(found.stated)} in all", 1.0, HUNG))
     return rows
 
 
@@ -191,26 +186,10 @@ class _Ended:
         return time is not None and abs(self.end - time) <= SAME_MOMENT
 
     def hang(self) -> Hang | None:
-        stated = 0.0 if self.rates else progress.ran_for_little(
-            self.scene.job, self.stepping, self.ending.first, MIN_SECONDS_WITHOUT_STEPS
-        )  # fmt: skip
-        if stated:
-            return Hang("hang without steps", stated=stated)
         times = [time for time, _ in self.entries]
         last_entry = max(times, default=self.last_step if self.rates else None)
-        if last_entry is None:
-            return self._by_stacks()
-        silence = self._silence(last_entry)
+        silence = None if last_entry is None else self._silence(last_entry)
         return None if silence is None else self._located(*silence)
-
-    def _by_stacks(self) -> Hang | None:
-        """A training without times that a person ended, and whose processes were asked before.
-
-        Who takes the stacks of all and then ends the job has seen that it does not move.
-        """
-        beside = self.scene.job.beside
-        seen = beside is not None and wait_together(beside.stacks)
-        return Hang("hang that was watched") if seen and self.ending.has("by a person") else None
 
     def _silence(self, last_entry: float) -> tuple[float, bool] | None:
         """Seconds without progress, and whether they are the least; None for no hang."""
@@ -225,7 +204,6 @@ class _Ended:
         before = self._since_last_progress(last_step, last_entry, gap)
         apart = other_clock or not self._is_of_one_clock()
         known = before + (_apart_from_zones(gap) if apart else gap)
-        known = max(known, min(progress.stated_silence(self.scene.job), gap))
         if known < self.least and not other_clock:
             known = before + gap
         if known < self.least:
@@ -279,11 +257,9 @@ class _Ended:
     def _located(self, seconds: float, least: bool) -> Hang:
         """The hang, with the ranks at which it stands."""
         spin = _spin(self.scene, self.last_step)
-        job, idle = self.scene.job, standing.idle_gpus(self.scene.job, spin)
-        rows = standing.fell_silent(job, self.entries, MIN_SECONDS, MIN_RATIO) or self.behind
-        last = standing.unfinished(job, self.later) or ([] if rows else self.elsewhere)
-        last = last or ([] if rows else standing.last_words(self.later))
-        stage, rows = last[0].stage if last else standing.left_open(job), [*idle, *rows, *last]
+        located = self.behind or self.elsewhere
+        stage = located[0].stage if located else ""
+        rows = [*standing.idle_gpus(self.scene.job, spin), *located]
         return Hang(self.kind, seconds, least, rows=rows, stage=stage, spin=spin)
 
 
@@ -316,9 +292,7 @@ def _unended(scene: Scene) -> Hang | None:
     if not only_beats and not _is_quiet(later, last_step, end, least, by_gpus=spin is not None):
         return None
     rows = standing.idle_gpus(scene.job, spin) + standing.behind(stepping)
-    rows = rows or standing.alone_waiting(scene.job, later, heartbeats(later, of_all=False))
-    stage, kind = rows[0].stage if rows else "", "hang with heartbeats"
-    return Hang(kind, end - last_step, ended=False, rows=rows, stage=stage, spin=spin)
+    return Hang("hang with heartbeats", end - last_step, ended=False, rows=rows, spin=spin)
 
 
 def _is_quiet(

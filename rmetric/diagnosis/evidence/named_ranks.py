@@ -1,4 +1,4 @@
-"""Entries name a rank, a node, a process or a device: of a launcher, a kernel, Ray, a writer."""
+"""Entries name a rank, a node, a process or a device: of a launcher, a kernel, Ray."""
 
 from __future__ import annotations
 
@@ -128,9 +128,6 @@ def processes(scene: Scene) -> Iterator[Row]:
     waited = {name for one in scene.faults if one.role == "echo" for name in one.streams}
     for fault in scene.faults:
         if fault.role == "cause" and fault.signature.rank:
-            writers = index.without_logs(_writers(scene, fault))
-            if index.is_minority(len(writers)):
-                yield from _against(writers, "accused", "logged: {}", fault)
             yield from _on_its_node(job, fault)
             tasks = sorted(_tasks_of_ray(job, fault))
             yield from _against(tasks, "accused", "its process raised: {}", fault)
@@ -171,13 +168,6 @@ def _tasks_of_ray(job: Job, fault: Fault) -> Iterator[str]:
     for _, fields in fault.entries:
         if each and "pool_node" in fields:
             yield f"rank {int(fields['pool_node']) * each + int(fields['pool_local'])}"
-
-
-def _writers(scene: Scene, fault: Fault) -> list[int]:
-    """Ranks that state their number in the entry, where the log does not."""
-    ranks = scene.index.ranks
-    stated = (fields for stream, fields in fault.entries if stream not in ranks)
-    return sorted({int(fields["writer"]) for fields in stated if "writer" in fields})
 
 
 def _on_its_node(job: Job, fault: Fault) -> list[Row]:

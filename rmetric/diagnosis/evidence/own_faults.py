@@ -26,10 +26,7 @@ def _of(scene: Scene, fault: Fault) -> Iterator[Row]:
     active = scene.index.active
     few = len(own) <= MAX_COMMON_SHARE * len(active) or len(own) == len(active) == 1
     words = f"logged: {fault.signature.title}"
-    broken = fault.signature.actor == "hardware" and not few
-    if broken and (node := scene.index.only_node_of(own)):
-        yield Row(f"node {node}", "own cause", words, fault.confidence)
-    elif few or fault.signature.of_two:
+    if few or fault.signature.of_two:
         kind = "own consequence" if fault.follows else "own cause"
         kind = "of two" if fault.signature.of_two else kind
         for match in own:
@@ -42,7 +39,7 @@ def _of(scene: Scene, fault: Fault) -> Iterator[Row]:
 def _own_matches(scene: Scene, fault: Fault) -> list[Match]:
     """Those of streams of which a rank or a node can be told; none where they tell of another."""
     index = scene.index
-    if _tells_of_another(scene, fault):
+    if fault.has("stopped process"):
         return []
     own = [match for match in fault.matches if match.stream in index.active]
     nodes = [match for match in fault.matches if match.stream.startswith("node ")]
@@ -51,14 +48,6 @@ def _own_matches(scene: Scene, fault: Fault) -> list[Match]:
     # Of one log that may be of the whole job nobody can be told; one of rank 3 has peers.
     alone = len(index.active) == 1 and not any(index.ranks.values())
     return [] if alone else own
-
-
-def _tells_of_another(scene: Scene, fault: Fault) -> bool:
-    named = any(fields.get("node") for _, fields in fault.entries)
-    ranks = scene.index.ranks
-    placed = any(name in ranks or name.startswith("node ") for name in fault.streams)
-    elsewhere = named and (fault.has("node failure") or not placed)
-    return elsewhere or fault.has("stopped process")
 
 
 def _confirmed(scene: Scene) -> Iterator[Row]:

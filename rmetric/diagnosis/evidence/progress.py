@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from rmetric.diagnosis.evidence.row import Scene
 from rmetric.diagnosis.facts.job import Job, JobStream, Occurrence
-from rmetric.diagnosis.reading.timestamps import parse, without_year
+from rmetric.diagnosis.reading.timestamps import parse
 
 #: An entry with its time in seconds.
 Timed = tuple[float, Occurrence]
@@ -27,7 +27,6 @@ _NO_PROGRESS = re.compile(
     r"(?i)\bunchanged for \d"
     r"|\bno (?:new )?(?:progress|steps?|lines?|output)\b.{0,20}\b(?:for|since)\b"
 )
-_UNCHANGED = re.compile(r"(?i)\bunchanged for (\d{1,9}) ?s\b")
 #: The time for which a job ran, as a batch system states it.
 _RAN = re.compile(r"\bwalltime (\d{2,8}) exceeded limit\b")
 #: So many different entries may recur during a hang: heartbeats, monitors.
@@ -37,54 +36,8 @@ MIN_HEARTBEATS = 3
 #: Least number of step lines without times from which their rate is derived, and by how much
 #: slower the last ones may be.
 MIN_STEPS, RATE_MARGIN = 20, 2.0
-#: A training whose steps took so small a share of the job's time, by their own account, is not
-#: likely to be ended just then.
-MAX_STATED_SHARE = 0.1
-#: All the time of a step as its line states it, and that since the first as a bar does. Others
-#: leave out what a step waited for.
-_STATED = re.compile(
-    r"(?i)\b(?:completed step: ?\d+, seconds|elapsed time per (?:step|iteration)) ?(?P<ms>\(ms\))?"
-    r" ?[:=] ?(?P<each>\d+(?:\.\d+)?)"
-)
-_BAR = re.compile(r"\[(?:(?P<hours>\d+):)?(?P<minutes>\d+):(?P<seconds>\d\d)<")
-#: The step of a checkpoint as its path or name states it.
-_SAVED_STEP = re.compile(r"(?i)(?:global_?step|checkpoint|iter|step)[-_=/ ]?0*(\d+)(?!\d)")
 #: Stages in which nothing may be logged for long.
 QUIET_STAGES = {"load data", "compile", "evaluate", "checkpoint", "tear-down"}
-
-
-def ran_for_little(
-    job: Job, stepping: Sequence[JobStream], end: Occurrence, margin: float
-) -> float:
-    """Seconds that the steps took by their own lines, if that is little of the time to the end.
-
-    For logs whose steps state no times; 0.0 else. What starts for so long is seldom ended in its
-    first steps.
-    """
-    at_work = all(one.stage == "train" for one in stepping)
-    timed = any(one.last_step_at is not None and one.last_step_at.time for one in stepping)
-    begun = job.streams[end.stream].first_time
-    if not stepping or not at_work or timed or end.time is None or begun is None:
-        return 0.0
-    stated = [_stated_seconds(one) for one in stepping]
-    least = max(margin + max(stated), max(stated) / MAX_STATED_SHARE)
-    lasted = without_year(end.time) - without_year(begun)
-    return max(stated) if all(stated) and lasted > least else 0.0
-
-
-def _stated_seconds(stream: JobStream) -> float:
-    """Seconds that a stream's steps took, as the last one states; 0.0 where it does not."""
-    text = stream.last_step_at.text if stream.last_step_at is not None else ""
-    if stream.fell_back:
-        return 0.0
-    if bar := _BAR.search(text):
-        return 3600.0 * int(bar["hours"] or 0) + 60.0 * int(bar["minutes"]) + int(bar["seconds"])
-    found = _STATED.search(text)
-    if found is None:
-        return 0.0
-    first = min((one.step for one in stream.head if one.step is not None), default=0)
-    steps = max(stream.steps, (stream.last_step or 0) - first + 1)
-    return steps * float(found["each"]) * (1e-3 if found["ms"] else 1.0)
 
 
 def end_by_limit(job: Job, end: Occurrence) -> float | None:
@@ -97,12 +50,6 @@ def end_by_limit(job: Job, end: Occurrence) -> float | None:
     return min(begins) + float(found[1]) if begins else None
 
 
-def stated_silence(job: Job) -> float:
-    """Seconds for which a watcher of the log saw nothing new, as its last words state."""
-    said = (_UNCHANGED.search(one.text) for stream in job.streams.values() for one in stream.tail)
-    return max((float(match[1]) for match in said if match), default=0.0)
-
-
 def last_step_time(scene: Scene, stepping: Sequence[JobStream], end: float) -> float | None:
     """When the last step was logged at the latest; None without steps.
 
@@ -111,38 +58,22 @@ def last_step_time(scene: Scene, stepping: Sequence[JobStream], end: float) -> f
     timed = {
         one.name: one for one in stepping if one.last_step_at and one.last_step_at.time is not None
     }
-    saved = _saved_steps(scene) if len(timed) < len(stepping) else []
     top = max((one.last_step or 0 for one in timed.values()), default=-1)
     times = [
-        _last_step_of(scene, one, end, [] if one.name in timed else saved)
+        _last_step_of(scene, one, end)
         for one in stepping
         if one.name in timed or (one.last_step or 0) > top  # another entry of it is no progress
     ]
     return max((time for time in times if time is not None), default=None)
 
 
-def _last_step_of(
-    scene: Scene, stream: JobStream, end: float, saved: Sequence[tuple[int, float]]
-) -> float | None:
+def _last_step_of(scene: Scene, stream: JobStream, end: float) -> float | None:
     if stream.last_step_at is None:
         return None
     at = scene.ordering.at_latest(stream.last_step_at)
     time = end if at is None else scene.ordering.dated(at)
-    known = [when for step, when in saved if step == stream.last_step]
-    if (rate := rate_of(scene, stream)) is not None:
-        known.append(rate.last)
-    return None if time is None else min([time, *known])
-
-
-def _saved_steps(scene: Scene) -> list[tuple[int, float]]:
-    """Steps that checkpoints are named after, and when."""
-    return [
-        (int(step), time)
-        for one in scene.job.streams.values()
-        for entry in one.tail
-        if entry.stage == "checkpoint" and (time := scene.ordering.dated(entry)) is not None
-        for step in _SAVED_STEP.findall(entry.text)
-    ]
+    rate = rate_of(scene, stream)
+    return time if time is None or rate is None else min(time, rate.last)
 
 
 class Rate(NamedTuple):

@@ -7,7 +7,7 @@ import signal
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from rmetric.diagnosis.facts.job import Job, Match, short
+from rmetric.diagnosis.facts.job import Job, short
 from rmetric.diagnosis.facts.statements import expanded
 
 #: Behaviour of more than this share of the ranks is no evidence against one of them.
@@ -95,13 +95,6 @@ class RankIndex:
             on_nodes.setdefault(short(node), set()).add(f"rank {rank}")
         found = next((node for node, ranks in on_nodes.items() if ranks == set(names)), None)
         return self._whole_name[found] if found is not None and len(on_nodes) > 1 else None
-
-    def only_node_of(self, matches: Sequence[Match]) -> str | None:
-        """The node of these several ranks, where other nodes have ranks too; None otherwise."""
-        if len(matches) < 2 or len(self._on_node) < 2:
-            return None
-        nodes = {self._job.node_of(self._job.streams[one.stream]) for one in matches}
-        return nodes.pop() if len(nodes) == 1 else None
 
     def on_node(self, name: str) -> set[str]:
         """Names of the ranks on the node of a stream `node NAME`."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from rmetric.diagnosis.clock import Ordering
 from rmetric.diagnosis.evidence.ranks import RankIndex
-from rmetric.diagnosis.facts.job import Job, JobStream, Occurrence
+from rmetric.diagnosis.facts.job import Job, Occurrence
 from rmetric.diagnosis.faults import Fault
 from rmetric.diagnosis.patterns.auxiliary import AuxiliaryFindings, find_in_auxiliary
 from rmetric.diagnosis.patterns.spatial import PeerOutlier, peer_outliers
@@ -108,14 +108,6 @@ class Scene:
     def matched_events(self) -> frozenset[int]:
         """Numbers of the events of all faults."""
         return frozenset().union(*(one.events for one in self.faults))
-
-    def last_own(self, stream: JobStream, before: Occurrence | None = None) -> Occurrence | None:
-        """A stream's last entry that is of no fault: a launcher's report may name it too.
-
-        Before another entry, where one is given.
-        """
-        own = (one for one in reversed(stream.tail) if one.event not in self.matched_events)
-        return next((one for one in own if not before or self.ordering.after(before, one)), None)
 
 
 def grouped(rows: Iterable[Row], field: str) -> dict[str, list[Row]]:

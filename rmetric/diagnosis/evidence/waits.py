@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from rmetric.diagnosis.evidence.ranks import MAX_COMMON_SHARE
 from rmetric.diagnosis.evidence.row import Row, Scene, divided
@@ -63,7 +63,7 @@ def waited_for(scene: Scene) -> Iterator[Row]:
 
 
 def collectives(scene: Scene) -> Iterator[Row]:
-    """Rows against ranks that wait in another collective than most, or in none.
+    """Rows against ranks that wait in another collective than most.
 
     Timeouts name the collective, by its number or its operation; the few that are not where the
     others are kept the others waiting. What holds up one rank holds up its group in another
@@ -76,7 +76,6 @@ def collectives(scene: Scene) -> Iterator[Row]:
             words = "waits in collective {}, the others in {}"
             rows += _unlike_most(fault, "sequence", words)
             rows += _unlike_most(fault, "operation", "waits in {}, the others in {}", DIFFERENT)
-    rows += _not_enqueued(scene)
     return (one for one in rows if not awaited or one.target in awaited)
 
 
@@ -96,39 +95,3 @@ def _unlike_most(fault: Fault, field: str, words: str, hypothesis: str = "") -> 
         for name, value in stated.items()
         if value != usual and (not numbers or int(value) < int(usual))
     )
-
-
-def _not_enqueued(scene: Scene) -> list[Row]:
-    """Rows against ranks that never enqueued the collective for which the others wait."""
-    groups: dict[str, dict[str, tuple[int, int]]] = {}
-    for stream, fields in scene.entries:
-        if {"enqueued", "completed"} <= fields.keys():
-            own = stream if stream.startswith("rank ") else f"rank {fields.get('last_rank', '')}"
-            group = groups.setdefault(fields.get("group", ""), {})
-            group[own] = int(fields["enqueued"]), int(fields["completed"])
-    rows = _with_nothing_in_flight(groups.values())
-    for stated in groups.values():
-        waiting = [done for enqueued, done in stated.values() if enqueued > done]
-        if len(waiting) < 2:
-            continue
-        ((done, times),) = Counter(waiting).most_common(1)
-        behind = [name for name, (enqueued, _) in stated.items() if enqueued <= done]
-        agree = times > 1 and times >= MIN_AGREEING_SHARE * (len(stated) - len(behind))
-        if behind and agree and len(behind) <= MAX_COMMON_SHARE * len(stated):
-            words = f"did not enqueue collective {done + 1}, for which {times} others wait"
-            rows += divided(Row(name, "accused", words) for name in behind)
-    return rows
-
-
-def _with_nothing_in_flight(groups: Iterable[dict[str, tuple[int, int]]]) -> list[Row]:
-    """Rows against ranks that wait in no group, while nearly all others wait in one."""
-    waits: dict[str, bool] = {}
-    for stated in groups:
-        for name, (enqueued, done) in stated.items():
-            waits[name] = waits.get(name, False) or enqueued > done
-    idle = sorted(name for name, one in waits.items() if not one)
-    others = len(waits) - len(idle)
-    if others < 2 or len(idle) > max(1, MAX_LACKING_SHARE * others):
-        return []
-    words = f"has no collective under way, for which {others} others wait"
-    return divided(Row(name, "accused", words) for name in idle)

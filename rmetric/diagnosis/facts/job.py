@@ -234,7 +234,6 @@ class Job:
         ranks_per_node: None where no line states it, or where nodes differ.
         node_of_rank: rank -> node.
         nodes: in the order of their ranks, where a list was given.
-        node_of_address: address -> node, as the node states it, or a list of hosts.
         rank_of_gpu: (node, bus and device of its GPU: "bb:00") -> rank.
         rank_of_pid: (node, process) -> rank.
         matches: (signature, stream) -> match.
@@ -258,7 +257,6 @@ class Job:
     tasks_launch: bool = False
     node_of_rank: dict[int, str] = field(default_factory=dict)
     nodes: list[str] = field(default_factory=list)
-    node_of_address: dict[str, str] = field(default_factory=dict)
     rank_of_gpu: dict[tuple[str, str], int] = field(default_factory=dict)
     rank_of_pid: dict[tuple[str | None, int], int] = field(default_factory=dict)
     odd_iterations: dict[str, Iteration[Occurrence]] = field(default_factory=dict)
@@ -289,13 +287,6 @@ class Job:
     def traits(self) -> frozenset[str]:
         """The traits of the signatures found in any stream."""
         return frozenset(trait for one in self.matches.values() for trait in one.traits)
-
-    @cached_property
-    def nodes_of_pods(self) -> frozenset[str]:
-        """Short names of the nodes that the job's pods were given."""
-        named = (fields for one in self.matches.values() if "placed" in one.traits
-                 for fields in one.named)  # fmt: skip
-        return frozenset(short(fields["placed"]) for fields in named if "placed" in fields)
 
     @cached_property
     def pids_named_by_programs(self) -> frozenset[str]:

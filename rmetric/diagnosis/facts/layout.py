@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from rmetric.diagnosis.facts.graph import IdentityGraph
 from rmetric.diagnosis.facts.world import World
-from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix
+from rmetric.diagnosis.reading.prefixes import Prefix
 from rmetric.diagnosis.reading.source import LogSource
 
 #: The difference between the names of two files of one process.
@@ -105,8 +105,7 @@ class RankLayout:
        the ranks of a node.
 
     Of one node alone it is the global rank. Where no line tells of any node, it is what the names
-    of files say. Else it is not known. Where the world has as many ranks as there are nodes, all
-    lines of a node are its one rank's.
+    of files say. Else it is not known.
 
     Args:
         files: each with the prefixes in it and the graph of what its lines state.
@@ -131,7 +130,6 @@ class RankLayout:
                 self._ranks_in[source.name].add(prefix.rank or 0)
             if prefix.device is not None:
                 self._devices[prefix.node].add(prefix.device)
-        self._local = self._stated_locals(files)
         #: files of one process by their names, in which one rank states itself
         of_process = {source.name for source, _ in streams if source.local_rank is not None}
         self._only_rank = {
@@ -141,31 +139,10 @@ class RankLayout:
         for source, prefix in streams:
             self._add(source, prefix)
         self._resolve([one for one in self._nodes.values() if one.stated])
-        self._rank_of_node = self._one_each([self._seat(*stream) for stream in streams])
 
     def place(self, source: LogSource, prefix: Prefix) -> RankPlacement:
         """Placement of a stream, from its prefix, its file name or the lines."""
-        seat = self._seat(source, prefix)
-        if seat.rank is None and seat.node in self._rank_of_node:
-            return RankPlacement(rank=self._rank_of_node[seat.node], node=seat.node)
-        return seat
-
-    def _one_each(self, seats: Sequence[RankPlacement]) -> dict[str, int]:
-        """Node -> its rank, where each has one; the last node has the rank that is left."""
-        ranks: dict[str, set[int]] = defaultdict(set)
-        for seat in seats:
-            if seat.node is not None:
-                ranks[seat.node].update(() if seat.rank is None else (seat.rank,))
-        known = _only(ranks)
-        left, silent = set(range(len(ranks))) - set(known.values()), set(ranks) - set(known)
-        each = max(map(len, ranks.values()), default=0)
-        # Else two nodes have one rank, or one outside the world.
-        if len(ranks) != self.world.size or each != 1 or len(left) != len(silent):
-            return {}
-        return known | dict(zip(silent, left, strict=True)) if len(silent) == 1 else known
-
-    def _seat(self, source: LogSource, prefix: Prefix) -> RankPlacement:
-        rank, local = prefix.rank, self._local_rank(source, prefix)
+        rank, local = prefix.rank, _local_rank(source, prefix)
         of_node = None if local is None else self._nodes[self._key(source, prefix)]
         if rank is None and prefix.local_rank is None:
             rank = self._only_rank.get(source.name)
@@ -204,31 +181,10 @@ class RankLayout:
             firsts = {self.world.nodes.index(node)}
         return min(firsts) * each + device if len(firsts) == 1 else None
 
-    def _stated_locals(self, files: Files) -> dict[str, int]:
-        """Files of one process each by "LOCAL_RANK: 3" alone: several, all of a node different."""
-        stated: dict[str | None, dict[str, int]] = defaultdict(dict)
-        for source, prefixes, _ in files:
-            known = source.rank is not None or source.local_rank is not None
-            known = known or self.world.rank_of(source.name) is not None
-            numbers = self._graph.of("stream local", (source.name, NO_PREFIX))
-            if list(prefixes) == [NO_PREFIX] and len(numbers) == 1 and not known:
-                stated[source.node][source.name] = min(numbers)
-        return {
-            name: local
-            for of_node in stated.values()
-            if len(set(of_node.values())) == len(of_node) > 1
-            for name, local in of_node.items()
-        }
-
-    def _local_rank(self, source: LogSource, prefix: Prefix) -> int | None:
-        if prefix.local_rank is not None:
-            return prefix.local_rank
-        return self._local.get(source.name, source.local_rank)
-
     def _key(self, source: LogSource, prefix: Prefix) -> Key:
         if prefix.task is not None and (prefix.rank is None or prefix.local_rank is not None):
             return "task", str(prefix.task)
-        by_file = source.name in self._local or source.local_rank is not None
+        by_file = source.local_rank is not None
         if prefix.node not in (None, self._alias[source.name]) and not by_file:
             return "node", prefix.node
         if source.node is not None:
@@ -238,7 +194,7 @@ class RankLayout:
     def _add(self, source: LogSource, prefix: Prefix) -> None:
         key, local, stream = (
             self._key(source, prefix),
-            self._local_rank(source, prefix),
+            _local_rank(source, prefix),
             (source.name, prefix),
         )
         node = self._nodes.setdefault(key, _Node(key))
@@ -283,6 +239,10 @@ class RankLayout:
 def _only(sets: Mapping[Name, set[int]]) -> dict[Name, int]:
     """Those of which one value is known, with it."""
     return {name: min(values) for name, values in sets.items() if len(values) == 1}
+
+
+def _local_rank(source: LogSource, prefix: Prefix) -> int | None:
+    return source.local_rank if prefix.local_rank is None else prefix.local_rank
 
 
 def _states_rank(prefix: Prefix) -> bool:

@@ -1,10 +1,10 @@
-"""What lines state of ranks, nodes, processes, GPUs and addresses: one table of patterns.
+"""What lines state of ranks, nodes, processes and GPUs: one table of patterns.
 
 A named group is an identity, and a statement ties identities to one another:
 
     rank, local, number, first   global rank; rank within its node; number of its node; the global
                                  rank of its node's local rank 0
-    node, task, address, server  a host's name; a task of srun; addresses of a host
+    node, task, server           a host's name; a task of srun; an address of a host
     pid, bus                     process number; PCI bus and device of a GPU ("bb:00")
     size, of                     ranks of the job; of a communicator, of which `rank` is a member
     nodes, each, hosts           number of nodes; ranks of each; names of all in their order
@@ -31,7 +31,7 @@ MAX_HOSTS = 100_000
 #: Characters of a line's form; longer ones may state anything.
 LONGEST_FORM = 2000
 #: Groups that are no numbers.
-_TEXTS = ("node", "here", "server", "address")
+_TEXTS = ("node", "here", "server")
 
 
 class Statement:
@@ -87,7 +87,6 @@ _DEVICE = rf"(?!(?i:{_NO_HOST}|(?:npu|hpu|xpu|tpu|device|rank|python)\d{{1,2}}\b
 _NAME = r"[A-Za-z][\w.-]*\d[\w.-]*"
 _HOST = rf"{_NAME}|\d+\.\d+\.\d+\.\d+"
 _ON = rf"\b(?:on|host(?:name)?|node)[ :=]+{_DEVICE}(?P<node>{_HOST})"
-_IP = r"\d{1,3}(?:\.\d{1,3}){3}"
 #: A GPU as NCCL writes it ("busId bb000"), and as the kernel does.
 _BUS = (
     r"(?:.*?\b(?:busId (?P<bus>[0-9a-f]{4,12})"
@@ -135,7 +134,6 @@ STATEMENTS: tuple[Statement, ...] = tuple(Statement(*row) for row in (
      rf"(?i)^.{{0,80}}?\binit\w*\b.{{0,60}}?{_OTHER}\brank[ :=]{{1,3}}{_RANK}\b"),
     ("stream rank, job size", "process", rf"{_JAX}{_RANK} ?(?:of|/) ?(?P<size>\d+)\b"),
     ("stream rank", "[process=]", rf"\[process={_RANK}\]\[thread="),  # Orbax, which JAX saves with
-    ("stream local", "local", rf"(?i)(?<![a-z_])local[ _]rank{_NUMBER}(?P<local>\d+)"),
     # torchrun's agents, DeepSpeed's launcher, scripts
     ("stream number", "node|group",
      r"(?i)(?<![a-z])(?:node|group)[_-]rank[\"']?[ :=]{1,3}[\"']?(?P<number>\d+)"),
@@ -164,10 +162,6 @@ STATEMENTS: tuple[Statement, ...] = tuple(Statement(*row) for row in (
      rf"(?P<hosts>{_LISTED}(?:,{_LISTED})*)"),
     ("job hosts, job nodes, job each", "world info dict: ",  # DeepSpeed's launcher
      r"\bWORLD INFO DICT: (?P<info>\{.*\})"),
-    ("address stream", "bootstrap : using", rf"\bBootstrap : Using \S+?:(?P<address>{_IP})<"),
-    ("address node", "...", rf"^\s*(?P<node>{_NAME})\s+(?P<address>{_IP})\s*$"),
-    ("address node", "...",
-     rf"^\s*(?P<address>{_IP})\s+(?P<node>[A-Za-z][\w-]*\d[\w.-]*)(?:\s+[A-Za-z][\w.-]*){{0,3}}\s*$"),
 
     # processes
     ("process member, rank node", "world_rank",  # a worker of Ray

@@ -102,16 +102,6 @@ class World:
         )
 
     @cached_property
-    def node_of_address(self) -> dict[str, str]:
-        """Address -> node, as the node states it, or a list of hosts."""
-        own = {
-            address: self.node(prefix, prefix.rank)
-            for address, (_, prefix) in self.graph.best("address stream").items()
-        }
-        stated = {address: node for address, node in own.items() if node is not None}
-        return self.graph.best("address node") | stated
-
-    @cached_property
     def rank_of_gpu(self) -> dict[tuple[str, str], int]:
         """(Node, bus and device of a GPU: "bb:00") -> rank, by the largest communicators."""
         found = {gpu: max(ties) for gpu, ties in self.graph.all("gpu member")}

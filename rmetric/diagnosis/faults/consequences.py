@@ -83,14 +83,13 @@ def _explains(other: Fault, one: Fault, ordering: Ordering) -> bool:
     is_effect = _is_broken(one) and other.has("connection")
     if is_effect or _met_lost_gpu(other, one) or _is_reason(one, other, ordering):
         return False
-    return _comes_before(other, one, ordering, ended_by) and _is_near(other, one, ordering)
+    return _comes_before(other, one, ordering) and _is_near(other, one, ordering)
 
 
-def _comes_before(other: Fault, one: Fault, ordering: Ordering, ended_by: bool) -> bool:
+def _comes_before(other: Fault, one: Fault, ordering: Ordering) -> bool:
     """True for the earlier one, or the one that is first whatever the clocks say."""
     return (
         ordering.after(one.first, other.first)
-        or (ended_by and _is_after_in_its_files(one, other))
         or _broke(other, one, ordering)
         or _met_lost_gpu(one, other)
         or _is_reason(other, one, ordering)
@@ -112,17 +111,6 @@ def _is_near(other: Fault, one: Fault, ordering: Ordering) -> bool:
     # The same fault, logged again in more precise words?
     shared = not set(one.streams).isdisjoint(other.streams)
     return other.signature.rank >= min(one.signature.rank, 10) or not shared
-
-
-def _is_after_in_its_files(one: Fault, other: Fault) -> bool:
-    """True if in each file that holds the first of both in a stream it comes after the other."""
-    first = {(match.stream, match.first.file): match.first.order for match in other.matches}
-    pairs = [
-        (match.first.order, first[match.stream, match.first.file])
-        for match in one.matches
-        if (match.stream, match.first.file) in first
-    ]
-    return bool(pairs) and all(own > others for own, others in pairs)
 
 
 def _is_reason(one: Fault, other: Fault, ordering: Ordering) -> bool:

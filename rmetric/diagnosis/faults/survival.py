@@ -12,7 +12,7 @@ from rmetric.diagnosis.clock import (
     is_deadly,
     timed_on_its_node,
 )
-from rmetric.diagnosis.facts.job import TAIL, Job, JobStream, Match, Occurrence, short
+from rmetric.diagnosis.facts.job import TAIL, Job, JobStream, Match, Occurrence
 from rmetric.diagnosis.reading.steps import planned_steps
 from rmetric.diagnosis.signature import Signature
 
@@ -97,7 +97,7 @@ def survived(
     The first rule that applies decides.
     """
     met = _Met(job, match, signature, ends, ordering)
-    if _of_another_node(met) or _did_begin(met) or _before_the_end(met):
+    if _before_the_end(met):
         return True
     if _killed_or_broke(met):
         return False
@@ -109,22 +109,6 @@ def survived(
         of_servers = met.has("ends a step") and not met.own.steps and ends and met.made_all_steps
         return bool(of_servers) or (met.has("interrupted") and met.is_behind_the_end)
     return _beside_a_training_that_ended_well(met) or _went_on(met)
-
-
-def _of_another_node(met: _Met) -> bool:
-    """The nodes that it names are others than those which the job's pods were given."""
-    placed = met.job.nodes_of_pods
-    if not placed or not met.has("node failure"):
-        return False
-    named = {short(fields["node"]) for fields in met.match.named if fields.get("node")}
-    own = placed | {short(one.node) for one in met.job.streams.values() if one.node}
-    return bool(named) and named.isdisjoint(own)
-
-
-def _did_begin(met: _Met) -> bool:
-    """A list of events has ages only: what kept a pod from its start was mended."""
-    undated = met.ordering.seconds(met.match.last) is None
-    return met.has("not begun") and met.job.trained and undated
 
 
 def _before_the_end(met: _Met) -> bool:

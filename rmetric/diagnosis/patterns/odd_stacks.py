@@ -50,13 +50,18 @@ def odd_stacks(stacks: Sequence[Stack]) -> dict[str, OddStack]:
     found = _apart_from_most(every)
     if others:  # of a node there may be several: only what they wait for tells them apart
         known = all(one.stream for one in every)
-        found = {name: odd for name, odd in found.items() if known and odd[1:] != ("", False)}
-    kept = {name: one for name, one in found.items() if one.awaits}
+        found = {name: odd for name, odd in found.items() if known and odd.collective}
     waiting = [one for one in every if one.stage]
     few = len(every) <= 2 or len(waiting) <= MAX_ODD_SHARE * len(every)
-    if kept or not waiting or not few:
-        return kept or found
-    return {one.stream: OddStack(f"{_AWAITS[one.stage]} {one.shown}", one.stage) for one in waiting}
+    if waiting and few:
+        where = {name: one.words for name, one in found.items()}
+        found = {
+            one.stream: OddStack(where.get(one.stream, one.shown), one.stage) for one in waiting
+        }
+    return {
+        name: one._replace(words=f"{_AWAITS[one.awaits]} {one.words}")
+        for name, one in found.items()
+    }
 
 
 def _apart_from_most(stacks: Sequence[Stack]) -> dict[str, OddStack]:
@@ -68,17 +73,9 @@ def _apart_from_most(stacks: Sequence[Stack]) -> dict[str, OddStack]:
     found = {}
     for one in sorted(stacks, key=lambda one: natural(one.stream)):
         if one.place != usual:
-            awaits = "" if example.awaits(one) else one.awaits(example)
             words = f"{one.words(example)}, {times} others in {example.words(one)}"
-            words = f"{_AWAITS[awaits]} {words}"
-            found[one.stream] = OddStack(words, awaits, one.differs(example))
+            found[one.stream] = OddStack(words, "", one.differs(example))
     return found
-
-
-def wait_together(stacks: Sequence[Stack]) -> bool:
-    """True for stacks that all stand in one place, where a process waits for others."""
-    alike = len({one.place for one in stacks}) == 1
-    return len(stacks) >= MIN_STACKS and alike and stacks[0].in_collective
 
 
 def stacks_in_logs(job: Job, after: Callable[[Occurrence, Occurrence], bool]) -> list[Stack]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
@@ -12,8 +11,6 @@ from rmetric.diagnosis.reading.file_names import names_in
 
 #: Least number of processes that are all of a job on one node whose size is not stated.
 MIN_PROCESSES = 3
-#: The name of a Ray worker's file, with its number as a process.
-_OF_RAY_WORKER = re.compile(r"(?:^|/)worker-[0-9a-f]{20,}-\d+-(\d+)\.(?:out|err)$")
 
 
 def assign(
@@ -21,9 +18,9 @@ def assign(
 ) -> list[Stack]:
     """The stacks with the streams of the job that they are of.
 
-    A process is known by its rank, by its number, by the name of its rank's own file above it, or
-    by its rank within its node. Where none of a file's is, processes of consecutive numbers are
-    those of one launcher, in the order of their ranks. Else it is the node's, if that is known.
+    A process is known by its rank, by its number, or by its rank within its node. Where none of a
+    file's is, processes of consecutive numbers are those of one launcher, in the order of their
+    ranks. Else it is the node's, if that is known.
 
     Args:
         job: the job.
@@ -32,14 +29,14 @@ def assign(
     """
     nodes = {*map(job.node_of, job.streams.values()), *job.node_of_rank.values()} - {None}
     whole = {short(node): node for node in sorted(filter(None, nodes))}
-    own_files, numbers = _own_files(job), job.ranks_of_numbers
+    numbers = job.ranks_of_numbers
     by_file = defaultdict(list)
     for one in stacks:
         by_file[one.file].append(one)
         if one.node not in nodes:
             named = names_in(one.node or one.above, whole) or names_in(one.file, whole)
             one.node = whole[named[0]] if named else one.node
-        one.stream = _by_rank(job, one, numbers) or _by_file(one, own_files)
+        one.stream = _by_rank(job, one, numbers)
     heard = [one.rank for one in job.streams.values() if one.rank is not None]
     size = job.world_size or max(heard, default=-1) + 1 or None
     each = job.ranks_per_node or (size // max(1, len(nodes)) if size else None)
@@ -62,13 +59,6 @@ def _by_rank(job: Job, stack: Stack, numbers: dict[int, set[int]]) -> str:
     return f"rank {rank}" if rank is not None else ""
 
 
-def _by_file(stack: Stack, own_files: dict[str, str]) -> str:
-    """The rank whose own file is called after the process, or is named above it alone."""
-    above = names_in(stack.above, own_files) if stack.local_rank is None else []
-    named = above[0] if len(above) == 1 else ""
-    return own_files.get(f"worker {stack.pid}", own_files.get(named, ""))
-
-
 def _by_local_rank(
     stacks: Sequence[Stack], on_node: Callable[[str, str], Sequence[str]], *, one_node: bool
 ) -> None:
@@ -82,17 +72,6 @@ def _by_local_rank(
         if one_node and number is not None and not any(name.startswith("rank ") for name in names):
             names = [f"rank {number}"]
         one.stream = names[0] if len(names) == 1 else f"node {node}" if node is not None else ""
-
-
-def _own_files(job: Job) -> dict[str, str]:
-    """The ranks' streams by the names of their own files, and by the process that Ray's state."""
-    found = defaultdict(set)
-    for stream in job.streams.values():
-        for file in stream.files if stream.rank is not None else ():
-            worker = _OF_RAY_WORKER.search(file)
-            name = f"worker {worker[1]}" if worker else file.rpartition("/")[2].partition(".")[0]
-            found[name].add(stream.name)
-    return {name: min(streams) for name, streams in found.items() if len(streams) == 1}
 
 
 def _by_order(stacks: Sequence[Stack], each: int | None) -> None:

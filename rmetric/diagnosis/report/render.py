@@ -32,8 +32,8 @@ _WITHOUT: tuple[dict[str, bool], ...] = (
 #: Parts that lose lines where there are too many, in this order, down to so many.
 _GIVES_WAY = (
     ("To do", 3), ("Attempts", 1), ("Candidates", 2), ("Where", 2), ("Log", 2), ("Note", 2),
-    ("Where", 1), ("Echo", 0), ("Confidence", 1), ("Candidates", 1), ("Note", 1), ("When", 0),
-    ("To do", 1),
+    ("Where", 1), ("Echo", 0), ("Restart", 0), ("Confidence", 1), ("Candidates", 1), ("Note", 1),
+    ("When", 0), ("To do", 1),
 )  # fmt: skip
 _SURE_OF = {
     "healthy": " that the job is healthy",
@@ -243,6 +243,7 @@ def _parts(diagnosis: Diagnosis) -> list[_Part]:
         _Part("When", [_omitted_times(diagnosis)]),
         _Part("Owner", [WHO_ACTS.get(diagnosis.actor or "", plain(diagnosis.actor or ""))]),
         _Part("To do", [plain(" ".join(diagnosis.to_do))], 4),
+        _Part("Restart", [diagnosis.restart.text if diagnosis.restart else ""]),
         _Part("Confidence", [_why(diagnosis)], 2, shortened),
         _Part("Log", log, 3, partial(layout.around, point=layout.point(quoted))),
         _Part("Where", _places(diagnosis), 3),

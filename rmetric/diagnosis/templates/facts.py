@@ -29,12 +29,6 @@ JOB_ID = re.compile(
     r"(?i)\bSLURM_JOB_?ID\W{1,3}(\d+)|\*\*\* (?:JOB|STEP) (\d+)|(?<!:)\bjob[ _]?id\W{1,3}(\d+)"
     r"|\b(?:Terminated|allocation|srun:) job (\d+)|\bjob allocation (\d+)"
 )
-#: The rank that a structured entry, or one or an exception that begins so, states of its writer.
-_WRITER = re.compile(
-    r"(?i)[\"'](?:global_|world_)?rank[\"']: ?[\"']?(\d{1,6})\b"
-    r"|^\W{0,3}(?:on )?rank[ =:#]{1,2}(\d{1,6})\b"
-    r"|(?m:^)\s*[\w.]+(?:Error|Exception): \[?rank[ =:#]{1,2}(\d{1,6})[\],:]"
-)
 #: Stages whose announcements the search for attempts needs (`StartMarks.add_stage`).
 _RECORDED = ("launch", "train")
 #: Entries of a cache.
@@ -127,17 +121,13 @@ class LineAnalyser:
         return facts
 
     def find(self, text: str, level: str, may: Patterns | None) -> Matches:
-        """As `SignatureLibrary.find`; the first with the rank that the entry states as its own."""
+        """As `SignatureLibrary.find`."""
         if may is not None and not may:
             return []
         key = f"{level}\n{text}".encode()
         found = self._matches.get(key)
         if found is None:
             found = self.library.find(text, level, may)
-            if found and found[0][0].role == "cause" and "rank" not in found[0][1]:
-                ranks = {rank for groups in _WRITER.findall(text) for rank in groups if rank}
-                if len(ranks) == 1:
-                    found[0] = found[0][0], {**found[0][1], "writer": ranks.pop()}
             self._matches.put(key, found)
         return found
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from rmetric.monitor.alerts import Alert
+from rmetric.monitor.config import MEMORY
 from rmetric.monitor.episodes import SEVERE, Episode
 from rmetric.monitor.stalls import SOURCES
 from rmetric.records import Record
@@ -38,8 +39,8 @@ class Action:
             the verdict now, on nothing but what all of them see at that step.
         once_an_episode: it is not called at each bad step although it needs the verdict now.
         notifies: it reports and changes nothing. Only such an action reacts to the times of
-            steps (``stall``, ``slow_rank``, ``slow_drift``) without being given them as `on`:
-            a slow step is no reason to skip, stop, or distrust the weights.
+            steps (``stall``, ``slow_rank``, ``slow_drift``) and to ``memory`` without being given
+            them as `on`: neither is a reason to skip, stop, or distrust the weights.
         severe: sources that are worse than the other ones of their episode.
 
     Args:
@@ -60,7 +61,7 @@ class Action:
 
     def handles(self, alert: Alert) -> bool:
         if self.on is None:
-            return self.notifies or alert.source not in SOURCES
+            return self.notifies or alert.source not in (*SOURCES, MEMORY)
         return alert.source in self.on
 
     @property

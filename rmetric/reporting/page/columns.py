@@ -40,8 +40,8 @@ LOGGED = (
 _RAW = {
     "failure_rate": ("λ, hardware events", "per hour over the last events"),
     "gradient_variance": ("σ², variance of the gradient norms", ""),
-    "loss_drift": ("ΔL, loss above its recent mean", "nats"),
-    "authors_simulator": ("ΔL, loss above the first one", "nats"),
+    "loss_drift": ("ΔL, loss above its recent mean", ""),
+    "authors_simulator": ("ΔL, loss above the first one", ""),
 }
 _COLOURS = {"failure_rate": "rate", "gradient_variance": "variance", "loss_drift": "drift"}
 _SOURCE_HINTS = {
@@ -68,6 +68,7 @@ EVENTS = {
     "unstable": ("verdict: unstable from here", "unstable"),
     "spike": ("verdict: the highest spike", "spike"),
     "stuck": ("verdict: nothing is learnt from here on", "stuck"),
+    "learns_nothing": ("verdict: nothing is learnt from here on", "learns nothing"),
     "level_rose": ("verdict: the level rose here", "level rose"),
     "overfitting": ("verdict: lowest validation loss", "overfits"),
     "cannot_tell": ("verdict: cannot tell from here", "cannot tell"),
@@ -103,7 +104,7 @@ def _stretches(verdict: RunVerdict | None) -> list[tuple[int, int | None]]:
 
 
 def _logged(records: Sequence[Record]) -> list[Panel]:
-    panels = []
+    panels = _parts(records)
     for name, title, hint, fields in LOGGED:
         found = [
             _series(label, colour, [getattr(record, field) for record in records])
@@ -115,6 +116,21 @@ def _logged(records: Sequence[Record]) -> list[Panel]:
             panels.append(Panel(name=name, title=title, hint=hint, series=series, log=log))
         if name == "gradient_norm":
             panels += _workers(records)
+    return panels
+
+
+def _parts(records: Sequence[Record]) -> list[Panel]:
+    """A panel for each part of the loss, with its evaluations."""
+    names = list(dict.fromkeys(name for record in records for name in record.loss_parts or ()))
+    panels = []
+    for name in (name for name in names if not name.startswith("validation ")):
+        series = [
+            _series(of, colour, [(record.loss_parts or {}).get(of) for record in records])
+            for of, colour in ((name, "training"), (f"validation {name}", "validation"))
+            if of in names
+        ]
+        log = _is_wide(series)
+        panels.append(Panel(name=f"part_{name}", title=name, hint="", series=series, log=log))
     return panels
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rmetric._util.errors import exit_with
 from rmetric._util.options import add_jobs, renamed
+from studies.common.command import command_parser
 from studies.diagnosis_benchmark.injected.plan import KINDS, SPLITS, plans
 
 #: Each is many processes. `--jobs` once was the number of jobs to be made, 240 by default.
@@ -18,9 +19,9 @@ MOST_AT_A_TIME = 64
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m studies.diagnosis_benchmark.injected",
-        description="Makes real runs with injected faults; jobs that are there are not made again.",
+    parser = command_parser(
+        "diagnosis_benchmark.injected",
+        __doc__,
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument(

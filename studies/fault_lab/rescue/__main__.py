@@ -17,16 +17,13 @@ from tqdm import tqdm
 
 from rmetric._util.errors import FAILED, INTERRUPTED
 from rmetric._util.options import add_jobs
+from studies.common.command import command_parser
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m studies.fault_lab.rescue",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("fault_lab.rescue", __doc__)
     parser.add_argument("--sealed", action="store_true", help="run the 100 sealed seeds")
     parser.add_argument(
         "--parts",
@@ -37,7 +34,6 @@ def main(argv: list[str] | None = None) -> int:
         "--policies", nargs="+", metavar="NAME", help="these policies only (default: all)"
     )
     parser.add_argument("--seeds", type=int, metavar="N", help="the first N seeds only")
-    parser.add_argument("--seal", action="store_true", help="write the seal and end")
     parser.add_argument("--report", action="store_true", help="write the tables and end")
     parser.add_argument(
         "--out", type=Path, default=Path("rescue_runs"), metavar="DIR",
@@ -64,20 +60,12 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Run the seeds, or what was asked for instead; returns the exit code."""
-    from studies.fault_lab.rescue import campaign, seal
+    from studies.fault_lab.rescue import campaign
     from studies.fault_lab.rescue.policies import KNOWN, NOTHING, PARTS, POLICIES, RESCUE
     from studies.fault_lab.rescue.report import OPEN, SEALED, pack, report
 
     if options.report:
         return report(RESULTS)
-    if options.seal:
-        seal.write()
-        print(f"sealed: {seal.SEAL}")
-        return 0
-    if options.sealed and (different := seal.differences()):
-        print(f"not as sealed: {', '.join(different)}", file=sys.stderr)
-        if not (RESULTS / "rescue_sealed.jsonl.xz").exists():
-            return FAILED
     open_groups = campaign.development_failures if options.parts else campaign.old_seeds
     groups = campaign.sealed() if options.sealed else open_groups()
     groups = groups[: options.seeds]

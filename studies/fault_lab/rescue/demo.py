@@ -11,19 +11,18 @@ batch, which is measured after every step; the final losses are those of the who
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rmetric._util.errors import error_text, exit_code_of, exit_with
+from rmetric._util.errors import exit_code_of, exit_with, fail
 from rmetric._util.options import add_jobs
 from rmetric._util.workers import delayed
 from rmetric.logs import write_atomically
+from studies.common.command import command_parser
 
 if TYPE_CHECKING:
     from rmetric.records import Record
@@ -75,11 +74,7 @@ PANELS = (
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m studies.fault_lab.rescue.demo",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("fault_lab.rescue.demo", __doc__)
     parser.add_argument(
         "--out", type=Path, default=Path("rescue_demo"), metavar="DIR",
         help="folder of the picture and its numbers (default: %(default)s)",
@@ -99,8 +94,7 @@ def main(argv: list[str] | None = None) -> int:
             results = train(chosen, num_processes=options.jobs)
         show(results, options.out)
     except OSError as error:
-        print(f"error: {error_text(error)}", file=sys.stderr)
-        return exit_code_of(error)
+        return fail(error, exit_code_of(error))
     return 0
 
 

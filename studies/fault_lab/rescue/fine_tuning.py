@@ -1,23 +1,20 @@
-"""Short fine-tunings under faults: the campaign, its seal and its tables.
+"""Short fine-tunings under faults: the campaign and its tables.
 
     python -m studies.fault_lab.rescue.fine_tuning --seeds 20     # open seeds, and their outcomes
-    python -m studies.fault_lab.rescue.fine_tuning --seal         # then commit, then:
     python -m studies.fault_lab.rescue.fine_tuning --sealed       # the 100 sealed seeds
     python -m studies.fault_lab.rescue.fine_tuning --report       # tables and page
 
-`fine_tuning_run` has one run. The sealed seeds are opened once. `rescue_before` in the tables is
+`fine_tuning_run` has one run. The sealed seeds were opened once: results/fine_tuning_seal.json
+has what was fixed before. `rescue_before` in the tables is
 the rescue of commit 7c18e9b2, from before the set was made, on the same runs.
 """
 
 from __future__ import annotations
 
-import argparse
-import hashlib
 import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
@@ -28,16 +25,13 @@ from tqdm import tqdm
 from rmetric._util.options import add_jobs, whole
 from rmetric._util.workers import delayed
 from rmetric.evaluation.intervals import wilson
-from rmetric.logs import write_atomically
-from studies.common.provenance import commit
-from studies.common.table import Cell, Table, columns
-from studies.fault_lab.rescue.fine_tuning_run import draw, row
+from studies.common.command import command_parser
+from studies.common.renderers import write_tables
+from studies.common.table import Cell, Table
+from studies.fault_lab.rescue.fine_tuning_run import row
 from studies.fault_lab.rescue.report import PAGE, fill_tables, pack, unpack
-from studies.fault_lab.tables import write_tables
 
-ROOT = Path(__file__).resolve().parents[3]
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-SEAL = RESULTS / "fine_tuning_seal.json"
 SEALED, BEFORE = "fine_tuning_sealed", "fine_tuning_sealed_before"
 SEALED_SEEDS = range(1000, 1100)
 #: Nats above the twin up to which a run is averted or held, and that rescue may cost.
@@ -48,14 +42,6 @@ AIMS = {
     "worse than without rescue, not held, at most (nat)": COSTS,
     "undisturbed runs: bit-equal": True,
 }
-#: What rescue decides by, and what draws the runs.
-DECIDING = (
-    *(f"rmetric/rescue/{name}.py" for name in ("action", "evidence", "loss_level", "policy")),
-    *(f"rmetric/monitor/{name}.py" for name in ("learning_rates", "rules")),
-    "rmetric/detectors/no_update.py",
-    "rmetric/detectors/calibrated/thresholds.json",
-    "studies/fault_lab/rescue/fine_tuning_run.py",
-)
 
 
 def run_seeds(seeds: Sequence[int], jobs: int) -> list[dict[str, Any]]:
@@ -63,18 +49,6 @@ def run_seeds(seeds: Sequence[int], jobs: int) -> list[dict[str, Any]]:
     work = joblib.Parallel(n_jobs=jobs, return_as="generator")(delayed(row)(s) for s in seeds)
     rows = list(tqdm(work, total=len(seeds), unit="seed"))
     return json.loads(json.dumps(rows))  # the names of steps are texts, as in a file
-
-
-def seal() -> dict[str, Any]:
-    """The seal of the present code and of the runs that it draws."""
-    runs = json.dumps([asdict(draw(seed)) for seed in SEALED_SEEDS]).encode()
-    return {
-        "runs_sha256": hashlib.sha256(runs).hexdigest(),
-        "files_sha256": {
-            name: hashlib.sha256((ROOT / name).read_bytes()).hexdigest() for name in DECIDING
-        },
-        "aims": AIMS,
-    }
 
 
 # -- outcomes
@@ -146,15 +120,12 @@ def summary(rows: dict[str, list[dict[str, Any]]]) -> Table:
             )
         )  # fmt: skip
     return Table(
-        name="fine_tuning",
-        number=16,
-        title=f"Rescue on {len(rows['rescue'])} sealed fine-tunings of 60 to 200 steps",
-        columns=columns(
-            "Policy | Failing runs | Averted | Held | Lost | Averted, share | "
-            "Averted or held, share | Worse than nothing, most (nat):3 | Worse by more than 0.02 | "
-            "Held, of the runs that do not fail | Undisturbed runs changed"
-        ),
-        rows=cells,
+        "fine_tuning",
+        f"Rescue on {len(rows['rescue'])} sealed fine-tunings of 60 to 200 steps",
+        "Policy | Failing runs | Averted | Held | Lost | Averted, share | "
+        "Averted or held, share | Worse than nothing, most (nat):3 | Worse by more than 0.02 | "
+        "Held, of the runs that do not fail | Undisturbed runs changed",
+        cells,
         notes=[
             "Failing: without rescue the held-out loss ends more than 0.05 nat above the twin's. "
             "Averted: the whole schedule, at most 0.05 nat above it. Held: stopped, at most 0.05 "
@@ -163,6 +134,7 @@ def summary(rows: dict[str, list[dict[str, Any]]]) -> Table:
             "its twin, against the twin.",
             f"As it was before: commit 7c18e9b2 on the same runs. Aims, set before: {AIMS}.",
         ],
+        number=16,
     )
 
 
@@ -188,14 +160,14 @@ def by_fault(rows: dict[str, list[dict[str, Any]]]) -> Table:
     when = ("before", "now") if "before" in rows else ("now",)
     kinds = [f"{kind}, {one}" for one in when for kind in ("averted", "held", "lost")]
     return Table(
-        name="fine_tuning_by_fault",
-        number=17,
-        title="The failing fine-tunings, by fault",
-        columns=columns("Fault | It | Failing runs", *map(str.capitalize, kinds)),
-        rows=cells,
+        "fine_tuning_by_fault",
+        "The failing fine-tunings, by fault",
+        ("Fault | It | Failing runs", *map(str.capitalize, kinds)),
+        cells,
         notes=["The faults are those of `fine_tuning_run.Disturbed`."],
+        number=17,
         grouped=True,
-    )  # fmt: skip
+    )
 
 
 def report(results: Path = RESULTS, page: Path = PAGE) -> int:
@@ -211,14 +183,9 @@ def report(results: Path = RESULTS, page: Path = PAGE) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m studies.fault_lab.rescue.fine_tuning",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("fault_lab.rescue.fine_tuning", __doc__)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--seeds", type=whole(1), metavar="N", help="run the first N open seeds")
-    what.add_argument("--seal", action="store_true", help="write the seal and end")
     what.add_argument("--sealed", action="store_true", help="run the 100 sealed seeds")
     what.add_argument("--report", action="store_true", help="write the tables and end")
     parser.add_argument(
@@ -229,15 +196,6 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.report:
         return report()
-    if options.seal:
-        if SEAL.exists():
-            parser.error(f"{SEAL} exists: the seeds are sealed already")
-        write_atomically(SEAL, [json.dumps({"commit": commit(), **seal()}, indent=1).encode()])
-        return 0
-    if options.sealed and SEAL.exists():
-        then = json.loads(SEAL.read_bytes())
-        if different := [name for name, value in seal().items() if then[name] != value]:
-            print(f"not as sealed: {', '.join(different)}", file=sys.stderr)
     seeds = SEALED_SEEDS if options.sealed else range(options.seeds)
     rows = run_seeds(seeds, options.jobs)
     options.out.mkdir(parents=True, exist_ok=True)

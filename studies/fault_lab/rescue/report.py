@@ -10,13 +10,12 @@ from typing import Any
 
 from rmetric.logs import write_atomically
 from studies.common.markers import fill, parts
-from studies.common.renderers import to_markdown
+from studies.common.renderers import to_markdown, write_tables
 from studies.common.table import Table
 from studies.fault_lab.campaign import by_seed
 from studies.fault_lab.design import campaign as design
 from studies.fault_lab.rescue import tables
 from studies.fault_lab.rescue.policies import NEWER, NOTHING, PARTS, POLICIES, RESCUE
-from studies.fault_lab.tables import write_tables
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "rescue.md"
 SEALED, OPEN = "rescue_sealed", "rescue_open"

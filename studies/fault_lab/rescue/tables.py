@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rmetric.evaluation.intervals import Estimate, estimate, wilson
-from studies.common.table import Cell, Column, Table, columns
+from studies.common.table import Cell, Table
 from studies.fault_lab.faults import fault
 from studies.fault_lab.rescue.policies import KNOWN, NOTHING, POLICIES, RESCUE
 
@@ -41,50 +42,25 @@ def policies(
 ) -> Table:
     """Outcomes of the failing runs under each policy, paired with rescue."""
     runs = failing(rows)
-    by_policy = {policy: _by_run(runs, policy) for policy in names}
-    reference = by_policy[RESCUE]
-    cells: list[tuple[Cell, ...]] = []
-    for policy in names:
-        found = by_policy[policy]
+    reference = _by_run(runs, RESCUE)
+
+    def cells(label: str, found: dict[str, Row]) -> tuple[Cell, ...]:
         ends = [outcome(row) for row in found.values()]
-        averted, held = ends.count("averted"), ends.count("held")
-        cells.append(
-            (
-                KNOWN[policy].label,
-                len(ends),
-                averted,
-                held,
-                len(ends) - averted - held,
-                wilson(averted, len(ends)),
-                wilson(averted + held, len(ends)),
-                None if policy == RESCUE else _difference(reference, found),
-                _ratio(found.values()),
-            )
-        )
-    oracle = [_of_oracle(row) for row in reference.values()]
-    passing = [row for row in oracle if row["end"] == "finished"]
-    cells.append(
-        (
-            "Oracle: waits until the fault is over, or holds",
-            len(oracle),
-            len(passing),
-            len(oracle) - len(passing),
-            0,
-            wilson(len(passing), len(oracle)),
-            wilson(len(oracle), len(oracle)),
-            _difference(reference, {row["run"]: row for row in oracle}),
-            1.0,
-        )
-    )
+        averted, held, lost = (ends.count(end) for end in ("averted", "held", "lost"))
+        shares = wilson(averted, len(ends)), wilson(averted + held, len(ends))
+        difference = None if found is reference else _difference(reference, found)
+        return label, len(ends), averted, held, lost, *shares, difference, _ratio(found.values())
+
+    oracle = {run: _of_oracle(row) for run, row in reference.items()}
     return Table(
-        name=name,
-        number=number,
-        title=title,
-        columns=columns(
-            "Policy | Failing runs | Averted | Held | Lost | Averted, share | "
-            "Averted or held, share | Rescue averts more by | Extra steps over fault's steps"
-        ),
-        rows=cells,
+        name,
+        title,
+        "Policy | Failing runs | Averted | Held | Lost | Averted, share | "
+        "Averted or held, share | Rescue averts more by | Extra steps over fault's steps",
+        [
+            *(cells(KNOWN[p].label, reference if p == RESCUE else _by_run(runs, p)) for p in names),
+            cells("Oracle: waits until the fault is over, or holds", oracle),
+        ],
         notes=[
             f"Averted: the whole schedule, validation loss at most {ABOVE:g} nat above that of the "
             f"exact twin. Held: stopped, weights at most {ABOVE:g} nat above the twin's then.",
@@ -93,6 +69,7 @@ def policies(
             "The oracle follows from the faults and is not run. Rescue can avert more: it has "
             "remedies for faults that stay.",
         ],
+        number=number,
     )
 
 
@@ -112,9 +89,7 @@ def harm(
     cells: list[tuple[Cell, ...]] = []
     for policy in names:
         found = _by_run(runs, policy)
-        ran = [
-            row for row in found.values() if row["end"] == "finished" and row["above"] is not None
-        ]
+        ran = [r for r in found.values() if r["end"] == "finished" and r["above"] is not None]
         worse = np.array([row["above"] - (without[row["run"]]["above"] or 0.0) for row in ran])
         steps = sum(without[run]["executed"] for run in found) or 1
         touched = [acted[policy] is not None for acted in controls if policy in acted]
@@ -125,36 +100,32 @@ def harm(
                 len(found),
                 sum(row["actions"] > 0 for row in found.values()),
                 len(found) - len(ran),
-                float(worse.mean()) if len(worse) else np.nan,
-                float(worse.max()) if len(worse) else np.nan,
+                *((float(worse.mean()), float(worse.max())) if ran else (np.nan, np.nan)),
                 100 * sum(row["extra"] for row in found.values()) / steps,
             )
         )
     return Table(
-        name=name,
-        number=number,
-        title=title,
-        columns=columns(
-            "Policy | Controls acted on | Benign and absorbed | Acted on | Held or lost | "
-            "Worse, mean (nat):4 | Worse, most (nat):3 | Extra steps (%):1"
-        ),
-        rows=cells,
+        name,
+        title,
+        "Policy | Controls acted on | Benign and absorbed | Acted on | Held or lost | "
+        "Worse, mean (nat):4 | Worse, most (nat):3 | Extra steps (%):1",
+        cells,
         notes=[
             "Worse: final validation loss above that of the same run without a policy. A control "
             "that is not acted on is bit-equal.",
             "Policies that change every step ran on one in four of these runs, and on no control"
             f"{note}.",
         ],
+        number=number,
     )
 
 
 def aims(rows: Sequence[Row]) -> Table:
     """The aims that were set before the seeds were opened, beside what was measured."""
-    runs = list(_by_run(failing(rows), RESCUE).values())
-    ends = [outcome(row) for row in runs]
+    found = _by_run(failing(rows), RESCUE)
+    ends = [outcome(row) for row in found.values()]
     averted, held = ends.count("averted") / len(ends), ends.count("held") / len(ends)
     others = {row["policy"] for row in rows} - {RESCUE}
-    found = _by_run(failing(rows), RESCUE)
     lowest = min(_difference(found, _by_run(failing(rows), name)).low for name in others)
     healthy = [row for row in branches(rows) if not row["failed"]]
     without, treated = _by_run(healthy, NOTHING), _by_run(healthy, RESCUE)
@@ -162,51 +133,38 @@ def aims(rows: Sequence[Row]) -> Table:
     controls = [row for row in rows if "control" in row]
     steps = sum(row["executed"] for row in without.values()) + CONTROL_STEPS * len(controls)
     extra = 100 * sum(row["extra"] for row in treated.values()) / steps
-    ratio = _ratio(runs)
+    ratio = _ratio(found.values())
     acted = sum(row["control"][RESCUE] is not None for row in controls)
     most = sum(value > ABOVE for value in worse)
     mean = float(np.mean(worse))
-    cells: list[tuple[str, str, bool]] = [
-        ("averted, of the failing runs: at least 85 %", f"{100 * averted:.0f} %", averted >= 0.85),
-        (
-            "averted or held: at least 95 %",
-            f"{100 * (averted + held):.0f} %",
-            averted + held >= 0.95,
+    good = averted + held
+    measured: dict[str, tuple[str, bool]] = {
+        "averted, of the failing runs: at least 85 %": (f"{100 * averted:.0f} %", averted >= 0.85),
+        "averted or held: at least 95 %": (f"{100 * good:.0f} %", good >= 0.95),
+        "every baseline is beaten: paired interval above 0": (
+            f"lowest end {lowest:.2f}", lowest > 0,
         ),
-        (
-            "every baseline is beaten: paired interval above 0",
-            f"lowest end {lowest:.2f}",
-            lowest > 0,
+        "controls without an alarm are bit-equal": (
+            f"{acted} of {len(controls)} have an alarm; the others are", True,
         ),
-        (
-            "controls without an alarm are bit-equal",
-            f"{acted} of {len(controls)} have an alarm; the others are",
-            True,
+        "benign and absorbed runs: at most 0.01 nat worse on average": (
+            f"{mean:+.3f}", mean <= 0.01,
         ),
-        (
-            "benign and absorbed runs: at most 0.01 nat worse on average",
-            f"{mean:+.3f}",
-            mean <= 0.01,
+        "none of them worse by more than 0.05 nat": (
+            f"{most} of {len(worse)}, worst {max(worse):+.3f}", most == 0,
         ),
-        (
-            "none of them worse by more than 0.05 nat",
-            f"{most} of {len(worse)}, worst {max(worse):+.3f}",
-            most == 0,
+        "extra steps of runs that do not fail: at most 3 %": (f"{extra:.1f} %", extra <= 3),
+        "extra steps of failing runs: at most twice the fault's": (
+            f"{ratio:.2f} times", ratio <= 2,
         ),
-        ("extra steps of runs that do not fail: at most 3 %", f"{extra:.1f} %", extra <= 3),
-        (
-            "extra steps of failing runs: at most twice the fault's",
-            f"{ratio:.2f} times",
-            ratio <= 2,
-        ),
-    ]
+    }  # fmt: skip
     return Table(
-        name="rescue_aims",
-        number=12,
-        title="Aims on the sealed seeds, set before",
-        columns=columns("Aim | Measured | "),
-        rows=[(aim, value, "reached" if good else "missed") for aim, value, good in cells],
+        "rescue_aims",
+        "Aims on the sealed seeds, set before",
+        "Aim | Measured | ",
+        [(aim, value, "reached" if met else "missed") for aim, (value, met) in measured.items()],
         notes=["Extra steps of runs that do not fail count the controls' steps, too."],
+        number=12,
     )
 
 
@@ -216,28 +174,17 @@ def by_fault(rows: Sequence[Row], names: Sequence[str]) -> Table:
     cells: list[tuple[Cell, ...]] = []
     for kind in sorted({row["fault"] for row in runs}):
         of_kind = [row for row in runs if row["fault"] == kind]
-        entries: list[Cell] = [kind, len(_by_run(of_kind, NOTHING))]
-        for policy in names:
-            ends = [outcome(row) for row in _by_run(of_kind, policy).values()]
-            entries.append(f"{ends.count('averted')} / {ends.count('held')} / {ends.count('lost')}")
-        cells.append(tuple(entries))
-    return Table(
-        name="rescue_by_fault",
-        number=11,
-        title="Averted / held / lost by fault",
-        columns=(
-            *columns("Fault | Failing runs"),
-            *(Column(label=POLICIES[policy].label) for policy in names),
-        ),
-        rows=cells,
-        notes=[],
-    )
+        ends = (Counter(map(outcome, _by_run(of_kind, policy).values())) for policy in names)
+        counts = (f"{end['averted']} / {end['held']} / {end['lost']}" for end in ends)
+        cells.append((kind, len(_by_run(of_kind, NOTHING)), *counts))
+    heads = ("Fault | Failing runs", *(POLICIES[policy].label for policy in names))
+    return Table("rescue_by_fault", "Averted / held / lost by fault", heads, cells, number=11)
 
 
 def _of_oracle(row: Row) -> Row:
     """The same run under a policy that knows its fault and has no remedy but time."""
     end = "finished" if fault(row["fault"]).duration_steps else "held"
-    return row | {"end": end, "above": 0.0}
+    return row | {"end": end, "above": 0.0, "extra": row["duration"]}
 
 
 def _by_run(rows: Sequence[Row], policy: str) -> dict[str, Row]:
@@ -249,12 +196,8 @@ def _difference(reference: dict[str, Row], other: dict[str, Row]) -> Estimate:
     runs = [run for run in reference if run in other]
     if not runs:
         return Estimate(np.nan, np.nan, np.nan)
-    gain_R = np.array(
-        [
-            (outcome(reference[run]) == "averted") - float(outcome(other[run]) == "averted")
-            for run in runs
-        ]
-    )
+    averted = [[outcome(rows[run]) == "averted" for run in runs] for rows in (reference, other)]
+    gain_R = np.subtract(*np.array(averted, dtype=float))
     _, groups_R = np.unique([reference[run]["seed"] for run in runs], return_inverse=True)
 
     def mean(counts_BR: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -245,6 +245,21 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(browser):
     assert not wide(browser(index_of(rows), size=PHONE))
 
 
+def test_an_index_with_every_column_fits_a_screen_of_1280(browser):
+    step = 2_000_000
+    full = row(
+        id="run_001_llama3_router_imbalance", source="JSONL_run_001_llama3_router_imbalance.jsonl",
+        format="experiment log (JSONL)", num_records=500_000, outcome="not_applicable",
+        verdict="UNSTABLE from step 2,520 to 4,420, calm since", verdict_kind="unstable",
+        live_alarm="at step 2,510, 10 steps before the onset", onset_step=step, failure_step=step,
+        first_alert_step=step, calibrated_first_alarm_step=step, max_r=0.577, stated_max_r=0.577,
+        stated_first_alert_step=step,
+    )  # fmt: skip
+    shown = browser(index_of([full]), size=(1280, 900))
+    table = shown.find_element(By.CSS_SELECTOR, ".scroll")
+    assert int(table.get_property("scrollWidth")) <= int(table.get_property("clientWidth"))
+
+
 def test_a_finger_that_moves_sideways_zooms(browser):
     shown = browser(page(eventful_run()), size=PHONE)
     whole = view(shown)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -21,7 +19,7 @@ from studies.detector_benchmark import page as pages
 from studies.detector_benchmark.benchmark import read_results
 from studies.detector_benchmark.data_sets import Refused, lab
 from studies.detector_benchmark.measure import CEILINGS
-from studies.detector_benchmark.tables import SCORES, TIMES, tables
+from studies.detector_benchmark.tables import FAULT_GROUPS, tables
 from studies.detector_benchmark.views import table as view_table
 from tests.evaluation.synthetic_study import write_study
 from tests.studies.benchmark.runs import write_lab
@@ -87,7 +85,7 @@ def test_the_numbers_are_those_of_the_runs(results):
 def test_every_group_of_columns_is_a_table_with_its_notes(results):
     text = (results / "lab.md").read_text()
     assert text.count("### Table") == 6
-    for group in (SCORES, TIMES):
+    for group in FAULT_GROUPS:
         assert all(note in text for note in group.notes)
     assert "4 groups are drawn: seeds" in text
     assert "| LR_SPIKE | fault | 4 | 4 |" in text
@@ -305,12 +303,3 @@ def test_the_page_of_the_repository_holds_what_the_results_say():
 def refresh(folder: Path, page: Path) -> None:
     found = {"lab": read_results(folder / "lab.json")}
     pages.refresh(page, folder, found, {"figure2_delay": "What it shows."})
-
-
-def test_it_is_a_module_that_says_how_it_is_used():
-    answer = subprocess.run(
-        [sys.executable, "-m", "studies.detector_benchmark", "--help"],
-        capture_output=True, text=True, check=True, cwd=ROOT,
-    )  # fmt: skip
-    for option in ("--data", "--detectors", "--open-sealed", "--real-logs", "--cost-false-alarm"):
-        assert option in answer.stdout

@@ -221,13 +221,6 @@ def test_where_fetching_is_forbidden_nobody_asks_the_hub(monkeypatch, tmp_path):
     assert "HF_HUB_OFFLINE" in result.err
 
 
-def test_options_that_exclude_each_other_are_a_usage_error(capsys):
-    for pair in (["--control", "--no-control"], ["--lora", "--full"], ["--tiny", "--model", "x"]):
-        with pytest.raises(SystemExit) as stopped:
-            run(*pair)
-        assert stopped.value.code == 2
-
-
 def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False

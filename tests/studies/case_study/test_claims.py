@@ -14,9 +14,7 @@ from studies.common.real_runs import (
     NOT_MEASURED,
     read_summaries,
     real_runs_rows,
-    real_runs_table,
 )
-from studies.common.renderers import to_markdown
 
 F1, CAUSAL_F1, LEAD, COST = range(4)
 MEASURED, NUMBER, VERDICT = 2, 3, 4
@@ -96,12 +94,6 @@ def test_only_finished_runs_count_and_in_the_order_of_the_folders(tmp_path: Path
         (tmp_path / folder / "summary.json").write_text(json.dumps(content))
     assert read_summaries(tmp_path) == [EARLY]
     assert read_summaries(tmp_path / "nowhere") == []
-
-
-def test_the_same_summaries_give_the_same_bytes():
-    assert to_markdown(real_runs_table([EARLY])) == to_markdown(real_runs_table([EARLY]))
-    for row in real_runs_table([EARLY, EARLY]).rows:
-        assert len(row) == 6
 
 
 # -- what docs/case_study.md says of the committed run

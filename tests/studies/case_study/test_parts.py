@@ -64,13 +64,6 @@ def test_the_paper_s_model_gets_the_recipe_that_its_device_has_room_for(device, 
     assert f"{state:.{1 if state < 1 else 0}f} GB for {kind}" in " ".join(PAGE.split())
 
 
-def test_a_method_that_is_asked_for_is_taken_or_refused_never_replaced():
-    assert plan_training(tiny_qwen(), tiny_settings(), CPU, "lora").recipe.lora
-    assert not plan_training(tiny_qwen(), tiny_settings(), CPU, "full").recipe.lora
-    with pytest.raises(CaseStudyError, match="--lora"):
-        plan_training(qwen_3b(), Settings(), gpu("T4", 14.7, bfloat16=False), "full")
-
-
 @pytest.mark.parametrize(
     ("name", "slug"),
     [("Tesla T4", "t4"), ("NVIDIA L4", "l4"), ("NVIDIA H200", "h200"),
@@ -320,13 +313,6 @@ def test_the_learning_rate_is_multiplied_or_runs_away():
     rates = [runaway.learning_rate(step, 1e-4) for step in range(400, 500)]
     assert rates == sorted(rates)
     assert rates[0] > 1e-4
-
-
-def test_the_default_study_is_the_paper_s():
-    settings = Settings()
-    fault = fault_of(settings)
-    assert (settings.max_steps, settings.eval_every, settings.micro_batches) == (800, 20, 4)
-    assert (fault.name, fault.severity, fault.onset, fault.duration) == ("LR_SPIKE", 15.0, 400, 20)
 
 
 # -- checkpoints

@@ -107,8 +107,8 @@ def invented_rows() -> list[dict]:
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Tables by the code of the rescue study, where the cost study reads them."""
     pytest.importorskip("torch")
+    from studies.common.renderers import write_tables
     from studies.fault_lab.rescue import tables
-    from studies.fault_lab.tables import write_tables
 
     rows, names = invented_rows(), ["nothing", "restart_at_nan", "rescue"]
     folder = tmp_path / "rescue_results"

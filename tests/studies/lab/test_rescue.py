@@ -11,7 +11,8 @@ pytest.importorskip("transformers")
 import torch
 
 from rmetric.rescue.policy import Decision
-from studies.fault_lab.rescue import campaign, seal
+from studies.fault_lab.rescue import campaign
+from studies.fault_lab.rescue.__main__ import RESULTS
 from studies.fault_lab.rescue.policies import NOTHING, POLICIES, RESCUE
 from studies.fault_lab.rescue.runner import Branch, train_control, train_untreated
 from studies.fault_lab.rescue.tables import aims, by_fault, harm, outcome, policies
@@ -184,9 +185,9 @@ def test_rescue_ignores_a_control(control):
 
 
 def test_the_sealed_seeds_are_those_of_the_seal():
-    sealed = json.loads(seal.SEAL.read_bytes())
+    seal = json.loads((RESULTS / "rescue_seal.json").read_bytes())
     groups = campaign.sealed()
-    assert campaign.digest(groups) == sealed["specs_sha256"]
+    assert campaign.digest(groups) == seal["specs_sha256"]
     assert len(groups) == 100
     seeds = {group[0].seed for group in groups}
     assert not seeds & {group[0].seed for group in campaign.development()}

@@ -161,12 +161,6 @@ def test_the_kept_archives_are_what_the_command_makes():
         assert hashlib.sha256(content).hexdigest() == entry["sha256"]
 
 
-def test_processes_are_at_least_one(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        run_fault_lab.main(["--jobs", "0"])
-    assert "--jobs: '0'" in capsys.readouterr().err
-
-
 def test_the_folder_of_another_campaign_is_refused(campaign, capsys):
     before = contents(campaign / "runs")
     assert run_small(campaign, "--first-seed", "7") == 1

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import random
-import resource
 import subprocess
 import sys
 import warnings
@@ -203,45 +202,6 @@ def test_a_cut_log_is_named_and_left_out_though_no_failure_remains(tmp_path):
     assert result.err.count(cut.name) == 1
     assert "only 2 runs, of which 0 failed" in result.err
     assert set(FIGURES) < {path.stem for path in result.folder.iterdir()}
-
-
-def test_an_empty_folder_is_an_error_and_draws_nothing(tmp_path):
-    result = run(tmp_path, tmp_path / "figures")
-    assert result.code == 2
-    assert result.err.startswith("error: ")
-    assert str(tmp_path) in result.err
-    assert len(result.err.splitlines()) == 1
-    assert not result.folder.exists()
-
-
-def test_a_folder_that_cannot_be_written_is_an_error(logs, tmp_path):
-    (tmp_path / "taken").write_text("")
-    result = run(logs, tmp_path / "taken")
-    assert result.code == 1
-    assert result.err.startswith(f"error: cannot write to {tmp_path / 'taken'}")
-
-
-@pytest.mark.parametrize("num_bytes", [100, 12_000, 30_000])
-def test_a_full_disk_is_an_error_and_leaves_no_part_of_a_figure(logs, tmp_path, num_bytes):
-    """A limit on the size of a file stands for the disk: a write beyond it fails likewise."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
-    try:
-        result = run(logs, tmp_path / "figures")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert result.code == 1
-    assert result.err == f"error: cannot write to {tmp_path / 'figures'}: File too large\n"
-    for path in result.folder.iterdir():
-        assert path.suffix == ".pdf"
-        assert path.read_bytes().endswith(b"%%EOF\n")
-
-
-def test_help_names_every_figure(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        generate_all_figures.main(["--help"])
-    said = capsys.readouterr().out
-    assert all(name in said for name in FIGURES)
 
 
 # what the reader sees

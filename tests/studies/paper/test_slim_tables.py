@@ -12,7 +12,7 @@ from matplotlib.textpath import TextPath
 from rmetric.evaluation import Estimate
 from rmetric.reporting.style import COLUMN_WIDTH, LEAST_POINTS, TEXT_WIDTH
 from studies.common.renderers import _TEX, escape_tex
-from studies.common.table import Column, Table
+from studies.common.table import Table
 from studies.paper.slim_tables import SLIM, slim_tex
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -117,10 +117,9 @@ CELLS = {
 def test_the_slim_tables_of_our_studies_fit(name):
     """With intervals in every other column, as theirs have."""
     labels = [label for label in ("Protocol", *SLIM[name].columns) if label not in PUBLISHED]
-    columns = tuple(Column(label=label) for label in labels)
     row = tuple(CELLS.get(label, Estimate(0.98, 0.93, 1.0)) for label in labels)
     rows = [("published", *row[1:]), ("causal", *row[1:])]
-    table = Table(name=name, number=1, title="T", columns=columns, rows=rows, grouped=True)
+    table = Table(name, "T", labels, rows, number=1, grouped=True)
     check(slim_tex(table))
 
 

@@ -25,7 +25,7 @@ from rmetric.logs import run_lines
 from rmetric.simulation.published import published_specs, simulate_published
 from studies.common.real_runs import NOT_MEASURED
 from studies.common.renderers import escape_tex, to_csv, to_markdown, to_tex, to_text
-from studies.common.table import Column, Table, show
+from studies.common.table import Table, show
 from studies.paper import claims, published_tables, tables
 from studies.paper.analysis import Analysis
 from studies.paper.anatomy import ROWS, SeedScores
@@ -113,16 +113,16 @@ def few_logs(folder: Path) -> Path:
 
 
 EXAMPLE = Table(
-    name="example",
-    number=9,
-    title="50 % of λ & σ²",
-    columns=(Column(label="Group_1"), Column(label="F1"), Column(label="n"), Column(label="Note")),
-    rows=[
+    "example",
+    "50 % of λ & σ²",
+    "Group_1 | F1 | n | Note",
+    [
         ("a", Estimate(0.5, 0.25, 1.0), 3, "x | y"),
         ("a", Estimate(nan, nan, nan), 4, None),
         ("b", Estimate(-0.001, -0.2, 0.1), 5, "[z]"),
     ],
     notes=["100 % sure"],
+    number=9,
     grouped=True,
 )
 

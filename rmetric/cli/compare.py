@@ -1,0 +1,101 @@
+"""Compare trainings: is B as good as A, beyond the noise of both?
+
+Each side is a log, a folder or a glob; several runs of one side are its seeds. Losses are compared
+at equal steps, up to the last that all reached; --map step=COLUMN compares at equal tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from rmetric._util.errors import FAILED, LogError, fail
+from rmetric._util.options import path_in, path_out
+from rmetric._util.printed import printable
+from rmetric.cli.log_arguments import add_mapping
+from rmetric.evaluation.comparison import Comparison, compare, note
+from rmetric.readers import find_logs, read_log
+from rmetric.records import Run
+from rmetric.reporting.comparison import as_page, write_gate
+
+WORSE, UNKNOWN = 3, 5
+EXAMPLES = """examples:
+  rmetric compare baseline.jsonl new.jsonl
+  rmetric compare 'baseline/seed*.csv' 'new/seed*.csv' --tolerance 0.5 --page compare.html
+  rmetric compare last-release/ nightly/ --gate junit.xml --gate "$GITHUB_STEP_SUMMARY.md"
+
+exit codes: 0 every candidate is as good or better, 1 a log cannot be read or a file cannot be
+written, 2 the command line is wrong, 3 a candidate is worse, 5 none is worse and of one it cannot
+be told, 130 interrupted"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("reference", type=path_in, metavar="A", help="what is compared with")
+    parser.add_argument("candidates", type=path_in, nargs="+", metavar="B", help="what is judged")
+    add_mapping(parser)
+    parser.add_argument(
+        "--tolerance", type=percent, default=1.0, metavar="PERCENT",
+        help="of the reference's loss, by which a candidate may be above it (default: %(default)g)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--gate", type=path_out, action="append", default=[], metavar="FILE",
+        help="write the verdicts for a CI: Markdown if FILE ends in .md, else JUnit XML; may be "
+        "given more than once",
+    )  # fmt: skip
+    parser.add_argument(
+        "--page", type=path_out, metavar="FILE", help="write a page with the table and a plot"
+    )
+
+
+def percent(text: str) -> float:
+    """A share in percent, from 0 to below 100."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 100:
+        raise argparse.ArgumentTypeError(f"{text!r}: a number from 0 to below 100 is accepted")
+    return value
+
+
+def run(options: argparse.Namespace) -> int:
+    names = [str(path) for path in (options.reference, *options.candidates)]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        return fail(f"{twice} is given twice")
+    try:
+        reference, *candidates = [_runs(name, dict(options.map)) for name in names]
+    except LogError as error:
+        return fail(error, FAILED)
+    except ValueError as error:
+        return fail(error)
+    found = {
+        name: compare(reference, runs, options.tolerance / 100)
+        for name, runs in zip(names[1:], candidates, strict=True)
+    }
+    for name, each in found.items():
+        print(printable(f"{name}: {each.text}"))
+        if each.speed is not None:
+            print(f"    steps a second: {each.speed:.3g} times the reference's")
+    if words := note(found):
+        print(words, file=sys.stderr)
+    try:
+        write(options, names[0], found)
+    except OSError as error:
+        return fail(f"{error.filename}: cannot be written ({error.strerror})", FAILED)
+    kinds = {each.kind for each in found.values()}
+    return WORSE if "worse" in kinds else UNKNOWN if "cannot_tell" in kinds else 0
+
+
+def write(options: argparse.Namespace, reference: str, found: dict[str, Comparison]) -> None:
+    """Write what was asked for. Raises OSError."""
+    for path in options.gate:
+        write_gate(path, reference, found)
+        print(f"written: {path}", file=sys.stderr)
+    if options.page:
+        Path(options.page).write_text(as_page(reference, found), encoding="utf-8")
+        print(f"written: {options.page}", file=sys.stderr)
+
+
+def _runs(path: str, mapping: dict[str, str]) -> list[Run]:
+    return [run for log in find_logs([path]) for run in read_log(log, mapping).runs]

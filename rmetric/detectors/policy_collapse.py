@@ -1,0 +1,329 @@
+"""How reinforcement learning of a language model fails: what its loss does not show.
+
+PPO, GRPO and their kin log a reward, the KL divergence to the reference, the policy's entropy and
+the length of its answers beside a loss that says little. `PolicyCollapse` follows these and alarms
+where one is lost. Each rule compares means of stretches of the run (`Stretches`), so it needs no
+scale of the reward and no length of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import isfinite, nan
+from statistics import fmean, median
+from typing import Literal, NamedTuple
+
+from rmetric.records import Record
+
+PolicyKind = Literal[
+    "reward_collapsed",
+    "kl_ran_away",
+    "entropy_collapsed",
+    "no_advantage",
+    "length_ran_away",
+    "learns_nothing",
+]
+
+#: Stretches are at most so many; so many are needed for a judgement, and so many last ones agree.
+_MOST, _FEWEST, _LAST = 64, 8, 2
+#: A reward has collapsed that lost half of what it had gained, as much of its level, and more than
+#: so many times the usual change from one stretch to the next.
+_LOST, _OF_LEVEL, _CHANGES = 0.5, 0.15, 4.0
+#: KL has run away at so many times its first level, from so many nats on: a token's, an answer's.
+_KL_RATIO, _KL_LEAST = 5.0, {"kl": 1.0, "answer_kl": 50.0}
+_ENTROPY_RATIO = 0.1
+#: Answers are too long from so many times their first length on, or from so many where all are
+#: equally long, which is the longest that may be.
+_LENGTH_RATIO, _AT_LIMIT = 3.0, 1.25
+#: Share of the groups without an advantage; a spread below this share of the highest is none.
+_EQUAL, _SPREAD = 0.95, 0.02
+#: Nothing is learnt if after so many rewards their level rose by less than this share of the spread
+#: within a group, or if all stretches lie within this share of the level.
+_ENOUGH, _NO_GAIN, _NO_CHANGE = 100, 0.1, 0.05
+#: The same if so many rewards are one number; never of a share of right answers above this one.
+_EQUAL_REWARDS, _HIGH = 5, 0.8
+
+
+class Stretches:
+    """Means of equally long stretches of a series, at most `_MOST`: neighbours are merged.
+
+    Args:
+        merge: of the values of a stretch, and of neighbours; the mean by default.
+
+    Attributes:
+        count: of values.
+        means: of each whole stretch, or what `merge` gives.
+        begins: step of its first value.
+
+    >>> stretches = Stretches()
+    >>> for step in range(100):
+    ...     _ = stretches.add(step, float(step))
+    >>> len(stretches.means), stretches.means[:2], stretches.begins[:2]
+    (50, [0.5, 2.5], [0, 2])
+    """
+
+    def __init__(self, merge: Callable[[Iterable[float]], float] = fmean) -> None:
+        self.means: list[float] = []
+        self._merge = merge
+        self.begins: list[int] = []
+        self.count = 0
+        self._open: list[float] = []
+        self._length, self._begin = 1, 0
+
+    def add(self, step: int, value: float) -> bool:
+        """Take the next value; True if it completes a stretch."""
+        self.count += 1
+        if not self._open:
+            self._begin = step
+        self._open.append(value)
+        if len(self._open) < self._length:
+            return False
+        self.means.append(self._merge(self._open))
+        self.begins.append(self._begin)
+        self._open = []
+        if len(self.means) == _MOST:
+            pairs = zip(self.means[::2], self.means[1::2], strict=True)
+            self.means = list(map(self._merge, pairs))
+            self.begins = self.begins[::2]
+            self._length *= 2
+        return True
+
+    @property
+    def is_known(self) -> bool:
+        return len(self.means) >= _FEWEST
+
+    @property
+    def change(self) -> float:
+        """The usual change from one stretch to the next."""
+        return median(abs(b - a) for a, b in zip(self.means, self.means[1:], strict=False))
+
+    @property
+    def best(self) -> float:
+        """The highest level of `_LAST` stretches in a row, but for the last of all."""
+        pairs = zip(self.means[: -_LAST - 1], self.means[1:-_LAST], strict=True)
+        return max(map(fmean, pairs))
+
+    @property
+    def first(self) -> float:
+        """The level of the first stretches."""
+        return median(self.means[: _FEWEST // 2])
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A rule that holds at the end of what was logged so far.
+
+    Attributes:
+        kind: of the rule.
+        since: first step of the stretches at the end for which it holds.
+        before, after: level that is compared, and that of the last stretches.
+    """
+
+    kind: PolicyKind
+    since: int
+    before: float
+    after: float
+
+    @property
+    def title(self) -> str:
+        return f"{self.kind.replace('_', ' ').upper()} since step {self.since:,}"
+
+    @property
+    def levels(self) -> str:
+        return f"{RULES[self.kind].quantity} {self.before:.3g} -> {self.after:.3g}"
+
+
+Series = dict[str, Stretches]
+
+
+def _reward_collapsed(series: Series) -> tuple[float, float] | None:
+    reward = series["reward"]
+    best, last = reward.best, max(reward.means[-_LAST:])
+    fall = best - last
+    least = max(_LOST * (best - reward.first), _OF_LEVEL * abs(best), _CHANGES * reward.change)
+    return (best, last) if fall > least else None
+
+
+def _kl_ran_away(series: Series) -> tuple[float, float] | None:
+    for name, least in _KL_LEAST.items():
+        kl = series[name]
+        if kl.is_known and min(kl.means[-_LAST:]) > max(_KL_RATIO * kl.first, least):
+            return kl.first, min(kl.means[-_LAST:])
+    return None
+
+
+def _is_at_its_best(reward: Stretches) -> bool:
+    """The reward is as high as it was ever, and was lower: the task is learnt."""
+    last = min(reward.means[-_LAST:])
+    return last >= reward.best - reward.change > min(reward.means)
+
+
+def _entropy_collapsed(series: Series) -> tuple[float, float] | None:
+    entropy = series["entropy"]
+    if _is_at_its_best(series["reward"]):
+        return None
+    first, last = abs(entropy.first), max(map(abs, entropy.means[-_LAST:]))
+    return (first, last) if last < _ENTROPY_RATIO * first else None
+
+
+def _length_ran_away(series: Series) -> tuple[float, float] | None:
+    lengths = series["response_length"]
+    first, last = lengths.first, min(lengths.means[-_LAST:])
+    at_limit = last == max(lengths.means) and last > _AT_LIMIT * first
+    return (first, last) if last > _LENGTH_RATIO * first or at_limit else None
+
+
+def _no_advantage(series: Series) -> tuple[float, float] | None:
+    reward, equal, spread = series["reward"], series["equal_rewards"], series["reward_spread"]
+    if _is_at_its_best(reward):
+        return None
+    if equal.is_known and min(equal.means[-_LAST:]) >= _EQUAL:
+        return equal.first, min(equal.means[-_LAST:])
+    if spread.is_known and max(spread.means[-_LAST:]) <= _SPREAD * max(spread.means):
+        return max(spread.means), max(spread.means[-_LAST:])
+    return None
+
+
+def _learns_nothing(series: Series) -> tuple[float, float] | None:
+    reward, spread = series["reward"], series["reward_spread"]
+    number = len(reward.means)
+    if number >= _EQUAL_REWARDS and len(set(reward.means)) == 1:
+        return reward.means[0], reward.means[-1]
+    if reward.count < _ENOUGH:
+        return None
+    before, after = fmean(reward.means[: number // 8]), fmean(reward.means[-number // 3 :])
+    if before > _HIGH and 0 <= min(reward.means) <= max(reward.means) <= 1:
+        return None  # a share of right answers that was high from the beginning
+    flat = max(reward.means) - min(reward.means) < _NO_CHANGE * abs(before)
+    if spread.is_known:
+        # The second is about twice the standard error of the two means.
+        least = max(_NO_GAIN * fmean(spread.means), 0.5 * reward.change)
+        flat = flat or after - before < least
+    return (before, after) if flat else None
+
+
+class Rule(NamedTuple):
+    """One way to fail.
+
+    Attributes:
+        quantity: whose levels are compared, in words.
+        needs: the series that it cannot do without.
+        judge: level before and at the end where the rule holds, else None.
+        advice: what to do; "{step}" is the first step.
+    """
+
+    quantity: str
+    needs: tuple[str, ...]
+    judge: Callable[[Series], tuple[float, float] | None]
+    advice: str
+
+
+#: The worst first.
+RULES: dict[PolicyKind, Rule] = {
+    "reward_collapsed": Rule(
+        "reward",
+        ("reward",),
+        _reward_collapsed,
+        "stop, go back to a checkpoint before step {step}; lower the rate",
+    ),
+    "kl_ran_away": Rule(
+        "KL divergence",
+        (),
+        _kl_ran_away,
+        "go back to a checkpoint before step {step}; lower the rate, raise the KL term",
+    ),
+    "entropy_collapsed": Rule(
+        "entropy",
+        ("entropy", "reward"),
+        _entropy_collapsed,
+        "go back to a checkpoint before step {step}; lower the rate, add an entropy bonus",
+    ),
+    "no_advantage": Rule(
+        "rewards within a group",
+        ("reward",),
+        _no_advantage,
+        "equal rewards teach nothing: check the reward function and the prompts' difficulty",
+    ),
+    "length_ran_away": Rule(
+        "tokens an answer",
+        ("response_length",),
+        _length_ran_away,
+        "read some answers of step {step}: a reward may favour length",
+    ),
+    "learns_nothing": Rule(
+        "reward",
+        (),
+        _learns_nothing,
+        "check the learning rate, the trained weights and the reward",
+    ),
+}
+_NAMES = (
+    "reward", "kl", "answer_kl", "entropy", "response_length", "equal_rewards", "reward_spread",
+)  # fmt: skip
+
+
+class PolicyCollapse:
+    """Follows what reinforcement learning logs and alarms where a rule holds.
+
+    Attributes:
+        findings: rules that hold now, the worst first.
+        has_reward: True once a reward was logged.
+    """
+
+    def __init__(self) -> None:
+        self.findings: list[Finding] = []
+        self.has_reward = False
+        self._series = {name: Stretches() for name in _NAMES}
+        self._since: dict[PolicyKind, int] = {}
+
+    @property
+    def is_known(self) -> bool:
+        """True once enough was logged to judge the reward."""
+        return self._series["reward"].is_known
+
+    @property
+    def score(self) -> float:
+        """Number of rules that alarm; nan before there is enough to judge."""
+        return float(len(self.alarming)) if self.is_known else nan
+
+    @property
+    def alarming(self) -> list[Finding]:
+        """Without that nothing is learnt, which only the end of a run says."""
+        return [found for found in self.findings if found.kind != "learns_nothing"]
+
+    @property
+    def alarm(self) -> bool:
+        return bool(self.alarming)
+
+    @property
+    def reason(self) -> str:
+        if not self.alarming:
+            return ""
+        worst = self.alarming[0]
+        said = "; ".join(f"{found.title.lower()}, {found.levels}" for found in self.alarming)
+        return f"{said}: {RULES[worst.kind].advice.format(step=f'{worst.since:,}')}"
+
+    def update(self, record: Record) -> PolicyCollapse:
+        """Take the next record; one without a policy's values changes nothing."""
+        complete = False
+        for name, value in (record.policy or {}).items():
+            self.has_reward = self.has_reward or name == "reward"
+            if name in self._series and isfinite(value):
+                complete = self._series[name].add(record.step, value) or complete
+        if complete and self.has_reward:
+            self._judge(record.step)
+        return self
+
+    def _judge(self, step: int) -> None:
+        self.findings = []
+        for kind, rule in RULES.items():
+            known = all(self._series[name].is_known for name in rule.needs)
+            levels = rule.judge(self._series) if known else None
+            if levels is None:
+                self._since.pop(kind, None)
+                continue
+            begins = self._series[(*rule.needs, "reward")[0]].begins or [step]
+            first = 0 if kind == "learns_nothing" else -min(_LAST, len(begins))
+            since = self._since.setdefault(kind, begins[first])
+            self.findings.append(Finding(kind, since, *levels))

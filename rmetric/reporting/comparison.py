@@ -1,0 +1,116 @@
+"""What `rmetric compare` writes: a page with its plot, Markdown, and JUnit XML for a CI."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from io import BytesIO
+from pathlib import Path
+from xml.etree import ElementTree
+
+from rmetric._util.durable import write_atomically
+from rmetric.evaluation.comparison import Comparison, note
+
+_HEAD = ("candidate", "verdict", "end of reference", "end of candidate", "difference [95 %]",
+         "part at step", "speed", "bad runs")  # fmt: skip
+_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>
+<style>body{{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}}
+table{{border-collapse:collapse}}td,th{{padding:.3rem .6rem;border:1px solid #bbb;text-align:left}}
+svg{{max-width:100%;height:auto}}</style>
+<h1>{title}</h1>{verdicts}<table>{table}</table>{plot}</html>
+"""
+
+
+def _cells(name: str, found: Comparison) -> tuple[str, ...]:
+    bad = [run for run, verdict in found.verdicts.items() if verdict.severity == "bad"]
+    reference, candidate, difference = "-", "-", "-"
+    if found.reference and found.candidate and found.difference:
+        reference, candidate = f"{found.reference.end:.4g}", f"{found.candidate.end:.4g}"
+        difference = "{:+.3g} [{:+.3g}, {:+.3g}]".format(*found.difference)
+    return (
+        name, found.kind.replace("_", " "), reference, candidate, difference,
+        "-" if found.parted is None else f"{found.parted:,}",
+        "-" if found.speed is None else f"{found.speed:.3g}",
+        f"{len(bad)} of {len(found.verdicts)}",
+    )  # fmt: skip
+
+
+def as_markdown(reference: str, found: Mapping[str, Comparison]) -> str:
+    """A heading, the table and the verdicts: for the summary of a job."""
+    rows = [_HEAD, ["---"] * len(_HEAD), *(_cells(name, each) for name, each in found.items())]
+    table = "\n".join("| " + " | ".join(c.replace("|", "\\|") for c in row) + " |" for row in rows)
+    lines = "\n".join(f"- {name}: {each.text}" for name, each in found.items())
+    return (
+        "\n\n".join(filter(None, [f"## Compared with {reference}", table, lines, note(found)]))
+        + "\n"
+    )
+
+
+def as_junit(reference: str, found: Mapping[str, Comparison]) -> bytes:
+    """JUnit XML: a test case for each candidate; worse is a failure, cannot tell an error."""
+    kinds = [each.kind for each in found.values()]
+    suite = ElementTree.Element(
+        "testsuite", name=f"rmetric compare {reference}", tests=str(len(kinds)),
+        failures=str(kinds.count("worse")), errors=str(kinds.count("cannot_tell")),
+    )  # fmt: skip
+    for name, each in found.items():
+        case = ElementTree.SubElement(suite, "testcase", classname="rmetric.compare", name=name)
+        tag = {"worse": "failure", "cannot_tell": "error"}.get(each.kind)
+        if tag:
+            ElementTree.SubElement(case, tag, message=each.text)
+        ElementTree.SubElement(case, "system-out").text = each.text
+    return bytes(ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)) + b"\n"
+
+
+def plot(reference: str, found: Mapping[str, Comparison]) -> bytes:
+    """The judged losses as SVG; the step where two part is marked."""
+    shown = {name: each for name, each in found.items() if each.candidate and each.reference}
+    if not shown:
+        return b""
+    from matplotlib.figure import Figure
+
+    from rmetric.reporting.style import CYCLE, GREY, TEXT_WIDTH, style
+
+    with style():
+        figure = Figure(figsize=(TEXT_WIDTH, 3.2), layout="constrained")
+        axes = figure.subplots()
+        first = next(iter(shown.values()))
+        courses = {reference: first.reference} | {n: each.candidate for n, each in shown.items()}
+        for colour, (name, course) in zip(
+            [GREY, *CYCLE * len(shown)], courses.items(), strict=False
+        ):
+            assert course is not None
+            axes.plot(course.steps, course.means, color=colour, label=name)
+            if name in shown and (parted := shown[name].parted) is not None:
+                axes.axvline(parted, color=colour, linestyle=":", label=f"parts at {parted:,}")
+        axes.set_xlabel("step")
+        axes.set_ylabel((first.loss or "").replace("_", " "))
+        axes.legend(frameon=False)
+        target = BytesIO()
+        figure.savefig(target, format="svg", metadata={"Date": None})
+    return target.getvalue()
+
+
+def as_page(reference: str, found: Mapping[str, Comparison]) -> str:
+    """One HTML file with the verdicts, the table and the plot."""
+    rows = [_HEAD, *(_cells(name, each) for name, each in found.items())]
+    table = "".join(
+        "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row) + "</tr>"
+        for tag, row in zip(["th", *["td"] * len(found)], rows, strict=True)
+    )
+    verdicts = "".join(
+        f"<p><b>{escape(name)}</b>: {escape(each.text)}</p>" for name, each in found.items()
+    )
+    verdicts += f"<p>{note(found)}</p>"
+    svg = plot(reference, found).decode().partition("<svg")
+    return _PAGE.format(
+        title=f"Compared with {escape(reference)}",
+        verdicts=verdicts, table=table, plot=svg[1] + svg[2],
+    )  # fmt: skip
+
+
+def write_gate(path: Path, reference: str, found: Mapping[str, Comparison]) -> None:
+    """Markdown to a path that ends in .md, else JUnit XML."""
+    markdown = path.suffix.lower() == ".md"
+    content = as_markdown(reference, found).encode() if markdown else as_junit(reference, found)
+    write_atomically(path, [content])

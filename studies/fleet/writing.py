@@ -1,0 +1,41 @@
+"""Files and page of a fleet study: tables, one figure and their provenance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from rmetric.logs import write_atomically
+from rmetric.reporting.style import save, style
+from studies.common.markers import fill, relative_figure
+from studies.common.provenance import commit, versions
+from studies.common.renderers import to_markdown, write_tables
+from studies.common.table import Table
+
+
+def write(
+    folder: Path, made: Sequence[Table], name: str, figure: Figure, about: dict[str, Any],
+    packages: Sequence[str],
+) -> None:  # fmt: skip
+    """The tables, the figure and provenance.json: `about`, versions of packages, commit."""
+    write_tables(made, folder)
+    with style():
+        save(figure, folder / name)
+    about = {**about, "versions": versions(packages), "commit": commit()}
+    write_atomically(folder / "provenance.json", [json.dumps(about, indent=2).encode(), b"\n"])
+
+
+def refresh(
+    page: Path, out: Path, figure: tuple[str, str], made: Sequence[Table], words: Mapping[str, str]
+) -> None:
+    """Fill in the figure (its name and caption), `table NAME`, and the words by name."""
+    parts = {
+        "figure": relative_figure(page, out, *figure),
+        **{f"table {table.name}": to_markdown(table) for table in made},
+        **words,
+    }
+    fill(page, parts.get, parts)

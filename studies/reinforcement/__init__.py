@@ -1,0 +1,1 @@
+"""Collapses of reinforcement learning: are they named, and sound runs left alone?"""

@@ -1,0 +1,62 @@
+"""Advice on the next start, by what the diagnosis says."""
+
+from dataclasses import replace
+
+import pytest
+
+from rmetric.diagnosis.result import Attempt, Diagnosis, Suspect
+
+FAILED = Diagnosis(
+    outcome="failed", cause="some_error", actor="framework", confidence=0.7, iteration=40
+)
+
+
+def attempt(number, cause="some_error", step=40):
+    return Attempt(
+        number=number, file="a.log", line=1, first_time=None, last_time=None, last_step=step,
+        outcome="failed", cause=cause, title="", confidence=0.7,
+    )  # fmt: skip
+
+
+def suspect(node, score=0.9):
+    return Suspect(name=f"node {node}", rank=None, node=node, score=score, why="")
+
+
+@pytest.mark.parametrize(
+    ("changes", "action", "nodes"),
+    [
+        ({}, "restart", ()),
+        ({"actor": "user"}, "restart", ()),
+        ({"actor": "user", "iteration": None}, "stop", ()),
+        ({"actor": "user", "iteration": 0}, "stop", ()),
+        ({"actor": "platform", "iteration": None}, "restart", ()),
+        ({"attempts": (attempt(1), attempt(2))}, "stop", ()),
+        ({"attempts": (attempt(1), attempt(2, step=80))}, "restart", ()),
+        ({"attempts": (attempt(1, cause="another"), attempt(2))}, "restart", ()),
+        ({"actor": "hardware"}, "restart", ()),
+        ({"actor": "hardware", "nodes": (suspect("n1"),)}, "restart_without", ("n1",)),
+        (
+            {
+                "actor": "hardware",
+                "nodes": (suspect("n1"), suspect("n2", 0.85), suspect("n3", 0.3)),
+            },
+            "restart_without",
+            ("n1", "n2"),
+        ),
+        ({"outcome": "terminated", "actor": "platform"}, "restart", ()),
+        ({"outcome": "terminated", "actor": "user", "family": "cancelled"}, "stop", ()),
+    ],
+)
+def test_the_advice_follows_from_the_diagnosis(changes, action, nodes):
+    advice = replace(FAILED, **changes).restart
+    assert (advice.action, advice.nodes, advice.confidence) == (action, nodes, 0.7)
+    assert ("--exclude=" + ",".join(nodes) in advice.text) == bool(nodes)
+    assert replace(FAILED, **changes).as_json()["restart"]["action"] == action
+
+
+@pytest.mark.parametrize("outcome", ["healthy", "unknown", "failed"])
+def test_without_a_cause_there_is_no_advice(outcome):
+    diagnosis = Diagnosis(outcome=outcome)
+    assert diagnosis.restart is None
+    assert diagnosis.as_json()["restart"] is None
+    assert "Restart" not in diagnosis.summary

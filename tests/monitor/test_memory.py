@@ -1,0 +1,105 @@
+"""Memory and waits for data that the monitor measures by itself."""
+
+import json
+import time
+
+import pytest
+import torch
+
+from rmetric._util.host_memory import resident_memory
+from rmetric.monitor import Monitor, MonitorConfig
+from rmetric.monitor.actions import SkipStep
+from rmetric.monitor.memory import MemoryInUse
+from rmetric.readers import read_log
+from rmetric.records import Record
+from tests.monitor.training import make_model, train
+
+
+def entries(path, event):
+    return [e for e in map(json.loads, path.read_text().splitlines()) if e["event"] == event]
+
+
+def test_memory_stands_in_the_log(tmp_path):
+    config = MonitorConfig(memory_every=10)
+    log = tmp_path / "run.jsonl"
+    train(make_model(), lambda m, o: Monitor(m, o, log=log, config=config), steps=25)
+    found = {e["step"]: e["memory"] for e in entries(log, "METRICS") if "memory" in e}
+    assert sorted(found) == [1, 10, 20]
+    for memory in found.values():
+        assert 1e7 < memory["host"] < memory["host_limit"]
+
+
+def test_a_cadence_of_0_measures_nothing(tmp_path):
+    log = tmp_path / "run.jsonl"
+    config = MonitorConfig(memory_every=0)
+    train(make_model(), lambda m, o: Monitor(m, o, log=log, config=config), steps=5)
+    assert not any("memory" in e for e in entries(log, "METRICS"))
+
+
+def test_resident_memory_is_read_in_bytes(tmp_path):
+    assert resident_memory(tmp_path) is None
+    before, block = resident_memory(), torch.ones(16_000_000)
+    assert resident_memory() - before > 0.8 * 4 * len(block)
+
+
+def leaking(monkeypatch, tmp_path, action):
+    steps = iter(range(1, 1_000))
+    monkeypatch.setattr(
+        MemoryInUse,
+        "measure",
+        lambda self: {"host": 1e9 + 1e7 * next(steps), "host_limit": 2e9},
+    )
+    log, alerts, config = tmp_path / "run.jsonl", [], MonitorConfig(memory_every=1, detectors=())
+    train(
+        make_model(),
+        lambda m, o: Monitor(m, o, log=log, config=config, actions=[alerts.append, *action]),
+        steps=60,
+    )
+    return entries(log, "ALERT"), alerts
+
+
+def test_a_leak_is_one_alert_with_the_step_of_its_end(monkeypatch, tmp_path):
+    logged, alerts = leaking(monkeypatch, tmp_path, [])
+    assert [alert.source for alert in alerts] == ["memory"]
+    assert "ends about step 100: look for what keeps" in alerts[0].reason
+    assert [entry["source"] for entry in logged] == ["memory"]
+
+
+def test_no_action_that_changes_the_training_reacts_to_memory():
+    alert = type("Alert", (), {"source": "memory"})()
+    assert not SkipStep().handles(alert)
+    assert SkipStep(on={"memory"}).handles(alert)
+
+
+def test_an_input_bound_training_says_so_at_its_end(tmp_path):
+    log = tmp_path / "run.jsonl"
+
+    def slow(model, batch):
+        inputs, targets = batch
+        time.sleep(0.004)
+        return ((model(inputs) - targets) ** 2).mean()
+
+    train(make_model(), lambda m, o: Monitor(m, o, log=log), steps=40, loss_of=slow)
+    [entry] = entries(log, "INPUT_BOUND")
+    assert entry["reason"].startswith("input-bound: ")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_device_memory_is_what_torch_has_allocated():
+    weight = torch.zeros(1_000_000, device="cuda")
+    before = MemoryInUse([weight]).measure()
+    block = torch.zeros(100_000_000, device="cuda")
+    after = MemoryInUse([weight]).measure()
+    assert after["device"] - before["device"] == pytest.approx(4 * len(block), rel=0.01)
+    assert after["device_limit"] == pytest.approx(before["device_limit"], rel=0.05)
+    assert Record(1, memory=after).memory["device"] < after["device_limit"]
+
+
+def test_a_log_with_memory_is_read_and_makes_a_frame(tmp_path):
+    log = tmp_path / "run.jsonl"
+    with Monitor(make_model(), log=log) as monitor:
+        monitor.check_before_step(torch.tensor(2.0), gradient_norm=1.0)
+        monitor.check_before_step(torch.tensor(1.9), gradient_norm=1.0)
+        monitor.log_event("INPUT_BOUND", reason="input-bound: 43 % of the step waits for data")
+    run = read_log(log).run
+    assert run.records[0].memory["host"] == run.to_frame()["memory"][0]["host"] > 0
