@@ -12,12 +12,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Package -> lines of Python and files, at most.
 LARGEST = {
-    "rmetric": (67_488, 421),
+    "rmetric": (67_757, 422),
     "studies": (34_113, 212),
-    "tests": (57_017, 275),
+    "tests": (57_155, 276),
 }
 #: Words of docs/*.md, at most.
-MOST_WORDS = 58_963
+MOST_WORDS = 59_025
 #: As radon counts branches: from 21 on a function has the grade D.
 MOST_BRANCHES = 20
 _BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.Assert, ast.Lambda)
