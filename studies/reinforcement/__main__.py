@@ -19,12 +19,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import torch
-
 from rmetric._util.errors import exit_with
 from rmetric.evaluation import judge_run
 from rmetric.readers import LogError, read_log
-from studies.reinforcement.grpo import FAULTS, train
 
 FOLDER = Path(__file__).parent
 #: Verdicts that say nothing against a run.
@@ -42,6 +39,11 @@ def verdict_of(path: Path) -> tuple[str, str]:
 
 
 def injected(seeds: int) -> Iterator[dict[str, str]]:
+    import torch
+
+    from studies.reinforcement.grpo import FAULTS, train
+
+    torch.set_num_threads(1)
     with TemporaryDirectory() as folder:
         for fault, right in FAULTS.items():
             for seed in range(seeds):
@@ -91,7 +93,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each fault")
     parser.add_argument("--out", type=Path, default=FOLDER / "results", metavar="DIR")
     options = parser.parse_args(argv)
-    torch.set_num_threads(1)
     if options.logs is None:
         rows = write(options.out / "injected.csv", injected(options.seeds))
         counts = Counter((row["fault"], row["judged"]) for row in rows)

@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Package -> lines of Python and files, at most.
 LARGEST = {
     "rmetric": (67_757, 422),
-    "studies": (34_113, 212),
-    "tests": (57_155, 276),
+    "studies": (34_114, 212),
+    "tests": (57_194, 276),
 }
 #: Words of docs/*.md, at most.
 MOST_WORDS = 59_025

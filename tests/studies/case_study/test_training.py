@@ -74,8 +74,10 @@ def study(model, dataset, tmp_path_factory) -> Path:
 
 
 def measured(path: Path) -> list[Record]:
-    """The records of a log without the clock, which no two runs share."""
-    clock = dict.fromkeys(["time", *(n for n in Record.__slots__ if n.endswith("_seconds"))])
+    """The records of a log without clock and memory in use, which no two runs share."""
+    clock = dict.fromkeys(
+        ["time", "memory", *(n for n in Record.__slots__ if n.endswith("_seconds"))]
+    )
     return [replace(record, **clock) for record in read_log(path).records]
 
 

@@ -33,7 +33,7 @@ def test_labels_and_results_belong_together():
 
 
 def test_the_command_counts(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("studies.reinforcement.__main__.train", lambda *_: train(0, **SHORT))
+    monkeypatch.setattr("studies.reinforcement.grpo.train", lambda *_: train(0, **SHORT))
     assert main(["--seeds", "1", "--out", str(tmp_path)]) == 0
     assert "none: right 1" in capsys.readouterr().out
     assert len((tmp_path / "injected.csv").read_text().splitlines()) == 1 + len(FAULTS)
