@@ -133,14 +133,14 @@ def refuse_input(name: str, out: Path | None, inputs: Iterable[Path | None]) -> 
         raise ValueError(f"--{name} {out}: it is read too, and would be lost")
 
 
-def share(text: str) -> float:
-    """A share from 0 to below 1."""
+def share(text: str, whole: float = 1.0, what: str = "a share") -> float:
+    """A share from 0 to below 1, or of another whole."""
     try:
         value = number(text)
     except argparse.ArgumentTypeError:
-        value = 1.0
-    if value >= 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: a share from 0 to below 1 is accepted")
+        value = whole
+    if value >= whole:
+        raise argparse.ArgumentTypeError(f"{text!r}: {what} from 0 to below {whole:g} is accepted")
     return value
 
 

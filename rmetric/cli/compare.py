@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
+from rmetric._util.durable import write_atomically
 from rmetric._util.errors import FAILED, LogError, fail
-from rmetric._util.options import path_in, path_out
+from rmetric._util.lazy import check_installed
+from rmetric._util.options import path_in, path_out, refuse_input, share
 from rmetric._util.printed import printable
 from rmetric.cli.log_arguments import add_mapping
 from rmetric.evaluation.comparison import Comparison, compare, note
@@ -28,6 +32,9 @@ EXAMPLES = """examples:
 exit codes: 0 every candidate is as good or better, 1 a log cannot be read or a file cannot be
 written, 2 the command line is wrong, 3 a candidate is worse, 5 none is worse and of one it cannot
 be told, 130 interrupted"""
+
+
+percent = partial(share, whole=100.0, what="a number")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,23 +55,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def percent(text: str) -> float:
-    """A share in percent, from 0 to below 100."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 100:
-        raise argparse.ArgumentTypeError(f"{text!r}: a number from 0 to below 100 is accepted")
-    return value
-
-
 def run(options: argparse.Namespace) -> int:
     names = [str(path) for path in (options.reference, *options.candidates)]
     if twice := next((name for name in names if names.count(name) > 1), None):
         return fail(f"{twice} is given twice")
+    if options.page:
+        check_installed("matplotlib")  # before the logs are read
     try:
-        reference, *candidates = [_runs(name, dict(options.map)) for name in names]
+        logs = [find_logs([name]) for name in names]
+        for option, outputs in (("gate", options.gate), ("page", [options.page])):
+            for path in outputs:
+                refuse_input(option, path, chain(*logs))
+        reference, *candidates = [_runs(side, dict(options.map)) for side in logs]
     except LogError as error:
         return fail(error, FAILED)
     except ValueError as error:
@@ -93,9 +95,9 @@ def write(options: argparse.Namespace, reference: str, found: dict[str, Comparis
         write_gate(path, reference, found)
         print(f"written: {path}", file=sys.stderr)
     if options.page:
-        Path(options.page).write_text(as_page(reference, found), encoding="utf-8")
+        write_atomically(options.page, [as_page(reference, found).encode()])
         print(f"written: {options.page}", file=sys.stderr)
 
 
-def _runs(path: str, mapping: dict[str, str]) -> list[Run]:
-    return [run for log in find_logs([path]) for run in read_log(log, mapping).runs]
+def _runs(logs: list[Path], mapping: dict[str, str]) -> list[Run]:
+    return [run for log in logs for run in read_log(log, mapping).runs]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from math import inf, isfinite
-from statistics import fmean, median
+from math import isfinite
+from statistics import fmean
 
-from rmetric.detectors.policy_collapse import Stretches
+from rmetric.detectors.stretches import Stretches
 from rmetric.records import Record
 
 #: What an alarm says beside the reason.
@@ -25,8 +25,6 @@ _EACH, _NO_SLOWER = 0.3, 0.8
 #: Where the size of the memory is not known, a rise of the last half below this share of the level
 #: is none; where it is, an end further away than so many times what was trained: a warm-up.
 _OF_LEVEL, _FAR = 0.05, 2.0
-#: Steps that wait for data this share of their time are input-bound.
-_INPUT_BOUND = 0.25
 
 
 class MemorySlope:
@@ -53,8 +51,9 @@ class MemorySlope:
 
     def update(self, record: Record) -> None:
         """Take the next record; one without memory changes nothing."""
-        memory = record.memory or {}
-        complete = False
+        memory, complete = record.memory, False
+        if not memory:
+            return
         for name in _WATCHED:
             value = memory.get(name)
             if value is not None and isfinite(value):
@@ -69,32 +68,31 @@ class MemorySlope:
 
     def _judge(self, name: str, step: int, level: float, limit: float | None) -> None:
         floors = self._floors[name]
-        number = len(floors.means)
+        number = len(floors.levels)
         if number < _FEWEST or floors.begins[0] >= floors.begins[-1]:
             return
         half, length = number // 2, number // 2 // _PARTS
         begin = number - _PARTS * length
-        parts = [fmean(floors.means[i : i + length]) for i in range(begin, number, length)]
+        parts = [fmean(floors.levels[i : i + length]) for i in range(begin, number, length)]
         rises = [after - before for before, after in pairwise(parts)]
         steps = (floors.begins[-1] - floors.begins[begin]) / (_PARTS * length - 1)
         rate = fmean(rises) / length / steps
-        earlier = floors.means[number // 4 : half]
+        earlier = floors.levels[number // 4 : half]
         middle = len(earlier) // 2
         before = (
             (fmean(earlier[-middle:]) - fmean(earlier[:middle])) / (len(earlier) - middle) / steps
         )
         steady = rate > 0 and min(rises) >= _EACH * fmean(rises) and rate >= _NO_SLOWER * before
-        if not steady or parts[-1] <= max(floors.means[:begin]):
+        if not steady or parts[-1] <= max(floors.levels[:begin]):
             return
         if limit is None:
             if parts[-1] - parts[0] < _OF_LEVEL * parts[-1]:
                 return
-            self.end_step = None
         else:
-            self.end_step = step + round(max(0.0, limit - level) / rate)
-            if self.end_step - step > _FAR * (step - floors.begins[0]):
-                self._reset()
+            end_step = step + round(max(0.0, limit - level) / rate)
+            if end_step - step > _FAR * (step - floors.begins[0]):
                 return
+            self.end_step = end_step
         unit, factor = ("points", 1.0) if name.endswith("percent") else ("GB", 1e9)
         self.since = floors.begins[begin]
         self.reason = (
@@ -103,26 +101,3 @@ class MemorySlope:
         )
         if self.end_step is not None:
             self.reason += f", it ends about step {self.end_step:,}"
-
-
-class InputWait:
-    """The share of a step's time in which it waits for data, after the warm-up."""
-
-    def __init__(self) -> None:
-        self._shares = Stretches()
-
-    def update(self, record: Record) -> None:
-        """Take the next record; one without both times changes nothing."""
-        seconds, wait = record.step_seconds, record.data_wait_seconds
-        if seconds and wait is not None and 0 <= wait <= seconds < inf:
-            self._shares.add(record.step, wait / seconds)
-
-    @property
-    def words(self) -> str:
-        """``input-bound: 43 % of the step waits for data``; empty below a quarter."""
-        if not self._shares.is_known:
-            return ""
-        shares = self._shares.means
-        share = median(shares[len(shares) // 8 :])
-        waits = f"input-bound: {100 * share:.0f} % of the step waits for data"
-        return waits if share > _INPUT_BOUND else ""

@@ -2,31 +2,26 @@
 
 PPO, GRPO and their kin log a reward, the KL divergence to the reference, the policy's entropy and
 the length of its answers beside a loss that says little. `PolicyCollapse` follows these and alarms
-where one is lost. Each rule compares means of stretches of the run (`Stretches`), so it needs no
+where one is lost. Each rule compares levels of stretches of the run (`Stretches`), so it needs no
 scale of the reward and no length of the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from math import isfinite, nan
-from statistics import fmean, median
+from math import isfinite
+from statistics import fmean
 from typing import Literal, NamedTuple
 
+from rmetric.detectors.stretches import LAST, Stretches
 from rmetric.records import Record
 
 PolicyKind = Literal[
-    "reward_collapsed",
-    "kl_ran_away",
-    "entropy_collapsed",
-    "no_advantage",
-    "length_ran_away",
+    "reward_collapsed", "kl_ran_away", "entropy_collapsed", "no_advantage", "length_ran_away",
     "learns_nothing",
-]
+]  # fmt: skip
 
-#: Stretches are at most so many; so many are needed for a judgement, and so many last ones agree.
-_MOST, _FEWEST, _LAST = 64, 8, 2
 #: A reward has collapsed that lost half of what it had gained, as much of its level, and more than
 #: so many times the usual change from one stretch to the next.
 _LOST, _OF_LEVEL, _CHANGES = 0.5, 0.15, 4.0
@@ -43,71 +38,6 @@ _EQUAL, _SPREAD = 0.95, 0.02
 _ENOUGH, _NO_GAIN, _NO_CHANGE = 100, 0.1, 0.05
 #: The same if so many rewards are one number; never of a share of right answers above this one.
 _EQUAL_REWARDS, _HIGH = 5, 0.8
-
-
-class Stretches:
-    """Means of equally long stretches of a series, at most `_MOST`: neighbours are merged.
-
-    Args:
-        merge: of the values of a stretch, and of neighbours; the mean by default.
-
-    Attributes:
-        count: of values.
-        means: of each whole stretch, or what `merge` gives.
-        begins: step of its first value.
-
-    >>> stretches = Stretches()
-    >>> for step in range(100):
-    ...     _ = stretches.add(step, float(step))
-    >>> len(stretches.means), stretches.means[:2], stretches.begins[:2]
-    (50, [0.5, 2.5], [0, 2])
-    """
-
-    def __init__(self, merge: Callable[[Iterable[float]], float] = fmean) -> None:
-        self.means: list[float] = []
-        self._merge = merge
-        self.begins: list[int] = []
-        self.count = 0
-        self._open: list[float] = []
-        self._length, self._begin = 1, 0
-
-    def add(self, step: int, value: float) -> bool:
-        """Take the next value; True if it completes a stretch."""
-        self.count += 1
-        if not self._open:
-            self._begin = step
-        self._open.append(value)
-        if len(self._open) < self._length:
-            return False
-        self.means.append(self._merge(self._open))
-        self.begins.append(self._begin)
-        self._open = []
-        if len(self.means) == _MOST:
-            pairs = zip(self.means[::2], self.means[1::2], strict=True)
-            self.means = list(map(self._merge, pairs))
-            self.begins = self.begins[::2]
-            self._length *= 2
-        return True
-
-    @property
-    def is_known(self) -> bool:
-        return len(self.means) >= _FEWEST
-
-    @property
-    def change(self) -> float:
-        """The usual change from one stretch to the next."""
-        return median(abs(b - a) for a, b in zip(self.means, self.means[1:], strict=False))
-
-    @property
-    def best(self) -> float:
-        """The highest level of `_LAST` stretches in a row, but for the last of all."""
-        pairs = zip(self.means[: -_LAST - 1], self.means[1:-_LAST], strict=True)
-        return max(map(fmean, pairs))
-
-    @property
-    def first(self) -> float:
-        """The level of the first stretches."""
-        return median(self.means[: _FEWEST // 2])
 
 
 @dataclass(frozen=True)
@@ -139,7 +69,7 @@ Series = dict[str, Stretches]
 
 def _reward_collapsed(series: Series) -> tuple[float, float] | None:
     reward = series["reward"]
-    best, last = reward.best, max(reward.means[-_LAST:])
+    best, last = reward.best, max(reward.levels[-LAST:])
     fall = best - last
     least = max(_LOST * (best - reward.first), _OF_LEVEL * abs(best), _CHANGES * reward.change)
     return (best, last) if fall > least else None
@@ -148,29 +78,29 @@ def _reward_collapsed(series: Series) -> tuple[float, float] | None:
 def _kl_ran_away(series: Series) -> tuple[float, float] | None:
     for name, least in _KL_LEAST.items():
         kl = series[name]
-        if kl.is_known and min(kl.means[-_LAST:]) > max(_KL_RATIO * kl.first, least):
-            return kl.first, min(kl.means[-_LAST:])
+        if kl.is_known and min(kl.levels[-LAST:]) > max(_KL_RATIO * kl.first, least):
+            return kl.first, min(kl.levels[-LAST:])
     return None
 
 
 def _is_at_its_best(reward: Stretches) -> bool:
     """The reward is as high as it was ever, and was lower: the task is learnt."""
-    last = min(reward.means[-_LAST:])
-    return last >= reward.best - reward.change > min(reward.means)
+    last = min(reward.levels[-LAST:])
+    return last >= reward.best - reward.change > min(reward.levels)
 
 
 def _entropy_collapsed(series: Series) -> tuple[float, float] | None:
     entropy = series["entropy"]
     if _is_at_its_best(series["reward"]):
         return None
-    first, last = abs(entropy.first), max(map(abs, entropy.means[-_LAST:]))
+    first, last = abs(entropy.first), max(map(abs, entropy.levels[-LAST:]))
     return (first, last) if last < _ENTROPY_RATIO * first else None
 
 
 def _length_ran_away(series: Series) -> tuple[float, float] | None:
     lengths = series["response_length"]
-    first, last = lengths.first, min(lengths.means[-_LAST:])
-    at_limit = last == max(lengths.means) and last > _AT_LIMIT * first
+    first, last = lengths.first, min(lengths.levels[-LAST:])
+    at_limit = last == max(lengths.levels) and last > _AT_LIMIT * first
     return (first, last) if last > _LENGTH_RATIO * first or at_limit else None
 
 
@@ -178,27 +108,27 @@ def _no_advantage(series: Series) -> tuple[float, float] | None:
     reward, equal, spread = series["reward"], series["equal_rewards"], series["reward_spread"]
     if _is_at_its_best(reward):
         return None
-    if equal.is_known and min(equal.means[-_LAST:]) >= _EQUAL:
-        return equal.first, min(equal.means[-_LAST:])
-    if spread.is_known and max(spread.means[-_LAST:]) <= _SPREAD * max(spread.means):
-        return max(spread.means), max(spread.means[-_LAST:])
+    if equal.is_known and min(equal.levels[-LAST:]) >= _EQUAL:
+        return equal.first, min(equal.levels[-LAST:])
+    if spread.is_known and max(spread.levels[-LAST:]) <= _SPREAD * max(spread.levels):
+        return max(spread.levels), max(spread.levels[-LAST:])
     return None
 
 
 def _learns_nothing(series: Series) -> tuple[float, float] | None:
     reward, spread = series["reward"], series["reward_spread"]
-    number = len(reward.means)
-    if number >= _EQUAL_REWARDS and len(set(reward.means)) == 1:
-        return reward.means[0], reward.means[-1]
+    number = len(reward.levels)
+    if number >= _EQUAL_REWARDS and len(set(reward.levels)) == 1:
+        return reward.levels[0], reward.levels[-1]
     if reward.count < _ENOUGH:
         return None
-    before, after = fmean(reward.means[: number // 8]), fmean(reward.means[-number // 3 :])
-    if before > _HIGH and 0 <= min(reward.means) <= max(reward.means) <= 1:
+    before, after = fmean(reward.levels[: number // 8]), fmean(reward.levels[-number // 3 :])
+    if before > _HIGH and 0 <= min(reward.levels) <= max(reward.levels) <= 1:
         return None  # a share of right answers that was high from the beginning
-    flat = max(reward.means) - min(reward.means) < _NO_CHANGE * abs(before)
+    flat = max(reward.levels) - min(reward.levels) < _NO_CHANGE * abs(before)
     if spread.is_known:
         # The second is about twice the standard error of the two means.
-        least = max(_NO_GAIN * fmean(spread.means), 0.5 * reward.change)
+        least = max(_NO_GAIN * fmean(spread.levels), 0.5 * reward.change)
         flat = flat or after - before < least
     return (before, after) if flat else None
 
@@ -283,11 +213,6 @@ class PolicyCollapse:
         return self._series["reward"].is_known
 
     @property
-    def score(self) -> float:
-        """Number of rules that alarm; nan before there is enough to judge."""
-        return float(len(self.alarming)) if self.is_known else nan
-
-    @property
     def alarming(self) -> list[Finding]:
         """Without that nothing is learnt, which only the end of a run says."""
         return [found for found in self.findings if found.kind != "learns_nothing"]
@@ -324,6 +249,6 @@ class PolicyCollapse:
                 self._since.pop(kind, None)
                 continue
             begins = self._series[(*rule.needs, "reward")[0]].begins or [step]
-            first = 0 if kind == "learns_nothing" else -min(_LAST, len(begins))
+            first = 0 if kind == "learns_nothing" else -min(LAST, len(begins))
             since = self._since.setdefault(kind, begins[first])
             self.findings.append(Finding(kind, since, *levels))

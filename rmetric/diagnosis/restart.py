@@ -11,11 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rmetric.diagnosis.result import Diagnosis
 
-#: What a person did, or left undone, whatever the step.
-_DONE_BY_A_PERSON = frozenset({"cancelled"})
-#: Of nodes that are named, how much less than the first one's score a further one's may be.
-_SCORE_GAP = 0.1
-
 
 @dataclass(frozen=True, kw_only=True)
 class Restart:
@@ -49,12 +44,12 @@ def restart_advice(diagnosis: Diagnosis) -> Restart | None:
     def advice(action: str, why: str, nodes: tuple[str, ...] = ()) -> Restart:
         return Restart(action=action, why=why, confidence=diagnosis.confidence, nodes=nodes)
 
-    if diagnosis.family in _DONE_BY_A_PERSON:
+    if diagnosis.family == "cancelled":
         return advice("stop", "a person ended the job")
     if diagnosis.outcome == "terminated":
         return advice("restart", "the platform ended the job, not an error")
     if diagnosis.actor == "hardware":
-        if nodes := _nodes(diagnosis):
+        if nodes := tuple(dict.fromkeys(s.node for s in diagnosis.leading if s.node)):
             return advice("restart_without", "the hardware of the node may fail again", nodes)
         return advice("restart", "the hardware failed, and the logs name no node")
     if _came_again(diagnosis):
@@ -62,11 +57,6 @@ def restart_advice(diagnosis: Diagnosis) -> Restart | None:
     if diagnosis.actor == "user" and not diagnosis.iteration:
         return advice("stop", "an error of the job before its first step comes again")
     return advice("restart", "the error need not come again")
-
-
-def _nodes(diagnosis: Diagnosis) -> tuple[str, ...]:
-    least = max((s.score for s in diagnosis.nodes), default=0.0) - _SCORE_GAP
-    return tuple(dict.fromkeys(s.node for s in diagnosis.nodes if s.node and s.score >= least))
 
 
 def _came_again(diagnosis: Diagnosis) -> bool:

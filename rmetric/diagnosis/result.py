@@ -16,6 +16,8 @@ OUTCOMES = {
 #: From here on a diagnosis is called sure; below `LIKELY` it is offered as a candidate only.
 SURE = 0.8
 LIKELY = 0.5
+#: Of further suspects, how much less than the first one's score theirs may be to stand beside it.
+SCORE_GAP = 0.1
 #: At most so many nodes are named (L4, section 4.3).
 MAX_NODES = 8
 #: The reason of a candidate that came behind another fault: "follows ID".
@@ -162,6 +164,11 @@ class Diagnosis:
         """Plain values only, for `json.dumps`; with ``restart``, which is None without advice."""
         advice = self.restart
         return asdict(self) | {"restart": advice and asdict(advice) | {"text": advice.text}}
+
+    @property
+    def leading(self) -> tuple[Suspect, ...]:
+        """The first suspect, and those whose score is near its own."""
+        return tuple(s for s in self.nodes if s.score > self.nodes[0].score - SCORE_GAP)
 
     @property
     def restart(self) -> Restart | None:

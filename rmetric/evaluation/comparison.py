@@ -24,7 +24,6 @@ _FEWEST_EVALUATIONS = 5
 #: Quantiles of Student's t, two-sided 95 %, by degrees of freedom; the last for all above.
 _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.13, 2.04, 1.98)
 _T_FREEDOM = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 15, 30, 100)
-_BELOW = {"validation_loss": "validation loss", "training_loss": "training loss"}
 
 
 @dataclass(frozen=True)
@@ -95,16 +94,17 @@ def compare(
         The comparison by the validation loss, where both sides have at least five evaluations,
         else by the training loss, up to the last step that both reached.
     """
-    before, verdicts = (
-        {run.id: judge_run(run.records, unread=run.unread) for run in side}
-        for side in (reference, candidate)
-    )
+    verdicts = _verdicts(candidate)
     bad = [f"{name}: {v.text}" for name, v in verdicts.items() if v.severity == "bad"]
-    bad_before = sum(verdict.severity == "bad" for verdict in before.values())
-    if len(bad) * len(before) <= bad_before * len(verdicts):
-        bad = []
+    if bad:  # else nothing hangs on the reference's verdicts
+        before = [verdict.severity == "bad" for verdict in _verdicts(reference).values()]
+        bad = bad if len(bad) / len(verdicts) > sum(before) / len(before) else []
     found = _compared(reference, candidate, tolerance, bad)
     return replace(found, speed=_speed(reference, candidate), verdicts=verdicts)
+
+
+def _verdicts(side: Sequence[Run]) -> dict[str, RunVerdict]:
+    return {run.id: judge_run(run.records, unread=run.unread) for run in side}
 
 
 def note(found: Mapping[str, Comparison]) -> str:
@@ -168,11 +168,7 @@ def _course(side: Sequence[tuple[Floats, Floats]], edges: Floats) -> Course:
 
 
 def _judge(
-    loss: str,
-    reference: Course,
-    candidate: Course,
-    tolerance: float,
-    bad: list[str],
+    loss: str, reference: Course, candidate: Course, tolerance: float, bad: list[str]
 ) -> Comparison:
     difference, error, freedom = _difference(reference, candidate)
     quantile = next((t for t, f in zip(_T, _T_FREEDOM, strict=True) if freedom <= f), _T[-1])
@@ -186,7 +182,7 @@ def _judge(
     elif high <= allowed:
         kind = "as_good"
     words = (
-        f"{_BELOW[loss]} {number(reference.end)} -> {number(candidate.end)} at the end, "
+        f"{loss.replace('_', ' ')} {number(reference.end)} -> {number(candidate.end)} at the end, "
         f"{difference:+.3g} [{low:+.3g}, {high:+.3g}]"
     )
     parted = _parted(reference, candidate, allowed)

@@ -14,8 +14,9 @@ from dataclasses import replace
 import numpy as np
 
 from rmetric._util.printed import counted
+from rmetric.detectors.input_wait import InputWait
 from rmetric.detectors.log_end import SilentLoss
-from rmetric.detectors.memory_slope import InputWait, MemorySlope
+from rmetric.detectors.memory_slope import MemorySlope
 from rmetric.detectors.no_update import NoUpdate
 from rmetric.evaluation.loss_course import (
     FEWEST_RECORDS,
@@ -29,13 +30,7 @@ from rmetric.evaluation.loss_course import (
 from rmetric.evaluation.loss_verdict import ends_above, event, judge_loss, not_finite_at_end
 from rmetric.evaluation.no_learning import learns_nothing
 from rmetric.evaluation.policy_verdict import judge_policy
-from rmetric.evaluation.verdict_words import (
-    EVALUATE,
-    SEVERITY,
-    Kind,
-    RunVerdict,
-    levels,
-)
+from rmetric.evaluation.verdict_words import EVALUATE, SEVERITY, Kind, RunVerdict, levels
 from rmetric.records import Record, Truth
 
 #: Evaluations from the onset on, by which a validation loss is said not to have risen; and the

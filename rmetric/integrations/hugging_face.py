@@ -25,7 +25,7 @@ from rmetric.integrations.hugging_face_trainer import (
 )
 from rmetric.integrations.replaced import replaced
 from rmetric.integrations.trainer_callback import MonitorCallback
-from rmetric.readers.columns import policy_columns
+from rmetric.readers.columns import POLICY, columns_among
 
 __all__ = ["GuardCallback", "RMetricCallback", "newest_checkpoint"]
 
@@ -147,7 +147,7 @@ class RMetricCallback(MonitorCallback, TrainerCallback):
     ) -> None:
         """What TRL's trainers log beside the loss: reward, KL divergence, length, ..."""
         logged = logs or {}
-        columns = policy_columns(tuple(logged))
+        columns = columns_among(tuple(logged), POLICY)
         if self.monitor is not None and self.monitor.is_open and "reward" in columns:
             self.monitor.policy({target: logged[name] for target, name in columns.items()})
 

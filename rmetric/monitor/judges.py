@@ -12,8 +12,9 @@ from typing import Any
 from rmetric._util.state import restore_or_keep, state_of
 from rmetric.detectors.advice import leave_out_or_roll_back
 from rmetric.detectors.calibrated import read_thresholds
+from rmetric.detectors.input_wait import InputWait
 from rmetric.detectors.memory_slope import ADVICE as MEMORY_ADVICE
-from rmetric.detectors.memory_slope import InputWait, MemorySlope
+from rmetric.detectors.memory_slope import MemorySlope
 from rmetric.detectors.no_update import ADVICE, NoUpdate
 from rmetric.detectors.policy_collapse import PolicyCollapse
 from rmetric.detectors.registry import make_detector
@@ -120,7 +121,7 @@ class UpdateJudge:
 
     def __init__(self, optimizer: Any, delivery: AlertDelivery) -> None:
         self.rates, self.no_update = LearningRates(), NoUpdate()
-        self._policy, self._memory, self.input_wait = PolicyCollapse(), MemorySlope(), InputWait()
+        self.restart()
         self._optimizer, self._delivery = optimizer, delivery
 
     def before_update(self, record: Record, schedulers: Iterable[Any]) -> None:
@@ -141,7 +142,6 @@ class UpdateJudge:
             self._raise(record.step, NO_UPDATE, f"{reason}: {ADVICE}", self.no_update.since)
         if found := self._policy.update(record).alarming:
             self._raise(record.step, POLICY, self._policy.reason, found[0].since)
-
         self.input_wait.update(record)
         self._memory.update(record)
         if reason := self._memory.reason:
@@ -150,7 +150,7 @@ class UpdateJudge:
     def restart(self) -> None:
         """The training went back to an earlier step."""
         self.no_update.restart()
-        self._memory, self.input_wait = MemorySlope(), InputWait()
+        self._policy, self._memory, self.input_wait = PolicyCollapse(), MemorySlope(), InputWait()
 
     def _raise(self, step: int, source: str, reason: str, since: int) -> None:
         """An alert of this rank alone."""

@@ -81,9 +81,9 @@ def named_by_target() -> Columns:
 
 
 @lru_cache(maxsize=256)
-def policy_columns(names: tuple[str, ...]) -> dict[str, str]:
-    """Targets of `POLICY` and `MEMORY` -> the one of `names` that is called so."""
-    found = {target: _found(target, names)[0] for target in (*POLICY, *MEMORY)}
+def columns_among(names: tuple[str, ...], targets: tuple[str, ...]) -> dict[str, str]:
+    """Targets, such as `POLICY` -> the one of `names` that is called so, for those that are."""
+    found = {target: _found(target, names)[0] for target in targets}
     return {target: column for target, column in found.items() if column is not None}
 
 

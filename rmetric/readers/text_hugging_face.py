@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from rmetric.readers.columns import WITH_UNIT, policy_columns
+from rmetric.readers.columns import MEMORY, POLICY, WITH_UNIT, columns_among
 from rmetric.readers.names import unit
 from rmetric.readers.rows import Row
 from rmetric.readers.text_parts import pieces, put, row, whole
@@ -80,10 +80,10 @@ def rows(lines: Iterable[tuple[int, str]]) -> Iterator[Row]:
             values = {name: quoted or bare for name, quoted, bare in _PAIR.findall(found[0])}
             cells: dict[str, float | bool] = {}
             put(cells, **{name: values.get(name) for name in _READ})
-            found_columns = policy_columns(tuple(values))
-            put(cells, **{t: values[c] for t, c in found_columns.items()})
+            columns = columns_among(tuple(values), (*POLICY, *MEMORY))
+            put(cells, **{t: values[c] for t, c in columns.items()})
             for target in cells.keys() & set(WITH_UNIT):
-                cells[target] *= unit(found_columns[target])
+                cells[target] *= unit(columns[target])
             if cells.keys() & {"loss", "eval_loss", "reward"}:
                 stated = next((values[name] for name in _STEPS if name in values), None)
                 evaluated = "eval_loss" in cells and "loss" not in cells

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from rmetric.readers.columns import policy_columns
+from rmetric.readers.columns import POLICY, columns_among
 from rmetric.readers.rows import Row
 from rmetric.readers.text_parts import pieces, put, row, whole
 
@@ -38,6 +38,7 @@ def rows(lines: Iterable[tuple[int, str]]) -> Iterator[Row]:
                     loss=values.get("train/loss"),
                     learning_rate=values.get("train/learning_rate"),
                 )
-                put(cells, **{t: values[c] for t, c in policy_columns(tuple(values)).items()})
+                columns = columns_among(tuple(values), POLICY)
+                put(cells, **{t: values[c] for t, c in columns.items()})
                 yield row(line, step, cells)
             values = {}

@@ -40,10 +40,8 @@ def as_markdown(reference: str, found: Mapping[str, Comparison]) -> str:
     rows = [_HEAD, ["---"] * len(_HEAD), *(_cells(name, each) for name, each in found.items())]
     table = "\n".join("| " + " | ".join(c.replace("|", "\\|") for c in row) + " |" for row in rows)
     lines = "\n".join(f"- {name}: {each.text}" for name, each in found.items())
-    return (
-        "\n\n".join(filter(None, [f"## Compared with {reference}", table, lines, note(found)]))
-        + "\n"
-    )
+    parts = filter(None, [f"## Compared with {reference}", table, lines, note(found)])
+    return "\n\n".join(parts) + "\n"
 
 
 def as_junit(reference: str, found: Mapping[str, Comparison]) -> bytes:
@@ -76,9 +74,8 @@ def plot(reference: str, found: Mapping[str, Comparison]) -> bytes:
         axes = figure.subplots()
         first = next(iter(shown.values()))
         courses = {reference: first.reference} | {n: each.candidate for n, each in shown.items()}
-        for colour, (name, course) in zip(
-            [GREY, *CYCLE * len(shown)], courses.items(), strict=False
-        ):
+        colours = [GREY, *CYCLE * len(shown)]
+        for colour, (name, course) in zip(colours, courses.items(), strict=False):
             assert course is not None
             axes.plot(course.steps, course.means, color=colour, label=name)
             if name in shown and (parted := shown[name].parted) is not None:

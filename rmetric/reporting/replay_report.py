@@ -59,8 +59,8 @@ INDEX_COLUMNS = (
     "calibrated_first_alarm_step", "calibrated_judged", "lead_published", "lead_causal", "max_r",
     "stated_max_r", "loss_used", "variance_source", "problem",
 )  # fmt: skip
-#: Notes of a run with these words say what was left out; the console has them too.
 RESTARTS = "restarts"
+#: Notes of a run with these words say what was left out; the console has them too.
 LEFT_OUT, _LEFT_OUT_WORDS = "left_out", ("left out", "could not be read", "damaged")
 #: One more column, after these, where the records of some run were thinned.
 NOTE = "note"

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmetric.detectors.memory_slope import InputWait, MemorySlope
+from rmetric.detectors.input_wait import InputWait
+from rmetric.detectors.memory_slope import MemorySlope
 from rmetric.evaluation import judge_run
 from rmetric.records import Record
 

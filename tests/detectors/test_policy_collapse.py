@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmetric.detectors.log_end import WithLogEnd
-from rmetric.detectors.policy_collapse import RULES, PolicyCollapse, Stretches
+from rmetric.detectors.policy_collapse import RULES, PolicyCollapse
 from rmetric.detectors.registry import make_detector
+from rmetric.detectors.stretches import Stretches
 from rmetric.evaluation import judge_run
 from rmetric.evaluation.verdict_words import SEVERITY
 from rmetric.records import Record
@@ -136,11 +137,11 @@ def test_stretches_are_means_of_all_values_in_order(values):
     stretches = Stretches()
     for step, value in enumerate(values):
         stretches.add(step, value)
-    length = (len(values) // max(1, len(stretches.means))) if len(values) >= 64 else 1
+    length = (len(values) // max(1, len(stretches.levels))) if len(values) >= 64 else 1
     length = 1 << (length.bit_length() - 1)
     means = [np.mean(values[i : i + length]) for i in range(0, len(values), length)]
     means = means[: len(values) // length]
-    assert stretches.means == pytest.approx(means, abs=1e-6)
+    assert stretches.levels == pytest.approx(means, abs=1e-6)
     assert stretches.begins == list(range(0, len(means) * length, length))
 
 

@@ -706,7 +706,8 @@ class Rewarded(Trainer):
     def log(self, logs, *args, **kwargs):
         if "loss" in logs:
             lost = self.state.global_step > 40
-            logs |= {"reward": 0.0 if lost else 0.02 * self.state.global_step, "kl": 0.01}
+            reward = 0.0 if lost else 0.02 * self.state.global_step
+            logs |= {"reward": reward, "kl": 0.01, "memory(GiB)": 20.0}  # memory is no policy's
         super().log(logs, *args, **kwargs)
 
 

@@ -1,6 +1,7 @@
 """Learning rates against their plan, and steps that change nothing."""
 
 from math import cos, inf, nan, pi
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from rmetric.detectors.no_update import NoUpdate
 from rmetric.evaluation import judge_run
 from rmetric.monitor import Monitor
 from rmetric.monitor.actions import SkipStep
+from rmetric.monitor.judges import UpdateJudge
 from rmetric.monitor.learning_rates import LearningRates
 from rmetric.records import Record
 
@@ -210,6 +212,24 @@ def test_an_alert_of_its_own_names_the_rate_at_its_step(scheduler, caplog):
 
 def test_an_alert_of_its_own_names_gradients_that_are_zero():
     assert trained(dead) == [(24, "no_update", 20)]
+
+
+def test_a_lost_reward_is_forgotten_where_the_training_goes_back():
+    raised = []
+    delivery = SimpleNamespace(
+        rank_sync=None, new_alert=lambda *alert: alert,
+        raise_alert=lambda alert, shared: raised.append(alert[:2]),
+    )  # fmt: skip
+    judge = UpdateJudge(None, delivery)
+    records = [Record(step=n, policy={"reward": n / 20 if n <= 20 else 0.0}) for n in range(1, 30)]
+    for record in records:
+        judge.update(record)
+    assert raised[0] == (22, "policy")
+    raised.clear()
+    judge.restart()
+    for record in records[20:]:
+        judge.update(record)
+    assert raised == []
 
 
 def test_the_step_with_the_wrong_rate_is_the_one_that_is_skipped():

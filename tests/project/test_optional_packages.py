@@ -89,6 +89,12 @@ def test_a_replay_without_matplotlib_says_how_to_get_plots(bare, tmp_path):
     assert (done.returncode, done.stderr) == (
         2, 'error: rmetric replay needs matplotlib: pip install "rmetric[plot]"\n'
     )  # fmt: skip
+    (tmp_path / "b.jsonl").write_text(lines)
+    compared = ("-m", "rmetric", "compare", "a.jsonl", "b.jsonl", "--gate", "g.md")
+    assert run(bare, *compared, folder=tmp_path).returncode == 5
+    (tmp_path / "g.md").unlink()
+    done = run(bare, *compared, "--page", "p.html", folder=tmp_path)
+    assert (done.returncode, done.stdout, (tmp_path / "g.md").exists()) == (2, "", False)
 
 
 @pytest.mark.studies

@@ -156,10 +156,6 @@ def _norms(run):
     return [float(np.mean(record.worker_gradient_norms)) for record in run.records]
 
 
-def _losses(run):
-    return [record.validation_loss for record in run.records]
-
-
 #: Rows of no registered detector: settings of the metric, or the alarms of a run in plain Python.
 STREAMED = {
     "sigma_paired": CONFIG.with_mode("SIGMA_ONLY"),
@@ -169,7 +165,10 @@ STREAMED = {
     "authors_true_mean": replace(RMetricConfig.authors_simulator(), variant="paper"),
     "readme_weights": replace(CONFIG, weights=RMetricConfig.authors_readme().weights),
     "gradient_norm": lambda run: [norm > 100 for norm in _norms(run)],
-    "loss_jump": lambda run: [False, *(b - a > 0.15 for a, b in pairwise(_losses(run)))],
+    "loss_jump": lambda run: [
+        False,
+        *(b.validation_loss - a.validation_loss > 0.15 for a, b in pairwise(run.records)),
+    ],
     "norm_jump": lambda run: [False, *(b / a > 2 for a, b in pairwise(_norms(run)))],
     "at_onset": lambda run: [
         record.step == PublishedDynamics().onset_step for record in run.records

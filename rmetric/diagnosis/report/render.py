@@ -42,9 +42,8 @@ _SURE_OF = {
 }
 #: What a title without a cause may begin with.
 _UNKNOWN_PREFIXES = ("Cause unknown", "Outcome unknown")
-#: Suspects in the first line, and how much less than the first one's their score may be.
+#: Suspects in the first line.
 _NAMED = 2
-_SCORE_GAP = 0.1
 _AND_MORE = " (and {} more)"
 #: Least number of characters of a candidate's title, and the largest of an attempt's.
 _FEWEST = 30
@@ -148,10 +147,9 @@ def _outcome(diagnosis: Diagnosis) -> str:
 def where(diagnosis: Diagnosis) -> str:
     """Affected ranks or nodes; "" where the logs name none."""
     if diagnosis.nodes:
-        first = diagnosis.nodes[0]
-        if not _is_known(first.name):
+        if not _is_known(diagnosis.nodes[0].name):
             return ""
-        close = [one for one in diagnosis.nodes if one.score > first.score - _SCORE_GAP]
+        close = diagnosis.leading
         named = " and ".join(place(one) for one in close[:_NAMED])
         more = len(close) - _NAMED
         return f"{named} and {more} more" if more > 0 else named
