@@ -74,6 +74,7 @@ def _diagnosis(folder: RunFolder, into: Path) -> Diagnosis:
     """The diagnosis of a look, which is saved in its folder."""
     from rmetric.diagnosis.decide import diagnose
 
-    found = diagnose(stacks.paths_of(folder, into))
+    stacks.add_output(folder, into)
+    found = diagnose(into)
     write_atomically(into / "diagnosis.json", [as_json(found)])
     return found

@@ -5,8 +5,9 @@ It follows from the diagnosis alone, so its confidence is that of the cause.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from shlex import quote
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rmetric.diagnosis.result import Diagnosis
@@ -29,11 +30,28 @@ class Restart:
     nodes: tuple[str, ...] = ()
 
     @property
+    def slurm(self) -> str:
+        """The option of sbatch and srun that leaves the nodes out; empty without any."""
+        return f"--exclude={','.join(map(quote, self.nodes))}" if self.nodes else ""
+
+    @property
+    def kubernetes(self) -> str:
+        """The command that keeps new pods from the nodes; empty without any."""
+        names = " ".join(map(quote, self.nodes))
+        return f"kubectl taint nodes {names} rmetric=suspect:NoSchedule" if names else ""
+
+    @property
     def text(self) -> str:
-        """One line, with the option of Slurm that leaves the nodes out."""
+        """One line, with how Slurm and Kubernetes leave the nodes out."""
         what = {"stop": "no", "restart": "yes"}.get(self.action)
-        what = what or f"yes, without {', '.join(self.nodes)} (--exclude={','.join(self.nodes)})"
-        return f"{what}: {self.why}"
+        without = f"yes, without {', '.join(self.nodes)} ({self.slurm}; {self.kubernetes})"
+        return f"{what or without}: {self.why}"
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it, in plain values."""
+        return asdict(self) | {
+            name: getattr(self, name) for name in ("text", "slurm", "kubernetes")
+        }
 
 
 def restart_advice(diagnosis: Diagnosis) -> Restart | None:

@@ -15,6 +15,7 @@ from torch import nn  # noqa: E402
 from torch.optim import lr_scheduler as schedulers  # noqa: E402
 
 from rmetric._util.background import Background  # noqa: E402
+from rmetric._util.webhook import FORMS, _request, checked_url  # noqa: E402
 from rmetric.logs import read_log  # noqa: E402
 from rmetric.monitor import Alert, Monitor, MonitorConfig  # noqa: E402
 from rmetric.monitor.actions import (  # noqa: E402
@@ -329,6 +330,50 @@ class TestWebhook:
         assert content_type == "application/json"
         assert list(body) == ["text"]
         assert text.startswith("run &lt;7&gt;: step 12, rank 0: non_finite: loss is nan")
+
+    @pytest.mark.parametrize(
+        ("form", "query", "wanted"),
+        [
+            ("slack", "", {"text": "run &lt;7&gt;: step 5: x"}),
+            ("discord", "", {
+                "content": "run <7>: step 5: x", "allowed_mentions": {"parse": []},
+            }),
+            ("pagerduty", "?routing_key=R0UTE", {
+                "routing_key": "R0UTE", "event_action": "trigger",
+                "payload": {
+                    "summary": "run <7>: step 5: x", "source": socket.gethostname(),
+                    "severity": "error",
+                },
+            }),
+        ],
+    )  # fmt: skip
+    def test_each_service_gets_its_own_form(self, form, query, wanted):
+        with WebhookServer() as server:
+            webhook = Webhook(f"{form}+{server.url}/hook{query}", title="run <7>")
+            webhook._send("step 5: x", "a", "a")
+            webhook.close()
+            ((path, _, body),) = server.messages
+        assert (path, body) == ("/hook", wanted)
+
+    def test_the_host_tells_the_form_and_pagerduty_needs_its_key(self):
+        hosts = {
+            "https://hooks.slack.com/services/T/B/x": "slack",
+            "https://discord.com/api/webhooks/1/x": "discord",
+            "https://ptb.discord.com/api/webhooks/1/x": "discord",
+            "https://discord.com/api/webhooks/1/x/slack": "slack",
+            "https://notdiscord.com/x": "plain",
+            "https://events.eu.pagerduty.com/v2/enqueue?routing_key=R": "pagerduty",
+            "https://relay.example/discord+x": "plain",
+        }
+        for url, form in hosts.items():
+            message = {"text": "a < b", "step": 7}
+            sent = json.loads(_request(checked_url(url, "--webhook"), message, "plain").data)
+            assert sent == FORMS[form].body(message, "R"), url
+        with pytest.raises(ValueError, match=r"must end with \?routing_key=\.\.\.") as refused:
+            checked_url("https://events.pagerduty.com/v2/enqueue?SECRET", "--webhook")
+        assert "SECRET" not in str(refused.value)
+        long = FORMS["discord"].body({"text": "x" * 3000}, "")["content"]
+        assert len(long) == 2000  # more is refused
 
     def test_what_was_held_back_is_told_by_the_next_message(self, monkeypatch):
         now = [0.0]

@@ -160,6 +160,22 @@ class _Failure(_End, kw_only=True):
         return f"FAILED: {self.words}{where}{self.saved}{see}"
 
 
+class _Advice(JournalLine, kw_only=True):
+    confidence: float
+    rank: Count | None = None
+    restart: dict[str, Any] | None = None
+    look: str = ""
+
+    def text(self, unit: str) -> str:
+        who = (
+            "" if self.rank is None or f"rank {self.rank} " in self.words else f", rank {self.rank}"
+        )
+        sure = f" ({self.confidence:.0%})" if self.restart else ""
+        see = f"; see {self.look}" if self.look else ""
+        again = f"; restart: {self.restart.get('text')}" if self.restart else ""
+        return f"diagnosis: {self.words}{who}{sure}{see}{again}"
+
+
 class _Over(_End, kw_only=True):
     outcome: str
 
@@ -222,6 +238,7 @@ _KINDS: dict[str, type[JournalLine]] = {
     "answered": _Answered,
     "verdict": _Verdict,
     "failure": _Failure,
+    "advice": _Advice,
     "ended": _Ended,
     "dropped": _Dropped,
     "waiting": _Waiting,

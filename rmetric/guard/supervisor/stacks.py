@@ -16,7 +16,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -24,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from rmetric._util.durable import no_follow, write_atomically
-from rmetric._util.errors import error_text
 from rmetric.guard.run_folder import STACK_SIGNAL, Heartbeat, RunFolder
 from rmetric.guard.supervisor.allocation import all_of
 from rmetric.guard.supervisor.journal import read_journal
@@ -123,45 +121,22 @@ def new_look(folder: RunFolder) -> Path:
     return folder.stacks / str(max(numbers, default=0) + 1)
 
 
-def diagnosed(folder: RunFolder, paths: Sequence[Path], seconds: float) -> dict[str, Any]:
-    """What `rmetric diagnose --json` says of files, in a process of its own.
-
-    Raises:
-        ValueError: there is no answer, in words for "no diagnosis: ...".
-    """
-    command = [sys.executable, "-m", "rmetric", "diagnose", *map(str, paths), "--json"]
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds
-        )
-    except subprocess.TimeoutExpired:
-        raise ValueError(f"it took longer than {seconds:g} s") from None
-    except OSError as error:
-        raise ValueError(error_text(error)) from None
-    try:
-        found: dict[str, Any] = json.loads(done.stdout)
-    except ValueError:
-        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise ValueError(said[-1] if said else f"it ended with {done.returncode}") from None
-    return found
+def add_output(folder: RunFolder, into: Path) -> None:
+    """Add the output of the last launch, if there is one, to the folder of a look."""
+    log = folder.path / launch_log(_last_launch(folder).get("launch", 0))
+    if log.is_file():
+        log_end(log, into / log.name)
 
 
-def paths_of(folder: RunFolder, into: Path) -> list[Path]:
-    """What is diagnosed of a look: its folder, and the output of the last launch if there is one.
-
-    Of a long output the end is copied into the folder.
-    """
-    launch = _last_launch(folder).get("launch")
-    log = folder.path / launch_log(launch) if launch else None
-    if log is None or not log.is_file():
-        return [into]
+def log_end(log: Path, into: Path) -> None:
+    """Make `into` a link to a log, or, of a long one, a file with its last `LOG_BYTES`."""
     if log.stat().st_size <= LOG_BYTES:
-        return [into, log]
+        into.symlink_to(log.resolve())
+        return
     with open(log, "rb", opener=no_follow) as file:
         file.seek(-LOG_BYTES, os.SEEK_END)
         file.readline()  # cut off
-        write_atomically(into / log.name, file)
-    return [into]
+        write_atomically(into, file)
 
 
 def _last_launch(folder: RunFolder) -> dict[str, Any]:

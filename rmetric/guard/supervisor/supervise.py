@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -23,9 +23,11 @@ import numpy as np
 
 from rmetric._util.durable import write_atomically
 from rmetric._util.errors import require
+from rmetric._util.webhook import WebhookSender
 from rmetric.guard.checkpoint_dir import last_checkpoint
 from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.supervisor import events, processes
+from rmetric.guard.supervisor.advice import Adviser
 from rmetric.guard.supervisor.allocation import Planner, Pool
 from rmetric.guard.supervisor.attempt import Attempt
 from rmetric.guard.supervisor.core import Core, RestartPolicy
@@ -53,6 +55,8 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SAVING = signal.SIGUSR1
 #: Seconds from TERM to KILL where the ranks wait for one that is lost, and nothing is saved.
 QUICK_GRACE = 0.5
+#: Events that a webhook is told of.
+POSTED = ("failure", "advice", "dropped", "not saved", "over")
 #: Exit code after an internal error.
 CODE_INTERNAL_ERROR = 1
 
@@ -86,11 +90,19 @@ class WatchOptions:
         sources: sources of GPU verdicts, beside the files in the run folder.
         log: training log for the calibrated detector; None for none.
         echo: print the output of the training.
+        look_seconds: that a diagnosis may take, from 0 for none; a hang is ended after it.
+        webhook: told of failures, diagnoses and the end; None for none.
     """
 
     sources: list[VerdictSource] = field(default_factory=list)
     log: Path | None = None
     echo: bool = False
+    look_seconds: float = 0.0
+    webhook: WebhookSender | None = None
+
+    def __post_init__(self) -> None:
+        fits = 0 <= self.look_seconds < inf
+        require("look_seconds", self.look_seconds, fits, "a number of seconds from 0")
 
 
 class Supervisor:
@@ -149,6 +161,7 @@ class Supervisor:
         self._code: int | None = None
         self._adopts_orphans = adopt
         self._unit = unit_of(program, pool)
+        self._adviser = Adviser(folder, program, self.watching.look_seconds)
         self._spare = None
         if spare and len(pool) == 1 and not any(program.prefixes.values()):
             self._spare = WarmSpare(preload, folder.logs / "spare.log")
@@ -197,9 +210,13 @@ class Supervisor:
                 stop()
             if self._spare is not None:
                 self._spare.close()
+            while self._adviser.pending and self._code is not None:
+                self._take_advice(wait=True)
             if self._code is None:  # KeyboardInterrupt, for example: leave no process behind
                 self._end("the supervisor failed")
             self._write_summary()
+            if self.watching.webhook is not None:
+                self.watching.webhook.close()
 
     def _stop_after(self, error: Exception) -> int:
         """End the training after an internal error, with a checkpoint if it makes one in time."""
@@ -321,7 +338,10 @@ class Supervisor:
     def _look(self, now: float) -> None:
         """Send the events of the launch since the last poll."""
         attempt = self._attempt
+        self._take_advice()
         for event in attempt.look(now) if attempt else ():
+            if isinstance(event, events.LaunchHung) and self.core.phase == "running":
+                event = replace(event, failure=self._looked_at(event.failure))
             self._send(event)
         if attempt and self._spare is not None and (attempt.tracker.step or 0) > 0:
             if problem := self._spare.problem():
@@ -335,6 +355,34 @@ class Supervisor:
             self._record("trouble", words=words)
         if attempt and self.watching.echo:
             attempt.echo()
+
+    def _looked_at(self, failure: LaunchFailure) -> LaunchFailure:
+        """The failure of a hang with the rank that the diagnosis of its ranks names."""
+        attempt = self._attempt
+        if attempt is None or not attempt.tracker.beats or not self._adviser.seconds:
+            return failure
+        try:
+            found = self._adviser.of_hang(attempt.number)
+        except ValueError as error:
+            self._record("trouble", words=f"no diagnosis: {error}")
+            return failure
+        self._record("advice", **found)
+        rank = found["rank"]
+        # A stopped or dead process is certain; a stack that tells otherwise is not.
+        if rank is None or found["outcome"] != "failed" or failure.rank == rank or failure.certain:
+            return failure
+        gpu = attempt.allocation.gpu_of(rank)
+        words, node = f"{failure.words}; {found['words']}", gpu[0] if gpu else ""
+        return replace(failure, words=words, rank=rank, node=node, gpu=None)
+
+    def _take_advice(self, *, wait: bool = False) -> None:
+        try:
+            found = self._adviser.take(self._adviser.seconds if wait else 0.0)
+        except ValueError as error:
+            self._record("trouble", words=f"no diagnosis: {error}")
+            return
+        if found is not None:
+            self._record("advice", **found)
 
     def _send(self, event: SupervisorEvent) -> None:
         before = self.core.restarts
@@ -373,6 +421,8 @@ class Supervisor:
         if note.failure is not None and self._attempt is not None:
             self._attempt.progress(time.monotonic())
             fields |= self._attempt.failure_fields(note.failure)
+            if note.failure.kind not in ("hang", "gpu"):
+                self._adviser.want(self._attempt.number)
         self._record(note.event, **fields)
 
     def _launch(self, action: events.StartLaunch) -> None:
@@ -427,7 +477,7 @@ class Supervisor:
                 grace = min(grace, QUICK_GRACE)
         if self._adopts_orphans:
             also += processes.children()
-        keep = self._spare.pids if self._spare else []
+        keep = [*(self._spare.pids if self._spare else []), *self._adviser.pids]
         ending = processes.end_everywhere(
             self._token, self.program, grace=grace, also=set(also) - set(keep), keep=keep
         )
@@ -446,6 +496,8 @@ class Supervisor:
             line = self.journal.lines[-1]
         if words := console_line(line, self._unit):
             self._print_line(words)
+            if self.watching.webhook is not None and event in POSTED:
+                self.watching.webhook.post({"text": f"{self.folder.path.name}: {words}"})
 
     def _write_summary(self) -> None:
         try:
