@@ -12,14 +12,12 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rmetric._util.errors import error_text, exit_code_of, fail
 from rmetric._util.options import DEFAULT_GPU, layout_of, path_in, seconds, share, whole
-from rmetric._util.webhook import WebhookSender
 from rmetric.guard.layout import Layout
 from rmetric.guard.planner import BatchSpec
 from rmetric.guard.planner.cluster import GPUS, Cluster
@@ -39,7 +37,6 @@ from rmetric.telemetry.risk import RiskConfig
 
 LOCKED = 3
 NVML_SECONDS = 10.0
-LOOK_SECONDS = 60.0
 #: Of one node; more than any has.
 MOST_GPUS = 1024
 EXAMPLES = """examples:
@@ -69,6 +66,7 @@ _TIMEOUTS = {
 }
 _INTERVALS = {
     "poll": "between two checks of the training and its folder",
+    "look": "for a diagnosis, before a hang is ended, and beside other restarts; 0: none",
     "grace": "for processes to exit before they are killed; 0.5 after a rank died or hung",
 }
 #: Class of the settings, these, and the suffix of their options.
@@ -115,11 +113,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--nvml-seconds", type=seconds, metavar="N",
         help="interval at which this machine's GPUs are read (default: 10 if there are any; 0: "
         "never); FOLDER/telemetry is always read",
-    )  # fmt: skip
-    watching.add_argument(
-        "--look-seconds", type=float, default=LOOK_SECONDS, metavar="N",
-        help="that a diagnosis may take: of the ranks before a hang is ended, of the output beside "
-        "any other restart; 0: none (default: %(default)g)",
     )  # fmt: skip
     watching.add_argument(
         "--webhook", metavar="URL", default=os.environ.get("RMETRIC_WEBHOOK"),
@@ -275,26 +268,16 @@ def _supervisor(options: argparse.Namespace) -> Supervisor:
         restart_policy=restart_policy,
         timeouts=timeouts,
         intervals=intervals,
-        watching=_watching(options, pool),
+        watching=WatchOptions(
+            sources=_sources(options, pool),
+            log=options.watch_log,
+            echo=options.echo,
+            webhook=options.webhook,
+        ),
         again=options.again,
         spare=options.spare,
         preload=options.preload,
         adopt=True,
-    )
-
-
-def _watching(options: argparse.Namespace, pool: dict[str, tuple[int, ...]]) -> WatchOptions:
-    def report(problem: str) -> None:
-        print(f"the webhook {problem}: an event was not posted", file=sys.stderr, flush=True)
-
-    return WatchOptions(
-        sources=_sources(options, pool),
-        log=options.watch_log,
-        echo=options.echo,
-        look_seconds=options.look_seconds,
-        webhook=WebhookSender(options.webhook, "--webhook", report, tries=2, form="slack")
-        if options.webhook
-        else None,
     )
 
 

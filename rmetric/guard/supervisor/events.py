@@ -20,7 +20,6 @@ class LaunchFailure:
         node: node of that process; empty if unknown or with a single node.
         gpu: GPU implicated by the evidence; None for none.
         lasting: it occurs again at each start; see `failure_class`.
-        certain: its rank is stopped or gone.
     """
 
     kind: str
@@ -30,7 +29,6 @@ class LaunchFailure:
     node: str = ""
     gpu: Gpu | None = None
     lasting: bool = False
-    certain: bool = False
 
     @property
     def signature(self) -> str:

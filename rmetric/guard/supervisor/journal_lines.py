@@ -164,16 +164,12 @@ class _Advice(JournalLine, kw_only=True):
     confidence: float
     rank: Count | None = None
     restart: dict[str, Any] | None = None
-    look: str = ""
 
     def text(self, unit: str) -> str:
-        who = (
-            "" if self.rank is None or f"rank {self.rank} " in self.words else f", rank {self.rank}"
-        )
-        sure = f" ({self.confidence:.0%})" if self.restart else ""
-        see = f"; see {self.look}" if self.look else ""
-        again = f"; restart: {self.restart.get('text')}" if self.restart else ""
-        return f"diagnosis: {self.words}{who}{sure}{see}{again}"
+        said = self.rank is None or f"rank {self.rank} " in self.words
+        words = f"diagnosis: {self.words}{'' if said else f', rank {self.rank}'}"
+        sure = f" ({self.confidence:.0%}); restart: "
+        return f"{words}{sure}{self.restart['text']}" if self.restart else words
 
 
 class _Over(_End, kw_only=True):

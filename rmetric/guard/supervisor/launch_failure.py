@@ -132,16 +132,15 @@ def explain_hang(
         who = f"rank {rank} is at step {first.step}, the others at {least} or later"
     else:
         who = f"all ranks are at step {max(beat.step for beat in beats.values())}"
-    named, odd = rank if alone else None, odd_one_out(states or {})
-    if odd:
+    named = rank if alone else None
+    if odd := odd_one_out(states or {}):
         # A stopped process is no evidence against its GPU, so none is named for it alone.
         who, named = f"{who}; {odd.words}", odd.rank
         gpu = gpu if odd.rank == rank and not odd.stopped else None
     words = f"no heartbeat for {silent:.0f} s while {first.phase}, the limit is {limit:g}; {who}"
     of_named = allocation.gpu_of(named) if named is not None else None
     node = of_named[0] if of_named else ""
-    certain = odd is not None and odd.certain
-    return LaunchFailure(kind="hang", words=words, rank=named, gpu=gpu, node=node, certain=certain)
+    return LaunchFailure(kind="hang", words=words, rank=named, gpu=gpu, node=node)
 
 
 def names_device(words: str) -> bool:

@@ -52,15 +52,11 @@ class ProcessState:
 
 @dataclass(frozen=True, kw_only=True)
 class OddRank:
-    """Rank whose process is in another state than those of the others, with the evidence.
-
-    `certain`: it is stopped or gone.
-    """
+    """Rank whose process is in another state than those of the others, with the evidence."""
 
     rank: int
     words: str
     stopped: bool = False
-    certain: bool = False
 
 
 def read_states(beats: Mapping[int, Heartbeat]) -> dict[int, ProcessState]:
@@ -109,7 +105,7 @@ def odd_one_out(states: Mapping[int, ProcessState]) -> OddRank | None:
         if len(found) == 1 and len(states) > 1:
             of = states[found[0]]
             words = f"rank {found[0]} (process {of.pid}) is {of.words}"
-            return OddRank(rank=found[0], words=words, stopped=letters is STOPPED, certain=True)
+            return OddRank(rank=found[0], words=words, stopped=letters is STOPPED)
         if found:
             return None
     kinds = Counter((of.state, of.waits_in) for of in states.values())

@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -69,16 +70,18 @@ class Intervals:
         poll: between two polls of the run folder.
         progress: between two `progress` lines of the journal.
         grace: from TERM to KILL, at most `QUICK_GRACE` after a rank has died or hung.
+        look: for a diagnosis, at most; the processes of a hang are ended after it. 0 for none.
     """
 
     poll: float = 1.0
     progress: float = 30.0
     grace: float = 15.0
+    look: float = 60.0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            above = (name == "grace" and value == 0) or 0 < value < inf
-            least = "from 0" if name == "grace" else "above 0"
+            above = (name in ("grace", "look") and value == 0) or 0 < value < inf
+            least = "from 0" if name in ("grace", "look") else "above 0"
             require(name, value, above, f"a number of seconds {least}")
 
 
@@ -90,19 +93,13 @@ class WatchOptions:
         sources: sources of GPU verdicts, beside the files in the run folder.
         log: training log for the calibrated detector; None for none.
         echo: print the output of the training.
-        look_seconds: that a diagnosis may take, from 0 for none; a hang is ended after it.
-        webhook: told of failures, diagnoses and the end; None for none.
+        webhook: URL that failures, diagnoses and the end are posted to; None for none.
     """
 
     sources: list[VerdictSource] = field(default_factory=list)
     log: Path | None = None
     echo: bool = False
-    look_seconds: float = 0.0
-    webhook: WebhookSender | None = None
-
-    def __post_init__(self) -> None:
-        fits = 0 <= self.look_seconds < inf
-        require("look_seconds", self.look_seconds, fits, "a number of seconds from 0")
+    webhook: str | None = None
 
 
 class Supervisor:
@@ -161,7 +158,12 @@ class Supervisor:
         self._code: int | None = None
         self._adopts_orphans = adopt
         self._unit = unit_of(program, pool)
-        self._adviser = Adviser(folder, program, self.watching.look_seconds)
+        self._adviser = Adviser(folder, program, self.intervals.look)
+        self._advisers = ThreadPoolExecutor(1)
+        self._advice: list[Future[dict[str, Any]]] = []
+        self._webhook: WebhookSender | None = None
+        if url := self.watching.webhook:
+            self._webhook = WebhookSender(url, "--webhook", self._unposted, tries=2, form="slack")
         self._spare = None
         if spare and len(pool) == 1 and not any(program.prefixes.values()):
             self._spare = WarmSpare(preload, folder.logs / "spare.log")
@@ -210,13 +212,15 @@ class Supervisor:
                 stop()
             if self._spare is not None:
                 self._spare.close()
-            while self._adviser.pending and self._code is not None:
-                self._take_advice(wait=True)
+            self._take_advice(to_the_end=True)
             if self._code is None:  # KeyboardInterrupt, for example: leave no process behind
                 self._end("the supervisor failed")
             self._write_summary()
-            if self.watching.webhook is not None:
-                self.watching.webhook.close()
+            if self._webhook is not None:
+                self._webhook.close()
+
+    def _unposted(self, problem: str) -> None:
+        self._print_line(f"the webhook {problem}; an event was not posted")
 
     def _stop_after(self, error: Exception) -> int:
         """End the training after an internal error, with a checkpoint if it makes one in time."""
@@ -340,7 +344,7 @@ class Supervisor:
         attempt = self._attempt
         self._take_advice()
         for event in attempt.look(now) if attempt else ():
-            if isinstance(event, events.LaunchHung) and self.core.phase == "running":
+            if isinstance(event, events.LaunchHung):
                 event = replace(event, failure=self._looked_at(event.failure))
             self._send(event)
         if attempt and self._spare is not None and (attempt.tracker.step or 0) > 0:
@@ -358,30 +362,31 @@ class Supervisor:
 
     def _looked_at(self, failure: LaunchFailure) -> LaunchFailure:
         """The failure of a hang with the rank that the diagnosis of its ranks names."""
-        attempt = self._attempt
-        if attempt is None or not attempt.tracker.beats or not self._adviser.seconds:
+        attempt, running = self._attempt, self.core.phase == "running"
+        if attempt is None or not (running and attempt.tracker.beats and self._adviser.seconds):
             return failure
-        try:
-            found = self._adviser.of_hang(attempt.number)
-        except ValueError as error:
-            self._record("trouble", words=f"no diagnosis: {error}")
+        found = self._adviser.of_hang(attempt.number)
+        self._record_advice(found)
+        rank = found.get("rank")
+        if rank in (None, failure.rank) or found["outcome"] != "failed":
             return failure
-        self._record("advice", **found)
-        rank = found["rank"]
-        # A stopped or dead process is certain; a stack that tells otherwise is not.
-        if rank is None or found["outcome"] != "failed" or failure.rank == rank or failure.certain:
-            return failure
-        gpu = attempt.allocation.gpu_of(rank)
-        words, node = f"{failure.words}; {found['words']}", gpu[0] if gpu else ""
-        return replace(failure, words=words, rank=rank, node=node, gpu=None)
+        words = f"{failure.words}; rank {rank} by the diagnosis of {found['look']}"
+        return replace(failure, words=words, rank=rank, gpu=None)
 
-    def _take_advice(self, *, wait: bool = False) -> None:
-        try:
-            found = self._adviser.take(self._adviser.seconds if wait else 0.0)
-        except ValueError as error:
-            self._record("trouble", words=f"no diagnosis: {error}")
-            return
-        if found is not None:
+    def _take_advice(self, *, to_the_end: bool = False) -> None:
+        """Record the diagnoses of failures that are made, at the end also those to come."""
+        if to_the_end and (self._code is None or self._code > 128):  # nobody may wait
+            for process in [*self._adviser.processes.values()]:
+                process.kill()
+            self._advisers.shutdown(cancel_futures=True)
+        while self._advice and (to_the_end or self._advice[0].done()):
+            if not (one := self._advice.pop(0)).cancelled():
+                self._record_advice(one.result())
+
+    def _record_advice(self, found: dict[str, Any]) -> None:
+        if "trouble" in found:
+            self._record("trouble", words=found["trouble"])
+        else:
             self._record("advice", **found)
 
     def _send(self, event: SupervisorEvent) -> None:
@@ -421,8 +426,9 @@ class Supervisor:
         if note.failure is not None and self._attempt is not None:
             self._attempt.progress(time.monotonic())
             fields |= self._attempt.failure_fields(note.failure)
-            if note.failure.kind not in ("hang", "gpu"):
-                self._adviser.want(self._attempt.number)
+            if note.failure.kind not in ("hang", "gpu") and self._adviser.seconds:
+                ask = self._advisers.submit(self._adviser.of_failure, self._attempt.number)
+                self._advice.append(ask)
         self._record(note.event, **fields)
 
     def _launch(self, action: events.StartLaunch) -> None:
@@ -477,7 +483,7 @@ class Supervisor:
                 grace = min(grace, QUICK_GRACE)
         if self._adopts_orphans:
             also += processes.children()
-        keep = [*(self._spare.pids if self._spare else []), *self._adviser.pids]
+        keep = [*(self._spare.pids if self._spare else []), *self._adviser.processes]
         ending = processes.end_everywhere(
             self._token, self.program, grace=grace, also=set(also) - set(keep), keep=keep
         )
@@ -496,8 +502,8 @@ class Supervisor:
             line = self.journal.lines[-1]
         if words := console_line(line, self._unit):
             self._print_line(words)
-            if self.watching.webhook is not None and event in POSTED:
-                self.watching.webhook.post({"text": f"{self.folder.path.name}: {words}"})
+            if self._webhook is not None and event in POSTED:
+                self._webhook.post({"text": f"{self.folder.path.name}: {words}"})
 
     def _write_summary(self) -> None:
         try:

@@ -22,7 +22,7 @@ from rmetric.guard.supervisor.core import RestartPolicy
 from rmetric.guard.supervisor.journal import FolderLockedError, folder_lock, read_journal
 from rmetric.guard.supervisor.launch_processes import Program
 from rmetric.guard.supervisor.summary import summarise
-from rmetric.guard.supervisor.supervise import Intervals, Supervisor
+from rmetric.guard.supervisor.supervise import Intervals, Supervisor, WatchOptions
 from rmetric.guard.supervisor.watch import Timeouts
 from rmetric.telemetry.lines import verdict_line
 from rmetric.telemetry.verdict import GpuVerdict
@@ -54,7 +54,18 @@ class Told:
         return not processes.of_launches(token)
 
 
-def supervisor(folder, faults=(), *, more=(), gpus=2, timeouts=None, batch=None, **settings):
+def supervisor(
+    folder,
+    faults=(),
+    *,
+    more=(),
+    gpus=2,
+    timeouts=None,
+    batch=None,
+    look=0,
+    webhook=None,
+    **settings,
+):
     folder.mkdir(exist_ok=True)
     (folder / "faults.json").write_text(json.dumps(list(faults)))
     chosen = {"backoff_seconds": 0.01, "save_seconds": 5.0, "settle_seconds": 1.0} | settings
@@ -65,7 +76,8 @@ def supervisor(folder, faults=(), *, more=(), gpus=2, timeouts=None, batch=None,
         shrink_data(Layout(data=gpus, accumulation=1 if batch is None else batch // gpus), batch),
         restart_policy=RestartPolicy(**chosen),
         timeouts=timeouts or Timeouts(start=20.0, hang=20.0),
-        intervals=Intervals(poll=0.03, progress=0.05, grace=0.2),
+        intervals=Intervals(poll=0.03, progress=0.05, grace=0.2, look=look),
+        watching=WatchOptions(webhook=webhook),
         print_line=lambda line: None,
     )
 
