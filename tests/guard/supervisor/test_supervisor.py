@@ -26,6 +26,7 @@ from rmetric.guard.supervisor.supervise import Intervals, Supervisor, WatchOptio
 from rmetric.guard.supervisor.watch import Timeouts
 from rmetric.telemetry.lines import verdict_line
 from rmetric.telemetry.verdict import GpuVerdict
+from tests.monitor.webhook_server import WebhookServer
 
 SMALL = str(Path(__file__).with_name("small_workers.py"))
 AGENT = (sys.executable, SMALL, "agent", "--ranks", "{gpus}", "--seconds", "0.01")
@@ -142,6 +143,24 @@ def test_a_hang_is_noticed_and_what_does_not_listen_is_killed(tmp_path):
     assert told.code == 0
     assert told.summary.incidents[0].notice_seconds > 0.3
     assert told.nobody_is_left()
+
+
+@pytest.mark.long
+def test_a_failure_is_diagnosed_beside_the_restart_and_the_webhook_is_told(tmp_path):
+    pytest.importorskip("drain3")
+    faults = [fault("raise"), fault("raise", launch=2)]
+    with WebhookServer() as server:
+        url = f"discord+{server.url}/hook"
+        told = run(tmp_path / "run", faults, look=60.0, webhook=url)
+    assert (told.code, told.summary.step) == (0, 20)
+    first, second = told.of("advice")
+    assert (first["launch"], second["launch"]) == (1, 2)
+    assert (first["restart"]["action"], second["restart"]["action"]) == ("restart", "stop")
+    assert "at the same step" in second["restart"]["why"]
+    posted = "\n".join(body["content"] for _, _, body in server.messages)
+    assert f"restart: {second['restart']['text']}" in posted
+    assert posted.count("FAILED: rank 1 failed") == 2
+    assert "finished: the training exited with 0" in posted
 
 
 @pytest.mark.long
