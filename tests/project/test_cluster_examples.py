@@ -1,0 +1,175 @@
+"""The examples for Slurm, Kubernetes, Prometheus and Grafana fit our commands and metrics."""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from rmetric.cli import COMMANDS
+from rmetric.telemetry.export import METRICS
+
+yaml = pytest.importorskip("yaml")
+FOLDER = Path(__file__).resolve().parents[2] / "examples"
+GRAFANA = FOLDER / "grafana"
+
+
+def parsed(words):
+    """The words of one of our commands as its own parser reads them; SystemExit if it does not."""
+    program, command, *arguments = words
+    assert program == "rmetric"
+    assert command in COMMANDS
+    parser = argparse.ArgumentParser()
+    import_module(f"rmetric.cli.{command}").add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+def exported():
+    """Names of all metrics, as they are scraped."""
+    pytest.importorskip("prometheus_client")
+    pytest.importorskip("torch")
+    from rmetric._util.prometheus import exposition
+    from rmetric.monitor.actions import Prometheus
+
+    names = {f"rmetric_gpu_{one.name}{'_total' * one.counter}" for one in METRICS}
+    action = Prometheus(textfile="unused.prom")
+    text = exposition(action).decode()
+    families = {family.name: family.type for family in action.collect()}
+    assert "# TYPE rmetric_step gauge" in text
+    return names | {f"{name}{'_total' * (kind == 'counter')}" for name, kind in families.items()}
+
+
+def queries():
+    board = json.loads((GRAFANA / "dashboard.json").read_text())
+    for panel in board["panels"]:
+        for target in panel.get("targets", ()):
+            yield panel["title"], target["expr"]
+    for variable in board["templating"]["list"]:
+        if variable["type"] == "query":
+            yield variable["name"], variable["query"]["query"]
+    for group in yaml.safe_load((GRAFANA / "rules.yml").read_text())["groups"]:
+        for rule in group["rules"]:
+            yield rule["alert"], rule["expr"]
+
+
+def test_each_metric_of_the_dashboard_and_the_rules_is_exported():
+    known, used = exported(), set()
+    for where, query in queries():
+        names = set(re.findall(r"\brmetric_\w+", query))
+        assert names <= known, where
+        used |= names
+    assert len(used) >= 15
+    assert "rmetric_gpu_level" in used
+
+
+def test_each_rule_has_a_made_case_in_which_it_fires():
+    rules = yaml.safe_load((GRAFANA / "rules.yml").read_text())["groups"]
+    names = {rule["alert"] for group in rules for rule in group["rules"]}
+    (cases,) = yaml.safe_load((GRAFANA / "rules_test.yml").read_text())["tests"]
+    fires = {one["alertname"] for one in cases["alert_rule_test"] if one.get("exp_alerts")}
+    assert fires == names
+    config = yaml.safe_load((GRAFANA / "prometheus.yml").read_text())
+    jobs = {job["job_name"] for job in config["scrape_configs"]}
+    text = (GRAFANA / "rules.yml").read_text()
+    assert set(re.findall(r'job="([^"]+)"', text)) <= jobs
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not installed")
+def test_promtool_takes_the_rules():
+    command = ["promtool", "test", "rules", "rules_test.yml"]
+    done = subprocess.run(command, cwd=GRAFANA, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_manifests_call_commands_with_options_that_exist():
+    job = yaml.safe_load((FOLDER / "kubernetes/job.yaml").read_text())
+    pod = job["spec"]["template"]["spec"]
+    (telemetry,), (train,) = pod["initContainers"], pod["containers"]
+    options = parsed(telemetry["command"])
+    assert (options.http, options.address) == (9401, "0.0.0.0")
+    options = parsed([*train["command"], *train["args"]])
+    assert options.command[0] == "torchrun"
+    assert options.stop_seconds < pod["terminationGracePeriodSeconds"]
+    refused = job["spec"]["podFailurePolicy"]["rules"][1]["onExitCodes"]
+    assert refused == {"containerName": train["name"], "operator": "In", "values": [2, 5, 6]}
+    jobset = yaml.safe_load((FOLDER / "kubernetes/jobset.yaml").read_text())
+    (workers,) = jobset["spec"]["replicatedJobs"]
+    (train,) = workers["template"]["spec"]["template"]["spec"]["containers"]
+    assert parsed([*train["command"], *train["args"]]).rescue
+    master = f"{jobset['metadata']['name']}-{workers['name']}-0-0.{jobset['metadata']['name']}"
+    assert f"--master-addr={master}" in train["args"]
+
+
+@pytest.fixture
+def tools(tmp_path):
+    """Stand-ins for rmetric and Slurm's commands, which note how they are called."""
+
+    def make(name, body):
+        path = tmp_path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(
+            f'#!/bin/bash\nprintf "%s\\n" {name} "$@" > {tmp_path}/{name}.args\n{body}\n'
+        )
+        path.chmod(0o755)
+
+    def called(name):
+        path = tmp_path / f"{name}.args"
+        return path.read_text().splitlines() if path.exists() else None
+
+    make("scontrol", '[ "$1" = show ] && printf "n1\\nn2\\n"')
+    make("logger", "")
+    return make, called, os.environ | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize(
+    ("code", "drained"), [(0, False), (1, True), (3, True), (2, False), (127, False)]
+)
+def test_slurms_prolog_drains_a_node_only_for_its_gpus(tools, code, drained):
+    make, called, environment = tools
+    make("rmetric", f"echo 'GPU 1: fatal, reset the GPU: Xid 79'; exit {code}")
+    done = subprocess.run(
+        ["bash", str(FOLDER / "slurm/check_gpus.sh")],
+        env=environment | {"SLURMD_NODENAME": "n1", "SLURM_SCRIPT_CONTEXT": "prolog_slurmd"},
+    )
+    assert parsed(called("rmetric")).once
+    assert done.returncode == drained
+    assert (called("logger") is not None) == (code in (2, 127))
+    if drained:
+        reason = (
+            f"Reason=rmetric prolog_slurmd: exit code {code} GPU 1: fatal, reset the GPU: Xid 79"
+        )
+        assert called("scontrol") == ["scontrol", "update", "NodeName=n1", "State=DRAIN", reason]
+    else:
+        assert called("scontrol") is None
+
+
+@pytest.mark.parametrize(("ends", "code"), [("sleep 60 & wait", 143), ("exit 6", 6)])
+def test_slurms_job_saves_and_is_queued_again_before_its_time_is_over(tools, tmp_path, ends, code):
+    make, called, environment = tools
+    make("rmetric", f"trap 'sleep 0.3; exit 143' TERM; touch {tmp_path}/begun; {ends}")
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_SUBMIT_DIR": str(tmp_path)}
+    with subprocess.Popen(
+        ["bash", str(FOLDER / "slurm/train.sbatch")], env=environment | job
+    ) as batch:
+        while not (tmp_path / "begun").exists():
+            time.sleep(0.02)
+        if code == 143:
+            time.sleep(0.2)
+            batch.terminate()  # as --signal=B:TERM does
+        assert batch.wait(20) == code
+    options = parsed(called("rmetric"))
+    assert options.nodes == {"n1": tuple(range(8)), "n2": tuple(range(8))}
+    assert options.folder == tmp_path / "runs/llama"
+    assert "--nodelist={node}" in options.prefix
+    text = (FOLDER / "slurm/train.sbatch").read_text()
+    assert options.stop_seconds < int(re.search(r"B:TERM@(\d+)", text)[1])
+    again = (
+        ["scontrol", "requeue", "7"] if code == 143 else ["scontrol", "show", "hostnames", "n[1-2]"]
+    )
+    assert called("scontrol") == again
