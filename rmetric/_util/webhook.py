@@ -24,45 +24,36 @@ from rmetric._util.version import __version__
 Message = Mapping[str, Any]
 
 
-def _slack(message: Message, _key: str) -> dict[str, Any]:
-    return {"text": html.escape(str(message["text"]), quote=False)}
-
-
-def _discord(message: Message, _key: str) -> dict[str, Any]:
-    # A name in the text must call nobody; longer contents are refused.
-    return {"content": str(message["text"])[:2000], "allowed_mentions": {"parse": []}}
-
-
-def _pagerduty(message: Message, key: str) -> dict[str, Any]:
-    text, details = str(message["text"]), {k: v for k, v in message.items() if k != "text"}
-    payload = {"summary": text[:1024], "source": socket.gethostname(), "severity": "error"}
-    more = {"custom_details": details} if details else {}
-    return {"routing_key": key, "event_action": "trigger", "payload": payload | more}
-
-
 class Form(NamedTuple):
-    """What a service takes.
-
-    Attributes:
-        hosts: of the service, and all below them.
-        body: from a message, with its ``text``, and the key that the URL states.
-        key: parameter of the URL whose value goes into the body instead; empty for none.
-    """
+    """Hosts of a service; its body of a text, a message and a key; the URL's name of that key."""
 
     hosts: tuple[str, ...]
-    body: Callable[[Message, str], dict[str, Any]]
+    body: Callable[[str, Message, str], dict[str, Any]]
     key: str = ""
 
 
-#: By name: Slack's incoming webhooks, Discord's, PagerDuty's Events API v2, the message as it is.
+#: Slack's incoming webhooks, Discord's, PagerDuty's Events API v2, the message as it is. Discord
+#: refuses longer contents and calls whom the text names; PagerDuty cuts longer summaries.
 FORMS = {
-    "slack": Form(("hooks.slack.com", "hooks.slack-gov.com"), _slack),
-    "discord": Form(("discord.com", "discordapp.com"), _discord),
-    "pagerduty": Form(
-        ("events.pagerduty.com", "events.eu.pagerduty.com"), _pagerduty, "routing_key"
+    "slack": Form(
+        ("hooks.slack.com", "hooks.slack-gov.com"),
+        lambda text, *_: {"text": html.escape(text, quote=False)},
     ),
-    "plain": Form((), lambda message, _key: dict(message)),
-}
+    "discord": Form(
+        ("discord.com", "discordapp.com"),
+        lambda text, *_: {"content": text[:2000], "allowed_mentions": {"parse": []}},
+    ),
+    "pagerduty": Form(
+        ("events.pagerduty.com", "events.eu.pagerduty.com"),
+        lambda text, _, key: {
+            "routing_key": key, "event_action": "trigger", "payload": {
+                "summary": text[:1024], "source": socket.gethostname(), "severity": "error",
+            },
+        },
+        "routing_key",
+    ),
+    "plain": Form((), lambda _, message, *__: dict(message)),
+}  # fmt: skip
 
 
 class WebhookSender:
@@ -127,7 +118,7 @@ def checked_url(url: str, name: str) -> str:
         parts = urlsplit(bare)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("must begin with http:// or https:// and name a host")
-        if (key := FORMS[form].key) and not _key_of(parts, key):
+        if (key := FORMS[form].key) and not _key_of(parts, form):
             raise ValueError(f"must end with ?{key}=..., which {form} takes")
         if not url.isprintable() or " " in url or not f"{parts.path}{parts.query}".isascii():
             raise ValueError("holds a blank, a line end or another letter that no URL may have")
@@ -158,19 +149,13 @@ def _form_of(url: str, form: str) -> tuple[str, str]:
     named, plus, rest = url.partition("+")
     if plus and named in FORMS:
         return named, rest
-    host = urlsplit(url).hostname or ""
-    fits = (name for name, one in FORMS.items() if _is_below(host, one.hosts))
-    # Discord takes Slack's form, too, where the URL says so.
-    slack = _is_below(host, FORMS["discord"].hosts) and url.rstrip("/").endswith("/slack")
-    return "slack" if slack else next(fits, form), url
+    host = f".{urlsplit(url).hostname}"
+    fits = (name for name, one in FORMS.items() for at in one.hosts if host.endswith(f".{at}"))
+    return next(fits, form), url
 
 
-def _is_below(host: str, hosts: tuple[str, ...]) -> bool:
-    return any(f".{host}".endswith(f".{one}") for one in hosts)
-
-
-def _key_of(parts: SplitResult, key: str) -> str:
-    return parse_qs(parts.query).get(key, [""])[0]
+def _key_of(parts: SplitResult, form: str) -> str:
+    return parse_qs(parts.query).get(FORMS[form].key, [""])[0]
 
 
 def _request(url: str, message: Message, form: str) -> urllib.request.Request:
@@ -178,9 +163,9 @@ def _request(url: str, message: Message, form: str) -> urllib.request.Request:
     name, url = _form_of(url, form)
     # Some services refuse the default name of urllib.
     headers = {"Content-Type": "application/json", "User-Agent": f"rmetric/{__version__}"}
-    parts, key = urlsplit(url), FORMS[name].key
-    body = FORMS[name].body(message, _key_of(parts, key) if key else "")
-    if key:
+    parts = urlsplit(url)
+    body = FORMS[name].body(str(message.get("text")), message, _key_of(parts, name))
+    if FORMS[name].key:
         url = parts._replace(query="").geturl()
     user, at, host = parts.netloc.rpartition("@")
     if at:

@@ -2,14 +2,13 @@
 
 FOLDER is the run folder of `rmetric supervise` or of a guard. Of each rank of this node the last
 step, the state of its process, its stack, its flight recorder and the use of its GPU are collected
-in FOLDER/stacks/N, and diagnosed with the output of the launch. Nothing is stopped or ended.
+in FOLDER/stacks/N, and diagnosed with the output of the launch: the verdict is printed, and in its
+diagnosis.json. Nothing is stopped or ended.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 from pathlib import Path
 
 from rmetric._util.durable import write_atomically
@@ -23,7 +22,6 @@ from rmetric.guard.trust import require_trusted
 
 EXAMPLES = """examples:
   rmetric stacks runs/llama
-  rmetric stacks runs/llama --json | jq '.diagnosis.nodes[].name'
 
 exit codes: 0 ranks were looked at; 1 no rank of this node has a heartbeat, or FOLDER cannot be
 read or written; 2 the command line is wrong"""
@@ -35,36 +33,28 @@ _LINE = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=path_in, metavar="FOLDER", help="run folder")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--into", type=Path, metavar="FOLDER", help="where to collect")
     parser.add_argument(
-        "--into", type=Path, metavar="FOLDER",
-        help="collect there, as on further nodes, and diagnose only with --json",
-    )  # fmt: skip
+        "--no-diagnosis", dest="diagnosis", action="store_false", help="only collect"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     from rmetric.diagnosis.decide import diagnose
 
     folder = RunFolder(options.folder)
+    into = options.into or new_look(folder)
     try:
         require_trusted(options.folder)
-        into = options.into or new_look(folder)
-        looks, found = collect(folder, into), None
-        if into.is_dir() and (options.json or not options.into):
+        for look in collect(folder, into):
+            print(printable(_LINE.format(**look).strip()))
+        if not into.is_dir():
+            return fail(f"{options.folder}: no rank of this node has a heartbeat", FAILED)
+        if options.diagnosis:
             found = diagnose(into)
             write_atomically(into / "diagnosis.json", [as_json(found)])
+            print("", *map(printable, found.summary.splitlines()), sep="\n")
     except (ValueError, OSError) as error:
         return fail(error_text(error), FAILED)
-    if not looks and found is None:
-        node = os.uname().nodename
-        return fail(f"{options.folder}: no rank of this node, {node}, has a heartbeat", FAILED)
-    if options.json and found is not None:
-        document = {"folder": str(into), "ranks": looks, "diagnosis": json.loads(as_json(found))}
-        print(json.dumps(document))
-        return 0
-    for look in looks:
-        print(printable(_LINE.format(**look).strip()))
-    print(f"files: {into}")
-    if found is not None:
-        print("", *map(printable, found.summary.splitlines()), sep="\n")
+    print(f"\nfiles: {into}")
     return 0

@@ -29,29 +29,20 @@ class Restart:
     confidence: float
     nodes: tuple[str, ...] = ()
 
-    @property
-    def slurm(self) -> str:
-        """The option of sbatch and srun that leaves the nodes out; empty without any."""
-        return f"--exclude={','.join(map(quote, self.nodes))}" if self.nodes else ""
-
-    @property
-    def kubernetes(self) -> str:
-        """The command that keeps new pods from the nodes; empty without any."""
-        names = " ".join(map(quote, self.nodes))
-        return f"kubectl taint nodes {names} rmetric=suspect:NoSchedule" if names else ""
+    def as_json(self) -> dict[str, Any]:
+        """All of it, with how Slurm and Kubernetes leave the nodes out, and that in one line."""
+        names = [quote(node) for node in self.nodes]
+        slurm = f"--exclude={','.join(names)}" if names else ""
+        taint = f"kubectl taint nodes {' '.join(names)} rmetric=suspect:NoSchedule" if names else ""
+        what = {"stop": "no", "restart": "yes"}.get(self.action)
+        what = what or f"yes, without {', '.join(self.nodes)} ({slurm}; {taint})"
+        text = f"{what}: {self.why}"
+        return asdict(self) | {"text": text, "slurm": slurm, "kubernetes": taint}
 
     @property
     def text(self) -> str:
-        """One line, with how Slurm and Kubernetes leave the nodes out."""
-        what = {"stop": "no", "restart": "yes"}.get(self.action)
-        without = f"yes, without {', '.join(self.nodes)} ({self.slurm}; {self.kubernetes})"
-        return f"{what or without}: {self.why}"
-
-    def as_json(self) -> dict[str, Any]:
-        """All of it, in plain values."""
-        return asdict(self) | {
-            name: getattr(self, name) for name in ("text", "slurm", "kubernetes")
-        }
+        """One line."""
+        return str(self.as_json()["text"])
 
 
 def restart_advice(diagnosis: Diagnosis) -> Restart | None:

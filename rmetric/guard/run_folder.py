@@ -296,8 +296,7 @@ class RunFolder:
             problem=problem,
         )
         _replace(self.heartbeats / f"rank-{rank}.json", asdict(beat))
-        if self._stack_file is None:
-            self._register_stacks(rank)
+        self._register_stacks(rank)
 
     def stacks_of(self, rank: int) -> Path:
         """File of the stacks that a rank writes on `STACK_SIGNAL`."""
@@ -305,11 +304,11 @@ class RunFolder:
 
     def _register_stacks(self, rank: int) -> None:
         """Write stacks on `STACK_SIGNAL` from now on, unless the training has a use for it."""
-        if not hasattr(faulthandler, "register"):
+        if self._stack_file or signal.getsignal(STACK_SIGNAL) != signal.SIG_DFL:
             return
-        if signal.getsignal(STACK_SIGNAL) == signal.SIG_DFL:
-            file = self._stack_file = open(self.stacks_of(rank), "wb", opener=no_follow)  # noqa: SIM115
-            faulthandler.register(STACK_SIGNAL, file)
+        if hasattr(faulthandler, "register"):
+            self._stack_file = open(self.stacks_of(rank), "wb", opener=no_follow)  # noqa: SIM115
+            faulthandler.register(STACK_SIGNAL, self._stack_file)
 
     def beats(self, launch: str | None = None) -> dict[int, Heartbeat]:
         """Last heartbeat of each rank; of one launch only, if it is given."""

@@ -1,28 +1,34 @@
-"""What the ranks of a launch do while it hangs. Nothing is stopped or ended for it.
+"""What the ranks of a launch do while it hangs, and what the diagnosis says of it.
 
 A look is a folder of the run folder, ``stacks/N``, that `rmetric diagnose` reads: of each rank of
 this node the stack of its main thread in the form of py-spy (`rank_3.txt`), its flight recorder
-(`nccl_trace_rank_3`), and in `processes-NODE.log` its last step, and whether it is stopped.
+(`nccl_trace_rank_3`), and in `processes-NODE.log` its last step, and whether it is stopped. Nothing
+is stopped or ended for it.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rmetric._util.durable import no_follow, write_atomically
+from rmetric._util.errors import error_text
 from rmetric.guard.run_folder import STACK_SIGNAL, Heartbeat, RunFolder
 from rmetric.guard.supervisor.allocation import all_of
 from rmetric.guard.supervisor.journal import read_journal
 from rmetric.guard.supervisor.journal_lines import launch_log
+from rmetric.guard.supervisor.launch_processes import Program
 from rmetric.guard.supervisor.process_states import STOPPED, read_states
 from rmetric.guard.trust import make_private
 from rmetric.telemetry.nvml import NvmlEvents
@@ -115,12 +121,13 @@ def _ask(answers: Path, pid: int) -> str:
 def _await_growth(path: Path, size: int, seconds: float) -> None:
     """Wait until a file is larger than `size` and grows no more, at most so many seconds."""
     until, last = time.monotonic() + seconds, -1
-    while time.monotonic() < until:
-        now = path.stat().st_size if path.exists() else 0
-        if size < last == now:
-            break
-        last = now
+    while time.monotonic() < until and not size < last == _size(path):
+        last = _size(path)
         time.sleep(0.1)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _recorder(beat: Heartbeat, into: Path) -> str:
@@ -138,7 +145,8 @@ def _recorder(beat: Heartbeat, into: Path) -> str:
             os.close(pipe)
             _await_growth(dump, 0, RECORDER_SECONDS)
         if dump.stat().st_mtime >= process.stat().st_mtime:  # none of an earlier launch
-            shutil.copyfile(dump, into / name)
+            with open(dump, "rb", opener=no_follow) as file:
+                write_atomically(into / name, file)
             return name
     return ""
 
@@ -153,3 +161,71 @@ def _gpu_use(gpus: dict[str, list[int]], here: str) -> dict[int, str]:
         hardware.ready(NVML_SECONDS)
         found = {one.gpu: f"{one.utilisation_percent} % busy" for one in hardware.readings()}
     return {rank: f"GPU {gpu} {found[gpu]}" for rank, gpu in own.items() if gpu in found}
+
+
+class Adviser:
+    """Asks for diagnoses, each of at most `seconds`, by commands in processes of their own.
+
+    The answers are lines of the journal: `advice`, or `trouble` that says why there is none.
+    `processes` are those that diagnose, which are no part of the training.
+    """
+
+    def __init__(self, folder: RunFolder, program: Program, seconds: float) -> None:
+        self.folder, self.program, self.seconds = folder, program, seconds
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def of_hang(self, launch: int) -> dict[str, Any]:
+        """Look at the ranks of a launch that hangs, on all nodes, and diagnose what is seen."""
+        into = new_look(self.folder)
+        look = [sys.executable, "-m", "rmetric", "stacks", str(self.folder.path.resolve())]
+        look += ["--into", str(into)]
+        nodes = [node for node, prefix in self.program.prefixes.items() if prefix]
+        there = [self.program.behind(node, [*look, "--no-diagnosis"], {}) for node in nodes]
+        with ThreadPoolExecutor(len(nodes) or 1) as pool:
+            list(pool.map(self._run, there))
+        _, said = self._run(look)
+        found = into / "diagnosis.json"
+        fields = _fields(launch, found.read_bytes() if found.exists() else b"", said)
+        return fields | {"look": f"stacks/{into.name}"}
+
+    def of_failure(self, launch: int) -> dict[str, Any]:
+        """Diagnose the outputs of a launch and of the one before it, as two attempts."""
+        with tempfile.TemporaryDirectory(prefix="rmetric-") as folder:
+            for number in (launch - 1, launch):
+                log = self.folder.path.resolve() / launch_log(number)
+                if log.is_file():
+                    Path(folder, f"attempt_{number}").mkdir()
+                    Path(folder, f"attempt_{number}", log.name).symlink_to(log)
+            command = [sys.executable, "-m", "rmetric", "diagnose", folder, "--json"]
+            return _fields(launch, *self._run(command))
+
+    def _run(self, command: Sequence[str]) -> tuple[bytes, bytes]:
+        """What a command prints and says; of one that cannot do so in time, why."""
+        nothing, pipe = subprocess.DEVNULL, subprocess.PIPE
+        try:
+            with subprocess.Popen(command, stdin=nothing, stdout=pipe, stderr=pipe) as process:
+                self.processes[process.pid] = process
+                try:
+                    return process.communicate(timeout=self.seconds)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    return b"", f"it took longer than {self.seconds:g} s".encode()
+                finally:
+                    del self.processes[process.pid]
+        except OSError as error:
+            return b"", error_text(error).encode()
+
+
+def _fields(launch: int, printed: bytes, said: bytes) -> dict[str, Any]:
+    """A line of the journal from the JSON of a diagnosis, and from what was said beside it."""
+    try:
+        found = json.loads(printed)
+    except ValueError:
+        why = said.decode("utf-8", "replace").strip().rpartition("\n")[2] or "no answer"
+        return {"event": "trouble", "words": f"launch {launch}: no diagnosis: {why}"}
+    kept = {name: found[name] for name in ("outcome", "cause", "confidence", "restart")}
+    # The first suspect is named, else the only rank that logged the cause.
+    causes = [one["who"] for one in found["events"] if one["role"] == "cause"]
+    name = causes[0][0].removeprefix("rank ") if causes and len(causes[0]) == 1 else ""
+    rank = found["nodes"][0]["rank"] if found["nodes"] else int(name) if name.isdigit() else None
+    return {"event": "advice", "launch": launch, "words": found["title"], "rank": rank, **kept}

@@ -28,7 +28,6 @@ from rmetric._util.webhook import WebhookSender
 from rmetric.guard.checkpoint_dir import last_checkpoint
 from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.supervisor import events, processes
-from rmetric.guard.supervisor.advice import Adviser
 from rmetric.guard.supervisor.allocation import Planner, Pool
 from rmetric.guard.supervisor.attempt import Attempt
 from rmetric.guard.supervisor.core import Core, RestartPolicy
@@ -37,6 +36,7 @@ from rmetric.guard.supervisor.failure_class import with_disk_full_first
 from rmetric.guard.supervisor.journal import Journal, folder_lock, journal_state, token_of
 from rmetric.guard.supervisor.journal_lines import console_line
 from rmetric.guard.supervisor.launch_processes import Program, unit_of
+from rmetric.guard.supervisor.stacks import Adviser
 from rmetric.guard.supervisor.summary import summarise, to_markdown
 from rmetric.guard.supervisor.warm_spare import WarmSpare
 from rmetric.guard.supervisor.watch import (
@@ -161,9 +161,10 @@ class Supervisor:
         self._adviser = Adviser(folder, program, self.intervals.look)
         self._advisers = ThreadPoolExecutor(1)
         self._advice: list[Future[dict[str, Any]]] = []
-        self._webhook: WebhookSender | None = None
-        if url := self.watching.webhook:
-            self._webhook = WebhookSender(url, "--webhook", self._unposted, tries=2, form="slack")
+        url, unposted = self.watching.webhook, "the webhook {}; an event was not posted".format
+        self._webhook = url and WebhookSender(
+            url, "--webhook", lambda problem: self._print_line(unposted(problem)), form="slack"
+        )
         self._spare = None
         if spare and len(pool) == 1 and not any(program.prefixes.values()):
             self._spare = WarmSpare(preload, folder.logs / "spare.log")
@@ -216,11 +217,8 @@ class Supervisor:
             if self._code is None:  # KeyboardInterrupt, for example: leave no process behind
                 self._end("the supervisor failed")
             self._write_summary()
-            if self._webhook is not None:
+            if self._webhook:
                 self._webhook.close()
-
-    def _unposted(self, problem: str) -> None:
-        self._print_line(f"the webhook {problem}; an event was not posted")
 
     def _stop_after(self, error: Exception) -> int:
         """End the training after an internal error, with a checkpoint if it makes one in time."""
@@ -366,12 +364,13 @@ class Supervisor:
         if attempt is None or not (running and attempt.tracker.beats and self._adviser.seconds):
             return failure
         found = self._adviser.of_hang(attempt.number)
-        self._record_advice(found)
+        self._record(**found)
         rank = found.get("rank")
         if rank in (None, failure.rank) or found["outcome"] != "failed":
             return failure
         words = f"{failure.words}; rank {rank} by the diagnosis of {found['look']}"
-        return replace(failure, words=words, rank=rank, gpu=None)
+        gpu = attempt.allocation.gpu_of(rank)
+        return replace(failure, words=words, rank=rank, node=gpu[0] if gpu else "", gpu=None)
 
     def _take_advice(self, *, to_the_end: bool = False) -> None:
         """Record the diagnoses of failures that are made, at the end also those to come."""
@@ -381,13 +380,7 @@ class Supervisor:
             self._advisers.shutdown(cancel_futures=True)
         while self._advice and (to_the_end or self._advice[0].done()):
             if not (one := self._advice.pop(0)).cancelled():
-                self._record_advice(one.result())
-
-    def _record_advice(self, found: dict[str, Any]) -> None:
-        if "trouble" in found:
-            self._record("trouble", words=found["trouble"])
-        else:
-            self._record("advice", **found)
+                self._record(**one.result())
 
     def _send(self, event: SupervisorEvent) -> None:
         before = self.core.restarts
@@ -502,7 +495,7 @@ class Supervisor:
             line = self.journal.lines[-1]
         if words := console_line(line, self._unit):
             self._print_line(words)
-            if self._webhook is not None and event in POSTED:
+            if self._webhook and event in POSTED:
                 self._webhook.post({"text": f"{self.folder.path.name}: {words}"})
 
     def _write_summary(self) -> None:
