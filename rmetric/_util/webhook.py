@@ -35,23 +35,14 @@ class Form(NamedTuple):
 #: Slack's incoming webhooks, Discord's, PagerDuty's Events API v2, the message as it is. Discord
 #: refuses longer contents and calls whom the text names; PagerDuty cuts longer summaries.
 FORMS = {
-    "slack": Form(
-        ("hooks.slack.com", "hooks.slack-gov.com"),
-        lambda text, *_: {"text": html.escape(text, quote=False)},
-    ),
-    "discord": Form(
-        ("discord.com", "discordapp.com"),
-        lambda text, *_: {"content": text[:2000], "allowed_mentions": {"parse": []}},
-    ),
-    "pagerduty": Form(
-        ("events.pagerduty.com", "events.eu.pagerduty.com"),
-        lambda text, _, key: {
-            "routing_key": key, "event_action": "trigger", "payload": {
-                "summary": text[:1024], "source": socket.gethostname(), "severity": "error",
-            },
-        },
-        "routing_key",
-    ),
+    "slack": Form(("hooks.slack.com", "hooks.slack-gov.com"),
+                  lambda text, *_: {"text": html.escape(text, quote=False)}),
+    "discord": Form(("discord.com", "discordapp.com"),
+                    lambda text, *_: {"content": text[:2000], "allowed_mentions": {"parse": []}}),
+    "pagerduty": Form(("events.pagerduty.com", "events.eu.pagerduty.com"), lambda text, _, key: {
+        "routing_key": key, "event_action": "trigger", "payload": {
+            "summary": text[:1024], "source": socket.gethostname(), "severity": "error"},
+    }, "routing_key"),
     "plain": Form((), lambda _, message, *__: dict(message)),
 }  # fmt: skip
 

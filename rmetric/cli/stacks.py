@@ -25,10 +25,6 @@ EXAMPLES = """examples:
 
 exit codes: 0 ranks were looked at; 1 no rank of this node has a heartbeat, or FOLDER cannot be
 read or written; 2 the command line is wrong"""
-_LINE = (
-    "rank {rank} (process {pid}): step {step}, {phase}, last heartbeat {silent_seconds:.0f} s ago; "
-    "{state}; stack: {stack} {recorder} {gpu}"
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,8 +42,8 @@ def run(options: argparse.Namespace) -> int:
     into = options.into or new_look(folder)
     try:
         require_trusted(options.folder)
-        for look in collect(folder, into):
-            print(printable(_LINE.format(**look).strip()))
+        for line in collect(folder, into):
+            print(printable(line))
         if not into.is_dir():
             return fail(f"{options.folder}: no rank of this node has a heartbeat", FAILED)
         if options.diagnosis:

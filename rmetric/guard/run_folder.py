@@ -298,16 +298,13 @@ class RunFolder:
         _replace(self.heartbeats / f"rank-{rank}.json", asdict(beat))
         self._register_stacks(rank)
 
-    def stacks_of(self, rank: int) -> Path:
-        """File of the stacks that a rank writes on `STACK_SIGNAL`."""
-        return self.heartbeats / f"rank-{rank}.stacks"
-
     def _register_stacks(self, rank: int) -> None:
         """Write stacks on `STACK_SIGNAL` from now on, unless the training has a use for it."""
         if self._stack_file or signal.getsignal(STACK_SIGNAL) != signal.SIG_DFL:
             return
         if hasattr(faulthandler, "register"):
-            self._stack_file = open(self.stacks_of(rank), "wb", opener=no_follow)  # noqa: SIM115
+            path = self.heartbeats / f"rank-{rank}.stacks"
+            self._stack_file = open(path, "wb", opener=no_follow)  # noqa: SIM115
             faulthandler.register(STACK_SIGNAL, self._stack_file)
 
     def beats(self, launch: str | None = None) -> dict[int, Heartbeat]:

