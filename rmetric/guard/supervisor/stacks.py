@@ -216,7 +216,8 @@ def _fields(launch: int, printed: bytes, said: bytes) -> dict[str, Any]:
     causes = [one["who"] for one in found["events"] if one["role"] == "cause"]
     name = causes[0][0].removeprefix("rank ") if causes and len(causes[0]) == 1 else ""
     rank = found["nodes"][0]["rank"] if found["nodes"] else int(name) if name.isdigit() else None
-    words = found["title"] + ("" if rank is None else f", rank {rank}")
+    known = rank is None or f"rank {rank} " in found["title"]
+    words = found["title"] if known else f"{found['title']}, rank {rank}"
     if found["restart"]:
         words += f" ({found['confidence']:.0%}); restart: {found['restart']['text']}"
     kept = {name: found[name] for name in ("outcome", "cause", "confidence", "restart")}

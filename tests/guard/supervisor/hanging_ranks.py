@@ -1,9 +1,7 @@
-"""A training of real gloo ranks, of which one hangs in a chosen way at step 5: for torchrun.
+"""A training of real gloo ranks, of which rank 2 hangs in a chosen way at step 5: for torchrun.
 
 python hanging_ranks.py stopped | loader | checkpoint | collective | lock
 """
-
-from __future__ import annotations
 
 import os
 import signal
@@ -11,77 +9,65 @@ import sys
 import threading
 import time
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from rmetric.guard.run_folder import RunFolder
 
-AT, BAD = 5, 2
+FOREVER = timedelta(seconds=600)
 
 
-class Rows(Dataset):
-    """Rows whose reading hangs, as that of a file on a server that is gone."""
+class Rows(list):
+    """Rows of which one is on a server that is gone."""
 
-    def __init__(self, hangs_at: int | None) -> None:
-        self.hangs_at = hangs_at
-
-    def __len__(self) -> int:
-        return 1000
-
-    def __getitem__(self, at: int) -> torch.Tensor:
-        if at == self.hangs_at:
-            time.sleep(600)
+    def __getitem__(self, at):
+        time.sleep(600 if super().__getitem__(at) else 0)
         return torch.ones(8)
 
 
-def save_checkpoint(model: nn.Module, path: Path) -> None:
+def save_checkpoint(model, path):
     torch.save(model.state_dict(), path)
 
 
-def update_statistics(lock: threading.Lock) -> None:
+def update_statistics(lock):
     with lock:
         pass
 
 
-def main(way: str) -> None:
+def hang(way, model, folder, pair):
+    if way == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if way == "checkpoint":
+        os.mkfifo(folder.path / "checkpoint.pt")  # which nobody reads: it cannot be opened
+        save_checkpoint(model, folder.path / "checkpoint.pt")
+    if way == "collective":
+        dist.all_gather([torch.zeros(1), torch.zeros(1)], torch.ones(1), group=pair)
+    if way == "lock":
+        lock = threading.Lock()
+        lock.acquire()
+        update_statistics(lock)
+
+
+if __name__ == "__main__":
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=600))
+    dist.init_process_group("gloo", timeout=FOREVER)
     rank, folder = dist.get_rank(), RunFolder.of_environment()
-    pair = dist.new_group([0, BAD], timeout=timedelta(seconds=600))
-    bad = rank == BAD
+    pair = dist.new_group([0, 2], timeout=FOREVER)
     model = nn.parallel.DistributedDataParallel(nn.Linear(8, 1))
-    optimizer, lock = torch.optim.SGD(model.parameters(), lr=0.01), threading.Lock()
-    hangs_at = AT if bad and way == "loader" else None
-    rows = iter(DataLoader(Rows(hangs_at), batch_size=1, num_workers=1, prefetch_factor=2))
+    gone = 5 if (rank, sys.argv[1]) == (2, "loader") else None
+    rows = iter(DataLoader(Rows(at == gone for at in range(100)), batch_size=1, num_workers=1))
     folder.beat(rank, 0, "starting")
-    for step in range(1, 1000):
+    for step in range(1, 100):
         batch = next(rows)
-        if bad and step == AT:
-            if way == "stopped":
-                os.kill(os.getpid(), signal.SIGSTOP)
-            if way == "checkpoint":
-                pipe = folder.path / "checkpoint.pt"
-                os.mkfifo(pipe)  # a file server that takes no more: the open never returns
-                save_checkpoint(model, pipe)
-            if way == "collective":
-                dist.all_gather([torch.zeros(1), torch.zeros(1)], torch.ones(1), group=pair)
-            if way == "lock":
-                lock.acquire()
-                update_statistics(lock)
+        if (rank, step) == (2, 5):
+            hang(sys.argv[1], model, folder, pair)
         loss = model(batch).square().mean()
-        optimizer.zero_grad()
         loss.backward()
-        optimizer.step()
         dist.all_reduce(loss.detach())
         folder.beat(rank, step)
         if rank == 0:
             print(f"step {step} loss {float(loss):.4f}", flush=True)
         time.sleep(0.05)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -24,7 +24,7 @@ HANGING = str(Path(__file__).with_name("hanging_ranks.py"))
 WAYS = {
     "stopped": ("process_stopped", "stopped by a signal"),
     "loader": ("rank_stands_elsewhere", "waits for its data in"),
-    "checkpoint": ("rank_stands_elsewhere", "is at a checkpoint in save_checkpoint"),
+    "checkpoint": ("rank_stands_elsewhere", "is at a checkpoint in"),
     "collective": ("collectives_differ", "all_gather"),
     "lock": ("rank_stands_elsewhere", "update_statistics"),
 }
@@ -124,16 +124,14 @@ def test_a_training_that_uses_the_signal_itself_keeps_it(tmp_path):
 
 
 def test_py_spy_is_asked_where_it_is_installed(tmp_path, monkeypatch):
-    program = tmp_path / "py-spy"
-    program.write_text('#!/bin/sh\necho "Process $4: $*"\necho \'Thread 1: "MainThread"\'\n')
-    program.chmod(0o755)
+    (tmp_path / "py-spy").write_text('#!/bin/sh\necho "$* Thread 1: \\"MainThread\\""\n')
+    (tmp_path / "py-spy").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    folder = RunFolder(tmp_path / "run")
-    with rank(folder, "time.sleep(600)") as process:
-        (seen,), into = look(folder)
+    with rank(RunFolder(tmp_path), "time.sleep(600)") as process:
+        (seen,), into = look(RunFolder(tmp_path))
         assert seen.endswith("stack: py-spy")
         said = (into / "rank_0.txt").read_text()
-        assert f"dump --nonblocking --pid {process.pid}" in said  # a rank is never paused
+        assert said.startswith(f"dump --nonblocking --pid {process.pid}")  # no rank is paused
 
 
 def test_a_flight_recorder_is_asked_for_through_its_pipe(tmp_path):
@@ -152,7 +150,6 @@ def test_a_flight_recorder_is_asked_for_through_its_pipe(tmp_path):
     os.utime(tmp_path / "trace_3", (0, 0))
     with rank(folder, "time.sleep(600)", 3, **variables):
         assert "nccl_trace" not in look(folder)[0][0]
-    (tmp_path / "trace_3").write_text("of an earlier launch")
     with rank(folder, answer, 3, **variables):
         (seen,), into = look(folder)
         assert seen.endswith("; nccl_trace_rank_3")
