@@ -29,9 +29,8 @@ read or written; 2 the command line is wrong"""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=path_in, metavar="FOLDER", help="run folder")
-    parser.add_argument("--into", type=Path, metavar="FOLDER", help="where to collect")
     parser.add_argument(
-        "--no-diagnosis", dest="diagnosis", action="store_false", help="only collect"
+        "--into", type=Path, metavar="FOLDER", help="only collect, into this folder"
     )
 
 
@@ -46,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
             print(printable(line))
         if not into.is_dir():
             return fail(f"{options.folder}: no rank of this node has a heartbeat", FAILED)
-        if options.diagnosis:
+        if not options.into:
             found = diagnose(into)
             write_atomically(into / "diagnosis.json", [as_json(found)])
             print("", *map(printable, found.summary.splitlines()), sep="\n")

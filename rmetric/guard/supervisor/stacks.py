@@ -34,6 +34,7 @@ from rmetric.telemetry.nvml import NvmlEvents
 
 #: Seconds that py-spy, a rank's answer to the signal, its recorder and NVML may take.
 PY_SPY_SECONDS, ANSWER_SECONDS, RECORDER_SECONDS, NVML_SECONDS = 10.0, 1.0, 2.0, 3.0
+_RMETRIC = (sys.executable, "-m", "rmetric")
 _PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 _DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+) in (\S+)', re.MULTILINE)
@@ -165,16 +166,12 @@ class Adviser:
     def of_hang(self, launch: int) -> dict[str, Any]:
         """Look at the ranks of a launch that hangs, on all nodes, and diagnose what is seen."""
         into = new_look(self.folder)
-        look = [sys.executable, "-m", "rmetric", "stacks", str(self.folder.path.resolve())]
-        look += ["--into", str(into)]
+        look = [*_RMETRIC, "stacks", str(self.folder.path.resolve()), "--into", str(into)]
         nodes = [node for node, prefix in self.program.prefixes.items() if prefix]
-        there = [self.program.behind(node, [*look, "--no-diagnosis"], {}) for node in nodes]
-        with ThreadPoolExecutor(len(nodes) or 1) as pool:
-            list(pool.map(self._run, there))
-        _, said = self._run(look)
-        found = into / "diagnosis.json"
-        fields = _fields(launch, found.read_bytes() if found.exists() else b"", said)
-        return fields | {"look": f"stacks/{into.name}"}
+        with ThreadPoolExecutor(1 + len(nodes)) as pool:
+            list(pool.map(self._run, [look, *(self.program.behind(n, look, {}) for n in nodes)]))
+        found = self._diagnosis(launch, into, "--json-file", str(into / "diagnosis.json"))
+        return found | {"look": f"stacks/{into.name}"}
 
     def of_failure(self, launch: int) -> dict[str, Any]:
         """Diagnose the outputs of a launch and of the one before it, as two attempts."""
@@ -184,8 +181,27 @@ class Adviser:
                 if log.is_file():
                     Path(folder, f"attempt_{number}").mkdir()
                     Path(folder, f"attempt_{number}", log.name).symlink_to(log)
-            command = [sys.executable, "-m", "rmetric", "diagnose", folder, "--json"]
-            return _fields(launch, *self._run(command))
+            return self._diagnosis(launch, folder)
+
+    def _diagnosis(self, launch: int, *arguments: Path | str) -> dict[str, Any]:
+        """The line of the journal about a launch, from what is diagnosed with these arguments."""
+        printed, said = self._run([*_RMETRIC, "diagnose", *map(str, arguments), "--json"])
+        try:
+            found = json.loads(printed)
+        except ValueError:
+            why = said.decode("utf-8", "replace").strip().rpartition("\n")[2] or "no answer"
+            return {"event": "trouble", "words": f"launch {launch}: no diagnosis: {why}"}
+        # The first suspect is named, else the only rank that logged the cause.
+        causes = [one["who"] for one in found["events"] if one["role"] == "cause"]
+        name = causes[0][0].removeprefix("rank ") if causes and len(causes[0]) == 1 else ""
+        rank = int(name) if name.isdigit() else None
+        rank = found["nodes"][0]["rank"] if found["nodes"] else rank
+        known = rank is None or f"rank {rank} " in found["title"]
+        words = found["title"] if known else f"{found['title']}, rank {rank}"
+        if found["restart"]:
+            words += f" ({found['confidence']:.0%}); restart: {found['restart']['text']}"
+        kept = {name: found[name] for name in ("outcome", "cause", "confidence", "restart")}
+        return {"event": "advice", "launch": launch, "words": words, "rank": rank, **kept}
 
     def _run(self, command: Sequence[str]) -> tuple[bytes, bytes]:
         """What a command prints and says; of one that cannot do so in time, why."""
@@ -203,22 +219,3 @@ class Adviser:
                 return b"", f"it took longer than {self.seconds:g} s".encode()
             finally:
                 del self.processes[process.pid]
-
-
-def _fields(launch: int, printed: bytes, said: bytes) -> dict[str, Any]:
-    """A line of the journal from the JSON of a diagnosis, and from what was said beside it."""
-    try:
-        found = json.loads(printed)
-    except ValueError:
-        why = said.decode("utf-8", "replace").strip().rpartition("\n")[2] or "no answer"
-        return {"event": "trouble", "words": f"launch {launch}: no diagnosis: {why}"}
-    # The first suspect is named, else the only rank that logged the cause.
-    causes = [one["who"] for one in found["events"] if one["role"] == "cause"]
-    name = causes[0][0].removeprefix("rank ") if causes and len(causes[0]) == 1 else ""
-    rank = found["nodes"][0]["rank"] if found["nodes"] else int(name) if name.isdigit() else None
-    known = rank is None or f"rank {rank} " in found["title"]
-    words = found["title"] if known else f"{found['title']}, rank {rank}"
-    if found["restart"]:
-        words += f" ({found['confidence']:.0%}); restart: {found['restart']['text']}"
-    kept = {name: found[name] for name in ("outcome", "cause", "confidence", "restart")}
-    return {"event": "advice", "launch": launch, "words": words, "rank": rank, **kept}
