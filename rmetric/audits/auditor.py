@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -143,9 +143,14 @@ class Auditor:
         self._each(keep)
         return kept
 
-    def loaded(self, saved: Mapping[str, Any]) -> None:
-        """A checkpoint was loaded, which `on_save` had given that; compared at the next check."""
-        self._resumed, self._facts, self._measured = dict(saved), None, 0
+    def loaded(self, saved: Mapping[str, Any], logged: Sequence[Mapping[str, Any]] = ()) -> None:
+        """A checkpoint was loaded, which is compared at the next check.
+
+        Args:
+            saved: what `on_save` had given it.
+            logged: entries of the log on the batches after each save.
+        """
+        self._resumed, self._facts, self._measured = {**saved, "logged": logged}, None, 0
         for audit in self._audits:
             audit.restart()
 

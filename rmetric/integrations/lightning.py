@@ -95,6 +95,8 @@ class RMetricCallback(MonitorCallback, Callback):
             step=trainer.global_step,
             state=(trainer.global_step and self._state) or {},
         )
+        averages = (getattr(c, "_average_model", None) for c in trainer.callbacks)
+        self.monitor.ema = next((m for m in averages if m is not None), None)
         self._state = None
         self._follow_with_rescue(followed, trainer)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from rmetric._util.background import Background
 from rmetric._util.durable import durable_file, no_follow
@@ -113,6 +113,17 @@ class MonitorLog:
             return record_from_json(found).validation_loss
         except (OSError, ValueError, KeyError, StopIteration):
             return None
+
+    def entries(self, event: str) -> list[dict[str, Any]]:
+        """The entries of an event in an older log, in their order; none where it is not a log."""
+        if self._path is None or not self._path.is_file():
+            return []
+        try:
+            lines = self._path.read_bytes().splitlines(keepends=True)
+            named = (n for n in lines if event.encode() in n and n.endswith(b"\n"))
+            return [entry for entry in map(parse_line, named) if entry["event"] == event]
+        except (OSError, ValueError, KeyError):
+            return []
 
     def _hand_over(self) -> None:
         self._flushed = time.monotonic()
