@@ -47,7 +47,9 @@ class Batches(Audit):
         self._origin: list[int] = []  # first batches of the run
         self._after: list[int] | None = None  # those after the last save
         self._epoch: int | None = None
-        self._begun = 0  # number of the first batch of the epoch
+        self._saved = self._begun = (
+            0  # number of batches by the last save; number of the first batch of the epoch
+        )
         self._firsts: list[int] = []  # fingerprints of the first batches of the epoch before
         self._now: list[int] = []
 
@@ -89,8 +91,10 @@ class Batches(Audit):
                 yield from self.find("no_labels", seen.step, severity, ignored=IGNORED)
 
     def on_save(self, training: Training) -> Mapping[str, Any]:
+        self._log_after(training)
         self._after, recent = [], list(self._recent)
         begun, now = self._begun, list(self._now)
+        self._saved = self._number
         chains = [[0, self._origin[:]], [begun, now], [self._number - len(recent), recent]]
         return {"number": self._number, "chains": chains}
 
@@ -116,7 +120,7 @@ class Batches(Audit):
         if self._after is not None and len(self._after) < KEPT:
             self._after.append(batch)
             if len(self._after).bit_count() == 1:  # at 1, 2, 4, ...: the run may end at any time
-                training.log("BATCHES", after=self._number - len(self._after), batches=self._after)
+                self._log_after(training)
         self._same = self._same + 1 if earlier == self._number - 1 else 0
         if earlier is not None:
             yield from self._again(training, earlier, step)
@@ -129,6 +133,10 @@ class Batches(Audit):
         self._known[batch] = self._number
         if len(self._known) > KNOWN:
             del self._known[next(iter(self._known))]
+
+    def _log_after(self, training: Training) -> None:
+        if self._after:
+            training.log("BATCHES", after=self._saved, batches=self._after)
 
     def _is_first_again(self, batch: int) -> bool:
         return len(self._now) == ORDER and self._recent[-1] != batch == self._now[0]

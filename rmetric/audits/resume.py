@@ -144,9 +144,10 @@ def _data(
     number, chains = int(saved["number"]), list(saved["chains"])
     was, last, due = f"next: batch {number:,}", chains[-1][1][-1:], logged.get(number, [])
     shuffled = chains[1][0] > 0 and chains[0][1][: len(chains[1][1])] != chains[1][1]
-    chains.append([number - len(last), last + due])
+    chains += [[number - len(last), last + due], *map(list, logged.items())]
     pairs = {pair for _, chain in chains for pair in pairwise(chain)}
-    place = max((begin + c.index(batch) for begin, c in chains if batch in c), default=None)
+    places = (begin + c.index(batch) for begin, c in chains if batch in c)
+    place = min(places, key=lambda place: abs(place - number), default=None)
     if last and (last[0], batch) in pairs:
         yield Row("data", was, was, True)
     elif place is None and due:
@@ -154,7 +155,7 @@ def _data(
         yield Row("data", was, known, False, "other data")
     elif place is not None and (due or shuffled or not length or number % length):
         # Where epochs are alike the first batch comes again when one ends.
-        unsure = not due and not length and place in {chain[0] for chain in chains}
+        unsure = not due and not length and place in (0, chains[1][0])
         key = "data skipped" if place > number else "first data" if unsure else "data"
         yield Row("data", was, f"batch {place:,}", False, key)
 
@@ -198,8 +199,8 @@ def _rows(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Row]:
             values = f"{saved[norm]:.3g}", f"{'lost, ' if lost else ''}{now[norm]:.3g}"
             if saved[part] != now[part] and values[0] == values[1]:
                 values = f"{saved[norm]:.9g}", f"other ones, {now[norm]:.9g}"
-            if part == "EMA" and now[part] == now["weights"] != saved[part]:
-                values = values[0], f"the weights anew, {now[norm]:.3g}"
+            if part == "EMA" and now[part] == now["weights"]:
+                values = values[0], f"begun anew, {now[norm]:.9g}"
             yield Row(part, *values, saved[part] == now[part])
     for part, key in (("optimizer step", "step"), ("scaler", "scaler")):
         if saved[key] is not None or now[key] is not None:
@@ -220,7 +221,7 @@ def _averages(ema: Any) -> list[Tensor]:
     if isinstance(ema, nn.Module):
         return list(ema.parameters())
     state = ema.state_dict() if hasattr(ema, "state_dict") else ema
-    found = tensors_in(state, most=None)
+    found = [one for one in tensors_in(state, most=None) if one.is_floating_point()]
     if ema is not None and not found:
         raise TypeError(
             f"monitor.ema is {type(ema).__name__} without tensors: a module, an object with "

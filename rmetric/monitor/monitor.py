@@ -162,9 +162,9 @@ class Monitor:
         model, optimizer, scaler, background: for actions.
         protocol: slips of the loop that were told.
         schedulers: of the learning rate, as far as a trainer's callback or an action knows them.
-        ema: averages of the weights, for the audit of a resume: a module (torch's AveragedModel), an
-            object with `state_dict`, or tensors in a dict; None for none. Set it again where
-            loading a checkpoint makes a new one.
+        ema: averages of the weights, for the audit of a resume: a module (AveragedModel), an object
+            with `state_dict`, or tensors in a dict; None for none. Set it again where loading a
+            checkpoint makes a new one.
         training: what the audits see; a trainer's callback tells its epoch and loader.
         findings: of the audits so far.
         updates: judge of learning rates and of steps that change nothing; for actions.
@@ -323,6 +323,8 @@ class Monitor:
             self.training.scaler = self.scaler
             self.training.schedulers, self.training.ema = self.schedulers, self.ema
             pending.audits = self._auditor.measure(self.step)
+        if not self._recorder.sees_updates:  # nothing more comes
+            pending.send()
         self._pending = pending
         self._arm_next_step()
         verdict = Verdict(lambda: self._judge_before_update(pending))

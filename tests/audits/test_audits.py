@@ -1,7 +1,6 @@
 """Audits: each silent error is found and named, a sound training is called none."""
 
 import copy
-import json
 import logging
 from pathlib import Path
 
@@ -299,48 +298,6 @@ def test_a_tied_output_layer_that_is_its_own_tensor():
     assert ("tied_weights_apart", "error") in Untied().run(3)
 
 
-PARTS = {
-    "moments": {"moments", "optimizer step"},
-    "scheduler": {"scheduler"},
-    "data": {"data"},
-    "last batches": {"data"},
-    "random": {"random states"},
-    "weights": {"weights"},
-    None: set(),
-}
-
-
-@pytest.mark.parametrize("lost", PARTS, ids=str)
-def test_a_resume_names_what_did_not_come_back(lost, tmp_path, monkeypatch):
-    before, close = Loop(), Monitor.close
-    monkeypatch.setattr(Monitor, "close", lambda monitor: None)
-    before.run(12)
-    monkeypatch.setattr(Monitor, "close", close)
-    saved = copy.deepcopy([
-        before.model.state_dict(), before.optimizer.state_dict(), before.scheduler.state_dict(),
-        before.monitor.state_dict(), torch.get_rng_state(),
-    ])  # fmt: skip
-    after = Loop(log=tmp_path / "run.jsonl")
-    if lost != "weights":
-        after.model.load_state_dict(saved[0])
-    if lost == "moments":
-        after.optimizer.param_groups[0]["lr"] = saved[1]["param_groups"][0]["lr"]
-    else:
-        after.optimizer.load_state_dict(saved[1])
-    if lost != "scheduler":
-        after.scheduler.load_state_dict(saved[2])
-    after.monitor.load_state_dict(json.loads(json.dumps(saved[3])))
-    if lost != "random":
-        torch.set_rng_state(saved[4])
-    after.run(4, begin={"data": 0, "last batches": 9}.get(lost, 12))
-    [found] = [f for f in after.monitor.findings if "restored" in f.kind]
-    assert found.kind == ("not_restored" if lost else "restored")
-    assert {row["part"] for row in found.rows if not row["equal"]} == PARTS[lost]
-    lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
-    [entry] = [line for line in lines if line["event"] == "AUDIT" and "restored" in line["kind"]]
-    assert len(entry["rows"]) == len(found.rows)
-
-
 @pytest.mark.parametrize("name", AUDITS)
 def test_the_contract_of_each_audit(name):
     audit = make_audits([name])[0]
@@ -432,39 +389,3 @@ def test_the_page_has_every_finding():
     page = (Path(__file__).resolve().parents[2] / "docs" / "audits.md").read_text(encoding="utf-8")
     for kind in KINDS:
         assert f"| `{kind}` (" in page
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("lost", [(), ("optimizer.pt", "scheduler.pt")], ids=["sound", "lost"])
-def test_a_resume_of_the_trainer(lost, tmp_path):
-    transformers = pytest.importorskip("transformers")
-    from rmetric.integrations.hugging_face import RMetricCallback
-
-    rows = [{"input_ids": t[0].tolist(), "labels": t[0].tolist()} for t in batches(60)]
-
-    def train(**resume):
-        transformers.set_seed(0)
-        config = transformers.LlamaConfig(
-            vocab_size=WORDS, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-            num_attention_heads=2, max_position_embeddings=16,
-        )  # fmt: skip
-        callback = RMetricCallback()
-        arguments = transformers.TrainingArguments(
-            output_dir=str(tmp_path), max_steps=8, per_device_train_batch_size=4, save_steps=4,
-            report_to=[], use_cpu=True, disable_tqdm=True, warmup_steps=2,
-        )  # fmt: skip
-        model = transformers.LlamaForCausalLM(config)
-        trainer = transformers.Trainer(
-            model=model, args=arguments, train_dataset=rows, callbacks=[callback]
-        )
-        trainer.train(**resume)
-        return {found.kind: found for found in callback.monitor.findings}
-
-    assert train() == {}
-    for name in lost:
-        (tmp_path / "checkpoint-4" / name).unlink()
-    found = train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
-    [kind] = found
-    parts = {row["part"] for row in found[kind].rows if not row["equal"]}
-    assert kind == ("not_restored" if lost else "restored")
-    assert parts == ({"moments", "optimizer step", "rate", "scheduler"} if lost else set())
