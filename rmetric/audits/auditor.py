@@ -53,12 +53,7 @@ class Auditor:
     def install(self) -> Iterator[Callable[[], Any]]:
         """Install the hooks; yields the functions that remove them."""
         removers = list(self.training.install())
-
-        def install(audit: Audit) -> Iterable[Finding]:
-            removers.extend(audit.install(self.training))
-            return ()
-
-        self._each(install)
+        self._each(lambda audit: removers.extend(audit.install(self.training)))
         yield from removers
 
     def on_batch(self, batch: Any) -> None:
@@ -79,12 +74,7 @@ class Auditor:
             return {}
         full = step <= FIRST or step % EVERY < 2
         values: dict[str, Tensor] = {}
-
-        def take(audit: Audit) -> Iterable[Finding]:
-            values.update(audit.measure(training))
-            return ()
-
-        self._each(take)
+        self._each(lambda audit: values.update(audit.measure(training)))
         self._facts = {"step": step, "full": full, "consecutive": self._measured == step - 1}
         if full:
             try:
@@ -134,14 +124,8 @@ class Auditor:
     def on_save(self) -> dict[str, Any]:
         """What a checkpoint keeps, by the audit's name; plain values."""
         kept: dict[str, Any] = {}
-
-        def keep(audit: Audit) -> Iterable[Finding]:
-            if state := audit.on_save(self.training):
-                kept[audit.name] = dict(state)
-            return ()
-
-        self._each(keep)
-        return kept
+        self._each(lambda audit: kept.update({audit.name: dict(audit.on_save(self.training))}))
+        return {name: state for name, state in kept.items() if state}
 
     def loaded(self, saved: Mapping[str, Any], logged: Sequence[Mapping[str, Any]] = ()) -> None:
         """A checkpoint was loaded, which is compared at the next check.
@@ -154,10 +138,10 @@ class Auditor:
         for audit in self._audits:
             audit.restart()
 
-    def _each(self, call: Callable[[Audit], Iterable[Finding]]) -> None:
+    def _each(self, call: Callable[[Audit], Iterable[Finding] | None]) -> None:
         for audit in tuple(self._audits):
             try:
-                for finding in call(audit):
+                for finding in call(audit) or ():
                     self.findings.append(finding)
                     self._report(finding)
             except Exception as error:

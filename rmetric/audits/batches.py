@@ -47,9 +47,7 @@ class Batches(Audit):
         self._origin: list[int] = []  # first batches of the run
         self._after: list[int] | None = None  # those after the last save
         self._epoch: int | None = None
-        self._saved = self._begun = (
-            0  # number of batches by the last save; number of the first batch of the epoch
-        )
+        self._saved = self._begun = 0  # batches by the last save, and by the epoch's beginning
         self._firsts: list[int] = []  # fingerprints of the first batches of the epoch before
         self._now: list[int] = []
 
@@ -92,25 +90,28 @@ class Batches(Audit):
 
     def on_save(self, training: Training) -> Mapping[str, Any]:
         self._log_after(training)
-        self._after, recent = [], list(self._recent)
-        begun, now = self._begun, list(self._now)
-        self._saved = self._number
-        chains = [[0, self._origin[:]], [begun, now], [self._number - len(recent), recent]]
-        return {"number": self._number, "chains": chains}
+        self._saved, self._after, recent = self._number, [], list(self._recent)
+        chains = [
+            [0, self._origin[:]],
+            [self._begun, self._now[:]],
+            [self._number - len(recent), recent],
+        ]
+        return {"number": self._number, "epoch": training.epoch, "chains": chains}
 
     def on_resume(self, training: Training, saved: Mapping[str, Any]) -> Iterable[Finding]:
         own = saved.get(self.name) or {}
         self._after = None  # the log keeps what the run trained on that had made the save
-        if "chains" in own:  # else it is of an earlier version
+        if chains := own.get("chains"):  # else it is of an earlier version
             self._number = self._begun = own["number"]
-            self._origin = list(own["chains"][0][1])
-            self._recent.extend(own["chains"][-1][1])
+            self._origin = list(chains[0][1])
+            self._recent.extend(chains[-1][1])
         return ()
 
     def _batch(self, training: Training, batch: int, step: int) -> Iterable[Finding]:
         if training.epoch != self._epoch:
             self._begin(training.epoch)
-        elif training.epoch is None and self._is_first_again(batch):
+        again = self._now[ORDER - 1 :] and self._recent[-1] != batch == self._now[0]
+        if again and training.epoch is None:
             self._begin(None)  # as far as is known an epoch begins
         self._number += 1
         earlier = self._known.get(batch)
@@ -137,9 +138,6 @@ class Batches(Audit):
     def _log_after(self, training: Training) -> None:
         if self._after:
             training.log("BATCHES", after=self._saved, batches=self._after)
-
-    def _is_first_again(self, batch: int) -> bool:
-        return len(self._now) == ORDER and self._recent[-1] != batch == self._now[0]
 
     def _begin(self, epoch: int | None) -> None:
         self._epoch, self._begun = epoch, self._number

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rmetric.audits.batches import length_of, tensors_in
+from rmetric.audits.batches import tensors_in
 from rmetric.audits.contract import Audit
 from rmetric.audits.finding import Finding, Severity
 from rmetric.audits.fingerprint import fingerprint, fingerprints, joined, local
@@ -67,7 +67,7 @@ def table(rows: Iterable[Row]) -> str:
     for row in rows:
         outlook = "" if row.equal else OUTLOOK[row.key or row.part]
         lines.append((row.part, row.was, "equal" if row.equal else row.now, outlook))
-    form = "\n  {:<16} {:<22} {:<26} {}"
+    form = "\n  {:<16} {:<22} {:<28} {}"
     return "".join(form.format(*line).rstrip(" ") for line in lines)
 
 
@@ -115,23 +115,23 @@ class Resume(Audit):
         if self._rows is None:
             return
         rows, self._rows = self._rows, None
-        if "batches" in seen.values and (self._saved.get("batches") or {}).get("chains"):
+        batches = self._saved.get("batches") or {}
+        if "batches" in seen.values and "chains" in batches:
             batch = int(joined(seen.values["batches"])[0])
             logged = {e["after"]: e["batches"] for e in self._saved.get("logged", ())}
-            rows += _data(batch, self._saved["batches"], logged, length_of(training.loader))
+            rows += _data(batch, batches, logged, training.epoch)
         lost = [row for row in rows if not row.equal]
         kind = "not_restored" if lost else "restored"
         parts = [row.part for row in rows]
         unseen = "" if "data" in parts else "; whether data are left out does not show"
         words = {"lost": table(rows), "parts": ", ".join(parts) + unseen}
-        severity: Severity = "hint"
-        if {row.key or row.part for row in lost} - _HARMLESS:
-            severity = "error"
+        harm = {row.key or row.part for row in lost} - _HARMLESS
+        severity: Severity = "error" if harm else "hint"
         yield from self.find(kind, seen.step, severity, rows=list(map(asdict, rows)), **words)
 
 
 def _data(
-    batch: int, saved: Mapping[str, Any], logged: Mapping[int, list[int]], length: int | None
+    batch: int, saved: Mapping[str, Any], logged: Mapping[int, list[int]], epoch: int | None
 ) -> Iterator[Row]:
     """The place of the first batch among those that are known, if it is there.
 
@@ -139,13 +139,14 @@ def _data(
         batch: its fingerprint.
         saved: number of batches by the save, and stretches of them: first number, fingerprints.
         logged: number of batches by a save -> those after it.
-        length: batches of an epoch; None where it is not known.
+        epoch: that has the batch; None where it is not known.
     """
     number, chains = int(saved["number"]), list(saved["chains"])
     was, last, due = f"next: batch {number:,}", chains[-1][1][-1:], logged.get(number, [])
     shuffled = chains[1][0] > 0 and chains[0][1][: len(chains[1][1])] != chains[1][1]
     chains += [[number - len(last), last + due], *map(list, logged.items())]
     pairs = {pair for _, chain in chains for pair in pairwise(chain)}
+    drawn = len(pairs) > len({one for one, _ in pairs})  # with replacement, or one by one
     places = (begin + c.index(batch) for begin, c in chains if batch in c)
     place = min(places, key=lambda place: abs(place - number), default=None)
     if last and (last[0], batch) in pairs:
@@ -153,9 +154,9 @@ def _data(
     elif place is None and due:
         known = f"none of those to {number + len(due) - 1:,}"
         yield Row("data", was, known, False, "other data")
-    elif place is not None and (due or shuffled or not length or number % length):
+    elif place is not None and not drawn and (due or shuffled or epoch == saved["epoch"]):
         # Where epochs are alike the first batch comes again when one ends.
-        unsure = not due and not length and place in (0, chains[1][0])
+        unsure = epoch is None and not due and place in (0, chains[1][0])
         key = "data skipped" if place > number else "first data" if unsure else "data"
         yield Row("data", was, f"batch {place:,}", False, key)
 
@@ -196,11 +197,11 @@ def _rows(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Row]:
             norms["EMA"] = "EMA_norm"
         for part, norm in norms.items():
             lost = now[norm] == 0 != saved[norm]
-            values = f"{saved[norm]:.3g}", f"{'lost, ' if lost else ''}{now[norm]:.3g}"
+            values = f"norm {saved[norm]:.3g}", f"{'lost, ' if lost else ''}norm {now[norm]:.3g}"
             if saved[part] != now[part] and values[0] == values[1]:
-                values = f"{saved[norm]:.9g}", f"other ones, {now[norm]:.9g}"
+                values = f"norm {saved[norm]:.9g}", f"other ones, norm {now[norm]:.9g}"
             if part == "EMA" and now[part] == now["weights"]:
-                values = values[0], f"begun anew, {now[norm]:.9g}"
+                values = values[0], f"begun anew, norm {now[norm]:.9g}"
             yield Row(part, *values, saved[part] == now[part])
     for part, key in (("optimizer step", "step"), ("scaler", "scaler")):
         if saved[key] is not None or now[key] is not None:
@@ -208,10 +209,11 @@ def _rows(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Row]:
     equal = len(saved["rates"]) == len(now["rates"]) and all(
         abs(a - b) <= 1e-6 * max(a, b) for a, b in zip(saved["rates"], now["rates"], strict=True)
     )
-    yield Row("rate", _first(saved["rates"]), _first(now["rates"]), equal)
+    was, there = (_text(next(iter(state["rates"]), None)) for state in (saved, now))
+    yield Row("rate", was, there, equal)
     if saved["scheduler"] and now["scheduler"]:
-        was, there = saved["scheduler"], now["scheduler"]
-        yield Row("scheduler", f"step {was[0]}", f"step {there[0]}", was == there)
+        was, there = (f"step {state['scheduler'][0]}" for state in (saved, now))
+        yield Row("scheduler", was, there, saved["scheduler"] == now["scheduler"])
     equal = saved["random"] == now["random"]
     yield Row("random states", "as saved", "as saved" if equal else "other ones", equal)
 
@@ -223,19 +225,13 @@ def _averages(ema: Any) -> list[Tensor]:
     state = ema.state_dict() if hasattr(ema, "state_dict") else ema
     found = [one for one in tensors_in(state, most=None) if one.is_floating_point()]
     if ema is not None and not found:
-        raise TypeError(
-            f"monitor.ema is {type(ema).__name__} without tensors: a module, an object with "
-            "state_dict(), or a dict of tensors is accepted"
-        )
+        kind = f"{type(ema).__name__} without tensors of floats"
+        raise TypeError(f"monitor.ema is {kind}: a module, or tensors in a dict are accepted")
     return found
 
 
 def _text(value: float | None) -> str:
-    return "none" if value is None else f"{value:g}"
-
-
-def _first(rates: list[float]) -> str:
-    return f"{rates[0]:.4g}" if rates else "none"
+    return "none" if value is None else f"{value:.7g}"
 
 
 def _sum(tensors: list[Tensor]) -> int:

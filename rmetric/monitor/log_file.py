@@ -104,14 +104,10 @@ class MonitorLog:
 
         It may have been logged after the step's checkpoint.
         """
-        if self._path is None or not self._path.is_file():
-            return None
+        found = [entry for entry in self.entries("METRICS") if entry.get("step") == step]
         try:
-            lines = _up_to(self._path, step).splitlines()
-            entries = (parse_line(line) for line in reversed(lines))
-            found = next(e for e in entries if e["event"] == "METRICS" and e["step"] == step)
-            return record_from_json(found).validation_loss
-        except (OSError, ValueError, KeyError, StopIteration):
+            return record_from_json(found[-1]).validation_loss if found else None
+        except (ValueError, KeyError):
             return None
 
     def entries(self, event: str) -> list[dict[str, Any]]:

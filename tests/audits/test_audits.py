@@ -42,6 +42,10 @@ def batches(number, seed=0):
     return [torch.randint(0, WORDS, (4, 12), generator=generator) for _ in range(number)]
 
 
+def new_head():
+    return nn.Linear(WIDTH, WORDS, bias=False)
+
+
 class Loop:
     """A plain loop, of which each bug below changes one part."""
 
@@ -100,27 +104,6 @@ class Loop:
         return {(found.kind, found.severity) for found in self.monitor.findings}
 
 
-class StaleOptimizer(Loop):
-    finds = "stale_optimizer"
-
-    def prepare(self):
-        self.model = copy.deepcopy(self.model)
-
-
-class NewHead(Loop):
-    finds = "not_in_optimizer"
-
-    def prepare(self):
-        self.model.head = nn.Linear(WIDTH, WORDS, bias=False)
-
-
-class Detached(Loop):
-    finds = "no_gradient"
-
-    def prepare(self):
-        self.model.detached = True
-
-
 class UnwrittenStep(Loop):
     finds = "not_updated"
 
@@ -171,57 +154,12 @@ class Kept(Loop):
         self.scheduler.step()
 
 
-class TwiceScheduled(Loop):
-    finds = "scheduler_too_often"
-
-    def update(self, step):
-        super().update(step)
-        self.scheduler.step()
-
-
-class SameBatch(Loop):
-    finds = "same_batch"
-
-    def batch(self, step):
-        return self.batches[0]
-
-
-class SameOrder(Loop):
-    finds = "same_order"
-
-    def batch(self, step):
-        return self.batches[step % 10]
-
-
-class Masked(Loop):
-    finds = "no_labels"
-
-    def labels(self, tokens):
-        return torch.full_like(tokens, -100)
-
-
-class StaysInEvaluation(Loop):
-    finds = "evaluation_mode_in_training"
-
-    def evaluate(self, tokens):
-        super().evaluate(tokens)
-        self.model.eval()
-
-
 class EvaluatedInTraining(Loop):
     finds = "training_mode_in_evaluation"
 
     def evaluate(self, tokens):
         with torch.no_grad():
             self.monitor.evaluated(self.loss(tokens))
-
-
-class ConstantLoss(Loop):
-    finds = "constant_loss"
-
-    def loss(self, tokens):
-        loss = super().loss(tokens)
-        return loss - loss.detach() + 1.2345678
 
 
 class RunawayRate(Loop):
@@ -232,7 +170,23 @@ class RunawayRate(Loop):
         self.optimizer.param_groups[0]["lr"] = 3e-3 if step < 24 else 2e-2
 
 
+SHORT = [
+    ("stale_optimizer", "prepare", lambda loop: setattr(loop, "model", copy.deepcopy(loop.model))),
+    ("not_in_optimizer", "prepare", lambda loop: setattr(loop.model, "head", new_head())),
+    ("no_gradient", "prepare", lambda loop: setattr(loop.model, "detached", True)),
+    ("same_batch", "batch", lambda loop, step: loop.batches[0]),
+    ("same_order", "batch", lambda loop, step: loop.batches[step % 10]),
+    ("no_labels", "labels", lambda loop, tokens: torch.full_like(tokens, -100)),
+    ("constant_loss", "loss", lambda loop, x: (y := Loop.loss(loop, x)) - y.detach() + 1.2345678),
+    (
+        "scheduler_too_often",
+        "update",
+        lambda loop, _: (Loop.update(loop, _), loop.scheduler.step()),
+    ),
+    ("evaluation_mode_in_training", "evaluate", lambda loop, _: loop.model.eval()),
+]
 BUGS = [value for value in globals().values() if isinstance(value, type) and "finds" in vars(value)]
+BUGS += [type(kind, (Loop,), {"finds": kind, method: code}) for kind, method, code in SHORT]
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
@@ -291,7 +245,7 @@ def test_what_may_be_on_purpose_is_a_hint(sound):
 def test_a_tied_output_layer_that_is_its_own_tensor():
     class Untied(Loop):
         def prepare(self):
-            self.model.head = nn.Linear(WIDTH, WORDS, bias=False)
+            self.model.head = new_head()
             self.model.head.weight = nn.Parameter(self.model.embedding.weight.detach().clone())
             self.optimizer = self.make_optimizer()
 

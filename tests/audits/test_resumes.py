@@ -3,7 +3,7 @@
 import copy
 import json
 import shutil
-from functools import cache, partial
+from functools import cache
 from itertools import product
 
 import pytest
@@ -21,18 +21,19 @@ from tests.monitor.ranks import on_ranks  # noqa: E402
 
 #: What is lost -> the row that says so, and its present value where that is the same everywhere.
 PARTS = {
-    "nothing": (),
-    "moments": ("moments", "lost, 0"),
-    "step counts": ("optimizer step", "0"),
-    "rate": ("rate", "0.02"),
-    "scheduler": ("scheduler", "step 0"),
-    "scaler": ("scaler", "2"),
-    "random states": ("random states", "other ones"),
-    "data again": ("data", "batch 0"),
-    "data skipped": ("data", "batch "),
-    "weights": ("weights", "other ones"),
-    "EMA": ("EMA", "begun anew"),
+    "nothing": [],
+    "moments": [("moments", "lost, norm 0")],
+    "step counts": [("optimizer step", "0")],
+    "rate": [("rate", "0.02")],
+    "scheduler": [("scheduler", "step 0")],
+    "scaler": [("scaler", "2")],
+    "random states": [("random states", "other ones")],
+    "data again": [("data", "batch 0")],
+    "data skipped": [("data", "batch ")],
+    "weights": [("weights", "other ones")],
+    "EMA": [("EMA", "begun anew")],
 }
+LONG = ("trainer", "lightning", "ddp")
 #: The program never has that part on a CPU, or never saves it.
 CANNOT = {
     ("scaler", "trainer"): "half precision with a scaler needs a GPU there",
@@ -44,16 +45,13 @@ SAVED, STEPS = 4, 8
 
 def lose(part, optimizer, scheduler, scaler=None):
     """Change what a checkpoint holds."""
-    for state in optimizer["state"].values():
-        if part == "moments":
-            state["exp_avg"].zero_(), state["exp_avg_sq"].zero_()
-        if part == "step counts":
-            state["step"].zero_()
+    zeroed = {"moments": ("exp_avg", "exp_avg_sq"), "step counts": ("step",)}.get(part, ())
+    for state, name in product(optimizer["state"].values(), zeroed):
+        state[name].zero_()
     if part == "rate":
         optimizer["param_groups"][0]["lr"] = 2e-2
-    if part == "scheduler":
-        scheduler["last_epoch"] = 0
-    if part == "scaler" and scaler:
+    scheduler |= {"last_epoch": 0} if part == "scheduler" else {}
+    if part == "scaler":
         scaler["scale"] = 2.0
 
 
@@ -76,8 +74,7 @@ def plain(folder, part, rank=None):
         monitor.schedulers, step, path = [scheduler], 0, folder / f"{rank}.pt"
         average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
         parts = (model, optimizer, scheduler, scaler, average)
-        # A dict of tensors is as good as the module.
-        monitor.ema = average if rank is None else dict(average.state_dict())
+        monitor.ema = average.module if rank is None else dict(average.state_dict())
         if part is not None:
             step, states, older, random, kept = torch.load(path)
             lose(part, *states[1:4])
@@ -122,19 +119,16 @@ def trainer(folder, part):
 
     class Averages(transformers.TrainerCallback):
         def on_train_begin(self, args, state, control, model=None, **_):
-            self.module = copy.deepcopy(model)
+            callback.monitor.ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
             if part not in (None, "EMA"):
-                self.module.load_state_dict(torch.load(folder / "ema.pt"))
-            callback.monitor.ema = self.module
+                callback.monitor.ema.load_state_dict(torch.load(folder / "ema.pt"))
 
         def on_step_end(self, args, state, control, model=None, **_):
-            with torch.no_grad():
-                for mean, weight in zip(self.module.parameters(), model.parameters(), strict=True):
-                    mean.lerp_(weight, 0.1)
+            callback.monitor.ema.update_parameters(model)
 
         def on_save(self, args, state, control, **_):
             if part is None and state.global_step == SAVED:
-                torch.save(self.module.state_dict(), folder / "ema.pt")
+                torch.save(callback.monitor.ema.state_dict(), folder / "ema.pt")
 
     transformers.set_seed(0)
     config = transformers.LlamaConfig(
@@ -148,13 +142,11 @@ def trainer(folder, part):
     )  # fmt: skip
     callback = RMetricCallback(folder / "run.jsonl")
     rows = [{"input_ids": t[0].tolist(), "labels": t[0].tolist()} for t in batches(60)]
-    saved = folder / f"checkpoint-{SAVED}"
+    saved, skip = folder / f"checkpoint-{SAVED}", transformers.trainer.skip_first_batches
     with pytest.MonkeyPatch.context() as patch:
         if part == "data skipped":
-            skip = transformers.trainer.skip_first_batches
-            patch.setattr(
-                "transformers.trainer.skip_first_batches", lambda loader, n: skip(loader, n + 1)
-            )
+            one_more = lambda loader, number: skip(loader, number + 1)  # noqa: E731
+            patch.setattr("transformers.trainer.skip_first_batches", one_more)
         if part == "random states":
             (saved / "rng_state.pth").unlink()
         if part == "weights":
@@ -177,14 +169,9 @@ def lightning(folder, part):
     pl = pytest.importorskip("lightning.pytorch")
     from rmetric.integrations.lightning import RMetricCallback
 
-    class Module(pl.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.model = Model()
-
+    class Module(Model, pl.LightningModule):
         def training_step(self, batch, _):
-            logits = self.model(batch[:, :-1])
-            return F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+            return F.cross_entropy(self(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
 
         def configure_optimizers(self):
             optimizer = torch.optim.AdamW(self.parameters(), lr=3e-3)
@@ -215,65 +202,54 @@ def lightning(folder, part):
     return callback.monitor
 
 
-def ddp(rank, folder, parts):
-    plain(folder, None, rank)
-    return {part: rows_of(plain(_copy(folder, part), part, rank)) for part in parts}
-
-
-def _copy(folder, part):
-    return shutil.copytree(folder, folder.parent / f"{folder.name}-{part}", dirs_exist_ok=True)
+def resumes(rank, folder, program=plain):
+    """Rows that differ in the resume without each part."""
+    ranks = [rank] if program is plain else []
+    assert program(folder, None, *ranks).findings == []
+    parts = [part for part in PARTS if (part, program.__name__) not in CANNOT]
+    copies = {part: folder.parent / f"{folder.name}-{part}" for part in parts}
+    return {
+        part: rows_of(program(shutil.copytree(folder, to, dirs_exist_ok=True), part, *ranks))
+        for part, to in copies.items()
+    }
 
 
 @pytest.fixture(scope="module")
-def resumed(tmp_path_factory):
-    """Rows of a resume of a program that lost a part; on each rank."""
+def rows(tmp_path_factory):
+    """Of a program's resumes, on each rank."""
 
     @cache
-    def first(program):
-        folder = tmp_path_factory.mktemp(program) / "run"
-        folder.mkdir()
+    def of(program):
+        folder = tmp_path_factory.mktemp(program)
         if program == "ddp":
-            return on_ranks(ddp, folder, tuple(PARTS), ranks=2, seconds=120.0)
-        assert rows_of_program[program](folder, None).findings == []
-        return folder
+            return on_ranks(resumes, folder, ranks=2, seconds=120.0)
+        return [resumes(None, folder, globals()[program])]
 
-    rows_of_program = {"plain": plain, "trainer": trainer, "lightning": lightning}
-
-    def rows(part, program):
-        made = first(program)
-        if program == "ddp":
-            return [rank[part] for rank in made]
-        return [rows_of(rows_of_program[program](_copy(made, part), part))]
-
-    return rows
+    return of
 
 
+@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize(
-    ("part", "program"),
-    [
-        pytest.param(part, program, marks=[] if program == "plain" else pytest.mark.long)
-        for part, program in product(PARTS, ("plain", "trainer", "lightning", "ddp"))
-        if (part, program) not in CANNOT
-    ],
+    "program", ["plain", *(pytest.param(p, marks=pytest.mark.long) for p in LONG)]
 )
-def test_a_resume_that_lost_one_part_names_it_alone(part, program, resumed):
-    for rows in resumed(part, program):
-        if ("random states", program) in CANNOT:
-            assert rows.pop("random states")
-        if part == "nothing":
-            assert rows == {}
+def test_a_resume_that_lost_one_part_names_it_alone(part, program, rows):
+    for found in rows(program):
+        if reason := CANNOT.get((part, program)):
+            assert part not in found, reason
             continue
-        name, now = PARTS[part]
-        assert list(rows) == [name]
-        assert rows[name][1].startswith(now)
-        assert rows[name][0] != rows[name][1]
+        lost = dict(found[part])
+        if program == "lightning":
+            del lost["random states"]
+        assert list(lost) == [name for name, _ in PARTS[part]]
+        for name, now in PARTS[part]:
+            assert lost[name][1].startswith(now)
+            assert lost[name][1] != lost[name][0]
 
 
 def test_the_table_stands_in_the_log_and_a_foreign_ema_is_named(tmp_path, caplog):
     plain(tmp_path, None)
     [found] = plain(tmp_path, "moments").findings
-    assert "moments" in found.words.splitlines()[3]
-    assert "lost, 0" in found.words.splitlines()[3]
+    assert found.words.splitlines()[3].split()[:5] == ["moments", "norm", "0.166", "lost,", "norm"]
     log = (tmp_path / "run-0.jsonl").read_text().splitlines()
     [entry] = [e for e in map(json.loads, log) if e["event"] == "AUDIT"]
     assert [row["part"] for row in entry["rows"]] == [row["part"] for row in found.rows]
@@ -282,44 +258,44 @@ def test_the_table_stands_in_the_log_and_a_foreign_ema_is_named(tmp_path, caplog
     monitor.check_before_step(1.0)
     monitor.state_dict()
     assert monitor.usable
-    assert "monitor.ema is list without tensors" in caplog.text
+    assert "monitor.ema is list without tensors of floats" in caplog.text
 
 
 SHUFFLED = {"number": 12, "chains": [[0, [1, 2, 3]], [8, [9, 10]], [8, [9, 10, 11, 12]]]}
 ALIKE = {"number": 5, "chains": [[0, [1, 2, 3]], [3, [1, 2]], [1, [2, 3, 1, 2]]]}
-ONE = {"number": 3, "chains": [[0, [1, 1, 1]], [0, [1, 1, 1]], [0, [1, 1, 1]]]}
 FIRST = {"number": 4, "chains": [[0, [1, 2, 3]], [0, [1, 2, 3]], [0, [1, 2, 3, 4]]]}
+ONE = {"number": 3, "chains": [[0, [1, 1, 1]]] * 3}
+DRAWN = {"number": 5, "chains": [[0, [1, 2, 1, 3, 1]]] * 3}
 
 
 @pytest.mark.parametrize(
-    ("saved", "batch", "logged", "length", "expected"),
+    ("saved", "batch", "logged", "epochs", "expected"),
     [
         (ALIKE, 3, {}, None, ("batch 5", "")),  # the next one, as in the epoch before
-        (ONE, 1, {}, None, ("batch 3", "")),  # all data are one batch
         (ALIKE, 2, {}, None, ("batch 4", "data")),
+        (ONE, 1, {}, None, ("batch 3", "")),  # all data are one batch
+        (DRAWN, 1, {}, None, None),  # with replacement
         (FIRST, 1, {}, None, ("batch 0", "first data")),  # an epoch may begin
-        (FIRST, 1, {}, 4, None),  # an epoch begins
-        (FIRST, 1, {}, 5, ("batch 0", "data")),
+        (FIRST, 1, {}, (0, 1), None),  # an epoch begins
+        (FIRST, 1, {}, (0, 0), ("batch 0", "data")),
         (FIRST, 1, {4: [5, 6]}, None, ("batch 0", "data")),
         (FIRST, 3, {}, None, ("batch 2", "data")),
-        (SHUFFLED, 1, {}, 4, ("batch 0", "data")),  # the first epoch again
-        (SHUFFLED, 20, {}, 4, None),  # nobody knows
-        (SHUFFLED, 20, {12: [13, 14]}, 4, ("none of those to 13", "other data")),
-        (SHUFFLED, 14, {12: [13, 14]}, 4, ("batch 13", "data skipped")),
-        (SHUFFLED, 18, {12: [13], 16: [17, 18]}, 4, ("batch 17", "data skipped")),
+        (SHUFFLED, 1, {}, (2, 3), ("batch 0", "data")),  # the first epoch again
+        (SHUFFLED, 20, {}, (2, 3), None),  # nobody knows
+        (SHUFFLED, 20, {12: [13, 14]}, (2, 3), ("none of those to 13", "other data")),
+        (SHUFFLED, 14, {12: [13, 14]}, None, ("batch 13", "data skipped")),
+        (SHUFFLED, 18, {12: [13], 16: [17, 18]}, None, ("batch 17", "data skipped")),
     ],
 )
-def test_the_place_of_the_first_batch(saved, batch, logged, length, expected):
-    rows = [
-        (row.now.removeprefix("next: "), row.key) for row in _data(batch, saved, logged, length)
-    ]
-    assert rows == ([expected] if expected else [])
+def test_the_place_of_the_first_batch(saved, batch, logged, epochs, expected):
+    before, now = epochs or (None, None)
+    rows = _data(batch, saved | {"epoch": before}, logged, now)
+    found = [(row.now.removeprefix("next: "), row.key) for row in rows]
+    assert found == ([expected] if expected else [])
 
 
 def test_a_log_that_was_cut_off_keeps_its_entries(tmp_path):
     path = tmp_path / "run.jsonl"
     path.write_bytes(b'{"event": "BATCHES", "after": 1}\n{"event": "BATCHES", "aft')
-    entries = partial(MonitorLog(path, Background(), b"").entries, "BATCHES")
-    assert entries() == [{"event": "BATCHES", "after": 1}]
-    path.unlink()
-    assert entries() == []
+    log = MonitorLog(path, Background(), b"")
+    assert log.entries("BATCHES") == [{"event": "BATCHES", "after": 1}]
