@@ -137,7 +137,7 @@ def write_table(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     run = "the resume without the optimizer's state"
     axes.set_title(f"(b) what the audit prints at step {SAVED + 1} of {run}", loc="left")
     lines = [("part", "saved", "now", "in the loss"), *map(_cells, rows)]
-    places, height = (0.0, 0.135, 0.25, 0.35), 1 / len(lines)
+    places, height = (0.0, 0.13, 0.245, 0.355), 1 / len(lines)
     for number, cells in enumerate(lines):
         lost = number > 0 and cells[2] != "equal"
         look = {"color": VERMILION if lost else BLACK, "weight": "bold" if not number else "normal"}
