@@ -149,7 +149,7 @@ def _data(
     drawn = len(pairs) > len({one for one, _ in pairs})  # with replacement, or one by one
     places = (begin + c.index(batch) for begin, c in chains if batch in c)
     place = min(places, key=lambda place: abs(place - number), default=None)
-    if last and (last[0], batch) in pairs:
+    if (*last, batch) in pairs:
         yield Row("data", was, was, True)
     elif place is None and due:
         known = f"none of those to {number + len(due) - 1:,}"
