@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LARGEST = {
     "rmetric": (67_952, 425),
     "studies": (34_114, 212),
-    "tests": (57_775, 280),
+    "tests": (57_781, 280),
 }
 #: Words of docs/*.md, at most.
 MOST_WORDS = 59_873
