@@ -162,16 +162,13 @@ def _taken(structs: list[Any], odd: list[int], state: RunState, slowly: _Slowly)
 
 
 def _one(struct: Any, state: RunState) -> Batches:
-    if struct.training_loss is None:
-        state.losses.missing()
-    else:
-        state.losses.measured()
+    state.losses.update(logged=struct.training_loss is not None)
     values = {name: getattr(struct, name) for name in _MEASURED}
     complete = state.measured(
         struct.step, {name: value for name, value in values.items() if value is not None}
     )
     if complete is not None:
-        yield complete[0], [complete[1]]
+        yield complete
 
 
 def _next_steps(structs: list[Any], state: RunState) -> list[Record]:
@@ -185,8 +182,8 @@ def _next_steps(structs: list[Any], state: RunState) -> list[Record]:
     state.pending = records.pop()
     state.last = state.pending.step
     state.rows += len(structs)
-    state.measured_again()
-    state.losses.measured()
+    state.leave_out_held()
+    state.losses.update(logged=True)
     return records
 
 

@@ -14,7 +14,7 @@ import msgspec
 from rmetric._util.errors import LogError
 from rmetric._util.strict_json import shown
 from rmetric.logs import parse_line
-from rmetric.readers.assembler import Assembler, Batches
+from rmetric.readers.assembler import Assembler, Batches, Complete
 from rmetric.readers.columns import (
     add_columns,
     check_mapping,
@@ -27,7 +27,6 @@ from rmetric.readers.rows import BadRow, Row
 from rmetric.readers.source import Source
 from rmetric.readers.stream import Reader, Stream, check_has_loss
 from rmetric.readers.thinning import Thinning
-from rmetric.records import Record
 
 _LOOKED_AT = 5
 #: Different names of values in one log.
@@ -93,8 +92,7 @@ class _Reading:
                 yield from self.decoders.read(number, chunk, state, self._one_by_one)
             else:
                 yield from self._one_by_one(number, chunk.split(b"\n"))
-        for id, record in self._finish():
-            yield id, [record]
+        yield from self._finish()
 
     def _one_by_one(self, number: int, lines: list[bytes]) -> Batches:
         for at, line in enumerate(lines, start=number):
@@ -111,7 +109,7 @@ class _Reading:
                 self._leave_out(at, getattr(error, "problem", "nested too deeply"))
                 continue
             if complete is not None:
-                yield complete[0], [complete[1]]
+                yield complete
 
     def _entry(self, number: int, line: bytes, *, last: bool) -> dict[str, Any] | None:
         """The object on line `number`; None if it is cut off or no object."""
@@ -134,7 +132,7 @@ class _Reading:
         self._leave_out(number, problem, of_record=of_record)
         return None
 
-    def _take(self, number: int, cells: dict[str, Any]) -> tuple[str, Record] | None:
+    def _take(self, number: int, cells: dict[str, Any]) -> Complete | None:
         if not cells.keys() <= self.names.keys():
             new = [name for name in cells if name not in self.names]
             if len(self.names) + len(new) > MOST_NAMES:
@@ -154,7 +152,7 @@ class _Reading:
         self.assembler.use(self.columns)
         self.decoders = Decoders(self.columns, self.decoders.examples, self.names)
 
-    def _finish(self) -> list[tuple[str, Record]]:
+    def _finish(self) -> list[Complete]:
         try:
             check_mapping(self.names, self.mapping)
         except ValueError as error:

@@ -81,10 +81,9 @@ def stream_rows(
                 source.foreign_lines.add(error.line, error.problem, of_record=not _is_text(row))
                 continue
             if complete is not None:
-                yield complete[0], [complete[1]]
+                yield complete
         source.foreign_lines.check(source.path)
-        for id, record in assembler.finish():
-            yield id, [record]
+        yield from assembler.finish()
         for run in assembler.all_runs():
             run.notes += notes or []
 
