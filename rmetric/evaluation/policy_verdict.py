@@ -29,6 +29,7 @@ def judge_policy(records: Sequence[Record], alarms: Sequence[int] = ()) -> RunVe
         return RunVerdict(
             kind=worst.kind,
             text=worst.title,
+            loss="reward",
             advice=RULES[worst.kind].advice.format(step=f"{worst.since:,}"),
             detail="; ".join([worst.levels, course, *(other.title.lower() for other in others)]),
             onset_step=worst.since,
@@ -38,6 +39,7 @@ def judge_policy(records: Sequence[Record], alarms: Sequence[int] = ()) -> RunVe
             num_events=len(policy.findings),
         )
     if not policy.is_known:
-        return RunVerdict.of("few", what=f"{counted(len(rewards), 'record')} with a reward")
+        what = f"{counted(len(rewards), 'record')} with a reward"
+        return RunVerdict.of("few", what=what, loss="reward")
     text = "HEALTHY: no collapse of the reward seen"
-    return RunVerdict(kind="healthy", text=text, detail=course, advice="nothing")
+    return RunVerdict(kind="healthy", text=text, loss="reward", detail=course, advice="nothing")

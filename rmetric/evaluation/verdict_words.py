@@ -96,7 +96,8 @@ class RunVerdict:
         kind: class of the course; `severity` follows from it.
         text: the verdict as one short line.
         detail: the numbers, as a second short line; empty where there is none.
-        loss: the judged series, ``training_loss`` or ``validation_loss``; None for none.
+        loss: the judged series, ``training_loss``, ``validation_loss`` or, of reinforcement
+            learning, ``reward``; None for none.
         onset_step: first step of the event; None where there is none.
         end_step: first step at which it was over; None where it lasts or there is none.
         before, after: level of the loss before the event, and at its height or, where it never
