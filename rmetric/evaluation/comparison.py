@@ -12,7 +12,7 @@ import numpy as np
 
 from rmetric.evaluation.loss_course import Floats
 from rmetric.evaluation.run_verdict import judge_run
-from rmetric.evaluation.verdict_words import RunVerdict, number
+from rmetric.evaluation.verdict_words import RunVerdict, levels
 from rmetric.records import Run
 
 Kind = Literal["better", "as_good", "worse", "cannot_tell"]
@@ -182,7 +182,7 @@ def _judge(
     elif high <= allowed:
         kind = "as_good"
     words = (
-        f"{loss.replace('_', ' ')} {number(reference.end)} -> {number(candidate.end)} at the end, "
+        f"{levels(loss.replace('_', ' '), reference.end, candidate.end)} at the end, "
         f"{difference:+.3g} [{low:+.3g}, {high:+.3g}]"
     )
     parted = _parted(reference, candidate, allowed)

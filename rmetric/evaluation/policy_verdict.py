@@ -31,7 +31,7 @@ def judge_policy(records: Sequence[Record], alarms: Sequence[int] = ()) -> RunVe
             text=worst.title,
             loss="reward",
             advice=RULES[worst.kind].advice.format(step=f"{worst.since:,}"),
-            detail="; ".join([worst.levels, course, *(other.title.lower() for other in others)]),
+            detail="; ".join([worst.levels, course, *(other.words for other in others)]),
             onset_step=worst.since,
             before=worst.before,
             after=worst.after,

@@ -17,6 +17,7 @@ from rmetric._util.printed import counted
 from rmetric.detectors.input_wait import InputWait
 from rmetric.detectors.log_end import SilentLoss
 from rmetric.detectors.memory_slope import MemorySlope
+from rmetric.detectors.no_learning import NoLearning
 from rmetric.detectors.no_update import NoUpdate
 from rmetric.evaluation.loss_course import (
     FEWEST_RECORDS,
@@ -28,7 +29,6 @@ from rmetric.evaluation.loss_course import (
     Loss,
 )
 from rmetric.evaluation.loss_verdict import ends_above, event, judge_loss, not_finite_at_end
-from rmetric.evaluation.no_learning import learns_nothing
 from rmetric.evaluation.policy_verdict import judge_policy
 from rmetric.evaluation.verdict_words import EVALUATE, SEVERITY, Kind, RunVerdict, levels
 from rmetric.records import Record, Truth
@@ -70,7 +70,7 @@ def judge_run(
             verdict = _with_end(verdict, records, unread, alarm_steps)
         if truth is not None and truth.failed and verdict.severity != "bad":
             verdict = _as_stated(verdict, truth)
-        verdict = verdict if policy else learns_nothing(verdict, records, alarm_steps)
+        verdict = verdict if policy else _with_learning(verdict, records, alarm_steps)
     memory, wait = MemorySlope(), InputWait()
     for record in records:
         memory.update(record)
@@ -167,6 +167,27 @@ def _with_end(
         alarm_step=next((step for step in alarms if since is not None and step >= since), None),
         why=stuck.reason, unread=unread, earlier=earlier,
     )  # fmt: skip
+
+
+def _with_learning(
+    verdict: RunVerdict, records: Sequence[Record], alarms: Sequence[int]
+) -> RunVerdict:
+    """The verdict, unless nothing is learnt since the start, or since a restart and it saw that."""
+    learning, loss = NoLearning(), Loss.of(records, "training_loss")
+    for record in records:
+        learning.update(record)
+    found = learning.judge()
+    if found is None or loss is None:
+        return verdict
+    facts = {"said": found.text, "why": found.detail}
+    if not found.first:
+        healthy = verdict.kind == "healthy"
+        return RunVerdict.of("unlearnt", loss=loss.name, **facts) if healthy else verdict
+    lasts = verdict.kind in ("diverged", "level_rose") and verdict.end_step is None
+    at_restart = verdict.onset_step in loss.steps[found.first : found.first + 3]
+    if verdict.kind == "healthy" or (lasts and at_restart):
+        return event(loss, "unlearnt", found.first, alarms, **facts)
+    return verdict
 
 
 def _as_stated(verdict: RunVerdict, truth: Truth) -> RunVerdict:

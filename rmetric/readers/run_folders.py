@@ -21,14 +21,14 @@ _NO_LOGS = (
     ".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".onnx", ".gguf", ".npz", ".npy", ".h5",
     ".msgpack", ".pkl", ".pickle", ".model", ".distcp", ".tar", ".zip", ".png", ".jpg", ".jpeg",
     ".gif", ".webp", ".svg", ".pdf", ".html", ".py", ".ipynb", ".so", ".parquet", ".arrow",
-    ".wandb",
+    ".wandb", ".lock", ".db-wal", ".db-shm",
 )  # fmt: skip
 #: Settings, vocabularies and closing results that trainers write as text.
 _SETTINGS = (
     "config.json", "*_config.json", "tokenizer.json", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.*",
     "*.index.json", "all_results.json", "train_results.json", "eval_results.json",
-    "scheduler.json", "zero_to_fp32.py", "latest", "hparams.yaml", "config.yaml",
+    "scheduler.json", "zero_to_fp32.py", "latest", "hparams.yaml", "config.yaml", "meta.yaml",
     "wandb-metadata.json", "wandb-summary.json", "requirements.txt", "conda-environment.yaml",
 )  # fmt: skip
 _IS_SETTINGS = re.compile("|".join(map(translate, _SETTINGS)))

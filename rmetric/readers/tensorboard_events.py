@@ -14,7 +14,7 @@ from rmetric.readers.stream import Reader, Stream, columns_of_table, stream_rows
 
 _VERSION = "brain.Event:"
 _IN_NAME = "tfevents"
-_TIME = "(wall time)"
+_STEP, _TIME = "(step)", "(wall time)"
 
 
 def matches(head: str) -> bool:
@@ -46,10 +46,9 @@ def stream_files(path: Path, files: list[Path], mapping: Mapping[str, str]) -> S
     if not tags:
         raise LogError(path, None, "the event files hold no scalars")
     source = PathOnly(path)
-    columns = columns_of_table(source, list(tags), mapping)
-    columns.by_target["time"] = _TIME
-    if "step" not in columns.by_target or "step" not in mapping:
-        columns.by_target["step"] = "(step)"
+    own = {"step": _STEP, "time": _TIME}
+    columns = columns_of_table(source, [*tags, *own.values()], own | dict(mapping))
+    if "step" not in mapping:
         columns.other_steps = []
     return stream_rows(source, columns, _rows(loader, files))
 
@@ -59,7 +58,7 @@ def _rows(loader: Any, files: list[Path]) -> Iterator[Row]:
     for file in files:
         for step, wall_time, values in _scalars(loader, file):
             began = wall_time if began is None else began
-            yield Row(None, {"(step)": step, _TIME: wall_time - began, **values})
+            yield Row(None, {_STEP: step, _TIME: wall_time - began, **values})
 
 
 def _scalars(loader: Any, file: Path) -> Iterator[tuple[int, float, dict[str, float]]]:

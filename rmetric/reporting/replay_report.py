@@ -30,7 +30,7 @@ from rmetric.logs import encode_number
 from rmetric.metric import Components
 from rmetric.readers import ReadLog, UnknownFormat, read_log
 from rmetric.records import Run
-from rmetric.replay.restarts import Restarts
+from rmetric.replay.restarts import Restart, Restarts
 from rmetric.replay.scored_run import ScoredRun, score_run
 from rmetric.reporting.decisions import decisions_of
 from rmetric.reporting.page import (
@@ -61,7 +61,9 @@ INDEX_COLUMNS = (
 )  # fmt: skip
 RESTARTS = "restarts"
 #: Notes of a run with these words say what was left out; the console has them too.
-LEFT_OUT, _LEFT_OUT_WORDS = "left_out", ("left out", "could not be read", "damaged")
+LEFT_OUT, _LEFT_OUT_WORDS = "left_out", (
+    "left out", "could not be read", "damaged", "judged as one run",
+)  # fmt: skip
 #: One more column, after these, where the records of some run were thinned.
 NOTE = "note"
 _LONGEST_NAME = 100
@@ -136,6 +138,7 @@ def replay_logs(
         check_installed("matplotlib")  # before minutes of reading
     result = Replayed(rows=[], failed=[], passed_over=[])
     folders, restarts = _Folders(out), Restarts()
+    written: dict[Path, _Written] = {}
     out.mkdir(parents=True, exist_ok=True)
     try:
         for path in paths:
@@ -155,11 +158,20 @@ def replay_logs(
             for run in log.runs:
                 draw = most_plots is None or result.num_plots < most_plots
                 try:
+                    found, before = restarts.of(run), None
+                    if len(log.runs) == 1 and restarts.continued in written:
+                        before = written[restarts.continued]
+                        run, found = (
+                            before.then(run, mapping, most_records),
+                            before.restarts + found,
+                        )
+                        draw = before.drawn
                     scored = score_run(run, preset)
-                    scored.restarts = restarts.of(run)
+                    scored.restarts = found
+                    folder = before.folder if before else folders.make(scored)
                     row = write_run(
                         scored,
-                        folders.make(scored),
+                        folder,
                         origin_of(path, log, preset, mapping, thresholds),
                         draw=draw,
                         thresholds=thresholds,
@@ -172,11 +184,43 @@ def replay_logs(
                     row[NOTE] = note
                     of_run = f", {run.id}" if len(log.runs) > 1 else ""
                     result.thinned.append(f"{path}{of_run}: {note}")
-                result.rows.append(row)
+                if before is not None:
+                    result.rows[result.rows.index(before.row)] = row
+                    result.num_plots -= draw
+                else:
+                    result.rows.append(row)
+                logs = [*(before.logs if before else []), path]
+                written[path] = _Written(logs, folder, row, found, drawn=draw)
                 result.num_plots += draw
     finally:
         write_index(result.rows, out)
     return result
+
+
+@dataclass
+class _Written:
+    """A run that was written, with which a later log may go on.
+
+    Attributes:
+        logs: of the run, in their order.
+        folder, row, restarts, drawn: what was made of it.
+    """
+
+    logs: list[Path]
+    folder: Path
+    row: dict[str, Any]
+    restarts: list[Restart]
+    drawn: bool
+
+    def then(self, run: Run, mapping: Mapping[str, str] | None, most: int | None) -> Run:
+        """The run with the records of `run` behind its own, which are read once more."""
+        logs = [read_log(log, mapping, most_records=most).run for log in self.logs]
+        run.records = [record for log in logs for record in log.records] + run.records
+        names = " and ".join(log.name for log in self.logs)
+        source = run.source.name if run.source else run.id
+        run.notes.append(f"{source} goes on with {names}: judged as one run")
+        run.id = logs[0].id
+        return run
 
 
 def _bytes_of(

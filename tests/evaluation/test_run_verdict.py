@@ -649,6 +649,18 @@ def test_a_rate_that_still_warms_up_and_evaluations_that_fall_are_no_lack_of_lea
     assert judge_run(records(noisy(7.65, 220, 0.08), first=5000)).kind == "healthy", "it goes on"
 
 
+def test_evaluations_at_chance_tell_it_of_a_noisy_training_loss():
+    log = records(noisy(1.389, 120, 0.008))
+    assert judge_run(log).kind == "healthy"
+    for record in log[::4]:
+        record.validation_loss = float(np.log(4))
+    assert judge_run(log).text == "LEARNS NOTHING: the loss stays at ln(4)"
+    falls = records(np.linspace(1.389, 0.3, 120))
+    for record in falls[::4]:
+        record.validation_loss = float(np.log(4))
+    assert judge_run(falls).kind == "healthy", "it learns its examples"
+
+
 @pytest.mark.parametrize(
     ("losses", "kind"),
     [(noisy(10.4, 400, 0.03), "learns_nothing"), (noisy(2.9, 400, 0.03), "healthy")],

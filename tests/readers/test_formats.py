@@ -102,6 +102,7 @@ def test_a_format_is_recognised_by_content_whatever_the_name(tmp_path):
         "JSONL (one object a line)": '{"step": 1, "loss": 3.0}\n',
         "W&B chart export (CSV)": "Step,a - loss,a - loss__MIN,a - loss__MAX\n1,3,3,3\n",
         "CSV with a header line": "step,loss\n1,3.0\n",
+        "long form, a value a row (MLflow, Comet)": "key,value,step\nloss,3,1\n",
     }
     of_text = {reader.NAME for reader in TEXT_READERS} | {reader.name for reader in LAST_READERS}
     assert set(contents) == {reader.name for reader in READERS} - of_text

@@ -1,0 +1,128 @@
+"""A loss that is flat from the start at a level that no trained model has: nothing is learnt.
+
+A loss that is flat because a model has converged looks alike, so only two levels count: ln(k),
+which a guess among k classes has, without noise; and the loss of a language model without context,
+which is far above that of any that has converged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rmetric._util.printed import short_number
+from rmetric.records import Record
+
+ADVICE = "look for a rate that is too high or 0, frozen weights, and labels of other inputs"
+#: Parts of a loss, and the share of its level by which their medians differ in a flat one.
+PARTS, FLAT_SHARE = 8, 0.02
+#: Classes of which ln is looked for; shares of it by which the level differs, and of its noise.
+CLASSES = (*range(2, 11), 100, 1000)
+LEVEL_SHARE, NOISE_SHARE = 0.0005, 0.002
+#: Loss per token of a language model that knows no context: below ln of the smallest vocabulary
+#: of bytes one may have converged, above ln of the largest vocabulary it is no such loss.
+UNTRAINED = (float(np.log(256)), float(np.log(300_000)))
+#: Records from which each of the two levels is told.
+FEWEST_AT_CHANCE, FEWEST_UNTRAINED = 20, 100
+#: A log that begins later, as a share of its length, may go on from a trained model; a rate that
+#: still rises after the second share is in its warm-up.
+LATE_START, WARM_UP = 0.1, 0.75
+#: Losses that are held; of more every second one is, every fourth and so on.
+MOST = 1 << 15
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class NotLearnt:
+    """A run that learns nothing.
+
+    Attributes:
+        first: place of the first loss after the last restart; 0 without a restart.
+        since: its step; None without a restart.
+        text, detail: in words.
+    """
+
+    first: int
+    since: int | None
+    text: str
+    detail: str
+
+
+class NoLearning:
+    """Follows the losses of a run, and tells at its end whether they show no learning."""
+
+    def __init__(self) -> None:
+        self._losses: list[tuple[int, float, float]] = []
+        self._evaluations: list[float] = []
+        self._every, self._count = 1, 0
+
+    def update(self, record: Record) -> None:
+        """Take the next record."""
+        if record.validation_loss is not None:
+            self._evaluations = [*self._evaluations[-MOST:], record.validation_loss]
+        if record.training_loss is None or record.skipped:
+            return
+        if self._count % self._every == 0:
+            row = (record.step, record.training_loss, record.learning_rate or 0.0)
+            self._losses.append(row)
+        self._count += 1
+        if len(self._losses) > MOST:
+            self._losses, self._every = self._losses[::2], 2 * self._every
+
+    def judge(self) -> NotLearnt | None:
+        """What shows that nothing was learnt; None if nothing does."""
+        if not self._losses:
+            return None
+        steps, losses, rates = np.array(self._losses).T
+        evaluations = np.array(self._evaluations)
+        restarts = np.flatnonzero(np.diff(steps) < 0) + 1
+        first = int(restarts[-1]) if len(restarts) else 0
+        values, warms_up = (
+            losses[first:],
+            rates.max() > 0 and rates.argmax() >= WARM_UP * len(rates),
+        )
+        if warms_up or not np.isfinite(values).all() or not _is_flat(evaluations):
+            return None
+        classes = _chance(values)
+        if classes is None and _is_flat(values) and len(evaluations):
+            classes = _chance(evaluations)
+        untrained = UNTRAINED[0] <= np.median(values) <= UNTRAINED[1]
+        length = len(steps) if len(restarts) else steps[-1] - steps[0]
+        begins = first > 0 or steps[0] <= LATE_START * length
+        long = len(values) >= FEWEST_UNTRAINED
+        if classes is None and not (begins and untrained and long and _is_flat(values)):
+            return None
+        since = f" since the restart at step {int(steps[first]):,}" if first else ""
+        what = "does not fall" if classes is None else f"stays at ln({classes:,})"
+        why = f"as of a guess among {classes or 0:,} classes"
+        if classes is None:
+            records = self._count - first * self._every
+            why = f"in {records:,} records, no level of a model that has converged"
+        before, after = map(short_number, (values[0], values[-1]))
+        return NotLearnt(
+            first=first * self._every,
+            since=int(steps[first]) if first else None,
+            text=f"LEARNS NOTHING{since}: the loss {what}",
+            detail=f"loss {before} -> {after}{',' if classes else ''} {why}",
+        )
+
+
+def _chance(values: Floats) -> int | None:
+    """The number of classes among which a guess has this loss; None for none."""
+    settled = values[len(values) // 4 :]
+    level = float(np.median(settled))
+    noise = 1.4826 * float(np.median(np.abs(settled - level)))
+    classes = min(CLASSES, key=lambda classes: abs(level - np.log(classes)))
+    at_chance = abs(level - np.log(classes)) <= LEVEL_SHARE * level
+    calm = noise <= NOISE_SHARE * level and _is_flat(settled)
+    return classes if at_chance and calm and len(values) >= FEWEST_AT_CHANCE else None
+
+
+def _is_flat(values: Floats) -> bool:
+    """True if no part of the values differs from another one; also of no values."""
+    parts = np.array_split(values, min(PARTS, len(values)) or 1)
+    levels = np.array([np.median(part) for part in parts if len(part)])
+    return not len(levels) or bool(np.ptp(levels) <= FLAT_SHARE * abs(levels[0]))
