@@ -128,16 +128,14 @@ class Restarts:
         parts = _parts(course)
         start, log = course.loss[:_WIDTH], ""
         if run.source is not None:
-            ends = self._ends.setdefault(_PARTS.sub("#", str(run.source).lower()), [])
+            ends = self._ends.setdefault(_PARTS.sub("", str(run.source).lower()), [])
             fitting = [end for end in ends if end[0] != run.source and _goes_on(end[2], course)]
             if len(fitting) == 1:
                 ends.remove(fitting[0])
                 earlier, start, before = fitting[0]
                 log, parts = earlier.name, [before, *parts]
-                resumes = _RESUMES.search(
-                    run.source.name.lower().removeprefix(earlier.stem.lower())
-                )
-                if resumes or course.step[0] > before.step[-1]:
+                words = [_RESUMES.findall(str(log).lower()) for log in (earlier, run.source)]
+                if len(words[1]) > len(words[0]) or course.step[0] > before.step[-1]:
                     self.continued = earlier
             last = course.cut(slice(-_KEPT, None))
             ends.append((run.source, start, last))

@@ -138,7 +138,7 @@ def replay_logs(
         check_installed("matplotlib")  # before minutes of reading
     result = Replayed(rows=[], failed=[], passed_over=[])
     folders, restarts = _Folders(out), Restarts()
-    written: dict[Path, _Written] = {}
+    written: dict[Path | None, _Written] = {}
     out.mkdir(parents=True, exist_ok=True)
     try:
         for path in paths:
@@ -158,17 +158,14 @@ def replay_logs(
             for run in log.runs:
                 draw = most_plots is None or result.num_plots < most_plots
                 try:
-                    found, before = restarts.of(run), None
-                    if len(log.runs) == 1 and restarts.continued in written:
-                        before = written[restarts.continued]
-                        run, found = (
-                            before.then(run, mapping, most_records),
-                            before.restarts + found,
-                        )
-                        draw = before.drawn
+                    found = restarts.of(run)
+                    before = written.get(restarts.continued) if len(log.runs) == 1 else None
+                    if before is not None:
+                        run = before.then(run, mapping, most_records)
+                        found, draw = before.restarts + found, before.drawn
                     scored = score_run(run, preset)
                     scored.restarts = found
-                    folder = before.folder if before else folders.make(scored)
+                    folder = folders.make(scored) if before is None else before.folder
                     row = write_run(
                         scored,
                         folder,
@@ -184,14 +181,15 @@ def replay_logs(
                     row[NOTE] = note
                     of_run = f", {run.id}" if len(log.runs) > 1 else ""
                     result.thinned.append(f"{path}{of_run}: {note}")
-                if before is not None:
-                    result.rows[result.rows.index(before.row)] = row
-                    result.num_plots -= draw
-                else:
+                logs = [path]
+                if before is None:
                     result.rows.append(row)
-                logs = [*(before.logs if before else []), path]
-                written[path] = _Written(logs, folder, row, found, drawn=draw)
-                result.num_plots += draw
+                    result.num_plots += draw
+                else:
+                    result.rows[result.rows.index(before.row)] = row
+                    logs = [*before.logs, path]
+                if len(log.runs) == 1:
+                    written[path] = _Written(logs, folder, row, found, drawn=draw)
     finally:
         write_index(result.rows, out)
     return result
