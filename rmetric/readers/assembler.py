@@ -17,7 +17,6 @@ from rmetric._util.strict_json import shown
 from rmetric.readers.columns import MEMORY, POLICY, TARGETS, WITH_UNIT, Columns
 from rmetric.readers.names import unit
 from rmetric.readers.rows import BadRow, Row, flag, is_blank, number, run_name
-from rmetric.readers.thinning import Thinning
 from rmetric.records import MissingLosses, Record, Run
 
 #: What is known without anything having been measured.
@@ -82,7 +81,6 @@ class RunState:
         pending: the record that the next row may still add to.
         first, last: steps of records.
         early: the first step above the first: steps that fall to it start again.
-        thinning: says which records have to be built; None for all.
         losses: which rows have one.
         held: rows since the last record that hold a step and no measurement. They become records
             where the losses stay away: the log goes on without.
@@ -96,7 +94,6 @@ class RunState:
         self.first: int | None = None
         self.last: int | None = None
         self.early: int | None = None
-        self.thinning: Thinning | None = None
         self.losses = ClosingBlanks()
         self.held: list[Record] = []
         self.rows = self.empty = self.unplaced = self.resumed = self.repeated = 0
