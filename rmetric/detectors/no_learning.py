@@ -41,12 +41,10 @@ class NotLearnt:
 
     Attributes:
         first: place of the first loss after the last restart; 0 without a restart.
-        since: its step; None without a restart.
         text, detail: in words.
     """
 
     first: int
-    since: int | None
     text: str
     detail: str
 
@@ -77,48 +75,47 @@ class NoLearning:
         if not self._losses:
             return None
         steps, losses, rates = np.array(self._losses).T
-        evaluations = np.array(self._evaluations)
         restarts = np.flatnonzero(np.diff(steps) < 0) + 1
         first = int(restarts[-1]) if len(restarts) else 0
-        values, warms_up = (
-            losses[first:],
-            rates.max() > 0 and rates.argmax() >= WARM_UP * len(rates),
-        )
+        length = len(steps) if first else steps[-1] - steps[0]
+        values, evaluations = losses[first:], np.array(self._evaluations)
+        warms_up = rates.max() > 0 and rates.argmax() >= WARM_UP * len(rates)
         if warms_up or not np.isfinite(values).all() or not _is_flat(evaluations):
             return None
-        classes = _chance(values)
-        if classes is None and _is_flat(values) and len(evaluations):
-            classes = _chance(evaluations)
+        flat = _is_flat(values)
+        classes = _chance(values) or (_chance(evaluations) if flat else None)
         untrained = UNTRAINED[0] <= np.median(values) <= UNTRAINED[1]
-        length = len(steps) if len(restarts) else steps[-1] - steps[0]
-        begins = first > 0 or steps[0] <= LATE_START * length
-        long = len(values) >= FEWEST_UNTRAINED
-        if classes is None and not (begins and untrained and long and _is_flat(values)):
+        begins = (first > 0 or steps[0] <= LATE_START * length) and len(values) >= FEWEST_UNTRAINED
+        if classes is None and not (flat and untrained and begins):
             return None
-        since = f" since the restart at step {int(steps[first]):,}" if first else ""
-        what = "does not fall" if classes is None else f"stays at ln({classes:,})"
-        why = f"as of a guess among {classes or 0:,} classes"
-        if classes is None:
+        if classes is not None:
+            what, why = f"stays at ln({classes:,})", f", as of a guess among {classes:,} classes"
+        else:
             records = self._count - first * self._every
-            why = f"in {records:,} records, no level of a model that has converged"
-        before, after = map(short_number, (values[0], values[-1]))
+            what = "does not fall"
+            why = f" in {records:,} records, no level of a model that has converged"
         return NotLearnt(
             first=first * self._every,
-            since=int(steps[first]) if first else None,
-            text=f"LEARNS NOTHING{since}: the loss {what}",
-            detail=f"loss {before} -> {after}{',' if classes else ''} {why}",
+            text=f"LEARNS NOTHING{_since(steps[first]) if first else ''}: the loss {what}",
+            detail=f"loss {short_number(values[0])} -> {short_number(values[-1])}{why}",
         )
+
+
+def _since(step: float) -> str:
+    return f" since the restart at step {int(step):,}"
 
 
 def _chance(values: Floats) -> int | None:
     """The number of classes among which a guess has this loss; None for none."""
+    if len(values) < FEWEST_AT_CHANCE:
+        return None
     settled = values[len(values) // 4 :]
     level = float(np.median(settled))
     noise = 1.4826 * float(np.median(np.abs(settled - level)))
     classes = min(CLASSES, key=lambda classes: abs(level - np.log(classes)))
     at_chance = abs(level - np.log(classes)) <= LEVEL_SHARE * level
     calm = noise <= NOISE_SHARE * level and _is_flat(settled)
-    return classes if at_chance and calm and len(values) >= FEWEST_AT_CHANCE else None
+    return classes if at_chance and calm else None
 
 
 def _is_flat(values: Floats) -> bool:

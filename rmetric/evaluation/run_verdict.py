@@ -19,6 +19,7 @@ from rmetric.detectors.log_end import SilentLoss
 from rmetric.detectors.memory_slope import MemorySlope
 from rmetric.detectors.no_learning import NoLearning
 from rmetric.detectors.no_update import NoUpdate
+from rmetric.detectors.policy_collapse import RULES, PolicyCollapse
 from rmetric.evaluation.loss_course import (
     FEWEST_RECORDS,
     RATIO,
@@ -29,7 +30,6 @@ from rmetric.evaluation.loss_course import (
     Loss,
 )
 from rmetric.evaluation.loss_verdict import ends_above, event, judge_loss, not_finite_at_end
-from rmetric.evaluation.policy_verdict import judge_policy
 from rmetric.evaluation.verdict_words import EVALUATE, SEVERITY, Kind, RunVerdict, levels
 from rmetric.records import Record, Truth
 
@@ -64,7 +64,7 @@ def judge_run(
     """
     with np.errstate(all="ignore"):  # losses may be infinite, or as large as a float can be
         verdict = _of_parts(records, alarm_steps) or _of_losses(records, alarm_steps)
-        policy = judge_policy(records, alarm_steps) if verdict.kind != "not_finite" else None
+        policy = _of_policy(records, alarm_steps) if verdict.kind != "not_finite" else None
         verdict = policy or verdict
         if verdict.severity != "bad":
             verdict = _with_end(verdict, records, unread, alarm_steps)
@@ -142,6 +142,36 @@ def _of_losses(records: Sequence[Record], alarms: Sequence[int]) -> RunVerdict:
     if rose is not None:
         return replace(verdict, detail=f"{verdict.detail}; and {rose.text.lower()}: {rose.detail}")
     return _beside_validation(verdict, beside)
+
+
+def _of_policy(records: Sequence[Record], alarms: Sequence[int]) -> RunVerdict | None:
+    """The verdict by the reward and what is logged beside it; None for a log without a reward."""
+    policy = PolicyCollapse()
+    for record in records:
+        policy.update(record)
+    rewards = [r.policy["reward"] for r in records if r.policy and "reward" in r.policy]
+    if not rewards:
+        return None
+    course = levels("reward", rewards[0], rewards[-1])
+    if policy.findings:
+        worst, *others = policy.findings
+        return RunVerdict(
+            kind=worst.kind,
+            text=worst.title,
+            loss="reward",
+            advice=RULES[worst.kind].advice.format(step=f"{worst.since:,}"),
+            detail="; ".join([worst.levels, course, *(other.words for other in others)]),
+            onset_step=worst.since,
+            before=worst.before,
+            after=worst.after,
+            alarm_step=next((step for step in alarms if step >= worst.since), None),
+            num_events=len(policy.findings),
+        )
+    if not policy.is_known:
+        what = f"{counted(len(rewards), 'record')} with a reward"
+        return RunVerdict.of("few", what=what, loss="reward")
+    text = "HEALTHY: no collapse of the reward seen"
+    return RunVerdict(kind="healthy", text=text, loss="reward", detail=course, advice="nothing")
 
 
 def _with_end(

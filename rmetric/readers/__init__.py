@@ -22,14 +22,13 @@ from rmetric._util.printed import counted
 from rmetric._util.special import refuse_special
 from rmetric.readers import (
     curves,
-    databases,
     experiment_log,
     json_document,
     json_lines,
     key_values,
-    long_form,
     table,
     tensorboard_events,
+    trackers,
     wandb_file,
 )
 from rmetric.readers.assembler import Batches
@@ -54,7 +53,7 @@ from rmetric.records import Record, Run
 READERS: tuple[Reader, ...] = (
     experiment_log.READER,
     json_document.TRAINER_STATE,
-    long_form.READER,
+    trackers.READER,
     json_lines.READER,
     *map(as_reader, TEXT_READERS),
     json_document.READER,
@@ -66,7 +65,7 @@ READERS: tuple[Reader, ...] = (
 )
 
 #: Asked before these: of files that are no text.
-_BY_BYTES = (tensorboard_events.READER, wandb_file.READER, databases.READER)
+_BY_BYTES = (tensorboard_events.READER, wandb_file.READER, trackers.DATABASE)
 
 __all__ = [
     "READERS",
@@ -226,7 +225,7 @@ def open_log(
     """
     mapping = mapping or {}
     if (path / "metrics").is_dir():
-        return OpenLog(long_form.FOLDER, path, long_form.stream_folder(path, mapping))
+        return OpenLog(trackers.FOLDER, path, trackers.stream_folder(path, mapping))
     if path.is_dir():
         files = tensorboard_events.event_files(path)
         stream = tensorboard_events.stream_files(path, files, mapping)
@@ -339,7 +338,7 @@ def _event_files_as_runs(files: list[Path]) -> list[Path]:
         dict.fromkeys(
             file.parent
             if is_event_file(file) and number[file.parent] > 1
-            else long_form.run_folder(file) or file
+            else trackers.run_folder(file) or file
             for file in files
         )
     )

@@ -101,17 +101,10 @@ class RunState:
     def measured(self, step: int | None, values: dict[str, Any]) -> Complete | None:
         """Take what the next row holds; return the records now complete, with their run's id."""
         self.rows += 1
-        held: list[Record] = []
-        if values.keys() - _CIRCUMSTANCES:
-            self.leave_out_held()
-        elif step is None or self.last is None or step <= self.last or not self.losses.known:
-            self.empty += step is not None
+        held = [] if values.keys() - _CIRCUMSTANCES else self._unmeasured(step, values)
+        if held is None:
             return None
-        elif self.losses.stay_away:
-            held, self.held = self.held, []
-        else:
-            self.held.append(Record(step, **values))
-            return None
+        self.leave_out_held()
         if step is None:
             self.unplaced += 1
             step = self.last or 0
@@ -136,6 +129,17 @@ class RunState:
             self.early = step
         self.runs.setdefault(self.run.id, self.run)
         return (of_run, complete) if complete else None
+
+    def _unmeasured(self, step: int | None, values: dict[str, Any]) -> list[Record] | None:
+        """Take a row without a measurement; if it is a record, so are those that are returned."""
+        if step is None or self.last is None or step <= self.last or not self.losses.known:
+            self.empty += step is not None
+            return None
+        if not self.losses.stay_away:
+            self.held.append(Record(step, **values))
+            return None
+        held, self.held = self.held, []
+        return held
 
     def leave_out_held(self) -> None:
         self.empty += len(self.held)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from rmetric._util.errors import LogError
@@ -16,7 +18,7 @@ from rmetric.readers.columns import (
     unused_notes,
 )
 from rmetric.readers.rows import BadRow, Row, UnknownFormat, number
-from rmetric.readers.source import Source
+from rmetric.readers.source import PathOnly, Source
 from rmetric.records import Record, Run
 
 
@@ -91,6 +93,40 @@ def stream_rows(
     )
 
 
+def stream_wide(
+    path: Path,
+    rows: Callable[[], Iterable[Row]],
+    mapping: Mapping[str, str],
+    notes: list[str] | None = None,
+    own: Mapping[str, str] = MappingProxyType({}),
+    empty: str = "it holds no values",
+) -> Stream:
+    """The stream of rows that are no text and whose names are known once all were seen.
+
+    Args:
+        path: of the log.
+        rows: called twice; the run's name may be in `RUN`.
+        mapping: target -> column.
+        notes: for every run, as they are at the end.
+        own: target -> the cell that has it in this format.
+        empty: what is wrong with a log without values.
+
+    Raises LogError and UnknownFormat.
+    """
+    names: dict[str, None] = {}
+    for row in rows():
+        names |= dict.fromkeys(row.cells)
+    source, is_named = PathOnly(path), names.pop(RUN, RUN) is None
+    if not names.keys() - set(own.values()):
+        raise LogError(path, None, empty)
+    columns = columns_of_table(source, list(names), {**own, **mapping})
+    if "step" in own and "step" not in mapping:
+        columns.other_steps = []
+    if is_named:
+        columns.by_target["run"] = RUN
+    return stream_rows(source, columns, rows(), notes)
+
+
 def _is_text(row: Row) -> bool:
     return not any(map(_is_number, row.cells.values()))
 
@@ -102,6 +138,8 @@ def _is_number(cell: object) -> bool:
         return False
 
 
+#: Cell with the name of a run.
+RUN = "(run)"
 #: Columns of the scores.csv of a replay.
 _OF_A_REPLAY = {"gradient_variance_normalised", "loss_drift_normalised", "r_metric", "alert"}
 

@@ -9,11 +9,12 @@ from typing import Any
 
 from rmetric._util.errors import LogError
 from rmetric.readers.rows import Row
-from rmetric.readers.source import PathOnly, Source
-from rmetric.readers.stream import Reader, Stream, columns_of_table, stream_rows
+from rmetric.readers.source import Source
+from rmetric.readers.stream import Reader, Stream, stream_wide
 
 _VERSION = "brain.Event:"
 _IN_NAME = "tfevents"
+_EMPTY = "the event files hold no scalars"
 _STEP, _TIME = "(step)", "(wall time)"
 
 
@@ -38,19 +39,8 @@ def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
 def stream_files(path: Path, files: list[Path], mapping: Mapping[str, str]) -> Stream:
     """The records of one run, whose events stand in `files`."""
     loader = _loader(path)
-    # The tags come in any order: they are listed first, and the files read again.
-    tags: dict[str, None] = {}
-    for file in files:
-        for _, _, values in _scalars(loader, file):
-            tags |= dict.fromkeys(values)
-    if not tags:
-        raise LogError(path, None, "the event files hold no scalars")
-    source = PathOnly(path)
     own = {"step": _STEP, "time": _TIME}
-    columns = columns_of_table(source, [*tags, *own.values()], own | dict(mapping))
-    if "step" not in mapping:
-        columns.other_steps = []
-    return stream_rows(source, columns, _rows(loader, files))
+    return stream_wide(path, lambda: _rows(loader, files), mapping, own=own, empty=_EMPTY)
 
 
 def _rows(loader: Any, files: list[Path]) -> Iterator[Row]:
