@@ -57,16 +57,12 @@ class Finding:
 
     @property
     def title(self) -> str:
-        return f"{self._words.upper()} since step {self.since:,}"
+        return f"{self.kind.replace('_', ' ').upper()} since step {self.since:,}"
 
     @property
     def words(self) -> str:
         """The title in small letters."""
-        return f"{self._words} since step {self.since:,}"
-
-    @property
-    def _words(self) -> str:
-        return self.kind.replace("_", " ").replace("kl", "KL")
+        return self.title.lower().replace("kl ", "KL ")
 
     @property
     def levels(self) -> str:

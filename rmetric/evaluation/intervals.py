@@ -60,9 +60,7 @@ def group_counts(groups_R: NDArray[np.int64]) -> Floats:
 
 
 def estimate(
-    statistic: Callable[[Floats], Floats],
-    num_runs: int,
-    groups_R: NDArray[np.int64] | None = None,
+    statistic: Callable[[Floats], Floats], num_runs: int, groups_R: NDArray[np.int64] | None = None
 ) -> Estimate:
     """`statistic` of the runs, with its percentile interval.
 

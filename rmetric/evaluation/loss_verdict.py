@@ -208,8 +208,7 @@ def ends_above(loss: Loss, alarms: Sequence[int] | None = None) -> RunVerdict | 
     bends = np.sort(np.diff(medians, 2) ** 2)[:-1]  # the largest may be where the rise begins
     away = np.abs(values - np.repeat(medians, [len(part) for part in parts]))
     noise = max(
-        float(np.mean(bends) / 6) ** 0.5,
-        _ERROR * float(np.median(away)) / len(parts[0]) ** 0.5,
+        float(np.mean(bends) / 6) ** 0.5, _ERROR * float(np.median(away)) / len(parts[0]) ** 0.5
     )
     least = max(
         ABOVE_SHARE * max(abs(low), first - low),

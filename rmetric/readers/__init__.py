@@ -25,9 +25,9 @@ from rmetric.readers import (
     experiment_log,
     json_document,
     json_lines,
-    key_values,
     table,
     tensorboard_events,
+    text_pairs,
     trackers,
     wandb_file,
 )
@@ -40,6 +40,7 @@ from rmetric.readers.source import HEAD, LONGEST_LINE, Source
 from rmetric.readers.stream import Reader, Stream
 from rmetric.readers.text_readers import (
     LAST_READERS,
+    MAPPED,
     TEXT_READERS,
     WITHOUT_LOSS,
     WITHOUT_STEP,
@@ -295,7 +296,7 @@ def _reader_of(source: Source, mapping: Mapping[str, str]) -> Reader:
     if found is not None and found is not WITHOUT_LOSS:
         return found
     if "loss" in mapping or "eval_loss" in mapping:
-        return key_values.READER
+        return MAPPED
     further = reader_further_on(source)
     if further is not None:
         return further
@@ -308,7 +309,7 @@ def _unknown(source: Source, head: str) -> UnknownFormat:
     lines = enumerate(head.splitlines(), start=1)
     number, first = next((n, line.strip()) for n, line in lines if line.strip())
     known = ", ".join(reader.name for reader in (*READERS, *_BY_BYTES))
-    hint = key_values.hint(head)
+    hint = text_pairs.hint(head)
     remedy = (
         f"it would be read with {hint}"
         if hint

@@ -10,13 +10,7 @@ from typing import NamedTuple
 
 from rmetric._util.errors import LogError
 from rmetric.readers.assembler import Assembler, Batches
-from rmetric.readers.columns import (
-    Columns,
-    choose_columns,
-    listed,
-    suggestions,
-    unused_notes,
-)
+from rmetric.readers.columns import Columns, choose_columns, listed, suggestions, unused_notes
 from rmetric.readers.rows import BadRow, Row, UnknownFormat, number
 from rmetric.readers.source import PathOnly, Source
 from rmetric.records import Record, Run

@@ -82,9 +82,7 @@ def _loader(path: Path) -> Any:
         from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
     except ImportError:
         raise LogError(
-            path,
-            None,
-            "TensorBoard event files are read by its package: pip install tensorboard",
+            path, None, "TensorBoard event files are read by its package: pip install tensorboard"
         ) from None
     return EventFileLoader
 

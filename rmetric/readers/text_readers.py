@@ -124,8 +124,13 @@ def _stream_pairs(source: Source, mapping: Mapping[str, str]) -> Stream:
 
 def _stream_without_step(source: Source, mapping: Mapping[str, str]) -> Stream:
     notes = ["no step is stated: the lines with a training loss are counted from 0"]
-    rows = text_pairs.counted_rows(whole_lines(source, notes))
+    rows = text_pairs.counted_rows(whole_lines(source, notes), mapping)
     return stream_rows(source, named_by_target(), rows, notes)
+
+
+def _stream_mapped(source: Source, mapping: Mapping[str, str]) -> Stream:
+    has_steps = text_pairs.matches(without_colours(source.head_text()), mapping)
+    return (_stream_pairs if has_steps else _stream_without_step)(source, mapping)
 
 
 def whole_lines(source: Source, notes: list[str]) -> Iterator[tuple[int, str]]:
@@ -163,6 +168,10 @@ WITHOUT_STEP = Reader(
     lambda head: text_pairs.is_without_step(without_colours(head)),
     _stream_without_step,
     follows=True,
+)
+#: Of any text, where --map says what a loss is: without a name any number may be one.
+MAPPED = Reader(
+    "text with name=value (needs --map loss=NAME)", lambda head: False, _stream_mapped, True
 )
 #: It knows no loss: whatever else is in the file goes first.
 WITHOUT_LOSS = LAST_READERS[-1]

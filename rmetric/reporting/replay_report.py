@@ -144,10 +144,7 @@ def replay_logs(
         for path in paths:
             try:
                 log = read_log(
-                    path,
-                    mapping,
-                    on_bytes=_bytes_of(path, on_progress),
-                    most_records=most_records,
+                    path, mapping, on_bytes=_bytes_of(path, on_progress), most_records=most_records
                 )
             except _UNUSABLE as error:
                 if isinstance(error, UnknownFormat) and not named(path):
