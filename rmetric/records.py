@@ -122,8 +122,8 @@ class Record:
         policy: what reinforcement learning logs beside the loss, where it does: ``reward``,
             ``reward_spread`` (standard deviation), ``kl`` (nats a token), ``answer_kl`` (nats an
             answer), ``entropy`` (nats; some log it negative), ``response_length`` (tokens),
-            ``clip_fraction``, and ``equal_rewards``, the share of the groups whose answers have
-            one reward.
+            ``clip_fraction``, ``equal_rewards``, the share of the groups whose answers have one
+            reward, and ``preference_accuracy``, the share of pairs of answers that are told apart.
         memory: bytes in use, ``host`` and ``device``, and where they end: ``host_limit``,
             ``device_limit``; or ``host_percent`` and ``device_percent`` of what there is.
     """

@@ -77,8 +77,9 @@ def run(options: argparse.Namespace) -> int:
     }
     for name, each in found.items():
         print(printable(f"{name}: {each.text}"))
-        if each.speed is not None:
-            print(f"    steps a second: {each.speed:.3g} times the reference's")
+        for what, ratio in (("steps a second", each.speed), ("highest memory", each.memory)):
+            if ratio is not None:
+                print(f"    {what}: {ratio:.3g} times the reference's")
     if words := note(found):
         print(words, file=sys.stderr)
     try:

@@ -7,7 +7,8 @@ which is far above that of any that has converged.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,14 +30,16 @@ FEWEST_AT_CHANCE, FEWEST_UNTRAINED = 20, 100
 #: A log that begins later, as a share of its length, may go on from a trained model; a rate that
 #: still rises after the second share is in its warm-up.
 LATE_START, WARM_UP = 0.1, 0.75
+#: Preferences are told apart by chance alone within so many standard errors of one half, from the
+#: error on that is small enough to tell.
+CHANCE_ERRORS, LARGEST_ERROR = 2.0, 0.02
 #: Losses that are held; of more every second one is, every fourth and so on.
 MOST = 1 << 15
 
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class NotLearnt:
+class NotLearnt(NamedTuple):
     """A run that learns nothing.
 
     Attributes:
@@ -54,13 +57,16 @@ class NoLearning:
 
     def __init__(self) -> None:
         self._losses: list[tuple[int, float, float]] = []
-        self._evaluations: list[float] = []
+        self._evaluations: deque[float] = deque(maxlen=MOST)
+        self._accuracies: deque[float] = deque(maxlen=MOST)
         self._every, self._count = 1, 0
 
     def update(self, record: Record) -> None:
         """Take the next record."""
         if record.validation_loss is not None:
-            self._evaluations = [*self._evaluations[-MOST:], record.validation_loss]
+            self._evaluations.append(record.validation_loss)
+        if record.policy and "preference_accuracy" in record.policy:
+            self._accuracies.append(record.policy["preference_accuracy"])
         if record.training_loss is None or record.skipped:
             return
         if self._count % self._every == 0:
@@ -82,6 +88,8 @@ class NoLearning:
         warms_up = rates.max() > 0 and rates.argmax() >= WARM_UP * len(rates)
         if warms_up or not np.isfinite(values).all() or not _is_flat(evaluations):
             return None
+        if by_chance := self._by_chance():
+            return by_chance
         flat = _is_flat(values)
         classes = _chance(values) or (_chance(evaluations) if flat else None)
         untrained = UNTRAINED[0] <= np.median(values) <= UNTRAINED[1]
@@ -99,6 +107,15 @@ class NoLearning:
             text=f"LEARNS NOTHING{_since(steps[first]) if first else ''}: the loss {what}",
             detail=f"loss {short_number(values[0])} -> {short_number(values[-1])}{why}",
         )
+
+    def _by_chance(self) -> NotLearnt | None:
+        """Of preferences, as DPO learns them, in the last half of what was logged."""
+        half = np.array(self._accuracies)[len(self._accuracies) // 2 :]
+        error = float(half.std()) / len(half) ** 0.5 if len(half) >= FEWEST_AT_CHANCE else 1.0
+        if error > LARGEST_ERROR or abs(half.mean() - 0.5) > CHANCE_ERRORS * error:
+            return None
+        text = "LEARNS NOTHING: preferred answers are told from the others by chance alone"
+        return NotLearnt(0, text, f"accuracy {half.mean():.3f} in the last {len(half):,} records")
 
 
 def _since(step: float) -> str:

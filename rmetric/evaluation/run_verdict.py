@@ -209,15 +209,15 @@ def _with_learning(
     found = learning.judge()
     if found is None or loss is None:
         return verdict
-    facts = {"said": found.text, "why": found.detail}
-    if not found.first:
-        healthy = verdict.kind == "healthy"
-        return RunVerdict.of("unlearnt", loss=loss.name, **facts) if healthy else verdict
     lasts = verdict.kind in ("diverged", "level_rose") and verdict.end_step is None
-    at_restart = verdict.onset_step in loss.steps[found.first : found.first + 3]
-    if verdict.kind == "healthy" or (lasts and at_restart):
+    restarted = lasts and found.first > 0
+    first_steps = loss.steps[found.first : found.first + 3]
+    if verdict.kind != "healthy" and not (restarted and verdict.onset_step in first_steps):
+        return verdict
+    facts = {"said": found.text, "why": found.detail}
+    if found.first:
         return event(loss, "unlearnt", found.first, alarms, **facts)
-    return verdict
+    return RunVerdict.of("unlearnt", loss=loss.name, **facts)
 
 
 def _as_stated(verdict: RunVerdict, truth: Truth) -> RunVerdict:

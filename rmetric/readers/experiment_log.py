@@ -30,10 +30,6 @@ _NOT_COMPARED = (
 _UNNAMED = "run"
 
 
-def matches(head: str) -> bool:
-    return '"event"' in head and _EVENT.search(head) is not None
-
-
 def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
     """The record stream.
 
@@ -115,11 +111,6 @@ def _batches(source: Source, reader: LogReader) -> Iterator[list[Record]]:
             continue
         # One a time: where a line is wrong, those before it have been read.
         for at, line in enumerate(chunk.splitlines(keepends=True), start=number):
-            alike = _decoded(line, reader)
-            if alike is not None:
-                source.foreign_lines.good += len(alike)
-                yield alike
-                continue
             try:
                 record = reader.take(at, source.decoded(at, line).encode())
             except LogError as error:
@@ -178,4 +169,6 @@ def _forget_repeated(run: Run) -> list[str]:
     return notes
 
 
-READER = Reader("experiment log (JSONL)", matches, stream, follows=True)
+READER = Reader(
+    "experiment log (JSONL)", lambda head: _EVENT.search(head) is not None, stream, follows=True
+)

@@ -97,15 +97,8 @@ def stream_wide(
 ) -> Stream:
     """The stream of rows that are no text and whose names are known once all were seen.
 
-    Args:
-        path: of the log.
-        rows: called twice; the run's name may be in `RUN`.
-        mapping: target -> column.
-        notes: for every run, as they are at the end.
-        own: target -> the cell that has it in this format.
-        empty: what is wrong with a log without values.
-
-    Raises LogError and UnknownFormat.
+    `rows` is called twice; the run's name may be in `RUN`. `own` says which cell is which target
+    in this format, `empty` what is wrong with a log without values.
     """
     names: dict[str, None] = {}
     for row in rows():

@@ -18,10 +18,6 @@ _EMPTY = "the event files hold no scalars"
 _STEP, _TIME = "(step)", "(wall time)"
 
 
-def matches(head: str) -> bool:
-    return _VERSION in head[:100]
-
-
 def event_files(folder: Path) -> list[Path]:
     """The event files in `folder`, the oldest first."""
     return sorted(p for p in folder.iterdir() if is_event_file(p) and p.is_file())
@@ -87,4 +83,4 @@ def _loader(path: Path) -> Any:
     return EventFileLoader
 
 
-READER = Reader("TensorBoard event files", matches, stream)
+READER = Reader("TensorBoard event files", lambda head: _VERSION in head[:100], stream)

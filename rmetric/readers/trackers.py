@@ -34,7 +34,9 @@ _LOOKED_AT = 50
 Cells = Mapping[str, Any]
 #: Columns of an SQLite table `metrics` -> query for run, step, and all values or name and value.
 _QUERIES = {
-    ("run_name", "step", "metrics"): "SELECT run_name, step, metrics FROM metrics ORDER BY id",
+    ("run_name", "step", "metrics"): (
+        "SELECT run_name, step, CAST(metrics AS BLOB) FROM metrics ORDER BY id"
+    ),
     ("run_uuid", "step", "key", "value", "is_nan"): (
         "SELECT coalesce(runs.name, metrics.run_uuid), step, key, "
         "CASE WHEN is_nan THEN 'nan' ELSE value END FROM metrics "
@@ -142,12 +144,8 @@ def _stored(path: Path) -> Iterator[Row]:
             problem = "an SQLite file without the metrics of trackio or of MLflow"
             raise UnknownFormat(path, None, problem)
         for run, step, *values in database.execute(query):
-            cells = {str(values[0]): values[1]} if len(values) == 2 else flat(_parsed(values[0]))
+            cells = {values[0]: values[1]} if len(values) == 2 else flat(parse_line(values[0]))
             yield Row(None, {RUN: run, "step": step, **cells})
-
-
-def _parsed(text: str | bytes) -> dict[str, Any]:
-    return dict(parse_line(text.encode() if isinstance(text, str) else text))
 
 
 def _stream_database(source: Source, mapping: Mapping[str, str]) -> Stream:

@@ -30,10 +30,6 @@ _EMPTY = (
 )
 
 
-def matches(head: str) -> bool:
-    return head.startswith(":W&B")
-
-
 def has_history(path: Path) -> bool:
     """True if the file is W&B's own and holds logged values."""
     try:
@@ -172,4 +168,4 @@ def _item(message: bytes) -> tuple[str, Any]:
     return "/".join(names), value
 
 
-READER = Reader("W&B run file (.wandb)", matches, stream)
+READER = Reader("W&B run file (.wandb)", lambda head: head.startswith(":W&B"), stream)

@@ -178,14 +178,13 @@ def replay_logs(
                     row[NOTE] = note
                     of_run = f", {run.id}" if len(log.runs) > 1 else ""
                     result.thinned.append(f"{path}{of_run}: {note}")
-                logs = [path]
                 if before is None:
                     result.rows.append(row)
                     result.num_plots += draw
                 else:
                     result.rows[result.rows.index(before.row)] = row
-                    logs = [*before.logs, path]
                 if len(log.runs) == 1:
+                    logs = [*(before.logs if before else ()), path]
                     written[path] = _Written(logs, folder, row, found, drawn=draw)
     finally:
         write_index(result.rows, out)
@@ -194,12 +193,7 @@ def replay_logs(
 
 @dataclass
 class _Written:
-    """A run that was written, with which a later log may go on.
-
-    Attributes:
-        logs: of the run, in their order.
-        folder, row, restarts, drawn: what was made of it.
-    """
+    """A run that was written, with which a later log may go on."""
 
     logs: list[Path]
     folder: Path
@@ -307,7 +301,8 @@ def summary(
     run, truth = scored.run, scored.run.truth
     alerts = scored.alert_steps
     scores = [score.score for score in scored.scores if not isnan(score.score)]
-    highest = max(scores, default=None)
+    highest, names = max(scores, default=None), ("step", "name", "reason", "to")
+    decisions = [{name: getattr(made, name) for name in names} for made in decisions_of(run)]
     return {
         "id": run.id,
         "verdict": asdict(verdict) | {"severity": verdict.severity},
@@ -335,7 +330,7 @@ def summary(
             for name in ("fault", "onset_step", "outcome", "failure_kind", "failure_step")
         },
         "verdicts": verdicts(scored, traces[0]) if scored.is_defined else None,
-        **_decisions(run),
+        **({"decisions": decisions} if decisions else {}),
         RESTARTS: [asdict(restart) for restart in scored.restarts],
         "notes": run.notes + scored.notes,
         "versions": {
@@ -343,17 +338,6 @@ def summary(
             "python": platform.python_version(),
             "numpy": np.__version__,
         },
-    }
-
-
-def _decisions(run: Run) -> dict[str, Any]:
-    """Decisions of the rescue; empty for a run without."""
-    decisions = decisions_of(run)
-    if not decisions:
-        return {}
-    names = ("step", "name", "reason", "to")
-    return {
-        "decisions": [{name: getattr(decision, name) for name in names} for decision in decisions]
     }
 
 
