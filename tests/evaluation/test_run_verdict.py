@@ -712,3 +712,16 @@ def test_the_whole_is_judged_where_it_is_logged():
     for record, loss in zip(log, course(200), strict=True):
         record.training_loss = float(loss)
     assert (judge_run(log).kind, judge_run(log).part) == ("healthy", "")
+
+
+@pytest.mark.parametrize(
+    ("number", "end", "kind"),
+    [(600, 0.5, "learns_nothing"), (600, 0.75, "healthy"), (60, 0.5, "healthy")],
+)
+def test_preferences_that_are_told_apart_by_chance_are_not_learnt(number, end, kind):
+    log, rng = records(noisy(0.72, number, 0.1)), np.random.default_rng(1)
+    for record, share in zip(log, np.linspace(0.5, end, number), strict=True):
+        record.policy = {"preference_accuracy": rng.binomial(4, share) / 4}
+    found = judge_run(log)
+    assert found.kind == kind, found.text
+    assert ("by chance alone" in found.text) == (kind == "learns_nothing")
