@@ -225,7 +225,7 @@ def open_log(
     UnknownFormat for one that no reader knows.
     """
     mapping = mapping or {}
-    if (path / "metrics").is_dir():
+    if trackers.run_folder(path / "metrics" / "loss") == path:
         return OpenLog(trackers.FOLDER, path, trackers.stream_folder(path, mapping))
     if path.is_dir():
         files = tensorboard_events.event_files(path)

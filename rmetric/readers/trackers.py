@@ -123,7 +123,8 @@ def stream_folder(folder: Path, mapping: Mapping[str, str]) -> Stream:
     entries: list[tuple[None, Cells]] = []
     for file in sorted((folder / "metrics").rglob("*")):
         name = file.relative_to(folder / "metrics").as_posix()
-        for _, value, step, *_ in (line.split() for line in _text(file).splitlines()):
+        lines = map(str.split, _text(file).splitlines())
+        for _, value, step, *_ in (line for line in lines if len(line) > 2):
             entry = {"name": name, "value": value, "step": step}
             entries.append((None, {**entry, "run": known[1]} if known else entry))
     return stream_wide(folder, lambda: widened(entries) or [], mapping)
