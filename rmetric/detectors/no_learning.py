@@ -102,9 +102,10 @@ class NoLearning:
             records = self._count - first * self._every
             what = "does not fall"
             why = f" in {records:,} records, no level of a model that has converged"
+        since = f" since the restart at step {int(steps[first]):,}" if first else ""
         return NotLearnt(
             first=first * self._every,
-            text=f"LEARNS NOTHING{_since(steps[first]) if first else ''}: the loss {what}",
+            text=f"LEARNS NOTHING{since}: the loss {what}",
             detail=f"loss {short_number(values[0])} -> {short_number(values[-1])}{why}",
         )
 
@@ -116,10 +117,6 @@ class NoLearning:
             return None
         text = "LEARNS NOTHING: preferred answers are told from the others by chance alone"
         return NotLearnt(0, text, f"accuracy {half.mean():.3f} in the last {len(half):,} records")
-
-
-def _since(step: float) -> str:
-    return f" since the restart at step {int(step):,}"
 
 
 def _chance(values: Floats) -> int | None:

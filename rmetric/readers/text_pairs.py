@@ -125,11 +125,11 @@ def hint(head: str) -> str:
     found = [taken_apart(text, frozenset()) for _, text in pieces(enumerate(head.splitlines()))]
     names = list(dict.fromkeys(name for line in found for name in (*line.exact, *line.loose)))
     chosen = choose_columns(names, {}).by_target
-    losses = [name for name in names if "loss" in name]
-    if losses and not {"loss", "eval_loss"} & chosen.keys():
-        chosen["loss"] = losses[0]
     if not {"loss", "eval_loss"} & chosen.keys():
-        return ""
+        losses = [name for name in names if "loss" in name]
+        if not losses:
+            return ""
+        chosen["loss"] = losses[0]
     order = [target for target in TARGETS if target in chosen and target != "run"]
     return " ".join(f"--map {target}={chosen[target]}" for target in order)
 

@@ -29,8 +29,7 @@ _VALUE = {
     "metric_name": "metric_value", "key": "value", "metric": "value", "event_name": "value",
     "tag": "value", "name": "value",
 }  # fmt: skip
-_RUN_NAMES = ("run_name", "run_id", "run_uuid", "run", "experiment_key")
-_LOOKED_AT = 50
+_RUN_NAMES, _LOOKED_AT = ("run_name", "run_id", "run_uuid", "run", "experiment_key"), 50
 Cells = Mapping[str, Any]
 #: Columns of an SQLite table `metrics` -> query for run, step, and all values or name and value.
 _QUERIES = {
