@@ -17,8 +17,8 @@ from urllib.parse import quote
 
 from rmetric._util.errors import LogError
 from rmetric._util.strict_json import parse_line
-from rmetric.readers.columns import plain_name
 from rmetric.readers.json_lines import flat
+from rmetric.readers.names import is_loss, plain_name
 from rmetric.readers.rows import Row, UnknownFormat, is_blank, number
 from rmetric.readers.source import Source
 from rmetric.readers.stream import RUN, Reader, Stream, stream_wide
@@ -52,7 +52,7 @@ def _columns(names: Iterable[str]) -> dict[str, str] | None:
         folders.setdefault(folder, {}).setdefault(plain_name(own), column)
     for columns in folders.values():
         for name, value in _VALUE.items():
-            if {name, value, "step"} <= columns.keys() and "loss" not in columns:
+            if {name, value, "step"} <= columns.keys() and not any(map(is_loss, columns)):
                 run = next((columns[run] for run in _RUN_NAMES if run in columns), RUN)
                 parts = (columns[name], columns[value], columns["step"], run)
                 return dict(zip(parts, ("name", "value", "step", RUN), strict=True))

@@ -157,6 +157,7 @@ def replay_logs(
                 try:
                     found = restarts.of(run)
                     before = written.get(restarts.continued) if len(log.runs) == 1 else None
+                    logs = [*(before.logs if before else ()), path]
                     if before is not None:
                         run = before.then(run, mapping, most_records)
                         found, draw = before.restarts + found, before.drawn
@@ -166,7 +167,7 @@ def replay_logs(
                     row = write_run(
                         scored,
                         folder,
-                        origin_of(path, log, preset, mapping, thresholds),
+                        origin_of(logs, log, preset, mapping, thresholds),
                         draw=draw,
                         thresholds=thresholds,
                         on_records=on_progress and partial(on_progress, "records"),
@@ -184,7 +185,6 @@ def replay_logs(
                 else:
                     result.rows[result.rows.index(before.row)] = row
                 if len(log.runs) == 1:
-                    logs = [*(before.logs if before else ()), path]
                     written[path] = _Written(logs, folder, row, found, drawn=draw)
     finally:
         write_index(result.rows, out)
@@ -231,19 +231,19 @@ def _fail(result: Replayed, path: Path, error: Exception, **known: str) -> None:
 
 
 def origin_of(
-    path: Path,
+    paths: Sequence[Path],
     log: ReadLog,
     preset: str | None,
     mapping: Mapping[str, str] | None,
     thresholds: Thresholds | None = None,
 ) -> Origin:
-    """Where the runs of a log come from, and the command that replays it alone."""
-    command = ["python", "-m", "rmetric", "replay", str(path)]
+    """Where the runs of a log, or of several, come from, and the command that replays it alone."""
+    command = ["python", "-m", "rmetric", "replay", *map(str, paths)]
     command += ["--preset", preset] if preset else []
     for target, column in (mapping or {}).items():
         command += ["--map", f"{target}={column}"]
     command += ["--thresholds", str(thresholds.path)] if thresholds and thresholds.path else []
-    return Origin(format=log.format, command=shlex.join(command), sha256=_sha256(path))
+    return Origin(format=log.format, command=shlex.join(command), sha256=_sha256(paths[-1]))
 
 
 def _sha256(path: Path) -> str | None:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LARGEST = {
     "rmetric": (67_638, 422),
     "studies": (34_114, 212),
-    "tests": (57_394, 276),
+    "tests": (57_395, 276),
 }
 #: Words of docs/*.md, at most.
 MOST_WORDS = 59_230

@@ -114,7 +114,7 @@ def test_a_table_in_long_form_is_a_record_a_step(tmp_path, name):
 
 def test_rows_with_a_name_and_a_loss_are_no_long_form(tmp_path):
     path = tmp_path / "run.jsonl"
-    rows = [{"name": "a", "value": 1, "step": step, "loss": 3.0 - step} for step in range(3)]
+    rows = [{"name": "a", "value": 1, "step": step, "train_loss": 3.0 - step} for step in range(3)]
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     assert [record.training_loss for record in read_log(path).run.records] == [3.0, 2.0, 1.0]
 

@@ -166,6 +166,7 @@ def test_a_run_in_two_logs_is_judged_as_one(tmp_path, capsys, name, first, joine
         assert (summary["first_step"], summary["last_step"]) == (1, END)
         assert summary["num_records"] == END + SAVED - first
         assert summary["restarts"][0]["step"] == first + 1
-        assert "run" in summary["id"]
+        (page,) = out.glob("*/report.html")
+        assert all(log in page.read_text() for log in courses), "the command reads both"
     else:
         assert len(summaries) == 2
