@@ -226,7 +226,7 @@ def open_log(
     """
     mapping = mapping or {}
     if trackers.run_folder(path / "metrics" / "loss") == path:
-        return OpenLog(trackers.FOLDER, path, trackers.stream_folder(path, mapping))
+        return OpenLog("MLflow run (folder)", path, trackers.stream_folder(path, mapping))
     if path.is_dir():
         files = tensorboard_events.event_files(path)
         stream = tensorboard_events.stream_files(path, files, mapping)

@@ -30,7 +30,7 @@ _OF_ONE_STEP = {"step", "global_step", "iteration", "loss", "train_loss"}
 
 def matches(head: str) -> bool:
     lines = [line for line in head.split("\n", _LOOKED_AT) if line.strip()]
-    first, *more = [_object(line.encode()) for line in lines[:_LOOKED_AT]] or [None]
+    first, *more = [object_on(line.encode()) for line in lines[:_LOOKED_AT]] or [None]
     if first is None:  # a wrong line may be the first too
         return len(more) > 1 and all(more) and lines[0].lstrip().startswith("{")
     # A program that prints its settings as JSON, and then text, writes no JSONL.
@@ -39,7 +39,8 @@ def matches(head: str) -> bool:
     return bool(more) or not _is_document(first)
 
 
-def _object(line: bytes) -> dict[str, Any] | None:
+def object_on(line: bytes) -> dict[str, Any] | None:
+    """The object on a line; None for another line."""
     try:
         entry = parse_line(line)
     except ValueError:
@@ -152,7 +153,7 @@ class _Reading:
 
     def _first_entries(self) -> list[dict[str, Any]]:
         """The objects in the file's beginning; wrong lines are reported when they are read."""
-        entries = map(_object, self.source.head.splitlines())
+        entries = map(object_on, self.source.head.splitlines())
         return [entry for entry in entries if entry is not None and _is_plain(entry)]
 
 

@@ -49,6 +49,7 @@ class _KeptRun:
 
     def __init__(self, run: Run | None) -> None:
         self.pools = {kind: _Pool() for kind in Kind}
+        self.waiting: list[Record] = []  # up to the limit no kind is asked for
         self.seen = 0
         self.last: Record | None = None
         own = None if run is None else stated_threshold(run.config)
@@ -108,11 +109,22 @@ class Thinning:
     def __init__(self, most: int, runs: Mapping[str, Run]) -> None:
         self.most = self._limit = most
         self._known, self._runs = runs, dict[str, _KeptRun]()
-        self._held = 0
+        self._held, self._waits = 0, True
 
     def take(self, id: str, records: Sequence[Record]) -> None:
         """Take the next records of a run."""
         run = self._run(id)
+        if not self._waits:
+            return self._sort(run, records)
+        run.waiting += records
+        self._held += len(records)
+        if self._held > self._limit:
+            self._held, self._waits = 0, False
+            for each in self._runs.values():
+                self._sort(each, each.waiting)
+                each.waiting = []
+
+    def _sort(self, run: _KeptRun, records: Sequence[Record]) -> None:
         for place, record in enumerate(records, start=run.seen):
             kind = run.kind_of(record)
             pool = run.pools[kind]
@@ -130,7 +142,8 @@ class Thinning:
 
     def records(self, id: str) -> list[Record]:
         """The records of a run that are kept, in the order of the log."""
-        return self._run(id).in_order()
+        run = self._run(id)
+        return run.waiting or run.in_order()
 
     def note(self, id: str) -> str:
         """What was done to a run, as a sentence; empty if all of its records are kept."""

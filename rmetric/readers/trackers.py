@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from rmetric._util.errors import LogError
 from rmetric._util.strict_json import parse_line
-from rmetric.readers.json_lines import flat
+from rmetric.readers.json_lines import flat, object_on
 from rmetric.readers.names import is_loss, plain_name
 from rmetric.readers.rows import Row, UnknownFormat, is_blank, number
 from rmetric.readers.source import Source
@@ -25,11 +25,9 @@ from rmetric.readers.stream import RUN, Reader, Stream, stream_wide
 from rmetric.readers.table import Table, header_of
 
 #: Name of the column with a metric's name -> that of its value; and names of one with the run.
-_VALUE = {
-    "metric_name": "metric_value", "key": "value", "metric": "value", "event_name": "value",
-    "tag": "value", "name": "value",
-}  # fmt: skip
-_RUN_NAMES, _LOOKED_AT = ("run_name", "run_id", "run_uuid", "run", "experiment_key"), 50
+_VALUE = {"metric_name": "metric_value"}
+_VALUE |= dict.fromkeys(("key", "metric", "event_name", "tag", "name"), "value")
+_RUN_NAMES = ("run_name", "run_id", "run_uuid", "run", "experiment_key")
 Cells = Mapping[str, Any]
 #: Columns of an SQLite table `metrics` -> query for run, step, and all values or name and value.
 _QUERIES = {
@@ -87,19 +85,14 @@ def widened(entries: Iterable[tuple[int | None, Cells]]) -> list[Row] | None:
 def _entries(text: str) -> Iterator[tuple[int, Cells]]:
     """The objects on the lines, which may have others between them."""
     for line, one in enumerate(text.splitlines(), start=1):
-        try:
-            entry = parse_line(one.encode())
-        except ValueError:
-            continue
-        if isinstance(entry, dict):
+        if (entry := object_on(one.encode())) is not None:
             yield line, flat(entry)
 
 
 def _matches(head: str) -> bool:
     if not head.lstrip().startswith("{"):
         return _columns(header_of(head)) is not None
-    first = "\n".join(head.splitlines()[:_LOOKED_AT])
-    return _columns({name: None for _, cells in _entries(first) for name in cells}) is not None
+    return widened(_entries(head)) is not None
 
 
 def _stream(source: Source, mapping: Mapping[str, str]) -> Stream:
@@ -160,4 +153,3 @@ READER = Reader("long form, a value a row (MLflow, Comet)", _matches, _stream)
 DATABASE = Reader(
     "SQLite of trackio or MLflow", lambda head: head.startswith("SQLite format 3"), _stream_database
 )
-FOLDER = "MLflow run (folder)"

@@ -206,8 +206,7 @@ class _Written:
         logs = [read_log(log, mapping, most_records=most).run for log in self.logs]
         run.records = [record for log in logs for record in log.records] + run.records
         names = " and ".join(log.name for log in self.logs)
-        source = run.source.name if run.source else run.id
-        run.notes.append(f"{source} goes on with {names}: judged as one run")
+        run.notes.append(f"{run.source} goes on with {names}: judged as one run")
         run.id = logs[0].id
         return run
 

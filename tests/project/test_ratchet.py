@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Package -> lines of Python and files, at most.
 LARGEST = {
-    "rmetric": (67_638, 422),
+    "rmetric": (67_637, 422),
     "studies": (34_114, 212),
     "tests": (57_395, 276),
 }
