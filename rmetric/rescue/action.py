@@ -561,8 +561,8 @@ class Rescue(Action):
             "data": dict(self.data.describe()),
             **more,
         }
-        begins = decision.reason.rpartition("; try ")[0] or None
-        again = begins and any(each["reason"].startswith(begins) for each in self.decisions)
+        begins = decision.reason.rpartition("; try ")[0] or decision.reason
+        again = any(each["reason"].startswith(begins) for each in self.decisions)
         self.decisions.append(entry)
         level = logging.INFO if again else logging.WARNING
         logger.log(level, "rmetric: rescue: %s", decision.reason)
