@@ -493,6 +493,7 @@ class Rescue(Action):
             logger.warning("rmetric: rescue ends the process with code %d", HELD)
             monitor.close()
             raise SystemExit(HELD)
+        logger.warning("rmetric: rescue ends the training; its good weights are in %s", folder)
         monitor.should_stop = True
         self._switch_off()
         return True
