@@ -14,6 +14,7 @@ COMMANDS = {
     "diagnose": "diagnose a failed job from its text logs: cause, place, time and next steps",
     "logs": "learn what the logs of successful jobs have in common, for diagnose",
     "supervise": "start a training, and restart it after a failure on the remaining GPUs",
+    "stacks": "look at the ranks of a training that hangs, and name the one that is waited for",
     "run": "run a training with the monitor in it, without a change of its code",
     "save": "request a checkpoint from a running training, through its run folder",
     "plan": "find the fastest TP x PP x DP layout for the remaining GPUs",

@@ -66,6 +66,7 @@ _TIMEOUTS = {
 }
 _INTERVALS = {
     "poll": "between two checks of the training and its folder",
+    "look": "for a diagnosis, before a hang is ended, and beside other restarts; 0: none",
     "grace": "for processes to exit before they are killed; 0.5 after a rank died or hung",
 }
 #: Class of the settings, these, and the suffix of their options.
@@ -112,6 +113,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--nvml-seconds", type=seconds, metavar="N",
         help="interval at which this machine's GPUs are read (default: 10 if there are any; 0: "
         "never); FOLDER/telemetry is always read",
+    )  # fmt: skip
+    watching.add_argument(
+        "--webhook", metavar="URL", default=os.environ.get("RMETRIC_WEBHOOK"),
+        help="post failures, diagnoses and the end there (default: RMETRIC_WEBHOOK, which keeps "
+        "the address from other users)",
     )  # fmt: skip
     watching.add_argument("--echo", action="store_true", help="show the output of the training")
 
@@ -263,7 +269,10 @@ def _supervisor(options: argparse.Namespace) -> Supervisor:
         timeouts=timeouts,
         intervals=intervals,
         watching=WatchOptions(
-            sources=_sources(options, pool), log=options.watch_log, echo=options.echo
+            sources=_sources(options, pool),
+            log=options.watch_log,
+            echo=options.echo,
+            webhook=options.webhook,
         ),
         again=options.again,
         spare=options.spare,

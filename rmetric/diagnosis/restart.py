@@ -5,8 +5,9 @@ It follows from the diagnosis alone, so its confidence is that of the cause.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from shlex import quote
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rmetric.diagnosis.result import Diagnosis
@@ -28,12 +29,20 @@ class Restart:
     confidence: float
     nodes: tuple[str, ...] = ()
 
+    def as_json(self) -> dict[str, Any]:
+        """All of it, with how Slurm and Kubernetes leave the nodes out, and that in one line."""
+        names = [quote(node) for node in self.nodes]
+        slurm = f"--exclude={','.join(names)}" if names else ""
+        taint = f"kubectl taint nodes {' '.join(names)} rmetric=suspect:NoSchedule" if names else ""
+        what = {"stop": "no", "restart": "yes"}.get(self.action)
+        what = what or f"yes, without {', '.join(self.nodes)} ({slurm}; {taint})"
+        text = f"{what}: {self.why}"
+        return asdict(self) | {"text": text, "slurm": slurm, "kubernetes": taint}
+
     @property
     def text(self) -> str:
-        """One line, with the option of Slurm that leaves the nodes out."""
-        what = {"stop": "no", "restart": "yes"}.get(self.action)
-        what = what or f"yes, without {', '.join(self.nodes)} (--exclude={','.join(self.nodes)})"
-        return f"{what}: {self.why}"
+        """One line."""
+        return str(self.as_json()["text"])
 
 
 def restart_advice(diagnosis: Diagnosis) -> Restart | None:

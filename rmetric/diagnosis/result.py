@@ -163,7 +163,7 @@ class Diagnosis:
     def as_json(self) -> dict[str, Any]:
         """Plain values only, for `json.dumps`; with ``restart``, which is None without advice."""
         advice = self.restart
-        return asdict(self) | {"restart": advice and asdict(advice) | {"text": advice.text}}
+        return asdict(self) | {"restart": advice and advice.as_json()}
 
     @property
     def leading(self) -> tuple[Suspect, ...]:

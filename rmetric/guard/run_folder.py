@@ -7,6 +7,8 @@
     request.json          last numbered checkpoint request (supervisor, user, telemetry)
     answered.json         last request answered by a durable checkpoint (rank 0)
     heartbeats/rank-N.json  step and phase of each rank (each rank)
+    heartbeats/rank-N.stacks  stacks that a rank writes on STACK_SIGNAL (each rank)
+    stacks/N/             looks at the ranks while they hung (supervisor, `rmetric stacks`)
     telemetry/NODE.jsonl  verdicts on a node's GPUs (`rmetric telemetry`, the supervisor)
     checkpoints/step-N/   complete and verified if it contains good.json (all ranks)
     logs/launch-N.log     output of the training (supervisor)
@@ -20,15 +22,17 @@ torch here.
 
 from __future__ import annotations
 
+import faulthandler
 import fcntl
 import json
 import logging
 import os
+import signal
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import IO, Annotated, Any, TypeVar
 
 import msgspec
 
@@ -50,6 +54,9 @@ LAUNCH_VARIABLE = "RMETRIC_LAUNCH"
 RESUME_VARIABLE = "RMETRIC_RESUME"
 #: The newest good checkpoint, or the newest that is not suspect.
 RESUMES = ("newest", "clean")
+
+#: On it a rank writes the stacks of its threads. No other program is known to use this one.
+STACK_SIGNAL = getattr(signal, "SIGRTMAX", 64) - 7
 
 PHASES = ("starting", "training", "saving", "finished")
 
@@ -119,9 +126,11 @@ class RunFolder:
         self.telemetry = self.path / "telemetry"
         self.checkpoints = self.path / "checkpoints"
         self.logs = self.path / "logs"
+        self.stacks = self.path / "stacks"
         self.hold = self.path / "rescue-hold"
         self.verdict_file = self.hold / "verdict.json"
         self._resumed: int | None = None
+        self._stack_file: IO[bytes] | None = None
         self._distrusted: set[str] = set()
         self._problems: dict[Path, str] = {}
         self._reported: dict[Path, str] = {}
@@ -287,6 +296,16 @@ class RunFolder:
             problem=problem,
         )
         _replace(self.heartbeats / f"rank-{rank}.json", asdict(beat))
+        self._register_stacks(rank)
+
+    def _register_stacks(self, rank: int) -> None:
+        """Write stacks on `STACK_SIGNAL` from now on, unless the training has a use for it."""
+        if self._stack_file or signal.getsignal(STACK_SIGNAL) != signal.SIG_DFL:
+            return
+        if hasattr(faulthandler, "register"):
+            path = self.heartbeats / f"rank-{rank}.stacks"
+            self._stack_file = open(path, "wb", opener=no_follow)  # noqa: SIM115
+            faulthandler.register(STACK_SIGNAL, self._stack_file)
 
     def beats(self, launch: str | None = None) -> dict[int, Heartbeat]:
         """Last heartbeat of each rank; of one launch only, if it is given."""

@@ -15,6 +15,7 @@ from torch import nn  # noqa: E402
 from torch.optim import lr_scheduler as schedulers  # noqa: E402
 
 from rmetric._util.background import Background  # noqa: E402
+from rmetric._util.webhook import FORMS, _request, checked_url  # noqa: E402
 from rmetric.logs import read_log  # noqa: E402
 from rmetric.monitor import Alert, Monitor, MonitorConfig  # noqa: E402
 from rmetric.monitor.actions import (  # noqa: E402
@@ -329,6 +330,36 @@ class TestWebhook:
         assert content_type == "application/json"
         assert list(body) == ["text"]
         assert text.startswith("run &lt;7&gt;: step 12, rank 0: non_finite: loss is nan")
+
+    def test_each_service_gets_its_own_form(self):
+        summary = {"summary": "run <7>: x", "source": socket.gethostname(), "severity": "error"}
+        with WebhookServer() as server:
+            for form in ("slack", "discord", "pagerduty"):
+                query = "?routing_key=R" * (form == "pagerduty")
+                webhook = Webhook(f"{form}+{server.url}/hook{query}", title="run <7>")
+                webhook._send("x", "a", "a")
+                webhook.close()
+        assert [path for path, _, _ in server.messages] == ["/hook"] * 3
+        assert [body for _, _, body in server.messages] == [
+            {"text": "run &lt;7&gt;: x"},
+            {"content": "run <7>: x", "allowed_mentions": {"parse": []}},
+            {"routing_key": "R", "event_action": "trigger", "payload": summary},
+        ]
+
+    def test_the_host_tells_the_form_and_pagerduty_needs_its_key(self):
+        hosts = {
+            "https://hooks.slack.com/services/T/B/x": "slack",
+            "https://ptb.discord.com/api/webhooks/1/x": "discord",
+            "https://notdiscord.com/discord+x": "plain",
+            "https://events.eu.pagerduty.com/v2/enqueue?routing_key=R": "pagerduty",
+        }
+        for url, form in hosts.items():
+            message = {"text": "a < b", "step": 7}
+            sent = json.loads(_request(checked_url(url, "--webhook"), message, "plain").data)
+            assert sent == FORMS[form].body("a < b", message, "R"), url
+        with pytest.raises(ValueError, match=r"must end with \?routing_key=\.\.\.") as refused:
+            checked_url("https://events.pagerduty.com/v2/enqueue?SECRET", "--webhook")
+        assert "SECRET" not in str(refused.value)
 
     def test_what_was_held_back_is_told_by_the_next_message(self, monkeypatch):
         now = [0.0]

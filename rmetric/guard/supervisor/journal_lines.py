@@ -208,6 +208,7 @@ _TEXTS = {
     "saved again": "saves succeed again",
     "enough progress": "step {0.step}: enough new steps, restart counter reset",
     "trouble": "problem: {0.words}",
+    "advice": "diagnosis: {0.words}",
 }
 #: Source of a request -> name in messages.
 _SOURCE_NAMES = {"user": "a user", "risk": "telemetry", "rule": "telemetry", "alarm": "an alarm"}

@@ -10,8 +10,9 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -23,6 +24,7 @@ import numpy as np
 
 from rmetric._util.durable import write_atomically
 from rmetric._util.errors import require
+from rmetric._util.webhook import WebhookSender
 from rmetric.guard.checkpoint_dir import last_checkpoint
 from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.supervisor import events, processes
@@ -34,6 +36,7 @@ from rmetric.guard.supervisor.failure_class import with_disk_full_first
 from rmetric.guard.supervisor.journal import Journal, folder_lock, journal_state, token_of
 from rmetric.guard.supervisor.journal_lines import console_line
 from rmetric.guard.supervisor.launch_processes import Program, unit_of
+from rmetric.guard.supervisor.stacks import Adviser
 from rmetric.guard.supervisor.summary import summarise, to_markdown
 from rmetric.guard.supervisor.warm_spare import WarmSpare
 from rmetric.guard.supervisor.watch import (
@@ -53,6 +56,8 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SAVING = signal.SIGUSR1
 #: Seconds from TERM to KILL where the ranks wait for one that is lost, and nothing is saved.
 QUICK_GRACE = 0.5
+#: Events that a webhook is told of.
+POSTED = ("failure", "advice", "dropped", "not saved", "over")
 #: Exit code after an internal error.
 CODE_INTERNAL_ERROR = 1
 
@@ -65,16 +70,18 @@ class Intervals:
         poll: between two polls of the run folder.
         progress: between two `progress` lines of the journal.
         grace: from TERM to KILL, at most `QUICK_GRACE` after a rank has died or hung.
+        look: for a diagnosis, at most; the processes of a hang are ended after it. 0 for none.
     """
 
     poll: float = 1.0
     progress: float = 30.0
     grace: float = 15.0
+    look: float = 60.0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            above = (name == "grace" and value == 0) or 0 < value < inf
-            least = "from 0" if name == "grace" else "above 0"
+            above = (name in ("grace", "look") and value == 0) or 0 < value < inf
+            least = "from 0" if name in ("grace", "look") else "above 0"
             require(name, value, above, f"a number of seconds {least}")
 
 
@@ -86,11 +93,13 @@ class WatchOptions:
         sources: sources of GPU verdicts, beside the files in the run folder.
         log: training log for the calibrated detector; None for none.
         echo: print the output of the training.
+        webhook: URL that failures, diagnoses and the end are posted to; None for none.
     """
 
     sources: list[VerdictSource] = field(default_factory=list)
     log: Path | None = None
     echo: bool = False
+    webhook: str | None = None
 
 
 class Supervisor:
@@ -149,6 +158,13 @@ class Supervisor:
         self._code: int | None = None
         self._adopts_orphans = adopt
         self._unit = unit_of(program, pool)
+        self._adviser = Adviser(folder, program, self.intervals.look)
+        self._advisers = ThreadPoolExecutor(1)
+        self._advice: list[Future[dict[str, Any]]] = []
+        url, unposted = self.watching.webhook, "the webhook {}; an event was not posted".format
+        self._webhook = url and WebhookSender(
+            url, "--webhook", lambda problem: self._print_line(unposted(problem)), form="slack"
+        )
         self._spare = None
         if spare and len(pool) == 1 and not any(program.prefixes.values()):
             self._spare = WarmSpare(preload, folder.logs / "spare.log")
@@ -197,9 +213,12 @@ class Supervisor:
                 stop()
             if self._spare is not None:
                 self._spare.close()
+            self._take_advice(to_the_end=True)
             if self._code is None:  # KeyboardInterrupt, for example: leave no process behind
                 self._end("the supervisor failed")
             self._write_summary()
+            if self._webhook:
+                self._webhook.close()
 
     def _stop_after(self, error: Exception) -> int:
         """End the training after an internal error, with a checkpoint if it makes one in time."""
@@ -321,7 +340,10 @@ class Supervisor:
     def _look(self, now: float) -> None:
         """Send the events of the launch since the last poll."""
         attempt = self._attempt
+        self._take_advice()
         for event in attempt.look(now) if attempt else ():
+            if isinstance(event, events.LaunchHung):
+                event = replace(event, failure=self._looked_at(event.failure))
             self._send(event)
         if attempt and self._spare is not None and (attempt.tracker.step or 0) > 0:
             if problem := self._spare.problem():
@@ -335,6 +357,30 @@ class Supervisor:
             self._record("trouble", words=words)
         if attempt and self.watching.echo:
             attempt.echo()
+
+    def _looked_at(self, failure: LaunchFailure) -> LaunchFailure:
+        """The failure of a hang with the rank that the diagnosis of its ranks names."""
+        attempt, running = self._attempt, self.core.phase == "running"
+        if attempt is None or not (running and attempt.tracker.beats and self._adviser.seconds):
+            return failure
+        found = self._adviser.of_hang(attempt.number)
+        self._record(**found)
+        rank = found.get("rank")
+        if rank in (None, failure.rank) or found["outcome"] != "failed":
+            return failure
+        words = f"{failure.words}; rank {rank} by the diagnosis of {found['look']}"
+        gpu = attempt.allocation.gpu_of(rank)
+        return replace(failure, words=words, rank=rank, node=gpu[0] if gpu else "", gpu=None)
+
+    def _take_advice(self, *, to_the_end: bool = False) -> None:
+        """Record the diagnoses of failures that are made, at the end also those to come."""
+        if to_the_end and (self._code is None or self._code > 128):  # nobody may wait
+            for process in [*self._adviser.processes.values()]:
+                process.kill()
+            self._advisers.shutdown(cancel_futures=True)
+        while self._advice and (to_the_end or self._advice[0].done()):
+            if not (one := self._advice.pop(0)).cancelled():
+                self._record(**one.result())
 
     def _send(self, event: SupervisorEvent) -> None:
         before = self.core.restarts
@@ -373,6 +419,9 @@ class Supervisor:
         if note.failure is not None and self._attempt is not None:
             self._attempt.progress(time.monotonic())
             fields |= self._attempt.failure_fields(note.failure)
+            if note.failure.kind not in ("hang", "gpu") and self._adviser.seconds:
+                ask = self._advisers.submit(self._adviser.of_failure, self._attempt.number)
+                self._advice.append(ask)
         self._record(note.event, **fields)
 
     def _launch(self, action: events.StartLaunch) -> None:
@@ -427,7 +476,7 @@ class Supervisor:
                 grace = min(grace, QUICK_GRACE)
         if self._adopts_orphans:
             also += processes.children()
-        keep = self._spare.pids if self._spare else []
+        keep = [*(self._spare.pids if self._spare else []), *self._adviser.processes]
         ending = processes.end_everywhere(
             self._token, self.program, grace=grace, also=set(also) - set(keep), keep=keep
         )
@@ -446,6 +495,8 @@ class Supervisor:
             line = self.journal.lines[-1]
         if words := console_line(line, self._unit):
             self._print_line(words)
+            if self._webhook and event in POSTED:
+                self._webhook.post({"text": f"{self.folder.path.name}: {words}"})
 
     def _write_summary(self) -> None:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import logging
 import os
 import socket
@@ -22,7 +21,11 @@ logger = logging.getLogger("rmetric")
 
 
 class Webhook(Action):
-    """Posts alerts and decisions of a rescue as JSON, ``{"text": ...}``, the form of Slack.
+    """Posts alerts and decisions of a rescue in the form of Slack, Discord or PagerDuty.
+
+    The form is that of the URL's host, else Slack's, ``{"text": ...}``; ``discord+https://...`` or
+    ``pagerduty+https://...`` chooses another. PagerDuty's key is the parameter ``routing_key`` of
+    the URL.
 
     It posts from a thread of its own: a server that hangs delays neither the training nor
     the log. Of one source of alerts, and of one kind of decision, at most one message is sent in
@@ -68,7 +71,7 @@ class Webhook(Action):
         self.title = socket.gethostname() if title is None else title
         self.min_interval = min_interval
         self._sender = WebhookSender(
-            url or "", "the webhook's url", _report, timeout=timeout, waiting=20
+            url or "", "the webhook's url", _report, timeout=timeout, waiting=20, form="slack"
         )
         self._last_sent: dict[str, float] = {}
         self._held_back: Counter[str] = Counter()
@@ -90,9 +93,7 @@ class Webhook(Action):
         self._last_sent[kind] = now
         held_back = self._held_back.pop(kind, 0)
         more = f" ({held_back} more {kinds} since the last message)" if held_back else ""
-        # Escaped as Slack requires: & < >.
-        text = html.escape(f"{self.title}: {words}{more}", quote=False)
-        self._sender.post({"text": text})
+        self._sender.post({"text": f"{self.title}: {words}{more}"})
 
     def close(self) -> None:
         if not self._sender.close():

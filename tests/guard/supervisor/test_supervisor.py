@@ -22,10 +22,11 @@ from rmetric.guard.supervisor.core import RestartPolicy
 from rmetric.guard.supervisor.journal import FolderLockedError, folder_lock, read_journal
 from rmetric.guard.supervisor.launch_processes import Program
 from rmetric.guard.supervisor.summary import summarise
-from rmetric.guard.supervisor.supervise import Intervals, Supervisor
+from rmetric.guard.supervisor.supervise import Intervals, Supervisor, WatchOptions
 from rmetric.guard.supervisor.watch import Timeouts
 from rmetric.telemetry.lines import verdict_line
 from rmetric.telemetry.verdict import GpuVerdict
+from tests.monitor.webhook_server import WebhookServer
 
 SMALL = str(Path(__file__).with_name("small_workers.py"))
 AGENT = (sys.executable, SMALL, "agent", "--ranks", "{gpus}", "--seconds", "0.01")
@@ -54,7 +55,18 @@ class Told:
         return not processes.of_launches(token)
 
 
-def supervisor(folder, faults=(), *, more=(), gpus=2, timeouts=None, batch=None, **settings):
+def supervisor(
+    folder,
+    faults=(),
+    *,
+    more=(),
+    gpus=2,
+    timeouts=None,
+    batch=None,
+    look=0,
+    webhook=None,
+    **settings,
+):
     folder.mkdir(exist_ok=True)
     (folder / "faults.json").write_text(json.dumps(list(faults)))
     chosen = {"backoff_seconds": 0.01, "save_seconds": 5.0, "settle_seconds": 1.0} | settings
@@ -65,7 +77,8 @@ def supervisor(folder, faults=(), *, more=(), gpus=2, timeouts=None, batch=None,
         shrink_data(Layout(data=gpus, accumulation=1 if batch is None else batch // gpus), batch),
         restart_policy=RestartPolicy(**chosen),
         timeouts=timeouts or Timeouts(start=20.0, hang=20.0),
-        intervals=Intervals(poll=0.03, progress=0.05, grace=0.2),
+        intervals=Intervals(poll=0.03, progress=0.05, grace=0.2, look=look),
+        watching=WatchOptions(webhook=webhook),
         print_line=lambda line: None,
     )
 
@@ -130,6 +143,24 @@ def test_a_hang_is_noticed_and_what_does_not_listen_is_killed(tmp_path):
     assert told.code == 0
     assert told.summary.incidents[0].notice_seconds > 0.3
     assert told.nobody_is_left()
+
+
+@pytest.mark.long
+def test_a_failure_is_diagnosed_beside_the_restart_and_the_webhook_is_told(tmp_path):
+    pytest.importorskip("drain3")
+    faults = [fault("raise"), fault("raise", launch=2)]
+    with WebhookServer() as server:
+        url = f"discord+{server.url}/hook"
+        told = run(tmp_path / "run", faults, look=60.0, webhook=url)
+    assert (told.code, told.summary.step) == (0, 20)
+    first, second = told.of("advice")
+    assert (first["launch"], second["launch"]) == (1, 2)
+    assert (first["restart"]["action"], second["restart"]["action"]) == ("restart", "stop")
+    assert "at the same step" in second["restart"]["why"]
+    posted = "\n".join(body["content"] for _, _, body in server.messages)
+    assert f"restart: {second['restart']['text']}" in posted
+    assert posted.count("FAILED: rank 1 failed") == 2
+    assert "finished: the training exited with 0" in posted
 
 
 @pytest.mark.long
