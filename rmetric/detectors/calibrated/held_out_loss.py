@@ -33,12 +33,13 @@ class ValidationLoss(EvidenceSource):
     """Rise of the validation loss above its best, against what healthy runs and this one show.
 
         validation_rise  r = log(evaluation / lowest before), in usual changes s
-                         s² = (f s0² + sum of the n newest r² above 0) / (f + n),    n at most 8
+                         s² = (f s0² + sum of n r²) / (f + n)
 
     s is the scale of the Student-t that predicts the next change, with f + n degrees of freedom:
     f and s0 are of many healthy runs (`python -m studies.fault_lab.evaluation_prior`), and the
-    run's own rises update them. Its falls do not: they tell how fast it learns. Evaluations of 0
-    or less have no logarithm and are left out.
+    run's own rises r > 0 update them, the eight newest without that of the evaluation before.
+    Falls do not: they tell how fast it learns. Evaluations of 0 or less have no logarithm and are
+    left out.
     """
 
     NAMES = ("validation_rise",)
@@ -50,22 +51,26 @@ class ValidationLoss(EvidenceSource):
         super().__init__()
         self._rises: deque[float] = deque(maxlen=_RISES)
         self._last = self._best = nan
+        self._newest = 0.0  # rise
+        self._anew = True
 
     def update(self, record: Record) -> None:
         loss = record.validation_loss
         if loss is None or not 0 < loss < inf:
             return
         self._last = loss
-        if self._best == self._best:
+        if not self._anew:
             scale, freedom = evaluation_prior()
             rise = log(loss) - log(self._best)
             squares = freedom * scale**2 + sum(r * r for r in self._rises)
             usual = sqrt(squares / (freedom + len(self._rises)))
             self.statistics["validation_rise"] = rise / usual
             self.note("validation_rise", record.step, rise / usual, 1.0)
-            if rise > 0:
-                self._rises.append(rise)
-        self._best = loss if self._best != self._best else min(self._best, loss)
+            if self._newest > 0:
+                self._rises.append(self._newest)
+            self._newest = rise
+        self._best = loss if self._anew else min(self._best, loss)
+        self._anew = False
 
     def restart(self) -> None:
         self.forget_best()
@@ -74,7 +79,7 @@ class ValidationLoss(EvidenceSource):
     def forget_best(self) -> None:
         """Begin anew with the next evaluation; the noise is known."""
         super().restart()
-        self._last = self._best = nan
+        self._anew = True
 
     def words(self, name: str) -> str:
         return f"validation loss {self._last:.4g}, best {self._best:.4g}"

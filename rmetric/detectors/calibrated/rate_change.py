@@ -8,7 +8,7 @@ from math import inf, log
 from typing import ClassVar
 
 from rmetric.detectors.advice import roll_back
-from rmetric.detectors.calibrated.source import EvidenceSource, times
+from rmetric.detectors.calibrated.source import EvidenceSource
 from rmetric.records import Record
 
 #: How many times larger or smaller a rate that jumped is, and one that is steady at most.
@@ -110,6 +110,7 @@ class RateBeyondPeak(EvidenceSource):
         super().__init__()
         self._rate = self._highest = self._former = self._peak = 0.0
         self._held = self._rises = 0
+        self._beyond = False
 
     def update(self, record: Record) -> None:
         rate = record.learning_rate
@@ -121,26 +122,26 @@ class RateBeyondPeak(EvidenceSource):
                 self._former = self._highest
             self._highest, self._held = rate, 0
             self._rises += 1
-            if self._rises >= _STEADILY:
-                self._peak = self._former
+            if self._rises >= _STEADILY and self._former > 0:
+                self._beyond, self._peak = True, self._former
         else:
             self._held += 1
             self._rises = 0
-            if self._held >= _LEVEL:
-                self._peak = self._former = 0.0
-        self.statistics.clear()
-        if self._peak > 0:
+        self._beyond = self._beyond and self._held < _LEVEL and rate > self._peak
+        if self._beyond:
             self.statistics["rate_beyond"] = beyond = log(rate) - log(self._peak)
             self.note("rate_beyond", record.step, beyond, 0.0)
+        else:
+            super().restart()
 
     def restart(self) -> None:
         super().restart()
-        self._highest = self._former = self._peak = 0.0
+        self._highest = self._former = 0.0
         self._held = self._rises = 0
+        self._beyond = False
 
     def words(self, name: str) -> str:
-        beyond = times(self.statistics[name])
-        return f"learning rate {self._rate:.4g}, {beyond} its former peak {self._peak:.4g}"
+        return f"learning rate {self._rate:.4g}, its former peak {self._peak:.4g}"
 
     def advice(self, name: str, since: int) -> str:
         return f"set the learning rate back to {self._peak:.4g} and {roll_back(since)}"
