@@ -628,9 +628,8 @@ def test_one_evaluation_alarms_at_once_beside_a_growing_rate_and_neither_alone(
     ]
     assert first_alarm(stream) == step
     if step is not None:
-        assert "validation loss 3.04, best 1.94, since step 48; and learning rate 0.000106, its " in (
-            last_words(*stream[:step])
-        )
+        told = "validation loss 3.04, best 1.94, since step 48; and learning rate 0.000106, its "
+        assert told in last_words(*stream[:step])
 
 
 @pytest.mark.parametrize(("beside", "step"), [(True, 110), (False, None)])

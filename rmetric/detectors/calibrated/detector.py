@@ -58,7 +58,8 @@ class CalibratedDetector:
     so an alarm is either one piece of evidence that is beyond all that was seen
     in healthy runs, or two of different kinds that are each unusual. Both must last for five
     steps: the least of their records counts. Values that are not finite
-    and the training loss, whose statistics contain this, count at once. What is not
+    and the training loss, whose statistics contain this, count at once, and so do two sources
+    of those that suffice together (`EvidenceSource.SUFFICES`). What is not
     logged adds nothing; with only a loss it works on that.
 
     An alarm of the losses stays open, with a score of 1.01, until the loss is back or its new level
