@@ -75,6 +75,7 @@ class ValidationLoss(EvidenceSource):
     def restart(self) -> None:
         self.forget_best()
         self._rises.clear()
+        self._newest = 0.0
 
     def forget_best(self) -> None:
         """Begin anew with the next evaluation; the noise is known."""
