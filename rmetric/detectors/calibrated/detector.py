@@ -30,6 +30,14 @@ MOST = 100.0
 KEPT_OPEN = 1.01
 #: Steps that evidence must last which does not alarm at once.
 LASTING = 5
+#: Two sources of these alarm at once: statistic -> share of its joint threshold that is enough.
+SUFFICES = {
+    **dict.fromkeys(("loss_jump", "loss_climb", "validation_rise"), 1.0),
+    **dict.fromkeys(("update_size", "gradient_norm", "rate_beyond"), 1.0),
+    "loss_drift": 0.6,  # smoothed over some ten records
+}
+#: What counts in no other pair: the probe loss tells the same as the validation loss.
+ONLY_SO = frozenset({"validation_rise", "rate_beyond"})
 
 
 #: Strength of a source's statistic, with the source's place and the statistic's name.
@@ -59,7 +67,7 @@ class CalibratedDetector:
     in healthy runs, or two of different kinds that are each unusual. Both must last for five
     steps: the least of their records counts. Values that are not finite
     and the training loss, whose statistics contain this, count at once, and so do two sources
-    of those that suffice together (`EvidenceSource.SUFFICES`). What is not
+    of those that suffice together (`SUFFICES`). What is not
     logged adds nothing; with only a loss it works on that.
 
     An alarm of the losses stays open, with a score of 1.01, until the loss is back or its new level
@@ -183,17 +191,16 @@ class CalibratedDetector:
                         strongest, strongest_by = solo_strength, (index, name)
                 elif solo_strength > others:
                     others, others_by = solo_strength, (index, name)
-                if joint_strength > best[0]:
+                if joint_strength > best[0] and name not in ONLY_SO:
                     best = joint_strength, (index, name)
-                if share := source.SUFFICES.get(name):
+                if share := SUFFICES.get(name):
                     soonest = max(soonest, (joint_strength / share, (index, name)))
                 if max(solo_strength, joint_strength) > 1:
                     self._since.setdefault(name, source.begun.get(name, self.step))
                 else:
                     self._since.pop(name, None)
             at_once.append(soonest)
-            if not source.ONLY_SO:
-                pairs.append(best)
+            pairs.append(best)
         second, pair_by = _second(pairs)
         if again and self._lasting:  # one step may have several records
             self._lasting.pop()

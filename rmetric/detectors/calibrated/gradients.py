@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import copysign, inf, isfinite, log, sqrt
-from typing import ClassVar
 
 from rmetric.detectors.advice import roll_back
 from rmetric.detectors.calibrated.past import Deviation, LaggedPast
@@ -49,7 +48,6 @@ class Gradients(EvidenceSource):
 
     NAMES = ("gradient_norm", "worker_norm", "opposed_worker", "gradient_variance")
     LABEL = "gradients"
-    SUFFICES: ClassVar[Mapping[str, float]] = {"gradient_norm": 1.0}
 
     def __init__(self) -> None:
         super().__init__()

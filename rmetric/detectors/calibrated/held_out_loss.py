@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from functools import lru_cache
 from math import inf, isfinite, log, nan, sqrt
 from pathlib import Path
-from typing import ClassVar
 
 from rmetric._util.strict_json import parse_line
 from rmetric.detectors.advice import roll_back
@@ -44,8 +42,6 @@ class ValidationLoss(EvidenceSource):
 
     NAMES = ("validation_rise",)
     LABEL = "validation loss"
-    SUFFICES: ClassVar[Mapping[str, float]] = {"validation_rise": 1.0}
-    ONLY_SO = True
 
     def __init__(self) -> None:
         super().__init__()

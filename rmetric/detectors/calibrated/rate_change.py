@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from heapq import heappush, heappushpop
 from math import inf, log
-from typing import ClassVar
 
 from rmetric.detectors.advice import roll_back
 from rmetric.detectors.calibrated.source import EvidenceSource
@@ -103,8 +101,6 @@ class RateBeyondPeak(EvidenceSource):
 
     NAMES = ("rate_beyond",)
     LABEL = "learning rate"
-    SUFFICES: ClassVar[Mapping[str, float]] = {"rate_beyond": 1.0}
-    ONLY_SO = True
 
     def __init__(self) -> None:
         super().__init__()

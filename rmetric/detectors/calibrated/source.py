@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from math import exp
 from typing import ClassVar
 
@@ -18,9 +17,6 @@ class EvidenceSource(ABC):
         LABEL: as people read it.
         AT_ONCE: its statistics alarm with the first record beyond the threshold; those of the
             others must stay there for some records.
-        SUFFICES: statistic -> the share of its joint threshold that is enough beside another
-            source that has these; such a pair alarms with its first record.
-        ONLY_SO: its statistics count in no other pair.
         statistics: name -> how strong the evidence is, higher is worse; a name is
             absent while there is nothing to judge by. Each has its own unit,
             which the source's docstring gives.
@@ -37,8 +33,6 @@ class EvidenceSource(ABC):
     NAMES: ClassVar[tuple[str, ...]]
     LABEL: ClassVar[str]
     AT_ONCE: ClassVar[bool] = False
-    SUFFICES: ClassVar[Mapping[str, float]] = {}
-    ONLY_SO: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.statistics: dict[str, float] = {}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from math import inf, isfinite, nan
-from typing import ClassVar
 
 from rmetric.detectors.advice import roll_back
 from rmetric.detectors.calibrated.past import Deviation, ExcursionLimit, LaggedPast, Resolution
@@ -69,11 +67,6 @@ class TrainingLoss(EvidenceSource):
     NAMES = ("loss_jump", "loss_drift", "loss_climb")
     LABEL = "training loss"
     AT_ONCE = True
-    SUFFICES: ClassVar[Mapping[str, float]] = {
-        "loss_jump": 1.0,
-        "loss_drift": 0.6,
-        "loss_climb": 1.0,
-    }
 
     def __init__(self) -> None:
         super().__init__()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import inf, log
-from typing import ClassVar
 
 from rmetric.detectors.advice import roll_back
 from rmetric.detectors.calibrated.past import LaggedPast
@@ -31,7 +29,6 @@ class Updates(EvidenceSource):
 
     NAMES = ("update_size",)
     LABEL = "updates"
-    SUFFICES: ClassVar[Mapping[str, float]] = {"update_size": 1.0}
 
     def __init__(self) -> None:
         super().__init__()
