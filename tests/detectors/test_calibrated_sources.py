@@ -13,6 +13,7 @@ from scipy import stats
 from rmetric.detectors.calibrated.gradients import Gradients
 from rmetric.detectors.calibrated.hardware import HardwareEvents, poisson_surprise
 from rmetric.detectors.calibrated.held_out_loss import (
+    PRIOR,
     ProbeLoss,
     ValidationLoss,
     evaluation_prior,
@@ -22,6 +23,7 @@ from rmetric.detectors.calibrated.rate_change import RateBeyondPeak
 from rmetric.detectors.calibrated.training_loss import TrainingLoss
 from rmetric.detectors.calibrated.updates import Updates
 from rmetric.records import HardwareEvent, Record
+from studies.fault_lab.evaluation_prior import Changes, fitted, main
 
 VALUES = st.lists(st.floats(-1e6, 1e6), max_size=40)
 
@@ -194,6 +196,21 @@ def test_validation_loss_against_plain_arithmetic():
     source.forget_best()
     source.update(Record(step=n + 1, validation_loss=9.0))
     assert not source.statistics  # the first after a restart of the schedule
+
+
+def test_the_fit_of_the_prior_finds_the_one_that_changes_were_drawn_from():
+    rng = np.random.default_rng(8)
+    variances = 0.02**2 * 4.0 / rng.chisquare(4.0, size=3000)
+    drawn = [Changes(20, float(v * rng.chisquare(20))) for v in variances]
+    scale, freedom = fitted(drawn)
+    assert scale == pytest.approx(0.02, rel=0.05)
+    assert freedom == pytest.approx(4.0, rel=0.1)
+
+
+@pytest.mark.long
+def test_the_shipped_prior_is_what_its_command_fits(tmp_path):
+    assert main(["--out", str(tmp_path / "prior.json")]) == 0
+    assert (tmp_path / "prior.json").read_bytes() == PRIOR.read_bytes()
 
 
 @pytest.mark.parametrize(
