@@ -627,20 +627,16 @@ def test_one_evaluation_alarms_at_once_beside_a_growing_rate_and_neither_alone(
         for n in range(1, 56)
     ]
     assert first_alarm(stream) == step
-    if step is not None:
-        told = "validation loss 3.04, best 1.94, since step 48; and learning rate 0.000106, its "
-        assert told in last_words(*stream[:step])
+    told = "validation loss 3.04, best 1.94, since step 48; and learning rate 0.000106, its "
+    assert (told in last_words(*stream[:step])) == (step is not None)
 
 
 @pytest.mark.parametrize(("beside", "step"), [(True, 110), (False, None)])
 def test_a_drift_too_small_alarms_at_once_beside_an_evaluation(beside, step):
-    losses = np.where(np.arange(1, 115) < 100, 2.0, 2.12)
-    stream = records(losses)
+    stream = records(np.where(np.arange(1, 115) < 100, 2.0, 2.12))
     for n in range(9, 114, 10):
-        level = 2.3 if beside and n > 105 else 2.0
-        stream[n] = replace(stream[n], validation_loss=level)
-    thresholds = replace(FLOORS, alone={"not_finite": 1.0})
-    detector = CalibratedDetector(thresholds)
+        stream[n].validation_loss = 2.3 if beside and n > 105 else 2.0
+    detector = CalibratedDetector(replace(FLOORS, alone={"not_finite": 1.0}))
     alarmed = [record.step for record in stream if detector.update(record).alarm]
     assert (alarmed or [None])[0] == step
     assert not beside or set(detector.leading) == {"loss_drift", "validation_rise"}
