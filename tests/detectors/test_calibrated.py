@@ -627,7 +627,7 @@ def test_one_evaluation_alarms_at_once_beside_a_growing_rate_and_neither_alone(
         for n in range(1, 56)
     ]
     assert first_alarm(stream) == step
-    told = "validation loss 3.04, best 1.94, since step 48; and learning rate 0.000106, its "
+    told = "validation loss 3.04, lowest 1.94, since step 48; and learning rate 0.000106, its "
     assert (told in last_words(*stream[:step])) == (step is not None)
 
 

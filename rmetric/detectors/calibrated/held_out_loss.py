@@ -79,7 +79,7 @@ class ValidationLoss(EvidenceSource):
         self._anew = True
 
     def words(self, name: str) -> str:
-        return f"validation loss {self._last:.4g}, best {self._best:.4g}"
+        return f"validation loss {self._last:.4g}, lowest {self._best:.4g}"
 
     def advice(self, name: str, since: int) -> str:
         return f"stop where the training loss still falls (overfitting), else {roll_back(since)}"
