@@ -12,12 +12,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Package -> lines of Python and files, at most.
 LARGEST = {
-    "rmetric": (67_844, 422),
-    "studies": (34_214, 213),
-    "tests": (57_651, 277),
+    "rmetric": (68_117, 425),
+    "studies": (30_171, 211),
+    "tests": (57_902, 279),
 }
 #: Words of docs/*.md, at most.
-MOST_WORDS = 59_627
+MOST_WORDS = 60_127
 #: As radon counts branches: from 21 on a function has the grade D.
 MOST_BRANCHES = 20
 _BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.Assert, ast.Lambda)
