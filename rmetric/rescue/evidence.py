@@ -41,7 +41,7 @@ def kind_of(detector: CalibratedDetector) -> tuple[str, int | None]:
         return "not_finite", None
     if not unusual.isdisjoint(_OF_WORKERS):
         return "worker", detector.odd_worker
-    if "update_size" in unusual:
+    if not unusual.isdisjoint(("update_size", "rate_beyond")):
         return "settings", None
     if unusual <= _OF_TRAINING_LOSS and detector.statistics.get("probe_rise", 0.0) < _USUAL:
         return "data", None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf, log, log10
+from math import inf, log, log10, sqrt
 
 import numpy as np
 import pytest
@@ -12,11 +12,18 @@ from scipy import stats
 
 from rmetric.detectors.calibrated.gradients import Gradients
 from rmetric.detectors.calibrated.hardware import HardwareEvents, poisson_surprise
-from rmetric.detectors.calibrated.held_out_loss import ProbeLoss, ValidationLoss
+from rmetric.detectors.calibrated.held_out_loss import (
+    PRIOR,
+    ProbeLoss,
+    ValidationLoss,
+    evaluation_prior,
+)
 from rmetric.detectors.calibrated.past import Deviation, LaggedPast
+from rmetric.detectors.calibrated.rate_change import RateBeyondPeak
 from rmetric.detectors.calibrated.training_loss import TrainingLoss
 from rmetric.detectors.calibrated.updates import Updates
 from rmetric.records import HardwareEvent, Record
+from studies.fault_lab.evaluation_prior import Changes, fitted, main
 
 VALUES = st.lists(st.floats(-1e6, 1e6), max_size=40)
 
@@ -176,16 +183,56 @@ def test_validation_loss_against_plain_arithmetic():
     rng = np.random.default_rng(5)
     losses = (3 - 0.02 * np.arange(60) + 0.03 * rng.normal(size=60)).tolist()
     losses[40:] = [x + 0.2 for x in losses[40:]]
-    source, rises = ValidationLoss(), []
+    scale, freedom = evaluation_prior()
+    source = ValidationLoss()
     for n, loss in enumerate(losses):
         source.update(Record(step=n, validation_loss=loss))
-        changes = np.abs(np.diff(losses[:n]))[-8:]
-        if len(changes) >= 4:
-            best = min(losses[:n])
-            usual = max(sorted(changes)[len(changes) // 2], 0.003 * abs(best))
-            rises.append((loss - best) / usual)
-        expected = {"validation_rise": min(rises[-2:])} if len(rises) > 1 else {}
+        rises = [log(losses[i] / min(losses[:i])) for i in range(1, n + 1)]
+        own = [r for r in rises[:-2] if r > 0][-8:]
+        squares = freedom * scale**2 + sum(r * r for r in own)
+        usual = sqrt(squares / (freedom + len(own)))
+        expected = {"validation_rise": rises[-1] / usual} if rises else {}
         assert source.statistics == pytest.approx(expected, rel=1e-9)
+    source.forget_best()
+    source.update(Record(step=n + 1, validation_loss=9.0))
+    assert not source.statistics  # the first after a restart of the schedule
+
+
+def test_the_fit_of_the_prior_finds_the_one_that_changes_were_drawn_from():
+    rng = np.random.default_rng(8)
+    variances = 0.02**2 * 4.0 / rng.chisquare(4.0, size=3000)
+    drawn = [Changes(20, float(v * rng.chisquare(20))) for v in variances]
+    scale, freedom = fitted(drawn)
+    assert scale == pytest.approx(0.02, rel=0.05)
+    assert freedom == pytest.approx(4.0, rel=0.1)
+
+
+@pytest.mark.long
+def test_the_shipped_prior_is_what_its_command_fits(tmp_path):
+    assert main(["--out", str(tmp_path / "prior.json")]) == 0
+    assert (tmp_path / "prior.json").read_bytes() == PRIOR.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("rates", "peak"),
+    [
+        ([1e-3] * 6 + [2e-3, 3e-3, 4e-3], 1e-3),  # a plateau, then growth
+        ([1e-4, 1e-3, *[5e-4] * 5, 2e-3, 3e-3, 4e-3], 1e-3),  # a warm-up and a decay before it
+        ([1e-3] * 6 + [2e-3, 3e-3], None),  # twice is no growth
+        ([1e-3] * 6 + [5e-2] * 9, None),  # a jump is none
+        ([1e-3] * 5 + [2e-3, 3e-3, 4e-3], None),  # the level was not held
+        ([1e-4 * n for n in range(1, 40)], None),  # a warm-up
+        ([1e-3] * 6 + [2e-3, 3e-3] + [4e-3] * 31, None),  # usual by now
+        ([1e-3] * 6 + [2e-3, 3e-3, 4e-3, 1e-3], None),  # it came back
+    ],
+)
+def test_a_rate_beyond_its_peak(rates, peak):
+    source = RateBeyondPeak()
+    for step, rate in enumerate(rates):
+        source.update(Record(step=step, learning_rate=rate))
+        source.update(Record(step=step))  # a record without a rate changes nothing
+    expected = {} if peak is None else {"rate_beyond": log(rates[-1] / peak)}
+    assert source.statistics == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("slope", [-0.01, 0.02])

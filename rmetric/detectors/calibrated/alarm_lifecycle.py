@@ -23,9 +23,9 @@ YOUNG = 10
 LOST_RATIO, LOST_SPREADS = 4.0, 6.0
 #: Records that a level needs at least to get into the past of the training loss.
 _LAG = 5
-#: The smoothed gradient norm trails a loss that comes back.
-_TRAILING = "gradient_norm"
-_OF_TRAINING_LOSS = frozenset(TrainingLoss.NAMES) | {_TRAILING}
+#: The smoothed gradient norm trails a loss that comes back, and a rate tells nothing of it.
+_TRAILING = frozenset({"gradient_norm", "rate_beyond"})
+_OF_TRAINING_LOSS = frozenset(TrainingLoss.NAMES) | _TRAILING
 _OF_LOSSES = _OF_TRAINING_LOSS | frozenset(ValidationLoss.NAMES)
 
 
@@ -100,5 +100,5 @@ class AlarmLifecycle:
 
 
 def _rests_on(names: Collection[str], allowed: Collection[str]) -> bool:
-    """True if all names are allowed and one is not the gradient norm."""
-    return all(name in allowed for name in names) and any(name != _TRAILING for name in names)
+    """True if all names are allowed and one is of a loss."""
+    return all(name in allowed for name in names) and not _TRAILING.issuperset(names)

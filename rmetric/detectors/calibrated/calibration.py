@@ -30,12 +30,13 @@ FLOORS = Thresholds(
         "loss_drift": 0.9,
         "loss_climb": 0.5,
         "probe_rise": 3.5,  # 7 % above the lowest; alone it may be overfitting
-        "validation_rise": 4.5,  # usual changes from one evaluation to the next
+        "validation_rise": 7.0,  # usual changes from one evaluation to the next
         "update_size": 0.4,  # 1.5 times too large
         "gradient_norm": 1.6,  # spreads
         "worker_norm": 0.55,  # 1.7 times the others'
         "opposed_worker": 0.27,
         "hardware_events": 3.0,  # a chance of 1 in 1000
+        "rate_beyond": 0.4,  # 1.5 times its former peak
     },
     full_scale={
         "hardware_events": 3.75,

@@ -15,6 +15,7 @@ from rmetric.detectors.calibrated.alarm_lifecycle import (
     AlarmLifecycle,
 )
 from rmetric.detectors.calibrated.gradients import Gradients
+from rmetric.detectors.calibrated.held_out_loss import ValidationLoss
 from rmetric.detectors.calibrated.rate_change import RateChange
 from rmetric.detectors.calibrated.source import clipped
 from rmetric.detectors.calibrated.sources import sources
@@ -29,6 +30,18 @@ MOST = 100.0
 KEPT_OPEN = 1.01
 #: Steps that evidence must last which does not alarm at once.
 LASTING = 5
+#: Two sources of these alarm at once: statistic -> share of its joint threshold that is enough.
+SUFFICES = {
+    **dict.fromkeys(("loss_jump", "loss_climb", "validation_rise"), 1.0),
+    **dict.fromkeys(("update_size", "gradient_norm", "rate_beyond"), 1.0),
+    "loss_drift": 0.6,  # smoothed over some ten records
+}
+#: What counts in no other pair: the probe loss tells the same as the validation loss.
+ONLY_SO = frozenset({"validation_rise", "rate_beyond"})
+
+
+#: Strength of a source's statistic, with the source's place and the statistic's name.
+_Strength = tuple[float, tuple[int, str]]
 
 
 class _Config(NamedTuple):
@@ -53,7 +66,8 @@ class CalibratedDetector:
     so an alarm is either one piece of evidence that is beyond all that was seen
     in healthy runs, or two of different kinds that are each unusual. Both must last for five
     steps: the least of their records counts. Values that are not finite
-    and the training loss, whose statistics contain this, count at once. What is not
+    and the training loss, whose statistics contain this, count at once, and so do two sources
+    of those that suffice together (`SUFFICES`). What is not
     logged adds nothing; with only a loss it works on that.
 
     An alarm of the losses stays open, with a score of 1.01, until the loss is back or its new level
@@ -129,8 +143,9 @@ class CalibratedDetector:
         if record.planned_events:
             for source in self._sources:
                 source.restart()
-        elif self._rate.restarted:  # gradients follow the rate; what the losses do counts
+        elif self._rate.restarted:  # gradients follow the rate; what the training loss does counts
             self._gradients.restart()
+            self._validation.forget_best()  # which a restart gives up for a while
         for source in self._sources:
             source.update(record)
         was, led, since = self.alarm, self._leading, dict(self._since)
@@ -156,12 +171,13 @@ class CalibratedDetector:
     def _judge(self, *, again: bool) -> None:
         strongest, strongest_by = 0.0, (0, "")
         others, others_by = 0.0, (0, "")
-        first = second = 0.0
-        first_by = second_by = (0, "")
+        pairs: list[_Strength] = []
+        at_once: list[_Strength] = []
         known = False
         limits = self.config.limits
         for index, source in enumerate(self._sources):
-            best, best_by = 0.0, (0, "")
+            best: _Strength = 0.0, (0, "")
+            soonest: _Strength = 0.0, (0, "")
             statistics = source.statistics
             for name, solo, joint in limits[index]:
                 value = statistics.get(name)
@@ -169,38 +185,37 @@ class CalibratedDetector:
                     self._since.pop(name, None)
                     continue
                 known = True
-                if value == inf:
-                    solo_strength = MOST if solo < inf else 0.0
-                    joint_strength = MOST if joint < inf else 0.0
-                else:
-                    solo_strength, joint_strength = value / solo, value / joint
+                solo_strength, joint_strength = _strength(value, solo), _strength(value, joint)
                 if source.AT_ONCE:
                     if solo_strength > strongest:
                         strongest, strongest_by = solo_strength, (index, name)
                 elif solo_strength > others:
                     others, others_by = solo_strength, (index, name)
-                if joint_strength > best:
-                    best, best_by = joint_strength, (index, name)
+                if joint_strength > best[0] and name not in ONLY_SO:
+                    best = joint_strength, (index, name)
+                if share := SUFFICES.get(name):
+                    soonest = max(soonest, (joint_strength / share, (index, name)))
                 if max(solo_strength, joint_strength) > 1:
                     self._since.setdefault(name, source.begun.get(name, self.step))
                 else:
                     self._since.pop(name, None)
-            if best > first:
-                second, second_by = first, first_by
-                first, first_by = best, best_by
-            elif best > second:
-                second, second_by = best, best_by
+            at_once.append(soonest)
+            pairs.append(best)
+        second, pair_by = _second(pairs)
         if again and self._lasting:  # one step may have several records
             self._lasting.pop()
         self._lasting.append((others, second))
         last = list(self._lasting)[-self._needed :]
         lasts = len(last) == self._needed
         others, self.pair = map(min, zip(*last, strict=True)) if lasts else (0.0, 0.0)
+        soon, soon_by = _second(at_once)
+        if soon > self.pair:
+            self.pair, pair_by = soon, soon_by
         if others > strongest:
             strongest, strongest_by = others, others_by
         self.score = min(max(strongest, self.pair), MOST) if known else nan
         self.alarm = self.score > 1
-        self._leading = [strongest_by] if strongest >= self.pair else [first_by, second_by]
+        self._leading = [strongest_by] if strongest >= self.pair else pair_by
 
     @property
     def _loss(self) -> TrainingLoss:
@@ -213,6 +228,12 @@ class CalibratedDetector:
         gradients = self._sources[5]
         assert isinstance(gradients, Gradients)
         return gradients
+
+    @property
+    def _validation(self) -> ValidationLoss:
+        validation = self._sources[3]
+        assert isinstance(validation, ValidationLoss)
+        return validation
 
     @property
     def usual_loss(self) -> float:
@@ -229,7 +250,11 @@ class CalibratedDetector:
         """First step of the evidence for the alarm; None without one."""
         if not self.alarm:
             return None
-        return min(self._since.get(name, self.step) for _, name in self._leading)
+        return min(self._since_of(index, name) for index, name in self._leading)
+
+    def _since_of(self, index: int, name: str) -> int:
+        """First step of the evidence; of what suffices only beside another, of its stretch."""
+        return self._since.get(name, self._sources[index].begun.get(name, self.step))
 
     @property
     def leading(self) -> tuple[str, ...]:
@@ -301,7 +326,7 @@ class CalibratedDetector:
         if self.since is None:
             return ""
         parts = [
-            f"{self._sources[index].words(name)}, since step {self._since[name]}"
+            f"{self._sources[index].words(name)}, since step {self._since_of(index, name)}"
             for index, name in self._leading
         ]
         rate = f"; {self._because_of_rate}" if self._because_of_rate else ""
@@ -318,6 +343,18 @@ class CalibratedDetector:
             return f"keep the checkpoints from before step {since} and wait for ten records"
         index, name = self._leading[0]
         return self._sources[index].advice(name, since)
+
+
+def _strength(value: float, limit: float) -> float:
+    if value == inf:
+        return MOST if limit < inf else 0.0
+    return value / limit
+
+
+def _second(found: list[_Strength]) -> tuple[float, list[tuple[int, str]]]:
+    """Strength of the second largest source, and what both show."""
+    (_, by), (strength, other) = sorted(found, key=lambda one: -one[0])[:2]
+    return strength, [by, other]
 
 
 def _share(found: Mapping[str, float], scale: Mapping[str, float], name: str) -> float:

@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 from collections import deque
-from math import inf, isfinite, nan
+from functools import lru_cache
+from math import inf, isfinite, log, nan, sqrt
+from pathlib import Path
 
+from rmetric._util.strict_json import parse_line
 from rmetric.detectors.advice import roll_back
 from rmetric.detectors.calibrated.source import EvidenceSource, bounded
 from rmetric.records import Record
 
-_EVALUATIONS = 8
-_LEAST_CHANGE = 0.003
+PRIOR = Path(__file__).with_name("evaluation_prior.json")
+#: Newest rises of a run that are taken for its noise.
+_RISES = 8
 _SMOOTHING = 0.3
 _PER_CENT = 0.02
 _WARM_UP, _SETTLED = 5, 15
 
 
+@lru_cache(maxsize=1)
+def evaluation_prior() -> tuple[float, float]:
+    """Scale and degrees of freedom of log changes between evaluations in healthy runs."""
+    prior = parse_line(PRIOR.read_bytes())
+    return prior["scale"], prior["degrees_of_freedom"]
+
+
 class ValidationLoss(EvidenceSource):
-    """Rise of the validation loss above its best.
+    """Rise of the validation loss above its best, against what healthy runs and this one show.
 
-        validation_rise  the lower of the last two evaluations above the best before, in
-                         usual changes from one evaluation to the next (median of the last
-                         eight, at least 0.3 %)
+        validation_rise  r = log(evaluation / lowest before), in usual changes s
+                         s² = (f s0² + sum of n r²) / (f + n)
 
-    Two in a row, since a single evaluation can be noisy.
+    s is the scale of the Student-t that predicts the next change, with f + n degrees of freedom:
+    f and s0 are of many healthy runs (`python -m studies.fault_lab.evaluation_prior`), and the
+    run's own rises r > 0 update them, the eight newest without that of the evaluation before.
+    Falls do not: they tell how fast it learns. Evaluations of 0 or less have no logarithm and are
+    left out.
     """
 
     NAMES = ("validation_rise",)
@@ -31,37 +45,41 @@ class ValidationLoss(EvidenceSource):
 
     def __init__(self) -> None:
         super().__init__()
-        self._changes: deque[float] = deque(maxlen=_EVALUATIONS)
+        self._rises: deque[float] = deque(maxlen=_RISES)
         self._last = self._best = nan
-        self._before = nan
-        self._step = 0
+        self._newest = 0.0  # rise
+        self._anew = True
 
     def update(self, record: Record) -> None:
         loss = record.validation_loss
-        if loss is None or not isfinite(loss):
+        if loss is None or not 0 < loss < inf:
             return
-        loss = bounded(loss)
-        if self._last == self._last:
-            if len(self._changes) >= _EVALUATIONS // 2:
-                usual = sorted(self._changes)[len(self._changes) // 2]
-                least = _LEAST_CHANGE * abs(self._best)
-                rise = (loss - self._best) / max(usual, least, 1e-9)
-                if self._before == self._before:
-                    self.statistics["validation_rise"] = min(rise, self._before)
-                    self.begun["validation_rise"] = self._step  # the earlier of the two
-                self._before = rise
-            self._changes.append(abs(loss - self._last))
-        self._best = loss if self._best != self._best else min(self._best, loss)
         self._last = loss
-        self._step = record.step
+        if not self._anew:
+            scale, freedom = evaluation_prior()
+            rise = log(loss) - log(self._best)
+            squares = freedom * scale**2 + sum(r * r for r in self._rises)
+            usual = sqrt(squares / (freedom + len(self._rises)))
+            self.statistics["validation_rise"] = rise / usual
+            self.note("validation_rise", record.step, rise / usual, 1.0)
+            if self._newest > 0:
+                self._rises.append(self._newest)
+            self._newest = rise
+        self._best = loss if self._anew else min(self._best, loss)
+        self._anew = False
 
     def restart(self) -> None:
+        self.forget_best()
+        self._rises.clear()
+        self._newest = 0.0
+
+    def forget_best(self) -> None:
+        """Begin anew with the next evaluation; the noise is known."""
         super().restart()
-        self._changes.clear()
-        self._last = self._best = self._before = nan
+        self._anew = True
 
     def words(self, name: str) -> str:
-        return f"validation loss {self._last:.4g}, best {self._best:.4g}"
+        return f"validation loss {self._last:.4g}, lowest {self._best:.4g}"
 
     def advice(self, name: str, since: int) -> str:
         return f"stop where the training loss still falls (overfitting), else {roll_back(since)}"

@@ -1,10 +1,12 @@
-"""A learning rate that jumped: a restart of the schedule, or words for the reason of an alarm."""
+"""A learning rate that jumped, restarted, or grew beyond its own former peak."""
 
 from __future__ import annotations
 
 from heapq import heappush, heappushpop
-from math import inf
+from math import inf, log
 
+from rmetric.detectors.advice import roll_back
+from rmetric.detectors.calibrated.source import EvidenceSource
 from rmetric.records import Record
 
 #: How many times larger or smaller a rate that jumped is, and one that is steady at most.
@@ -12,6 +14,9 @@ _JUMP, _STEADY = 1.5, 1.1
 _RECORDS = 20
 #: Records at a rate, or at a larger one, after which a return to it is a restart of the schedule.
 _KNOWN = 10
+#: Records without a new highest rate that make it the former peak, rises in a row beyond it that
+#: are growth, and records after which a higher level has become usual.
+_HELD, _STEADILY, _LEVEL = 5, 3, 30
 
 
 class RateChange:
@@ -81,3 +86,58 @@ class RateChange:
 
 def _ratio(a: float, b: float) -> float:
     return max(a, b) / min(a, b)
+
+
+class RateBeyondPeak(EvidenceSource):
+    """A learning rate that grows beyond the highest one of a schedule that no longer rose.
+
+        rate_beyond  log(rate / former peak), the former peak being the highest rate of which five
+                     records in a row had none higher; from the third rise in a row above it on
+
+    A jump is no such growth, as restarts of a schedule jump, nor is a warm-up. A level that lasts
+    for thirty records is the new peak. Logs of the planned rate, without the effect of a fault,
+    show nothing here.
+    """
+
+    NAMES = ("rate_beyond",)
+    LABEL = "learning rate"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rate = self._highest = self._former = self._peak = 0.0
+        self._held = self._rises = 0
+        self._beyond = False
+
+    def update(self, record: Record) -> None:
+        rate = record.learning_rate
+        if rate is None or not 0 < rate < inf:
+            return
+        self._rate = rate
+        if rate > self._highest:
+            if self._held >= _HELD:
+                self._former = self._highest
+            self._highest, self._held = rate, 0
+            self._rises += 1
+            if self._rises >= _STEADILY and self._former > 0:
+                self._beyond, self._peak = True, self._former
+        else:
+            self._held += 1
+            self._rises = 0
+        self._beyond = self._beyond and self._held < _LEVEL and rate > self._peak
+        if self._beyond:
+            self.statistics["rate_beyond"] = beyond = log(rate) - log(self._peak)
+            self.note("rate_beyond", record.step, beyond, 0.0)
+        else:
+            super().restart()
+
+    def restart(self) -> None:
+        super().restart()
+        self._highest = self._former = 0.0
+        self._held = self._rises = 0
+        self._beyond = False
+
+    def words(self, name: str) -> str:
+        return f"learning rate {self._rate:.4g}, its former peak {self._peak:.4g}"
+
+    def advice(self, name: str, since: int) -> str:
+        return f"set the learning rate back to {self._peak:.4g} and {roll_back(since)}"

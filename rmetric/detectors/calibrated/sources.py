@@ -6,6 +6,7 @@ from rmetric.detectors.calibrated.gradients import Gradients
 from rmetric.detectors.calibrated.hardware import HardwareEvents
 from rmetric.detectors.calibrated.held_out_loss import ProbeLoss, ValidationLoss
 from rmetric.detectors.calibrated.not_finite import NotFinite
+from rmetric.detectors.calibrated.rate_change import RateBeyondPeak
 from rmetric.detectors.calibrated.source import EvidenceSource
 from rmetric.detectors.calibrated.training_loss import TrainingLoss
 from rmetric.detectors.calibrated.updates import Updates
@@ -21,4 +22,5 @@ def sources() -> tuple[EvidenceSource, ...]:
         Updates(),
         Gradients(),
         HardwareEvents(),
+        RateBeyondPeak(),
     )
