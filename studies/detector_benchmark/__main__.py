@@ -59,7 +59,8 @@ from studies.detector_benchmark.verdicts import Costs
 
 FROZEN = Path(rmetric.detectors.__file__).parent  # holds what detectors were calibrated to
 DATA_SETS = ("stress", "lab", "real")
-SECOND_LAB = {"lab2": "training2", "lab2_test": "sealed2"}  # judged only where --data names them
+#: Judged only where --data names them.
+SECOND_LAB = {"lab2": "training2", "lab2_test": "sealed2", "lab3_test": "sealed3"}
 ALL_RESULTS = (*DATA_SETS, "lab2", *SEALED_RESULTS)
 OUT = Path("studies", "detector_benchmark", "results")
 PAGE = Path("docs", "benchmark.md")  # made anew with the results in OUT
@@ -84,8 +85,8 @@ def parser() -> argparse.ArgumentParser:
     )
     out.add_argument(
         "--open-sealed", action="store_true",
-        help="allow --lab-part test and --data lab2_test: needs --thresholds, records date, commit "
-        "and digest, and must find what an earlier opening found",
+        help="allow --lab-part test, --data lab2_test, lab3_test: needs --thresholds, keeps date, "
+        "commit and digest, and must find what an earlier opening found",
     )  # fmt: skip
     out.add_argument("--thresholds", type=Path, metavar="FILE", help="frozen before the opening")
     out.add_argument("--date", default=str(date.today()), help="of the opening (default: today)")
