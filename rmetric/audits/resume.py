@@ -31,6 +31,7 @@ OUTLOOK = {
     "first data": "right if an epoch begins there; else data that were seen are trained on again",
     "other data": "further on than the log goes, or in another order; the loss does not show it",
     "EMA": "evaluations with the averages are worse until they have caught up",
+    "buffers": "running statistics and the like are other ones: evaluations are worse for a while",
     "random states": "dropout and shuffling differ from an undisturbed run; harmless by itself",
 }
 #: Parts that differ in a sound resume too.
@@ -86,18 +87,19 @@ class Resume(Audit):
         self._saved: Mapping[str, Any] = {}
         self._rows: list[Row] | None = None
         self._listens = False
-        self._random: int | None = None
+        self._before: dict[str, Any] = {}  # what the first forward pass changes
 
     def install(self, training: Training) -> Iterator[Callable[[], Any]]:
         yield training.model.register_forward_pre_hook(self._before_forward).remove
 
     def restart(self) -> None:
-        self._listens, self._random = True, None  # the next forward pass shows the random states
+        self._listens, self._before = True, {}
         self._told.clear()  # each resume by itself
 
-    def _before_forward(self, *_: Any) -> None:
+    def _before_forward(self, model: nn.Module, *_: Any) -> None:
         if self._listens:
-            self._listens, self._random = False, _random_states()
+            self._listens = False
+            self._before = {"random": _random_states(), "buffers": _buffers(model)}
 
     def on_save(self, training: Training) -> Mapping[str, Any]:
         return state_of(training)
@@ -106,9 +108,7 @@ class Resume(Audit):
         own, now = saved.get(self.name) or {}, state_of(training)
         self._saved = saved
         if own:
-            if self._random is not None:
-                now["random"] = self._random
-            self._rows = list(_rows(own, now))
+            self._rows = list(_rows(own, now | self._before))
         return ()
 
     def on_step(self, training: Training, seen: Seen) -> Iterable[Finding]:
@@ -164,12 +164,13 @@ def _data(
 def state_of(training: Training) -> dict[str, Any]:
     """What a resume should bring back, as plain values; reads from the device."""
     tensors, step = [], None
-    for optimizer in training.optimizers:
-        for state in optimizer.state.values():
-            step = state.get("step", step)
-            tensors += [
-                v for k, v in state.items() if isinstance(v, Tensor) and k != "step" and v.numel()
-            ]
+    held = {id(p): s for optimizer in training.optimizers for p, s in optimizer.state.items()}
+    # In the order of the model, so that moments of other parameters are other ones.
+    for state in [*(held.pop(id(p), {}) for p in training.parameters), *held.values()]:
+        step = state.get("step", step)
+        tensors += [
+            v for k, v in state.items() if isinstance(v, Tensor) and k != "step" and v.numel()
+        ]
     rates = [rate_of(group) for group in training.groups]
     averages = _averages(training.ema)
     scaling = training.scaler is not None and training.scaler.is_enabled()
@@ -187,6 +188,7 @@ def state_of(training: Training) -> dict[str, Any]:
         "scheduler": [getattr(s, "last_epoch", None) for s in training.schedulers],
         "scaler": float(training.scaler.get_scale()) if scaling else None,
         "random": _random_states(),
+        "buffers": _buffers(training.root),
     }
 
 
@@ -214,6 +216,9 @@ def _rows(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Row]:
     if saved["scheduler"] and now["scheduler"]:
         was, there = (f"step {state['scheduler'][0]}" for state in (saved, now))
         yield Row("scheduler", was, there, saved["scheduler"] == now["scheduler"])
+    if saved.get("buffers"):
+        equal = saved["buffers"] == now["buffers"]
+        yield Row("buffers", "as saved", "as saved" if equal else "other ones", equal)
     equal = saved["random"] == now["random"]
     yield Row("random states", "as saved", "as saved" if equal else "other ones", equal)
 
@@ -245,6 +250,17 @@ def _sum(tensors: list[Tensor]) -> int:
 def _norm(tensors: list[Tensor]) -> float:
     squares = [local(t.detach()).float().norm().double().cpu() ** 2 for t in tensors]
     return float(f"{float(sum(squares)) ** 0.5:.9g}") if squares else 0.0
+
+
+def _buffers(model: nn.Module) -> int:
+    """Of those that a checkpoint holds."""
+    persistent = (
+        buffer
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name not in module._non_persistent_buffers_set
+    )
+    return _sum([buffer for buffer in persistent if buffer.numel()])
 
 
 def _random_states() -> int:

@@ -299,3 +299,34 @@ def test_a_log_that_was_cut_off_keeps_its_entries(tmp_path):
     path.write_bytes(b'{"event": "BATCHES", "after": 1}\n{"event": "BATCHES", "aft')
     log = MonitorLog(path, Background(), b"")
     assert log.entries("BATCHES") == [{"event": "BATCHES", "after": 1}]
+
+
+@pytest.mark.parametrize("lost", ["", "moments", "buffers"])
+def test_moments_of_other_parameters_and_running_statistics_are_told(lost):
+    def train(names, states=None):
+        torch.manual_seed(0)
+        linear, norm = torch.nn.Linear(4, 4, bias=False), torch.nn.BatchNorm1d(4, affine=False)
+        model = torch.nn.Sequential(linear, norm, torch.nn.Linear(4, 4, bias=False))
+        named = dict(model.named_parameters())
+        optimizer = torch.optim.Adam([named[name] for name in names])
+        with Monitor(model, optimizer, audits=True) as monitor:
+            if states is not None:
+                weights, moments, kept, random = states
+                fresh = {k: v for k, v in model.state_dict().items() if k.startswith("1.")}
+                model.load_state_dict(weights | (fresh if lost == "buffers" else {}))
+                optimizer.load_state_dict(moments)
+                monitor.load_state_dict(kept)
+                torch.set_rng_state(random)
+            for _ in range(5):
+                loss = model(torch.randn(8, 4)).pow(2).mean()
+                optimizer.zero_grad()
+                loss.backward()
+                monitor.check_before_step(loss)
+                optimizer.step()
+            states = (model.state_dict(), optimizer.state_dict(), monitor.state_dict())
+            return monitor, (*copy.deepcopy(states), torch.get_rng_state())
+
+    names = ["0.weight", "2.weight"]
+    _, states = train(names)
+    monitor, _ = train(names[::-1] if lost == "moments" else names, states)
+    assert set(rows_of(monitor)) == ({lost} if lost else set())
