@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from rmetric._util.errors import exit_with
@@ -29,6 +30,7 @@ from studies.silent_errors.processes import findings, trainings, unpacked
 FOLDER = Path(__file__).parent
 #: Sets of trainings; their authors read no audit.
 SETS = ("open", "sealed", "sound", "second", "second_sound")
+TOTALS = {"all sealed": ("sealed", "second"), "all sound": ("sound", "second_sound")}
 COLUMNS = (
     "name", "thread", "what", "ranks", "accepted", "found", "severity", "step", "other errors",
     "errors of the control",
@@ -114,6 +116,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
 def write_summary(folder: Path) -> str:
     """Count the tables of a folder in summary.csv; returns it."""
     lines = ["Set,Trainings,Named,As errors,By a hint,Missed,No finding exists,Accused"]
+    totals = {name: np.zeros(7, int) for name in TOTALS}
     for name in SETS:
         if not (path := folder / f"{name}.csv").exists():
             continue
@@ -126,6 +129,9 @@ def write_summary(folder: Path) -> str:
         numbers = [len(made), named, counts["error"], counts["hint"]]
         numbers += [len(made) - named - unnamed, unnamed, accused]
         lines.append(",".join(map(str, [name, *numbers])))
+        for total, parts in TOTALS.items():
+            totals[total] += np.array(numbers) * (name in parts)
+    lines += [",".join(map(str, [name, *numbers])) for name, numbers in totals.items()]
     text = "\n".join(lines) + "\n"
     (folder / "summary.csv").write_text(text, encoding="utf-8")
     return text
