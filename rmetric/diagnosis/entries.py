@@ -242,8 +242,8 @@ class EntryPass(FileLines):
         stream.open, whole_line = None, entry.entry.whole_line
         said, level = entry.entry.text(), entry.facts.level
         text = unescaped(said)
-        may = entry.facts.alone if whole_line and text is said else None
-        found = self.analyser.find(text, level, may) if entry.look else []
+        look = entry.facts.alone if whole_line and text is said else entry.look
+        found = self.analyser.find(text, level) if look else []
         template = entry.raw[2]
         if not entry.states_step:  # a step's line stays one event, whatever follows it
             leading = entry.leading_facts
