@@ -133,10 +133,12 @@ class Weighed:
         """The stage of the job at the failure, if a hypothesis is right."""
         if one.fault is not None:
             return stage_of_failure(self.scene, [one.fault, *self.faults], one.fault.first)
-        awaited = self.scene.beside.awaited
-        told = [awaited[each.name] for each in named(self.ranked) if awaited.get(each.name)]
-        told += [each.stage for each in one.rows if each.stage]
-        return next(iter(told), "") or stage_of_failure(self.scene, self.faults, self.place_of(one))
+        odd = self.scene.odd_stacks
+        told = [odd[each.name].awaits for each in named(self.ranked) if each.name in odd]
+        told += [each.stage for each in one.rows]
+        return next(filter(None, told), "") or stage_of_failure(
+            self.scene, self.faults, self.place_of(one)
+        )
 
     def place_of(self, one: Hypothesis) -> Occurrence | None:
         """The entry that shows an inferred cause best."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rmetric.diagnosis.restart import Restart, restart_advice
-
 OUTCOMES = {
     "healthy": "no failure found",
     "failed": "the job failed",
@@ -102,6 +100,30 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Restart:
+    """What to do next with the job.
+
+    Attributes:
+        action: ``stop``, ``restart`` or ``restart_without``.
+        nodes: to leave out; empty but for ``restart_without``.
+        why: the reason, in a few words.
+        confidence: 0 to 1.
+    """
+
+    action: str
+    why: str
+    confidence: float
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """One line, with the option of Slurm that leaves the nodes out."""
+        what = {"stop": "no", "restart": "yes"}.get(self.action)
+        what = what or f"yes, without {', '.join(self.nodes)} (--exclude={','.join(self.nodes)})"
+        return f"{what}: {self.why}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Diagnosis:
     """Why a job failed, or that it did not.
 
@@ -174,3 +196,39 @@ class Diagnosis:
     def restart(self) -> Restart | None:
         """Whether to start the job again, and without which nodes."""
         return restart_advice(self)
+
+
+def restart_advice(diagnosis: Diagnosis) -> Restart | None:
+    """Advice on the next start; None for a healthy job and where no cause is known.
+
+    It follows from the diagnosis alone, so its confidence is that of the cause.
+    """
+    if diagnosis.cause is None:
+        return None
+
+    def advice(action: str, why: str, nodes: tuple[str, ...] = ()) -> Restart:
+        return Restart(action=action, why=why, confidence=diagnosis.confidence, nodes=nodes)
+
+    if diagnosis.family == "cancelled":
+        return advice("stop", "a person ended the job")
+    if diagnosis.outcome == "terminated":
+        return advice("restart", "the platform ended the job, not an error")
+    if diagnosis.actor == "hardware":
+        if nodes := tuple(dict.fromkeys(s.node for s in diagnosis.leading if s.node)):
+            return advice("restart_without", "the hardware of the node may fail again", nodes)
+        return advice("restart", "the hardware failed, and the logs name no node")
+    if _came_again(diagnosis):
+        return advice("stop", "the last two attempts failed alike, at the same step")
+    if diagnosis.actor == "user" and not diagnosis.iteration:
+        return advice("stop", "an error of the job before its first step comes again")
+    return advice("restart", "the error need not come again")
+
+
+def _came_again(diagnosis: Diagnosis) -> bool:
+    """The last attempt and the one before it ended with one cause at one step."""
+    last = diagnosis.attempts[-2:]
+    return (
+        len(last) == 2
+        and last[0].cause is not None
+        and len({(attempt.cause, attempt.last_step) for attempt in last}) == 1
+    )

@@ -52,7 +52,6 @@ TRAITS = {
     "before start": "of what cannot begin, whatever the other ranks have begun meanwhile",
     "restarts ranks": "behind it the next attempt begins",
     "starts ranks": "the same, but the first attempt has it too",
-    "command": "starts the program: an attempt where the same command was given before",
     # of the end
     "recorded": "the scheduler's record of a good end",
     "completed": "the program's statement that the training is complete",

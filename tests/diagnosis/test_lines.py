@@ -14,8 +14,8 @@ from rmetric.diagnosis.library.stages import RULES, next_stage, possible_rules, 
 from rmetric.diagnosis.patterns.values import is_not_finite
 from rmetric.diagnosis.reading.file_names import identify_files
 from rmetric.diagnosis.reading.lsf import LsfReports
-from rmetric.diagnosis.reading.other_jobs import is_of_another, numbers_in
 from rmetric.diagnosis.reading.prefixes import PrefixParser
+from rmetric.diagnosis.reading.source import is_of_another
 from rmetric.diagnosis.reading.steps import match_step, may_state_step, never_states_step
 from rmetric.diagnosis.reading.text import level
 from rmetric.diagnosis.reading.timestamps import parse
@@ -240,10 +240,6 @@ def test_ranks_of_loggers_that_write_json_or_keys_and_values():
 )
 def test_the_job_that_a_schedulers_line_is_about(line: bytes, other: bool) -> None:
     assert is_of_another(line, {b"77"}) is other
-
-
-def test_numbers_of_jobs_in_names() -> None:
-    assert numbers_in("logs/train-90211.out.3") == {"90211"}
 
 
 def test_a_report_of_lsf_stands_behind_its_output() -> None:

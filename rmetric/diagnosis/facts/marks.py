@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import NamedTuple, TypeVar
-
-Item = TypeVar("Item")
+from typing import NamedTuple
 
 #: Different entries of a log's beginning that are followed.
 MAX_TEMPLATES = 64
@@ -21,10 +18,6 @@ MAX_ENDS = 100_000
 MIN_ENTRIES = 3
 #: Lines that are searched for so many different ones with which the log begins.
 MAX_OPENING = 20
-#: Least seconds, and least multiple of the longest step, of a pause after which a step that falls
-#: back is of a new attempt.
-MIN_PAUSE_SECONDS = 60.0
-MIN_PAUSE_RATIO = 5.0
 
 #: A line of a kernel's log, which repeats itself and begins nothing.
 KERNEL_LINE = re.compile(
@@ -34,11 +27,10 @@ KERNEL_LINE = re.compile(
 
 
 class Place(NamedTuple):
-    """A line, the number of step lines before it, and the node, rank or task that wrote it."""
+    """A line, and the number of step lines before it."""
 
     line: int
     steps: int
-    writer: str = ""
 
 
 class Mark(NamedTuple):
@@ -65,47 +57,21 @@ class Mark(NamedTuple):
 _mark = partial(tuple.__new__, Mark)
 
 
-class StepBack(NamedTuple):
-    """A step line whose step is not above that of the line before it.
-
-    Attributes:
-        before, step: of the line before, and of this line.
-        paused: the pause before it is far longer than a step.
-        line, steps, ends: as of a `Mark`.
-    """
-
-    line: int
-    before: int
-    step: int
-    paused: bool
-    steps: int
-    ends: int = 0
-
-
 class StartMarks:
     """Records the entries of a log's beginning whenever they recur.
 
     Attributes:
         restarts: a launcher's lines that it starts its ranks again.
-        commands: a shell's lines that start the program again.
-        worked: line of the first step or announcement of training.
         steps: number of step lines so far.
     """
 
     def __init__(self) -> None:
         self.restarts: list[Place] = []
-        self.commands: list[Place] = []
-        self.worked: int | None = None
         self.steps = self._last_step = 0
-        self._given: set[tuple[str, str]] = set()
         #: (line, template, step lines before it, the last of them, rank) of each mark
         self._marks: list[tuple[int, int, int, int, int]] = []
-        self._backs: list[StepBack] = []
-        #: lines of a launcher before the first step
-        self._launches: list[int] = []
-        #: lines of failures and planned ends, and those of them that no rank wrote
+        #: lines of failures and planned ends
         self._ends: list[int] = []
-        self._ends_of_job: list[int] = []
         self._origin = (0, 0)  # numbers of steps and ends before the attempt
         #: entry -> its occurrences, the steps before the last, the different numbers of steps
         self._seen: dict[int, list[int]] = {}
@@ -149,41 +115,20 @@ class StartMarks:
         self._marks.append((line, template, steps, self._last_step, rank))
         return True
 
-    def add_stage(self, line: int, stage: str) -> None:
-        """Record the entry of a launcher, or the first that announces training."""
-        if stage == "launch" and self.worked is None:
-            _keep(self._launches, line)
-        elif stage == "train" and self.worked is None:
-            self.worked = line
-
     def add_step(self, line: int) -> None:
         """Count a step line."""
-        if self.worked is None:
-            self.worked = line
         self.steps += 1
         self._last_step = line
 
-    def add_end(self, line: int, rank: int = -1) -> None:
-        """Record a failure or a planned end, of a rank or of all; the lines come in any order."""
+    def add_end(self, line: int) -> None:
+        """Record a failure or a planned end; the lines come in any order."""
         if len(self._ends) < MAX_ENDS:
             self._ends.append(line)
-            if rank < 0:
-                self._ends_of_job.append(line)
 
-    def add_restart(self, line: int, steps: int, writer: str = "") -> None:
+    def add_restart(self, line: int, steps: int) -> None:
         """Record that a launcher starts its ranks again, after so many step lines."""
-        _keep(self.restarts, Place(line, steps, writer))
-
-    def add_command(self, line: int, steps: int, command: tuple[str, str], again: bool) -> None:
-        """Record a command of a stream: one given before may start the program `again`."""
-        if again and command in self._given:
-            _keep(self.commands, Place(line, steps))
-        if len(self._given) < MAX_OCCURRENCES:
-            self._given.add(command)
-
-    def add_back(self, line: int, before: int, step: int, paused: bool) -> None:
-        """Record a step line that falls back."""
-        _keep(self._backs, StepBack(line, before, step, paused, self.steps - 1))
+        if len(self.restarts) < MAX_OCCURRENCES:
+            self.restarts.append(Place(line, steps))
 
     def ends(self) -> list[int]:
         """Lines of failures and planned ends, in order."""
@@ -198,25 +143,6 @@ class StartMarks:
             ended = before > 0 and ends[before - 1] >= last
             marks.append(_mark((line, template, steps, before, ended, rank)))
         return marks
-
-    def backs(self) -> list[StepBack]:
-        """Step lines that fall back, in their order."""
-        ends = self.ends()
-        return [back._replace(ends=bisect_left(ends, back.line)) for back in self._backs]
-
-    def relaunch(self) -> Place | None:
-        """First line of the launcher behind the job's last failure before the first work."""
-        ends = sorted(self._ends_of_job)
-        last = bisect_left(ends, self._launches[-1]) if self._launches else 0
-        return next(
-            (Place(line, 0) for line in self._launches if last and bisect_left(ends, line) == last),
-            None,
-        )
-
-
-def _keep(kept: list[Item], one: Item) -> None:
-    if len(kept) < MAX_OCCURRENCES:
-        kept.append(one)
 
 
 class Opening:

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 
-from rmetric.diagnosis.facts.marks import MIN_ENTRIES, Mark, Place, StartMarks, StepBack
+from rmetric.diagnosis.facts.marks import MIN_ENTRIES, Mark, Place, StartMarks
 
 #: Least share of a beginning's entries that recur at the next one, and of all of them where no
 #: step was made or nothing else tells of a start.
@@ -40,14 +40,10 @@ def starts_of(found: StartMarks) -> tuple[int, ...]:
         between = bisect_left(ends, one.line) != bisect_left(ends, other.line)
         return one.steps == other.steps and not between
 
-    begun = attempt_starts(found.marks(), found.backs(), last_end=ends[-1] if ends else 0)
-    # A launcher that failed, as a check before the job may, and after which the job began.
-    again, worked = found.relaunch(), found.worked
-    if again is not None and worked is not None and not (begun and begun[0].line <= worked):
-        begun.insert(0, again)
+    begun = attempt_starts(found.marks(), last_end=ends[-1] if ends else 0)
     restarts = [
         restart
-        for restart in _of_launchers(found.restarts)
+        for restart in found.restarts
         if not any(one.line <= restart.line and same(one, restart) for one in begun)
     ]
     # What begins behind such a line is the same attempt.
@@ -56,45 +52,22 @@ def starts_of(found: StartMarks) -> tuple[int, ...]:
         for one in begun
         if not any(each.line < one.line and each.steps == one.steps for each in restarts)
     ] + [one._replace(line=one.line + 1) for one in restarts]
-    commands = [one for one in found.commands if not any(same(start, one) for start in starts)]
-    return tuple(sorted({one.line for one in (*starts, *commands)}))
+    return tuple(sorted({one.line for one in starts}))
 
 
-def _of_launchers(restarts: Sequence[Place]) -> list[Place]:
-    """Restarts; where the launcher of each node states one after the same steps, the last.
-
-    >>> said = [(9, 40, "a"), (12, 40, "b"), (30, 40, "a"), (50, 60, ""), (51, 60, "")]
-    >>> [one.line for one in _of_launchers([Place(*one) for one in said])]
-    [12, 30, 50, 51]
-    """
-    found: list[Place] = []
-    stated: set[str] = set()
-    for one in restarts:
-        if found and one.writer and one.writer not in stated and one.steps == found[-1].steps:
-            found.pop()
-        else:
-            stated.clear()
-        found.append(one)
-        stated.add(one.writer)
-    return found
-
-
-def attempt_starts(
-    marks: Sequence[Mark], backs: Sequence[StepBack] = (), *, last_end: int = 0
-) -> list[Place]:
+def attempt_starts(marks: Sequence[Mark], *, last_end: int = 0) -> list[Place]:
     """First lines of the second and later attempts in a file, in order; none for one attempt.
 
     Args:
         marks: occurrences of the entries of the beginning, by line.
-        backs: step lines that fall back, by line.
         last_end: line of the file's last failure or planned end.
 
     >>> first = [Mark(line, line, 0, 0) for line in (1, 2, 3)]
     >>> attempt_starts([*first, *(Mark(50 + one.line, one.template, 40, 1) for one in first)])
-    [Place(line=51, steps=40, writer='')]
+    [Place(line=51, steps=40)]
     """
     found = _by_beginnings(marks, last_end) if marks else []
-    return [Place(one.line, one.steps) for one in found or _by_steps(backs)]
+    return [Place(one.line, one.steps) for one in found]
 
 
 def _by_beginnings(marks: Sequence[Mark], last_end: int) -> list[Mark]:
@@ -223,13 +196,3 @@ def _recurs(window: _Window, before: _Beginning, origin: Mark) -> bool:
         return whole or mark.ended
     times = sum(min(again[template], counts[template]) for template in shared)
     return times >= MIN_TIMES_SHARE * before.total
-
-
-def _by_steps(backs: Sequence[StepBack]) -> list[StepBack]:
-    """Step lines that fall back after a failure or a pause, in logs without a beginning."""
-    ends = [0, *(back.ends for back in backs)]
-    return [
-        back
-        for back, before in zip(backs, ends, strict=False)
-        if back.step < back.before and (back.paused or back.ends > before)
-    ]

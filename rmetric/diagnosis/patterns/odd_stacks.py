@@ -29,11 +29,13 @@ class OddStack(NamedTuple):
 
     Attributes:
         collective: it waits for others in a collective that they have not entered.
+        stays: it does not move.
     """
 
     words: str
     awaits: str
     collective: bool = False
+    stays: bool = False
 
 
 def odd_stacks(stacks: Sequence[Stack]) -> dict[str, OddStack]:
@@ -58,8 +60,9 @@ def odd_stacks(stacks: Sequence[Stack]) -> dict[str, OddStack]:
         found = {
             one.stream: OddStack(where.get(one.stream, one.shown), one.stage) for one in waiting
         }
+    stay = {one.stream for one in stacks if one.stays}
     return {
-        name: one._replace(words=f"{_AWAITS[one.awaits]} {one.words}")
+        name: one._replace(words=f"{_AWAITS[one.awaits]} {one.words}", stays=name in stay)
         for name, one in found.items()
     }
 

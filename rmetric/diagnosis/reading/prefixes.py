@@ -159,11 +159,6 @@ class PrefixParser:
         found = parse(self.head(line)[1]) if may_be_time(line) else None
         return found[0] if found else None
 
-    def first_time(self, lines: Iterable[bytes]) -> float | None:
-        """Seconds of the first line that states any."""
-        times = map(self.time, lines)
-        return next((time for time in times if time is not None), None)
-
     def _who(self, match: re.Match[bytes]) -> Prefix:
         kinds = list[str]()
         found: dict[str, Any] = {}  # the fields of an inner prefix override the outer ones

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
@@ -14,7 +14,6 @@ from rmetric._util.unpacked import is_packed, unpacked
 from rmetric.diagnosis.reading.json_records import newest_first
 from rmetric.diagnosis.reading.lines import LONGEST_LINE, Lines, decoded, said, utf16
 from rmetric.diagnosis.reading.lsf import LsfReports
-from rmetric.diagnosis.reading.other_jobs import is_of_another
 from rmetric.diagnosis.reading.timestamps import DATE_TIME
 
 __all__ = ["BLOCK", "LONGEST_LINE", "LogSource"]
@@ -30,6 +29,11 @@ PIECES = 8
 MIN_FALLS_OF_LINES = 10
 MOST_BACKWARDS = 1 << 28
 _STAMP = re.compile(DATE_TIME.encode())
+#: The job that a line of a scheduler is about, also by its step: "[77.0] done with job".
+_ABOUT = re.compile(
+    rb"(?i)\bjob[ _]?id\W{1,3}(\d+)|\*\*\* (?:job|step) (\d+)|\bstep[ _]?id=(\d+)"
+    rb"|^\[[^]]{10,40}\] \[(\d+)\."
+)
 
 
 @dataclass(kw_only=True)
@@ -67,10 +71,11 @@ class LogSource:
     def chunks(self) -> Iterator[list[bytes]]:
         """All lines in order, about `BLOCK` bytes at a time, as UTF-8 (bytes that are none stay).
 
-        Without line ends, ANSI colours, zero bytes and what wrapping.py removes; of a line that
-        carriage returns overwrite, the last text; each cut at `LONGEST_LINE`. Empty lines are kept:
-        the n-th is line n, but for the reports of LSF, which stand above the output that they are
-        about and come after it, and where the file is `backwards`: the oldest comes first.
+        Without line ends, ANSI colours, zero bytes and what a tool put before them (wrapping.py);
+        of a line that carriage returns overwrite, the last text; each cut at `LONGEST_LINE`.
+        Empty lines are kept: the n-th is line n, but for the reports of LSF, which stand above the
+        output that they are about and come after it, and where the file is `backwards`: the oldest
+        comes first.
 
         Raises:
             LogError: it cannot be opened, or it needs a package that is missing.
@@ -138,7 +143,7 @@ class LogSource:
                 if place > SAMPLED_HEAD:
                     file.seek(place)
                     # The first began elsewhere, the last ends elsewhere but in the last piece.
-                    of_piece = Lines(LONGEST_LINE, beginning.wrapping, beginning.table)
+                    of_piece = Lines(LONGEST_LINE, beginning.layers, beginning.table)
                     piece = _all(of_piece, iter([file.read(SAMPLED_PIECE)]))
                     lines += piece[1:] if at == PIECES else piece[1:-1]
         if self.size <= MOST_BACKWARDS and lines_newest_first(lines):
@@ -165,3 +170,14 @@ def lines_newest_first(lines: Sequence[bytes]) -> bool:
 
 def _all(split: Lines, blocks: Iterator[bytes]) -> list[bytes]:
     return [line for lines in split.lists(blocks) for line in lines]
+
+
+def is_of_another(line: bytes, own: Collection[bytes]) -> bool:
+    """True for a line that names jobs by their numbers, and none of `own`.
+
+    >>> line = b"[2024-06-28T02:09:18.844] _job_complete: JobId=90241 WEXITSTATUS 0"
+    >>> is_of_another(line, {b"90211"}), is_of_another(line, {b"90241"})
+    (True, False)
+    """
+    about = {b"".join(groups) for groups in _ABOUT.findall(line)}
+    return bool(about) and about.isdisjoint(own)

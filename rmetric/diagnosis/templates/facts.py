@@ -28,8 +28,6 @@ JOB_ID = re.compile(
     r"(?i)\bSLURM_JOB_?ID\W{1,3}(\d+)|\*\*\* (?:JOB|STEP) (\d+)|(?<!:)\bjob[ _]?id\W{1,3}(\d+)"
     r"|\b(?:Terminated|allocation|srun:) job (\d+)|\bjob allocation (\d+)"
 )
-#: Stages whose announcements the search for attempts needs (`StartMarks.add_stage`).
-_RECORDED = ("launch", "train")
 #: Entries of a cache.
 MAX_ENTRIES = 32_768
 #: Longer keys are not remembered.
@@ -87,8 +85,7 @@ class Facts:
     @property
     def quiet(self) -> bool:
         """Nothing is needed of its stream but to count it, and to record its step and stage."""
-        # The begin of a launcher and of the training is recorded in its place among the steps.
-        return not (self.kind or self.alone or (self.told and self.stage in _RECORDED))
+        return not (self.kind or self.alone)
 
     @property
     def told(self) -> bool:
