@@ -30,11 +30,6 @@ DIGITS = b"0123456789"
 class FileLines:
     """The forms, streams and templates of one file.
 
-    Args:
-        source: the file.
-        analyser: with caches that several files share.
-        prefixes: of its lines; None to learn them from a sample.
-
     Attributes:
         marks: where attempts may begin.
         own: the stream of lines without a prefix.

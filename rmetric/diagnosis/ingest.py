@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import gc
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from rmetric.diagnosis.aligning import aligned, shows_work
+from rmetric.diagnosis.aligning import aligned
 from rmetric.diagnosis.auxiliary.files import read_auxiliary
 from rmetric.diagnosis.clock import two_jobs
 from rmetric.diagnosis.facts.job import Job
@@ -27,8 +25,6 @@ from rmetric.diagnosis.templates.facts import LineAnalyser
 
 #: Below so many bytes, processes cost more than they save.
 WORTH_PROCESSES = 32 << 20
-#: Least number of jobs that a log of a whole cluster, or of a node, names.
-MIN_JOBS = 3
 #: New objects after which Python seeks garbage while logs are read.
 NEW_OBJECTS = 1_000_000
 
@@ -61,9 +57,7 @@ def ingest_attempts(
     """
     found = find(paths)
     with _few_collections():
-        files = _without_other_jobs(
-            list(_files(found.sources, library, cores, on_progress)), library
-        )
+        files = list(_files(found.sources, library, cores, on_progress))
         jobs = [_job(parts, found.notes) for parts in (aligned(files) if files else [[]])]
     if found.beside:
         # A dump is written over by the next attempt's.
@@ -131,28 +125,6 @@ def _files(
         yield by_name[source.name]
 
 
-def _without_other_jobs(files: Sequence[list[Part]], library: SignatureLibrary) -> list[list[Part]]:
-    """The files, with those of a scheduler read again without the jobs that are not this one.
-
-    This one is named beside its training, or by the name of a file.
-    """
-    numbers = [set().union(*(part.job_ids for part in parts)) for parts in files]
-    works = [any(map(shows_work, parts)) for parts in files]
-    own = set().union(*(of for of, at_work in zip(numbers, works, strict=True) if at_work))
-    if not own:
-        named = set().union(*(re.findall(r"\d{3,}", parts[0].source.name) for parts in files))
-        own = named & set().union(*numbers)
-    if not own:
-        return list(files)
-    kept, analyser = frozenset(number.encode() for number in own), LineAnalyser(library)
-    return [
-        _attempts_of(replace(parts[0].source, only_jobs=kept), analyser, None)
-        if not at_work and len(of) >= MIN_JOBS and of - own
-        else parts
-        for parts, of, at_work in zip(files, numbers, works, strict=True)
-    ]
-
-
 def _attempts_of(
     source: LogSource, analyser: LineAnalyser, on_progress: Callable[[int], None] | None
 ) -> list[Part]:
@@ -202,28 +174,12 @@ def _of_jobs(parts: Sequence[Part], job: Job) -> Iterator[str]:
     if len(where) > 1:
         few = "; ".join(list(where.values())[:4]) + ("; ..." if len(where) > 4 else "")
         yield f"there may be {len(where)} jobs in these logs, by the scheduler's numbers: {few}"
-    yield from _of_same_ranks(parts)
     if (both := two_jobs(job)) is not None:
         end, begin = job.spans[both[0]][1], job.spans[both[1]][0]
         yield (
             f"there may be two jobs in these logs, or one stood still: {both[0]} ends at "
             f"{_utc(end)} and {both[1]} begins at {_utc(begin)}, with nothing between"
         )
-
-
-def _of_same_ranks(parts: Sequence[Part]) -> Iterator[str]:
-    """Files of one name in two folders with lines of the same ranks: two jobs."""
-    seen: dict[str, tuple[str, set[int]]] = {}
-    for part in parts:
-        ranks = {one.prefix.rank for one in part.streams if one.prefix.rank is not None}
-        if len(ranks) < 2:
-            continue
-        name = part.source.name
-        before, others = seen.setdefault(name.rsplit("/", 1)[-1], (name, ranks))
-        if before != name and ranks & others:
-            both = f"{before} and {name}"
-            yield f"there may be two jobs in these logs: the same ranks speak in {both}"
-            return
 
 
 def _utc(time: float) -> str:

@@ -15,7 +15,6 @@ from rmetric.diagnosis.patterns.values import is_not_finite
 from rmetric.diagnosis.reading.file_names import identify_files
 from rmetric.diagnosis.reading.lsf import LsfReports
 from rmetric.diagnosis.reading.prefixes import PrefixParser
-from rmetric.diagnosis.reading.source import is_of_another
 from rmetric.diagnosis.reading.steps import match_step, may_state_step, never_states_step
 from rmetric.diagnosis.reading.text import level
 from rmetric.diagnosis.reading.timestamps import parse
@@ -226,20 +225,6 @@ def test_ranks_of_loggers_that_write_json_or_keys_and_values():
         assert parser.split(json.dumps(other).encode())[0].rank is None
     assert parser.split(b"lvl=info rank=31 state=sync")[0].rank == 31
     assert parser.split(b"step 7: waits for rank=31 state=sync")[0].rank is None
-
-
-@pytest.mark.parametrize(
-    ("line", "other"),
-    [
-        (b"[2024-04-18T12:00:31.781] [77.0] error: *** STEP 77.0 ON a CANCELLED ***", False),
-        (b"[2024-04-18T12:00:31.781] [88.batch] done with job", True),
-        (b"launch task StepId=88.0 request from UID:1", True),
-        (b"requeue JobId=88 to reclaim resources for JobId=77", False),
-        (b"step 88 loss 2.1", False),
-    ],
-)
-def test_the_job_that_a_schedulers_line_is_about(line: bytes, other: bool) -> None:
-    assert is_of_another(line, {b"77"}) is other
 
 
 def test_a_report_of_lsf_stands_behind_its_output() -> None:

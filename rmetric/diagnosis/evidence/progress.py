@@ -140,10 +140,6 @@ def heartbeats(later: Sequence[Timed], *, of_all: bool = True) -> set[int]:
     """Events that recur after the last step without counting anything; none if there are many.
 
     An evaluation counts its batches, which is progress.
-
-    Args:
-        later: entries behind the last step, with their times.
-        of_all: nothing else may follow, but several of them.
     """
     texts: dict[tuple[str, int], list[str]] = {}
     for _, entry in later:

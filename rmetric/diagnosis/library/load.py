@@ -124,12 +124,7 @@ class SignatureLibrary:
         return len(self._by_id)
 
     def gate(self, form: bytes, words: Collection[bytes] | None = None) -> bool:
-        """Return False only if no entry with a line of this form (`form_of`) can match.
-
-        Args:
-            form: of the line.
-            words: the runs of the form (`runs_of`), where they are known.
-        """
+        """Return False only if no entry with a line of this form (`form_of`) can match."""
         return bool(self._ids(form, words))
 
     def find(self, text: str, level: str = "") -> Matches:

@@ -69,11 +69,6 @@ _START = ("initialise", "load data", "compile")
 def stated_stage(text: str, rules: Sequence[int] | None = None, *, may_step: bool = True) -> str:
     """The stage that an entry states, of `job.STAGES`; "" where it states none.
 
-    Args:
-        text: of the entry.
-        rules: those that may match (`possible_rules`), where they are known.
-        may_step: it may state a step.
-
     >>> stated_stage("> building train, validation, and test datasets ...")
     'load data'
     >>> stated_stage("RuntimeError: CUDA error: an illegal memory access")
@@ -89,12 +84,7 @@ def stated_stage(text: str, rules: Sequence[int] | None = None, *, may_step: boo
 
 
 def possible_rules(form: bytes, words: Collection[bytes] | None = None) -> Sequence[int]:
-    """Places in `RULES` of those that may match an entry, whatever its digits are.
-
-    Args:
-        form: an entry in lower case; its digits may be left out.
-        words: the runs of the form (`runs_of`), where they are known.
-    """
+    """Places in `RULES` of those that may match an entry, whatever its digits are."""
     return sorted(set(_GATES.items(form, words)))
 
 

@@ -82,12 +82,7 @@ def _apart_from_most(stacks: Sequence[Stack]) -> dict[str, OddStack]:
 
 
 def stacks_in_logs(job: Job, after: Callable[[Occurrence, Occurrence], bool]) -> list[Stack]:
-    """The last stack of every stream that logged one, and no step behind it.
-
-    Args:
-        job: the job.
-        after: True for an entry that is certainly later than another.
-    """
+    """The last stack of every stream that logged one, and no step behind it."""
     furthest = job.furthest.last_step_at if job.furthest else None
 
     def is_last(stream: JobStream, dump: Occurrence) -> bool:

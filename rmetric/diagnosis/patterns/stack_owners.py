@@ -21,11 +21,6 @@ def assign(
     A process is known by its rank, by its number, or by its rank within its node. Where none of a
     file's is, processes of consecutive numbers are those of one launcher, in the order of their
     ranks. Else it is the node's, if that is known.
-
-    Args:
-        job: the job.
-        stacks: of all files.
-        on_node: the streams of a node's local rank.
     """
     nodes = {*map(job.node_of, job.streams.values()), *job.node_of_rank.values()} - {None}
     whole = {short(node): node for node in sorted(filter(None, nodes))}

@@ -97,12 +97,7 @@ class JsonRecords:
         return cls(listed=True) if _of_collector(record) else None
 
     def blocks(self, blocks: Iterator[bytes], *, may_turn: bool = True) -> Iterator[bytes]:
-        """Blocks of the lines that the records in blocks of the file hold.
-
-        Args:
-            blocks: UTF-8.
-            may_turn: turn a file round whose newest record comes first; it is held in memory.
-        """
+        """Blocks of the lines that the records in blocks of the file hold."""
         records = self._listed(blocks) if self.listed else self._of_lines(blocks)
         first = list(islice(records, _SAMPLE))
         records = chain(first, records)

@@ -171,12 +171,7 @@ def unwrapped(text: bytes) -> bytes:
 def said(
     blocks: Iterator[bytes], *, may_turn: bool = True
 ) -> tuple[Iterator[bytes], JsonRecords | None]:
-    """Blocks of what was logged, and the records of a collector that hold it; None without.
-
-    Args:
-        blocks: UTF-8.
-        may_turn: as of `JsonRecords.blocks`.
-    """
+    """Blocks of what was logged, and the records of a collector that hold it; None without."""
     first = next(blocks, b"")
     records, blocks = JsonRecords.of(first), chain([first], blocks)
     return (records.blocks(blocks, may_turn=may_turn) if records else blocks), records

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
@@ -29,11 +29,6 @@ PIECES = 8
 MIN_FALLS_OF_LINES = 10
 MOST_BACKWARDS = 1 << 28
 _STAMP = re.compile(DATE_TIME.encode())
-#: The job that a line of a scheduler is about, also by its step: "[77.0] done with job".
-_ABOUT = re.compile(
-    rb"(?i)\bjob[ _]?id\W{1,3}(\d+)|\*\*\* (?:job|step) (\d+)|\bstep[ _]?id=(\d+)"
-    rb"|^\[[^]]{10,40}\] \[(\d+)\."
-)
 
 
 @dataclass(kw_only=True)
@@ -45,7 +40,6 @@ class LogSource:
         name: as the user gave it, or below the folder given.
         size: bytes on disk.
         rank, node, local_rank: as its name states them, else None (file_names.py).
-        only_jobs: numbers of a scheduler's jobs; lines about others are given as empty ones.
         backwards: its newest line comes first, as collectors export it; known after `sample`.
         lines: number of lines; this and the following once `chunks` has been read to its end.
         cut_off: why its end is missing, "" where it is not.
@@ -58,7 +52,6 @@ class LogSource:
     rank: int | None = None
     node: str | None = None
     local_rank: int | None = None
-    only_jobs: frozenset[bytes] = frozenset()
     backwards: bool = False
     lines: int = 0
     cut_off: str = ""
@@ -97,17 +90,12 @@ class LogSource:
             may_turn=self.size <= MOST_BACKWARDS,
         )
         for some in lines.lists(blocks):
-            yield self._of_own_jobs(report.moved(some))
+            yield report.moved(some)
         if rest := report.rest():
-            yield self._of_own_jobs(rest)
+            yield rest
         self._pieces = report.pieces if records is None else records.pieces
         self.lines = lines.count
         self.cut_off, self.notes = "; ".join(damage), lines.notes()
-
-    def _of_own_jobs(self, lines: list[bytes]) -> list[bytes]:
-        if not self.only_jobs:
-            return lines
-        return [b"" if is_of_another(line, self.only_jobs) else line for line in lines]
 
     def line(self, number: int) -> int:
         """The line of the file that `chunks` gave as that of a number, both from 1."""
@@ -170,14 +158,3 @@ def lines_newest_first(lines: Sequence[bytes]) -> bool:
 
 def _all(split: Lines, blocks: Iterator[bytes]) -> list[bytes]:
     return [line for lines in split.lists(blocks) for line in lines]
-
-
-def is_of_another(line: bytes, own: Collection[bytes]) -> bool:
-    """True for a line that names jobs by their numbers, and none of `own`.
-
-    >>> line = b"[2024-06-28T02:09:18.844] _job_complete: JobId=90241 WEXITSTATUS 0"
-    >>> is_of_another(line, {b"90211"}), is_of_another(line, {b"90241"})
-    (True, False)
-    """
-    about = {b"".join(groups) for groups in _ABOUT.findall(line)}
-    return bool(about) and about.isdisjoint(own)
