@@ -241,9 +241,9 @@ class EntryPass(FileLines):
             stream.found.setdefault(signature.id, MatchTally(raw)).add(raw, fields)
             if signature.role == "success":
                 self.succeeded = raw
-            self._mark_match(entry, signature)
+            self._mark_match(stream, entry, signature)
 
-    def _mark_match(self, entry: OpenEntry, signature: Signature) -> None:
+    def _mark_match(self, stream: LogStream, entry: OpenEntry, signature: Signature) -> None:
         """Record what a match tells of the bounds of attempts."""
         marks, traits, line = self.marks, signature.traits, entry.raw[0]
         noted = entry.facts.level in _NOTED and signature.role in ("cause", "echo")
@@ -251,7 +251,8 @@ class EntryPass(FileLines):
         if signature.role in _ENDS and sure and not noted:
             marks.add_end(entry.last_line)
         if "restarts ranks" in traits or ("starts ranks" in traits and marks.under_way):
-            marks.add_restart(line, entry.steps_before)
+            writer = stream.prefix.node or (str(stream.number) if stream.number >= 0 else "")
+            marks.add_restart(line, entry.steps_before, writer)
 
     def _count(self, stream: LogStream, raw: RawEntry, watched: bool) -> None:
         template = raw[2]

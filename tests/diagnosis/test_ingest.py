@@ -401,14 +401,6 @@ class TestNotes:
         write(tmp_path / "a.log", [*lines, "W0503 02:15:01.000000 1 api.py:719] shutting down"])
         assert not [note for note in read(tmp_path).notes if "two jobs" in note]
 
-    def test_two_jobs_by_the_ranks_that_speak_in_both(self, tmp_path: Path) -> None:
-        for folder in ("first", "second"):
-            (tmp_path / folder).mkdir()
-            lines = [f"[rank{rank}]: step {step}" for step in range(5) for rank in range(4)]
-            write(tmp_path / folder / "train.log", [*lines, f"[rank0]: the {folder} ends"])
-        (note,) = [note for note in read(tmp_path).notes if "same ranks" in note]
-        assert "first/train.log and second/train.log" in note
-
     def test_clocks_hours_apart_are_no_two_jobs(self, tmp_path: Path) -> None:
         for rank in range(4):
             hour = 10 if rank < 2 else 15

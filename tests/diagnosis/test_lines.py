@@ -81,14 +81,6 @@ def test_the_number_of_a_node_is_no_rank():
     assert all(one.rank is None and one.local_rank is None for one in said)
 
 
-def test_a_machine_of_a_tpu_slice_is_a_process_of_jax_where_no_file_is_another_ranks():
-    hosts = [f"t1v-n-9b3f60d2-w-{at}" for at in range(3)]
-    files = identify_files([f"{host}/t5x.log" for host in hosts])
-    assert [(one.rank, one.node) for one in files] == list(enumerate(hosts))
-    files = identify_files([*(f"{host}/xla.log" for host in hosts), "stacks/rank4.txt"])
-    assert [(one.rank, one.node) for one in files] == [*((None, host) for host in hosts), (4, None)]
-
-
 # stages
 
 

@@ -120,6 +120,7 @@ class RankLayout:
             self._graph.merge(graph)
         streams = [(source, prefix) for source, prefixes, _ in files for prefix in prefixes]
         self.world = World(self._graph, [prefix for _, prefix in streams])
+        self._alias = {source.name: _only_node(prefixes) for source, prefixes, _ in files}
         self._alone = {source.name for source, prefixes, _ in files if len(prefixes) == 1}
         #: ranks that a file's prefixes state; devices of the processes of a node
         self._ranks_in: dict[str, set[int]] = defaultdict(set)
@@ -184,7 +185,7 @@ class RankLayout:
         if prefix.task is not None and (prefix.rank is None or prefix.local_rank is not None):
             return "task", str(prefix.task)
         by_file = source.local_rank is not None
-        if prefix.node is not None and not by_file:
+        if prefix.node not in (None, self._alias[source.name]) and not by_file:
             return "node", prefix.node
         if source.node is not None:
             return "node", source.node
@@ -247,3 +248,12 @@ def _local_rank(source: LogSource, prefix: Prefix) -> int | None:
 def _states_rank(prefix: Prefix) -> bool:
     """True for a prefix that states its writer's rank, and not that of a line copied by grep."""
     return prefix.rank is not None and "grep" not in prefix.kinds
+
+
+def _only_node(prefixes: Sequence[Prefix]) -> str | None:
+    """The node of a file in which some lines of ranks name it and others name none."""
+    nodes = {
+        prefix.node for prefix in prefixes if prefix.local_rank is not None and prefix.task is None
+    }
+    names = nodes - {None}
+    return names.pop() if len(nodes) == 2 and len(names) == 1 else None

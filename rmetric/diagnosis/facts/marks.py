@@ -27,10 +27,11 @@ KERNEL_LINE = re.compile(
 
 
 class Place(NamedTuple):
-    """A line, and the number of step lines before it."""
+    """A line, the number of step lines before it, and the node, rank or task that wrote it."""
 
     line: int
     steps: int
+    writer: str = ""
 
 
 class Mark(NamedTuple):
@@ -125,10 +126,10 @@ class StartMarks:
         if len(self._ends) < MAX_ENDS:
             self._ends.append(line)
 
-    def add_restart(self, line: int, steps: int) -> None:
+    def add_restart(self, line: int, steps: int, writer: str = "") -> None:
         """Record that a launcher starts its ranks again, after so many step lines."""
         if len(self.restarts) < MAX_OCCURRENCES:
-            self.restarts.append(Place(line, steps))
+            self.restarts.append(Place(line, steps, writer))
 
     def ends(self) -> list[int]:
         """Lines of failures and planned ends, in order."""

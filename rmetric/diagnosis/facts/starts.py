@@ -43,7 +43,7 @@ def starts_of(found: StartMarks) -> tuple[int, ...]:
     begun = attempt_starts(found.marks(), last_end=ends[-1] if ends else 0)
     restarts = [
         restart
-        for restart in found.restarts
+        for restart in _of_launchers(found.restarts)
         if not any(one.line <= restart.line and same(one, restart) for one in begun)
     ]
     # What begins behind such a line is the same attempt.
@@ -55,6 +55,25 @@ def starts_of(found: StartMarks) -> tuple[int, ...]:
     return tuple(sorted({one.line for one in starts}))
 
 
+def _of_launchers(restarts: Sequence[Place]) -> list[Place]:
+    """Restarts; where the launcher of each node states one after the same steps, the last.
+
+    >>> said = [(9, 40, "a"), (12, 40, "b"), (30, 40, "a"), (50, 60, ""), (51, 60, "")]
+    >>> [one.line for one in _of_launchers([Place(*one) for one in said])]
+    [12, 30, 50, 51]
+    """
+    found: list[Place] = []
+    stated: set[str] = set()
+    for one in restarts:
+        if found and one.writer and one.writer not in stated and one.steps == found[-1].steps:
+            found.pop()
+        else:
+            stated.clear()
+        found.append(one)
+        stated.add(one.writer)
+    return found
+
+
 def attempt_starts(marks: Sequence[Mark], *, last_end: int = 0) -> list[Place]:
     """First lines of the second and later attempts in a file, in order; none for one attempt.
 
@@ -64,7 +83,7 @@ def attempt_starts(marks: Sequence[Mark], *, last_end: int = 0) -> list[Place]:
 
     >>> first = [Mark(line, line, 0, 0) for line in (1, 2, 3)]
     >>> attempt_starts([*first, *(Mark(50 + one.line, one.template, 40, 1) for one in first)])
-    [Place(line=51, steps=40)]
+    [Place(line=51, steps=40, writer='')]
     """
     found = _by_beginnings(marks, last_end) if marks else []
     return [Place(one.line, one.steps) for one in found]
