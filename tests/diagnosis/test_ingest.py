@@ -433,13 +433,3 @@ def test_a_log_that_does_not_reach_its_end_is_told_first(tmp_path: Path) -> None
     for job in (read(tmp_path), ingest([tmp_path], SignatureLibrary.shipped(), cores=2)):
         assert job.cut_off == ["rank_0.log.gz"]
         assert job.notes[0].startswith("rank_0.log.gz does not reach its end: ")
-
-
-def test_a_job_that_nothing_names_keeps_all_of_a_schedulers_log(tmp_path: Path) -> None:
-    write(tmp_path / "train.log", healthy_lines())
-    log = [f"[2025-06-28T01:{at}:30.123] _job_complete: JobId=70{at} done" for at in range(10, 59)]
-    write(
-        tmp_path / "slurmctld.log",
-        [*log, "[2025-06-28T01:59:40.000] Time limit exhausted for JobId=7099"],
-    )
-    assert ("slurm_time_limit", "slurmctld.log") in read(tmp_path).matches

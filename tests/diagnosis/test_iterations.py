@@ -241,14 +241,6 @@ def test_a_run_that_begins_again_is_counted_anew():
     assert training.step(20, DATA, GRADIENTS) == 20
 
 
-def test_a_plan_that_names_a_step_does_not_stop_the_count():
-    training = Training()
-    training.step(5000, form="plan")
-    training.run(0, 50)
-    training.step(50, DATA, WARNING, GRADIENTS)
-    assert [one.step for one in training.odd()] == [50]
-
-
 def test_streams_do_not_mix():
     watch = IterationWatch()
     first, second = Training(watch, "rank 0"), Training(watch, "rank 1")
