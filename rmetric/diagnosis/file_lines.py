@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rmetric.diagnosis.facts.marks import StartMarks
+from rmetric.diagnosis.facts.starts import StartMarks
 from rmetric.diagnosis.log_stream import LogLineForm, LogStream, RawEntry
 from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix, PrefixParser
 from rmetric.diagnosis.reading.source import LogSource

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rmetric.diagnosis.entries import EntryPass
-from rmetric.diagnosis.facts.marks import Opening
+from rmetric.diagnosis.facts.starts import Opening
 from rmetric.diagnosis.file_lines import DIGITS
 from rmetric.diagnosis.log_stream import LogLineForm, LogStream
 from rmetric.diagnosis.part import Part, part_of
