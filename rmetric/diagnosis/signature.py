@@ -79,7 +79,10 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "traits": (*TRAITS,),
 }
 if TYPE_CHECKING:  # for msgspec the choices themselves
-    Role = Actor = Level = Trait = str
+    Role = str
+    Actor = str
+    Level = str
+    Trait = str
 else:
     Role, Actor, Level, Trait = (Literal[one] for one in CHOICES.values())
 

@@ -9,7 +9,7 @@ from rmetric.diagnosis.clock import Ordering
 from rmetric.diagnosis.evidence.row import Scene
 from rmetric.diagnosis.facts.job import Job, JobStream, Match, Occurrence
 from rmetric.diagnosis.faults import Fault
-from rmetric.diagnosis.library.stages import awaited, ends_checkpoint, next_stage, stated_stage
+from rmetric.diagnosis.library.stages import awaited, next_stage
 from rmetric.diagnosis.report.frames import stage_of
 
 #: Stages in which launchers and streams without stages remain, and those with few stage lines.
@@ -71,9 +71,9 @@ def stage_at(job: Job, place: Occurrence, ordering: Ordering) -> str:
     """
     stepping = [one for one in job.stepping if one.steps >= _MIN_STEP_SHARE * job.most_steps]
     own = [one for one in stepping if one.name == place.stream]
-    stage = stage_now(job, place)
+    stage = place.stage
     if stage in (_LAUNCHING if own else _STARTING):
-        working = (stage_now(job, one) for one in _working(own or stepping, place, ordering))
+        working = (one.stage for one in _working(own or stepping, place, ordering))
         stage = reduce(next_stage, working, stage)
     if stage in _LAUNCHING:
         before = [name for name, at in job.stages if not ordering.after(at, place)]
@@ -97,17 +97,3 @@ def _working(
     # Of another file, an entry without a time may as well have come later.
     placed = [one for one in found if one.time is not None or one.file == place.file]
     return sorted(placed or found, key=ordering.key)
-
-
-def stage_now(job: Job, entry: Occurrence) -> str:
-    """Stage of an entry; behind a complete checkpoint the training goes on."""
-    stream = job.streams.get(entry.stream)
-    if entry.stage != "checkpoint" or stream is None:
-        return entry.stage
-    before = (one for one in reversed(stream.tail) if one.order <= entry.order)
-    ended = (
-        ends_checkpoint(one.text)
-        for one in before
-        if stated_stage(one.text) or ends_checkpoint(one.text)
-    )
-    return "train" if next(ended, False) else entry.stage

@@ -85,7 +85,7 @@ def find_hang(scene: Scene) -> Hang | None:
     ending = max(endings, key=lambda one: one.confidence, default=None)
     if ending is None:
         return None
-    end = progress.end_by_limit(scene.job, ending.first) or scene.ordering.dated(ending.first)
+    end = scene.ordering.dated(ending.first)
     return None if end is None else _Ended(scene, ending, end).hang()
 
 

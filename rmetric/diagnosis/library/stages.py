@@ -43,13 +43,6 @@ _MLPERF = ":::ml"  # :::MLLOG and :::MLL
 _NONE = re.compile(
     r"traceback \(most recent|^\s*file \"|\b(error|exception)\b[:\]]|\bfailed\b|\bno module named\b"
 )
-#: The end of a checkpoint, behind which the training goes on.
-_SAVED = re.compile(
-    r'"?key"?: "(checkpoint_stop|save_checkpoint_stop)"'
-    r"|\b(saved(?! in)|wrote|stored)\b[^=\n/]{0,40}\b(checkpoints?|ckpts?)\b"
-    r"|(?<!zero )\bcheckpoint (of step \d+ )?(saved|written)\b"
-    r"|\bcheckpoint \S+ is ready now"
-)
 #: What a rank says before it reads data or a checkpoint and does not come back.
 _WAITS_IN = {
     "checkpoint": re.compile(
@@ -100,15 +93,6 @@ def awaited(text: str) -> str:
 def stage_of_wait(text: str) -> str:
     """The stage at which a rank waits whose last entry or stack this is; "" for none."""
     return awaited(text) or stated_stage(text)
-
-
-def ends_checkpoint(text: str) -> bool:
-    """Return True for an entry that states that a checkpoint is complete.
-
-    >>> ends_checkpoint("successfully saved checkpoint from iteration 900 to /ckpt")
-    True
-    """
-    return _SAVED.search(text[:500].lower()) is not None
 
 
 def next_stage(now: str, stated: str) -> str:
