@@ -264,7 +264,7 @@ def read_log(
             run, note = experiment_log.read(log._source, mapping or {}, most_records)
         log._note_replacements([run])
         return ReadLog(log.format, [run], {run.id: note} if note else {})
-    collected = collect(log._batches(), log.runs, most_records, log._stream.thin)
+    collected = collect(log._batches(), log.runs, most_records)
     thinned = []
     for name, run in log.runs.items():
         run.records = collected.records(name)

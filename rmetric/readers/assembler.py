@@ -17,7 +17,6 @@ from rmetric._util.strict_json import shown
 from rmetric.readers.columns import MEMORY, POLICY, TARGETS, WITH_UNIT, Columns
 from rmetric.readers.names import unit
 from rmetric.readers.rows import BadRow, Row, flag, is_blank, number, run_name
-from rmetric.readers.thinning import Thinning
 from rmetric.records import FEW_SILENT, Record, Run
 
 #: What is known without anything having been measured.
@@ -85,7 +84,6 @@ class RunState:
         pending: the record that the next row may still add to.
         first, last: steps of records.
         early: the first step above the first: steps that fall to it start again.
-        thinning: says which records have to be built; None for all.
         losses: which rows have one.
         blank, longest_blank: rows in a row that hold a step and no measurement, now and at most
             before. Where they become twice as many as ever, they are records: the log goes on
@@ -100,7 +98,6 @@ class RunState:
         self.first: int | None = None
         self.last: int | None = None
         self.early: int | None = None
-        self.thinning: Thinning | None = None
         self.losses = ClosingBlanks()
         self.blank = self.longest_blank = 0
         self.rows = self.empty = self.unplaced = self.resumed = self.repeated = 0
@@ -114,7 +111,7 @@ class RunState:
                 self.empty += step is not None
                 return None
         else:
-            self.measured_again()
+            self.blank, self.longest_blank = 0, max(self.blank, self.longest_blank)
         if step is None:
             self.unplaced += 1
             step = self.last or 0
@@ -138,9 +135,6 @@ class RunState:
             self.early = step
         self.runs.setdefault(self.run.id, self.run)
         return complete
-
-    def measured_again(self) -> None:
-        self.blank, self.longest_blank = 0, max(self.blank, self.longest_blank)
 
     def _without_measurement(self) -> bool:
         self.blank += 1

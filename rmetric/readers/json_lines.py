@@ -1,12 +1,8 @@
-"""Reader of any log with one JSON object a line.
-
-Lines are decoded many at a time where they are alike (`fast_json_lines.Decoders`), and one
-by one where they are not; both ways give the same records.
-"""
+"""Reader of any log with one JSON object a line."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -22,11 +18,9 @@ from rmetric.readers.columns import (
     plain_name,
     unused_notes,
 )
-from rmetric.readers.fast_json_lines import Decoders, names_in
 from rmetric.readers.rows import BadRow, Row
 from rmetric.readers.source import Source
 from rmetric.readers.stream import Reader, Stream, check_has_loss
-from rmetric.readers.thinning import Thinning
 from rmetric.records import Record
 
 _LOOKED_AT = 5
@@ -67,12 +61,11 @@ def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
         runs=reading.assembler.runs,
         held=reading.assembler.held,
         guessed=lambda: [*reading.columns.notes, *unused_notes(reading.columns, reading.names)],
-        thin=reading.thin,
     )
 
 
 class _Reading:
-    """One file while it is read: the names met so far, and how lines are decoded."""
+    """One file while it is read, and the names met so far."""
 
     def __init__(self, source: Source, mapping: Mapping[str, str]) -> None:
         self.source, self.mapping = source, mapping
@@ -80,23 +73,15 @@ class _Reading:
         self.names = names_in(map(flat, first))
         self.columns = choose_columns(list(self.names), mapping, more_may_come=True)
         self.assembler = Assembler(source.path, self.columns)
-        self.decoders = Decoders(self.columns, first, self.names)
         self.cut_off: list[str] = []
-
-    def thin(self, thinning: Thinning) -> None:
-        self.assembler.state().thinning = thinning
 
     def batches(self) -> Batches:
         for number, chunk in self.source.chunks():
-            if self.decoders.usable:
-                state = self.assembler.state()
-                yield from self.decoders.read(number, chunk, state, self._one_by_one)
-            else:
-                yield from self._one_by_one(number, chunk.split(b"\n"))
+            yield from self._records(number, chunk.split(b"\n"))
         for id, record in self._finish():
             yield id, [record]
 
-    def _one_by_one(self, number: int, lines: list[bytes]) -> Batches:
+    def _records(self, number: int, lines: list[bytes]) -> Batches:
         for at, line in enumerate(lines, start=number):
             if not line.strip():
                 continue
@@ -152,7 +137,6 @@ class _Reading:
         self.names |= dict.fromkeys(names)
         add_columns(self.columns, names)
         self.assembler.use(self.columns)
-        self.decoders = Decoders(self.columns, self.decoders.examples, self.names)
 
     def _finish(self) -> list[tuple[str, Record]]:
         try:
@@ -172,6 +156,11 @@ class _Reading:
         """The objects in the file's beginning; wrong lines are reported when they are read."""
         entries = map(_object, self.source.head.splitlines())
         return [entry for entry in entries if entry is not None and _is_plain(entry)]
+
+
+def names_in(entries: Iterable[Mapping[str, Any]]) -> dict[str, None]:
+    """Every key of the objects, in the order in which they first come."""
+    return dict.fromkeys(name for entry in entries for name in entry)
 
 
 def _is_plain(entry: Mapping[str, Any]) -> bool:

@@ -17,7 +17,6 @@ from rmetric.readers.columns import (
 )
 from rmetric.readers.rows import BadRow, Row, UnknownFormat, number
 from rmetric.readers.source import Source
-from rmetric.readers.thinning import Thinning
 from rmetric.records import Record, Run
 
 
@@ -32,15 +31,12 @@ class Stream:
             only then has the first of several parts its final ``Run.id``.
         held: takes out the records that wait for what the next line adds.
         guessed: what was taken for what, so far, in sentences.
-        thin: from now on only records that the `Thinning` wants have to be built; a reader
-            that does not gain from this builds all.
     """
 
     batches: Batches
     runs: dict[str, Run]
     held: Callable[[], list[tuple[str, Record]]] = list
     guessed: Callable[[], list[str]] = list
-    thin: Callable[[Thinning], None] = lambda thinning: None
 
 
 class Reader(NamedTuple):

@@ -7,7 +7,7 @@ only where they are the most numerous themselves.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from itertools import compress
 from math import isfinite
@@ -16,9 +16,6 @@ from operator import attrgetter
 from rmetric.metric import RMetricConfig
 from rmetric.metric_settings import stated_threshold
 from rmetric.records import Record, Run
-
-#: In place of an ordinary record that a reader did not build, as it would be dropped.
-PASSED_OVER = Record(0)
 
 
 class Kind(Enum):
@@ -113,13 +110,9 @@ class Thinning:
         self._held = 0
 
     def take(self, id: str, records: Sequence[Record]) -> None:
-        """Take the next records of a run, `PASSED_OVER` in place of those not in `wanted`."""
+        """Take the next records of a run."""
         run = self._run(id)
-        ordinary = run.pools[Kind.ORDINARY]
         for place, record in enumerate(records, start=run.seen):
-            if record is PASSED_OVER:
-                ordinary.seen += 1
-                continue
             kind = run.kind_of(record)
             pool = run.pools[kind]
             count = place if kind is Kind.ORDINARY else pool.seen
@@ -132,13 +125,7 @@ class Thinning:
                     self._thin()
         if records:
             run.seen += len(records)
-            run.last = None if records[-1] is PASSED_OVER else records[-1]
-
-    def wanted(self, id: str, skip: int, number: int) -> range:
-        """Which of `number` ordinary records are kept, that come after `skip` others of a run."""
-        run = self._run(id)
-        every = run.pools[Kind.ORDINARY].every
-        return range(-(run.seen + skip) % every, number, every)
+            run.last = records[-1]
 
     def records(self, id: str) -> list[Record]:
         """The records of a run that are kept, in the order of the log."""
@@ -239,7 +226,6 @@ def collect(
     batches: Iterable[tuple[str, list[Record]]],
     runs: Mapping[str, Run],
     most: int | None = None,
-    on_thinning: Callable[[Thinning], None] = lambda thinning: None,
 ) -> Collected:
     """Read all `batches`.
 
@@ -247,7 +233,6 @@ def collect(
         batches: records of one run, some at a time, with its id.
         runs: id -> what is known of the run so far.
         most: number of records that are held; None for all.
-        on_thinning: called once, if there are more.
 
     Returns:
         The records.
@@ -265,5 +250,4 @@ def collect(
             thinning = collected._thinning = Thinning(most, runs)
             for name in list(records):
                 thinning.take(name, records.pop(name))
-            on_thinning(thinning)
     return collected

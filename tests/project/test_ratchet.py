@@ -12,9 +12,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Package -> lines of Python and files, at most.
 LARGEST = {
-    "rmetric": (67_755, 424),
+    "rmetric": (67_438, 423),
     "studies": (34_114, 212),
-    "tests": (57_221, 276),
+    "tests": (57_149, 276),
 }
 #: Words of docs/*.md, at most.
 MOST_WORDS = 59_025

@@ -1,4 +1,4 @@
-"""Logs of very many records: read at full speed, judged in bounded memory."""
+"""Logs of very many records: judged in bounded memory."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ import pytest
 from rmetric import Record, RMetricConfig, Run, Truth
 from rmetric.cli.main import main
 from rmetric.logs import run_lines
-from rmetric.readers import fast_json_lines, json_lines, read_log
-from rmetric.readers.fast_json_lines import Decoders
-from rmetric.readers.source import Source
+from rmetric.readers import read_log
 from rmetric.records import HardwareEvent
 
 
@@ -34,43 +32,8 @@ def written(path: Path, entries: Iterator[dict[str, float]]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("every", [10, 999, 1000, 2000])
-def test_lines_are_decoded_together_however_late_the_first_evaluation_is(
-    tmp_path, monkeypatch, every
-):
-    path = written(tmp_path / "run.jsonl", plain(6000, every))
-    one_by_one = []
-    parse = json_lines.parse_line
-
-    def counted(line: bytes) -> object:
-        one_by_one.append(line)
-        return parse(line)
-
-    in_head = len(Source(path).head.splitlines())
-    monkeypatch.setattr(json_lines, "parse_line", counted)
-    run = read_log(path).run
-    # Those of the beginning are looked at once more, to learn the columns.
-    assert len(one_by_one) <= in_head + 10
-    assert [record.step for record in run.records] == list(range(6000))
-    assert sum(record.validation_loss is not None for record in run.records) == 6000 // every
-
-
-def without_blocks(monkeypatch) -> None:
-    """Have each line decoded alone."""
-    init = Decoders.__init__
-
-    def unusable(self, *arguments: object) -> None:
-        init(self, *arguments)
-        self.usable = False
-
-    monkeypatch.setattr(Decoders, "__init__", unusable)
-
-
-@pytest.mark.parametrize("blocks", [True, False])
-def test_of_a_log_with_more_records_every_kth_is_kept(tmp_path, monkeypatch, blocks):
+def test_of_a_log_with_more_records_every_kth_is_kept(tmp_path):
     path = written(tmp_path / "run.jsonl", plain(9000))
-    if not blocks:
-        without_blocks(monkeypatch)
     log = read_log(path, most_records=1000)
     evaluated = set(range(999, 9000, 1000))
     assert [r.step for r in log.run.records] == sorted({*range(0, 9000, 16), *evaluated})
@@ -90,17 +53,6 @@ def test_a_log_below_the_limit_is_read_as_without_it(tmp_path):
     limited, free = read_log(path, most_records=3000), read_log(path)
     assert limited == free
     assert not limited.thinned
-
-
-def test_records_that_are_dropped_are_not_built(tmp_path, monkeypatch):
-    path = written(tmp_path / "run.jsonl", plain(60_000))
-    built = []
-    real = fast_json_lines._built
-    monkeypatch.setattr(
-        fast_json_lines, "_built", lambda structs: built.append(len(structs)) or real(structs)
-    )
-    read_log(path, most_records=1000)
-    assert sum(built) < 10_000
 
 
 @pytest.mark.long

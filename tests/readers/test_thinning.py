@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmetric import Record, Run
-from rmetric.readers.thinning import PASSED_OVER, Thinning
+from rmetric.readers.thinning import Thinning
 from rmetric.records import HardwareEvent
 
 VALUES = {
@@ -52,30 +52,6 @@ def test_it_is_bounded_in_order_and_keeps_the_first_that_is_not_finite(kinds, mo
     assert (thinning.note("a") == "") == (len(records) <= most)
     if len(records) <= most:
         assert kept == records
-
-
-@given(
-    st.lists(st.sampled_from(["ordinary", "ordinary", "evaluation", "nan"]), max_size=300),
-    st.integers(4, 40),
-    st.lists(st.integers(1, 30), min_size=1, max_size=20),
-)
-def test_records_need_not_be_built_to_be_dropped(kinds, most, sizes):
-    records = records_of(kinds)
-    whole, lazy = thinned(records, most), Thinning(most, {})
-    at = 0
-    while at < len(records):
-        size = sizes[at % len(sizes)]
-        batch = records[at : at + size]
-        wanted = set(lazy.wanted("a", 0, len(batch)))
-        lazy.take("a", [
-            record if i in wanted or kinds[at + i] != "ordinary" or i == len(batch) - 1
-            else PASSED_OVER
-            for i, record in enumerate(batch)
-        ])  # fmt: skip
-        at += size
-    if records:
-        assert lazy.records("a") == whole.records("a")
-        assert lazy.note("a") == whole.note("a")
 
 
 def test_every_kth_is_kept_and_the_note_is_a_sentence():
