@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from operator import itemgetter
 from typing import NamedTuple
 
 from rmetric.diagnosis.evidence.row import Scene
 from rmetric.diagnosis.facts.job import JobStream, Occurrence
+from rmetric.diagnosis.reading.timestamps import parse
 
 #: An entry with its time in seconds.
 Timed = tuple[float, Occurrence]
+#: But those of the time that passes: "waited 60s".
+_COUNTS = re.compile(r"(?<!\d)\d+(?!\d| ?(?:ms|s|secs?|seconds?|m|mins?|minutes?|h|hours?)\b)")
+#: The value of such a key: `"no_progress_s": 600`.
+_DURATION = re.compile(
+    r"(?i)\b\w*(?:_s|_ms|_secs?|_seconds|_mins?|_minutes|elapsed|waited|idle|stalled)\"?\s?[:=]\s?[\d.]+"
+)
+#: What is counted during an evaluation or another work without steps.
+_WORK = re.compile(r"(?i)eval|valid|\btest|batch|sample|shard|export|upload|download|generat")
 #: What watches a log and sees nothing new in it.
 _NO_PROGRESS = re.compile(
     r"(?i)\bunchanged for \d"
@@ -108,18 +117,37 @@ def are_heartbeats(later: Sequence[Timed], stepping: Sequence[JobStream]) -> boo
     """True if what follows the last step is little that recurs, and no evaluation or checkpoint."""
     names = {one.name for one in stepping}
     stages = {entry.stage for _, entry in later if entry.stream in names}
-    events = {entry.event for _, entry in later}
-    return len(events) <= MAX_HEARTBEATS and not stages & QUIET_STAGES
+    texts: dict[int, list[str]] = {}
+    for _, entry in later:
+        texts.setdefault(entry.event, []).append(entry.text)
+    recurring = len(texts) <= MAX_HEARTBEATS and not any(map(_counts_work, texts.values()))
+    return recurring and not stages & QUIET_STAGES
 
 
 def heartbeats(later: Sequence[Timed], *, of_all: bool = True) -> set[int]:
-    """Events that recur after the last step; none if there are many."""
-    often = Counter((entry.stream, entry.event) for _, entry in later)
-    beats = {event for (_, event), times in often.items() if times >= MIN_HEARTBEATS}
+    """Events that recur after the last step without counting anything; none if there are many.
+
+    An evaluation counts its batches, which is progress.
+    """
+    texts: dict[tuple[str, int], list[str]] = {}
+    for _, entry in later:
+        texts.setdefault((entry.stream, entry.event), []).append(entry.text)
+    beats = {event for (_, event), each in texts.items() if len(each) >= MIN_HEARTBEATS}
+    counting = any(_counts_work(each) for (_, event), each in texts.items() if event in beats)
     quiet = max((time for time, entry in later if entry.event not in beats), default=0.0)
     since = sum(time > quiet for time, entry in later if entry.event in beats)
     at_the_end = since >= MIN_HEARTBEATS or not of_all
-    return beats if at_the_end and len(beats) <= MAX_HEARTBEATS else set()
+    return beats if at_the_end and not counting and len(beats) <= MAX_HEARTBEATS else set()
+
+
+def _counts_work(texts: Sequence[str]) -> bool:
+    """True if a number rises from entry to entry, and they are not of the time that passes."""
+    if len(texts) < MIN_HEARTBEATS or not _WORK.search(texts[-1]):
+        return False
+    rests = (text[(parse(text) or (0.0, 0))[1] :] for text in texts)
+    found = [_COUNTS.findall(_DURATION.sub("", rest)) for rest in rests]
+    numbers = (list(map(int, each)) for each in zip(*found, strict=False))
+    return any(all(one < other for one, other in pairwise(each)) for each in numbers)
 
 
 def says_no_progress(text: str) -> bool:

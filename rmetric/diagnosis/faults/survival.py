@@ -166,7 +166,7 @@ def _went_on(met: _Met) -> bool:
     job, match, own = met.job, met.match, met.own
     stepping = [own] if met.steps_by_itself else met.ordering.stepping
     if not stepping:
-        return False
+        return _losses_after(job, match, met.ordering) > IN_FLIGHT
     is_later = _after_the_match(met)
     steps_at = [one.last_step_at for one in stepping if one.last_step_at is not None]
     continued = any(map(is_later, steps_at))
@@ -204,3 +204,16 @@ def _after_the_match(met: _Met) -> Callable[[Occurrence], bool]:
         return latest is not None and ordering.after(one, latest)
 
     return is_later
+
+
+def _losses_after(job: Job, match: Match, ordering: Ordering) -> int:
+    """Number of entries with a loss after the last match, in a job whose lines state no steps."""
+    losses = {
+        event.number
+        for event in job.events
+        if event.count > IN_FLIGHT
+        and event.number not in match.events
+        and LOSS.search(event.template)
+    }
+    entries = (one for stream in job.streams.values() for one in stream.tail)
+    return sum(one.event in losses and ordering.after(one, match.last) for one in entries)

@@ -95,8 +95,8 @@ def signature_of(path: Path, name: Any, entry: Any) -> Signature:
     except msgspec.ValidationError as error:
         why, field = refused(entry, error), re.search(r"\$\.(\w+)", str(error))
         if "enum value" in why or "unknown field" in why:
-            accepted = CHOICES[field[1]] if field else Signature.__struct_fields__
-            why += f"; accepted are {', '.join(map(repr, accepted))}"
+            words = CHOICES[field[1]] if field else Signature.__struct_fields__
+            why += f"; accepted are {', '.join(map(repr, words))}"
         raise SignatureError(f"{path}: {name}: {why}") from None
     if (one.role in QUIET_ROLES) == bool(one.actor) or bool(one.actor) > bool(one.to_do):
         accepted = f"both, or neither for {' and '.join(QUIET_ROLES)}"

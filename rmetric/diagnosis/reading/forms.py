@@ -40,7 +40,7 @@ TRACED = re.compile(rf"(?:{_JOURNAL}|{_STAMP})(?:\S{{1,60}} ?)?  File \"".encode
 CUT = {
     # 3: of srun --label, which the rank behind it leaves no doubt about
     "labelled": r" *(?P<task>\d{1,5}): (?=\[rank\d+\]: ?)",
-    # [rank3]: of PyTorch's excepthook and logs
+    # [rank3]: of PyTorch's excepthook and logs, and of torchrun --tee where the role is "rank"
     "torch": r"\[rank(?P<rank>\d+)\]:(?: (?! File \"))?",
     # [default3]: of torchrun: the role's name and the rank within the node
     "torchrun": r"\[(?:default|trainer|worker)_?(?P<local_rank>\d+)\]:" + _SPACE,

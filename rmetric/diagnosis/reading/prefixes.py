@@ -18,7 +18,7 @@ from rmetric.diagnosis.reading.forms import (
     ZONED,
     pattern_of,
 )
-from rmetric.diagnosis.reading.timestamps import WHOLE_HEAD, may_be_time, parse
+from rmetric.diagnosis.reading.timestamps import TIME_HEAD, WHOLE_HEAD, may_be_time, parse
 
 #: Prefixes that are remembered; a file with more of them has none.
 _REMEMBERED = 1 << 16
@@ -33,6 +33,7 @@ _COMPILED = {
 _ANY_COUNTED = re.compile(re.sub(r"[(][?]P<\w+>", "(?:", "|".join(COUNTED.values())).encode())
 #: Share of a file's lines before which a collector of logs puts its own.
 COLLECTS = 0.9
+_TEED = re.compile(rb"\[rank(\d+)\]:\[rank(\d+)\]:")
 _LAUNCHES = re.compile(rb"--?nproc[_-]per[_-]node[= ]['\"]?(?:[2-9]|\d\d|gpu|auto)")
 #: Numbered words of prose and of training, which are no hosts.
 NO_HOST = re.compile(
@@ -80,6 +81,8 @@ class PrefixParser:
         behind: as `counted`, behind the time that a collector put before every line; None where
             none did.
         tasks_launch: the tasks of srun are launchers of several ranks each.
+        role_is_rank: "[rank3]:" states the rank within the node: torchrun's role is called so, as
+            torchtitan calls it.
 
     Args:
         counted: names of the forms that count in this file only (forms.py).
@@ -91,11 +94,12 @@ class PrefixParser:
         *,
         behind: Collection[str] | None = None,
         tasks_launch: bool = False,
+        role_is_rank: bool = False,
     ) -> None:
         self.counted, self.behind = set(counted), behind
-        self.tasks_launch = tasks_launch
+        self.tasks_launch, self.role_is_rank = tasks_launch, role_is_rank
         known = frozenset(self.counted), None if behind is None else frozenset(behind)
-        self.forms = *known, tasks_launch
+        self.forms = *known, tasks_launch, role_is_rank
         self.pattern = pattern_of(*known)
         used = self.counted.union(behind or ())
         self._forms = [*CUT, *(name for name in COUNTED if name in used)]
@@ -117,12 +121,13 @@ class PrefixParser:
         if _collected(_rests(heads, 1)):
             parser = cls(counted, behind=())
             behind = _counted([line[parser.split(line)[1] :] for line in some])
-        launches = False
+        role_is_rank = any(b"]:[rank" in line and _two_ranks(line) for line in lines)
+        launches = role_is_rank
         if "srun" in counted.union(behind or ()):
             learnt = cls(counted, behind=behind)
-            launches = any(_launched(learnt.split(line)[0]) for line in lines)
+            launches |= any(_launched(learnt.split(line)[0]) for line in lines)
             launches |= any(map(_LAUNCHES.search, lines))
-        return cls(counted, behind=behind, tasks_launch=launches)
+        return cls(counted, behind=behind, tasks_launch=launches, role_is_rank=role_is_rank)
 
     def split(self, line: bytes) -> tuple[Prefix, int]:
         """The prefix of a line and the offset of its text; `NO_PREFIX` (the object), 0 without one.
@@ -185,9 +190,17 @@ class PrefixParser:
                 return
             name, one = way
             fields = _values(one.groupdict())
+            if name == "torch" and self.role_is_rank and "torchrun" not in kinds:
+                name, fields = "torchrun", {"local_rank": fields["rank"]}
             kinds.append("srun" if name == "labelled" else name)
             found |= fields
             at = one.end()
+
+
+def _two_ranks(line: bytes) -> bool:
+    """Return True for a line of another rank than torchrun's prefix states: "[rank3]:[rank11]:"."""
+    found = _TEED.search(line, 0, TIME_HEAD)
+    return found is not None and found[1] != found[2]
 
 
 def _launched(prefix: Prefix) -> bool:
