@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,12 +53,7 @@ class Auditor:
     def install(self) -> Iterator[Callable[[], Any]]:
         """Install the hooks; yields the functions that remove them."""
         removers = list(self.training.install())
-
-        def install(audit: Audit) -> Iterable[Finding]:
-            removers.extend(audit.install(self.training))
-            return ()
-
-        self._each(install)
+        self._each(lambda audit: removers.extend(audit.install(self.training)))
         yield from removers
 
     def on_batch(self, batch: Any) -> None:
@@ -79,12 +74,7 @@ class Auditor:
             return {}
         full = step <= FIRST or step % EVERY < 2
         values: dict[str, Tensor] = {}
-
-        def take(audit: Audit) -> Iterable[Finding]:
-            values.update(audit.measure(training))
-            return ()
-
-        self._each(take)
+        self._each(lambda audit: values.update(audit.measure(training)))
         self._facts = {"step": step, "full": full, "consecutive": self._measured == step - 1}
         if full:
             try:
@@ -134,25 +124,24 @@ class Auditor:
     def on_save(self) -> dict[str, Any]:
         """What a checkpoint keeps, by the audit's name; plain values."""
         kept: dict[str, Any] = {}
+        self._each(lambda audit: kept.update({audit.name: dict(audit.on_save(self.training))}))
+        return {name: state for name, state in kept.items() if state}
 
-        def keep(audit: Audit) -> Iterable[Finding]:
-            if state := audit.on_save(self.training):
-                kept[audit.name] = dict(state)
-            return ()
+    def loaded(self, saved: Mapping[str, Any], logged: Sequence[Mapping[str, Any]] = ()) -> None:
+        """A checkpoint was loaded, which is compared at the next check.
 
-        self._each(keep)
-        return kept
-
-    def loaded(self, saved: Mapping[str, Any]) -> None:
-        """A checkpoint was loaded, which `on_save` had given that; compared at the next check."""
-        self._resumed, self._facts, self._measured = dict(saved), None, 0
+        Args:
+            saved: what `on_save` had given it.
+            logged: entries of the log on the batches after each save.
+        """
+        self._resumed, self._facts, self._measured = {**saved, "logged": logged}, None, 0
         for audit in self._audits:
             audit.restart()
 
-    def _each(self, call: Callable[[Audit], Iterable[Finding]]) -> None:
+    def _each(self, call: Callable[[Audit], Iterable[Finding] | None]) -> None:
         for audit in tuple(self._audits):
             try:
-                for finding in call(audit):
+                for finding in call(audit) or ():
                     self.findings.append(finding)
                     self._report(finding)
             except Exception as error:

@@ -15,7 +15,7 @@ from rmetric.audits.fingerprint import halves, joined, ordered
 from rmetric.audits.training import Seen, Training
 
 #: Batches of the past that are known again; first batches of an epoch whose order is compared; last
-#: ones that a checkpoint keeps.
+#: ones that a checkpoint keeps, and first ones after it that the log does.
 KNOWN, ORDER, KEPT = 4096, 8, 64
 #: Equal batches in a row, until the data are one batch.
 SAME = 10
@@ -44,7 +44,10 @@ class Batches(Audit):
         self._known: dict[int, int] = {}  # fingerprint -> number of the batch, in this epoch
         self._number = self._same = self._unlabelled = 0
         self._recent: deque[int] = deque(maxlen=KEPT)
+        self._origin: list[int] = []  # first batches of the run
+        self._after: list[int] | None = None  # those after the last save
         self._epoch: int | None = None
+        self._saved = self._begun = 0  # batches by the last save, and by the epoch's beginning
         self._firsts: list[int] = []  # fingerprints of the first batches of the epoch before
         self._now: list[int] = []
 
@@ -53,7 +56,7 @@ class Batches(Audit):
         self._same = 0
 
     def on_batch(self, training: Training, batch: Any) -> Iterable[Finding]:
-        if tensors := _tensors(batch):
+        if tensors := tensors_in(batch):
             self._prints.append(_print(tensors))
         if not isinstance(batch, Mapping):
             return
@@ -86,17 +89,39 @@ class Batches(Audit):
                 yield from self.find("no_labels", seen.step, severity, ignored=IGNORED)
 
     def on_save(self, training: Training) -> Mapping[str, Any]:
-        firsts = self._firsts or self._now
-        return {"number": self._number, "firsts": list(firsts), "recent": list(self._recent)}
+        self._log_after(training)
+        self._saved, self._after, recent = self._number, [], list(self._recent)
+        chains = [
+            [0, self._origin[:]],
+            [self._begun, self._now[:]],
+            [self._number - len(recent), recent],
+        ]
+        return {"number": self._number, "epoch": training.epoch, "chains": chains}
+
+    def on_resume(self, training: Training, saved: Mapping[str, Any]) -> Iterable[Finding]:
+        own = saved.get(self.name) or {}
+        self._after = None  # the log keeps what the run trained on that had made the save
+        if chains := own.get("chains"):  # else it is of an earlier version
+            self._number = self._begun = own["number"]
+            self._origin = list(chains[0][1])
+            self._recent.extend(chains[-1][1])
+        return ()
 
     def _batch(self, training: Training, batch: int, step: int) -> Iterable[Finding]:
         if training.epoch != self._epoch:
             self._begin(training.epoch)
-        elif training.epoch is None and self._is_first_again(batch):
+        again = self._now[ORDER - 1 :] and self._recent[-1] != batch == self._now[0]
+        if again and training.epoch is None:
             self._begin(None)  # as far as is known an epoch begins
         self._number += 1
         earlier = self._known.get(batch)
         self._recent.append(batch)
+        if self._number <= ORDER:
+            self._origin.append(batch)
+        if self._after is not None and len(self._after) < KEPT:
+            self._after.append(batch)
+            if len(self._after).bit_count() == 1:  # at 1, 2, 4, ...: the run may end at any time
+                self._log_after(training)
         self._same = self._same + 1 if earlier == self._number - 1 else 0
         if earlier is not None:
             yield from self._again(training, earlier, step)
@@ -110,17 +135,18 @@ class Batches(Audit):
         if len(self._known) > KNOWN:
             del self._known[next(iter(self._known))]
 
-    def _is_first_again(self, batch: int) -> bool:
-        return len(self._now) == ORDER and self._recent[-1] != batch == self._now[0]
+    def _log_after(self, training: Training) -> None:
+        if self._after:
+            training.log("BATCHES", after=self._saved, batches=self._after)
 
     def _begin(self, epoch: int | None) -> None:
-        self._epoch = epoch
+        self._epoch, self._begun = epoch, self._number
         if len(self._now) == ORDER:
             self._firsts = self._now
         self._now, self._known = [], {}
 
     def _again(self, training: Training, earlier: int, step: int) -> Iterable[Finding]:
-        length = _length(training.loader)
+        length = length_of(training.loader)
         if self._same >= SAME - 1 and length != 1:
             certain = length is not None and training.epoch is not None
             yield from self.find("same_batch", step, "error" if certain else "hint", times=SAME)
@@ -141,15 +167,14 @@ class Batches(Audit):
                 yield from self.find("token_outside_vocabulary", step, token=wrong, rows=rows)
 
 
-def _tensors(batch: Any, depth: int = _DEPTH) -> list[Tensor]:
-    """The first tensors of a batch, of nested lists and mappings too."""
-    if isinstance(batch, Tensor):
-        return [batch] if batch.numel() else []
-    parts = batch.values() if isinstance(batch, Mapping) else batch
-    if not depth or not isinstance(batch, Mapping | list | tuple):
+def tensors_in(parts: Any, most: int | None = _TENSORS, depth: int = _DEPTH) -> list[Tensor]:
+    """The first tensors of a batch or a state, of nested lists and mappings too."""
+    if isinstance(parts, Tensor):
+        return [parts] if parts.numel() else []
+    if not depth or not isinstance(parts, Mapping | list | tuple):
         return []
-    found = [tensor for part in parts for tensor in _tensors(part, depth - 1)]
-    return found[:_TENSORS]
+    each = parts.values() if isinstance(parts, Mapping) else parts
+    return [tensor for part in each for tensor in tensors_in(part, most, depth - 1)][:most]
 
 
 @torch.no_grad()
@@ -163,7 +188,7 @@ def _print(tensors: list[Tensor]) -> Tensor:
     return whole
 
 
-def _length(loader: Any) -> int | None:
+def length_of(loader: Any) -> int | None:
     try:
         return len(loader)
     except (TypeError, AttributeError, NotImplementedError):

@@ -74,9 +74,8 @@ KINDS = {
     "that is not planned, set it back",
     "warm_up_again": "the learning rate fell from {before} to less than a tenth and rises "
     "again: a warm-up in the middle of the training; was the scheduler restored?",
-    "restored": "all that is compared came back from the checkpoint: {parts}; whether data are "
-    "left out does not show",
-    "not_restored": "not everything came back from the checkpoint: {lost}",
+    "restored": "all that is compared came back from the checkpoint: {parts}",
+    "not_restored": "not everything came back from the checkpoint:{lost}",
 }
 
 

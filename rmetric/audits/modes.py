@@ -66,7 +66,7 @@ class Modes(Audit):
         whole = [
             p
             for p, there in zip(training.parameters, held, strict=True)
-            if there and p.requires_grad and not _is_elsewhere(p)
+            if there and p.requires_grad and not hasattr(p, "device_mesh") and not p.is_meta
         ]
         if whole:
             yield self._follow(whole[-1])
@@ -163,10 +163,6 @@ class Modes(Audit):
         """True if it was there at so many steps in a row."""
         self._in_a_row[what] = self._in_a_row[what] + 1 if there else 0
         return self._in_a_row[what] >= needed
-
-
-def _is_elsewhere(parameter: nn.Parameter) -> bool:
-    return hasattr(parameter, "device_mesh") or parameter.device.type == "meta"
 
 
 def _vocabulary(root: nn.Module) -> int | None:

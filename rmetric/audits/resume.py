@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from rmetric.audits.batches import tensors_in
 from rmetric.audits.contract import Audit
 from rmetric.audits.finding import Finding, Severity
 from rmetric.audits.fingerprint import fingerprint, fingerprints, joined, local
@@ -25,10 +27,14 @@ OUTLOOK = {
     "scaler": "some steps overflow and are left out",
     "data": "data that were seen are trained on again: their loss is too low, and later data may "
     "be missed",
+    "data skipped": "the batches between are left out, and the loss does not show it",
+    "first data": "right if an epoch begins there; else data that were seen are trained on again",
+    "other data": "further on than the log goes, or in another order; the loss does not show it",
+    "EMA": "evaluations with the averages are worse until they have caught up",
     "random states": "dropout and shuffling differ from an undisturbed run; harmless by itself",
 }
 #: Parts that differ in a sound resume too.
-_HARMLESS = {"scaler", "random states"}
+_HARMLESS = {"scaler", "random states", "first data", "other data"}
 
 
 @dataclass(frozen=True)
@@ -36,34 +42,48 @@ class Row:
     """A part of the training's state before and after a resume.
 
     Attributes:
-        part: a key of `OUTLOOK`.
+        part: of the state.
         was, now: in words.
         equal: it came back.
+        key: of `OUTLOOK`, where that is not the part.
     """
 
     part: str
     was: str
     now: str
     equal: bool
+    key: str = ""
 
-    def __str__(self) -> str:
-        if self.equal:
-            return f"{self.part}: equal ({self.was})"
-        return f"{self.part}: {self.now} (was {self.was}): {OUTLOOK[self.part]}"
+
+def table(rows: Iterable[Row]) -> str:
+    """Part, saved value, present one and what the loss will show; a line each.
+
+    >>> print(table([Row("rate", "0.1", "0.1", True)]))
+    <BLANKLINE>
+      part             saved                  now
+      rate             0.1                    equal
+    """
+    lines = [("part", "saved", "now", "")]
+    for row in rows:
+        outlook = "" if row.equal else OUTLOOK[row.key or row.part]
+        lines.append((row.part, row.was, "equal" if row.equal else row.now, outlook))
+    form = "\n  {:<16} {:<22} {:<28} {}"
+    return "".join(form.format(*line).rstrip(" ") for line in lines)
 
 
 class Resume(Audit):
     """Compares the state at the first step after a checkpoint was loaded with that at its save.
 
-    Its weakness: of the data only a return to the first or the last batches shows, and none that
-    are left out; shards are only compared at the same number of ranks.
+    Its weakness: which batch was due is only known where the epochs are alike, or where the run
+    went on after the save and its log is there; of other data only a return to the first or the
+    last batches shows. Shards are only compared at the same number of ranks.
     """
 
     name = "resume"
 
     def __init__(self) -> None:
         super().__init__()
-        self._batches: Mapping[str, Any] = {}
+        self._saved: Mapping[str, Any] = {}
         self._rows: list[Row] | None = None
         self._listens = False
         self._random: int | None = None
@@ -84,7 +104,7 @@ class Resume(Audit):
 
     def on_resume(self, training: Training, saved: Mapping[str, Any]) -> Iterable[Finding]:
         own, now = saved.get(self.name) or {}, state_of(training)
-        self._batches = saved.get("batches") or {}
+        self._saved = saved
         if own:
             if self._random is not None:
                 now["random"] = self._random
@@ -95,25 +115,50 @@ class Resume(Audit):
         if self._rows is None:
             return
         rows, self._rows = self._rows, None
-        if "batches" in seen.values and (number := self._batches.get("number")):
+        batches = self._saved.get("batches") or {}
+        if "batches" in seen.values and "chains" in batches:
             batch = int(joined(seen.values["batches"])[0])
-            place = _place(batch, self._batches)
-            if place is not None:
-                rows.append(Row("data", f"at batch {number}", f"begins at batch {place}", False))
+            logged = {e["after"]: e["batches"] for e in self._saved.get("logged", ())}
+            rows += _data(batch, batches, logged, training.epoch)
         lost = [row for row in rows if not row.equal]
         kind = "not_restored" if lost else "restored"
-        words = {"lost": "; ".join(map(str, lost)), "parts": ", ".join(row.part for row in rows)}
-        severity: Severity = "error" if {row.part for row in lost} - _HARMLESS else "hint"
+        parts = [row.part for row in rows]
+        unseen = "" if "data" in parts else "; whether data are left out does not show"
+        words = {"lost": table(rows), "parts": ", ".join(parts) + unseen}
+        harm = {row.key or row.part for row in lost} - _HARMLESS
+        severity: Severity = "error" if harm else "hint"
         yield from self.find(kind, seen.step, severity, rows=list(map(asdict, rows)), **words)
 
 
-def _place(batch: int, saved: Mapping[str, Any]) -> int | None:
-    """Number of a batch from 0, if it is one of the last or first ones that were trained on."""
-    recent: list[int] = list(saved.get("recent", ()))
-    firsts: list[int] = list(saved.get("firsts", ()))
-    if batch in recent:
-        return int(saved["number"]) - len(recent) + recent.index(batch)
-    return firsts.index(batch) if batch in firsts else None
+def _data(
+    batch: int, saved: Mapping[str, Any], logged: Mapping[int, list[int]], epoch: int | None
+) -> Iterator[Row]:
+    """The place of the first batch among those that are known, if it is there.
+
+    Args:
+        batch: its fingerprint.
+        saved: number of batches by the save, and stretches of them: first number, fingerprints.
+        logged: number of batches by a save -> those after it.
+        epoch: that has the batch; None where it is not known.
+    """
+    number, chains = int(saved["number"]), list(saved["chains"])
+    was, last, due = f"next: batch {number:,}", chains[-1][1][-1:], logged.get(number, [])
+    shuffled = chains[1][0] > 0 and chains[0][1][: len(chains[1][1])] != chains[1][1]
+    chains += [[number - len(last), last + due], *map(list, logged.items())]
+    pairs = {pair for _, chain in chains for pair in pairwise(chain)}
+    drawn = len(pairs) > len({one for one, _ in pairs})  # with replacement, or one by one
+    places = (begin + c.index(batch) for begin, c in chains if batch in c)
+    place = min(places, key=lambda place: abs(place - number), default=None)
+    if (*last, batch) in pairs:
+        yield Row("data", was, was, True)
+    elif place is None and due:
+        known = f"none of those to {number + len(due) - 1:,}"
+        yield Row("data", was, known, False, "other data")
+    elif place is not None and not drawn and (due or shuffled or epoch == saved["epoch"]):
+        # Where epochs are alike the first batch comes again when one ends.
+        unsure = epoch is None and not due and place in (0, chains[1][0])
+        key = "data skipped" if place > number else "first data" if unsure else "data"
+        yield Row("data", was, f"batch {place:,}", False, key)
 
 
 def state_of(training: Training) -> dict[str, Any]:
@@ -126,6 +171,7 @@ def state_of(training: Training) -> dict[str, Any]:
                 v for k, v in state.items() if isinstance(v, Tensor) and k != "step" and v.numel()
             ]
     rates = [rate_of(group) for group in training.groups]
+    averages = _averages(training.ema)
     scaling = training.scaler is not None and training.scaler.is_enabled()
     sharded = any(hasattr(p, "device_mesh") for p in training.parameters)
     return {
@@ -134,6 +180,8 @@ def state_of(training: Training) -> dict[str, Any]:
         "weight_norm": _norm(list(training.parameters)),
         "moments": _sum(tensors),
         "moment_norm": _norm(tensors),
+        "EMA": _sum(averages),
+        "EMA_norm": _norm(averages),
         "step": None if step is None else int(step),
         "rates": [rate for rate in rates if rate < float("inf")],
         "scheduler": [getattr(s, "last_epoch", None) for s in training.schedulers],
@@ -144,11 +192,16 @@ def state_of(training: Training) -> dict[str, Any]:
 
 def _rows(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Row]:
     if saved["ranks"] == now["ranks"]:
-        for part, norm in (("weights", "weight_norm"), ("moments", "moment_norm")):
+        norms = {"weights": "weight_norm", "moments": "moment_norm"}
+        if saved.get("EMA"):
+            norms["EMA"] = "EMA_norm"
+        for part, norm in norms.items():
             lost = now[norm] == 0 != saved[norm]
-            values = f"{saved[norm]:.3g}", f"{'lost, ' if lost else ''}{now[norm]:.3g}"
+            values = f"norm {saved[norm]:.3g}", f"{'lost, ' if lost else ''}norm {now[norm]:.3g}"
             if saved[part] != now[part] and values[0] == values[1]:
-                values = f"{saved[norm]:.9g}", f"other ones, {now[norm]:.9g}"
+                values = f"norm {saved[norm]:.9g}", f"other ones, norm {now[norm]:.9g}"
+            if part == "EMA" and now[part] == now["weights"]:
+                values = values[0], f"begun anew, norm {now[norm]:.9g}"
             yield Row(part, *values, saved[part] == now[part])
     for part, key in (("optimizer step", "step"), ("scaler", "scaler")):
         if saved[key] is not None or now[key] is not None:
@@ -156,20 +209,29 @@ def _rows(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Row]:
     equal = len(saved["rates"]) == len(now["rates"]) and all(
         abs(a - b) <= 1e-6 * max(a, b) for a, b in zip(saved["rates"], now["rates"], strict=True)
     )
-    yield Row("rate", _first(saved["rates"]), _first(now["rates"]), equal)
+    was, there = (_text(next(iter(state["rates"]), None)) for state in (saved, now))
+    yield Row("rate", was, there, equal)
     if saved["scheduler"] and now["scheduler"]:
-        was, there = saved["scheduler"], now["scheduler"]
-        yield Row("scheduler", f"step {was[0]}", f"step {there[0]}", was == there)
+        was, there = (f"step {state['scheduler'][0]}" for state in (saved, now))
+        yield Row("scheduler", was, there, saved["scheduler"] == now["scheduler"])
     equal = saved["random"] == now["random"]
     yield Row("random states", "as saved", "as saved" if equal else "other ones", equal)
 
 
+def _averages(ema: Any) -> list[Tensor]:
+    """Tensors of weights averages: a module's parameters, or those of a state."""
+    if isinstance(ema, nn.Module):
+        return list(ema.parameters())
+    state = ema.state_dict() if hasattr(ema, "state_dict") else ema
+    found = [one for one in tensors_in(state, most=None) if one.is_floating_point()]
+    if ema is not None and not found:
+        kind = f"{type(ema).__name__} without tensors of floats"
+        raise TypeError(f"monitor.ema is {kind}: a module, or tensors in a dict are accepted")
+    return found
+
+
 def _text(value: float | None) -> str:
-    return "none" if value is None else f"{value:g}"
-
-
-def _first(rates: list[float]) -> str:
-    return f"{rates[0]:.4g}" if rates else "none"
+    return "none" if value is None else f"{value:.7g}"
 
 
 def _sum(tensors: list[Tensor]) -> int:

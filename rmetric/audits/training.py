@@ -78,12 +78,14 @@ class Training:
         made: steps that each of them made, by its id.
         schedulers: as far as they are known.
         scaler: the GradScaler; None for none.
+        ema: averages of the weights, see `Monitor.ema`.
         step: steps checked so far.
         autocast: the training was asked for mixed precision.
         epoch: as the trainer counts it; None where it is not known.
         loader: of the training batches; None where it is not known.
         rank, ranks: this process, and how many train together.
         channel: to the other ranks; None for none.
+        log: writes an entry of that name with these values.
         half: which parameters are of half precision or less, shape (parameters,).
         replicated: a wrapper keeps the weights of several ranks equal.
     """
@@ -97,12 +99,14 @@ class Training:
         self.made: Counter[int] = Counter()
         self.schedulers: list[Any] = []
         self.scaler: Any = None
+        self.ema: Any = None
         self.step = 0
         self.autocast = False
         self.epoch: int | None = None
         self.loader: Any = None
         self.rank, self.ranks = 0, 1
         self.channel: Channel | None = None
+        self.log: Callable[..., None] = lambda event, **values: None
         self.half = np.array([p.element_size() <= 2 for p in self.parameters], dtype=bool)
         self.replicated = isinstance(model, nn.parallel.DistributedDataParallel)
         self._sizes = np.array([p.numel() for p in self.parameters], dtype=np.int64)

@@ -117,5 +117,4 @@ def _below_rounding(training: Training, seen: Seen) -> np.ndarray:
     """Parameters in half precision, and those whose rate times gradient is tiny."""
     adaptive = any("exp_avg" in state for o in training.optimizers for state in o.state.values())
     update = seen.rates if adaptive else seen.rates * np.maximum(seen.peaks, 0.0)
-    below: np.ndarray = training.half | (update < BELOW_ROUNDING)
-    return below
+    return np.asarray(training.half | (update < BELOW_ROUNDING))

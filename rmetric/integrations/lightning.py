@@ -76,7 +76,7 @@ class RMetricCallback(MonitorCallback, Callback):
         self._losses, self._norm = [], None
         steps = {"total_training_steps": trainer.max_steps} if trainer.max_steps > 0 else {}
         optimizer = trainer.optimizers[0] if trainer.optimizers else None
-        self._start_monitor(
+        monitor = self._start_monitor(
             trainer.model,  # type: ignore[arg-type]  # there is one by now
             optimizer,
             scaler=_scaler(trainer),
@@ -95,6 +95,8 @@ class RMetricCallback(MonitorCallback, Callback):
             step=trainer.global_step,
             state=(trainer.global_step and self._state) or {},
         )
+        averages = (getattr(c, "_average_model", None) for c in vars(trainer)["callbacks"])
+        monitor.ema = next((m for m in averages if m is not None), None)
         self._state = None
         self._follow_with_rescue(followed, trainer)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from rmetric._util.background import Background
 from rmetric._util.durable import durable_file, no_follow
@@ -104,15 +104,22 @@ class MonitorLog:
 
         It may have been logged after the step's checkpoint.
         """
-        if self._path is None or not self._path.is_file():
-            return None
+        found = [entry for entry in self.entries("METRICS") if entry.get("step") == step]
         try:
-            lines = _up_to(self._path, step).splitlines()
-            entries = (parse_line(line) for line in reversed(lines))
-            found = next(e for e in entries if e["event"] == "METRICS" and e["step"] == step)
-            return record_from_json(found).validation_loss
-        except (OSError, ValueError, KeyError, StopIteration):
+            return record_from_json(found[-1]).validation_loss if found else None
+        except (ValueError, KeyError):
             return None
+
+    def entries(self, event: str) -> list[dict[str, Any]]:
+        """The entries of an event in an older log, in their order; none where it is not a log."""
+        if self._path is None or not self._path.is_file():
+            return []
+        try:
+            lines = self._path.read_bytes().splitlines(keepends=True)
+            named = (n for n in lines if event.encode() in n and n.endswith(b"\n"))
+            return [entry for entry in map(parse_line, named) if entry["event"] == event]
+        except (OSError, ValueError, KeyError):
+            return []
 
     def _hand_over(self) -> None:
         self._flushed = time.monotonic()

@@ -162,6 +162,9 @@ class Monitor:
         model, optimizer, scaler, background: for actions.
         protocol: slips of the loop that were told.
         schedulers: of the learning rate, as far as a trainer's callback or an action knows them.
+        ema: averages of the weights, for the audit of a resume: a module (AveragedModel), an object
+            with `state_dict`, or tensors in a dict; None for none. Set it again where loading a
+            checkpoint makes a new one.
         training: what the audits see; a trainer's callback tells its epoch and loader.
         findings: of the audits so far.
         updates: judge of learning rates and of steps that change nothing; for actions.
@@ -186,6 +189,7 @@ class Monitor:
         self.model, self.optimizer = model, unwrapped(optimizer)
         self.scaler = scaler = scaler or scaler_of(optimizer)
         self.schedulers: list[Any] = []
+        self.ema: Any = None
         self.training = Training(model, self.optimizer)
         self._auditor = Auditor(self.training, make_audits(audits), self._found)
         self.findings = self._auditor.findings
@@ -259,6 +263,7 @@ class Monitor:
     def _start_audits(self, ranks: Sequence[int]) -> None:
         if not self._auditor:
             return
+        self.training.log = self.log_event
         if ranks:
             self.training.rank, self.training.ranks = self.rank, len(ranks)
             channel = self._new_exchange(AUDIT_WIDTH, f"{self.run_id}-audits")
@@ -316,8 +321,10 @@ class Monitor:
         pending = self._recorder.measure(self.step, loss, gradient_norm)
         if self._auditor:
             self.training.scaler = self.scaler
-            self.training.schedulers = self.schedulers
+            self.training.schedulers, self.training.ema = self.schedulers, self.ema
             pending.audits = self._auditor.measure(self.step)
+        if not self._recorder.sees_updates:  # nothing more comes
+            pending.send()
         self._pending = pending
         self._arm_next_step()
         verdict = Verdict(lambda: self._judge_before_update(pending))
@@ -540,7 +547,7 @@ class Monitor:
         if "episodes" in state:  # else it is of an earlier version
             self._delivery.load_state_dict(state["episodes"])
         self._timer.reset()
-        self._auditor.loaded(state.get("audits", {}))
+        self._auditor.loaded(state.get("audits", {}), self._log.entries("BATCHES"))
         self.updates.restart()
         self._step_time_judge.load_state_dict(state.get("step_times"))
         self._arm_next_step()

@@ -98,6 +98,7 @@ class StepRecorder:
 
     Attributes:
         removers: functions that remove what `install` has installed so far.
+        sees_updates: the optimiser has a hook for them.
     """
 
     _sample: WeightSample
@@ -127,7 +128,7 @@ class StepRecorder:
         self._own: GradientListener | None = None  # this rank's own gradient
         self._shards: Any = None
         self.removers: list[Callable[[], Any]] = []
-        self._sees_updates = False  # the optimiser has a hook for them
+        self.sees_updates = False
         self._shared_norm: Tensor | None = None  # of the unclipped gradients: clipping uses it
         self._sampled = False  # the weights before this step are remembered
         self._micro_losses: list[Any] = []
@@ -156,8 +157,8 @@ class StepRecorder:
                 self._probe = None
                 logger.warning("rmetric: no fixed batch: sharded models run on all ranks or none")
         self.removers = [part.remove for part in (self._workers, self._own, self._forward) if part]
-        self._sees_updates = hasattr(self._optimizer, "register_step_post_hook")
-        if self._sees_updates:
+        self.sees_updates = hasattr(self._optimizer, "register_step_post_hook")
+        if self.sees_updates:
             self.removers.append(self._optimizer.register_step_post_hook(after_optimizer).remove)
 
     def arm(self, step: int, *, ranks_connected: bool) -> None:
@@ -207,12 +208,10 @@ class StepRecorder:
             pending.forward = self._forward.take()
         if self._probe is not None and is_due(step, self._config.probe_every):
             pending.probe_loss = self._probe_loss()
-        if self._sees_updates and is_due(step, self._config.update_every):
+        if self.sees_updates and is_due(step, self._config.update_every):
             # Here and not in a hook on step(): a closure's backward runs inside of that.
             self._sample.remember()
             self._sampled = True
-        if not self._sees_updates:  # nothing more comes
-            pending.send()
         return pending
 
     @property
