@@ -22,7 +22,31 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 #: Records in a row without a loss that are no sign of a loss that is logged no more.
-FEW_SILENT = 4
+_FEW_SILENT = 4
+
+
+class MissingLosses:
+    """Counts rows or records in a row that have no loss, once one was logged.
+
+    Attributes:
+        known: True from the first loss on.
+        missing: since the last loss.
+        longest: of those before it.
+    """
+
+    def __init__(self) -> None:
+        self.known = False
+        self.missing = self.longest = 0
+
+    def update(self, *, logged: bool) -> None:
+        if logged:
+            self.known, self.longest = True, max(self.longest, self.missing)
+        self.missing = 0 if logged else self.missing + self.known
+
+    @property
+    def stay_away(self) -> bool:
+        """True if more are missing than a few, and than twice as many as ever before."""
+        return self.missing > max(2 * self.longest, _FEW_SILENT)
 
 
 @dataclass(slots=True)
@@ -98,8 +122,8 @@ class Record:
         policy: what reinforcement learning logs beside the loss, where it does: ``reward``,
             ``reward_spread`` (standard deviation), ``kl`` (nats a token), ``answer_kl`` (nats an
             answer), ``entropy`` (nats; some log it negative), ``response_length`` (tokens),
-            ``clip_fraction``, and ``equal_rewards``, the share of the groups whose answers have
-            one reward.
+            ``clip_fraction``, ``equal_rewards``, the share of the groups whose answers have one
+            reward, and ``preference_accuracy``, the share of pairs of answers that are told apart.
         memory: bytes in use, ``host`` and ``device``, and where they end: ``host_limit``,
             ``device_limit``; or ``host_percent`` and ``device_percent`` of what there is.
     """

@@ -35,6 +35,19 @@ def counted(number: int, word: str) -> str:
     return f"{number:,} {word[:-1]}ies" if word.endswith("y") else f"{number:,} {word}s"
 
 
+def short_number(value: float | None) -> str:
+    """Three digits; without an exponent from a thousand to a million.
+
+    >>> short_number(0.69314), short_number(123456), short_number(None)
+    ('0.693', '123,000', 'nan')
+    """
+    if value is None:
+        return "nan"
+    if 999.5 <= abs(value) < 1e6:
+        return f"{float(f'{value:.3g}'):,.0f}"
+    return f"{value:.3g}"
+
+
 def number_ranges(numbers: Iterable[int]) -> str:
     """Ascending numbers in short.
 

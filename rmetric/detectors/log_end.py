@@ -13,7 +13,7 @@ from rmetric.detectors.contract import Detector
 from rmetric.detectors.followed_loss import FollowedLoss
 from rmetric.detectors.no_update import ADVICE, NoUpdate
 from rmetric.detectors.policy_collapse import PolicyCollapse
-from rmetric.records import FEW_SILENT, Record
+from rmetric.records import MissingLosses, Record
 
 #: A last loss explodes from so many times the highest of so many before; so many must be known.
 _RATIO, _BEFORE, _KNOWN = 2.0, 20, 5
@@ -39,24 +39,24 @@ class SilentLoss:
     """
 
     def __init__(self) -> None:
-        self._followed = FollowedLoss()
+        self._followed, self._counted = FollowedLoss(), MissingLosses()
         self.last: deque[float] = deque(maxlen=_BEFORE + _UNCONFIRMED)
         self.since: int | None = None
         self._due = self._last = self._highest = 0
-        self._missing = self._longest = -1  # before the first loss
 
     def update(self, record: Record) -> None:
         step = record.step
         loss = self._followed.of(record)
         if loss is not None:
             self.last.append(loss)
-            self._longest = max(self._longest, self._missing)
             if step > self._last:
-                self._due = 2 * step - self._last if self._missing >= 0 else step + 1
-            self._missing, self._last, self._highest, self.since = 0, step, step, None
-        elif self._missing >= 0 and step > self._highest:
-            self._missing, self._highest = self._missing + 1, step
-            if self._missing > max(2 * self._longest, FEW_SILENT):
+                self._due = 2 * step - self._last if self._counted.known else step + 1
+            self._last, self._highest, self.since = step, step, None
+            self._counted.update(logged=True)
+        elif step > self._highest:
+            self._highest = step
+            self._counted.update(logged=False)
+            if self._counted.stay_away:
                 self.since = self._due
 
     @property

@@ -60,6 +60,11 @@ class Finding:
         return f"{self.kind.replace('_', ' ').upper()} since step {self.since:,}"
 
     @property
+    def words(self) -> str:
+        """The title in small letters."""
+        return self.title.lower().replace("kl ", "KL ")
+
+    @property
     def levels(self) -> str:
         return f"{RULES[self.kind].quantity} {self.before:.3g} -> {self.after:.3g}"
 
@@ -120,7 +125,7 @@ def _learns_nothing(series: Series) -> tuple[float, float] | None:
     number = len(reward.levels)
     if number >= _EQUAL_REWARDS and len(set(reward.levels)) == 1:
         return reward.levels[0], reward.levels[-1]
-    if reward.count < _ENOUGH:
+    if reward.count < _ENOUGH or _reward_collapsed(series):
         return None
     before, after = fmean(reward.levels[: number // 8]), fmean(reward.levels[-number // 3 :])
     if before > _HIGH and 0 <= min(reward.levels) <= max(reward.levels) <= 1:
@@ -226,7 +231,7 @@ class PolicyCollapse:
         if not self.alarming:
             return ""
         worst = self.alarming[0]
-        said = "; ".join(f"{found.title.lower()}, {found.levels}" for found in self.alarming)
+        said = "; ".join(f"{found.words}, {found.levels}" for found in self.alarming)
         return f"{said}: {RULES[worst.kind].advice.format(step=f'{worst.since:,}')}"
 
     def update(self, record: Record) -> PolicyCollapse:

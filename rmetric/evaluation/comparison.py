@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite, sqrt
 from statistics import fmean, median, stdev
@@ -12,7 +12,7 @@ import numpy as np
 
 from rmetric.evaluation.loss_course import Floats
 from rmetric.evaluation.run_verdict import judge_run
-from rmetric.evaluation.verdict_words import RunVerdict, number
+from rmetric.evaluation.verdict_words import RunVerdict, levels
 from rmetric.records import Run
 
 Kind = Literal["better", "as_good", "worse", "cannot_tell"]
@@ -59,6 +59,7 @@ class Comparison:
         parted: first step from which the candidate's loss stays away, beyond tolerance and noise;
             None if it does not.
         speed: steps a second, candidate over reference; None where a side logs no times.
+        memory: the same of the highest device memory, or else host memory, that was logged.
         verdicts: of each run of the candidate, by its id.
         over_seeds: the interval is over the seeds of both sides, else over the noise within runs.
     """
@@ -71,6 +72,7 @@ class Comparison:
     difference: tuple[float, float, float] | None = None
     parted: int | None = None
     speed: float | None = None
+    memory: float | None = None
     verdicts: dict[str, RunVerdict] = field(default_factory=dict)
     over_seeds: bool = False
 
@@ -100,7 +102,8 @@ def compare(
         before = [verdict.severity == "bad" for verdict in _verdicts(reference).values()]
         bad = bad if len(bad) / len(verdicts) > sum(before) / len(before) else []
     found = _compared(reference, candidate, tolerance, bad)
-    return replace(found, speed=_speed(reference, candidate), verdicts=verdicts)
+    speed, memory = (_ratio(reference, candidate, of) for of in (_speed, _memory))
+    return replace(found, speed=speed, memory=memory, verdicts=verdicts)
 
 
 def _verdicts(side: Sequence[Run]) -> dict[str, RunVerdict]:
@@ -182,7 +185,7 @@ def _judge(
     elif high <= allowed:
         kind = "as_good"
     words = (
-        f"{loss.replace('_', ' ')} {number(reference.end)} -> {number(candidate.end)} at the end, "
+        f"{levels(loss.replace('_', ' '), reference.end, candidate.end)} at the end, "
         f"{difference:+.3g} [{low:+.3g}, {high:+.3g}]"
     )
     parted = _parted(reference, candidate, allowed)
@@ -238,15 +241,26 @@ def _parted(reference: Course, candidate: Course, allowed: float) -> int | None:
     return round(float(reference.steps[first]))
 
 
-def _speed(reference: Sequence[Run], candidate: Sequence[Run]) -> float | None:
-    speeds = [[_of_run(run) for run in side] for side in (reference, candidate)]
-    if any(speed is None for side in speeds for speed in side):
+def _ratio(
+    reference: Sequence[Run], candidate: Sequence[Run], of: Callable[[Run], float | None]
+) -> float | None:
+    """The usual value of the candidate's runs over the reference's; None if a run has none."""
+    values = [[of(run) or 0.0 for run in side] for side in (reference, candidate)]
+    if not all(map(all, values)):
         return None
-    before, after = (median(speed for speed in side if speed) for side in speeds)
+    before, after = map(median, values)
     return after / before
 
 
-def _of_run(run: Run) -> float | None:
+def _memory(run: Run) -> float | None:
+    for name in ("device", "host", "device_percent", "host_percent"):
+        logged = [r.memory[name] for r in run.records if r.memory and name in r.memory]
+        if logged:
+            return max(logged)
+    return None
+
+
+def _speed(run: Run) -> float | None:
     """Steps a second."""
     seconds = [r.step_seconds for r in run.records if r.step_seconds]
     if seconds:

@@ -50,19 +50,8 @@ def resample_counts(num_runs: int) -> Floats:
     return counts_BR
 
 
-def group_counts(groups_R: NDArray[np.int64]) -> Floats:
-    """Number of times each run is in each sample where whole groups are drawn, shape (B, R).
-
-    Args:
-        groups_R: each run's group, numbered from 0 without a gap.
-    """
-    return resample_counts(int(groups_R.max()) + 1)[:, groups_R]
-
-
 def estimate(
-    statistic: Callable[[Floats], Floats],
-    num_runs: int,
-    groups_R: NDArray[np.int64] | None = None,
+    statistic: Callable[[Floats], Floats], num_runs: int, groups_R: NDArray[np.int64] | None = None
 ) -> Estimate:
     """`statistic` of the runs, with its percentile interval.
 
@@ -72,12 +61,14 @@ def estimate(
     Args:
         statistic: from counts of shape (B, R) to values of shape (B,).
         num_runs: R.
-        groups_R: which runs are drawn together; None where each stands alone. It answers how
-            much the number would move with other groups, not with other runs of these.
+        groups_R: which runs are drawn together, numbered from 0 without a gap; None where each
+            stands alone. It answers how much the number would move with other groups, not with
+            other runs of these.
     """
     if num_runs == 0:
         return Estimate(np.nan, np.nan, np.nan)
-    counts_BR = resample_counts(num_runs) if groups_R is None else group_counts(groups_R)
+    drawn = np.arange(num_runs) if groups_R is None else groups_R
+    counts_BR = resample_counts(int(drawn.max()) + 1)[:, drawn]
     values = statistic(counts_BR)
     if np.isnan(values[0]):
         return Estimate(np.nan, np.nan, np.nan)

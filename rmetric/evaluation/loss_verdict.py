@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rmetric._util.printed import counted
+from rmetric._util.printed import counted, short_number
 from rmetric.evaluation import verdict_words as words
 from rmetric.evaluation.loss_course import (
     ABRUPT_SHARE,
@@ -29,7 +29,7 @@ from rmetric.evaluation.loss_course import (
     level_of,
     ratio,
 )
-from rmetric.evaluation.verdict_words import RunVerdict, levels, number
+from rmetric.evaluation.verdict_words import RunVerdict, levels
 
 #: A step to a new level after which the loss falls again is a change of data below the first
 #: ratio to the level before; a slow rise for good is a divergence from the second one.
@@ -178,7 +178,7 @@ def _blow_up(
     if blown is not None:
         low, high = float(loss.values[:blown].min()), level_of(loss.values[blown:first])
         return begun, f"{levels(word, low, high)} at step {begun:,}, then {what}"
-    return None, f"{word} {what}" if before is None else f"{word} {number(before)} -> {what}"
+    return None, f"{word} {what}" if before is None else f"{word} {short_number(before)} -> {what}"
 
 
 def _blown_up(values: Floats) -> int | None:
@@ -208,8 +208,7 @@ def ends_above(loss: Loss, alarms: Sequence[int] | None = None) -> RunVerdict | 
     bends = np.sort(np.diff(medians, 2) ** 2)[:-1]  # the largest may be where the rise begins
     away = np.abs(values - np.repeat(medians, [len(part) for part in parts]))
     noise = max(
-        float(np.mean(bends) / 6) ** 0.5,
-        _ERROR * float(np.median(away)) / len(parts[0]) ** 0.5,
+        float(np.mean(bends) / 6) ** 0.5, _ERROR * float(np.median(away)) / len(parts[0]) ** 0.5
     )
     least = max(
         ABOVE_SHARE * max(abs(low), first - low),
@@ -282,7 +281,7 @@ def _lasting(
     )
     finite, top, came = loss.values[first:][np.isfinite(loss.values[first:])], "", "never came back"
     if end is not None and ratio(peak, end) >= PEAK_RATIO:
-        top = f", peak {number(float(np.max(finite, initial=peak)))}"
+        top = f", peak {short_number(float(np.max(finite, initial=peak)))}"
     if np.any(later[1:] <= rise.base):
         came = "fell back and rose again"
     elif at_last - rise.base < height / 2:

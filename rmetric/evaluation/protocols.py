@@ -121,7 +121,7 @@ def _for_nothing(windows: Windows, alerts: Alerts) -> Bools:
     return (alerts.first < inf) & (~windows.failed | premature)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Protocol:
     """One way to score.
 
@@ -137,22 +137,13 @@ class Protocol:
 
 
 PROTOCOLS: dict[str, Protocol] = {
-    "published": Protocol(
-        title="published",
-        question="did a run that failed ever alarm, at any step, before its fault included?",
-        verdict=published,
-    ),
-    "causal": Protocol(
-        title="causal",
-        question="did the first alert fall after the fault and before the failure?",
-        verdict=causal,
-    ),
-    "causal_unlatched": Protocol(
-        title="causal, any alert",
-        question="did some alert fall after the fault and before the failure?",
-        verdict=causal_unlatched,
-    ),
-}
+    "published": Protocol("published",
+        "did a run that failed ever alarm, at any step, before its fault included?", published),
+    "causal": Protocol("causal",
+        "did the first alert fall after the fault and before the failure?", causal),
+    "causal_unlatched": Protocol("causal, any alert",
+        "did some alert fall after the fault and before the failure?", causal_unlatched),
+}  # fmt: skip
 
 
 def judge(runs: Sequence[Run], traces: Sequence[Trace], protocol: str) -> Outcomes:

@@ -17,7 +17,9 @@ from rmetric._util.printed import counted
 from rmetric.detectors.input_wait import InputWait
 from rmetric.detectors.log_end import SilentLoss
 from rmetric.detectors.memory_slope import MemorySlope
+from rmetric.detectors.no_learning import NoLearning
 from rmetric.detectors.no_update import NoUpdate
+from rmetric.detectors.policy_collapse import RULES, PolicyCollapse
 from rmetric.evaluation.loss_course import (
     FEWEST_RECORDS,
     RATIO,
@@ -28,8 +30,6 @@ from rmetric.evaluation.loss_course import (
     Loss,
 )
 from rmetric.evaluation.loss_verdict import ends_above, event, judge_loss, not_finite_at_end
-from rmetric.evaluation.no_learning import learns_nothing
-from rmetric.evaluation.policy_verdict import judge_policy
 from rmetric.evaluation.verdict_words import EVALUATE, SEVERITY, Kind, RunVerdict, levels
 from rmetric.records import Record, Truth
 
@@ -64,13 +64,13 @@ def judge_run(
     """
     with np.errstate(all="ignore"):  # losses may be infinite, or as large as a float can be
         verdict = _of_parts(records, alarm_steps) or _of_losses(records, alarm_steps)
-        policy = judge_policy(records, alarm_steps) if verdict.kind != "not_finite" else None
+        policy = _of_policy(records, alarm_steps) if verdict.kind != "not_finite" else None
         verdict = policy or verdict
         if verdict.severity != "bad":
             verdict = _with_end(verdict, records, unread, alarm_steps)
         if truth is not None and truth.failed and verdict.severity != "bad":
             verdict = _as_stated(verdict, truth)
-        verdict = verdict if policy else learns_nothing(verdict, records, alarm_steps)
+        verdict = verdict if policy else _with_learning(verdict, records, alarm_steps)
     memory, wait = MemorySlope(), InputWait()
     for record in records:
         memory.update(record)
@@ -144,6 +144,36 @@ def _of_losses(records: Sequence[Record], alarms: Sequence[int]) -> RunVerdict:
     return _beside_validation(verdict, beside)
 
 
+def _of_policy(records: Sequence[Record], alarms: Sequence[int]) -> RunVerdict | None:
+    """The verdict by the reward and what is logged beside it; None for a log without a reward."""
+    policy = PolicyCollapse()
+    for record in records:
+        policy.update(record)
+    rewards = [r.policy["reward"] for r in records if r.policy and "reward" in r.policy]
+    if not rewards:
+        return None
+    course = levels("reward", rewards[0], rewards[-1])
+    if policy.findings:
+        worst, *others = policy.findings
+        return RunVerdict(
+            kind=worst.kind,
+            text=worst.title,
+            loss="reward",
+            advice=RULES[worst.kind].advice.format(step=f"{worst.since:,}"),
+            detail="; ".join([worst.levels, course, *(other.words for other in others)]),
+            onset_step=worst.since,
+            before=worst.before,
+            after=worst.after,
+            alarm_step=next((step for step in alarms if step >= worst.since), None),
+            num_events=len(policy.findings),
+        )
+    if not policy.is_known:
+        what = f"{counted(len(rewards), 'record')} with a reward"
+        return RunVerdict.of("few", what=what, loss="reward")
+    text = "HEALTHY: no collapse of the reward seen"
+    return RunVerdict(kind="healthy", text=text, loss="reward", detail=course, advice="nothing")
+
+
 def _with_end(
     verdict: RunVerdict, records: Sequence[Record], unread: str, alarms: Sequence[int]
 ) -> RunVerdict:
@@ -167,6 +197,27 @@ def _with_end(
         alarm_step=next((step for step in alarms if since is not None and step >= since), None),
         why=stuck.reason, unread=unread, earlier=earlier,
     )  # fmt: skip
+
+
+def _with_learning(
+    verdict: RunVerdict, records: Sequence[Record], alarms: Sequence[int]
+) -> RunVerdict:
+    """The verdict, unless nothing is learnt since the start, or since a restart and it saw that."""
+    learning, loss = NoLearning(), Loss.of(records, "training_loss")
+    for record in records:
+        learning.update(record)
+    found = learning.judge()
+    if found is None or loss is None:
+        return verdict
+    lasts = verdict.kind in ("diverged", "level_rose") and verdict.end_step is None
+    restarted = lasts and found.first > 0
+    first_steps = loss.steps[found.first : found.first + 3]
+    if verdict.kind != "healthy" and not (restarted and verdict.onset_step in first_steps):
+        return verdict
+    facts = {"said": found.text, "why": found.detail}
+    if found.first:
+        return event(loss, "unlearnt", found.first, alarms, **facts)
+    return RunVerdict.of("unlearnt", loss=loss.name, **facts)
 
 
 def _as_stated(verdict: RunVerdict, truth: Truth) -> RunVerdict:

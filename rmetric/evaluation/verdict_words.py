@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rmetric._util.printed import counted
+from rmetric._util.printed import counted, short_number
+from rmetric.detectors.no_learning import ADVICE as UNLEARNT
 from rmetric.evaluation.loss_course import SHARE_OF_LEVEL, WIDTH, Course, Loss, Rise
 
 Kind = Literal[
@@ -31,7 +32,6 @@ NEEDS_RECORDS = 10
 
 _BACK = "stop, go back to a checkpoint before step "
 _CHECK = "check whether data or learning rate changed there"
-_UNLEARNT = "look for a rate that is too high or 0, frozen weights, and labels of other inputs"
 _FROM_TO, _TOP = "{word} {before} -> {after}", "{word} {before}, {top}"
 #: The words of every verdict, by the name that the judging knows: its class, the line, the numbers
 #: and what to do. In braces are facts, see `RunVerdict.of`.
@@ -46,10 +46,7 @@ WORDS: dict[str, tuple[Kind, str, str, str]] = {
         "look for the error in the log"),
     "stuck": ("stuck", "STUCK: {why}", "{earlier}",
         "look at the loss, the frozen weights and the schedule; nothing is learnt since"),
-    "chance": ("learns_nothing", "LEARNS NOTHING{since}: the loss stays at ln({classes})",
-        "{word} {before} -> {after}, as of a guess among {classes} classes", _UNLEARNT),
-    "flat": ("learns_nothing", "LEARNS NOTHING{since}: the loss does not fall",
-        _FROM_TO + " in {records} records, no level of a model that has converged", _UNLEARNT),
+    "unlearnt": ("learns_nothing", "{said}", "{why}", UNLEARNT),
     "spike": ("spike", "SPIKE at {step}, recovered in {lasted}", _TOP + "{higher}",
         "watch whether it comes again"),
     "spikes": ("spike", "{num_events} SPIKES, all recovered",
@@ -96,7 +93,8 @@ class RunVerdict:
         kind: class of the course; `severity` follows from it.
         text: the verdict as one short line.
         detail: the numbers, as a second short line; empty where there is none.
-        loss: the judged series, ``training_loss`` or ``validation_loss``; None for none.
+        loss: the judged series, ``training_loss``, ``validation_loss`` or, of reinforcement
+            learning, ``reward``; None for none.
         onset_step: first step of the event; None where there is none.
         end_step: first step at which it was over; None where it lasts or there is none.
         before, after: level of the loss before the event, and at its height or, where it never
@@ -154,27 +152,18 @@ class RunVerdict:
         return " ".join(filter(None, [f"{self.detail}." if self.detail else "", advice]))
 
 
-def number(value: float | None) -> str:
-    """Three digits; without an exponent from a thousand to a million."""
-    if value is None:
-        return "nan"
-    if 999.5 <= abs(value) < 1e6:
-        return f"{float(f'{value:.3g}'):,.0f}"
-    return f"{value:.3g}"
-
-
 def _shown(fact: Any) -> str:
     if isinstance(fact, float | None):
-        return number(fact)
+        return short_number(fact)
     return f"{fact:,}" if isinstance(fact, int) else str(fact)
 
 
 def levels(word: str, before: float | None, after: float | None) -> str:
-    return f"{word} {number(before)} -> {number(after)}"
+    return f"{word} {short_number(before)} -> {short_number(after)}"
 
 
 def height_of(rise: Rise) -> str:
-    return number(rise.peak) if rise.finite else "nan or infinite"
+    return short_number(rise.peak) if rise.finite else "nan or infinite"
 
 
 def spikes_before(loss: Loss, rises: Sequence[Rise]) -> str:
@@ -195,7 +184,7 @@ def single_records(course: Course, height: float) -> str:
     if not len(higher):
         return ""
     most = int(higher[np.argmax(values[higher])])
-    at = f"{number(float(values[most]))} at step {course.loss.step(most):,}"
+    at = f"{short_number(float(values[most]))} at step {course.loss.step(most):,}"
     if len(higher) == 1:
         return f"; one record stands out, {at}"
     return f"; {len(higher):,} single records stand out, the highest {at}"
@@ -210,7 +199,9 @@ def early_rise(loss: Loss) -> str:
     if first <= 0 or high <= (1 + 2 * SHARE_OF_LEVEL) * first or not len(back):
         return ""
     over = loss.step(at + int(back[0]))
-    return f"; an early rise to {number(high)} at step {loss.step(at):,}, gone by step {over:,}"
+    return (
+        f"; an early rise to {short_number(high)} at step {loss.step(at):,}, gone by step {over:,}"
+    )
 
 
 def after_alarm(loss: Loss, alarm: int | None) -> str:
@@ -234,6 +225,7 @@ def counted_runs(kind: Kind, number: int) -> str:
         "spike": "with spikes",
         "level_rose": "with a raised level",
         "learns_nothing": "that learn nothing",
+        "kl_ran_away": "whose KL ran away",
     }
     return f"{number:,} {words.get(kind, kind.replace('_', ' '))}"
 

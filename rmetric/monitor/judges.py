@@ -15,8 +15,10 @@ from rmetric.detectors.calibrated import read_thresholds
 from rmetric.detectors.input_wait import InputWait
 from rmetric.detectors.memory_slope import ADVICE as MEMORY_ADVICE
 from rmetric.detectors.memory_slope import MemorySlope
+from rmetric.detectors.no_learning import ADVICE as LEARNING_ADVICE
+from rmetric.detectors.no_learning import NoLearning
 from rmetric.detectors.no_update import ADVICE, NoUpdate
-from rmetric.detectors.policy_collapse import PolicyCollapse
+from rmetric.detectors.policy_collapse import RULES, PolicyCollapse
 from rmetric.detectors.registry import make_detector
 from rmetric.metric import RMetric
 from rmetric.monitor.alert_delivery import AlertDelivery
@@ -116,11 +118,11 @@ class UpdateJudge:
 
     Attributes:
         rates: of the optimiser.
-        no_update, input_wait: as of the last complete record.
+        no_update: as of the last complete record.
     """
 
     def __init__(self, optimizer: Any, delivery: AlertDelivery) -> None:
-        self.rates, self.no_update = LearningRates(), NoUpdate()
+        self.rates, self.no_update, self._learning = LearningRates(), NoUpdate(), NoLearning()
         self.restart()
         self._optimizer, self._delivery = optimizer, delivery
 
@@ -142,15 +144,28 @@ class UpdateJudge:
             self._raise(record.step, NO_UPDATE, f"{reason}: {ADVICE}", self.no_update.since)
         if found := self._policy.update(record).alarming:
             self._raise(record.step, POLICY, self._policy.reason, found[0].since)
-        self.input_wait.update(record)
+        self._input_wait.update(record)
+        self._learning.update(record)
         self._memory.update(record)
         if reason := self._memory.reason:
             self._raise(record.step, MEMORY, f"{reason}: {MEMORY_ADVICE}", self._memory.since)
 
+    def closing(self, rank: int) -> dict[str, str]:
+        """What only the end of a training tells: event in the log -> words, as replay has them."""
+        unlearnt = ""
+        if self._policy.has_reward:
+            for found in self._policy.findings:
+                if found.kind == "learns_nothing":
+                    unlearnt = f"{found.title}; {found.levels}: {RULES[found.kind].advice}"
+        elif (lost := self._learning.judge()) is not None:
+            unlearnt = f"{lost.text}; {lost.detail}: {LEARNING_ADVICE}"
+        said = {"INPUT_BOUND": self._input_wait.words, "LEARNS_NOTHING": "" if rank else unlearnt}
+        return {event: words for event, words in said.items() if words}
+
     def restart(self) -> None:
         """The training went back to an earlier step."""
         self.no_update.restart()
-        self._policy, self._memory, self.input_wait = PolicyCollapse(), MemorySlope(), InputWait()
+        self._policy, self._memory, self._input_wait = PolicyCollapse(), MemorySlope(), InputWait()
 
     def _raise(self, step: int, source: str, reason: str, since: int) -> None:
         """An alert of this rank alone."""

@@ -726,9 +726,9 @@ class Monitor:
     def _complete_last(self) -> None:
         self._complete_pending(CLOSED, times=self._timer.finish())
         self._receive_ranks()
-        if words := self.updates.input_wait.words:
-            logger.info("rmetric: %s", words)
-            self.log_event("INPUT_BOUND", reason=words, rank=self.rank)
+        for event, words in self.updates.closing(self.rank).items():
+            logger.warning("rmetric: %s", words)
+            self.log_event(event, reason=words, rank=self.rank)
 
     def disable(self, where: str, error: Exception) -> None:
         """End the measurements after an internal error and report it; training continues.

@@ -25,9 +25,10 @@ from rmetric.readers import (
     experiment_log,
     json_document,
     json_lines,
-    key_values,
     table,
     tensorboard_events,
+    text_pairs,
+    trackers,
     wandb_file,
 )
 from rmetric.readers.assembler import Batches
@@ -39,6 +40,7 @@ from rmetric.readers.source import HEAD, LONGEST_LINE, Source
 from rmetric.readers.stream import Reader, Stream
 from rmetric.readers.text_readers import (
     LAST_READERS,
+    MAPPED,
     TEXT_READERS,
     WITHOUT_LOSS,
     WITHOUT_STEP,
@@ -52,6 +54,7 @@ from rmetric.records import Record, Run
 READERS: tuple[Reader, ...] = (
     experiment_log.READER,
     json_document.TRAINER_STATE,
+    trackers.READER,
     json_lines.READER,
     *map(as_reader, TEXT_READERS),
     json_document.READER,
@@ -61,6 +64,9 @@ READERS: tuple[Reader, ...] = (
     *LAST_READERS,
     table.READER,
 )
+
+#: Asked before these: of files that are no text.
+_BY_BYTES = (tensorboard_events.READER, wandb_file.READER, trackers.DATABASE)
 
 __all__ = [
     "READERS",
@@ -168,7 +174,8 @@ def _errors_of(path: Path) -> Iterator[None]:
 def find_logs(paths: Iterable[str | Path]) -> list[Path]:
     """The files that `paths` stand for: files, folders with all below them, globs.
 
-    A folder with several event files of TensorBoard stands for them: it is one run. Of a folder
+    A folder with several event files of TensorBoard stands for them: it is one run. So does that
+    of an MLflow run for the files of its metrics. Of a folder
     that a trainer wrote, its log is found, see `run_folders`. Hidden files and unfinished
     ``.part`` files are passed over. Raises ValueError for a path that is not there, a glob that
     matches nothing and an empty folder.
@@ -218,6 +225,8 @@ def open_log(
     UnknownFormat for one that no reader knows.
     """
     mapping = mapping or {}
+    if trackers.run_folder(path / "metrics" / "loss") == path:
+        return OpenLog("MLflow run (folder)", path, trackers.stream_folder(path, mapping))
     if path.is_dir():
         files = tensorboard_events.event_files(path)
         stream = tensorboard_events.stream_files(path, files, mapping)
@@ -228,7 +237,8 @@ def open_log(
         if growing and not reader.follows:
             problem = f"{reader.name}: written as a whole, there is nothing to follow"
             raise LogError(path, None, problem)
-        return OpenLog(reader.name, path, reader.stream(source, mapping), source)
+        by_text = None if reader in _BY_BYTES else source
+        return OpenLog(reader.name, path, reader.stream(source, mapping), by_text)
 
 
 def read_log(
@@ -278,16 +288,15 @@ def read_log(
 def _reader_of(source: Source, mapping: Mapping[str, str]) -> Reader:
     """The first reader that knows the file."""
     head = source.head_text()
-    if tensorboard_events.matches(head):
-        return tensorboard_events.READER
-    if wandb_file.matches(head):
-        return wandb_file.READER
+    for reader in _BY_BYTES:
+        if reader.matches(head):
+            return reader
     source.check_is_text()
-    reader = next((reader for reader in READERS if reader.matches(head)), None)
-    if reader is not None and reader is not WITHOUT_LOSS:
-        return reader
+    found = next((reader for reader in READERS if reader.matches(head)), None)
+    if found is not None and found is not WITHOUT_LOSS:
+        return found
     if "loss" in mapping or "eval_loss" in mapping:
-        return key_values.READER
+        return MAPPED
     further = reader_further_on(source)
     if further is not None:
         return further
@@ -299,9 +308,8 @@ def _reader_of(source: Source, mapping: Mapping[str, str]) -> Reader:
 def _unknown(source: Source, head: str) -> UnknownFormat:
     lines = enumerate(head.splitlines(), start=1)
     number, first = next((n, line.strip()) for n, line in lines if line.strip())
-    by_bytes = (tensorboard_events.READER, wandb_file.READER)
-    known = ", ".join(reader.name for reader in (*READERS, *by_bytes))
-    hint = key_values.hint(head)
+    known = ", ".join(reader.name for reader in (*READERS, *_BY_BYTES))
+    hint = text_pairs.hint(head)
     remedy = (
         f"it would be read with {hint}"
         if hint
@@ -324,12 +332,14 @@ def read_runs(path: Path, *, mapping: Mapping[str, str] | None = None) -> list[R
 
 
 def _event_files_as_runs(files: list[Path]) -> list[Path]:
-    """`files`, with the folder in place of its event files of TensorBoard where it has several."""
+    """`files`, with the folder in place of its event files, if several, or of MLflow's metrics."""
     is_event_file = tensorboard_events.is_event_file
     number = Counter(file.parent for file in files if is_event_file(file))
     return list(
         dict.fromkeys(
-            file.parent if is_event_file(file) and number[file.parent] > 1 else file
+            file.parent
+            if is_event_file(file) and number[file.parent] > 1
+            else trackers.run_folder(file) or file
             for file in files
         )
     )

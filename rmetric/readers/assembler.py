@@ -17,7 +17,7 @@ from rmetric._util.strict_json import shown
 from rmetric.readers.columns import MEMORY, POLICY, TARGETS, WITH_UNIT, Columns
 from rmetric.readers.names import unit
 from rmetric.readers.rows import BadRow, Row, flag, is_blank, number, run_name
-from rmetric.records import FEW_SILENT, Record, Run
+from rmetric.records import MissingLosses, Record, Run
 
 #: What is known without anything having been measured.
 _CIRCUMSTANCES = {
@@ -29,12 +29,12 @@ _GROUPS = {"policy": POLICY, "memory": tuple(str(TARGETS[name].field) for name i
 #: A step as ``10/873``.
 _OF_TOTAL = re.compile(r"(\d{1,18})\s*/\s*\d{1,18}")
 
-Records = Iterator[tuple[str, Record]]
 #: Records of one run, some at a time, with its id.
-Batches = Iterator[tuple[str, list[Record]]]
+Complete = tuple[str, list[Record]]
+Batches = Iterator[Complete]
 
 
-class ClosingBlanks:
+class ClosingBlanks(MissingLosses):
     """Counts the rows at a log's end whose loss is blank and was due.
 
     A log that has rows without a loss by design is given twice as many as it had in a row.
@@ -45,23 +45,20 @@ class ClosingBlanks:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.with_loss: Mapping[str, Any] = {}
-        self._missing = self._longest = self._blank = 0
-        self._since = 0
+        self._blank = self._since = 0
 
     @property
     def are_due(self) -> bool:
-        return self._missing >= 2 * self._longest
+        return self.missing >= 2 * self.longest
 
-    def measured(self) -> None:
-        """Take a row with a loss."""
-        self._longest = max(self._longest, self._missing)
-        self._missing = self._blank = 0
-
-    def missing(self, blank_at: int | None = None) -> None:
-        """Take a row without a loss; `blank_at` is its step if it should have one."""
-        self._missing += 1
-        if blank_at is not None:
+    def update(self, *, logged: bool, blank_at: int | None = None) -> None:
+        """Take a row; `blank_at` is its step if it has no loss and should have one."""
+        super().update(logged=logged)
+        if logged:
+            self._blank = 0
+        elif blank_at is not None:
             self._since = self._since if self._blank else blank_at
             self._blank += 1
 
@@ -85,9 +82,8 @@ class RunState:
         first, last: steps of records.
         early: the first step above the first: steps that fall to it start again.
         losses: which rows have one.
-        blank, longest_blank: rows in a row that hold a step and no measurement, now and at most
-            before. Where they become twice as many as ever, they are records: the log goes on
-            without its losses.
+        held: rows since the last record that hold a step and no measurement. They become records
+            where the losses stay away: the log goes on without.
     """
 
     def __init__(self, base: str, path: Path, runs: dict[str, Run]) -> None:
@@ -99,19 +95,16 @@ class RunState:
         self.last: int | None = None
         self.early: int | None = None
         self.losses = ClosingBlanks()
-        self.blank = self.longest_blank = 0
+        self.held: list[Record] = []
         self.rows = self.empty = self.unplaced = self.resumed = self.repeated = 0
 
-    def measured(self, step: int | None, values: dict[str, Any]) -> tuple[str, Record] | None:
-        """Take what the next row holds; return the record now complete, with its run's id."""
+    def measured(self, step: int | None, values: dict[str, Any]) -> Complete | None:
+        """Take what the next row holds; return the records now complete, with their run's id."""
         self.rows += 1
-        if not values.keys() - _CIRCUMSTANCES:
-            goes_on = step is not None and (self.last is None or step > self.last)
-            if not (goes_on and self._without_measurement()):
-                self.empty += step is not None
-                return None
-        else:
-            self.blank, self.longest_blank = 0, max(self.blank, self.longest_blank)
+        held = [] if values.keys() - _CIRCUMSTANCES else self._unmeasured(step, values)
+        if held is None:
+            return None
+        self.leave_out_held()
         if step is None:
             self.unplaced += 1
             step = self.last or 0
@@ -120,7 +113,8 @@ class RunState:
             for name, value in values.items():
                 setattr(before, name, value)
             return None
-        complete = None if before is None else (self.run.id, before)
+        complete = [*([] if before is None else [before]), *held]
+        of_run = self.run.id
         self.pending, self.last = Record(step, **values), step
         if last is None:
             self.first = step
@@ -134,11 +128,22 @@ class RunState:
         if self.early is None and self.first is not None and step > self.first:
             self.early = step
         self.runs.setdefault(self.run.id, self.run)
-        return complete
+        return (of_run, complete) if complete else None
 
-    def _without_measurement(self) -> bool:
-        self.blank += 1
-        return self.last is not None and self.blank > max(2 * self.longest_blank, FEW_SILENT)
+    def _unmeasured(self, step: int | None, values: dict[str, Any]) -> list[Record] | None:
+        """Take a row without a measurement; if it is a record, so are those that are returned."""
+        if step is None or self.last is None or step <= self.last or not self.losses.known:
+            self.empty += step is not None
+            return None
+        if not self.losses.stay_away:
+            self.held.append(Record(step, **values))
+            return None
+        held, self.held = self.held, []
+        return held
+
+    def leave_out_held(self) -> None:
+        self.empty += len(self.held)
+        self.held = []
 
     def release(self) -> list[tuple[str, Record]]:
         """The record that is held back; a row of its step that comes later is another."""
@@ -181,8 +186,8 @@ class Assembler:
         self._loss_column, self._loss_field = chosen.get(loss), str(TARGETS[loss].field)
         self._always = {chosen[t] for t in ("step", *_CIRCUMSTANCES) if t in chosen}
 
-    def records(self, rows: Iterable[Row]) -> Records:
-        """The records of `rows`, each with the id of its run."""
+    def records(self, rows: Iterable[Row]) -> Batches:
+        """The records of `rows`, with the id of their run."""
         for row in rows:
             complete = self.take(row)
             if complete is not None:
@@ -194,8 +199,8 @@ class Assembler:
         """Taken so far."""
         return sum(state.rows for state in self._states.values())
 
-    def take(self, row: Row) -> tuple[str, Record] | None:
-        """Take the next row; return the record that is now complete, if there is one."""
+    def take(self, row: Row) -> Complete | None:
+        """Take the next row; return the records that are now complete, if there are any."""
         cells = row.cells
         name = cells.get(self._run_column) if self._run_column else None
         state = self.state("" if name is None else str(name))
@@ -213,12 +218,12 @@ class Assembler:
             if value is not None:
                 values[field] = value
         if self._loss_field in values:
-            state.losses.measured()
+            state.losses.update(logged=True)
             state.losses.with_loss = cells
         else:
             goes_on = found is not None and (state.last is None or found > state.last)
             due = goes_on and state.losses.are_due and self._lacks_loss(cells, state.losses)
-            state.losses.missing(found if due else None)
+            state.losses.update(logged=False, blank_at=found if due else None)
         for group, names in _GROUPS.items():
             if grouped := {name: values.pop(name) for name in names if name in values}:
                 values[group] = grouped
@@ -235,9 +240,10 @@ class Assembler:
             {name for name, cell in row.items() if not is_blank(cell)}
             for row in (cells, losses.with_loss)
         )
-        explicit = self._loss_column in cells
-        return held <= usual and (
-            explicit or (self.columns.of_header and usual & self._always <= held)
+        return (
+            held <= usual
+            and usual & self._always <= held
+            and (self._loss_column in cells or self.columns.of_header)
         )
 
     def _parts_of(self, row: Row) -> dict[str, float]:
@@ -266,12 +272,13 @@ class Assembler:
         """The records held back so far: for a file of which no more may come for a while."""
         return [released for state in self._states.values() for released in state.release()]
 
-    def finish(self) -> list[tuple[str, Record]]:
+    def finish(self) -> list[Complete]:
         """The last records; the runs' notes are whole from here on."""
-        last = self.held()
+        last = [(id, [record]) for id, record in self.held()]
         if not self.runs:
             raise LogError(self.path, None, "no row holds a measurement")
         for state in self._states.values():
+            state.leave_out_held()
             notes = self._notes_on(state)
             for part in state.parts:
                 part.notes += notes

@@ -30,7 +30,7 @@ STATED = (
 #: What reinforcement learning logs, see `Record.policy`.
 POLICY = (
     "reward", "reward_spread", "kl", "answer_kl", "entropy", "response_length", "clip_fraction",
-    "equal_rewards",
+    "equal_rewards", "preference_accuracy",
 )  # fmt: skip
 
 

@@ -34,8 +34,8 @@ def stream_curves(
         for id, line, curves in runs_of_curves:
             assembler, rows = _placed(source, line, curves, mapping)
             own = run_name(source.path)
-            for own_id, record in assembler.records(rows):
-                yield own_id.replace(own, id, 1), [record]
+            for own_id, records in assembler.records(rows):
+                yield own_id.replace(own, id, 1), records
             for own_id, run in assembler.runs.items():
                 run.id = run.id.replace(own, id, 1)
                 run.notes += notes

@@ -20,24 +20,25 @@ def with_evaluations_in_place(runs: list[Run]) -> list[Run]:
     its steps begin within the first's; a run whose steps fall back once at such a border likewise.
     """
     if len(runs) == 2 and _are_parts(runs):
-        joined = _joined([*runs[0].records, *runs[1].records], len(runs[0].records))
+        first, second = runs
+        joined = _joined([*first.records, *second.records], len(first.records))
         if joined is None:
             return runs
-        run, number = runs[0], len(runs[1].records)
-        run.id = run.id.removesuffix("__part1")
-        run.notes = [note for note in run.notes if not note.startswith("the steps start again")]
-        run.records = joined
-        run.notes.append(_JOINED.format(number))
-        return [run]
+        first.id, runs = first.id.removesuffix("__part1"), [first]
+        _take(first, joined, len(second.records), "the steps start again")
+        return runs
     for run in runs:
         border = _border(run.records)
         joined = None if border is None else _joined(run.records, border)
         if joined is not None and border is not None:
-            number = len(run.records) - border
-            run.notes = [note for note in run.notes if not note.startswith("the step falls back 1")]
-            run.records = joined
-            run.notes.append(_JOINED.format(number))
+            _take(run, joined, len(run.records) - border, "the step falls back 1")
     return runs
+
+
+def _take(run: Run, records: list[Record], number: int, obsolete: str) -> None:
+    run.notes = [note for note in run.notes if not note.startswith(obsolete)]
+    run.notes.append(_JOINED.format(number))
+    run.records = records
 
 
 def _are_parts(runs: list[Run]) -> bool:

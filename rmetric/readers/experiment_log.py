@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from rmetric._util.errors import LogError
 from rmetric._util.strict_json import shown
 from rmetric.log_entries import records_from_lines
-from rmetric.logs import LogReader, parse_line
+from rmetric.logs import LogReader
 from rmetric.metric_settings import comparison
 from rmetric.readers.assembler import Batches
+from rmetric.readers.json_lines import object_on
 from rmetric.readers.rows import run_name
 from rmetric.readers.source import Source
 from rmetric.readers.stream import Reader, Stream
@@ -28,10 +29,6 @@ _NOT_COMPARED = (
 )
 #: What the monitor calls a run that its user gave no name.
 _UNNAMED = "run"
-
-
-def matches(head: str) -> bool:
-    return '"event"' in head and _EVENT.search(head) is not None
 
 
 def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
@@ -115,15 +112,10 @@ def _batches(source: Source, reader: LogReader) -> Iterator[list[Record]]:
             continue
         # One a time: where a line is wrong, those before it have been read.
         for at, line in enumerate(chunk.splitlines(keepends=True), start=number):
-            alike = _decoded(line, reader)
-            if alike is not None:
-                source.foreign_lines.good += len(alike)
-                yield alike
-                continue
             try:
                 record = reader.take(at, source.decoded(at, line).encode())
             except LogError as error:
-                is_object = _is_object(line)
+                is_object = object_on(line) is not None
                 if (at == 1 or is_object) and not source.foreign_lines.forgiving:
                     raise
                 problem = error.problem if is_object else f"no JSON object: {shown(line)}"
@@ -144,13 +136,6 @@ def _decoded(chunk: bytes, reader: LogReader) -> list[Record] | None:
         return None
     records, reader.ours = decoded
     return records
-
-
-def _is_object(line: bytes) -> bool:
-    try:
-        return isinstance(parse_line(line), dict)
-    except ValueError:
-        return False
 
 
 def _forget_repeated(run: Run) -> list[str]:
@@ -178,4 +163,6 @@ def _forget_repeated(run: Run) -> list[str]:
     return notes
 
 
-READER = Reader("experiment log (JSONL)", matches, stream, follows=True)
+READER = Reader(
+    "experiment log (JSONL)", lambda head: _EVENT.search(head) is not None, stream, follows=True
+)

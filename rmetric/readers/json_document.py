@@ -14,7 +14,8 @@ from rmetric.readers.curves import Curves, stream_curves
 from rmetric.readers.json_lines import flat
 from rmetric.readers.rows import Row, UnknownFormat, run_name
 from rmetric.readers.source import Source
-from rmetric.readers.stream import Reader, Stream, columns_of_table, stream_rows
+from rmetric.readers.stream import Reader, Stream, columns_of_table, stream_rows, stream_wide
+from rmetric.readers.trackers import widened
 
 _BEGINS = re.compile(r'\s*(\{\s*"|\[\s*\{)')
 #: A list of numbers or of lists of numbers, up to where the head of a file ends.
@@ -53,6 +54,8 @@ def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
     rows = _longest_list_of_objects(document)
     if rows:
         cells = [flat(entry) for entry in rows]
+        if (wide := widened((None, entry) for entry in cells)) is not None:
+            return stream_wide(source.path, lambda: wide, mapping)
         names = list(dict.fromkeys(name for entry in cells for name in entry))
         columns = columns_of_table(source, names, mapping)
         return stream_rows(source, columns, (Row(None, entry) for entry in cells))

@@ -10,7 +10,7 @@ import msgspec
 from rmetric._util.errors import LogError
 from rmetric._util.strict_json import shown
 from rmetric.logs import parse_line
-from rmetric.readers.assembler import Assembler, Batches
+from rmetric.readers.assembler import Assembler, Batches, Complete
 from rmetric.readers.columns import (
     add_columns,
     check_mapping,
@@ -21,7 +21,6 @@ from rmetric.readers.columns import (
 from rmetric.readers.rows import BadRow, Row
 from rmetric.readers.source import Source
 from rmetric.readers.stream import Reader, Stream, check_has_loss
-from rmetric.records import Record
 
 _LOOKED_AT = 5
 #: Different names of values in one log.
@@ -31,7 +30,7 @@ _OF_ONE_STEP = {"step", "global_step", "iteration", "loss", "train_loss"}
 
 def matches(head: str) -> bool:
     lines = [line for line in head.split("\n", _LOOKED_AT) if line.strip()]
-    first, *more = [_object(line.encode()) for line in lines[:_LOOKED_AT]] or [None]
+    first, *more = [object_on(line.encode()) for line in lines[:_LOOKED_AT]] or [None]
     if first is None:  # a wrong line may be the first too
         return len(more) > 1 and all(more) and lines[0].lstrip().startswith("{")
     # A program that prints its settings as JSON, and then text, writes no JSONL.
@@ -40,7 +39,8 @@ def matches(head: str) -> bool:
     return bool(more) or not _is_document(first)
 
 
-def _object(line: bytes) -> dict[str, Any] | None:
+def object_on(line: bytes) -> dict[str, Any] | None:
+    """The object on a line; None for another line."""
     try:
         entry = parse_line(line)
     except ValueError:
@@ -78,8 +78,7 @@ class _Reading:
     def batches(self) -> Batches:
         for number, chunk in self.source.chunks():
             yield from self._records(number, chunk.split(b"\n"))
-        for id, record in self._finish():
-            yield id, [record]
+        yield from self._finish()
 
     def _records(self, number: int, lines: list[bytes]) -> Batches:
         for at, line in enumerate(lines, start=number):
@@ -96,7 +95,7 @@ class _Reading:
                 self._leave_out(at, getattr(error, "problem", "nested too deeply"))
                 continue
             if complete is not None:
-                yield complete[0], [complete[1]]
+                yield complete
 
     def _entry(self, number: int, line: bytes, *, last: bool) -> dict[str, Any] | None:
         """The object on line `number`; None if it is cut off or no object."""
@@ -119,7 +118,7 @@ class _Reading:
         self._leave_out(number, problem, of_record=of_record)
         return None
 
-    def _take(self, number: int, cells: dict[str, Any]) -> tuple[str, Record] | None:
+    def _take(self, number: int, cells: dict[str, Any]) -> Complete | None:
         if not cells.keys() <= self.names.keys():
             new = [name for name in cells if name not in self.names]
             if len(self.names) + len(new) > MOST_NAMES:
@@ -138,7 +137,7 @@ class _Reading:
         add_columns(self.columns, names)
         self.assembler.use(self.columns)
 
-    def _finish(self) -> list[tuple[str, Record]]:
+    def _finish(self) -> list[Complete]:
         try:
             check_mapping(self.names, self.mapping)
         except ValueError as error:
@@ -154,7 +153,7 @@ class _Reading:
 
     def _first_entries(self) -> list[dict[str, Any]]:
         """The objects in the file's beginning; wrong lines are reported when they are read."""
-        entries = map(_object, self.source.head.splitlines())
+        entries = map(object_on, self.source.head.splitlines())
         return [entry for entry in entries if entry is not None and _is_plain(entry)]
 
 

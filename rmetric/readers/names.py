@@ -246,6 +246,9 @@ TARGETS: dict[str, Target] = {
     "equal_rewards": Target(
         "equal_rewards", "frac_reward_zero_std train_frac_reward_zero_std frac_zero_std"
     ),
+    "preference_accuracy": Target(
+        "preference_accuracy", "rewards_accuracies train_rewards_accuracies"
+    ),
     "device_memory": Target(
         "device",
         "memory_gi_b memory_max_reserved_gi_b memory_max_active_gi_b memory_device_mem_reserved_gib"

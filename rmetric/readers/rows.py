@@ -85,7 +85,9 @@ def run_name(path: Path) -> str:
     """
     if "tfevents" in path.name and path.resolve().parent.name:
         return run_name(path.resolve().parent)
-    name = re.sub(r"(?i)(\.(jsonl?|ndjson|csv|tsv|txt|log|gz|bz2|xz|zst|wandb))+$", "", path.name)
+    name = re.sub(
+        r"(?i)(\.(jsonl?|ndjson|csv|tsv|txt|log|gz|bz2|xz|zst|wandb|db|sqlite))+$", "", path.name
+    )
     for parent in list(path.resolve().parents)[:3]:
         if not _VAGUE_NAME.fullmatch(name) or not parent.name:
             break

@@ -21,14 +21,14 @@ _NO_LOGS = (
     ".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".onnx", ".gguf", ".npz", ".npy", ".h5",
     ".msgpack", ".pkl", ".pickle", ".model", ".distcp", ".tar", ".zip", ".png", ".jpg", ".jpeg",
     ".gif", ".webp", ".svg", ".pdf", ".html", ".py", ".ipynb", ".so", ".parquet", ".arrow",
-    ".wandb",
+    ".wandb", ".lock", ".db-wal", ".db-shm",
 )  # fmt: skip
 #: Settings, vocabularies and closing results that trainers write as text.
 _SETTINGS = (
     "config.json", "*_config.json", "tokenizer.json", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.*",
     "*.index.json", "all_results.json", "train_results.json", "eval_results.json",
-    "scheduler.json", "zero_to_fp32.py", "latest", "hparams.yaml", "config.yaml",
+    "scheduler.json", "zero_to_fp32.py", "latest", "hparams.yaml", "config.yaml", "meta.yaml",
     "wandb-metadata.json", "wandb-summary.json", "requirements.txt", "conda-environment.yaml",
 )  # fmt: skip
 _IS_SETTINGS = re.compile("|".join(map(translate, _SETTINGS)))
@@ -103,13 +103,17 @@ def _states(files: Sequence[Path]) -> dict[Path, list[Path]]:
     return states
 
 
-def _global_step(state: Path) -> tuple[int, str]:
+def _highest(file: Path, stated: re.Pattern[bytes]) -> int:
+    """The highest step that a file states; -1 for none."""
     try:
-        found = _STEP.findall(state.read_bytes())
+        return max(map(int, stated.findall(file.read_bytes())), default=-1)
     except OSError:
-        found = []
+        return -1
+
+
+def _global_step(state: Path) -> tuple[int, str]:
     # Of equal ones that of the run itself, which is the shorter path.
-    return (int(found[-1]) if found else -1), "" if "checkpoint" in state.parent.name else "~"
+    return _highest(state, _STEP), "" if "checkpoint" in state.parent.name else "~"
 
 
 def _trainer_folder(file: Path, root: Path, states: dict[Path, list[Path]]) -> Path | None:
@@ -131,17 +135,9 @@ def _longer_logs(
         run = log.parent
         if log.name in _TRAINER_LOGS and run in states:
             state = next(state for state in states[run] if state in latest)
-            if _last_step(log) > _global_step(state)[0]:
+            if _highest(log, _STEP_OF_LINE) > _global_step(state)[0]:
                 longer.add(run)
     return longer
-
-
-def _last_step(log: Path) -> int:
-    try:
-        found = _STEP_OF_LINE.findall(log.read_bytes())
-    except OSError:
-        found = []
-    return max(map(int, found), default=-1)
 
 
 def _repeats_trainer(file: Path, run: Path, longer: set[Path]) -> bool:

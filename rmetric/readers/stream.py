@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from rmetric._util.errors import LogError
 from rmetric.readers.assembler import Assembler, Batches
-from rmetric.readers.columns import (
-    Columns,
-    choose_columns,
-    listed,
-    suggestions,
-    unused_notes,
-)
+from rmetric.readers.columns import Columns, choose_columns, listed, suggestions, unused_notes
 from rmetric.readers.rows import BadRow, Row, UnknownFormat, number
-from rmetric.readers.source import Source
+from rmetric.readers.source import PathOnly, Source
 from rmetric.records import Record, Run
 
 
@@ -77,10 +73,9 @@ def stream_rows(
                 source.foreign_lines.add(error.line, error.problem, of_record=not _is_text(row))
                 continue
             if complete is not None:
-                yield complete[0], [complete[1]]
+                yield complete
         source.foreign_lines.check(source.path)
-        for id, record in assembler.finish():
-            yield id, [record]
+        yield from assembler.finish()
         for run in assembler.all_runs():
             run.notes += notes or []
 
@@ -90,6 +85,33 @@ def stream_rows(
         held=assembler.held,
         guessed=lambda: [*columns.notes, *(notes or [])],
     )
+
+
+def stream_wide(
+    path: Path,
+    rows: Callable[[], Iterable[Row]],
+    mapping: Mapping[str, str],
+    notes: list[str] | None = None,
+    own: Mapping[str, str] = MappingProxyType({}),
+    empty: str = "it holds no values",
+) -> Stream:
+    """The stream of rows that are no text and whose names are known once all were seen.
+
+    `rows` is called twice; the run's name may be in `RUN`. `own` says which cell is which target
+    in this format, `empty` what is wrong with a log without values.
+    """
+    names: dict[str, None] = {}
+    for row in rows():
+        names |= dict.fromkeys(row.cells)
+    source, is_named = PathOnly(path), names.pop(RUN, RUN) is None
+    if not names.keys() - set(own.values()):
+        raise LogError(path, None, empty)
+    columns = columns_of_table(source, list(names), {**own, **mapping})
+    if "step" in own and "step" not in mapping:
+        columns.other_steps = []
+    if is_named:
+        columns.by_target["run"] = RUN
+    return stream_rows(source, columns, rows(), notes)
 
 
 def _is_text(row: Row) -> bool:
@@ -103,6 +125,8 @@ def _is_number(cell: object) -> bool:
         return False
 
 
+#: Cell with the name of a run.
+RUN = "(run)"
 #: Columns of the scores.csv of a replay.
 _OF_A_REPLAY = {"gradient_variance_normalised", "loss_drift_normalised", "r_metric", "alert"}
 

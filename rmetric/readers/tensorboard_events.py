@@ -9,16 +9,13 @@ from typing import Any
 
 from rmetric._util.errors import LogError
 from rmetric.readers.rows import Row
-from rmetric.readers.source import PathOnly, Source
-from rmetric.readers.stream import Reader, Stream, columns_of_table, stream_rows
+from rmetric.readers.source import Source
+from rmetric.readers.stream import Reader, Stream, stream_wide
 
 _VERSION = "brain.Event:"
 _IN_NAME = "tfevents"
-_TIME = "(wall time)"
-
-
-def matches(head: str) -> bool:
-    return _VERSION in head[:100]
+_EMPTY = "the event files hold no scalars"
+_STEP, _TIME = "(step)", "(wall time)"
 
 
 def event_files(folder: Path) -> list[Path]:
@@ -38,20 +35,8 @@ def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
 def stream_files(path: Path, files: list[Path], mapping: Mapping[str, str]) -> Stream:
     """The records of one run, whose events stand in `files`."""
     loader = _loader(path)
-    # The tags come in any order: they are listed first, and the files read again.
-    tags: dict[str, None] = {}
-    for file in files:
-        for _, _, values in _scalars(loader, file):
-            tags |= dict.fromkeys(values)
-    if not tags:
-        raise LogError(path, None, "the event files hold no scalars")
-    source = PathOnly(path)
-    columns = columns_of_table(source, list(tags), mapping)
-    columns.by_target["time"] = _TIME
-    if "step" not in columns.by_target or "step" not in mapping:
-        columns.by_target["step"] = "(step)"
-        columns.other_steps = []
-    return stream_rows(source, columns, _rows(loader, files))
+    own = {"step": _STEP, "time": _TIME}
+    return stream_wide(path, lambda: _rows(loader, files), mapping, own=own, empty=_EMPTY)
 
 
 def _rows(loader: Any, files: list[Path]) -> Iterator[Row]:
@@ -59,7 +44,7 @@ def _rows(loader: Any, files: list[Path]) -> Iterator[Row]:
     for file in files:
         for step, wall_time, values in _scalars(loader, file):
             began = wall_time if began is None else began
-            yield Row(None, {"(step)": step, _TIME: wall_time - began, **values})
+            yield Row(None, {_STEP: step, _TIME: wall_time - began, **values})
 
 
 def _scalars(loader: Any, file: Path) -> Iterator[tuple[int, float, dict[str, float]]]:
@@ -93,11 +78,9 @@ def _loader(path: Path) -> Any:
         from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
     except ImportError:
         raise LogError(
-            path,
-            None,
-            "TensorBoard event files are read by its package: pip install tensorboard",
+            path, None, "TensorBoard event files are read by its package: pip install tensorboard"
         ) from None
     return EventFileLoader
 
 
-READER = Reader("TensorBoard event files", matches, stream)
+READER = Reader("TensorBoard event files", lambda head: _VERSION in head[:100], stream)

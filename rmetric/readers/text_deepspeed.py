@@ -26,6 +26,7 @@ _OVERFLOW = re.compile(
     r"(?:, *(?:reducing to|but))? *([\w.+]*)",
     re.IGNORECASE,
 )
+MARK = re.compile(rf"{_STEP.pattern}|{_PIPELINE.pattern}|(?i:{_OVERFLOW.pattern})")
 
 
 class Overflows:
@@ -47,12 +48,6 @@ class Overflows:
     def take(self) -> dict[str, float | bool]:
         cells, self._cells = self._cells, {}
         return cells
-
-
-def matches(head: str) -> bool:
-    return any(form.search(head) for form in (_STEP, _PIPELINE)) or (
-        _OVERFLOW.search(head) is not None
-    )
 
 
 def notes(head: str) -> list[str]:

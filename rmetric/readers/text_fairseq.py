@@ -22,16 +22,12 @@ _INNER = re.compile(
 _SUMMARY = re.compile(r"\bepoch (\d+) \| (valid on .*? subset \| )?(.*\b(?:train_|valid_)?loss .*)")
 _JSON = re.compile(r"\b(train_inner|train|valid\w*) \| (\{.*\})\s*$")
 _OVERFLOW = re.compile(r"overflow detected.*setting loss scale to:? *([-+\w.]+)")
-_MARK = re.compile(
+MARK = re.compile(
     r"\bepoch \d+:\s+(?:\d+%\|[^|\n]*\|)?\s*\d+\s*/\s*\d+"
     r".{0,300}?\bloss=.{0,300}?\b(?:wps|num_updates|gnorm)="
     r"|\b(?:train_inner|train|valid\w*) \| \{\"epoch\":"
     r"|\bepoch \d+ \| .{0,300}?\b(?:valid_)?loss .{0,300}?\bnum_updates \d"
 )
-
-
-def matches(head: str) -> bool:
-    return _MARK.search(head) is not None
 
 
 def notes(head: str) -> list[str]:

@@ -77,7 +77,7 @@ class LineFormat:
 
     Attributes:
         NAME: in messages and in the index.
-        mark: a file whose beginning holds it is in this format.
+        MARK: a file whose beginning holds it is in this format.
         forms: of its lines, in the order in which they are tried.
         needs_loss: rows without a training or validation loss are left out.
         ranks: every rank prints the line, with a date: only one rank's rows are kept.
@@ -87,16 +87,13 @@ class LineFormat:
     """
 
     NAME: str
-    mark: re.Pattern[str]
+    MARK: re.Pattern[str]
     forms: Sequence[LineForm]
     needs_loss: bool = False
     ranks: bool = False
     complete: Callable[[], Complete] | None = None
     OTHER_NAMES: tuple[str, ...] = ()
     note: tuple[str, str] | None = None
-
-    def matches(self, head: str) -> bool:
-        return self.mark.search(head) is not None
 
     def notes(self, head: str) -> list[str]:
         return [self.note[1]] if self.note is not None and self.note[0] in head else []
@@ -159,7 +156,7 @@ _NANOGPT_FORMS = (
         groups={"loss": 2, "learning_rate": 3},
     ),
 )  # fmt: skip
-NANOGPT = LineFormat(NAME="nanoGPT text", mark=_any_of(_NANOGPT_FORMS), forms=_NANOGPT_FORMS)
+NANOGPT = LineFormat(NAME="nanoGPT text", MARK=_any_of(_NANOGPT_FORMS), forms=_NANOGPT_FORMS)
 
 _UNITS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0}
 _TIME = re.compile(r"([\d.]+)(ms|s|min|m)$")
@@ -181,7 +178,7 @@ def _training_time() -> Complete:
 MODDED_NANOGPT = LineFormat(
     NAME="modded-nanogpt text",
     # The log begins with the program's source, so the line's form in the source counts as well.
-    mark=re.compile(
+    MARK=re.compile(
         r"\bstep:\s?\d+/\d+ .{0,300}?\b(?:train_|val_)?loss:\s?[-+\dni]|step:\{.{0,300}_loss:\{",
         re.IGNORECASE,
     ),
@@ -229,12 +226,12 @@ _LLM_C_FORMS = (
     ),
 )  # fmt: skip
 LLM_C = LineFormat(
-    NAME="llm.c or build-nanogpt text", mark=_any_of(_LLM_C_FORMS[:-1]), forms=_LLM_C_FORMS
+    NAME="llm.c or build-nanogpt text", MARK=_any_of(_LLM_C_FORMS[:-1]), forms=_LLM_C_FORMS
 )
 
 TORCHTITAN = LineFormat(
     NAME="torchtitan text",
-    mark=re.compile(
+    MARK=re.compile(
         r"\bstep:\s+\d+\s+(?:global_avg_)?loss:\s+\S+\s+.{0,300}(?:grad_norm|memory|tps):\s"
     ),
     forms=(
@@ -253,7 +250,7 @@ TORCHTITAN = LineFormat(
 _TORCHTUNE_PAIR = re.compile(r"\b(\w+):(\S+)")
 TORCHTUNE = LineFormat(
     NAME="torchtune text",
-    mark=re.compile(
+    MARK=re.compile(
         r"\bStep \d+ \| (?:\w+:\S+ )*(?:val_|valid_)?loss:[-+\dni]|\b\d+\|\d+\|Loss: [-\dni]"
     ),
     forms=(
@@ -298,7 +295,7 @@ def _summed_time() -> Complete:
 
 NANOCHAT = LineFormat(
     NAME="nanochat text",
-    mark=re.compile(
+    MARK=re.compile(
         r"\bstep \d+(?:\s*/\s*\d+)? \([\d.]+ ?%\) \| (?:train(?:ing)? )?loss: "
         r"|\bstep \d+(?:/\d+)? \| (?:training loss: .{0,100}\| *lrm: |validation (?:bpb|loss): )",
         re.IGNORECASE,

@@ -23,15 +23,11 @@ _BAR = re.compile(r"(?:^|\})\s*\d+%\|[^|]*\|\s*(\d{1,18})/(\d{1,18})\s\[")
 _READ = ("loss", "eval_loss", "grad_norm", "learning_rate")
 _STEPS = ("step", "global_step", "global_step/max_steps")
 # In double quotes it would be JSON, which has readers of its own.
-_MARK = re.compile(
+MARK = re.compile(
     r"\{(?=[^{}]*'(?:(?:eval_)?loss|reward|objective/kl)'\s*:\s*'?[-+]?(?:[\d.]|nan|inf))"
     r"(?=[^{}]*'(?:epoch|learning_rate|global_step/max_steps)')[^{}]*\}",
     re.IGNORECASE,
 )
-
-
-def matches(head: str) -> bool:
-    return _MARK.search(head) is not None
 
 
 def notes(head: str) -> list[str]:

@@ -20,17 +20,13 @@ _ITERATION = re.compile(r"\biteration:?\s+(\d+)\s*/\s*\d+\s*\|")
 _VALIDATION = re.compile(
     r"\bvalidation (?:loss|results) at (?:iteration (\d+)|the end of training)([^|]*)\|(.*)"
 )
-_MARK = re.compile(
+MARK = re.compile(
     r"\biteration:?\s+\d+\s*/\s*\d+\s*\|"
     r".{0,600}(?:loss|elapsed time|learning rate|skipped iterations)"
     r"|\bvalidation (?:loss|results) at iteration \d+[^|]*\| *lm[ _]loss"
 )
 _LOSSES = ("lm loss", "lm_loss", "loss", "train loss", "reduced_train_loss")
 _NO_LOSS = ("scale", "balanc", "aux", "z_loss", "z loss", "mtp", "moe", "sop", "ppl")
-
-
-def matches(head: str) -> bool:
-    return _MARK.search(head) is not None
 
 
 def rows(lines: Iterable[tuple[int, str]]) -> Iterator[Row]:

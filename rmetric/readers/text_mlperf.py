@@ -17,16 +17,12 @@ from rmetric.readers.rows import Row
 from rmetric.readers.text_parts import FAR, number_in, pieces, row
 
 NAME = "MLPerf :::MLLOG text"
-_MARK = re.compile(r":::MLLOG\s*\{")
+MARK = re.compile(r":::MLLOG\s*\{")
 _STEPS = ("step_num", "step", "samples_count", "sample_count", "epoch_num", "epoch_count")
 _LOSSES = ("train_loss", "reduced_train_loss", "loss", "lm_loss")
 _EVALUATIONS = ("eval_loss", "val_loss", "validation_loss")
 _DECODER = json.JSONDecoder()
 _LANGUAGE = re.compile(r"gpt|llama|mixtral|mixture|deepseek", re.IGNORECASE)
-
-
-def matches(head: str) -> bool:
-    return _MARK.search(head) is not None
 
 
 def notes(head: str) -> list[str]:
@@ -53,7 +49,7 @@ def rows(lines: Iterable[tuple[int, str]]) -> Iterator[Row]:
 
 def _entry(text: str) -> dict[str, Any]:
     """The object on the line; empty for any other line, and for one that is cut off."""
-    found = _MARK.search(text)
+    found = MARK.search(text)
     if found is None:
         return {}
     try:

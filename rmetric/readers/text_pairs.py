@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 from math import inf, isfinite
 from typing import Any
 
-from rmetric.readers.columns import POLICY
+from rmetric.readers.columns import POLICY, choose_columns
 from rmetric.readers.names import PRINTED, TARGETS, is_loss, plain_name
 from rmetric.readers.rows import Row
 from rmetric.readers.text_parts import FAR, Clock, FirstRank, pieces, rank_of, without_date
@@ -98,13 +98,15 @@ def is_without_step(head: str) -> bool:
     return sum("loss" in row.cells for row in found) >= _LEAST_LOSSES
 
 
-def counted_rows(lines: Iterable[tuple[int, str]]) -> Iterator[Row]:
+def counted_rows(
+    lines: Iterable[tuple[int, str]], mapping: Mapping[str, str] | None = None
+) -> Iterator[Row]:
     """Rows of a text that states no step: its training losses are counted from 0.
 
     An evaluation belongs to the training loss before it. Only a loss whose name has no word
     before it is read: ``policy loss 0.2`` is a part of one.
     """
-    names, known = _names(())
+    names, known = _names(tuple(sorted((mapping or {}).items())))
     step, rank = -1, FirstRank()
     for line, text in pieces(lines):
         found = taken_apart(text, known)
@@ -116,6 +118,20 @@ def counted_rows(lines: Iterable[tuple[int, str]]) -> Iterator[Row]:
         if rank.accepts(rank_of(text), row):
             step = step_after
             yield Row(line, row)
+
+
+def hint(head: str) -> str:
+    """The --map that would read a text like this; empty where nothing is called a loss."""
+    found = [taken_apart(text, frozenset()) for _, text in pieces(enumerate(head.splitlines()))]
+    names = list(dict.fromkeys(name for line in found for name in (*line.exact, *line.loose)))
+    chosen = choose_columns(names, {}).by_target
+    if not {"loss", "eval_loss"} & chosen.keys():
+        losses = [name for name in names if "loss" in name]
+        if not losses:
+            return ""
+        chosen["loss"] = losses[0]
+    order = [target for target in TARGETS if target in chosen and target != "run"]
+    return " ".join(f"--map {target}={chosen[target]}" for target in order)
 
 
 def stated_step(text: str) -> int | None:

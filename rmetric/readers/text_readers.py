@@ -3,7 +3,7 @@
 Each is an entry of the table `text_formats` or a module ``text_<program>.py`` with
 
     NAME        of the format, as messages and the index print it
-    matches     whether the beginning of a file (up to 64 KiB), without colours, is in this format
+    MARK        pattern that the beginning of a file (up to 64 KiB), without colours, has
     rows        from numbered lines, without their ends, to rows, as a generator that
                 holds no more than it needs: a file may be larger than the memory
 
@@ -51,7 +51,7 @@ from rmetric.readers.text_formats import (
 )
 from rmetric.readers.text_parts import LONGEST, without_colours
 
-#: Bytes shown to `matches` at a time.
+#: Bytes in which a mark is looked for at a time.
 WINDOW = 1 << 16
 #: Bytes of start-up, or of the program's own source, that may come before the first step.
 FURTHEST = 4 << 20
@@ -67,7 +67,8 @@ class TextReader(Protocol):
     @property
     def NAME(self) -> str: ...
 
-    def matches(self, head: str) -> bool: ...
+    @property
+    def MARK(self) -> re.Pattern[str]: ...
 
     def rows(self, lines: Iterable[tuple[int, str]]) -> Iterator[Row]: ...
 
@@ -90,6 +91,7 @@ TEXT_READERS: tuple[TextReader, ...] = (
 
 def as_reader(reader: TextReader) -> Reader:
     """A text format as one of `READERS`."""
+    mark = reader.MARK
 
     def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
         others = getattr(reader, "OTHER_NAMES", ())
@@ -103,7 +105,7 @@ def as_reader(reader: TextReader) -> Reader:
         return stream_rows(source, columns, reader.rows(whole_lines(source, notes)), notes)
 
     return Reader(
-        reader.NAME, lambda head: reader.matches(without_colours(head)), stream, follows=True
+        reader.NAME, lambda head: mark.search(without_colours(head)) is not None, stream, True
     )
 
 
@@ -122,8 +124,13 @@ def _stream_pairs(source: Source, mapping: Mapping[str, str]) -> Stream:
 
 def _stream_without_step(source: Source, mapping: Mapping[str, str]) -> Stream:
     notes = ["no step is stated: the lines with a training loss are counted from 0"]
-    rows = text_pairs.counted_rows(whole_lines(source, notes))
+    rows = text_pairs.counted_rows(whole_lines(source, notes), mapping)
     return stream_rows(source, named_by_target(), rows, notes)
+
+
+def _stream_mapped(source: Source, mapping: Mapping[str, str]) -> Stream:
+    has_steps = text_pairs.matches(without_colours(source.head_text()), mapping)
+    return (_stream_pairs if has_steps else _stream_without_step)(source, mapping)
 
 
 def whole_lines(source: Source, notes: list[str]) -> Iterator[tuple[int, str]]:
@@ -150,7 +157,9 @@ def _shape(text: str) -> str:
 
 #: Asked after all that know a program's lines, and before a table, which any commas look like.
 LAST_READERS: tuple[Reader, ...] = (
-    as_reader(text_pairs)._replace(stream=_stream_pairs),
+    Reader(
+        text_pairs.NAME, lambda head: text_pairs.matches(without_colours(head)), _stream_pairs, True
+    ),
     as_reader(text_deepspeed),
 )
 #: Asked where no other reader knows any part of the file.
@@ -160,12 +169,16 @@ WITHOUT_STEP = Reader(
     _stream_without_step,
     follows=True,
 )
+#: Of any text, where --map says what a loss is: without a name any number may be one.
+MAPPED = Reader(
+    "text with name=value (needs --map loss=NAME)", lambda head: False, _stream_mapped, True
+)
 #: It knows no loss: whatever else is in the file goes first.
 WITHOUT_LOSS = LAST_READERS[-1]
 
 
 def reader_further_on(source: Source) -> Reader | None:
-    """The reader of a text whose first step comes after what `matches` was shown."""
+    """The reader of a text whose first step comes after where a mark was looked for."""
     readers = (*map(as_reader, TEXT_READERS), *LAST_READERS[:-1])
     size, last = 0, None
     for _, chunk in Source(source.path, longest_line=source.longest_line).chunks():

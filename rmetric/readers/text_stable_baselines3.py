@@ -14,12 +14,8 @@ from rmetric.readers.text_parts import pieces, put, row, whole
 
 NAME = "Stable-Baselines3 text"
 _LINE = re.compile(r"^\|\s+([\w/]+)\s*\|\s*(\S*)\s*\|\s*$")
-_MARK = re.compile(r"^\|\s+total_timesteps\s*\|\s*\d+\s*\|\s*$", re.MULTILINE)
+MARK = re.compile(r"^\|\s+total_timesteps\s*\|\s*\d+\s*\|\s*$", re.MULTILINE)
 _RULE = re.compile(r"^-{8,}\s*$")
-
-
-def matches(head: str) -> bool:
-    return _MARK.search(head) is not None
 
 
 def rows(lines: Iterable[tuple[int, str]]) -> Iterator[Row]:

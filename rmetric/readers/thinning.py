@@ -12,6 +12,7 @@ from enum import Enum
 from itertools import compress
 from math import isfinite
 from operator import attrgetter
+from sys import maxsize
 
 from rmetric.metric import RMetricConfig
 from rmetric.metric_settings import stated_threshold
@@ -48,6 +49,7 @@ class _KeptRun:
 
     def __init__(self, run: Run | None) -> None:
         self.pools = {kind: _Pool() for kind in Kind}
+        self.waiting: list[Record] = []  # up to the limit no kind is asked for
         self.seen = 0
         self.last: Record | None = None
         own = None if run is None else stated_threshold(run.config)
@@ -107,11 +109,22 @@ class Thinning:
     def __init__(self, most: int, runs: Mapping[str, Run]) -> None:
         self.most = self._limit = most
         self._known, self._runs = runs, dict[str, _KeptRun]()
-        self._held = 0
+        self._held, self._waits = 0, True
 
     def take(self, id: str, records: Sequence[Record]) -> None:
         """Take the next records of a run."""
         run = self._run(id)
+        if not self._waits:
+            return self._sort(run, records)
+        run.waiting += records
+        self._held += len(records)
+        if self._held > self._limit:
+            self._held, self._waits = 0, False
+            for each in self._runs.values():
+                self._sort(each, each.waiting)
+                each.waiting = []
+
+    def _sort(self, run: _KeptRun, records: Sequence[Record]) -> None:
         for place, record in enumerate(records, start=run.seen):
             kind = run.kind_of(record)
             pool = run.pools[kind]
@@ -129,11 +142,12 @@ class Thinning:
 
     def records(self, id: str) -> list[Record]:
         """The records of a run that are kept, in the order of the log."""
-        return self._runs[id].in_order()
+        run = self._run(id)
+        return run.waiting or run.in_order()
 
     def note(self, id: str) -> str:
         """What was done to a run, as a sentence; empty if all of its records are kept."""
-        run = self._runs[id]
+        run = self._run(id)
         pools = {kind: pool for kind, pool in run.pools.items() if pool.seen}
         if all(pool.every == 1 for pool in pools.values()):
             return ""
@@ -206,48 +220,11 @@ def _is_finite(record: Record) -> bool:
     return isfinite(total) and not record.non_finite_gradients
 
 
-class Collected:
-    """The records of a log by the id of their run, thinned where they are too many."""
-
-    def __init__(self) -> None:
-        self._all: dict[str, list[Record]] = {}
-        self._thinning: Thinning | None = None
-
-    def records(self, id: str) -> list[Record]:
-        """The records of a run, in the order of the log."""
-        return self._thinning.records(id) if self._thinning else self._all.get(id, [])
-
-    def note(self, id: str) -> str:
-        """What was done to a run, as a sentence; empty if all of its records are kept."""
-        return self._thinning.note(id) if self._thinning else ""
-
-
 def collect(
-    batches: Iterable[tuple[str, list[Record]]],
-    runs: Mapping[str, Run],
-    most: int | None = None,
-) -> Collected:
-    """Read all `batches`.
-
-    Args:
-        batches: records of one run, some at a time, with its id.
-        runs: id -> what is known of the run so far.
-        most: number of records that are held; None for all.
-
-    Returns:
-        The records.
-    """
-    collected = Collected()
-    count, records = 0, collected._all
+    batches: Iterable[tuple[str, list[Record]]], runs: Mapping[str, Run], most: int | None = None
+) -> Thinning:
+    """The records in all `batches` (run id, records); of more than `most` as `Thinning` says."""
+    thinning = Thinning(maxsize if most is None else most, runs)
     for id, batch in batches:
-        thinning = collected._thinning
-        if thinning is not None:
-            thinning.take(id, batch)
-            continue
-        records.setdefault(id, []).extend(batch)
-        count += len(batch)
-        if most is not None and count > most:
-            thinning = collected._thinning = Thinning(most, runs)
-            for name in list(records):
-                thinning.take(name, records.pop(name))
-    return collected
+        thinning.take(id, batch)
+    return thinning

@@ -15,8 +15,8 @@ from rmetric._util.errors import LogError
 from rmetric._util.printed import counted
 from rmetric._util.strict_json import parse_line
 from rmetric.readers.rows import Row
-from rmetric.readers.source import PathOnly, Source
-from rmetric.readers.stream import Reader, Stream, columns_of_table, stream_rows
+from rmetric.readers.source import Source
+from rmetric.readers.stream import Reader, Stream, stream_wide
 
 MARK = b":W&B\xe1\xbe"
 _FILE_HEADER, _BLOCK, _HEADER = 7, 32768, 7
@@ -30,10 +30,6 @@ _EMPTY = (
 )
 
 
-def matches(head: str) -> bool:
-    return head.startswith(":W&B")
-
-
 def has_history(path: Path) -> bool:
     """True if the file is W&B's own and holds logged values."""
     try:
@@ -43,21 +39,18 @@ def has_history(path: Path) -> bool:
 
 
 def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
-    """The run in the file, whose columns are known once it was read."""
-    path, problems = source.path, list[str]()
-    names: dict[str, None] = {}
-    for entry in _entries(path, problems):
-        names |= dict.fromkeys(entry)
-    if not names:
-        raise LogError(path, None, _EMPTY)
-    plain = PathOnly(path)
-    columns = columns_of_table(plain, list(names), mapping)
-    rows = (Row(None, entry) for entry in _entries(path, []))
-    notes = []
+    path, problems, notes = source.path, list[str](), list[str]()
+
+    def rows() -> Iterator[Row]:
+        problems.clear()
+        for entry in _entries(path, problems):
+            yield Row(None, entry)
+
+    stream = stream_wide(path, rows, mapping, notes, empty=_EMPTY)
     if problems:
         records = counted(len(problems), "record")
-        notes = [f"{records} of the file could not be read, the first {problems[0]}"]
-    return stream_rows(plain, columns, rows, notes)
+        notes.append(f"{records} of the file could not be read, the first {problems[0]}")
+    return stream
 
 
 def _entries(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
@@ -175,4 +168,4 @@ def _item(message: bytes) -> tuple[str, Any]:
     return "/".join(names), value
 
 
-READER = Reader("W&B run file (.wandb)", matches, stream)
+READER = Reader("W&B run file (.wandb)", lambda head: head.startswith(":W&B"), stream)

@@ -34,6 +34,7 @@ _SIGMAS, _SHARE = 5.0, 0.03
 _TO_START = 0.6
 #: Relative difference of a rate to that of the same step, and to one that had to be extrapolated.
 _OTHER_RATE, _FAR_RATE = 0.02, 0.1
+_RESUMES = re.compile(r"resume|restart|cont")
 #: Words of file names that tell the parts of a run apart, like numbers.
 _PARTS = re.compile(
     r"(?:[_.-]*(?:resumed?|restart(?:ed)?|continued?|cont|part|full|[0-9]+)(?![a-z]))+"
@@ -109,24 +110,33 @@ class Restarts:
 
     A log goes on with an earlier one where their paths differ in numbers and words like "resume"
     alone, it begins where that ends, or before that, and no other log fits as well.
+
+    Attributes:
+        continued: the log with which the one that was asked for last goes on, if they are one run:
+            its steps begin where that ends, or its name says that it resumes. Else None.
     """
 
     def __init__(self) -> None:
+        self.continued: Path | None = None
         self._ends: dict[str, list[tuple[Path, Floats, Course]]] = {}
 
     def of(self, run: Run) -> list[Restart]:
         """The restarts of `run`, in its order. Later runs are compared with it too."""
-        course = Course.of(run.records)
+        course, self.continued = Course.of(run.records), None
         if len(course.step) < _FEWEST:
             return []
         parts = _parts(course)
         start, log = course.loss[:_WIDTH], ""
         if run.source is not None:
-            ends = self._ends.setdefault(_PARTS.sub("#", str(run.source).lower()), [])
+            ends = self._ends.setdefault(_PARTS.sub("", str(run.source).lower()), [])
             fitting = [end for end in ends if end[0] != run.source and _goes_on(end[2], course)]
             if len(fitting) == 1:
                 ends.remove(fitting[0])
-                log, start, parts = fitting[0][0].name, fitting[0][1], [fitting[0][2], *parts]
+                earlier, start, before = fitting[0]
+                log, parts = earlier.name, [before, *parts]
+                words = [_RESUMES.findall(str(log).lower()) for log in (earlier, run.source)]
+                if len(words[1]) > len(words[0]) or course.step[0] > before.step[-1]:
+                    self.continued = earlier
             last = course.cut(slice(-_KEPT, None))
             ends.append((run.source, start, last))
         found, before = [], parts[0]

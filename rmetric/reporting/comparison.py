@@ -12,7 +12,7 @@ from rmetric._util.durable import write_atomically
 from rmetric.evaluation.comparison import Comparison, note
 
 _HEAD = ("candidate", "verdict", "end of reference", "end of candidate", "difference [95 %]",
-         "part at step", "speed", "bad runs")  # fmt: skip
+         "part at step", "speed", "memory", "bad runs")  # fmt: skip
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>
 <style>body{{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}}
 table{{border-collapse:collapse}}td,th{{padding:.3rem .6rem;border:1px solid #bbb;text-align:left}}
@@ -30,7 +30,7 @@ def _cells(name: str, found: Comparison) -> tuple[str, ...]:
     return (
         name, found.kind.replace("_", " "), reference, candidate, difference,
         "-" if found.parted is None else f"{found.parted:,}",
-        "-" if found.speed is None else f"{found.speed:.3g}",
+        *("-" if value is None else f"{value:.3g}" for value in (found.speed, found.memory)),
         f"{len(bad)} of {len(found.verdicts)}",
     )  # fmt: skip
 

@@ -21,11 +21,9 @@ def short_words(event: LogEvent) -> str:
     'went back to 690'
     """
     to = "" if event.to is None else f"{event.to:,}"
-    return {
-        "leave_out": "left out",
-        "go_back": f"went back to {to}",
-        "hold": f"held at {to}",
-    }.get(event.name, event.name.replace("_", " "))
+    return {"leave_out": "left out", "go_back": f"went back to {to}", "hold": f"held at {to}"}.get(
+        event.name, event.name.replace("_", " ")
+    )
 
 
 def kind_words(name: str) -> str:

@@ -30,7 +30,7 @@ from rmetric.logs import encode_number
 from rmetric.metric import Components
 from rmetric.readers import ReadLog, UnknownFormat, read_log
 from rmetric.records import Run
-from rmetric.replay.restarts import Restarts
+from rmetric.replay.restarts import Restart, Restarts
 from rmetric.replay.scored_run import ScoredRun, score_run
 from rmetric.reporting.decisions import decisions_of
 from rmetric.reporting.page import (
@@ -61,7 +61,9 @@ INDEX_COLUMNS = (
 )  # fmt: skip
 RESTARTS = "restarts"
 #: Notes of a run with these words say what was left out; the console has them too.
-LEFT_OUT, _LEFT_OUT_WORDS = "left_out", ("left out", "could not be read", "damaged")
+LEFT_OUT, _LEFT_OUT_WORDS = "left_out", (
+    "left out", "could not be read", "damaged", "judged as one run",
+)  # fmt: skip
 #: One more column, after these, where the records of some run were thinned.
 NOTE = "note"
 _LONGEST_NAME = 100
@@ -136,15 +138,13 @@ def replay_logs(
         check_installed("matplotlib")  # before minutes of reading
     result = Replayed(rows=[], failed=[], passed_over=[])
     folders, restarts = _Folders(out), Restarts()
+    written: dict[Path | None, _Written] = {}
     out.mkdir(parents=True, exist_ok=True)
     try:
         for path in paths:
             try:
                 log = read_log(
-                    path,
-                    mapping,
-                    on_bytes=_bytes_of(path, on_progress),
-                    most_records=most_records,
+                    path, mapping, on_bytes=_bytes_of(path, on_progress), most_records=most_records
                 )
             except _UNUSABLE as error:
                 if isinstance(error, UnknownFormat) and not named(path):
@@ -155,12 +155,19 @@ def replay_logs(
             for run in log.runs:
                 draw = most_plots is None or result.num_plots < most_plots
                 try:
+                    found = restarts.of(run)
+                    before = written.get(restarts.continued) if len(log.runs) == 1 else None
+                    logs = [*(before.logs if before else ()), path]
+                    if before is not None:
+                        run = before.then(run, mapping, most_records)
+                        found, draw = before.restarts + found, before.drawn
                     scored = score_run(run, preset)
-                    scored.restarts = restarts.of(run)
+                    scored.restarts = found
+                    folder = folders.make(scored) if before is None else before.folder
                     row = write_run(
                         scored,
-                        folders.make(scored),
-                        origin_of(path, log, preset, mapping, thresholds),
+                        folder,
+                        origin_of(logs, log, preset, mapping, thresholds),
                         draw=draw,
                         thresholds=thresholds,
                         on_records=on_progress and partial(on_progress, "records"),
@@ -172,11 +179,36 @@ def replay_logs(
                     row[NOTE] = note
                     of_run = f", {run.id}" if len(log.runs) > 1 else ""
                     result.thinned.append(f"{path}{of_run}: {note}")
-                result.rows.append(row)
-                result.num_plots += draw
+                if before is None:
+                    result.rows.append(row)
+                    result.num_plots += draw
+                else:
+                    result.rows[result.rows.index(before.row)] = row
+                if len(log.runs) == 1:
+                    written[path] = _Written(logs, folder, row, found, drawn=draw)
     finally:
         write_index(result.rows, out)
     return result
+
+
+@dataclass
+class _Written:
+    """A run that was written, with which a later log may go on."""
+
+    logs: list[Path]
+    folder: Path
+    row: dict[str, Any]
+    restarts: list[Restart]
+    drawn: bool
+
+    def then(self, run: Run, mapping: Mapping[str, str] | None, most: int | None) -> Run:
+        """The run with the records of `run` behind its own, which are read once more."""
+        logs = [read_log(log, mapping, most_records=most).run for log in self.logs]
+        run.records = [record for log in logs for record in log.records] + run.records
+        names = " and ".join(log.name for log in self.logs)
+        run.notes.append(f"{run.source} goes on with {names}: judged as one run")
+        run.id = logs[0].id
+        return run
 
 
 def _bytes_of(
@@ -198,19 +230,19 @@ def _fail(result: Replayed, path: Path, error: Exception, **known: str) -> None:
 
 
 def origin_of(
-    path: Path,
+    paths: Sequence[Path],
     log: ReadLog,
     preset: str | None,
     mapping: Mapping[str, str] | None,
     thresholds: Thresholds | None = None,
 ) -> Origin:
-    """Where the runs of a log come from, and the command that replays it alone."""
-    command = ["python", "-m", "rmetric", "replay", str(path)]
+    """Where the runs of a log, or of several, come from, and the command that replays it alone."""
+    command = ["python", "-m", "rmetric", "replay", *map(str, paths)]
     command += ["--preset", preset] if preset else []
     for target, column in (mapping or {}).items():
         command += ["--map", f"{target}={column}"]
     command += ["--thresholds", str(thresholds.path)] if thresholds and thresholds.path else []
-    return Origin(format=log.format, command=shlex.join(command), sha256=_sha256(path))
+    return Origin(format=log.format, command=shlex.join(command), sha256=_sha256(paths[-1]))
 
 
 def _sha256(path: Path) -> str | None:
@@ -268,7 +300,8 @@ def summary(
     run, truth = scored.run, scored.run.truth
     alerts = scored.alert_steps
     scores = [score.score for score in scored.scores if not isnan(score.score)]
-    highest = max(scores, default=None)
+    highest, names = max(scores, default=None), ("step", "name", "reason", "to")
+    decisions = [{name: getattr(made, name) for name in names} for made in decisions_of(run)]
     return {
         "id": run.id,
         "verdict": asdict(verdict) | {"severity": verdict.severity},
@@ -296,7 +329,7 @@ def summary(
             for name in ("fault", "onset_step", "outcome", "failure_kind", "failure_step")
         },
         "verdicts": verdicts(scored, traces[0]) if scored.is_defined else None,
-        **_decisions(run),
+        **({"decisions": decisions} if decisions else {}),
         RESTARTS: [asdict(restart) for restart in scored.restarts],
         "notes": run.notes + scored.notes,
         "versions": {
@@ -304,17 +337,6 @@ def summary(
             "python": platform.python_version(),
             "numpy": np.__version__,
         },
-    }
-
-
-def _decisions(run: Run) -> dict[str, Any]:
-    """Decisions of the rescue; empty for a run without."""
-    decisions = decisions_of(run)
-    if not decisions:
-        return {}
-    names = ("step", "name", "reason", "to")
-    return {
-        "decisions": [{name: getattr(decision, name) for name in names} for decision in decisions]
     }
 
 

@@ -38,9 +38,7 @@ _WIDE = 20.0  # highest loss over the median, above which the axis is logarithmi
 
 
 def plot_run(
-    scored: ScoredRun,
-    verdict: RunVerdict | None = None,
-    calibrated: DetectorTrace | None = None,
+    scored: ScoredRun, verdict: RunVerdict | None = None, calibrated: DetectorTrace | None = None
 ) -> Figure:
     """Three panels on one step axis; draw it inside `style()`.
 
@@ -55,14 +53,8 @@ def plot_run(
     Returns:
         The figure, as wide as a column.
     """
-    words = (
-        []
-        if verdict is None
-        else [
-            *wrap(_plain(verdict.text), _VERDICT_LETTERS),
-            *wrap(_plain(verdict.numbers_and_advice), _VERDICT_LETTERS),
-        ][:4]
-    )
+    said = [] if verdict is None else [verdict.text, verdict.numbers_and_advice]
+    words = [line for text in said for line in wrap(_plain(text), _VERDICT_LETTERS)][:4]
     height = _HEIGHT + _VERDICT_LINE * len(words)
     figure = Figure(figsize=(COLUMN_WIDTH, height))
     panels = figure.subplots(3, sharex=True, height_ratios=[3, 2.2, 2.4])

@@ -59,6 +59,8 @@ def sparkline_of(records: Sequence[Record], verdict: RunVerdict) -> Sparkline | 
 
 
 def _loss_of(record: Record, name: str, part: str) -> float | None:
+    if name == "reward":
+        return (record.policy or {}).get(name)
     if part:
         return (record.loss_parts or {}).get(
             part if name == "training_loss" else f"validation {part}"

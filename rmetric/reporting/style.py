@@ -24,12 +24,11 @@ GREY = "#7f7f7f"
 ORANGE = "#E69F00"
 SKY = "#56B4E9"
 GREEN = "#009E73"
-YELLOW = "#F0E442"
 BLUE = "#0072B2"
 VERMILION = "#D55E00"
 PURPLE = "#CC79A7"
 
-#: Series of no particular meaning, in this order; yellow is too pale for a line.
+#: Series of no particular meaning, in this order.
 CYCLE = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK)
 
 #: Things that come back in many figures, always in the same colour.

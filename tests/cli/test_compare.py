@@ -11,6 +11,7 @@ import pytest
 from rmetric.cli.main import main
 from rmetric.evaluation import compare
 from rmetric.readers import read_log
+from rmetric.reporting.comparison import as_markdown
 from tests.cli.test_exit_codes import code_of
 
 STEPS = 400
@@ -96,9 +97,16 @@ def test_a_failed_run_is_worse_whatever_its_loss(tmp_path):
     assert compare([run], [run]).kind == "as_good"
 
 
-def test_speeds_are_compared(tmp_path):
-    found = compare(runs(tmp_path, "a"), runs(tmp_path, "b", 1, 9, speed=1.5))
+def test_speeds_and_memory_are_compared(tmp_path):
+    before, after = runs(tmp_path, "a"), runs(tmp_path, "b", 1, 9, speed=1.5)
+    assert compare(before, after).memory is None
+    for run, most in ((before[0], 2e9), (after[0], 3e9)):
+        for record in run.records[:100]:
+            record.memory = {"device": most * record.step / run.records[99].step}
+    found = compare(before, after)
     assert found.speed == pytest.approx(1.5)
+    assert found.memory == pytest.approx(1.5)
+    assert "| 1.5 | 1.5 | 0 of 1 |" in as_markdown("a", {"b": found})
 
 
 def test_the_command_prints_and_writes_its_verdicts(tmp_path, capsys, monkeypatch):

@@ -649,6 +649,18 @@ def test_a_rate_that_still_warms_up_and_evaluations_that_fall_are_no_lack_of_lea
     assert judge_run(records(noisy(7.65, 220, 0.08), first=5000)).kind == "healthy", "it goes on"
 
 
+def test_evaluations_at_chance_tell_it_of_a_noisy_training_loss():
+    log = records(noisy(1.389, 120, 0.008))
+    assert judge_run(log).kind == "healthy"
+    for record in log[::4]:
+        record.validation_loss = float(np.log(4))
+    assert judge_run(log).text == "LEARNS NOTHING: the loss stays at ln(4)"
+    falls = records(np.linspace(1.389, 0.3, 120))
+    for record in falls[::4]:
+        record.validation_loss = float(np.log(4))
+    assert judge_run(falls).kind == "healthy", "it learns its examples"
+
+
 @pytest.mark.parametrize(
     ("losses", "kind"),
     [(noisy(10.4, 400, 0.03), "learns_nothing"), (noisy(2.9, 400, 0.03), "healthy")],
@@ -700,3 +712,16 @@ def test_the_whole_is_judged_where_it_is_logged():
     for record, loss in zip(log, course(200), strict=True):
         record.training_loss = float(loss)
     assert (judge_run(log).kind, judge_run(log).part) == ("healthy", "")
+
+
+@pytest.mark.parametrize(
+    ("number", "end", "kind"),
+    [(600, 0.5, "learns_nothing"), (600, 0.75, "healthy"), (60, 0.5, "healthy")],
+)
+def test_preferences_that_are_told_apart_by_chance_are_not_learnt(number, end, kind):
+    log, rng = records(noisy(0.72, number, 0.1)), np.random.default_rng(1)
+    for record, share in zip(log, np.linspace(0.5, end, number), strict=True):
+        record.policy = {"preference_accuracy": rng.binomial(4, share) / 4}
+    found = judge_run(log)
+    assert found.kind == kind, found.text
+    assert ("by chance alone" in found.text) == (kind == "learns_nothing")

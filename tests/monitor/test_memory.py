@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from rmetric._util.host_memory import resident_memory
+from rmetric.evaluation import judge_run
 from rmetric.monitor import Monitor, MonitorConfig
 from rmetric.monitor.actions import SkipStep
 from rmetric.monitor.memory import MemoryInUse
@@ -103,3 +104,24 @@ def test_a_log_with_memory_is_read_and_makes_a_frame(tmp_path):
         monitor.log_event("INPUT_BOUND", reason="input-bound: 43 % of the step waits for data")
     run = read_log(log).run
     assert run.records[0].memory["host"] == run.to_frame()["memory"][0]["host"] > 0
+
+
+@pytest.mark.parametrize("course", ["chance", "reward", "learns"])
+def test_a_training_that_learns_nothing_says_so_once_at_its_end(tmp_path, caplog, course):
+    log = tmp_path / "run.jsonl"
+    with Monitor(make_model(), log=log) as monitor:
+        for step in range(120):
+            loss = 2.302585 + 1e-4 * (step % 3) if course == "chance" else 3.0 - step / 60
+            if course == "reward":
+                monitor.policy({"reward": 0.2, "reward_std": 0.1})
+            monitor.check_before_step(torch.tensor(loss), gradient_norm=1.0)
+    found = [entry["reason"] for entry in entries(log, "LEARNS_NOTHING")]
+    assert not entries(log, "ALERT")
+    verdict = judge_run(read_log(log).run.records)
+    if course == "learns":
+        assert not found
+        assert verdict.kind == "healthy"
+    else:
+        assert len(found) == 1
+        assert found[0].startswith(f"{verdict.text}; {verdict.detail.split(';')[0]}")
+        assert sum("LEARNS NOTHING" in message for message in caplog.messages) == 1

@@ -165,7 +165,7 @@ ODD: dict[str, tuple[Callable[[], str], str, str, int]] = {
     "null": (
         lambda: jsonl([*course()[:200], *[None] * 200]),
         "CANNOT TELL from step 201: no loss is logged any more",
-        "ALARM run: step 209: no loss is logged any more, since step 201: check the training",
+        "ALARM run: step 205: no loss is logged any more, since step 201: check the training",
         5,
     ),
     "one null": (

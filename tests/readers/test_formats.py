@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmetric import HardwareEvent, Record, RMetricConfig, Run, Truth
+from rmetric.evaluation import judge_run
 from rmetric.logs import LogError, run_lines
 from rmetric.readers import READERS, UnknownFormat, find_logs, read_log, read_runs
 from rmetric.readers.columns import TARGETS, choose_columns, plain_name
@@ -102,6 +103,7 @@ def test_a_format_is_recognised_by_content_whatever_the_name(tmp_path):
         "JSONL (one object a line)": '{"step": 1, "loss": 3.0}\n',
         "W&B chart export (CSV)": "Step,a - loss,a - loss__MIN,a - loss__MAX\n1,3,3,3\n",
         "CSV with a header line": "step,loss\n1,3.0\n",
+        "long form, a value a row (MLflow, Comet)": "key,value,step\nloss,3,1\n",
     }
     of_text = {reader.NAME for reader in TEXT_READERS} | {reader.name for reader in LAST_READERS}
     assert set(contents) == {reader.name for reader in READERS} - of_text
@@ -140,6 +142,26 @@ def test_an_unknown_format_names_the_known_ones_the_line_and_the_remedy(tmp_path
     assert "--map loss=xloss" in message
     for reader in READERS:
         assert reader.name in message
+
+
+@pytest.mark.parametrize("measured", [{}, {"grad_norm": 1.0}], ids=["a rate alone", "a norm too"])
+@pytest.mark.parametrize(("missing", "words"), [(4, "HEALTHY"), (5, "CANNOT TELL from step 41")])
+def test_one_rule_says_when_losses_stay_away(tmp_path, missing, words, measured):
+    rows = [{"step": s, "loss": 3 - s / 20, "lr": 1e-3} | measured for s in range(1, 41)]
+    rows += [{"step": 40 + s, "lr": 1e-3} | measured for s in range(1, missing + 1)]
+    text = "".join(f"{json.dumps(row)}\n" for row in rows)
+    run = only(read(tmp_path, text, "run.jsonl"))
+    assert judge_run(run.records, unread=run.unread).text.startswith(words)
+
+
+def test_a_closing_line_without_loss_and_rate_is_no_blank_loss(tmp_path):
+    """LLaMA-Factory ends so; a nan that is written as null has its rate beside it."""
+    rows = [{"current_steps": s, "loss": 3 - s / 20, "learning_rate": 1e-3} for s in range(1, 41)]
+    for closing, words in (({"loss": None, "learning_rate": None}, ""), ({"loss": None}, "blank")):
+        last = {**rows[-1], "current_steps": 41, **closing}
+        text = "".join(f"{json.dumps(row)}\n" for row in [*rows, last])
+        unread = only(read(tmp_path, text, "run.jsonl")).unread
+        assert (words in unread, bool(words)) == (True, bool(unread))
 
 
 # Our own logs

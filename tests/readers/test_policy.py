@@ -96,3 +96,11 @@ def test_a_table(tmp_path):
 def test_what_is_called_like_a_reward_and_is_none(tmp_path, name):
     records = write(tmp_path / "log.jsonl", [{"loss": 0.5, name: 0.1}] * 3).run.records
     assert records[0].policy is None
+
+
+def test_trl_logs_how_dpo_tells_preferences_apart(tmp_path):
+    entries = [
+        {"loss": 0.6, "rewards/accuracies": 0.25 * n, "rewards/margins": 0.1} for n in (1, 2)
+    ]
+    found = [record.policy for record in write(tmp_path / "dpo.jsonl", entries).run.records]
+    assert found == [{"preference_accuracy": 0.25}, {"preference_accuracy": 0.5}]

@@ -303,9 +303,9 @@ def test_an_unknown_text_is_read_with_the_map_that_the_error_names(tmp_path):
     assert [record.training_loss for record in run.records] == [2.889, 2.778, 2.667]
 
 
-def test_a_mapped_text_needs_no_step_and_names_are_taken_letter_for_letter(tmp_path):
-    text = "".join(f"loss 9 Loss: {3 - s / 4}\n" for s in range(3))
-    run = only(read_runs(write(tmp_path, "x.log", text), mapping={"loss": "Loss"}))
+def test_a_mapped_text_needs_no_step(tmp_path):
+    text = "".join(f"loss 9 train/ce: {3 - s / 4}\n" for s in range(3))
+    run = only(read_runs(write(tmp_path, "x.log", text), mapping={"loss": "train/ce"}))
     assert [(record.step, record.training_loss) for record in run.records] == [
         (0, 3.0), (1, 2.75), (2, 2.5),
     ]  # fmt: skip

@@ -136,3 +136,37 @@ def test_console_summary_and_page_have_it(tmp_path, capsys):
     page = (tmp_path / "out/run/report.html").read_text()
     assert "<h2>Restarts</h2>" in page
     assert MEANINGS["scheduler"] in page
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "joined"),
+    [("run_resumed.jsonl", SAVED - 20, True), ("run_2.jsonl", SAVED, True),
+     ("run_2.jsonl", SAVED - 20, False), ("other.jsonl", SAVED, False)],
+)  # fmt: skip
+def test_a_run_in_two_logs_is_judged_as_one(tmp_path, capsys, name, first, joined):
+    """One that begins before the other's end may be another run, unless its name says otherwise."""
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    courses = {"run_1.jsonl": np.arange(1, SAVED + 1), name: np.arange(first + 1, END + 1)}
+    courses["run_resumed.jsonl" if "resumed" in name else name] = courses.pop(name)
+    if "resumed" in name:
+        courses["run.jsonl"] = courses.pop("run_1.jsonl")
+    for log, steps in courses.items():
+        values = losses(steps) + (steps > 450)  # it fails long after the restart
+        rows = zip(steps.tolist(), values.tolist(), strict=True)
+        text = "".join(json.dumps({"step": s, "loss": v}) + "\n" for s, v in rows)
+        (folder / log).write_text(text)
+    out = tmp_path / "out"
+    main(["replay", str(folder), "--out", str(out)])
+    said = capsys.readouterr().out
+    assert ("1 run: " in said, "judged as one run" in said) == (joined, joined)
+    summaries = [json.loads(path.read_text()) for path in out.glob("*/summary.json")]
+    if joined:
+        [summary] = summaries
+        assert (summary["first_step"], summary["last_step"]) == (1, END)
+        assert summary["num_records"] == END + SAVED - first
+        assert summary["restarts"][0]["step"] == first + 1
+        (page,) = out.glob("*/report.html")
+        assert all(log in page.read_text() for log in courses), "the command reads both"
+    else:
+        assert len(summaries) == 2

@@ -280,7 +280,7 @@
       if (low === null || high === null) return this.log ? [0.1, 10] : [0, 1];
       if (threshold !== null) high = Math.max(high, 1.15 * threshold);
       // Room above the curve for the words beside the lines, so that they hide no peak.
-      const tags = this.spec.name === "loss" ? page.lines.filter(one => one.tag).length : 0;
+      const tags = this.first ? page.lines.filter(one => one.tag).length : 0;
       const room = Math.min((20 * Math.min(tags, 4)) / Math.max(this.plot.clientHeight - 40, 1), 0.4);
       const more = room / (1 - room);
       if (this.log) return low === high ? [low / 2, high * 2] : [low / 1.15, high * 1.15 * (high / low) ** more];
@@ -356,7 +356,7 @@
         ctx.fillRect(left - unit, bbox.top, 3 * unit, 8 * unit);
       }
       // The stretches of the verdict's event.
-      if (this.spec.name === "loss") {
+      if (this.first) {
         ctx.fillStyle = colour("event");
         ctx.globalAlpha = 0.07;
         for (const [from, to] of page.event) {
@@ -394,7 +394,7 @@
         if (y >= bbox.top && y <= bottom) line(bbox.left, y, right, y);
       }
       ctx.setLineDash([]);
-      if (this.spec.name === "loss") this.tags(chart, ctx, unit);
+      if (this.first) this.tags(chart, ctx, unit);
       this.marks(chart, ctx, unit, line);
       ctx.restore();
     }
@@ -431,7 +431,7 @@
     has(one) {
       if (one.kind === "published-alarm") return this.spec.name === "r_metric";
       if (one.kind === "event" && this.spec.name === "score_calibrated") return true;
-      return one.kind === "onset" || one.kind === "failure" || this.spec.name === "loss";
+      return one.kind === "onset" || one.kind === "failure" || this.first;
     }
 
     marks(chart, ctx, unit, line) {

@@ -16,27 +16,28 @@ from rmetric.reporting.decisions import decisions_of, short_words
 from rmetric.reporting.page.series import Charts, Floats, Line, Panel, Series
 from rmetric.reporting.page.traces import STATED, SYMBOLS, DetectorTrace
 
-#: Panel, title, and the record's fields in it with their labels and colours.
+#: Panel, title, hint, and the record's fields in it with their labels and colours.
 LOGGED = (
-    (
-        "loss",
-        "Loss",
-        "",
-        (
-            ("training_loss", "training", "training"),
-            ("validation_loss", "validation", "validation"),
-            ("probe_loss", "fixed probe batch", "probe"),
-        ),
-    ),
-    (
-        "gradient_norm",
-        "Gradient norm",
-        "before clipping",
-        (("gradient_norm", "gradient norm", "norm"),),
-    ),
+    ("loss", "Loss", "", (("training_loss", "training", "training"),
+                          ("validation_loss", "validation", "validation"),
+                          ("probe_loss", "fixed probe batch", "probe"))),
+    ("gradient_norm", "Gradient norm", "before clipping",
+     (("gradient_norm", "gradient norm", "norm"),)),
     ("update_norm", "Update norm", "", (("update_norm", "update norm", "norm"),)),
     ("learning_rate", "Learning rate", "", (("learning_rate", "learning rate", "plain"),)),
-)
+)  # fmt: skip
+#: Quantity in `Record.policy` -> title and hint of its panel.
+POLICY = {
+    "reward": ("Reward", ""),
+    "reward_spread": ("Spread of the rewards", "standard deviation"),
+    "equal_rewards": ("Groups with equal rewards", "share"),
+    "kl": ("KL divergence", "a token"),
+    "answer_kl": ("KL divergence", "an answer"),
+    "entropy": ("Entropy", ""),
+    "response_length": ("Length of the answers", "tokens"),
+    "clip_fraction": ("Clipped", "share"),
+    "preference_accuracy": ("Preferred answers told apart", "share"),
+}
 _RAW = {
     "failure_rate": ("λ, hardware events", "per hour over the last events"),
     "gradient_variance": ("σ², variance of the gradient norms", ""),
@@ -69,6 +70,11 @@ EVENTS = {
     "spike": ("verdict: the highest spike", "spike"),
     "stuck": ("verdict: nothing is learnt from here on", "stuck"),
     "learns_nothing": ("verdict: nothing is learnt from here on", "learns nothing"),
+    "reward_collapsed": ("verdict: the reward collapsed here", "reward collapsed"),
+    "kl_ran_away": ("verdict: KL ran away from here", "KL ran away"),
+    "entropy_collapsed": ("verdict: the entropy collapsed here", "entropy collapsed"),
+    "no_advantage": ("verdict: no advantage from here on", "no advantage"),
+    "length_ran_away": ("verdict: the length ran away from here", "length ran away"),
     "level_rose": ("verdict: the level rose here", "level rose"),
     "overfitting": ("verdict: lowest validation loss", "overfits"),
     "cannot_tell": ("verdict: cannot tell from here", "cannot tell"),
@@ -82,7 +88,7 @@ def charts_of(
 ) -> Charts:
     """All panels of a run; `traces` begin with the R-Metric's own."""
     r_metric, *others = traces
-    logged = _logged(scored.run.records)
+    logged = _logged(scored.run.records, verdict.part if verdict else "")
     groups: dict[str, list[Panel]] = {"What was logged": logged} if logged else {}
     # The R-Metric stands below the other detectors, and R as stated below ours.
     for trace in (*(t for t in others if t.name != STATED), r_metric):
@@ -103,35 +109,35 @@ def _stretches(verdict: RunVerdict | None) -> list[tuple[int, int | None]]:
     return [(verdict.onset_step, verdict.end_step)]
 
 
-def _logged(records: Sequence[Record]) -> list[Panel]:
-    panels = _parts(records)
+def _logged(records: Sequence[Record], judged: str) -> list[Panel]:
+    """What the verdict is by comes first: the reward, or the `judged` part of the loss."""
+    panels = []
+    for name, (title, hint) in POLICY.items():
+        curve = [(record.policy or {}).get(name) for record in records]
+        panels += _panel(f"policy_{name}", title, hint, [_series(title.lower(), "training", curve)])
+    parts = dict.fromkeys(name for record in records for name in record.loss_parts or ())
+    for name in sorted(parts, key=lambda name: name != judged):
+        curves = [
+            _series(of, colour, [(record.loss_parts or {}).get(of) for record in records])
+            for of, colour in ((name, "training"), (f"validation {name}", "validation"))
+        ]
+        panels += [] if name.startswith("validation ") else _panel(f"part_{name}", name, "", curves)
     for name, title, hint, fields in LOGGED:
-        found = [
+        curves = [
             _series(label, colour, [getattr(record, field) for record in records])
             for field, label, colour in fields
         ]
-        series = [curve for curve in found if len(curve.values)]
-        if series:
-            log = _is_wide(series)
-            panels.append(Panel(name=name, title=title, hint=hint, series=series, log=log))
+        panels += _panel(name, title, hint, curves)
         if name == "gradient_norm":
             panels += _workers(records)
     return panels
 
 
-def _parts(records: Sequence[Record]) -> list[Panel]:
-    """A panel for each part of the loss, with its evaluations."""
-    names = list(dict.fromkeys(name for record in records for name in record.loss_parts or ()))
-    panels = []
-    for name in (name for name in names if not name.startswith("validation ")):
-        series = [
-            _series(of, colour, [(record.loss_parts or {}).get(of) for record in records])
-            for of, colour in ((name, "training"), (f"validation {name}", "validation"))
-            if of in names
-        ]
-        log = _is_wide(series)
-        panels.append(Panel(name=f"part_{name}", title=name, hint="", series=series, log=log))
-    return panels
+def _panel(name: str, title: str, hint: str, curves: Sequence[Series]) -> list[Panel]:
+    """The panel of those curves that have values; none without any."""
+    series = [curve for curve in curves if len(curve.values)]
+    panel = Panel(name=name, title=title, hint=hint, series=series, log=_is_wide(series))
+    return [panel] if series else []
 
 
 def _series(label: str, colour: str, logged: Sequence[float | None]) -> Series:
@@ -176,7 +182,7 @@ def _workers(records: Sequence[Record]) -> list[Panel]:
 
 def _is_wide(series: Sequence[Series]) -> bool:
     """True if a linear scale would show one peak and nothing else."""
-    values = np.concatenate([curve.values for curve in series])
+    values = np.concatenate([np.zeros(0), *(curve.values for curve in series)])
     values = values[np.isfinite(values)]
     if not len(values) or values.min() <= 0:
         return False

@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -111,13 +112,7 @@ def drawn(charts: Charts, num_buckets: int) -> dict[str, Any]:
         "stretch": stretch,
         "event": _event(charts),
         "lines": [
-            {
-                "x": _rounded(x),
-                "kind": line.kind,
-                "label": _cut(line.label),
-                "step": line.step,
-                "tag": line.tag,
-            }
+            asdict(line) | {"x": _rounded(x), "label": _cut(line.label)}
             for x, line in zip(at, charts.lines, strict=True)
         ],
         "panels": [_panel(panel, charts, axis, num_buckets) for panel in charts.panels],

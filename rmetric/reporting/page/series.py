@@ -70,7 +70,7 @@ class Line:
         kind: onset, failure, decision (of a rescue), ``event`` (of the verdict), or an alarm:
             ``alarm`` is the calibrated detector's, ``published-alarm`` the R-Metric's,
             ``own-alarm`` any other's.
-        tag: one or two words beside the line in the chart of the loss; empty for none.
+        tag: one or two words beside the line in the first chart; empty for none.
     """
 
     step: int

@@ -502,3 +502,16 @@ def test_silence_beside_a_verdict_is_explained():
 
 def test_the_hint_makes_sense_without_a_mouse():
     assert "point at a chart or tap it" in Found(page(course())).text
+
+
+def test_reinforcement_learning_shows_its_reward_first_with_the_onset():
+    records = [
+        Record(step=s, training_loss=0.01, policy={"reward": 0.7 if s < 60 else 0.02, "kl": 0.01})
+        for s in range(1, 101)
+    ]
+    data = Found(page(Run(id="grpo", records=records))).data
+    names = [panel["name"] for panel in data["panels"]]
+    assert names[:3] == ["policy_reward", "policy_kl", "loss"]
+    (line,) = [line for line in data["lines"] if line["kind"] == "event"]
+    assert line["tag"] == "reward collapsed"
+    assert line["step"] in range(60, 101)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rmetric.detectors.calibrated import CalibratedDetector
 from rmetric.detectors.calibrated.calibration import calibrate
-from rmetric.evaluation.intervals import estimate, group_counts
+from rmetric.evaluation.intervals import estimate, resample_counts
 from rmetric.evaluation.protocols import alerts_of
 from rmetric.evaluation.scores import f1
 from rmetric.records import Run, Truth
@@ -243,7 +243,7 @@ def test_costs_that_mean_nothing_are_refused(wrong):
 
 def test_whole_groups_are_drawn():
     groups = np.array([0, 0, 1, 2, 2, 2])
-    counts = group_counts(groups)
+    counts = resample_counts(int(groups.max()) + 1)[:, groups]
     assert counts.shape[1] == 6
     assert np.array_equal(counts[:, 0], counts[:, 1])
     assert np.array_equal(counts[:, 3], counts[:, 5])
