@@ -70,7 +70,7 @@ def environment_of(options: argparse.Namespace) -> dict[str, str]:
     """
     found = dict(os.environ)
     for name, variable in VARIABLES.items():
-        value = getattr(options, name)
+        value = getattr(options, name, None)
         if value is not None:
             found[variable] = str(int(value) if isinstance(value, bool) else value)
     for name in ("rescue", "audits"):

@@ -493,6 +493,7 @@ class Rescue(Action):
             logger.warning("rmetric: rescue ends the process with code %d", HELD)
             monitor.close()
             raise SystemExit(HELD)
+        logger.warning("rmetric: rescue ends the training; its good weights are in %s", folder)
         monitor.should_stop = True
         self._switch_off()
         return True
@@ -561,8 +562,8 @@ class Rescue(Action):
             "data": dict(self.data.describe()),
             **more,
         }
-        begins = decision.reason.rpartition("; try ")[0] or None
-        again = begins and any(each["reason"].startswith(begins) for each in self.decisions)
+        begins = decision.reason.rpartition("; try ")[0] or decision.reason
+        again = any(each["reason"].startswith(begins) for each in self.decisions)
         self.decisions.append(entry)
         level = logging.INFO if again else logging.WARNING
         logger.log(level, "rmetric: rescue: %s", decision.reason)

@@ -7,6 +7,7 @@ Writes what was found in each training (SET.jsonl) and the table (SET.csv); coun
 folder in summary.csv, and prints it. Exit code 1: a training ended otherwise than it should.
 Each training has processes of its own. An error is named if an audit gives one of the findings that
 labels.yaml accepts for it; any finding of severity error in a control or a sound training is false.
+"not_restored: moments|rate" accepts the finding with one of these parts among those that were lost.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ import yaml
 
 from rmetric._util.errors import exit_with
 from studies.common.command import command_parser
-from studies.silent_errors.processes import findings, trainings
+from studies.silent_errors.processes import findings, trainings, unpacked
 
 FOLDER = Path(__file__).parent
-#: Modules of `trainings`, each with a list ERRORS or TRAININGS; their authors read no audit.
-SETS = ("open", "sealed", "sound")
+#: Sets of trainings; their authors read no audit.
+SETS = ("open", "sealed", "sound", "second", "second_sound")
 COLUMNS = (
     "name", "thread", "what", "ranks", "accepted", "found", "severity", "step", "other errors",
     "errors of the control",
@@ -36,24 +37,25 @@ COLUMNS = (
 
 def looked_at(name: str, only: list[str] | None = None) -> Iterator[dict[str, Any]]:
     """What was found in each training of a set, with its error and without."""
-    for one in trainings(name):
-        if only and one.name not in only:
-            continue
-        entry = {"name": one.name, "thread": one.thread, "what": one.what, "ranks": one.ranks}
-        for key, error in (("found", True), ("control", False)):
-            if error and name == "sound":
+    # A sound training is its own control; the second set's errors have none.
+    wanted = {"found": not name.endswith("sound"), "control": name != "second"}
+    with unpacked() as folder:
+        for one in trainings(folder, name):
+            if only and one.name not in only:
                 continue
-            try:
-                entry[key] = findings(name, one.name, error, one.ranks)
-            except RuntimeError as problem:
-                entry[key], entry["problem"] = [], str(problem).splitlines()[-1]
-        yield entry
+            entry = {"name": one.name, "thread": one.thread, "what": one.what, "ranks": one.ranks}
+            for key in filter(wanted.get, wanted):
+                try:
+                    entry[key] = findings(folder, name, one, key == "found")
+                except RuntimeError as problem:
+                    entry[key], entry["problem"] = [], str(problem).splitlines()[-1]
+            yield entry
 
 
 def row(entry: dict[str, Any], accepted: list[str]) -> dict[str, Any]:
     """A training in the table."""
     found = entry.get("found", [])
-    named = [one for one in found if one["kind"] in accepted]
+    named = [one for one in found if any(_is_named(one, kind) for kind in accepted)]
     best = next((one for one in named if one["severity"] == "error"), named[0] if named else {})
     return {
         **{key: entry[key] for key in ("name", "thread", "what", "ranks")},
@@ -61,9 +63,15 @@ def row(entry: dict[str, Any], accepted: list[str]) -> dict[str, Any]:
         "found": best.get("kind", ""),
         "severity": best.get("severity", ""),
         "step": best.get("step", ""),
-        "other errors": _errors(one for one in found if one["kind"] not in accepted),
-        "errors of the control": _errors(entry["control"]),
+        "other errors": _errors(one for one in found if one not in named),
+        "errors of the control": _errors(entry.get("control", [])),
     }
+
+
+def _is_named(finding: dict[str, Any], accepted: str) -> bool:
+    kind, _, parts = accepted.partition(": ")
+    lost = {row["part"] for row in finding.get("rows", ()) if not row["equal"]}
+    return bool(finding["kind"] == kind and (not parts or lost & set(parts.split("|"))))
 
 
 def _errors(found: Any) -> str:
@@ -84,7 +92,8 @@ def main(argv: list[str] | None = None) -> int:
     seen = []
     for entry in _read(lines) if options.report else looked_at(options.set, options.only):
         seen.append(entry)
-        kinds = [f"{one['kind']}@{one['step']}" for one in entry.get("found", entry["control"])]
+        shown = entry["found"] if "found" in entry else entry["control"]
+        kinds = [f"{one['kind']}@{one['step']}" for one in shown]
         print(entry["name"], *kinds, entry.get("problem", ""), flush=True)
     made = [row(entry, labels.get(entry["name"]) or []) for entry in seen]
     if not options.only:

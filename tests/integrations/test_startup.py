@@ -12,6 +12,8 @@ from textwrap import dedent
 
 import pytest
 
+from tests.project.test_packaging import PROJECT
+
 ROOT = Path(__file__).resolve().parents[2]
 HUGGING_FACE = """
 import sys
@@ -118,6 +120,30 @@ def test_lightning_by_either_of_its_names(run, tmp_path, package):
     done = run("--no-audits", "--", sys.executable, "-c", script)
     assert "callbacks 1" in done.stdout, done.stderr
     assert steps_of(tmp_path / "rmetric.jsonl") == [*range(1, 7)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_lightning_finds_the_entry_point_and_asks_for_nothing_unless_it_is_on(tmp_path, package):
+    pytest.importorskip(package)
+    entry = PROJECT["entry-points"][f"{package}.callbacks_factory"]["rmetric"]
+    site = tmp_path / "site" / "of_this_test-1.dist-info"  # as an installation of the project
+    site.mkdir(parents=True)
+    (site / "METADATA").write_text("Metadata-Version: 2.1\nName: of-this-test\nVersion: 1\n")
+    (site / "entry_points.txt").write_text(f"[{package}.callbacks_factory]\na = {entry}\n")
+    paths = os.pathsep.join([str(ROOT), str(site.parent)])
+    found = {}
+    for switch in ("0", "1", "yes"):
+        environment = os.environ | {"PYTHONPATH": paths, "RMETRIC_LIGHTNING": switch}
+        found[switch] = subprocess.run(
+            [sys.executable, "-c", LIGHTNING.replace("PACKAGE", package)],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+    assert [done.stdout.splitlines()[-1] for done in found.values()] == [
+        "callbacks 0", "callbacks 1", "callbacks 0"
+    ], found["1"].stderr  # fmt: skip
+    assert steps_of(tmp_path / "rmetric.jsonl") == [*range(1, 7)]
+    assert "RMETRIC_LIGHTNING is 'yes': 0 and 1 are accepted" in found["yes"].stderr
 
 
 @pytest.mark.long

@@ -12,12 +12,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Package -> lines of Python and files, at most.
 LARGEST = {
-    "rmetric": (66_670, 413),
-    "studies": (34_105, 212),
-    "tests": (57_446, 277),
+    "rmetric": (66_943, 416),
+    "studies": (30_062, 210),
+    "tests": (57_697, 279),
 }
 #: Words of docs/*.md, at most.
-MOST_WORDS = 59_476
+MOST_WORDS = 59_976
 #: As radon counts branches: from 21 on a function has the grade D.
 MOST_BRANCHES = 20
 _BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.Assert, ast.Lambda)

@@ -13,11 +13,13 @@ import torch
 
 from rmetric.guard.run_folder import FOLDER_VARIABLE, RunFolder
 from rmetric.logs import read_log
+from rmetric.monitor import Monitor
 from rmetric.rescue import Rescue, RescueConfig
 from rmetric.rescue import action as action_module
 from rmetric.rescue import hold as hold_module
-from rmetric.rescue.policy import Evidence
+from rmetric.rescue.policy import Decision, Evidence
 from tests.monitor.ranks import on_ranks
+from tests.monitor.training import make_model
 from tests.rescue.test_action import ALWAYS, lasting
 from tests.rescue.trainings import SMALL, STEPS, actions, bad, same, train
 
@@ -277,6 +279,19 @@ def test_returns_for_the_same_reason_are_one_warning_until_the_hold(tmp_path, ca
     assert len(told) > len(set(reasons)) > 0
     warned = [each for each in told if each.levelno == logging.WARNING]
     assert len(warned) == len(set(reasons))
+    assert f"its good weights are in {tmp_path}" in caplog.text
+
+
+def test_a_step_that_is_left_out_again_for_the_same_reason_is_one_warning(caplog):
+    caplog.set_level(logging.INFO)
+    rescue = Rescue(ALWAYS)
+    decision = Decision(action="leave_out", reason="gradient norm 9: step 7 is left out")
+    monitor = Monitor(make_model(), None, actions=[rescue])
+    for _ in range(3):
+        rescue._write(decision, 7, 0)
+    monitor.close()
+    told = [each.levelname for each in caplog.records if "step 7 is left out" in each.message]
+    assert told == ["WARNING", "INFO", "INFO"]
 
 
 def test_a_training_that_ends_quietly_reports_nothing(caplog):

@@ -5,8 +5,12 @@ The folder of this package is put on PYTHONPATH. Each Python of the command find
 trainer begin each training with our callback. What it does is set by environment variables.
 """
 
+import logging
+import os
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(__file__).parent
 #: Option of `rmetric run` -> the environment variable that is its default and that children read.
@@ -15,9 +19,10 @@ VARIABLES = {
     "rescue": "RMETRIC_RESCUE",
     "webhook": "RMETRIC_WEBHOOK",
     "audits": "RMETRIC_AUDITS",
+    "lightning": "RMETRIC_LIGHTNING",
 }
 #: The values where neither is given.
-DEFAULTS = {"log": "rmetric.jsonl", "rescue": "0", "audits": "1"}
+DEFAULTS = {"log": "rmetric.jsonl", "rescue": "0", "audits": "1", "lightning": "0"}
 
 
 def is_on(option: str, environment: Mapping[str, str]) -> bool:
@@ -33,3 +38,19 @@ def is_on(option: str, environment: Mapping[str, str]) -> bool:
     if value not in ("0", "1"):
         raise ValueError(f"{VARIABLES[option]} is {value!r}: 0 and 1 are accepted")
     return value == "1"
+
+
+def lightning_callbacks() -> list[Any]:
+    """Entry point of Lightning, which asks it for callbacks of each Trainer.
+
+    Returns:
+        Our callback where RMETRIC_LIGHTNING is 1; nothing else, and then nothing is imported.
+    """
+    try:
+        if not is_on("lightning", os.environ):
+            return []
+        settings = import_module("rmetric.integrations.startup.attach").settings_of(os.environ)
+        return [import_module("rmetric.integrations.lightning").RMetricCallback(**settings)]
+    except Exception as error:  # of ours: it costs the monitor, not the training
+        logging.getLogger("rmetric").error("rmetric: %s: no training is watched", error)
+        return []

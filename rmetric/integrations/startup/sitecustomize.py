@@ -13,11 +13,12 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-#: The modules that define a trainer which has a callback of ours.
+#: The modules that define a trainer to which `attach` can add us.
 TRAINERS = (
     "transformers.trainer",
     "lightning.pytorch.trainer.trainer",
     "pytorch_lightning.trainer.trainer",
+    "torchtitan.trainer",
 )
 
 

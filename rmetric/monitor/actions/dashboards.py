@@ -1,4 +1,4 @@
-"""Actions that draw records, alerts and decisions in TensorBoard or Weights & Biases."""
+"""What draws records, alerts and decisions; in TensorBoard and Weights & Biases, too."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from functools import cached_property
+from importlib import import_module
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,6 +94,31 @@ class Dashboard(Action):
     def finish(self) -> None:
         """Write what is left; nothing follows."""
 
+    def _with_run(
+        self, package: str, run: Any, begin: str, active: Callable[[Any], Any]
+    ) -> tuple[Any, Any]:
+        """The module of a package, and `run` or the active one; a further rank may have none.
+
+        Args:
+            package: that has runs.
+            run: None for the active one.
+            begin: the call that makes a run active.
+            active: the active run of the module, or None.
+
+        Raises:
+            ImportError: the package is not installed.
+            ValueError: there is no run on the first rank, which alone draws.
+        """
+        try:
+            module = import_module(package)
+        except ImportError:
+            name = type(self).__name__
+            raise ImportError(f"{name} needs the Python package {package}") from None
+        run = active(module) if run is None else run
+        if run is None and rank() == 0:
+            raise ValueError(f"there is no active run: call {begin} first, or pass run")
+        return module, run
+
     def _submit(self, write: Callable[[], None]) -> None:
         def attempt() -> None:
             if self._failed:
@@ -176,16 +202,9 @@ class WandB(Dashboard):
         super().__init__(on=on)
         self.run: Any = run
         if run is None:
-            try:
-                import wandb
-            except ImportError:
-                raise ImportError("WandB needs the Python package wandb") from None
-            run = wandb.run
-            if run is None and rank() != 0:  # the first rank alone draws
-                return
-            if run is None:
-                raise ValueError("there is no active run: call wandb.init() first, or pass run")
-        self.run = run
+            _, self.run = self._with_run("wandb", None, "wandb.init()", lambda module: module.run)
+        if self.run is None:
+            return
         self.run.define_metric("rmetric/step")
         self.run.define_metric("rmetric/executed_step")
         self.run.define_metric("rmetric/*", step_metric="rmetric/executed_step")
