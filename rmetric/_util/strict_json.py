@@ -179,5 +179,12 @@ def shown(value: Any) -> str:
     return whole if len(whole) <= 60 else f"{whole[:57]}..."
 
 
+def refused(content: Any, error: Exception) -> str:
+    """What msgspec found fault with, and the value at the place that it names."""
+    for key, at in re.findall(r"\.(\w+)|\[(\d+)\]", str(error).partition("`$")[2]):
+        content = content[key] if key else content[int(at)]  # keys of a mapping have no place
+    return f"{error}: found {shown(content)}"
+
+
 def _found(value: Any, accepted: str) -> ValueError:
     return ValueError(f"found {shown(value)}; {accepted} is accepted")

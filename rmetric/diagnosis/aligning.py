@@ -22,9 +22,6 @@ def aligned(files: Sequence[Sequence[Part]]) -> list[list[Part]]:
 
     torchelastic names the attempt in the path (``attempt_0/0/stdout.log``). Files with as many
     attempts as the one with most are aligned by their order, others by time, else from the end.
-
-    Args:
-        files: the attempts of each file, the first one first.
     """
     names = [ATTEMPT.search(parts[0].source.name) for parts in files]
     numbers = [int(name[1]) if name else None for name in names]

@@ -25,8 +25,6 @@ from rmetric.diagnosis.suspects import named
 from rmetric.diagnosis.unusual import Unusual, unusual
 
 MAX_CANDIDATES = 5
-#: A cause of another family is a rival from this share of the first one's probability on.
-RIVAL_SHARE = 0.5
 #: A symptom or an echo of a signature of less confidence names no cause.
 NAMES_A_CAUSE = 0.4
 #: Least confidence of an answer.
@@ -110,8 +108,6 @@ class Weighed:
         kind, against = lead.role, ""
         if lead.role == "ending" and (against := self._stood_still(lead)):
             kind = "ending without progress"
-        elif lead.role == "cause" and (against := self._rival(lead)):
-            kind = "contradicted cause"
         return self._result(
             kind=kind,
             strength=strength,
@@ -133,10 +129,12 @@ class Weighed:
         """The stage of the job at the failure, if a hypothesis is right."""
         if one.fault is not None:
             return stage_of_failure(self.scene, [one.fault, *self.faults], one.fault.first)
-        awaited = self.scene.beside.awaited
-        told = [awaited[each.name] for each in named(self.ranked) if awaited.get(each.name)]
-        told += [each.stage for each in one.rows if each.stage]
-        return next(iter(told), "") or stage_of_failure(self.scene, self.faults, self.place_of(one))
+        odd = self.scene.odd_stacks
+        told = [odd[each.name].awaits for each in named(self.ranked) if each.name in odd]
+        told += [each.stage for each in one.rows]
+        return next(filter(None, told), "") or stage_of_failure(
+            self.scene, self.faults, self.place_of(one)
+        )
 
     def place_of(self, one: Hypothesis) -> Occurrence | None:
         """The entry that shows an inferred cause best."""
@@ -287,16 +285,6 @@ class Weighed:
                 title, why = title.format(who=row.target or "one rank", what=row.words), row.words
             found.append(Candidate(one.id, title, round(min(part, confidence), 3), why))
         return tuple(found)
-
-    def _rival(self, lead: Fault) -> str:
-        """Describe a fault of another family that is about as likely."""
-        second, share = self.hypotheses[1]
-        rival = second.fault
-        if rival is None or rival.signature.family == lead.signature.family:
-            return ""
-        if rival.role not in ("cause", "ending") or share < RIVAL_SHARE * self.hypotheses[0][1]:
-            return ""
-        return f"another fault is as likely: {rival.signature.title}"
 
     def _stood_still(self, ending: Fault) -> str:
         """Describe an ending before which the training may have stood still."""

@@ -52,9 +52,6 @@ def attempts_by_name(files: Sequence[Group]) -> list[list[Part]]:
     """Parts of each attempt, the first one first; one list where the names tell of one attempt.
 
     Files without the number, such as a kernel's log, are with the last attempt.
-
-    Args:
-        files: the one part of each file.
     """
     parts = [one for each in files for one in each]
     for groups, of_jobs in _groupings(parts):

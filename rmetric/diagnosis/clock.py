@@ -372,10 +372,6 @@ def two_jobs(job: Job, apart: float = MIN_JOB_GAP_SECONDS) -> tuple[str, str] | 
 
     There is time between them. They are of one job, with clocks that differ, only if different
     ranks or nodes write them, and if their entries of one moment agree.
-
-    Args:
-        job: the job.
-        apart: least seconds without an entry.
     """
     # Seconds since boot, and times without a year, cannot be compared with others.
     dated = {name: span for name, span in job.spans.items() if min(span) >= NO_YEAR[1]}

@@ -13,7 +13,7 @@ from typing import Any
 from rmetric.diagnosis.auxiliary.stacks import states_stack
 from rmetric.diagnosis.facts.graph import IdentityGraph
 from rmetric.diagnosis.facts.job import HEAD, TAIL
-from rmetric.diagnosis.facts.marks import KERNEL_LINE, MIN_PAUSE_RATIO, MIN_PAUSE_SECONDS
+from rmetric.diagnosis.facts.starts import KERNEL_LINE
 from rmetric.diagnosis.file_lines import FileLines
 from rmetric.diagnosis.library.stages import next_stage
 from rmetric.diagnosis.log_stream import (
@@ -26,7 +26,7 @@ from rmetric.diagnosis.log_stream import (
 )
 from rmetric.diagnosis.patterns.iterations import IterationWatch
 from rmetric.diagnosis.reading.joining import TRANSITIONS, Kind
-from rmetric.diagnosis.reading.steps import StepMatch, planned_steps
+from rmetric.diagnosis.reading.steps import StepMatch
 from rmetric.diagnosis.reading.text import clean, unescaped
 from rmetric.diagnosis.signature import Signature
 from rmetric.diagnosis.templates.facts import JOB_ID, Facts
@@ -36,8 +36,6 @@ MAX_STAGES = 200
 MAX_JOB_IDS = 1000
 #: Steps by which ranks that share a log may differ.
 RANKS_APART = 2
-#: Characters by which a command is known; its last settings may differ.
-MAX_COMMAND = 60
 #: Roles and least confidence of entries that end an attempt.
 _ENDS = ("success", "ending", "cause", "echo", "symptom")
 MIN_END_CONFIDENCE = 0.5
@@ -45,18 +43,16 @@ MIN_END_CONFIDENCE = 0.5
 _NOTED = ("info", "warning")
 #: Lines that continue what stands before them.
 _SET_IN = (Kind.PART, Kind.FRAME)
-#: A bar of tqdm, and one that is complete.
-_BAR, _WHOLE_BAR = b"%|", b"100%|"
 #: The head of faulthandler's stacks; whose they are, the line above may say.
 _TIMED_OUT = re.compile(rb"Timeout \([\d:.]+\)!\s*$")
-_NUMBERS, _PLACE = re.compile(r"\d+"), itemgetter(0)
+_PLACE = itemgetter(0)
 
 
 class EntryPass(FileLines):
     """Joins lines to entries, and counts these by stream and template.
 
     Attributes:
-        first_line, first_lines: number of the attempt's first line; a few from there on.
+        first_line: number of the attempt's first line.
         line_before: the last one before the block.
         final_template: template of an entry's first line -> that of the whole entry.
         continued: the last line that continued one of another stream, and that stream.
@@ -66,7 +62,6 @@ class EntryPass(FileLines):
         super()._begin_attempt()
         self.marks.begin_attempt()
         self.first_line, self.line_before = self.number + 1, b""
-        self.first_lines = list[bytes]()
         self.watch, self.graph = IterationWatch[RawEntry](), IdentityGraph(self.source.name)
         self.final_template: dict[int, int] = {}
         self.continued: tuple[int, LogStream] = (0, self.own)
@@ -172,8 +167,6 @@ class EntryPass(FileLines):
         step = form.step.find(line) if form.step is not None else None
         if step is not None:
             self._record_step(stream, number, line, form, step)
-        if facts.stage:
-            self.marks.add_stage(number, facts.stage)
         stage = next_stage(stream.stage, facts.stage)
         raw: RawEntry = (
             number, line, form.template, stream.key, stream.step, stage, None, form,
@@ -202,7 +195,7 @@ class EntryPass(FileLines):
         )  # fmt: skip
         time = form.time.time(line)
         self.marks.add_step(number)
-        self._compare_step(stream, number, step, time, line)
+        self._time_step(stream, step, time)
         before = stream.step
         stream.reach(self.watch.add_step(stream.key, step, form.template, raw, time))
         stream.steps += 1
@@ -211,29 +204,19 @@ class EntryPass(FileLines):
         if stream.last_step_at is None or stream.step != before:
             stream.last_step_at = raw
 
-    def _compare_step(
-        self, stream: LogStream, number: int, step: StepMatch, time: float | None, line: bytes
-    ) -> None:
-        """Record a step that falls back, which may be of a new attempt."""
+    def _time_step(self, stream: LogStream, step: StepMatch, time: float | None) -> None:
+        """Measure the pause between two steps; there is none where the steps fall back."""
         form, now = step
         counter = stream.counters.get(form)
-        own = counter is not None
         if counter is None:
             stream.counters[form] = StepCounter(now, time)
-            counter = stream.earlier.get(form)
-            if counter is None:
-                return
+            return
         counter.lines += 1
-        fell_back = now < counter.last - RANKS_APART
-        stream.fell_back |= fell_back and own
         if now == counter.last:  # a heartbeat, or another rank: no pause between two steps
             return
         pause = 0.0 if time is None or counter.time is None else time - counter.time
-        if fell_back and not _counts_other(line, now, stream.last_step_at, counter.last):
-            longest = MIN_PAUSE_RATIO * counter.longest_pause
-            self.marks.add_back(number, counter.last, now, pause > max(MIN_PAUSE_SECONDS, longest))
-        elif pause > counter.longest_pause:
-            counter.longest_pause = pause
+        if now >= counter.last - RANKS_APART:
+            counter.longest_pause = max(counter.longest_pause, pause)
         counter.last, counter.time = now, time
 
     def _close(self, stream: LogStream) -> None:
@@ -242,8 +225,8 @@ class EntryPass(FileLines):
         stream.open, whole_line = None, entry.entry.whole_line
         said, level = entry.entry.text(), entry.facts.level
         text = unescaped(said)
-        may = entry.facts.alone if whole_line and text is said else None
-        found = self.analyser.find(text, level, may) if entry.look else []
+        look = entry.facts.alone if whole_line and text is said else entry.look
+        found = self.analyser.find(text, level) if look else []
         template = entry.raw[2]
         if not entry.states_step:  # a step's line stays one event, whatever follows it
             leading = entry.leading_facts
@@ -258,24 +241,18 @@ class EntryPass(FileLines):
             stream.found.setdefault(signature.id, MatchTally(raw)).add(raw, fields)
             if signature.role == "success":
                 self.succeeded = raw
-            self._mark_match(stream, entry, signature, said)
+            self._mark_match(stream, entry, signature)
 
-    def _mark_match(
-        self, stream: LogStream, entry: OpenEntry, signature: Signature, said: str
-    ) -> None:
+    def _mark_match(self, stream: LogStream, entry: OpenEntry, signature: Signature) -> None:
         """Record what a match tells of the bounds of attempts."""
         marks, traits, line = self.marks, signature.traits, entry.raw[0]
         noted = entry.facts.level in _NOTED and signature.role in ("cause", "echo")
         sure = signature.confidence >= MIN_END_CONFIDENCE or "last words" in traits
         if signature.role in _ENDS and sure and not noted:
-            marks.add_end(entry.last_line, stream.number)
+            marks.add_end(entry.last_line)
         if "restarts ranks" in traits or ("starts ranks" in traits and marks.under_way):
             writer = stream.prefix.node or (str(stream.number) if stream.number >= 0 else "")
             marks.add_restart(line, entry.steps_before, writer)
-        if "command" in traits:
-            command = stream.key, _NUMBERS.sub("", said)[:MAX_COMMAND]
-            again = marks.under_way or line == self.first_line
-            marks.add_command(line, entry.steps_before, command, again)
 
     def _count(self, stream: LogStream, raw: RawEntry, watched: bool) -> None:
         template = raw[2]
@@ -339,16 +316,3 @@ class EntryPass(FileLines):
     def _line(self, place: Any) -> int:
         number: int = place[0] if place.__class__ is tuple else self.number + 1 + place
         return number
-
-
-def _counts_other(line: bytes, step: int, before: RawEntry | None, last: int) -> bool:
-    """Return True for two bars of different lengths: training's, and that of an evaluation.
-
-    Or for one that begins behind a complete one, as each epoch's does.
-    """
-    if before is None:
-        return False
-    if _WHOLE_BAR in before[1] and _BAR in line:
-        return True
-    planned = planned_steps(clean(line), step)
-    return planned is not None and planned_steps(clean(before[1]), last) not in (None, planned)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rmetric.diagnosis.facts.marks import StartMarks
+from rmetric.diagnosis.facts.starts import StartMarks
 from rmetric.diagnosis.log_stream import LogLineForm, LogStream, RawEntry
 from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix, PrefixParser
 from rmetric.diagnosis.reading.source import LogSource
@@ -29,11 +29,6 @@ DIGITS = b"0123456789"
 
 class FileLines:
     """The forms, streams and templates of one file.
-
-    Args:
-        source: the file.
-        analyser: with caches that several files share.
-        prefixes: of its lines; None to learn them from a sample.
 
     Attributes:
         marks: where attempts may begin.

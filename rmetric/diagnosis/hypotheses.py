@@ -45,14 +45,7 @@ class Hypothesis:
 def hypotheses(
     scene: Scene, every: Sequence[Fault], rows: Sequence[Row], ranked: Sequence[Suspect]
 ) -> list[Hypothesis]:
-    """All hypotheses about a job.
-
-    Args:
-        scene: the job; its faults are those that were not survived.
-        every: all faults.
-        rows: the evidence.
-        ranked: the suspects.
-    """
+    """All hypotheses about a job."""
     suspected = {one.name: one.score for one in ranked}
     by_cause = grouped(rows, "hypothesis")
     beside = {

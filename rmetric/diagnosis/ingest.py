@@ -5,44 +5,43 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import datetime, timezone
-from math import inf
 from pathlib import Path
+from typing import Any
 
-from rmetric.diagnosis.aligning import aligned, shows_work
+from rmetric.diagnosis.aligning import aligned
 from rmetric.diagnosis.auxiliary.files import read_auxiliary
 from rmetric.diagnosis.clock import two_jobs
 from rmetric.diagnosis.facts.job import Job
-from rmetric.diagnosis.facts.marks import StartMarks
 from rmetric.diagnosis.facts.starts import starts_of
 from rmetric.diagnosis.input_files import find
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.merging import merged
-from rmetric.diagnosis.one_pass import START_LINES, FilePass
+from rmetric.diagnosis.one_pass import FilePass
 from rmetric.diagnosis.part import Part
-from rmetric.diagnosis.reading.other_jobs import MIN_JOBS, numbers_in
-from rmetric.diagnosis.reading.prefixes import PrefixParser
 from rmetric.diagnosis.reading.source import LogSource
 from rmetric.diagnosis.templates.events import OTHERS
 from rmetric.diagnosis.templates.facts import LineAnalyser
 
 #: Below so many bytes, processes cost more than they save.
 WORTH_PROCESSES = 32 << 20
-#: Seconds within which the ranks of one attempt begin, and no second attempt does.
-SAME_BEGIN_SECONDS = 1.0
 #: New objects after which Python seeks garbage while logs are read.
 NEW_OBJECTS = 1_000_000
 
 
-def ingest(
+def ingest(paths: Sequence[str | Path], library: SignatureLibrary, **options: Any) -> Job:
+    """The last attempt of a job; arguments as those of `ingest_attempts`."""
+    return ingest_attempts(paths, library, **options)[-1]
+
+
+def ingest_attempts(
     paths: Sequence[str | Path],
     library: SignatureLibrary,
     *,
     cores: int = 1,
     on_progress: Callable[[int], None] | None = None,
-) -> Job:
-    """Read the logs of one job; of several attempts in them, the last.
+) -> list[Job]:
+    """Read the logs of one job, each attempt by itself, the first one first.
 
     The same files give the same job, with any number of cores. Memory grows with the number of
     files, streams, templates and attempts, not with that of lines.
@@ -56,22 +55,9 @@ def ingest(
     Raises:
         LogError: a path that cannot be read, or nothing to read.
     """
-    return ingest_attempts(paths, library, cores=cores, on_progress=on_progress)[-1]
-
-
-def ingest_attempts(
-    paths: Sequence[str | Path],
-    library: SignatureLibrary,
-    *,
-    cores: int = 1,
-    on_progress: Callable[[int], None] | None = None,
-) -> list[Job]:
-    """Read the logs of one job, each attempt by itself, the first one first; as `ingest`."""
     found = find(paths)
     with _few_collections():
-        files = _without_other_jobs(
-            list(_files(found.sources, library, cores, on_progress)), library
-        )
+        files = list(_files(found.sources, library, cores, on_progress))
         jobs = [_job(parts, found.notes) for parts in (aligned(files) if files else [[]])]
     if found.beside:
         # A dump is written over by the next attempt's.
@@ -139,28 +125,6 @@ def _files(
         yield by_name[source.name]
 
 
-def _without_other_jobs(files: Sequence[list[Part]], library: SignatureLibrary) -> list[list[Part]]:
-    """The files, with those of a scheduler read again without the jobs that are not this one.
-
-    This one is named beside its training, or by the name of a file.
-    """
-    numbers = [set().union(*(part.job_ids for part in parts)) for parts in files]
-    works = [any(map(shows_work, parts)) for parts in files]
-    own = set().union(*(of for of, at_work in zip(numbers, works, strict=True) if at_work))
-    if not own:
-        named = set().union(*(numbers_in(parts[0].source.name) for parts in files))
-        own = named & set().union(*numbers)
-    if not own:
-        return list(files)
-    kept, analyser = frozenset(number.encode() for number in own), LineAnalyser(library)
-    return [
-        _attempts_of(replace(parts[0].source, only_jobs=kept), analyser, None)
-        if not at_work and len(of) >= MIN_JOBS and of - own
-        else parts
-        for parts, of, at_work in zip(files, numbers, works, strict=True)
-    ]
-
-
 def _attempts_of(
     source: LogSource, analyser: LineAnalyser, on_progress: Callable[[int], None] | None
 ) -> list[Part]:
@@ -169,55 +133,9 @@ def _attempts_of(
     found = first.read_attempts(on_progress)
     # A launcher's line that it starts its ranks again may be the last.
     starts = [start for start in starts_of(first.marks) if start <= first.number]
-    if not starts and len(found) == 1:
+    if starts == [part.first_line for part in found[1:]]:
         return found
-    expected = [part.first_line for part in found[1:]]
-    times = [part.start_time for part in found]
-    if starts != expected:
-        times = _times_at([1, *starts], source, first.prefixes)
-    kept = _at_other_times(starts, times, first.marks)
-    if kept == expected:
-        return found
-    return FilePass(source, analyser, first.prefixes).read_attempts(starts=kept)
-
-
-def _times_at(
-    starts: Sequence[int], source: LogSource, prefixes: PrefixParser
-) -> list[float | None]:
-    """Times that the first lines of attempts state."""
-    times: list[float | None] = []
-    number = 0
-    for lines in source.chunks():
-        while len(times) < len(starts) and starts[len(times)] <= number + len(lines):
-            at = len(times)
-            begin = starts[at] - 1 - number
-            end = min([starts[at] + START_LINES, *starts[at + 1 : at + 2]]) - 1 - number
-            times.append(prefixes.first_time(lines[begin:end]))
-        number += len(lines)
-    return times
-
-
-def _at_other_times(
-    starts: Sequence[int], times: Sequence[float | None], marks: StartMarks
-) -> list[int]:
-    """Starts of later attempts, without those of processes that begin at the same moment.
-
-    Where no step lies between two starts, and they state times, the ranks of one attempt wrote
-    them: a program takes longer to begin, fail and begin again.
-
-    `times` are those of the file's begin and of the starts.
-    """
-    steps = {mark.line: mark.steps for mark in marks.marks()}
-    kept: list[int] = []
-    origin, began = 1, times[0]
-    for start, time in zip(starts, times[1:], strict=True):
-        stepless = steps.get(start, -1) == steps.get(origin, 0)
-        apart = inf if time is None else time - (began or 0.0)
-        if stepless and abs(apart) <= SAME_BEGIN_SECONDS:
-            continue
-        kept.append(start)
-        origin, began = start, time
-    return kept
+    return FilePass(source, analyser, first.prefixes).read_attempts(starts=starts)
 
 
 def _shares(sources: Sequence[LogSource], number: int) -> list[list[LogSource]]:
@@ -256,28 +174,12 @@ def _of_jobs(parts: Sequence[Part], job: Job) -> Iterator[str]:
     if len(where) > 1:
         few = "; ".join(list(where.values())[:4]) + ("; ..." if len(where) > 4 else "")
         yield f"there may be {len(where)} jobs in these logs, by the scheduler's numbers: {few}"
-    yield from _of_same_ranks(parts)
     if (both := two_jobs(job)) is not None:
         end, begin = job.spans[both[0]][1], job.spans[both[1]][0]
         yield (
             f"there may be two jobs in these logs, or one stood still: {both[0]} ends at "
             f"{_utc(end)} and {both[1]} begins at {_utc(begin)}, with nothing between"
         )
-
-
-def _of_same_ranks(parts: Sequence[Part]) -> Iterator[str]:
-    """Files of one name in two folders with lines of the same ranks: two jobs."""
-    seen: dict[str, tuple[str, set[int]]] = {}
-    for part in parts:
-        ranks = {one.prefix.rank for one in part.streams if one.prefix.rank is not None}
-        if len(ranks) < 2:
-            continue
-        name = part.source.name
-        before, others = seen.setdefault(name.rsplit("/", 1)[-1], (name, ranks))
-        if before != name and ranks & others:
-            both = f"{before} and {name}"
-            yield f"there may be two jobs in these logs: the same ranks speak in {both}"
-            return
 
 
 def _utc(time: float) -> str:

@@ -38,7 +38,7 @@ _OTHER = {
 }
 _SUFFIXES = {f".{suffix}": kind for kind, words in _OTHER.items() for suffix in words.split()}
 #: Those of them that may hold a log or stacks all the same, by their content.
-_MAY_BE_LOGS = (*AUXILIARY_SUFFIXES, ".tsv", ".yaml", ".yml")
+_MAY_BE_LOGS = (*AUXILIARY_SUFFIXES, ".csv", ".tsv", ".yaml", ".yml")
 _NAMES = re.compile(
     r"(?i)(?:requirements.*|merges|vocab|license|readme|notice|authors|makefile|dockerfile)(?:\.txt)?"
 )

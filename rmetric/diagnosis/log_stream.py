@@ -99,8 +99,6 @@ class LogStream:
         stacks: the last entries that hold stacks, as in `JobStream`.
         number: the rank or task that the prefix states, -1 for none.
         counters: of its step lines, by their form.
-        earlier: those of the attempts before.
-        fell_back: the steps of this attempt were counted anew.
         last_step_at, last_step_line: where the last step was first stated; its last line.
     """
 
@@ -108,14 +106,11 @@ class LogStream:
         self.key, self.prefix = key, prefix
         stated = (prefix.rank, prefix.local_rank, prefix.task)
         self.number = next((one for one in stated if one is not None), -1)
-        self.counters: dict[str, StepCounter] = {}
-        self.earlier: dict[str, StepCounter] = {}
         self.begin_attempt()
 
     def begin_attempt(self) -> None:
-        """Forget all entries; remember what tells that the step falls back."""
-        self.earlier |= self.counters
-        self.counters = {}
+        """Forget all entries."""
+        self.counters: dict[str, StepCounter] = {}
         self.counts: Counter[int] = Counter()
         self.templates: list[int] = []
         self.places: list[Any] = []
@@ -128,7 +123,6 @@ class LogStream:
         self.step: int | None = None
         self.stage = ""
         self.steps = 0
-        self.fell_back = False
         self.last_step_at: RawEntry | None = None
         self.last_step_line = 0
         self.stages: list[tuple[str, RawEntry]] = []

@@ -196,7 +196,6 @@ class _Merging:
                 stream.last_step, stream.last_step_at = part.last_step, at
                 stream.counts_samples = part.counts_samples
             stream.steps += part.steps
-            stream.fell_back |= part.fell_back
             stream.longest_pause = max(stream.longest_pause, part.longest_pause)
 
     def _event(self, number: int, first: Occurrence, last: Occurrence) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rmetric.diagnosis.entries import EntryPass
-from rmetric.diagnosis.facts.marks import Opening
+from rmetric.diagnosis.facts.starts import Opening
 from rmetric.diagnosis.file_lines import DIGITS
 from rmetric.diagnosis.log_stream import LogLineForm, LogStream
 from rmetric.diagnosis.part import Part, part_of
@@ -19,8 +19,6 @@ from rmetric.diagnosis.reading.joining import MAX_TEXT
 
 #: Bytes of a line that are read, at its beginning and at its end.
 HALF_LINE = MAX_TEXT
-#: Lines of an attempt's beginning in which its time is sought.
-START_LINES = 20
 
 
 class FilePass(EntryPass):
@@ -71,8 +69,6 @@ class FilePass(EntryPass):
         """Read the next lines; their keys are they without their digits."""
         if not lines:
             return
-        if len(self.first_lines) < START_LINES:
-            self.first_lines += lines[: START_LINES - len(self.first_lines)]
         known, own, number = self.forms.get, self.own, self.number + 1
         self.lines, forms = lines, list(map(known, keys))
         self.block_forms = forms
@@ -127,8 +123,6 @@ class FilePass(EntryPass):
 
     def _mark(self, number: int, form: LogLineForm, stream: LogStream) -> None:
         form.marked = self.marks.add(number, form.template, stream.number)
-        if form.stays is not None:
-            self.marks.add_stage(number, form.facts.stage)
 
 
 def _shortened(lines: list[bytes]) -> list[bytes]:

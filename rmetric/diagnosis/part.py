@@ -59,7 +59,6 @@ class Part:
         job_ids: numbers of scheduler's jobs that it names -> line.
         unmatched: entries that were too different from all others to be kept apart.
         first_line, lines: of the attempt that was read; the whole file where there is one.
-        start_time: seconds that one of its first lines states.
         entries: all of the above, each once.
     """
 
@@ -72,7 +71,6 @@ class Part:
     unmatched: int
     first_line: int
     lines: int
-    start_time: float | None
     entries: list[Occurrence]
 
 
@@ -106,7 +104,6 @@ class _PartBuilder:
             unmatched=file.unmatched,
             first_line=file.first_line,
             lines=file.number + 1 - file.first_line,
-            start_time=file.prefixes.first_time(file.first_lines),
             entries=list(self.entries.values()),
         )
 
@@ -153,7 +150,6 @@ class _PartBuilder:
             first_time=one.first_time,
             head=[self._entry(raw) for raw in one.head],
             steps=one.steps,
-            fell_back=one.fell_back,
             last_step=one.step,
             counts_samples=self.file.watch.counts_samples(one.key),
             last_step_at=None if one.last_step_at is None else self._entry(one.last_step_at),

@@ -5,20 +5,19 @@ Learnt once (`rmetric logs learn`), stored as JSON, and subtracted when such a j
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
 from rmetric._util.durable import write_atomically
 from rmetric._util.errors import LogError
-from rmetric._util.strict_json import shown
+from rmetric._util.strict_json import refused
 from rmetric.diagnosis.facts.job import Event, Job
 from rmetric.diagnosis.templates.events import OTHERS, Events
 
@@ -85,23 +84,15 @@ class Pool(Struct, frozen=True, kw_only=True, rename={"name": "job"}, dict=True)
     def load(cls, path: Path | str) -> Pool:
         """Raises LogError that names the file, the field, what was found and what is accepted."""
         try:
-            content: Any = msgspec.json.decode(Path(path).read_bytes())
+            content = msgspec.json.decode(Path(path).read_bytes())
             try:
                 return msgspec.convert(content, cls)
             except msgspec.ValidationError as error:
-                found = _found(content, str(error))
-                raise ValueError(f"{error}: found {found}") from None
+                raise ValueError(refused(content, error)) from None
         except OSError as error:
             raise LogError(Path(path), None, f"cannot be read ({error.strerror})") from None
         except ValueError as error:
             raise LogError(Path(path), None, f"no pool of rmetric logs learn: {error}") from None
-
-
-def _found(content: Any, error: str) -> str:
-    """What is at the place that an error names: `$.events[0].jobs`; keys of `stages` have none."""
-    for key, at in re.findall(r"\.(\w+)|\[(\d+)\]", error.partition("`$")[2]):
-        content = content[key] if key else content[int(at)]
-    return shown(content)
 
 
 def learn(name: str, jobs: Sequence[Job]) -> Pool:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
 
-#: Who should act.
-ACTORS = ("hardware", "user", "framework", "platform")
-
-#: Severity that an entry states; "" for none.
-LEVELS = ("error", "warning", "info", "")
+from msgspec import Meta, Struct
 
 #: Relation of a matched entry to the failure.
 ROLES = {
@@ -56,7 +52,6 @@ TRAITS = {
     "before start": "of what cannot begin, whatever the other ranks have begun meanwhile",
     "restarts ranks": "behind it the next attempt begins",
     "starts ranks": "the same, but the first attempt has it too",
-    "command": "starts the program: an attempt where the same command was given before",
     # of the end
     "recorded": "the scheduler's record of a good end",
     "completed": "the program's statement that the training is complete",
@@ -70,8 +65,29 @@ TRAITS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Signature:
+#: Texts of a signature's fields, and how their values in YAML are checked.
+Text = Annotated[str, Meta(min_length=1)]
+Texts = Annotated[tuple[Text, ...], Meta(min_length=1)]
+Id = Annotated[str, Meta(pattern="^[a-z][a-z0-9_]*$")]
+#: Lower case without digits, three characters and more.
+Gate = Annotated[str, Meta(pattern=r"^[\x00-/:-@\[-\x7f]{3,}$")]
+#: Field -> the values that are accepted.
+CHOICES: dict[str, tuple[str, ...]] = {
+    "role": (*ROLES,),
+    "actor": ("hardware", "user", "framework", "platform", ""),
+    "levels": ("error", "warning", "info", ""),
+    "traits": (*TRAITS,),
+}
+if TYPE_CHECKING:  # for msgspec the choices themselves
+    Role = str
+    Actor = str
+    Level = str
+    Trait = str
+else:
+    Role, Actor, Level, Trait = (Literal[one] for one in CHOICES.values())
+
+
+class Signature(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A known fault.
 
     Attributes:
@@ -79,7 +95,7 @@ class Signature:
         family: the class of causes it belongs to: "out of memory".
         title: what happened, in a short sentence for people.
         role: of `ROLES`.
-        actor: of `ACTORS`; "" for roles without one (success, harmless).
+        actor: who should act; "" for roles without one (success, harmless).
         patterns: regular expressions, any of which matches within one entry; named groups
             (`rank`, `node`, `xid`, `gpu`, `path`, `signal`, `code`, ...) become `Match.fields`,
             and a `rank` or `node` so named is the subject of the entry.
@@ -88,7 +104,7 @@ class Signature:
         rank: the more specific, the higher: of several that match one entry the highest counts;
             0 is the generic ones (any exception, any line of level ERROR).
         confidence: how sure the diagnosis is if this is all there is, 0 to 1.
-        levels: of `LEVELS`, those of the entries that it looks at; () for all.
+        levels: that an entry states, "" for none, of those that it looks at; () for all.
         to_do: what to do, one to three short sentences in the imperative.
         survivable: a training often goes on after it, so it explains a failure only at the end.
         of_two: logged by one of two that do not agree, not always the one at fault.
@@ -100,23 +116,23 @@ class Signature:
         matches, misses: entries that it must and must not match, which are its tests.
     """
 
-    id: str
-    family: str
-    title: str
-    role: str
-    actor: str
-    patterns: tuple[str, ...]
-    gates: tuple[str, ...]
-    to_do: tuple[str, ...]
-    levels: tuple[str, ...] = ()
+    id: Id
+    family: Text
+    title: Text
+    role: Role
+    actor: Actor = ""
+    patterns: Texts
+    gates: Annotated[tuple[Gate, ...], Meta(min_length=1)]
+    to_do: tuple[Text, ...] = ()
+    levels: tuple[Level, ...] = ()
     rank: int = 50
-    confidence: float = 0.9
+    confidence: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.9
     survivable: bool = False
     of_two: bool = False
-    traits: tuple[str, ...] = ()
-    taken_back_by: tuple[str, ...] = ()
-    reason_in: tuple[str, ...] = ()
+    traits: tuple[Trait, ...] = ()
+    taken_back_by: tuple[Id, ...] = ()
+    reason_in: tuple[Text, ...] = ()
     usual_stage: str = ""
     source: str = ""
-    matches: tuple[str, ...] = ()
-    misses: tuple[str, ...] = ()
+    matches: tuple[Text, ...] = ()
+    misses: tuple[Text, ...] = ()

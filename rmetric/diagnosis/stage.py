@@ -9,27 +9,18 @@ from rmetric.diagnosis.clock import Ordering
 from rmetric.diagnosis.evidence.row import Scene
 from rmetric.diagnosis.facts.job import Job, JobStream, Match, Occurrence
 from rmetric.diagnosis.faults import Fault
-from rmetric.diagnosis.library.stages import awaited, ends_checkpoint, next_stage, stated_stage
-from rmetric.diagnosis.reading.text import TRACEBACK
-from rmetric.diagnosis.report.frames import probable_stage_of, stage_of
+from rmetric.diagnosis.library.stages import awaited, next_stage
+from rmetric.diagnosis.report.frames import stage_of
 
 #: Stages in which launchers and streams without stages remain, and those with few stage lines.
 _LAUNCHING = ("", "launch")
 _STARTING = (*_LAUNCHING, "initialise", "load data", "compile")
 #: Least share of the most step lines of a stream whose own stages are valid.
 _MIN_STEP_SHARE = 0.5
-#: Stages that a job leaves with its first step.
-_BEFORE_TRAINING = _STARTING[1:]
 
 
 def stage_of_failure(scene: Scene, faults: Sequence[Fault], place: Occurrence | None) -> str:
-    """The stage at the failure; a checkpoint that fails is written or read, whatever was logged.
-
-    Args:
-        scene: the job.
-        faults: the likeliest first.
-        place: the entry that shows the failure.
-    """
+    """The stage at the failure; a checkpoint that fails is written or read, whatever was logged."""
     stage = _logged_stage(scene, faults, place)
     lead = faults[0] if faults else None
     if lead is None or stage != "train":
@@ -41,29 +32,16 @@ def stage_of_failure(scene: Scene, faults: Sequence[Fault], place: Occurrence | 
 
 
 def _logged_stage(scene: Scene, faults: Sequence[Fault], place: Occurrence | None) -> str:
-    """Stage from the own traceback, else the log, else other tracebacks, else the fault."""
-    lead, job = (faults[0] if faults else None), scene.job
+    """Stage by the own traceback, else by the log, other tracebacks, the kind of fault."""
+    lead = faults[0] if faults else None
     if lead is not None and lead.has("before start"):
         return "launch"
     matches = [match for one in faults for match in one.matches]
     texts = _texts_of(place, matches) if place is not None else []
-    stage = _raised_or_logged(scene, lead, place, texts)
-    stage = stage or _first(stage_of(match.first.text) for match in matches) or last_stage(scene)
-    if stage in _BEFORE_TRAINING and not job.trained and _in_training(scene, matches):
-        return "train"  # without a line of a step, which few ranks write
-    usual = lead.signature.usual_stage if lead is not None else ""
-    return stage or _first(map(probable_stage_of, texts)) or usual
-
-
-def _raised_or_logged(
-    scene: Scene, lead: Fault | None, place: Occurrence | None, texts: Sequence[str]
-) -> str:
     stage = _first(map(stage_of, texts))
-    # Hardware that breaks in a training is met by whatever uses it next.
-    broken = lead is not None and lead.signature.actor == "hardware" and scene.job.trained
-    if stage and not (broken and stage == "load data"):
-        return stage
-    return "" if place is None else stage_at(scene.job, place, scene.ordering)
+    stage = stage or ("" if place is None else stage_at(scene.job, place, scene.ordering))
+    stage = stage or _first(stage_of(match.first.text) for match in matches) or last_stage(scene)
+    return stage or (lead.signature.usual_stage if lead is not None else "")
 
 
 def _texts_of(place: Occurrence, matches: Sequence[Match]) -> list[str]:
@@ -76,42 +54,30 @@ def _first(stages: Iterable[str]) -> str:
     return next(filter(None, stages), "")
 
 
-def _in_training(scene: Scene, matches: Sequence[Match]) -> bool:
-    """Return True if the traceback of a rank's failure passes through the training loop."""
-    events = set().union(*(match.events for match in matches))
-    entries = (one for stream in scene.job.streams.values() for one in stream.tail)
-    return any(stage_of(one.text) == "train" for one in entries if one.event in events)
-
-
 def last_stage(scene: Scene) -> str:
     """The last stage of the job as a whole."""
     job = scene.job
     last = [one.last for one in job.streams.values() if one.last is not None]
     if not job.stages:
         return max(last, key=scene.ordering.key).stage if last else ""
-    stage = job.stages[-1][0]
-    saving = [one for one in last if one.stage == stage == "checkpoint"]
-    return "train" if saving and all(stage_now(job, one) == "train" for one in saving) else stage
+    return job.stages[-1][0]
 
 
 def stage_at(job: Job, place: Occurrence, ordering: Ordering) -> str:
     """Stage of the entry's stream, or of the streams that log steps; "" where none is known.
 
     Launchers, ranks that leave step lines to rank 0, and files of errors beside a rank's output
-    stay in a stage of their first lines. A traceback after the lines of a tear-down that was not
-    planned was raised before them: it passed through a `finally`.
+    stay in a stage of their first lines.
     """
     stepping = [one for one in job.stepping if one.steps >= _MIN_STEP_SHARE * job.most_steps]
     own = [one for one in stepping if one.name == place.stream]
-    stage = stage_now(job, place)
+    stage = place.stage
     if stage in (_LAUNCHING if own else _STARTING):
-        working = (stage_now(job, one) for one in _working(own or stepping, place, ordering))
+        working = (one.stage for one in _working(own or stepping, place, ordering))
         stage = reduce(next_stage, working, stage)
-    left_early = stage == "tear-down" and job.succeeded is None and TRACEBACK in place.text
-    if left_early or stage in _LAUNCHING:
-        passed = ("tear-down", *_LAUNCHING) if left_early else _LAUNCHING
+    if stage in _LAUNCHING:
         before = [name for name, at in job.stages if not ordering.after(at, place)]
-        return next((one for one in reversed(before) if one not in passed), stage)
+        return next((one for one in reversed(before) if one not in _LAUNCHING), stage)
     return stage
 
 
@@ -131,17 +97,3 @@ def _working(
     # Of another file, an entry without a time may as well have come later.
     placed = [one for one in found if one.time is not None or one.file == place.file]
     return sorted(placed or found, key=ordering.key)
-
-
-def stage_now(job: Job, entry: Occurrence) -> str:
-    """Stage of an entry; behind a complete checkpoint the training goes on."""
-    stream = job.streams.get(entry.stream)
-    if entry.stage != "checkpoint" or stream is None:
-        return entry.stage
-    before = (one for one in reversed(stream.tail) if one.order <= entry.order)
-    ended = (
-        ends_checkpoint(one.text)
-        for one in before
-        if stated_stage(one.text) or ends_checkpoint(one.text)
-    )
-    return "train" if next(ended, False) else entry.stage

@@ -22,7 +22,7 @@ from studies.diagnosis_benchmark.written_jobs import WrittenScores
 #: Titles of the answers of first looks, and of those of today.
 FIRST, TODAY = "written, first looks", "written, today"
 #: Kind of answer at the first looks -> as the model calls it.
-CALLED = {"missing rank": "inferred"}
+CALLED = {"missing rank": "inferred", "contradicted cause": "cause"}
 #: Bins of stated confidence, from its lower edge to below the next; the last one has its end too.
 EDGES = (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 

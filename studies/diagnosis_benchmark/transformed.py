@@ -2,8 +2,8 @@
 
     python -m studies.diagnosis_benchmark.transformed [--set 2 ... 26 | all]
 
-Every log of a written job is transformed alike: quoted, numbered, broken at a terminal's width, cut
-and so on. The answers are compared with those to the logs as they are; no label is used.
+Every log of a written job is transformed alike: quoted, numbered, cut and so on. The answers are
+compared with those to the logs as they are; no label is used.
 """
 
 from __future__ import annotations
@@ -45,13 +45,6 @@ def each(change: Callable[[int, str], str]) -> Callable[[Lines], Lines]:
     return lambda lines: [change(at, line) for at, line in enumerate(lines, 1)]
 
 
-def broken(width: int) -> Callable[[Lines], Lines]:
-    """Lines broken at a width."""
-    return lambda lines: [
-        line[at : at + width] for line in lines for at in range(0, max(1, len(line)), width)
-    ]
-
-
 #: Nothing is lost.
 KEPT: dict[str, Callable[[Lines], Lines]] = {
     "quoted (`> `)": each(lambda at, line: f"> {line}"),
@@ -65,8 +58,6 @@ KEPT: dict[str, Callable[[Lines], Lines]] = {
     "Windows' line ends": each(lambda at, line: f"{line}\r"),
     "an empty line behind each": lambda lines: [one for line in lines for one in (line, "")],
     "HTML entities": each(lambda at, line: html.escape(line)),
-    "broken at 200 columns": broken(200),
-    "broken at 120 columns": broken(120),
 }
 #: Something is lost, which may change an answer rightly.
 LOST: dict[str, Callable[[Lines], Lines]] = {

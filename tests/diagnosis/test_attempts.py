@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmetric.diagnosis.facts.job import Job
-from rmetric.diagnosis.facts.marks import Mark
-from rmetric.diagnosis.facts.starts import INTERLEAVED_STEPS, _Window, attempt_starts
+from rmetric.diagnosis.facts.starts import INTERLEAVED_STEPS, Mark, _Window, attempt_starts
 from rmetric.diagnosis.ingest import ingest_attempts
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.reading import source

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from pathlib import Path
@@ -211,12 +210,6 @@ def test_what_is_no_news_changes_no_sure_answer(
         others += [job.name] if not same(before, diagnose(paths, attempt=job.attempt)) else []
     assert num_sure >= 5
     assert others == []
-
-
-def test_a_table_without_pandas_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    notes = diagnosed(JOBS["the rank of the idle gpu is named"], tmp_path).notes
-    assert any("cannot be read without pandas" in note for note in notes)
 
 
 def test_an_attempt_is_counted_from_either_end(tmp_path: Path, capsys) -> None:

@@ -401,14 +401,6 @@ class TestNotes:
         write(tmp_path / "a.log", [*lines, "W0503 02:15:01.000000 1 api.py:719] shutting down"])
         assert not [note for note in read(tmp_path).notes if "two jobs" in note]
 
-    def test_two_jobs_by_the_ranks_that_speak_in_both(self, tmp_path: Path) -> None:
-        for folder in ("first", "second"):
-            (tmp_path / folder).mkdir()
-            lines = [f"[rank{rank}]: step {step}" for step in range(5) for rank in range(4)]
-            write(tmp_path / folder / "train.log", [*lines, f"[rank0]: the {folder} ends"])
-        (note,) = [note for note in read(tmp_path).notes if "same ranks" in note]
-        assert "first/train.log and second/train.log" in note
-
     def test_clocks_hours_apart_are_no_two_jobs(self, tmp_path: Path) -> None:
         for rank in range(4):
             hour = 10 if rank < 2 else 15
@@ -441,13 +433,3 @@ def test_a_log_that_does_not_reach_its_end_is_told_first(tmp_path: Path) -> None
     for job in (read(tmp_path), ingest([tmp_path], SignatureLibrary.shipped(), cores=2)):
         assert job.cut_off == ["rank_0.log.gz"]
         assert job.notes[0].startswith("rank_0.log.gz does not reach its end: ")
-
-
-def test_a_job_that_nothing_names_keeps_all_of_a_schedulers_log(tmp_path: Path) -> None:
-    write(tmp_path / "train.log", healthy_lines())
-    log = [f"[2025-06-28T01:{at}:30.123] _job_complete: JobId=70{at} done" for at in range(10, 59)]
-    write(
-        tmp_path / "slurmctld.log",
-        [*log, "[2025-06-28T01:59:40.000] Time limit exhausted for JobId=7099"],
-    )
-    assert ("slurm_time_limit", "slurmctld.log") in read(tmp_path).matches

@@ -54,12 +54,6 @@ def test_distance_is_symmetric_and_nothing_only_for_the_same_to_dtw(first, secon
     assert similarity(first, first) == 1.0
 
 
-def test_long_sequences_are_measured_exactly():
-    rng = np.random.default_rng(3)
-    first, second = (tuple(rng.integers(0, 40, MAX_ITERATION_EVENTS).tolist()) for _ in range(2))
-    assert distance(first, second) == plain(first, second)
-
-
 def plain_usual_if_slow(before, seconds, steps):
     """Three sigma above the mean, several times the median, more than any before."""
     if len(before) < LEAST_PAST or seconds <= max(before):
@@ -239,14 +233,6 @@ def test_a_run_that_begins_again_is_counted_anew():
     training.run(0, 50)
     training.run(0, 20)
     assert training.step(20, DATA, GRADIENTS) == 20
-
-
-def test_a_plan_that_names_a_step_does_not_stop_the_count():
-    training = Training()
-    training.step(5000, form="plan")
-    training.run(0, 50)
-    training.step(50, DATA, WARNING, GRADIENTS)
-    assert [one.step for one in training.odd()] == [50]
 
 
 def test_streams_do_not_mix():

@@ -14,7 +14,6 @@ from rmetric.diagnosis.library.stages import RULES, next_stage, possible_rules, 
 from rmetric.diagnosis.patterns.values import is_not_finite
 from rmetric.diagnosis.reading.file_names import identify_files
 from rmetric.diagnosis.reading.lsf import LsfReports
-from rmetric.diagnosis.reading.other_jobs import is_of_another, numbers_in
 from rmetric.diagnosis.reading.prefixes import PrefixParser
 from rmetric.diagnosis.reading.steps import match_step, may_state_step, never_states_step
 from rmetric.diagnosis.reading.text import level
@@ -80,14 +79,6 @@ def test_the_number_of_a_node_is_no_rank():
     said = identify_files([f"node-0{number}.log" for number in range(4)])
     assert [one.node_number for one in said] == [0, 1, 2, 3]
     assert all(one.rank is None and one.local_rank is None for one in said)
-
-
-def test_a_machine_of_a_tpu_slice_is_a_process_of_jax_where_no_file_is_another_ranks():
-    hosts = [f"t1v-n-9b3f60d2-w-{at}" for at in range(3)]
-    files = identify_files([f"{host}/t5x.log" for host in hosts])
-    assert [(one.rank, one.node) for one in files] == list(enumerate(hosts))
-    files = identify_files([*(f"{host}/xla.log" for host in hosts), "stacks/rank4.txt"])
-    assert [(one.rank, one.node) for one in files] == [*((None, host) for host in hosts), (4, None)]
 
 
 # stages
@@ -226,24 +217,6 @@ def test_ranks_of_loggers_that_write_json_or_keys_and_values():
         assert parser.split(json.dumps(other).encode())[0].rank is None
     assert parser.split(b"lvl=info rank=31 state=sync")[0].rank == 31
     assert parser.split(b"step 7: waits for rank=31 state=sync")[0].rank is None
-
-
-@pytest.mark.parametrize(
-    ("line", "other"),
-    [
-        (b"[2024-04-18T12:00:31.781] [77.0] error: *** STEP 77.0 ON a CANCELLED ***", False),
-        (b"[2024-04-18T12:00:31.781] [88.batch] done with job", True),
-        (b"launch task StepId=88.0 request from UID:1", True),
-        (b"requeue JobId=88 to reclaim resources for JobId=77", False),
-        (b"step 88 loss 2.1", False),
-    ],
-)
-def test_the_job_that_a_schedulers_line_is_about(line: bytes, other: bool) -> None:
-    assert is_of_another(line, {b"77"}) is other
-
-
-def test_numbers_of_jobs_in_names() -> None:
-    assert numbers_in("logs/train-90211.out.3") == {"90211"}
 
 
 def test_a_report_of_lsf_stands_behind_its_output() -> None:

@@ -233,20 +233,6 @@ def test_a_long_title_loses_what_explains_it_and_when_gets_a_line():
     assert shown[1] == "When       at step 431 (train), 2024-05-03 02:14:07"
 
 
-def test_a_file_is_named_where_it_speaks_without_its_folders():
-    who = "/data/team/run-7/logs/worker.log"
-    node = suspect(name=who, rank=None, node=None, why="logged: it failed")
-    diagnosis = out_of_memory(
-        nodes=(node,), events=(evidence(who=(who,)), echo(who=(who,))),
-        notes=(f"the clock of {who} is 3 h ahead",),
-    )  # fmt: skip
-    shown = verdict(diagnosis)
-    assert "worker.log" not in shown.split("\n")[0]
-    assert "Where      worker.log: logged: it failed" in shown
-    assert "later on worker.log: A collective timed out" in shown
-    assert "the clock of worker.log is 3 h ahead" in shown
-
-
 def test_a_candidate_that_came_after_is_said_to():
     after = Candidate(cause="slurm_cancelled", title="The job was cancelled", confidence=0.7,
                       why="follows rank_fell_silent")  # fmt: skip
@@ -381,22 +367,6 @@ def test_wrapping_never_exceeds_its_room(text, width, most):
     assert all(len(line) <= width for line in lines)
     if "  " not in text.strip() and len(text.strip()) <= width:
         assert lines == [text.strip()] * bool(lines)
-
-
-def test_a_title_cut_after_a_full_stop_is_no_sentence_before_the_rank():
-    title = "ValueError in build (train.py:41): I don't know why. " + "Look at the settings " * 6
-    rank = Suspect(name="rank 0", rank=0, node=None, score=0.9, why="")
-    shown = headline(
-        Diagnosis(outcome="failed", cause="x", title=title, confidence=0.9, nodes=(rank,))
-    )
-    assert "why, rank 0" in shown
-
-
-def test_a_path_in_a_title_is_shortened_at_its_folders():
-    path = "/scratch/team/" + "long_folder_name/" * 8 + "checkpoint_0041.pt"
-    title = f"OSError in save (train.py:41): cannot write {path}"
-    shown = headline(Diagnosis(outcome="failed", cause="x", title=title, confidence=0.9))
-    assert "…/checkpoint_0041.pt" in shown
 
 
 @pytest.mark.parametrize(("time", "said"), [(THEN, "600 s later"), (4821.5, "later")])

@@ -26,9 +26,8 @@ def suspect(node, score=0.9):
     ("changes", "action", "nodes"),
     [
         ({}, "restart", ()),
-        ({"actor": "user"}, "restart", ()),
-        ({"actor": "user", "iteration": None}, "stop", ()),
-        ({"actor": "user", "iteration": 0}, "stop", ()),
+        ({"actor": "user"}, "stop", ()),
+        ({"actor": "platform", "family": "disk full"}, "stop", ()),
         ({"actor": "platform", "iteration": None}, "restart", ()),
         ({"attempts": (attempt(1), attempt(2))}, "stop", ()),
         ({"attempts": (attempt(1), attempt(2, step=80))}, "restart", ()),

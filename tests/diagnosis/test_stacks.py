@@ -8,8 +8,7 @@ import pytest
 
 from rmetric.diagnosis.auxiliary.stacks import Stack, holds_stacks, is_stack_dump, read_stacks
 from rmetric.diagnosis.facts.job import Job
-from rmetric.diagnosis.patterns.odd_stacks import odd_stacks
-from rmetric.diagnosis.patterns.stack_owners import assign
+from rmetric.diagnosis.patterns.odd_stacks import assign, odd_stacks
 
 WAITS = "    {op} (torch/distributed/distributed_c10d.py:2050)\n    step (train.py:41)"
 READS = (

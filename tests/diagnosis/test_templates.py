@@ -11,9 +11,9 @@ from drain3.drain import Drain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rmetric.diagnosis.facts.statements import STATEMENTS
 from rmetric.diagnosis.library import SignatureLibrary, form_of
-from rmetric.diagnosis.library.any_digits import Unknown, any_digits
-from rmetric.diagnosis.library.needed import needed
+from rmetric.diagnosis.library.needed import any_digits, needed
 from rmetric.diagnosis.reading.prefixes import Prefix, PrefixParser
 from rmetric.diagnosis.reading.steps import StepMatch, match_step
 from rmetric.diagnosis.reading.word_index import WordIndex, runs_of
@@ -28,6 +28,7 @@ from rmetric.diagnosis.templates.places import (
     prefix_place,
     same_places,
 )
+from studies.diagnosis_benchmark.corpus import corpus
 
 NUMBERS = re.compile(r"[0-9]+")
 LIBRARY = SignatureLibrary.shipped()
@@ -282,30 +283,32 @@ class TestWordIndex:
         assert sorted(index.items(line.encode(), runs_of(line.encode()))) == expected
 
 
-class TestAnyDigits:
-    def test_loosens_what_takes_digits(self) -> None:
-        assert any_digits(r"Xid (?<xid>\d{2,3})\b") == r"Xid (?:\d{0,3})\b"
-        assert any_digits(r"code: (?!0\b)\d+") == r"code: \d*"
-        with pytest.raises(Unknown):
-            any_digits(r"[[:alpha:]]+")
+class TestNeeded:
+    def test_what_only_the_package_regex_reads_needs_nothing(self) -> None:
+        for pattern in (r"[[:alpha:]]+ error", r"(?:error){e<=1} found", r"(?|error) (found"):
+            assert needed(pattern) == []
 
     @given(st.data(), SOME)
-    def test_matches_whenever_the_pattern_does(self, data: st.DataObject, few: list[int]) -> None:
+    def test_each_match_has_what_its_pattern_needs(
+        self, data: st.DataObject, few: list[int]
+    ) -> None:
         """The law that makes it sound: never quiet about a line that a signature matches."""
         one = data.draw(st.sampled_from(sorted(LIBRARY, key=lambda one: one.id)))
         example = with_numbers(data.draw(st.sampled_from(one.matches)), few)
-        plain = NUMBERS.sub("0", example)
+        plain = plain_pointers(NUMBERS.sub("0", example).encode())
         for pattern in one.patterns:
             if regex.search(pattern, example, regex.MULTILINE):
-                assert regex.search(any_digits(pattern), plain, regex.MULTILINE)
-                for form in (form_of(example), form_of(plain_pointers(plain.encode()))):
+                assert regex.search(any_digits(pattern), NUMBERS.sub("", example), regex.MULTILINE)
+                for form in (form_of(example), form_of(plain)):
                     assert all(any(one in form for one in row) for row in needed(pattern))
 
-    @pytest.mark.long
-    def test_every_shipped_pattern_can_be_loosened(self) -> None:
-        for one in LIBRARY:
-            for pattern in one.patterns:
-                regex.compile(any_digits(pattern), regex.MULTILINE)
+    def test_a_statement_may_match_what_it_matches(self) -> None:
+        lines = {
+            line for job in corpus() for text in job.files.values() for line in text.split("\n")
+        }
+        found = [(one, line) for one in STATEMENTS for line in lines if one.pattern.search(line)]
+        assert len(found) > 100
+        assert all(one.may_match(NUMBERS.sub("", line)) for one, line in found)
 
 
 class TestFacts:

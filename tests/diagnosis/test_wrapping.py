@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rmetric.diagnosis.decide import diagnose
 from rmetric.diagnosis.reading.lines import unwrapped
-from rmetric.diagnosis.reading.wrapping import Wrapping
+from rmetric.diagnosis.reading.wrapping import wrapping
 from studies.diagnosis_benchmark.written_sets import opened
 
 WRAPPED = {
@@ -96,59 +96,9 @@ def test_it_is_removed_wherever_the_numbers_begin(first, how):
     ],
 )
 def test_ranks_steps_and_times_stay(lines):
-    assert not Wrapping.of([line.encode() for line in lines]).layers
+    assert not wrapping([line.encode() for line in lines])
     text = "\n".join(lines).encode()
     assert unwrapped(text) == text
-
-
-TEXTS = [
-    "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4486, OpType=ALLTOALL, NumelIn="
-    "4668, NumelOut=46684160, Timeout(ms)=600000) ran for 600013 milliseconds before timing out.",
-    "Exception (either an error or timeout) detected by watchdog at work: 4486, last enqueued NCCL "
-    "work: 4489, last completed NCCL work: 4485, and the process is taken down with its peers.",
-    "Some NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA "
-    "kernels, operations might run on corrupted or incomplete data of several parameters.",
-    "To avoid data inconsistency, we are taking the entire process down; the heartbeat monitor "
-    "has not answered within TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC, which may be set for every rank.",
-    "Process group watchdog thread terminated with exception: the first error was seen before "
-    "by another thread of the process, whose stack follows as far as it could be unwound here.",
-]
-LONG = [
-    f"[rank{rank}]:[E419 10:42:28.85{rank} ProcessGroupNCCL.cpp:616] [Rank {rank}] {text}"
-    for rank, text in enumerate(TEXTS * 2)
-]
-SHORT = [f"2025-04-19 10:3{at}:00 INFO step {at} loss {4 - at / 9:.3f}" for at in range(10)]
-
-
-def test_lines_that_a_terminal_broke_are_joined_and_keep_their_numbers():
-    """Or stay as they are, at the few widths at which that is not certain."""
-    whole, num_joined = [*SHORT, *LONG, *SHORT], 0
-    for width in range(70, 171):
-        pieces = [[line[at : at + width] for at in range(0, len(line), width)] for line in whole]
-        broken = "\n".join(piece for line in pieces for piece in line)
-        read = unwrapped(broken.encode()).decode()
-        if read == broken:
-            continue
-        num_joined += 1
-        expected = [
-            "\n".join([line, *[""] * (len(of) - 1)]) for line, of in zip(whole, pieces, strict=True)
-        ]
-        assert read == "\n".join(expected)
-    assert num_joined >= 95
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        [f"step {at:06d} | loss {9 - at / 99:8.4f} | " + "x" * 40 for at in range(99)],
-        [f"Process {4000 + at}: python train.py --config configs/llama_7b_stage_{at % 9}.yaml"
-         if at % 2 else "Python v3.10.12 (/usr/bin/python3.10)" for at in range(99)],
-        [*LONG, *SHORT],
-        SHORT,
-    ],
-)  # fmt: skip
-def test_lines_of_one_length_that_programs_write_stay(lines):
-    assert Wrapping.of([line.encode() for line in lines]).width is None
 
 
 def test_what_was_done_is_told(tmp_path):

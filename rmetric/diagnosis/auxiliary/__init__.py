@@ -1,5 +1,5 @@
-"""Files beside the logs that state where ranks are: dumps, stacks, the load of GPUs.
+"""Files beside the logs that state where ranks are.
 
-Dumps of PyTorch's flight recorder (`recorder`), stacks of py-spy and faulthandler (`stacks`), and
-tables of nvidia-smi (`gpus`). `files` reads them; patterns/auxiliary.py compares the ranks.
+Dumps of PyTorch's flight recorder (`recorder`), stacks of py-spy and faulthandler (`stacks`), both
+read by `files`; patterns/odd_stacks.py compares the ranks.
 """

@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rmetric._util.errors import LogError
-from rmetric._util.lazy import install_hint
-from rmetric.diagnosis.auxiliary.gpus import GpuMonitor, is_monitor, read_monitor
 from rmetric.diagnosis.auxiliary.recorder import Dump, is_dump, read_dump
 from rmetric.diagnosis.auxiliary.stacks import Stack, is_stack_dump, read_stacks
 from rmetric.diagnosis.reading.lines import unwrapped
 from rmetric.diagnosis.reading.source import LogSource
 
 #: Suffixes of files that may be read here though they are no logs.
-AUXILIARY_SUFFIXES = (".json", ".pkl", ".pickle", ".csv")
-#: Bytes that are read of stacks or of a monitor, and those by which their kind is recognised.
+AUXILIARY_SUFFIXES = (".json", ".pkl", ".pickle")
+#: Bytes that are read of stacks, and those by which their kind is recognised.
 MAX_BYTES_BESIDE = 1 << 26
 SNIFFED = 4096
 
@@ -30,13 +28,12 @@ class AuxiliaryFiles:
 
     dumps: list[Dump] = field(default_factory=list)
     stacks: list[Stack] = field(default_factory=list)
-    monitors: list[GpuMonitor] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
 def is_auxiliary(head: bytes) -> bool:
     """True for the first bytes of a file that is read here."""
-    return is_dump(head) or is_stack_dump(head) or is_monitor(head)
+    return is_dump(head) or is_stack_dump(head)
 
 
 def read_auxiliary(files: Sequence[LogSource]) -> AuxiliaryFiles:
@@ -51,16 +48,9 @@ def read_auxiliary(files: Sequence[LogSource]) -> AuxiliaryFiles:
                     continue
                 content = unwrapped(head + file.read(MAX_BYTES_BESIDE - len(head)))
             text = content.decode("utf-8", "replace")
-            if is_monitor(head):
-                found.monitors.append(read_monitor(text, one.name, one.node))
-            else:
-                found.stacks += read_stacks(text, one.name, one.rank, one.node)
+            found.stacks += read_stacks(text, one.name, one.rank, one.node)
         except LogError as error:
             found.notes.append(str(error))
-        except ModuleNotFoundError as error:
-            hint = install_hint(error.name)
-            found.notes.append(f"{one.name}: cannot be read without {error.name}: {hint}")
-        except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else error
-            found.notes.append(f"{one.name}: cannot be read: {why}")
+        except OSError as error:
+            found.notes.append(f"{one.name}: cannot be read: {error.strerror}")
     return found

@@ -187,15 +187,7 @@ def _from_first(head: bytes) -> list[str]:
 
 
 def read_stacks(text: str, name: str, rank: int | None, node: str | None = None) -> list[Stack]:
-    """The main threads of a file's processes, without workers that read data for them.
-
-    Args:
-        text: content of the file.
-        name: of the file, as it is shown.
-        rank: as the file's name states it; of several processes in a file each one's command
-            (``--rank 3``) or the lines above it must state its own.
-        node: as the file's name states it.
-    """
+    """The main threads of a file's processes, without workers that read data for them."""
     found: list[Stack] = []
     above: list[str] = []
     main = False

@@ -10,11 +10,15 @@ from collections.abc import Callable, Iterable, Iterator
 
 from rmetric.diagnosis.evidence.absences import absences
 from rmetric.diagnosis.evidence.connections import links, lost_hosts
-from rmetric.diagnosis.evidence.ends import done_alone, not_finite
 from rmetric.diagnosis.evidence.hang import hang
-from rmetric.diagnosis.evidence.named_ranks import named_ranks, processes
-from rmetric.diagnosis.evidence.own_faults import own_faults
-from rmetric.diagnosis.evidence.peers import unlike_events, unlike_numbers, unlike_settings
+from rmetric.diagnosis.evidence.named_ranks import named_ranks, own_faults, processes
+from rmetric.diagnosis.evidence.peers import (
+    done_alone,
+    not_finite,
+    unlike_events,
+    unlike_numbers,
+    unlike_settings,
+)
 from rmetric.diagnosis.evidence.places import recorders, stacks
 from rmetric.diagnosis.evidence.row import Row, Scene, Switches
 from rmetric.diagnosis.evidence.waits import collectives, lacking_echoes, waited_for

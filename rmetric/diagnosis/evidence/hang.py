@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from rmetric.diagnosis.auxiliary.gpus import Spinning, spinning
 from rmetric.diagnosis.clock import SAME_MOMENT, ZONE_TOLERANCE, may_be_time_zone
 from rmetric.diagnosis.evidence import progress, standing
 from rmetric.diagnosis.evidence.progress import QUIET_STAGES, Rate, Timed, heartbeats
@@ -49,7 +48,6 @@ class Hang:
         ended: something ended it; else the logs stop.
         rows: evidence against ranks that are behind the others.
         stage: at which the job stands, where its last words are known.
-        spin: GPUs that waited in a kernel meanwhile, by tables beside the logs.
     """
 
     kind: str
@@ -58,7 +56,6 @@ class Hang:
     ended: bool = True
     rows: Sequence[Row] = ()
     stage: str = ""
-    spin: Spinning | None = None
 
     def words(self, step: int | None) -> str:
         """When it stopped, and for how long."""
@@ -77,11 +74,7 @@ def hang(scene: Scene) -> list[Row]:
     furthest = scene.job.furthest
     step = furthest.last_step if furthest and not furthest.counts_samples else None
     place = furthest.last_step_at if furthest else None
-    rows = [Row("", found.kind, found.words(step), 1.0, HUNG, place, found.stage), *found.rows]
-    if found.spin is not None:
-        many = f"{found.spin.number} GPUs were" if found.spin.number > 1 else "1 GPU was"
-        rows.append(Row("", "spin", f"{many} busy at little power meanwhile", 1.0, HUNG))
-    return rows
+    return [Row("", found.kind, found.words(step), 1.0, HUNG, place, found.stage), *found.rows]
 
 
 def find_hang(scene: Scene) -> Hang | None:
@@ -92,19 +85,12 @@ def find_hang(scene: Scene) -> Hang | None:
     ending = max(endings, key=lambda one: one.confidence, default=None)
     if ending is None:
         return None
-    end = progress.end_by_limit(scene.job, ending.first) or scene.ordering.dated(ending.first)
+    end = scene.ordering.dated(ending.first)
     return None if end is None else _Ended(scene, ending, end).hang()
 
 
 def _stepping(scene: Scene) -> list[JobStream]:
     return [one for one in scene.job.streams.values() if one.last_step_at is not None]
-
-
-def _spin(scene: Scene, last_step: float | None) -> Spinning | None:
-    beside = scene.job.beside
-    if beside is None or last_step is None:
-        return None
-    return spinning(beside.monitors, last_step)
 
 
 @dataclass
@@ -256,11 +242,9 @@ class _Ended:
 
     def _located(self, seconds: float, least: bool) -> Hang:
         """The hang, with the ranks at which it stands."""
-        spin = _spin(self.scene, self.last_step)
         located = self.behind or self.elsewhere
         stage = located[0].stage if located else ""
-        rows = [*standing.idle_gpus(self.scene.job, spin), *located]
-        return Hang(self.kind, seconds, least, rows=rows, stage=stage, spin=spin)
+        return Hang(self.kind, seconds, least, rows=located, stage=stage)
 
 
 def _longest_pause(stepping: Sequence[JobStream]) -> float:
@@ -282,26 +266,22 @@ def _unended(scene: Scene) -> Hang | None:
     last_step = progress.last_step_time(scene, stepping, end) if entries and longest else None
     if last_step is None:
         return None
-    spin = _spin(scene, last_step)
-    end = max(end, spin.until) if spin is not None else end
     later = [one for one in entries if one[0] > last_step]
     least = max(MIN_SECONDS, MIN_RATIO * longest)
     if end - last_step < least:
         return None
     only_beats = len(later) >= progress.MIN_HEARTBEATS and progress.are_heartbeats(later, stepping)
-    if not only_beats and not _is_quiet(later, last_step, end, least, by_gpus=spin is not None):
+    if not only_beats and not _is_quiet(later, last_step, end, least):
         return None
-    rows = standing.idle_gpus(scene.job, spin) + standing.behind(stepping)
-    return Hang("hang with heartbeats", end - last_step, ended=False, rows=rows, spin=spin)
+    rows = standing.behind(stepping)
+    return Hang("hang with heartbeats", end - last_step, ended=False, rows=rows)
 
 
-def _is_quiet(
-    later: Sequence[Timed], last_step: float, end: float, least: float, *, by_gpus: bool
-) -> bool:
-    """True if nothing but heartbeats was logged for long, or GPUs waited meanwhile."""
+def _is_quiet(later: Sequence[Timed], last_step: float, end: float, least: float) -> bool:
+    """True if nothing but heartbeats was logged for long."""
     beats = heartbeats(later, of_all=False)
     quiet = [one for one in later if one[1].event not in beats]
     at_work = any(one.stage in QUIET_STAGES for _, one in quiet)
     seconds = max(least, MIN_SECONDS_WITHOUT_STEPS if at_work else 0.0)
     since = end - max((time for time, _ in quiet), default=last_step)
-    return bool(beats or by_gpus) and since >= seconds
+    return bool(beats) and since >= seconds

@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from rmetric.diagnosis.evidence.row import Scene
-from rmetric.diagnosis.facts.job import Job, JobStream, Occurrence
+from rmetric.diagnosis.facts.job import JobStream, Occurrence
 from rmetric.diagnosis.reading.timestamps import parse
 
 #: An entry with its time in seconds.
@@ -27,8 +27,6 @@ _NO_PROGRESS = re.compile(
     r"(?i)\bunchanged for \d"
     r"|\bno (?:new )?(?:progress|steps?|lines?|output)\b.{0,20}\b(?:for|since)\b"
 )
-#: The time for which a job ran, as a batch system states it.
-_RAN = re.compile(r"\bwalltime (\d{2,8}) exceeded limit\b")
 #: So many different entries may recur during a hang: heartbeats, monitors.
 MAX_HEARTBEATS = 2
 #: Least number of entries after the last step of logs that state no end.
@@ -38,16 +36,6 @@ MIN_HEARTBEATS = 3
 MIN_STEPS, RATE_MARGIN = 20, 2.0
 #: Stages in which nothing may be logged for long.
 QUIET_STAGES = {"load data", "compile", "evaluate", "checkpoint", "tear-down"}
-
-
-def end_by_limit(job: Job, end: Occurrence) -> float | None:
-    """When a job ended whose undated last line states for how many seconds it had run."""
-    found = _RAN.search(end.text) if end.time is None else None
-    if found is None:
-        return None
-    own = (one.first_time for one in job.streams.values() if end.file in one.files)
-    begins = [time for time in own if time is not None]
-    return min(begins) + float(found[1]) if begins else None
 
 
 def last_step_time(scene: Scene, stepping: Sequence[JobStream], end: float) -> float | None:
@@ -140,10 +128,6 @@ def heartbeats(later: Sequence[Timed], *, of_all: bool = True) -> set[int]:
     """Events that recur after the last step without counting anything; none if there are many.
 
     An evaluation counts its batches, which is progress.
-
-    Args:
-        later: entries behind the last step, with their times.
-        of_all: nothing else may follow, but several of them.
     """
     texts: dict[tuple[str, int], list[str]] = {}
     for _, entry in later:

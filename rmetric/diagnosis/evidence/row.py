@@ -13,7 +13,7 @@ from rmetric.diagnosis.clock import Ordering
 from rmetric.diagnosis.evidence.ranks import RankIndex
 from rmetric.diagnosis.facts.job import Job, Occurrence
 from rmetric.diagnosis.faults import Fault
-from rmetric.diagnosis.patterns.auxiliary import AuxiliaryFindings, find_in_auxiliary
+from rmetric.diagnosis.patterns.odd_stacks import OddStack, assign, odd_stacks, stacks_in_logs
 from rmetric.diagnosis.patterns.spatial import PeerOutlier, peer_outliers
 from rmetric.diagnosis.patterns.values import NumberOutlier, number_outliers
 from rmetric.diagnosis.pool import HealthyReference
@@ -80,9 +80,11 @@ class Scene:
         return RankIndex(self.job)
 
     @cached_property
-    def beside(self) -> AuxiliaryFindings:
-        """What flight recorders and stacks show."""
-        return find_in_auxiliary(self.job, self.ordering.after, self.index.at)
+    def odd_stacks(self) -> dict[str, OddStack]:
+        """The ranks, and "" for a process of which no more is known, that stand unlike most."""
+        beside = self.job.beside
+        stacks = assign(self.job, beside.stacks if beside is not None else [], self.index.at)
+        return odd_stacks(stacks or stacks_in_logs(self.job, self.ordering.after))
 
     @cached_property
     def outliers(self) -> list[PeerOutlier]:

@@ -1,4 +1,4 @@
-"""Ranks that stand apart while a training hangs: behind, elsewhere, with an idle GPU."""
+"""Ranks that stand apart while a training hangs: behind the others, or elsewhere."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from rmetric.diagnosis.auxiliary.gpus import Spinning
-from rmetric.diagnosis.evidence.places import end_of
 from rmetric.diagnosis.evidence.row import Row, Scene, divided
 from rmetric.diagnosis.facts.job import Job, JobStream, Occurrence
 from rmetric.diagnosis.library.stages import stage_of_wait
@@ -16,25 +14,10 @@ from rmetric.diagnosis.patterns.peers import Peer, peers
 _NUMBERS = re.compile(r"\d+")
 #: Least share of the ranks that made the last step, for the others to be behind.
 MIN_SHARE_AT_TOP = 0.5
+#: Characters that are quoted of an entry.
+MAX_QUOTED = 60
 #: So many ranks must end at the same line, for the only other one to stand elsewhere.
 MIN_RANKS_ALIKE = 3
-
-
-def idle_gpus(job: Job, spin: Spinning | None) -> list[Row]:
-    """Evidence against the ranks whose GPUs are idle while those of the others spin."""
-    if spin is None:
-        return []
-    names = list[str]()
-    nodes = {one.rank: one.node for one in job.streams.values() if one.rank is not None}
-    nodes |= job.node_of_rank
-    for node, gpu in spin.idle:
-        ranks = sorted(rank for rank, of in nodes.items() if of == node)
-        rank = ranks[gpu] if gpu < len(ranks) else gpu if node is None else None
-        names.append(f"node {node}" if rank is None else f"rank {rank}")
-    gpus = ", ".join(f"GPU {gpu}{f' of {node}' if node else ''}" for node, gpu in spin.idle)
-    verb = "is" if len(spin.idle) == 1 else "are"
-    words = f"{gpus} {verb} idle while {spin.number} others spin in a kernel"
-    return divided(Row(name, "idle gpu", words) for name in names)
 
 
 def behind(stepping: Sequence[JobStream]) -> list[Row]:
@@ -89,3 +72,11 @@ def _last_entries(
         if before and not own:
             found[one.name] = before[-1]
     return found
+
+
+def end_of(text: str) -> str:
+    """The last words of a text."""
+    if len(text) <= MAX_QUOTED:
+        return text
+    end = text[-MAX_QUOTED:]
+    return "…" + (end.partition(" ")[2] or end)

@@ -69,7 +69,7 @@ def collectives(scene: Scene) -> Iterator[Row]:
     others are kept the others waiting. What holds up one rank holds up its group in another
     operation.
     """
-    awaited = scene.beside.awaited
+    awaited = {name for name, one in scene.odd_stacks.items() if one.awaits}
     rows: list[Row] = []
     for fault in scene.faults:
         if fault.role in ("echo", "symptom"):

@@ -27,11 +27,7 @@ def writer_node(prefix: Prefix) -> str | None:
 
 
 class IdentityGraph:
-    """Ties between identities, each with the number of lines that state it.
-
-    Args:
-        file: name of the file that the lines stand in.
-    """
+    """Ties between identities, each with the number of lines that state it."""
 
     def __init__(self, file: str = "") -> None:
         self.file = file
@@ -41,13 +37,7 @@ class IdentityGraph:
         self._report: dict[Prefix, dict[str, Any]] = {}
 
     def take(self, text: str, prefix: Prefix, may: Sequence[Statement] = STATEMENTS) -> None:
-        """Read a line (not a joined entry).
-
-        Args:
-            text: without its prefix.
-            prefix: as `PrefixParser.split` gives it.
-            may: what lines of its form may state (`may_state`).
-        """
+        """Read a line without its prefix (not a joined entry)."""
         own = {
             "rank": prefix.rank, "pid": prefix.pid, "node": prefix.node, "of": MANY_RANKS,
             "stream": (self.file, prefix), "job": None, "writer": writer_node(prefix),

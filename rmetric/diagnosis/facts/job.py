@@ -93,7 +93,6 @@ class JobStream:
         first_time, last_time: seconds; None where it states no times.
         head, tail: the first and the last entries, at most `HEAD` and `TAIL`.
         steps: how many step lines it wrote.
-        fell_back: its steps were counted anew, as a bar for each epoch does.
         last_step: of its step lines.
         counts_samples: its steps are numbers of samples.
         last_step_at: the entry that first states the last step; heartbeats may repeat it.
@@ -113,7 +112,6 @@ class JobStream:
     head: list[Occurrence] = field(default_factory=list)
     tail: deque[Occurrence] = field(default_factory=lambda: deque(maxlen=TAIL))
     steps: int = 0
-    fell_back: bool = False
     last_step: int | None = None
     counts_samples: bool = False
     last_step_at: Occurrence | None = None

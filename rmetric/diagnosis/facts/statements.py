@@ -20,7 +20,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from rmetric.diagnosis.library.any_digits import any_digits
+from rmetric.diagnosis.library.needed import any_digits
 from rmetric.diagnosis.reading.prefixes import NO_HOST
 from rmetric.diagnosis.reading.word_index import WordIndex
 
@@ -52,14 +52,10 @@ class Statement:
         self.ties = [(one, other) for one, other in map(str.split, ties.split(","))]
         self.gates = gates.split("|")
         self.pattern = re.compile(pattern)
-        self._loose = any_digits(pattern).replace(r"\b", "")
+        self._loose = any_digits(pattern)
 
     def may_match(self, bare: str) -> bool:
-        """Return False only if the pattern matches no line that is so without its digits.
-
-        The pattern for any digits can do without each of them; the borders of words, of which some
-        are gone with the digits, it does not need.
-        """
+        """Return False only if the pattern matches no line that is so without its digits."""
         # `re` keeps what it has compiled, and most of these patterns no log needs.
         return len(bare) > LONGEST_FORM or re.search(self._loose, bare) is not None
 

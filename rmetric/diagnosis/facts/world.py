@@ -21,12 +21,7 @@ MOST_PER_NODE = 8
 
 
 class World:
-    """Answers from the graph of all files of a job.
-
-    Args:
-        graph: complete.
-        prefixes: of all streams.
-    """
+    """Answers from the graph of all files of a job."""
 
     def __init__(self, graph: IdentityGraph, prefixes: Collection[Prefix] = ()) -> None:
         self.graph, self._prefixes = graph, prefixes

@@ -31,16 +31,18 @@ Gates are sought first: see `Signature`. They stand in one of the lines that a p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import MISSING, fields
+import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import regex
 import yaml
 
-from rmetric.diagnosis.signature import ACTORS, LEVELS, ROLES, TRAITS, Signature
+from rmetric._util.strict_json import refused, shown
+from rmetric.diagnosis.signature import CHOICES, Signature
 
 #: Roles after which nobody has anything to do.
 QUIET_ROLES = ("success", "harmless")
@@ -62,38 +64,6 @@ def form_of(text: str | bytes) -> bytes:
     return raw.lower().translate(None, _DIGITS)
 
 
-Test = Callable[[Any], Any]
-
-
-def _is_list_of_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
-
-
-def _is_gate(one: str) -> bool:
-    return one.isascii() and form_of(one).decode() == one and len(one.strip()) >= 3
-
-
-#: Type of a field -> what its value in YAML must be, and the words for it.
-_KINDS: dict[Any, tuple[Test, str]] = {
-    "str": (lambda value: type(value) is str, "a text"),
-    "int": (lambda value: type(value) is int, "a whole number"),  # exactly: True is an int
-    "float": (lambda value: type(value) in (int, float), "a number"),
-    "bool": (lambda value: type(value) is bool, "true or false"),
-    "tuple[str, ...]": (_is_list_of_texts, "a list of texts"),
-}
-_FIELDS = {one.name: _KINDS[one.type] for one in fields(Signature) if one.name != "usual_stage"}
-_REQUIRED = {one.name for one in fields(Signature) if one.default is MISSING}
-#: Field, what each of its values must be, and the words for it.
-_VALUES: tuple[tuple[str, Test, str], ...] = (
-    ("id", regex.compile("[a-z][a-z0-9_]*").fullmatch, "lower-case words joined by underscores"),
-    ("role", ROLES.__contains__, f"one of {', '.join(ROLES)}"),
-    ("confidence", lambda one: 0 <= one <= 1, "a number from 0 to 1"),
-    ("levels", LEVELS.__contains__, f"of {', '.join(LEVELS)}"),
-    ("traits", TRAITS.__contains__, f"of {', '.join(TRAITS)}"),
-    ("gates", _is_gate, "3 or more characters, lower case, no digits"),
-)
-
-
 def compiled(pattern: str) -> regex.Pattern[str]:
     """Raises regex.error."""
     return regex.compile(pattern, regex.MULTILINE)
@@ -112,45 +82,28 @@ def read(path: Path) -> Iterator[Signature]:
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise SignatureError(f"{path}: cannot be read as YAML: {error}") from None
     if not isinstance(entries, list):
-        raise SignatureError(f"{path}: found {_kind(entries)}, expected a list of signatures")
+        raise SignatureError(f"{path}: found {shown(entries)}, expected a list of signatures")
     for place, entry in enumerate(entries, 1):
-        if not isinstance(entry, dict):
-            found = f"found {_kind(entry)}, expected a mapping of fields"
-            raise SignatureError(f"{path}: entry {place}: {found}")
-        yield signature_of(path, entry.get("id", f"entry {place}"), entry)
+        name = entry.get("id") if isinstance(entry, dict) else None
+        yield signature_of(path, f"entry {place}" if name is None else name, entry)
 
 
-def signature_of(path: Path, name: Any, entry: dict[Any, Any]) -> Signature:
+def signature_of(path: Path, name: Any, entry: Any) -> Signature:
     """The signature of a mapping of fields. Raises SignatureError, which names path and name."""
-    for key in sorted(set(entry) - set(_FIELDS), key=str):
-        raise wrong(path, name, key, "no such field", f"one of {', '.join(sorted(_FIELDS))}")
-    quiet = entry.get("role") in QUIET_ROLES
-    for key in sorted(_REQUIRED - set(entry) - ({"to_do", "actor"} if quiet else set())):
-        raise wrong(path, name, key, "nothing", "a value: the field is required")
-    values: dict[str, Any] = {"to_do": (), "actor": ""}
-    for key, value in entry.items():
-        is_kind, accepted = _FIELDS[key]
-        if not is_kind(value):
-            raise wrong(path, name, key, repr(value)[:80], accepted)
-        values[key] = tuple(value) if isinstance(value, list) else value
-    family = values["family"]
-    values["traits"] = (*values.get("traits", ()), *traits_of(family))
-    values["usual_stage"] = families().get(family, {}).get("stage", "")
-    for key, is_one, accepted in (*_VALUES, _actor(quiet)):
-        value = values.get(key, ())
-        for each in value if isinstance(value, tuple) else (value,):
-            if not is_one(each):
-                raise wrong(path, name, key, repr(each), accepted)
-    for key in ("patterns", "gates", "title", "family", *(("to_do",) if values["actor"] else ())):
-        if not values[key]:
-            raise wrong(path, name, key, "nothing", "at least one")
-    return Signature(**values)
-
-
-def _actor(quiet: bool) -> tuple[str, Test, str]:
-    if quiet:
-        return "actor", "".__eq__, "none for a role after which nobody has anything to do"
-    return "actor", ACTORS.__contains__, f"one of {', '.join(ACTORS)}"
+    try:
+        one = msgspec.convert(entry, Signature)
+    except msgspec.ValidationError as error:
+        why, field = refused(entry, error), re.search(r"\$\.(\w+)", str(error))
+        if "enum value" in why or "unknown field" in why:
+            words = CHOICES[field[1]] if field else Signature.__struct_fields__
+            why += f"; accepted are {', '.join(map(repr, words))}"
+        raise SignatureError(f"{path}: {name}: {why}") from None
+    if (one.role in QUIET_ROLES) == bool(one.actor) or bool(one.actor) > bool(one.to_do):
+        accepted = f"both, or neither for {' and '.join(QUIET_ROLES)}"
+        raise wrong(path, name, "actor, to_do", f"{one.actor!r}, {list(one.to_do)}", accepted)
+    traits = (*one.traits, *traits_of(one.family))
+    stage = families().get(one.family, {}).get("stage", "")
+    return msgspec.structs.replace(one, traits=traits, usual_stage=stage)
 
 
 @cache
@@ -211,9 +164,3 @@ def _lines_of(match: Any) -> list[bytes]:
 def wrong(path: Path, name: Any, key: Any, found: str, accepted: str) -> SignatureError:
     """The error that names file, signature and field."""
     return SignatureError(f"{path}: {name}: {key}: found {found}, accepted is {accepted}")
-
-
-def _kind(value: Any) -> str:
-    return {dict: "a mapping", str: "a text", type(None): "nothing"}.get(
-        type(value), type(value).__name__
-    )

@@ -9,9 +9,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from rmetric.diagnosis.library.any_digits import Unknown, any_digits
 from rmetric.diagnosis.library.files import check, compiled, form_of, read, wrong
-from rmetric.diagnosis.library.needed import Rows, needed
+from rmetric.diagnosis.library.needed import Rows, any_digits, needed
 from rmetric.diagnosis.library.xid_signatures import read_xids
 from rmetric.diagnosis.reading.word_index import WordIndex
 from rmetric.diagnosis.signature import ROLES, Signature
@@ -52,24 +51,20 @@ class Pattern:
 
     @cached_property
     def _loose(self) -> Any:
-        try:
-            return compiled(any_digits(self._text))
-        except Unknown:
-            return compiled("")
+        return compiled(any_digits(self._text))
 
     def has_needed(self, form: bytes) -> bool:
         """Return False only if it matches no text of this form (`form_of`)."""
         return all(any(one in form for one in row) for row in self._needed)
 
-    def may_match(self, plain: str) -> bool:
-        """Return False only if it matches no line that is so with "0" for every number."""
+    def may_match(self, bare: str) -> bool:
+        """Return False only if it matches no line that is so without its digits."""
         try:
-            return self._loose.search(plain, timeout=PATTERN_SECONDS) is not None
+            return self._loose.search(bare, timeout=PATTERN_SECONDS) is not None
         except TimeoutError:
             return True
 
 
-Patterns = frozenset[Pattern]
 Matches = list[tuple[Signature, dict[str, str]]]
 
 
@@ -129,15 +124,10 @@ class SignatureLibrary:
         return len(self._by_id)
 
     def gate(self, form: bytes, words: Collection[bytes] | None = None) -> bool:
-        """Return False only if no entry with a line of this form (`form_of`) can match.
-
-        Args:
-            form: of the line.
-            words: the runs of the form (`runs_of`), where they are known.
-        """
+        """Return False only if no entry with a line of this form (`form_of`) can match."""
         return bool(self._ids(form, words))
 
-    def find(self, text: str, level: str = "", may: Patterns | None = None) -> Matches:
+    def find(self, text: str, level: str = "") -> Matches:
         """The signatures that match an entry, with their fields; the best first.
 
         The higher rank is the better, and of equals the role that stands earlier in `ROLES`.
@@ -147,18 +137,17 @@ class SignatureLibrary:
         Args:
             text: one entry of a log; lines are joined by newlines.
             level: "error", "warning", "info" or "" as the entry states it.
-            may: those that may match it (`may_match`); None for all.
         """
-        found = self._found(text, level, may)
+        found = self._found(text, level)
         if (not found or found[0][0].rank < SPECIFIC) and (bare := _bare(text)) != text:
-            return self._found(bare, level, may) or found
+            return self._found(bare, level) or found
         return found
 
-    def _found(self, text: str, level: str, may: Patterns | None) -> Matches:
+    def _found(self, text: str, level: str) -> Matches:
         found = []
         form = form_of(text)
         for one in self._candidates(form, level):
-            fields = self._fields(one, text, form, may)
+            fields = self._fields(one, text, form)
             if fields is not None:
                 found.append((one, fields))
         harmless = [pair for pair in found if pair[0].role == "harmless"]
@@ -167,19 +156,18 @@ class SignatureLibrary:
             key=lambda pair: (-pair[0].rank, _ROLE_ORDER[pair[0].role], pair[0].id),
         )
 
-    def may_match(self, plain: str, level: str = "") -> Patterns:
-        """Patterns that an entry of one line may match; no other, for any digits.
+    def may_match(self, plain: str, level: str = "") -> bool:
+        """Return False only if no signature matches an entry of one line, for any digits.
 
         Args:
             plain: the line with "0" for every number.
             level: as the entry states it.
         """
-        return frozenset(
-            pattern
+        return any(
+            pattern.has_needed(form) and pattern.may_match(way.replace("0", ""))
             for way, form in [(way, form_of(way)) for way in {plain, _bare(plain)}]
             for one in self._candidates(form, level)
             for pattern in self._patterns[one.id]
-            if pattern.has_needed(form) and pattern.may_match(way)
         )
 
     def _candidates(self, form: bytes, level: str) -> list[Signature]:
@@ -196,12 +184,10 @@ class SignatureLibrary:
             self._of_form[form] = ids
         return ids
 
-    def _fields(
-        self, one: Signature, text: str, form: bytes, may: Patterns | None
-    ) -> dict[str, str] | None:
+    def _fields(self, one: Signature, text: str, form: bytes) -> dict[str, str] | None:
         try:
             for pattern in self._patterns[one.id]:
-                if pattern not in may if may is not None else not pattern.has_needed(form):
+                if not pattern.has_needed(form):
                     continue
                 if match := pattern.compiled.search(text, timeout=PATTERN_SECONDS):
                     return {key: value for key, value in match.groupdict().items() if value}

@@ -8,12 +8,31 @@ r"""The literals that each match of a pattern has: what is looked for before a p
 
 from __future__ import annotations
 
-from rmetric.diagnosis.library.any_digits import TIMES, TOKEN, Unknown, end_of_group
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import regex
 
 #: Letters of the shortest literal that is worth to be sought.
 SHORTEST = 3
-#: Escapes that take digits, which a form has none of, or no letter at all.
-_NOTHING = "dbBAZ"
+#: The parser of Python's own patterns, which are nearly those of the package `regex`.
+_PARSER: Any = getattr(re, "_parser", None) or re.sre_parse  # type: ignore[attr-defined]
+_NAMED = re.compile(r"\(\?P?<(?![=!])\w+>")
+#: What only `regex` reads as it does: sets of sets, fuzzy matches.
+_OTHER = re.compile(r"\[\[|\[:|&&|--|\|\||~~|(?<!\\)\{(?!\d*,?\d*\})")
+#: Parts that take no text, or only digits, which a form has none of.
+_NOTHING = ("AT", "ASSERT", "ASSERT_NOT", "[(CATEGORY, CATEGORY_DIGIT)]", "[(RANGE, (48, 57))]")
+
+#: A look, a border or a name, which go; an atom and how often it comes; the same of a group.
+_TOKEN = regex.compile(
+    r"\(\?<?[=!](?<in>(?:\\.|\[(?:\\.|[^\]\\])*\]|[^()\[\\]|\((?&in)\))*)\)|\\[bB]"
+    r"|(?<named>\(\?P?<\w+>)"
+    r"|(?<atom>\[\^?\]?(?:\\.|[^\]\\])*\]|\\x\w\w|\\u\w{4}|\\.|[.\d])"
+    r"(?<times>[+*?]|\{(?:\d*,)?(?<most>\d*)\})?|(?<other>\{[\d,]*\})"
+)
+#: Atoms that may take a digit.
+_TAKES_DIGITS = re.compile(r"\\[dwS1-9]|[.\d]$|\[(?:\^|.*(?:\d|\\[dwWDS]|[ -/]-[^\]]))")
 
 Rows = list[tuple[bytes, ...]]
 
@@ -23,76 +42,57 @@ def needed(pattern: str) -> Rows:
 
     In the match as `form_of` gives it: in lower case and without digits.
     """
-    try:
-        rows, _ = _rows(pattern, 0)
-    except Unknown:
+    if _OTHER.search(pattern):
         return []
-    return sorted(rows, key=_worth, reverse=True)
+    try:
+        return sorted(_rows(_PARSER.parse(_NAMED.sub("(?:", pattern))), key=_worth, reverse=True)
+    except (re.error, OverflowError, RecursionError):
+        return []
 
 
 def _worth(row: tuple[bytes, ...]) -> int:
     return min(map(len, row))
 
 
-def _rows(pattern: str, at: int) -> tuple[Rows, int]:
-    """The rows of a pattern, or a group of one, from a place on, and the place behind it."""
-    branches: list[Rows] = [[]]
-    run = ""
-    while at < len(pattern):
-        token = TOKEN.match(pattern, at)
-        if token is None:
-            raise Unknown(pattern)
-        kind, at = token.lastgroup or "", token.end()
-        if kind == "close":
-            break
-        letter, rows = _letter(kind, token[0]), Rows()
-        if kind == "look":
-            at = end_of_group(pattern, at)
-        elif kind == "group" and token[0][-1] != ")":
-            rows, at = _rows(pattern, at)
-        least, at = _times(pattern, at)
-        if letter == "":
-            continue  # it is not in the form, however often it comes
-        if least:
-            run += letter or ""
-        if letter is None or least != 1:
-            _add(branches[-1], run)
-            run = ""
-        if least:
-            branches[-1] += rows
-        if token[0] == "|":
-            branches.append([])
-    _add(branches[-1], run)
-    return (branches[0] if len(branches) == 1 else _of_one(branches)), at
+def _rows(parts: Iterable[tuple[Any, Any]]) -> Rows:
+    rows, run = Rows(), ""
+    for part, of in [*parts, ("end", None)]:
+        kind, inner = str(part), Rows()
+        if kind == "LITERAL" and chr(of).isascii() and chr(of).isprintable():
+            run += "" if chr(of).isdigit() else chr(of).lower()
+            continue
+        if kind in _NOTHING or str(of) in _NOTHING:
+            continue
+        if kind.endswith("REPEAT"):
+            if str(of[2]) in [f"[(IN, {one})]" for one in _NOTHING]:
+                continue
+            inner = _rows(of[2]) if of[0] else inner
+        elif kind in ("SUBPATTERN", "ATOMIC_GROUP"):
+            inner = _rows(of[-1] if kind == "SUBPATTERN" else of)
+        elif kind == "BRANCH" and all(ways := [*map(_rows, of[1])]):
+            # Of whichever way the longest row.
+            inner = [tuple(one for some in ways for one in max(some, key=_worth))]
+        rows += [(run.encode(),)] if len(run.strip()) >= SHORTEST else []
+        rows, run = rows + inner, ""
+    return rows
 
 
-def _of_one(branches: list[Rows]) -> Rows:
-    """What a match has of whichever branch: the longest row of each; nothing without one."""
-    if not all(branches):
-        return []
-    return [tuple(one for rows in branches for one in max(rows, key=_worth))]
+def any_digits(pattern: str) -> str:
+    r"""A looser pattern, for lines without their digits: what may take one may take nothing.
+
+    >>> any_digits(r"Xid \(PCI:(?<gpu>[0-9a-f:.]+)\): (?:13|31)\b (?!0)")
+    'Xid \\(PCI:(?:[0-9a-f:.]*)\\): (?:1?3?|3?1?) '
+    """
+    return str(_TOKEN.sub(_without_digits, pattern))
 
 
-def _add(rows: Rows, run: str) -> None:
-    if len(run.strip()) >= SHORTEST:
-        rows.append((run.encode(),))
-
-
-def _times(pattern: str, at: int) -> tuple[int, int]:
-    """How often at least what is before a place comes (2: once or more), and the place behind."""
-    found = TIMES.match(pattern, at)
-    if found is None:
-        return 1, at
-    times = found["times"]
-    some = times[0] == "+" or (times[0] == "{" and times[1] not in "0,")
-    return 2 * some, found.end()
-
-
-def _letter(kind: str, token: str) -> str | None:
-    """What a token adds to the literal before it; None where anything may stand there."""
-    if kind == "escape":
-        token = "" if token[1] in _NOTHING else token[1:]
-        return None if token.isalnum() else token
-    if kind in ("digit", "look") or token in ("^", "$"):
-        return ""
-    return token.lower() if kind == "literal" and token.isascii() and token.isprintable() else None
+def _without_digits(token: Any) -> str:
+    atom, times = token["atom"], token["times"] or ""
+    if not atom:
+        return "(?:" if token["named"] else token["other"] or ""
+    if not _TAKES_DIGITS.match(atom):
+        return str(token[0])
+    if atom[0] == "\\" and atom[1].isdigit():
+        return r"[\s\S]*"
+    most = f"{{0,{token['most']}}}" if times[:1] == "{" else "*" if times in ("*", "+") else "?"
+    return f"{atom}{most}"

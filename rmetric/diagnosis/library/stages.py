@@ -43,13 +43,6 @@ _MLPERF = ":::ml"  # :::MLLOG and :::MLL
 _NONE = re.compile(
     r"traceback \(most recent|^\s*file \"|\b(error|exception)\b[:\]]|\bfailed\b|\bno module named\b"
 )
-#: The end of a checkpoint, behind which the training goes on.
-_SAVED = re.compile(
-    r'"?key"?: "(checkpoint_stop|save_checkpoint_stop)"'
-    r"|\b(saved(?! in)|wrote|stored)\b[^=\n/]{0,40}\b(checkpoints?|ckpts?)\b"
-    r"|(?<!zero )\bcheckpoint (of step \d+ )?(saved|written)\b"
-    r"|\bcheckpoint \S+ is ready now"
-)
 #: What a rank says before it reads data or a checkpoint and does not come back.
 _WAITS_IN = {
     "checkpoint": re.compile(
@@ -69,11 +62,6 @@ _START = ("initialise", "load data", "compile")
 def stated_stage(text: str, rules: Sequence[int] | None = None, *, may_step: bool = True) -> str:
     """The stage that an entry states, of `job.STAGES`; "" where it states none.
 
-    Args:
-        text: of the entry.
-        rules: those that may match (`possible_rules`), where they are known.
-        may_step: it may state a step.
-
     >>> stated_stage("> building train, validation, and test datasets ...")
     'load data'
     >>> stated_stage("RuntimeError: CUDA error: an illegal memory access")
@@ -89,12 +77,7 @@ def stated_stage(text: str, rules: Sequence[int] | None = None, *, may_step: boo
 
 
 def possible_rules(form: bytes, words: Collection[bytes] | None = None) -> Sequence[int]:
-    """Places in `RULES` of those that may match an entry, whatever its digits are.
-
-    Args:
-        form: an entry in lower case; its digits may be left out.
-        words: the runs of the form (`runs_of`), where they are known.
-    """
+    """Places in `RULES` of those that may match an entry, whatever its digits are."""
     return sorted(set(_GATES.items(form, words)))
 
 
@@ -110,15 +93,6 @@ def awaited(text: str) -> str:
 def stage_of_wait(text: str) -> str:
     """The stage at which a rank waits whose last entry or stack this is; "" for none."""
     return awaited(text) or stated_stage(text)
-
-
-def ends_checkpoint(text: str) -> bool:
-    """Return True for an entry that states that a checkpoint is complete.
-
-    >>> ends_checkpoint("successfully saved checkpoint from iteration 900 to /ckpt")
-    True
-    """
-    return _SAVED.search(text[:500].lower()) is not None
 
 
 def next_stage(now: str, stated: str) -> str:

@@ -100,7 +100,6 @@ def identify_files(names: Sequence[str], *, whole: bool = False) -> list[FileIde
     """
     files = [_labelled(name) for name in names]
     _take_msrun(names, files)
-    _take_tpu_hosts(names, files)
     _take_counted(names, files)
     _take_hosts(names, files)
     _take_folders(names, files)
@@ -161,14 +160,6 @@ def _labelled(name: str) -> FileIdentity:
     if host := _TPU_HOST.search(name):
         file.node = host[0]
     return file
-
-
-def _take_tpu_hosts(names: Sequence[str], files: list[FileIdentity]) -> None:
-    """Ranks of JAX by the machines of a TPU slice, where no file is another rank's."""
-    hosts = [_TPU_HOST.search(name) for name in names]
-    if not any(one.ranked for one in files) and len({one[0] for one in hosts if one}) > 1:
-        for file, host in zip(files, hosts, strict=True):
-            file.rank = int(host["rank"]) if host else None
 
 
 def _take_msrun(names: Sequence[str], files: list[FileIdentity]) -> None:

@@ -7,7 +7,6 @@ program that writes JSON itself is left alone, as its fields are its text.
 
 from __future__ import annotations
 
-import codecs
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,10 +36,10 @@ _KEYS_OF_COLLECTORS = frozenset(
 _ORIGINS = frozenset(("stream", "container_id", "container_name"))
 _BESIDE_A_LINE = frozenset(("log", "attrs", *TIME_KEYS))
 _TIMES_OF_EVENTS = {"lastTimestamp", "firstTimestamp", "eventTime"}
-#: Bytes in which the list of a document begins, its beginning, and what stands between its items.
-_NEAR = 4096
-_LIST = re.compile(r"\[\s*(?=\{)")
-_BETWEEN = re.compile(r"[,\s]*")
+#: Bytes in which the list of a document begins, and those of it that are read; what stands
+#: before the first item of a list, and before the next.
+_NEAR, _MOST = 4096, 1 << 28
+_LIST, _NEXT = re.compile(r"\[\s*(?=\{)"), re.compile(r"[,\s]*(?=\{)")
 #: Records of which one must be a collector's, and those by which the order of all is known.
 _FIRST, _SAMPLE = 5, 1000
 #: Least number of times that fall, and largest share of such that rise, where the newest is first.
@@ -78,8 +77,8 @@ class JsonRecords:
     def of(cls, head: bytes) -> JsonRecords | None:
         """The records of a file that begins so; None for any other log.
 
-        >>> JsonRecords.of(b'{"textPayload": "step 3", "timestamp": "2025-05-06T17:39:56Z"}')
-        JsonRecords(listed=False)
+        >>> JsonRecords.of(b'{"textPayload": "step 3"}').listed
+        False
         >>> JsonRecords.of(b'{"events": [{"message": "step 3", "ingestionTime": 1}]}').listed
         True
         >>> JsonRecords.of(b'{"time": "2025-05-06T17:39:56Z", "message": "step", "loss": 2.5}')
@@ -97,16 +96,8 @@ class JsonRecords:
             return None
         return cls(listed=True) if _of_collector(record) else None
 
-    def __repr__(self) -> str:
-        return f"JsonRecords(listed={self.listed})"
-
     def blocks(self, blocks: Iterator[bytes], *, may_turn: bool = True) -> Iterator[bytes]:
-        """Blocks of the lines that the records in blocks of the file hold.
-
-        Args:
-            blocks: UTF-8.
-            may_turn: turn a file round whose newest record comes first; it is held in memory.
-        """
+        """Blocks of the lines that the records in blocks of the file hold."""
         records = self._listed(blocks) if self.listed else self._of_lines(blocks)
         first = list(islice(records, _SAMPLE))
         records = chain(first, records)
@@ -145,34 +136,24 @@ class JsonRecords:
                 held = b""
 
     def _listed(self, blocks: Iterator[bytes]) -> Iterator[_Entry]:
-        decoder, decode = json.JSONDecoder(), codecs.getincrementaldecoder("utf-8")("replace")
-        text, at, number, inside = "", 0, 1, False
-        for block in chain(blocks, [b""]):
-            text, at, counted = text[at:] + decode.decode(block, final=not block), 0, 0
-            while True:
-                found = _BETWEEN.match(text, at) if inside else _LIST.search(text, at)
-                if found is None:
-                    break
-                at, inside = found.end(), True
-                if at == len(text):
-                    break
-                if text[at] != "{":
-                    inside = False
-                    continue
-                try:
-                    record, end = decoder.raw_decode(text, at)
-                except (ValueError, RecursionError):
-                    break  # it goes on in the next block
-                number += text.count("\n", counted, at)
-                yield from self._read(number, record, text[at:end].encode())
-                counted, at = at, end
-            if not inside:
-                at = max(at, len(text) - _NEAR)
-            elif len(text) - at > _LONGEST:  # no end of it is to be seen
-                at, inside = len(text), False
-            number += text.count("\n", counted, at)
-        if inside and (rest := text[at:].encode()).strip():  # cut off
-            yield from ((number + more, "", [line]) for more, line in enumerate(rest.splitlines()))
+        data = bytearray()
+        for block in blocks:
+            data += block
+            if len(data) > _MOST:
+                break
+        text = data.decode("utf-8", "replace")
+        found, decoder, number, before = _LIST.search(text), json.JSONDecoder(), 1, 0
+        while found:
+            at = found.end()
+            number, before = number + text.count("\n", before, at), at
+            try:
+                record, end = decoder.raw_decode(text, at)
+            except (ValueError, RecursionError):  # cut off
+                rest = text[at:].encode().splitlines()
+                yield from ((number + more, "", [line]) for more, line in enumerate(rest))
+                return
+            yield from self._read(number, record, text[at:end].encode())
+            found = _NEXT.match(text, end) or _LIST.search(text, end)
 
     def _read(self, number: int, record: Mapping[str, Any], raw: bytes) -> Iterator[_Entry]:
         """The entries of the record that begins in a line."""

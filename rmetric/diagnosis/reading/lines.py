@@ -12,7 +12,7 @@ from itertools import chain
 
 from rmetric.diagnosis.reading.exported import Exported
 from rmetric.diagnosis.reading.json_records import JsonRecords
-from rmetric.diagnosis.reading.wrapping import Wrapping
+from rmetric.diagnosis.reading.wrapping import Layers, without, wrapping
 
 #: Bytes of a line that are kept.
 LONGEST_LINE = 1 << 16
@@ -46,7 +46,7 @@ class Lines:
     """Splits blocks into lines; what it had to do is counted.
 
     Attributes:
-        wrapping: what stands before every line; None until the first lines are there.
+        layers: what stands before every line; None until the first lines are there.
         table: whose rows the lines are; None where they are none.
         count: lines so far.
         cut, first_cut: lines longer than `LONGEST_LINE`, and the first one's number.
@@ -55,7 +55,7 @@ class Lines:
     """
 
     longest: int = LONGEST_LINE
-    wrapping: Wrapping | None = None
+    layers: Layers | None = None
     table: Exported | None = None
     count: int = 0
     cut: int = 0
@@ -82,8 +82,8 @@ class Lines:
             yield self._lines(held)
 
     def notes(self) -> list[str]:
-        """Notes on truncated, replaced, removed and joined bytes."""
-        notes = self.wrapping.notes() if self.wrapping else []
+        """Notes on truncated, replaced and removed bytes."""
+        notes = ["a mark, number or indent before every line was left out"] if self.layers else []
         longer = f"are longer than {self.longest:,} bytes: only their beginning was read"
         foreign = "hold bytes that are not UTF-8: they were replaced"
         for count, first, what in (
@@ -103,14 +103,14 @@ class Lines:
                 body = cleaned(body)
         body = self._without_nulls(body)
         lines = body.split(b"\n")
-        if self.wrapping is None:
+        if self.layers is None:
             self.table = Exported.of(lines[0])
         if self.table is not None:
             lines = self.table.lines(lines)
-        if self.wrapping is None:
-            self.wrapping = Wrapping.of(lines)
-        if self.wrapping:
-            lines = self.wrapping.removed(lines)
+        if self.layers is None:
+            self.layers = wrapping(lines)
+        for layer in self.layers:
+            lines = without(layer, lines)
         if b"\r" in body:
             lines = [_left(line) if b"\r" in line else line for line in lines]
         if not body.isascii() and not _is_utf8(body):
@@ -171,12 +171,7 @@ def unwrapped(text: bytes) -> bytes:
 def said(
     blocks: Iterator[bytes], *, may_turn: bool = True
 ) -> tuple[Iterator[bytes], JsonRecords | None]:
-    """Blocks of what was logged, and the records of a collector that hold it; None without.
-
-    Args:
-        blocks: UTF-8.
-        may_turn: as of `JsonRecords.blocks`.
-    """
+    """Blocks of what was logged, and the records of a collector that hold it; None without."""
     first = next(blocks, b"")
     records, blocks = JsonRecords.of(first), chain([first], blocks)
     return (records.blocks(blocks, may_turn=may_turn) if records else blocks), records

@@ -81,7 +81,8 @@ class PrefixParser:
         behind: as `counted`, behind the time that a collector put before every line; None where
             none did.
         tasks_launch: the tasks of srun are launchers of several ranks each.
-        role_is_rank: "[rank3]:" states the rank within the node: torchrun's role is called so.
+        role_is_rank: "[rank3]:" states the rank within the node: torchrun's role is called so, as
+            torchtitan calls it.
 
     Args:
         counted: names of the forms that count in this file only (forms.py).
@@ -158,11 +159,6 @@ class PrefixParser:
         # Digits of other scripts make no time, as they make no form.
         found = parse(self.head(line)[1]) if may_be_time(line) else None
         return found[0] if found else None
-
-    def first_time(self, lines: Iterable[bytes]) -> float | None:
-        """Seconds of the first line that states any."""
-        times = map(self.time, lines)
-        return next((time for time in times if time is not None), None)
 
     def _who(self, match: re.Match[bytes]) -> Prefix:
         kinds = list[str]()

@@ -14,7 +14,6 @@ from rmetric._util.unpacked import is_packed, unpacked
 from rmetric.diagnosis.reading.json_records import newest_first
 from rmetric.diagnosis.reading.lines import LONGEST_LINE, Lines, decoded, said, utf16
 from rmetric.diagnosis.reading.lsf import LsfReports
-from rmetric.diagnosis.reading.other_jobs import is_of_another
 from rmetric.diagnosis.reading.timestamps import DATE_TIME
 
 __all__ = ["BLOCK", "LONGEST_LINE", "LogSource"]
@@ -41,7 +40,6 @@ class LogSource:
         name: as the user gave it, or below the folder given.
         size: bytes on disk.
         rank, node, local_rank: as its name states them, else None (file_names.py).
-        only_jobs: numbers of a scheduler's jobs; lines about others are given as empty ones.
         backwards: its newest line comes first, as collectors export it; known after `sample`.
         lines: number of lines; this and the following once `chunks` has been read to its end.
         cut_off: why its end is missing, "" where it is not.
@@ -54,7 +52,6 @@ class LogSource:
     rank: int | None = None
     node: str | None = None
     local_rank: int | None = None
-    only_jobs: frozenset[bytes] = frozenset()
     backwards: bool = False
     lines: int = 0
     cut_off: str = ""
@@ -67,10 +64,11 @@ class LogSource:
     def chunks(self) -> Iterator[list[bytes]]:
         """All lines in order, about `BLOCK` bytes at a time, as UTF-8 (bytes that are none stay).
 
-        Without line ends, ANSI colours, zero bytes and what wrapping.py removes; of a line that
-        carriage returns overwrite, the last text; each cut at `LONGEST_LINE`. Empty lines are kept:
-        the n-th is line n, but for the reports of LSF, which stand above the output that they are
-        about and come after it, and where the file is `backwards`: the oldest comes first.
+        Without line ends, ANSI colours, zero bytes and what a tool put before them (wrapping.py);
+        of a line that carriage returns overwrite, the last text; each cut at `LONGEST_LINE`.
+        Empty lines are kept: the n-th is line n, but for the reports of LSF, which stand above the
+        output that they are about and come after it, and where the file is `backwards`: the oldest
+        comes first.
 
         Raises:
             LogError: it cannot be opened, or it needs a package that is missing.
@@ -92,17 +90,12 @@ class LogSource:
             may_turn=self.size <= MOST_BACKWARDS,
         )
         for some in lines.lists(blocks):
-            yield self._of_own_jobs(report.moved(some))
+            yield report.moved(some)
         if rest := report.rest():
-            yield self._of_own_jobs(rest)
+            yield rest
         self._pieces = report.pieces if records is None else records.pieces
         self.lines = lines.count
         self.cut_off, self.notes = "; ".join(damage), lines.notes()
-
-    def _of_own_jobs(self, lines: list[bytes]) -> list[bytes]:
-        if not self.only_jobs:
-            return lines
-        return [b"" if is_of_another(line, self.only_jobs) else line for line in lines]
 
     def line(self, number: int) -> int:
         """The line of the file that `chunks` gave as that of a number, both from 1."""
@@ -138,7 +131,7 @@ class LogSource:
                 if place > SAMPLED_HEAD:
                     file.seek(place)
                     # The first began elsewhere, the last ends elsewhere but in the last piece.
-                    of_piece = Lines(LONGEST_LINE, beginning.wrapping, beginning.table)
+                    of_piece = Lines(LONGEST_LINE, beginning.layers, beginning.table)
                     piece = _all(of_piece, iter([file.read(SAMPLED_PIECE)]))
                     lines += piece[1:] if at == PIECES else piece[1:-1]
         if self.size <= MOST_BACKWARDS and lines_newest_first(lines):

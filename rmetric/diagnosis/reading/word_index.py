@@ -33,12 +33,7 @@ class WordIndex(Generic[Item]):
         self._short = self._by_run.pop(b"", [])
 
     def items(self, line: bytes, runs: Collection[bytes] | None = None) -> list[Item]:
-        """Items of the literals that occur in a line in lower case; an item may recur.
-
-        Args:
-            line: the line.
-            runs: those of it (`runs_of`), where they are known.
-        """
+        """Items of the literals that occur in a line in lower case; an item may recur."""
         found = self._by_run.keys() & (runs_of(line) if runs is None else runs)
         candidates = [self._short, *map(self._by_run.__getitem__, found)]
         return [item for each in candidates for literal, item in each if literal in line]

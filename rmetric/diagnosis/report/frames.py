@@ -49,16 +49,6 @@ _STAGES = {stage: re.compile(words, re.IGNORECASE) for stage, words in {
     "compile": r"^compile|_compile|inductor|dynamo",
 }.items()}  # fmt: skip
 _TRAINS = re.compile(r"^_?(?:inner_)?train(?:ing)?(?:_\w*(?:step|loop|batch|epoch|iter\w*))?$|^fit")
-#: As `_STAGES`, where nothing else tells the stage.
-_PROBABLE = {
-    "train": re.compile(r"^(?:run_)?backward$|^compute_loss|^optimi[sz]er_step"),
-    "launch": re.compile(r"^parse_\w*args"),
-    "initialise": re.compile(
-        r"^__init__$|^_lazy_init$|^(?:setup|build|create|prepare|init)(?:_|$)"
-    ),
-}
-#: A line of code that runs while a program's modules are loaded.
-_IMPORT = re.compile(r"(?:from \S+ )?import ")
 
 
 def stage_of(text: str) -> str:
@@ -73,24 +63,9 @@ def stage_of(text: str) -> str:
     # The first of a chain of exceptions is the failure; the others are of handling it.
     chain = (_names(_frames(one)) for one in _CHAINED.split(text))
     stages = (
-        _innermost(names, _STAGES) or ("train" if any(map(_TRAINS.search, names)) else "")
-        for names in chain
+        _innermost(names) or ("train" if any(map(_TRAINS.search, names)) else "") for names in chain
     )
     return next(filter(None, stages), "")
-
-
-def probable_stage_of(text: str) -> str:
-    """As `stage_of`, by frames that are less certain: for logs that tell nothing else.
-
-    >>> probable_stage_of('''Traceback (most recent call last):
-    ...   File "train.py", line 9, in <module>
-    ...     import fused
-    ... ImportError: libfused.so: cannot open shared object file''')
-    'launch'
-    """
-    frames = _frames(text)
-    loads = any(one["name"] == "<module>" and _IMPORT.match(one["code"] or "") for one in frames)
-    return _innermost(_names(frames), _PROBABLE) or ("launch" if loads else "")
 
 
 def _frames(text: str) -> list[re.Match[str]]:
@@ -109,8 +84,8 @@ def _names(frames: Sequence[re.Match[str]]) -> list[str]:
     return names
 
 
-def _innermost(names: Sequence[str], rules: dict[str, re.Pattern[str]]) -> str:
-    fits = (stage for name in names[::-1] for stage, words in rules.items() if words.search(name))
+def _innermost(names: Sequence[str]) -> str:
+    fits = (stage for name in names[::-1] for stage, words in _STAGES.items() if words.search(name))
     return next(fits, "")
 
 

@@ -37,12 +37,7 @@ class Events:
         return len(self._clusters)
 
     def number(self, text: str, cls: str = "") -> int:
-        """The event of a masked text; numbers count from 0.
-
-        Args:
-            text: as `masked` returns it.
-            cls: keeps similar texts apart: the id of a signature.
-        """
+        """The event of a masked text; numbers count from 0."""
         number = self._number_of.get((cls, text))
         if number is None:
             cluster, tokens = None, _tokens(text, cls)

@@ -8,13 +8,12 @@ from typing import Any, TypeVar
 
 from rmetric.diagnosis.facts.statements import Statement, may_state
 from rmetric.diagnosis.library import SignatureLibrary
-from rmetric.diagnosis.library.load import Patterns
+from rmetric.diagnosis.library.load import Matches
 from rmetric.diagnosis.library.stages import possible_rules, stated_stage
 from rmetric.diagnosis.reading.joining import kind_of
 from rmetric.diagnosis.reading.steps import may_state_step
 from rmetric.diagnosis.reading.text import clean, level
 from rmetric.diagnosis.reading.word_index import runs_of
-from rmetric.diagnosis.signature import Signature
 from rmetric.diagnosis.templates.masks import masked, plain_numbers, plain_pointers
 
 #: An exception's line, wherever it stands: other ranks' fragments may be around it.
@@ -29,8 +28,6 @@ JOB_ID = re.compile(
     r"(?i)\bSLURM_JOB_?ID\W{1,3}(\d+)|\*\*\* (?:JOB|STEP) (\d+)|(?<!:)\bjob[ _]?id\W{1,3}(\d+)"
     r"|\b(?:Terminated|allocation|srun:) job (\d+)|\bjob allocation (\d+)"
 )
-#: Stages whose announcements the search for attempts needs (`StartMarks.add_stage`).
-_RECORDED = ("launch", "train")
 #: Entries of a cache.
 MAX_ENTRIES = 32_768
 #: Longer keys are not remembered.
@@ -39,7 +36,6 @@ LONGEST_KEY = 2048
 SHORTEST_FORM = 8
 
 Value = TypeVar("Value")
-Matches = list[tuple[Signature, dict[str, str]]]
 
 
 class BoundedCache(dict[bytes, Value]):
@@ -68,7 +64,7 @@ class Facts:
         level: as it states it.
         stage: as it states it, "" for none.
         look: a signature may match an entry with this line.
-        alone: those that may match the line by itself.
+        alone: one may match the line by itself.
         step, job_id: it may state a step, the scheduler's number of the job.
         world: what it may state of the size and the layout of the job.
         exception: it holds an exception.
@@ -80,7 +76,7 @@ class Facts:
     level: str
     stage: str
     look: bool
-    alone: Patterns
+    alone: bool
     step: bool
     world: tuple[Statement, ...]
     job_id: bool
@@ -89,8 +85,7 @@ class Facts:
     @property
     def quiet(self) -> bool:
         """Nothing is needed of its stream but to count it, and to record its step and stage."""
-        # The begin of a launcher and of the training is recorded in its place among the steps.
-        return not (self.kind or self.alone or (self.told and self.stage in _RECORDED))
+        return not (self.kind or self.alone)
 
     @property
     def told(self) -> bool:
@@ -120,14 +115,12 @@ class LineAnalyser:
             self._facts.put(plain, facts)
         return facts
 
-    def find(self, text: str, level: str, may: Patterns | None) -> Matches:
+    def find(self, text: str, level: str) -> Matches:
         """As `SignatureLibrary.find`."""
-        if may is not None and not may:
-            return []
         key = f"{level}\n{text}".encode()
         found = self._matches.get(key)
         if found is None:
-            found = self.library.find(text, level, may)
+            found = self.library.find(text, level)
             self._matches.put(key, found)
         return found
 
@@ -148,7 +141,7 @@ class LineAnalyser:
             level=own_level,
             stage=stated_stage(text, rules, may_step=step) if rules or step else "",
             look=look,
-            alone=self.library.may_match(text, own_level) if look else frozenset(),
+            alone=look and self.library.may_match(text, own_level),
             step=step,
             world=may_state(text.replace("0", ""), form, runs),
             job_id=(b"job" in form or b"*** step" in form) and JOB_ID.search(text) is not None,
