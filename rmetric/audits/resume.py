@@ -194,17 +194,7 @@ def state_of(training: Training) -> dict[str, Any]:
 
 def _rows(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Row]:
     if saved["ranks"] == now["ranks"]:
-        norms = {"weights": "weight_norm", "moments": "moment_norm"}
-        if saved.get("EMA"):
-            norms["EMA"] = "EMA_norm"
-        for part, norm in norms.items():
-            lost = now[norm] == 0 != saved[norm]
-            values = f"norm {saved[norm]:.3g}", f"{'lost, ' if lost else ''}norm {now[norm]:.3g}"
-            if saved[part] != now[part] and values[0] == values[1]:
-                values = f"norm {saved[norm]:.9g}", f"other ones, norm {now[norm]:.9g}"
-            if part == "EMA" and now[part] == now["weights"]:
-                values = values[0], f"begun anew, norm {now[norm]:.9g}"
-            yield Row(part, *values, saved[part] == now[part])
+        yield from _rows_of_norms(saved, now)
     for part, key in (("optimizer step", "step"), ("scaler", "scaler")):
         if saved[key] is not None or now[key] is not None:
             yield Row(part, _text(saved[key]), _text(now[key]), saved[key] == now[key])
@@ -221,6 +211,20 @@ def _rows(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Row]:
         yield Row("buffers", "as saved", "as saved" if equal else "other ones", equal)
     equal = saved["random"] == now["random"]
     yield Row("random states", "as saved", "as saved" if equal else "other ones", equal)
+
+
+def _rows_of_norms(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Row]:
+    norms = {"weights": "weight_norm", "moments": "moment_norm"}
+    if saved.get("EMA"):
+        norms["EMA"] = "EMA_norm"
+    for part, norm in norms.items():
+        lost = now[norm] == 0 != saved[norm]
+        values = f"norm {saved[norm]:.3g}", f"{'lost, ' if lost else ''}norm {now[norm]:.3g}"
+        if saved[part] != now[part] and values[0] == values[1]:
+            values = f"norm {saved[norm]:.9g}", f"other ones, norm {now[norm]:.9g}"
+        if part == "EMA" and now[part] == now["weights"]:
+            values = values[0], f"begun anew, norm {now[norm]:.9g}"
+        yield Row(part, *values, saved[part] == now[part])
 
 
 def _averages(ema: Any) -> list[Tensor]:

@@ -12,12 +12,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Package -> lines of Python and files, at most.
 LARGEST = {
-    "rmetric": (67_504, 418),
-    "studies": (30_172, 211),
-    "tests": (58_254, 282),
+    "rmetric": (67_508, 418),
+    "studies": (30_256, 212),
+    "tests": (58_284, 283),
 }
 #: Words of docs/*.md, at most.
-MOST_WORDS = 61_027
+MOST_WORDS = 61_199
 #: As radon counts branches: from 21 on a function has the grade D.
 MOST_BRANCHES = 20
 _BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.Assert, ast.Lambda)

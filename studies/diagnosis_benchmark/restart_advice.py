@@ -1,0 +1,84 @@
+"""Whether the advice on a restart is what an engineer would do who knows what happened.
+
+    python -m studies.diagnosis_benchmark.restart_advice    # writes results/restart_advice.csv
+
+data/restart_labels.csv has a label for 250 written jobs that failed or were ended: the action, the
+nodes to leave out, and a second action where two are defensible, by judges who saw the jobs and
+their manifests and no answer. The advice was last changed after the first labels (set 1) were seen.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from pathlib import Path
+
+from joblib import Parallel
+
+from rmetric._util.errors import exit_with
+from rmetric._util.options import add_jobs
+from rmetric._util.workers import delayed
+from rmetric.diagnosis.decide import diagnose
+from studies.common.command import command_parser
+from studies.common.renderers import to_csv, to_text
+from studies.common.table import Cell, Table
+from studies.diagnosis_benchmark.written_sets import opened
+
+FOLDER = Path(__file__).parent
+LABELS = FOLDER / "data" / "restart_labels.csv"
+ALWAYS, WITHOUT = "always restart", "restart_without"
+
+
+def advised(folder: Path) -> tuple[str, set[str]]:
+    """Action and nodes for the logs in a folder."""
+    advice = diagnose(folder).restart
+    return (advice.action, set(advice.nodes)) if advice else ("", set())
+
+
+def row(labels: list[dict[str, str]], given: list[tuple[str, set[str]]]) -> tuple[Cell, ...]:
+    """Counts of one policy on one set of labels."""
+    pairs = list(zip(labels, given, strict=True))
+    accepted = [(action in (r["action"], r["also"] or None), r, action) for r, (action, _) in pairs]
+    without = [(r, nodes) for r, (action, nodes) in pairs if action == r["action"] == WITHOUT]
+    return (
+        len(labels),
+        sum(action == r["action"] for r, (action, _) in pairs),
+        sum(right for right, *_ in accepted),
+        sum(r["action"] == "stop" != action and not right for right, r, action in accepted),
+        sum(action == "stop" and not right for right, _, action in accepted),
+        sum(nodes == set(r["nodes"].split()) for r, nodes in without),
+    )
+
+
+HEADINGS = (
+    "Labels | Advice | Jobs | As labelled | As labelled or the second action | Restart in vain | "
+    "Stopped without need | The same nodes left out"
+)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = command_parser("diagnosis_benchmark.restart_advice", __doc__)
+    parser.add_argument("--out", type=Path, default=FOLDER / "results", metavar="DIR")
+    add_jobs(parser)
+    options = parser.parse_args(arguments)
+    with open(LABELS, encoding="utf-8", newline="") as file:
+        labels = {one["job"]: one for one in csv.DictReader(file)}
+    with opened(sorted({name.partition("/")[0] for name in labels})) as jobs:
+        folders = {f"{job.set}/{job.case.name}": job.case.folder for job in jobs}
+        answers = Parallel(n_jobs=options.jobs)(delayed(advised)(folders[name]) for name in labels)
+    groups: dict[str, list[int]] = defaultdict(list)
+    for at, one in enumerate(labels.values()):
+        groups[one["set"]].append(at)
+    rows: list[tuple[Cell, ...]] = []
+    for name, places in groups.items():
+        those = [list(labels.values())[at] for at in places]
+        rows.append((name, "rmetric diagnose", *row(those, [answers[at] for at in places])))
+        rows.append((name, ALWAYS, *row(those, [("restart", set())] * len(those))))
+    found = Table("restart_advice", "advice on the next start of a job", HEADINGS, rows, notes=[])
+    (options.out / "restart_advice.csv").write_text(to_csv(found), encoding="utf-8")
+    print(to_text(found))
+    return 0
+
+
+if __name__ == "__main__":
+    exit_with(main)
