@@ -2,6 +2,7 @@
 
 python -m studies.fleet risk     failure warnings and false alarms of risk predictors
 python -m studies.fleet cost     savings by emergency checkpoints and shrinking
+python -m studies.fleet faults   the same with repairs and repeated failures of a recorded fleet
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from rmetric._util.errors import exit_code_of, exit_with, fail
 from studies.common.command import command_parser
 
 #: Each has NAME, HELP, add_arguments(parser) and run(options), which returns the exit status.
-MODULES = ("studies.fleet.risk_report", "studies.fleet.cost_report")
+MODULES = ("studies.fleet.risk_report", "studies.fleet.cost_report", "studies.fleet.faults")
 
 
 def parser() -> argparse.ArgumentParser:

@@ -37,13 +37,13 @@ class FalseAlarm(NamedTuple):
 
 
 def failures(job: FleetJob, seed: int) -> Iterator[NodeFailure]:
-    """Endless sequence of failures, in order of time.
+    """Endless sequence of failures, in order of time; relapses are drawn with the repairs.
 
     Failure times depend on the seed only, not on saves, warnings or repairs; a higher
     recall adds warnings and removes none.
     """
     fleet, predictor = job.fleet, job.predictor
-    mean = fleet.seconds_between_failures
+    mean = fleet.seconds_between_failures / (1.0 - fleet.relapse_share)
     if isinf(mean):
         return
     shape = fleet.weibull_shape

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from math import ceil, floor
 from typing import Any
 
+import numpy as np
+
 from rmetric.guard.policy import CheckpointPolicy, Vote
 from studies.fleet.event_sampling import FalseAlarm, NodeFailure, failures, false_alarms
 from studies.fleet.job_settings import FleetJob
@@ -39,8 +41,8 @@ class JobOutcome:
             waiting for nodes.
         waiting: seconds of waiting for nodes.
         finished: False if the job was given up at `longest_seconds`.
-        counts: numbers of "failures", "warned" and "averted" (by dropping the node) ones, of
-            "false_alarms", and of saves by vote, such as "saves_emergency".
+        counts: numbers of "failures", "relapses" among them, "warned" and "averted" (by
+            dropping the node) ones, of "false_alarms", and of saves, such as "saves_emergency".
     """
 
     wall: float
@@ -61,14 +63,23 @@ class JobOutcome:
 
 def replicate(job: FleetJob, seed: int) -> JobOutcome:
     """Simulate the job with the sampled events of one seed."""
-    return simulate(job, failures(job, seed), false_alarms(job, seed))
+    rng = np.random.default_rng([seed, 2])
+    return simulate(job, failures(job, seed), false_alarms(job, seed), rng)
 
 
 def simulate(
-    job: FleetJob, node_failures: Iterable[NodeFailure], alarms: Iterable[FalseAlarm] = ()
+    job: FleetJob,
+    node_failures: Iterable[NodeFailure],
+    alarms: Iterable[FalseAlarm] = (),
+    rng: np.random.Generator | None = None,
 ) -> JobOutcome:
-    """Simulate the job with given failures and false alarms, each in order of time."""
-    return _Run(job).outcome(node_failures, alarms)
+    """Simulate the job with given failures and false alarms, each in order of time.
+
+    Repairs and relapses are drawn from `rng`. Raises ValueError where it is needed and None.
+    """
+    if rng is None and (job.fleet.repairs or job.fleet.relapse_share):
+        raise ValueError("rng is None: repairs and relapses are drawn from a Generator")
+    return _Run(job, rng).outcome(node_failures, alarms)
 
 
 class _Leave(Exception):
@@ -78,10 +89,10 @@ class _Leave(Exception):
 class _Run:
     """State of one job. Failures interrupt it in every phase but `waiting`."""
 
-    def __init__(self, job: FleetJob) -> None:
+    def __init__(self, job: FleetJob, rng: np.random.Generator | None) -> None:
         import simpy
 
-        self.job, self.fleet = job, job.fleet
+        self.job, self.fleet, self.rng = job, job.fleet, rng
         self.env = simpy.Environment()
         self.interrupted = simpy.Interrupt
         self.config = job.policy_config()
@@ -218,17 +229,19 @@ class _Run:
             self.standing.pop(key, None)
             self._strike(key, failure)
 
-    def _strike(self, key: str, failure: NodeFailure) -> None:
+    def _strike(self, key: str, failure: NodeFailure) -> bool:
+        """Whether it ended the job."""
         if self.phase == "waiting" or failure.slot >= self.nodes:
-            return
+            return False
         if key in self.dropped:
             self.counts["averted"] += 1
-            return
+            return False
         self.counts["failures"] += 1
         self.counts["warned"] += failure.lead is not None
         self._lose_node()
         if self.training.is_alive:
             self.training.interrupt(FAILED)
+        return True
 
     def _false_alarms(self, alarms: Iterable[FalseAlarm]) -> Events:
         for number, alarm in enumerate(alarms):
@@ -270,11 +283,22 @@ class _Run:
             self.env.process(self._repair())
 
     def _repair(self) -> Events:
-        yield self.env.timeout(self.fleet.repair_seconds)
+        fleet, rng = self.fleet, self.rng
+        repairs = fleet.repairs or (fleet.repair_seconds,)
+        yield self.env.timeout(repairs[rng.integers(len(repairs)) if rng else 0])
         self.down -= 1
         if self.repaired is not None:
             self.repaired.succeed()
             self.repaired = None
+        if rng and rng.random() < fleet.relapse_share:
+            yield self.env.timeout(fleet.relapse_gaps[rng.integers(len(fleet.relapse_gaps))])
+            # The node may be any of those that are there. A spare's relapse, or one while the job
+            # waits, does not end the job, but the node is gone: the relapses stay as many.
+            again = NodeFailure(self.env.now, int(rng.integers(max(self._available(), 1))))
+            if self._strike("relapse", again):
+                self.counts["relapses"] += 1
+            else:
+                self._lose_node()
 
     # Book-keeping
 

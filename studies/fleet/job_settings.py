@@ -23,6 +23,10 @@ class Fleet:
             launching, loading, warming up. A failure in between begins it again.
         num_spares: further nodes that stand by; None where one is always there.
         repair_seconds: until a node that failed is back.
+        repairs: if there are any, each repair takes one of these, drawn, instead.
+        relapse_share: of the repaired nodes, from 0 to below 1, that fail again, after one of
+            `relapse_gaps`, drawn, in the job or beside it. First failures are fewer by this
+            share, so that as many nodes fail in all.
         shrinks: whether the job goes on with the nodes that are there; else it waits for all.
         replica_nodes: nodes of one data-parallel replica; a shrunken job has whole replicas.
         grows: whether a shrunken job restarts after a save when a replica more is there;
@@ -36,6 +40,9 @@ class Fleet:
     restart_seconds: float = 600.0
     num_spares: int | None = None
     repair_seconds: float = DAY
+    repairs: tuple[float, ...] = ()
+    relapse_share: float = 0.0
+    relapse_gaps: tuple[float, ...] = ()
     shrinks: bool = False
     replica_nodes: int = 1
     grows: bool = True
@@ -51,6 +58,14 @@ class Fleet:
         _number("weibull_shape", self.weibull_shape, above=True)
         _number("restart_seconds", self.restart_seconds)
         _number("repair_seconds", self.repair_seconds)
+        for seconds in (*self.repairs, *self.relapse_gaps):
+            _number("repairs or relapse_gaps", seconds)
+        usable = self.relapse_gaps and self.num_spares is not None
+        if not 0 <= self.relapse_share < 1 or (self.relapse_share and not usable):
+            raise ValueError(
+                f"relapse_share is {self.relapse_share}: it must be from 0 to below 1, and 0 "
+                "without relapse_gaps or num_spares"
+            )
         if self.num_spares is not None:
             _count("num_spares", self.num_spares, least=0)
         _count("replica_nodes", self.replica_nodes, least=1)

@@ -1,0 +1,111 @@
+"""`python -m studies.fleet faults FILE`: repairs and repeated failures of a recorded fleet."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rmetric._util.options import add_jobs
+from rmetric.logs import write_atomically
+from studies.common.provenance import commit, versions
+from studies.common.renderers import to_text, write_tables
+from studies.common.table import Table, percent
+from studies.fleet.cost import a_job, measure, one_percent
+from studies.fleet.job_settings import DAY, FleetJob
+
+NAME = "faults"
+HELP = "the value of spares and shrinking with the repairs and repeated failures of a trace"
+OUT = Path("studies", "fleet", "results", "faults")
+#: A node that fails again within so many days of its repair has relapsed.
+WINDOW_DAYS = 7.0
+#: Repairs take up to months: shorter jobs would end before they are short of nodes.
+CLOCK_DAYS = 120.0
+SIZES, SPARES, REPLICATIONS = (512, 2048, 16_384), (0.01, 0.02, 0.04, 0.06), 8
+
+
+def read_faults(path: Path) -> dict[str, Any]:
+    """The settings of a `Fleet` that a trace as InfiniteHBD's has: repairs and relapses, seconds.
+
+    Overlapping faults of a node are one. The share is of the repaired nodes that the trace follows
+    for `WINDOW_DAYS`. Raises ValueError for other files and ones without repairs or relapses.
+    """
+    try:
+        rows = sorted((float(one["event_time"]), one["event_type"] == "fault_start", one["node_id"])
+                      for one in json.loads(path.read_bytes()))  # fmt: skip
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path}: no list of event_time, event_type, node_id: {error!r}") from None
+    repairs, gaps, followed = [], [], 0
+    begun: dict[str, list[float]] = {}
+    back: dict[str, float] = {}
+    for time, starts, node in rows:
+        faults = begun.setdefault(node, [])
+        if starts:
+            if not faults and time - back.get(node, -WINDOW_DAYS) <= WINDOW_DAYS:
+                gaps.append((time - back[node]) * DAY)
+            faults.append(time)
+        elif faults and len(faults) > 1:
+            faults.pop()
+        elif faults:
+            repairs.append((time - faults.pop()) * DAY)
+            back[node] = time
+            followed += time <= rows[-1][0] - WINDOW_DAYS
+    if not gaps or followed <= len(gaps):
+        raise ValueError(f"{path}: {len(repairs)} repairs, {len(gaps)} relapses: too few")
+    share = len(gaps) / followed
+    return {"repairs": tuple(repairs), "relapse_gaps": tuple(gaps), "relapse_share": share}
+
+
+def cases(trace: dict[str, Any], size: int, share: float) -> list[FleetJob]:
+    """As assumed, with the repairs of the trace, and with its relapses too; waits, shrinks."""
+    spares, days = {"num_spares": round(share * size / 8)}, CLOCK_DAYS * DAY
+    base = a_job(size, "asynchronous", **one_percent(size) | spares)
+    base = replace(base, work_seconds=days, longest_seconds=days)
+    fleets = [replace(base.fleet, **new) for new in ({}, {"repairs": trace["repairs"]}, trace)]
+    return [
+        replace(base, fleet=replace(one, shrinks=how)) for one in fleets for how in (False, True)
+    ]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("trace", type=Path, metavar="FILE", help="fault_trace.json of InfiniteHBD")
+    parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help=f"default: {OUT}")
+    add_jobs(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    trace = read_faults(options.trace)
+    jobs = {(size, share): cases(trace, size, share) for size in SIZES for share in SPARES}
+    found = measure([job for row in jobs.values() for job in row], REPLICATIONS, options.jobs)
+    days_R = np.array(trace["repairs"]) / DAY
+    notes = [
+        f"Asynchronous saves, no warnings, failures as on RSC-1, {CLOCK_DAYS:g} days that begin "
+        "with all nodes. With relapses as many nodes fail in all: first failures are fewer.",
+        f"{options.trace.name}: {len(days_R)} repairs, median {np.median(days_R):.2f} days, mean "
+        f"{days_R.mean():.1f}; {100 * trace['relapse_share']:.0f} % of the repaired nodes fail "
+        f"again within {WINDOW_DAYS:g} days.",
+    ]
+    heads = [f"{what}, {how}" for what in ("24 h", "recorded", "and relapses")
+             for how in ("waits", "shrinks")]  # fmt: skip
+    made = Table(
+        NAME,
+        "ETTR (%) with assumed repairs, with recorded ones, and with nodes that fail again",
+        ("GPUs | Spares", *heads),
+        [(f"{size:,}", f"{100 * share:.0f} %", *(percent(found[job].ettr) for job in row))
+         for (size, share), row in jobs.items()],
+        notes,
+        grouped=True,
+    )  # fmt: skip
+    write_tables([made], options.out)
+    about = {"sha256": hashlib.sha256(options.trace.read_bytes()).hexdigest(), "notes": notes,
+             "replications": REPLICATIONS, "commit": commit(),
+             "versions": versions(("numpy", "scipy", "joblib", "simpy"))}  # fmt: skip
+    text = json.dumps(about, indent=2).encode()
+    write_atomically(options.out / "provenance.json", [text, b"\n"])
+    print(to_text(made))
+    return 0
