@@ -60,19 +60,9 @@ def _strategies(get: Get) -> Table:
         rows.append((f"{size:,}", "no saves (7 days)", none, None, none, None))
         for words, (interval, predictor) in strategies().items():
             cells = [
-                percent(
-                    get(
-                        a_job(
-                            size,
-                            saves,
-                            predictor,
-                            interval=interval,
-                            **one_percent(size, shrinks=shrinks),
-                        )
-                    ).ettr
-                )
+                percent(get(a_job(size, saves, predictor, interval=interval, **fleet)).ettr)
                 for saves in SAVES
-                for shrinks in (False, True)
+                for fleet in (one_percent(size), one_percent(size, shrinks=True))
             ]
             rows.append((f"{size:,}", words, *cells))
     return Table(
@@ -134,24 +124,13 @@ def _break_even(get: Get) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for size in BREAK_EVEN_SIZES:
         for saves in SAVES:
-            job = a_job(size, saves)
+            job, found = a_job(size, saves), break_even(get, size, saves)
             interval, blocking = job.saves.interval_seconds or 0.0, job.saves.blocking_seconds
-            gap = job.saves.least_gap
-            found = break_even(get, size, saves)
-            rows.append(
-                (
-                    f"{size:,}",
-                    saves,
-                    interval / 60,
-                    found.hit,
-                    hit_saves(interval=interval, blocking=blocking, least_gap=gap),
-                    found.alarm,
-                    found.rare,
-                    found.paid_for,
-                    100 / (1 + found.paid_for.point),
-                    get(a_job(size, saves, TODAY)).gain(get(job)),
-                )
-            )
+            just = hit_saves(interval=interval, blocking=blocking, least_gap=job.saves.least_gap)
+            precision = 100 / (1 + found.paid_for.point)
+            gain = get(a_job(size, saves, TODAY)).gain(get(job))
+            rows.append((f"{size:,}", saves, interval / 60, found.hit, just, found.alarm,
+                         found.rare, found.paid_for, precision, gain))  # fmt: skip
     hits = TODAY.recall * RATES["RSC-1"] / 8
     right = hits / (hits + TODAY.false_alarms_per_gpu_day)
     return Table(
@@ -227,18 +206,21 @@ def _variants(get: Get) -> Table:
 
 def ways(size: int) -> dict[str, FleetJob]:
     """What could be done for a big fleet, one thing at a time."""
-    some = one_percent(size)
     best = FailurePredictor(recall=0.9)
+
+    def job(predictor: FailurePredictor | None = None, **settings: Any) -> FleetJob:
+        return a_job(size, "asynchronous", predictor, **one_percent(size, **settings))
+
     return {
-        "synchronous saves, restart 600 s, waits": a_job(size, "synchronous", **some),
-        "asynchronous saves": a_job(size, "asynchronous", **some),
-        "asynchronous, recall 0.9, no false alarms": a_job(size, "asynchronous", best, **some),
-        "asynchronous, today's predictor": a_job(size, "asynchronous", TODAY, **some),
-        "asynchronous, shrinks": a_job(size, "asynchronous", **some, shrinks=True),
-        "asynchronous, restart 300 s": a_job(size, "asynchronous", **some, restart_seconds=300.0),
-        "asynchronous, restart 60 s": a_job(size, "asynchronous", **some, restart_seconds=60.0),
-        "asynchronous, restart 60 s, shrinks, recall 0.9": a_job(
-            size, "asynchronous", best, **some, restart_seconds=60.0, shrinks=True
+        "synchronous saves, restart 600 s, waits": a_job(size, "synchronous", **one_percent(size)),
+        "asynchronous saves": job(),
+        "asynchronous, recall 0.9, no false alarms": job(best),
+        "asynchronous, today's predictor": job(TODAY),
+        "asynchronous, shrinks": job(shrinks=True),
+        "asynchronous, restart 300 s": job(restart_seconds=300.0),
+        "asynchronous, restart 60 s": job(restart_seconds=60.0),
+        "asynchronous, restart 60 s, shrinks, recall 0.9": job(
+            best, restart_seconds=60.0, shrinks=True
         ),
     }
 
@@ -268,13 +250,9 @@ def shrink_jobs(size: int, share: float | None) -> dict[str, FleetJob]:
     """How a job that is short of nodes goes on; `share` of spares, None for always one."""
     spares = {"num_spares": None if share is None else round(share * size / 8)}
     settings = one_percent(size) | spares
-    return {
-        "waits": a_job(size, "asynchronous", **settings),
-        "shrinks": a_job(size, "asynchronous", **settings, shrinks=True),
-        "shrinks, grows only at failures": a_job(
-            size, "asynchronous", **settings, shrinks=True, grows=False
-        ),
-    }
+    hows = {"waits": {}, "shrinks": {"shrinks": True}}
+    hows["shrinks, grows only at failures"] = {"shrinks": True, "grows": False}
+    return {how: a_job(size, "asynchronous", **settings, **new) for how, new in hows.items()}
 
 
 SPARES = {"none": 0.0, "1 %": 0.01, ALWAYS: None}

@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import json
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -32,29 +33,27 @@ SIZES, SPARES, REPLICATIONS = (512, 2048, 16_384), (0.01, 0.02, 0.04, 0.06), 8
 def read_faults(path: Path) -> dict[str, Any]:
     """The settings of a `Fleet` that a trace as InfiniteHBD's has: repairs and relapses, seconds.
 
-    Overlapping faults of a node are one. The share is of the repaired nodes that the trace follows
-    for `WINDOW_DAYS`. Raises ValueError for other files and ones without repairs or relapses.
+    Overlapping faults of a node are one, to the first end. The share is of the repaired nodes that
+    are followed for `WINDOW_DAYS`. Raises ValueError for files without repairs or relapses.
     """
     try:
-        rows = sorted((float(one["event_time"]), one["event_type"] == "fault_start", one["node_id"])
-                      for one in json.loads(path.read_bytes()))  # fmt: skip
+        rows = [(float(one["event_time"]), one["event_type"] == "fault_start", one["node_id"])
+                for one in json.loads(path.read_bytes())]  # fmt: skip
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path}: no list of event_time, event_type, node_id: {error!r}") from None
-    repairs, gaps, followed = [], [], 0
-    begun: dict[str, list[float]] = {}
+    repairs, gaps, followed, last = [], [], 0, max((row[0] for row in rows), default=0.0)
+    begun: dict[str, float] = {}
     back: dict[str, float] = {}
-    for time, starts, node in rows:
-        faults = begun.setdefault(node, [])
-        if starts:
-            if not faults and time - back.get(node, -WINDOW_DAYS) <= WINDOW_DAYS:
+    # Stable: a fault may end at the time at which it starts.
+    for time, starts, node in sorted(rows, key=lambda row: row[0]):
+        if starts and node not in begun:
+            begun[node] = time
+            if time - back.get(node, -inf) <= WINDOW_DAYS:
                 gaps.append((time - back[node]) * DAY)
-            faults.append(time)
-        elif faults and len(faults) > 1:
-            faults.pop()
-        elif faults:
-            repairs.append((time - faults.pop()) * DAY)
+        elif not starts and node in begun:
+            repairs.append((time - begun.pop(node)) * DAY)
             back[node] = time
-            followed += time <= rows[-1][0] - WINDOW_DAYS
+            followed += time <= last - WINDOW_DAYS
     if not gaps or followed <= len(gaps):
         raise ValueError(f"{path}: {len(repairs)} repairs, {len(gaps)} relapses: too few")
     share = len(gaps) / followed
@@ -63,13 +62,12 @@ def read_faults(path: Path) -> dict[str, Any]:
 
 def cases(trace: dict[str, Any], size: int, share: float) -> list[FleetJob]:
     """As assumed, with the repairs of the trace, and with its relapses too; waits, shrinks."""
-    spares, days = {"num_spares": round(share * size / 8)}, CLOCK_DAYS * DAY
-    base = a_job(size, "asynchronous", **one_percent(size) | spares)
+    settings, days = one_percent(size, num_spares=round(share * size / 8)), CLOCK_DAYS * DAY
+    base = a_job(size, "asynchronous", **settings)
     base = replace(base, work_seconds=days, longest_seconds=days)
-    fleets = [replace(base.fleet, **new) for new in ({}, {"repairs": trace["repairs"]}, trace)]
-    return [
-        replace(base, fleet=replace(one, shrinks=how)) for one in fleets for how in (False, True)
-    ]
+    news = ({}, {"repairs": trace["repairs"]}, trace)
+    fleets = [replace(base.fleet, shrinks=how, **new) for new in news for how in (False, True)]
+    return [replace(base, fleet=fleet) for fleet in fleets]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,9 +100,9 @@ def run(options: argparse.Namespace) -> int:
         grouped=True,
     )  # fmt: skip
     write_tables([made], options.out)
-    about = {"sha256": hashlib.sha256(options.trace.read_bytes()).hexdigest(), "notes": notes,
-             "replications": REPLICATIONS, "commit": commit(),
-             "versions": versions(("numpy", "scipy", "joblib", "simpy"))}  # fmt: skip
+    digest = hashlib.sha256(options.trace.read_bytes()).hexdigest()
+    used = versions(("numpy", "scipy", "joblib", "simpy"))
+    about = {"sha256": digest, "seeds": REPLICATIONS, "versions": used, "commit": commit()}
     text = json.dumps(about, indent=2).encode()
     write_atomically(options.out / "provenance.json", [text, b"\n"])
     print(to_text(made))

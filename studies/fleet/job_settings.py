@@ -58,14 +58,12 @@ class Fleet:
         _number("weibull_shape", self.weibull_shape, above=True)
         _number("restart_seconds", self.restart_seconds)
         _number("repair_seconds", self.repair_seconds)
-        for seconds in (*self.repairs, *self.relapse_gaps):
-            _number("repairs or relapse_gaps", seconds)
+        for seconds in self.repairs + self.relapse_gaps:
+            _number("of repairs or relapse_gaps, one", seconds)
         usable = self.relapse_gaps and self.num_spares is not None
         if not 0 <= self.relapse_share < 1 or (self.relapse_share and not usable):
-            raise ValueError(
-                f"relapse_share is {self.relapse_share}: it must be from 0 to below 1, and 0 "
-                "without relapse_gaps or num_spares"
-            )
+            found = f"relapse_share is {self.relapse_share}: it must be from 0 to below 1, "
+            raise ValueError(f"{found}and 0 without relapse_gaps or num_spares")
         if self.num_spares is not None:
             _count("num_spares", self.num_spares, least=0)
         _count("replica_nodes", self.replica_nodes, least=1)
