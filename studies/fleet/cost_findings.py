@@ -12,6 +12,7 @@ from studies.fleet.cost_tables import (
     BIG,
     BREAK_EVEN_SIZES,
     LEADS,
+    VARIANTS,
     Get,
     break_even,
     shrink_jobs,
@@ -87,9 +88,7 @@ def verdict(gain: Estimate) -> str:
 
 def _warning(get: Get) -> list[str]:
     short, *_, long = LEADS
-    usual, again, dropped = (
-        "as the guard does it", "asks again while it stands", "and the node is dropped",
-    )  # fmt: skip
+    usual, _, again, dropped = VARIANTS
     alarms = TODAY.false_alarms_per_gpu_day
 
     def gain(lead: float, words: str, rate: float = 0.0) -> str:

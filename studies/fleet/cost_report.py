@@ -81,10 +81,7 @@ def closed_forms(folder: Path, page: Path = PAGE) -> int:
     made, lines = table(found), training_failure_lines(found)
     write_tables([made], folder)
     if folder == OUT and page.exists():
-        new = {
-            f"table {made.name}": to_markdown(made),
-            f"words {made.name}": f"{bullets(lines)}\n",
-        }
+        new = {f"table {made.name}": to_markdown(made), f"words {made.name}": f"{bullets(lines)}\n"}
         fill(page, (parts(page) | new).get, new)
     print(to_text(made))
     return 0

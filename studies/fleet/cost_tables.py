@@ -267,7 +267,7 @@ def _shrinking(get: Get) -> Table:
             (
                 f"{size:,}",
                 spares,
-                *(percent(get(job).ettr) for job in shrink_jobs(size, share).values()),
+                *(percent(get(a).ettr) for a in shrink_jobs(size, share).values()),
             )
             for size in SIZES[1:]
             for spares, share in SPARES.items()
@@ -312,17 +312,15 @@ def _checks(get: Get) -> Table:
         for saves in SAVES:
             job = a_job(size, saves)
             mtbf, interval = job.fleet.seconds_between_failures, job.saves.interval_seconds or 0.0
+            blocking, durable = job.saves.blocking_seconds, job.saves.durable_seconds
+            restart = job.fleet.restart_seconds
             exact = 100 * exact_ettr(
-                mtbf=mtbf,
-                interval=interval,
-                blocking=job.saves.blocking_seconds,
-                durable=job.saves.durable_seconds,
-                restart=job.fleet.restart_seconds,
+                mtbf=mtbf, interval=interval, blocking=blocking, durable=durable, restart=restart
             )
             published = 100 * expected_ettr(
                 interval,
-                save_seconds=job.saves.blocking_seconds,
-                restart_seconds=job.fleet.restart_seconds,
+                save_seconds=blocking,
+                restart_seconds=restart,
                 failures_per_hour=3600 / mtbf,
             )
             found = percent(get(job).ettr)

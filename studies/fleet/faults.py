@@ -27,6 +27,7 @@ OUT = Path("studies", "fleet", "results", "faults")
 WINDOW_DAYS = 7.0
 #: Repairs take up to months: shorter jobs would end before they are short of nodes.
 CLOCK_DAYS = 120.0
+CASES = ("24 h", "recorded", "and relapses")
 SIZES, SPARES, REPLICATIONS = (512, 2048, 16_384), (0.01, 0.02, 0.04, 0.06), 8
 
 
@@ -88,8 +89,7 @@ def run(options: argparse.Namespace) -> int:
         f"{days_R.mean():.1f}; {100 * trace['relapse_share']:.0f} % of the repaired nodes fail "
         f"again within {WINDOW_DAYS:g} days.",
     ]
-    heads = [f"{what}, {how}" for what in ("24 h", "recorded", "and relapses")
-             for how in ("waits", "shrinks")]  # fmt: skip
+    heads = [f"{what}, {how}" for what in CASES for how in ("waits", "shrinks")]
     made = Table(
         NAME,
         "ETTR (%) with assumed repairs, with recorded ones, and with nodes that fail again",
@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
     digest = hashlib.sha256(options.trace.read_bytes()).hexdigest()
     used = versions(("numpy", "scipy", "joblib", "simpy"))
     about = {"sha256": digest, "seeds": REPLICATIONS, "versions": used, "commit": commit()}
-    text = json.dumps(about, indent=2).encode()
-    write_atomically(options.out / "provenance.json", [text, b"\n"])
+    text = f"{json.dumps(about, indent=2)}\n"
+    write_atomically(options.out / "provenance.json", [text.encode()])
     print(to_text(made))
     return 0

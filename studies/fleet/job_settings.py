@@ -58,8 +58,6 @@ class Fleet:
         _number("weibull_shape", self.weibull_shape, above=True)
         _number("restart_seconds", self.restart_seconds)
         _number("repair_seconds", self.repair_seconds)
-        for seconds in self.repairs + self.relapse_gaps:
-            _number("of repairs or relapse_gaps, one", seconds)
         usable = self.relapse_gaps and self.num_spares is not None
         if not 0 <= self.relapse_share < 1 or (self.relapse_share and not usable):
             found = f"relapse_share is {self.relapse_share}: it must be from 0 to below 1, "

@@ -80,10 +80,7 @@ def false_alarms(strata: Strata, horizon: str, name: str) -> Estimate:
     a_window = estimate(lambda drawn: drawn @ numbers / drawn.sum(axis=1), numbers.size)
     in_windows = CONTAINED_PER_GPU_DAY * CONTAINED_DAYS
     return weighted(
-        [
-            (1 - in_windows, _ordinary(strata, horizon, name)),
-            (CONTAINED_PER_GPU_DAY, a_window),
-        ]
+        [(1 - in_windows, _ordinary(strata, horizon, name)), (CONTAINED_PER_GPU_DAY, a_window)]
     )
 
 
