@@ -64,8 +64,7 @@ def read_faults(path: Path) -> dict[str, Any]:
 def cases(trace: dict[str, Any], size: int, share: float) -> list[FleetJob]:
     """As assumed, with the repairs of the trace, and with its relapses too; waits, shrinks."""
     settings, days = one_percent(size, num_spares=round(share * size / 8)), CLOCK_DAYS * DAY
-    base = a_job(size, "asynchronous", **settings)
-    base = replace(base, work_seconds=days, longest_seconds=days)
+    base = replace(a_job(size, "asynchronous", **settings), work_seconds=days, longest_seconds=days)
     news = ({}, {"repairs": trace["repairs"]}, trace)
     fleets = [replace(base.fleet, shrinks=how, **new) for new in news for how in (False, True)]
     return [replace(base, fleet=fleet) for fleet in fleets]
@@ -89,11 +88,10 @@ def run(options: argparse.Namespace) -> int:
         f"{days_R.mean():.1f}; {100 * trace['relapse_share']:.0f} % of the repaired nodes fail "
         f"again within {WINDOW_DAYS:g} days.",
     ]
-    heads = [f"{what}, {how}" for what in CASES for how in ("waits", "shrinks")]
     made = Table(
         NAME,
         "ETTR (%) with assumed repairs, with recorded ones, and with nodes that fail again",
-        ("GPUs | Spares", *heads),
+        ("GPUs | Spares", *(f"{what}, {how}" for what in CASES for how in ("waits", "shrinks"))),
         [(f"{size:,}", f"{100 * share:.0f} %", *(percent(found[job].ettr) for job in row))
          for (size, share), row in jobs.items()],
         notes,
@@ -103,7 +101,6 @@ def run(options: argparse.Namespace) -> int:
     digest = hashlib.sha256(options.trace.read_bytes()).hexdigest()
     used = versions(("numpy", "scipy", "joblib", "simpy"))
     about = {"sha256": digest, "seeds": REPLICATIONS, "versions": used, "commit": commit()}
-    text = f"{json.dumps(about, indent=2)}\n"
-    write_atomically(options.out / "provenance.json", [text.encode()])
+    write_atomically(options.out / "provenance.json", [f"{json.dumps(about, indent=2)}\n".encode()])
     print(to_text(made))
     return 0

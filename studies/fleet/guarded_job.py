@@ -292,8 +292,7 @@ class _Run:
             self.repaired = None
         if rng and rng.random() < fleet.relapse_share:
             yield self.env.timeout(fleet.relapse_gaps[rng.integers(len(fleet.relapse_gaps))])
-            # The node may be any of those that are there. A spare's relapse, or one while the job
-            # waits, does not end the job, but the node is gone: the relapses stay as many.
+            # Any node that is there. A relapse of a spare, or while the job waits, ends no job.
             again = NodeFailure(self.env.now, int(rng.integers(max(self._available(), 1))))
             if self._strike("relapse", again):
                 self.counts["relapses"] += 1

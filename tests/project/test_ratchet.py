@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Package -> lines of Python and files, at most.
 LARGEST = {
     "rmetric": (67_508, 418),
-    "studies": (30_256, 212),
-    "tests": (58_284, 283),
+    "studies": (30_366, 213),
+    "tests": (58_338, 283),
 }
 #: Words of docs/*.md, at most.
 MOST_WORDS = 61_199

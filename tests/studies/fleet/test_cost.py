@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from studies.fleet import cost
+from studies.fleet import cost, faults
 from studies.fleet.__main__ import main
 from studies.fleet.cost import Measured, a_job, measure, one_percent
 from studies.fleet.cost_figure import RISK, measured_points
 from studies.fleet.cost_report import CAPTION, FIGURE, OUT, PAGE, PLACEHOLDER, words
 from studies.fleet.cost_tables import break_even, strategies, tables
 from studies.fleet.guarded_job import SHARES, replicate
-from studies.fleet.job_settings import FailurePredictor, FleetJob
+from studies.fleet.job_settings import DAY, FailurePredictor, FleetJob
 from studies.fleet.writing import refresh
 
 pytest.importorskip("simpy")
@@ -158,3 +158,35 @@ def test_the_page_is_filled_with_sentences_of_the_results(tmp_path: Path) -> Non
 def test_an_interval_of_nothing_is_refused(value: float) -> None:
     with pytest.raises(ValueError, match=r"(interval_seconds|work_seconds) is"):
         a_job(64, "synchronous", interval=value)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Node a relapses after 2 days, b has overlapping faults, c never ends, d at once."""
+    path, faults_of = tmp_path / "trace.json", "a1,4 a6,7 a15,16 b2,5 b3,10 c8 d40,40"
+    path.write_text(json.dumps([
+        {"event_time": time, "event_type": kind, "node_id": one[0]}
+        for one in faults_of.split()
+        for time, kind in zip(one[1:].split(","), ("fault_start", "fault_end"), strict=False)
+    ]))  # fmt: skip
+    return path
+
+
+def test_a_trace_is_read_as_repairs_and_relapses(trace: Path) -> None:
+    found = faults.read_faults(trace)
+    assert [seconds / DAY for seconds in found["repairs"]] == [3, 3, 1, 1, 0]
+    assert found["relapse_gaps"] == (2 * DAY,)
+    assert found["relapse_share"] == 1 / 4  # of d's the trace does not see a week
+    trace.write_text("[]")
+    with pytest.raises(ValueError, match=r"trace.json: 0 repairs, 0 relapses: too few"):
+        faults.read_faults(trace)
+
+
+def test_the_same_trace_gives_the_same_table(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faults, "SIZES", (64,))
+    monkeypatch.setattr(faults, "CLOCK_DAYS", 30.0)
+    for name in "xy":
+        assert main(["faults", str(trace), "--out", str(trace.parent / name), "--jobs", "1"]) == 0
+    one, other = ((trace.parent / name / "faults.csv").read_bytes() for name in "xy")
+    assert one == other
+    assert len(one.splitlines()) == 1 + len(faults.SPARES)

@@ -164,6 +164,24 @@ def test_a_shrunken_job_has_whole_replicas() -> None:
     assert outcome.counts["failures"] == 1
 
 
+def test_a_repaired_node_fails_again_and_as_many_fail_in_all() -> None:
+    apart = job(fleet=fleet(num_spares=1, repairs=(50.0,)), work_seconds=3e6, longest_seconds=3e6)
+    relapses = {"relapse_share": 0.9, "relapse_gaps": (300.0,)}
+    again = replace(apart, fleet=replace(apart.fleet, **relapses))
+    one = [NodeFailure(1500.0, 0)]
+    with pytest.raises(ValueError, match="rng is None"):
+        simulate(again, one)
+    counts = simulate(again, one, rng=np.random.default_rng(3)).counts
+    assert counts["failures"] == counts["relapses"] + 1 > 1
+    often = {"failures_per_node_day": 4.0, "num_spares": 0}
+    few, many = (
+        [replicate(replace(a, fleet=replace(a.fleet, **often)), seed).counts["failures"]
+         for seed in range(4)]
+        for a in (apart, again)
+    )  # fmt: skip
+    assert np.mean(many) == pytest.approx(np.mean(few), rel=0.2)
+
+
 def test_who_never_gets_on_is_given_up() -> None:
     hopeless = job(longest_seconds=50_000.0)
     outcome = simulate(hopeless, [NodeFailure(900.0 * k, 0) for k in range(1, 100)])
@@ -413,6 +431,10 @@ def test_without_saves_a_job_starts_from_zero() -> None:
         (lambda: fleet(weibull_shape=0.0), "weibull_shape is 0.0: it must be finite and above 0"),
         (lambda: fleet(restart_seconds=inf), "restart_seconds is inf"),
         (lambda: fleet(num_spares=-1), "num_spares is -1"),
+        (
+            lambda: fleet(relapse_share=0.5),
+            "relapse_share is 0.5: it must be from 0 to below 1, and",
+        ),
         (lambda: fleet(replica_nodes=3), "replica_nodes is 3: it must divide the 4 nodes"),
         (lambda: saves(interval=0.0), "interval_seconds is 0.0"),
         (lambda: saves(blocking=-1.0), "blocking_seconds is -1.0"),
