@@ -250,7 +250,7 @@ def shrink_jobs(size: int, share: float | None) -> dict[str, FleetJob]:
     """How a job that is short of nodes goes on; `share` of spares, None for always one."""
     spares = {"num_spares": None if share is None else round(share * size / 8)}
     settings = one_percent(size) | spares
-    hows = {"waits": {}, "shrinks": {"shrinks": True}}
+    hows: dict[str, dict[str, Any]] = {"waits": {}, "shrinks": {"shrinks": True}}
     hows["shrinks, grows only at failures"] = {"shrinks": True, "grows": False}
     return {how: a_job(size, "asynchronous", **settings, **new) for how, new in hows.items()}
 

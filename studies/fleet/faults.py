@@ -65,7 +65,7 @@ def cases(trace: dict[str, Any], size: int, share: float) -> list[FleetJob]:
     """As assumed, with the repairs of the trace, and with its relapses too; waits, shrinks."""
     settings, days = one_percent(size, num_spares=round(share * size / 8)), CLOCK_DAYS * DAY
     base = replace(a_job(size, "asynchronous", **settings), work_seconds=days, longest_seconds=days)
-    news = ({}, {"repairs": trace["repairs"]}, trace)
+    news: tuple[dict[str, Any], ...] = ({}, {"repairs": trace["repairs"]}, trace)
     fleets = [replace(base.fleet, shrinks=how, **new) for new in news for how in (False, True)]
     return [replace(base, fleet=fleet) for fleet in fleets]
 
