@@ -24,7 +24,7 @@ WHOLE = """\
 FAILED: A GPU ran out of memory, rank 12 on node-03, at step 431 (train), 2024-05-03 02:14:07
 Owner      user: owner of the job's code, settings or data
 To do      Lower the micro batch. Look for a batch of unusual length.
-Restart    yes: the error need not come again
+Restart    no: an error of the job or of its settings comes again
 Confidence 93 % (sure): its exception comes 600 s before the collective timeouts of 63 others
 Log        node-03/rank_12.log:8812
            torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB
