@@ -14,10 +14,10 @@ ROOT = Path(__file__).resolve().parents[2]
 LARGEST = {
     "rmetric": (67_508, 418),
     "studies": (30_366, 213),
-    "tests": (58_338, 283),
+    "tests": (58_341, 283),
 }
 #: Words of docs/*.md, at most.
-MOST_WORDS = 61_199
+MOST_WORDS = 59_696
 #: As radon counts branches: from 21 on a function has the grade D.
 MOST_BRANCHES = 20
 _BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.Assert, ast.Lambda)
