@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LARGEST = {
     "rmetric": (67_508, 418),
     "studies": (30_366, 213),
-    "tests": (58_341, 283),
+    "tests": (58_336, 283),
 }
 #: Words of docs/*.md, at most.
 MOST_WORDS = 59_696
