@@ -6,8 +6,6 @@ from dataclasses import asdict, dataclass, field
 from shlex import quote
 from typing import Any
 
-from rmetric.diagnosis.library.files import families
-
 OUTCOMES = {
     "healthy": "no failure found",
     "failed": "the job failed",
@@ -216,6 +214,7 @@ def restart_advice(diagnosis: Diagnosis) -> Restart | None:
     """
     if diagnosis.cause is None:
         return None
+    from rmetric.diagnosis.library.files import families  # needs the packages of diagnose
 
     def advice(action: str, why: str, nodes: tuple[str, ...] = ()) -> Restart:
         return Restart(action=action, why=why, confidence=diagnosis.confidence, nodes=nodes)

@@ -12,9 +12,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Package -> lines of Python and files, at most.
 LARGEST = {
-    "rmetric": (67_508, 418),
+    "rmetric": (67_507, 418),
     "studies": (30_366, 213),
-    "tests": (58_336, 283),
+    "tests": (58_338, 283),
 }
 #: Words of docs/*.md, at most.
 MOST_WORDS = 59_694

@@ -155,7 +155,7 @@ def test_a_failure_is_diagnosed_beside_the_restart_and_the_webhook_is_told(tmp_p
     assert (told.code, told.summary.step) == (0, 20)
     first, second = told.of("advice")
     assert (first["launch"], second["launch"]) == (1, 2)
-    assert (first["restart"]["action"], second["restart"]["action"]) == ("restart", "stop")
+    assert (first["restart"]["action"], second["restart"]["action"]) == ("stop", "stop")
     assert "at the same step" in second["restart"]["why"]
     posted = "\n".join(body["content"] for _, _, body in server.messages)
     assert f"restart: {second['restart']['text']}" in posted

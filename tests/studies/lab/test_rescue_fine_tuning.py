@@ -23,8 +23,10 @@ def test_half_of_the_faults_pass_and_every_onset_leaves_steps_before_and_after_i
 
 def test_the_sealed_runs_are_those_of_the_seal():
     seal = json.loads((fine_tuning.RESULTS / "fine_tuning_seal.json").read_bytes())
-    runs = json.dumps([asdict(draw(seed)) for seed in fine_tuning.SEALED_SEEDS]).encode()
-    assert hashlib.sha256(runs).hexdigest() == seal["runs_sha256"]
+    # Ten digits: the last ones of a rate depend on the processor.
+    drawn = [draw(seed) for seed in fine_tuning.SEALED_SEEDS]
+    runs = json.dumps([asdict(run) | {"rate": f"{run.rate:.10g}"} for run in drawn]).encode()
+    assert hashlib.sha256(runs).hexdigest() == seal["runs_sha256_of_ten_digits"]
 
 
 def found(rescue, *, nothing=3.0, twin=2.0, held=False, step=60):
