@@ -31,10 +31,6 @@ def _loaded(*args: Any, **kwargs: Any) -> Any:
     return _load(*args, **kwargs)
 
 
-Monitor.__init__ = _kept  # type: ignore[method-assign]
-torch.load = _loaded
-
-
 def _write() -> None:
     found = [finding.as_entry() for monitor in _MONITORS for finding in monitor.findings]
     problems = [monitor.problem for monitor in _MONITORS if monitor.problem]
@@ -43,7 +39,10 @@ def _write() -> None:
     path.write_text(json.dumps(entry), encoding="utf-8")
 
 
-Finalize(None, _write, exitpriority=10)
+if "JUDGED_OUT" in os.environ:  # else it is only imported
+    Monitor.__init__ = _kept  # type: ignore[method-assign]
+    torch.load = _loaded
+    Finalize(None, _write, exitpriority=10)
 
 
 class _Watched:
