@@ -17,7 +17,7 @@ LARGEST = {
     "tests": (58_338, 283),
 }
 #: Words of docs/*.md, at most.
-MOST_WORDS = 59_694
+MOST_WORDS = 59_708
 #: As radon counts branches: from 21 on a function has the grade D.
 MOST_BRANCHES = 20
 _BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.Assert, ast.Lambda)
