@@ -146,7 +146,7 @@ class Batches(Audit):
         self._now, self._known = [], {}
 
     def _again(self, training: Training, earlier: int, step: int) -> Iterable[Finding]:
-        length = length_of(training.loader)
+        length = _length(training.loader)
         if self._same >= SAME - 1 and length != 1:
             certain = length is not None and training.epoch is not None
             yield from self.find("same_batch", step, "error" if certain else "hint", times=SAME)
@@ -188,7 +188,7 @@ def _print(tensors: list[Tensor]) -> Tensor:
     return whole
 
 
-def length_of(loader: Any) -> int | None:
+def _length(loader: Any) -> int | None:
     try:
         return len(loader)
     except (TypeError, AttributeError, NotImplementedError):

@@ -65,6 +65,10 @@ class Finding:
         return self.title.lower().replace("kl ", "KL ")
 
     @property
+    def advice(self) -> str:
+        return RULES[self.kind].advice.format(step=f"{self.since:,}")
+
+    @property
     def levels(self) -> str:
         return f"{RULES[self.kind].quantity} {self.before:.3g} -> {self.after:.3g}"
 
@@ -232,7 +236,7 @@ class PolicyCollapse:
             return ""
         worst = self.alarming[0]
         said = "; ".join(f"{found.words}, {found.levels}" for found in self.alarming)
-        return f"{said}: {RULES[worst.kind].advice.format(step=f'{worst.since:,}')}"
+        return f"{said}: {worst.advice}"
 
     def update(self, record: Record) -> PolicyCollapse:
         """Take the next record; one without a policy's values changes nothing."""

@@ -19,7 +19,7 @@ from rmetric.detectors.log_end import SilentLoss
 from rmetric.detectors.memory_slope import MemorySlope
 from rmetric.detectors.no_learning import NoLearning
 from rmetric.detectors.no_update import NoUpdate
-from rmetric.detectors.policy_collapse import RULES, PolicyCollapse
+from rmetric.detectors.policy_collapse import PolicyCollapse
 from rmetric.evaluation.loss_course import (
     FEWEST_RECORDS,
     RATIO,
@@ -159,7 +159,7 @@ def _of_policy(records: Sequence[Record], alarms: Sequence[int]) -> RunVerdict |
             kind=worst.kind,
             text=worst.title,
             loss="reward",
-            advice=RULES[worst.kind].advice.format(step=f"{worst.since:,}"),
+            advice=worst.advice,
             detail="; ".join([worst.levels, course, *(other.words for other in others)]),
             onset_step=worst.since,
             before=worst.before,
@@ -203,16 +203,17 @@ def _with_learning(
     verdict: RunVerdict, records: Sequence[Record], alarms: Sequence[int]
 ) -> RunVerdict:
     """The verdict, unless nothing is learnt since the start, or since a restart and it saw that."""
+    lasts = verdict.kind in ("diverged", "level_rose") and verdict.end_step is None
+    if verdict.kind != "healthy" and not lasts:
+        return verdict
     learning, loss = NoLearning(), Loss.of(records, "training_loss")
     for record in records:
         learning.update(record)
     found = learning.judge()
     if found is None or loss is None:
         return verdict
-    lasts = verdict.kind in ("diverged", "level_rose") and verdict.end_step is None
-    restarted = lasts and found.first > 0
-    first_steps = loss.steps[found.first : found.first + 3]
-    if verdict.kind != "healthy" and not (restarted and verdict.onset_step in first_steps):
+    first_steps = loss.steps[found.first : found.first + 3] if found.first else ()
+    if lasts and verdict.onset_step not in first_steps:
         return verdict
     facts = {"said": found.text, "why": found.detail}
     if found.first:

@@ -18,7 +18,7 @@ from rmetric.detectors.memory_slope import MemorySlope
 from rmetric.detectors.no_learning import ADVICE as LEARNING_ADVICE
 from rmetric.detectors.no_learning import NoLearning
 from rmetric.detectors.no_update import ADVICE, NoUpdate
-from rmetric.detectors.policy_collapse import RULES, PolicyCollapse
+from rmetric.detectors.policy_collapse import PolicyCollapse
 from rmetric.detectors.registry import make_detector
 from rmetric.metric import RMetric
 from rmetric.monitor.alert_delivery import AlertDelivery
@@ -156,7 +156,7 @@ class UpdateJudge:
         if self._policy.has_reward:
             for found in self._policy.findings:
                 if found.kind == "learns_nothing":
-                    unlearnt = f"{found.title}; {found.levels}: {RULES[found.kind].advice}"
+                    unlearnt = f"{found.title}; {found.levels}: {found.advice}"
         elif (lost := self._learning.judge()) is not None:
             unlearnt = f"{lost.text}; {lost.detail}: {LEARNING_ADVICE}"
         said = {"INPUT_BOUND": self._input_wait.words, "LEARNS_NOTHING": "" if rank else unlearnt}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -104,22 +105,26 @@ class MonitorLog:
 
         It may have been logged after the step's checkpoint.
         """
-        found = [entry for entry in self.entries("METRICS") if entry.get("step") == step]
         try:
-            return record_from_json(found[-1]).validation_loss if found else None
-        except (ValueError, KeyError):
+            metrics = self._newest_first("METRICS")
+            found = next((entry for entry in metrics if entry.get("step") == step), None)
+            return None if found is None else record_from_json(found).validation_loss
+        except (OSError, ValueError, KeyError):
             return None
 
     def entries(self, event: str) -> list[dict[str, Any]]:
         """The entries of an event in an older log, in their order; none where it is not a log."""
-        if self._path is None or not self._path.is_file():
-            return []
         try:
-            lines = self._path.read_bytes().splitlines(keepends=True)
-            named = (n for n in lines if event.encode() in n and n.endswith(b"\n"))
-            return [entry for entry in map(parse_line, named) if entry["event"] == event]
+            return [*self._newest_first(event)][::-1]
         except (OSError, ValueError, KeyError):
             return []
+
+    def _newest_first(self, event: str) -> Iterator[dict[str, Any]]:
+        if self._path is None or not self._path.is_file():
+            return
+        lines = reversed(self._path.read_bytes().splitlines(keepends=True))
+        named = (n for n in lines if event.encode() in n and n.endswith(b"\n"))
+        yield from (entry for entry in map(parse_line, named) if entry["event"] == event)
 
     def _hand_over(self) -> None:
         self._flushed = time.monotonic()

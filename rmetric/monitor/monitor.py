@@ -547,7 +547,8 @@ class Monitor:
         if "episodes" in state:  # else it is of an earlier version
             self._delivery.load_state_dict(state["episodes"])
         self._timer.reset()
-        self._auditor.loaded(state.get("audits", {}), self._log.entries("BATCHES"))
+        if self._auditor:
+            self._auditor.loaded(state.get("audits", {}), self._log.entries("BATCHES"))
         self.updates.restart()
         self._step_time_judge.load_state_dict(state.get("step_times"))
         self._arm_next_step()

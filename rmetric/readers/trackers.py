@@ -90,9 +90,9 @@ def _entries(text: str) -> Iterator[tuple[int, Cells]]:
 
 
 def _matches(head: str) -> bool:
-    if not head.lstrip().startswith("{"):
-        return _columns(header_of(head)) is not None
-    return widened(_entries(head)) is not None
+    is_json = head.lstrip().startswith("{")
+    names = (name for _, cells in _entries(head) for name in cells) if is_json else header_of(head)
+    return _columns(names) is not None
 
 
 def _stream(source: Source, mapping: Mapping[str, str]) -> Stream:
