@@ -61,6 +61,7 @@ FROZEN = Path(rmetric.detectors.__file__).parent  # holds what detectors were ca
 DATA_SETS = ("stress", "lab", "real")
 #: Judged only where --data names them.
 SECOND_LAB = {"lab2": "training2", "lab2_test": "sealed2", "lab3_test": "sealed3"}
+SECOND_LAB["lab3_slow"] = "sealed3_slow"
 ALL_RESULTS = (*DATA_SETS, "lab2", *SEALED_RESULTS)
 OUT = Path("studies", "detector_benchmark", "results")
 PAGE = Path("docs", "benchmark.md")  # made anew with the results in OUT
@@ -85,7 +86,7 @@ def parser() -> argparse.ArgumentParser:
     )
     out.add_argument(
         "--open-sealed", action="store_true",
-        help="allow --lab-part test, --data lab2_test, lab3_test: needs --thresholds, keeps date, "
+        help="allow --lab-part test, --data lab2_test, lab3_...: needs --thresholds, keeps date, "
         "commit and digest, and must find what an earlier opening found",
     )  # fmt: skip
     out.add_argument("--thresholds", type=Path, metavar="FILE", help="frozen before the opening")

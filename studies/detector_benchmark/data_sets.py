@@ -18,11 +18,12 @@ from studies.detector_benchmark.cases import KINDS, Cases, weights_not_finite
 
 LAB_PARTS = ("calibration", "development", "test")
 SECOND_PARTS = ("training2", "sealed2")  # of the laboratory's second set
-#: Short fine-tunings by an author who had read no detector.
-THIRD_PARTS = ("sealed3",)
+#: Short fine-tunings by an author who had read no detector; without the failures that come at once.
+THIRD_PARTS = ("sealed3", "sealed3_slow")
 #: Parts that are not read before all thresholds are frozen, and the names of their results, which
 #: are separate from those of the open parts.
-SEALED_PARTS = {"test": "lab_test", "sealed2": "lab2_test", "sealed3": "lab3_test"}
+SEALED_PARTS = {"test": "lab_test", "sealed2": "lab2_test"}
+SEALED_PARTS |= dict(zip(THIRD_PARTS, ("lab3_test", "lab3_slow"), strict=True))
 SEALED_RESULTS = tuple(SEALED_PARTS.values())
 LAB_FOLDER = Path("studies/fault_lab/data")
 FITTED = (
@@ -88,7 +89,6 @@ def lab(
     for part in parts:
         if not any(part in known for known in sets):
             raise ValueError(f"unknown part {part!r}: known are {', '.join(chain(*sets))}")
-    first = set(parts) <= set(LAB_PARTS)
     if not any(set(parts) <= set(known) for known in sets):
         raise ValueError(f"parts of different sets: {', '.join(parts)}")
     sealed = [part for part in parts if part in SEALED_PARTS]
@@ -97,12 +97,12 @@ def lab(
             f"the {sealed[0]} part of the laboratory is sealed: it is opened once, after every "
             "threshold is frozen, by --open-sealed"
         )
-    runs: list[Run] = []
-    digests = {}
-    for part in parts:
-        path = Path(folder) / f"{part}.tar.xz"
-        runs += read_runs(path)
-        digests[path.name] = sha256(path)
+    first = set(parts) <= set(LAB_PARTS)
+    paths = [Path(folder) / f"{part.removesuffix('_slow')}.tar.xz" for part in parts]
+    runs = [run for path in paths for run in read_runs(path)]
+    if "sealed3_slow" in parts:
+        runs = [run for run in runs if run.config["lost"] != "suddenly"]
+    digests = {path.name: sha256(path) for path in paths}
     cases = Cases.of(runs, [str(run.config["seed"]) for run in runs])
     return DataSet(
         name=SEALED_PARTS[sealed[0]] if sealed else "lab" if first else "lab2",

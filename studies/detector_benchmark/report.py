@@ -16,7 +16,7 @@ from studies.detector_benchmark.page import refresh
 from studies.detector_benchmark.tables import short, tables, wide
 
 #: In the order of the page; figures show those that are there.
-DATA_SETS = ("stress", "lab", "real", "lab_test", "lab2", "lab2_test", "lab3_test")
+DATA_SETS = ("stress", "lab", "real", "lab_test", "lab2", "lab2_test", "lab3_test", "lab3_slow")
 IN_FIGURES = ("lab", "stress", "real")
 
 
