@@ -215,8 +215,7 @@ def _rows(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Row]:
 
 def _rows_of_norms(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Row]:
     norms = {"weights": "weight_norm", "moments": "moment_norm"}
-    if saved.get("EMA"):
-        norms["EMA"] = "EMA_norm"
+    norms |= {"EMA": "EMA_norm"} if saved.get("EMA") else {}
     for part, norm in norms.items():
         lost = now[norm] == 0 != saved[norm]
         values = f"norm {saved[norm]:.3g}", f"{'lost, ' if lost else ''}norm {now[norm]:.3g}"

@@ -96,12 +96,10 @@ class NoLearning:
         begins = (first > 0 or steps[0] <= LATE_START * length) and len(values) >= FEWEST_UNTRAINED
         if classes is None and not (flat and untrained and begins):
             return None
+        what, records = "does not fall", self._count - first * self._every
+        why = f" in {records:,} records, no level of a model that has converged"
         if classes is not None:
             what, why = f"stays at ln({classes:,})", f", as of a guess among {classes:,} classes"
-        else:
-            records = self._count - first * self._every
-            what = "does not fall"
-            why = f" in {records:,} records, no level of a model that has converged"
         since = f" since the restart at step {int(steps[first]):,}" if first else ""
         return NotLearnt(
             first=first * self._every,

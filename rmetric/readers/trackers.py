@@ -96,10 +96,9 @@ def _matches(head: str) -> bool:
 
 
 def _stream(source: Source, mapping: Mapping[str, str]) -> Stream:
-    if source.head.lstrip().startswith(b"{"):
-        rows = widened(_entries(source.whole()))
-    else:
-        rows = widened((row.line, row.cells) for row in Table(source).rows())
+    is_json = source.head.lstrip().startswith(b"{")
+    table = () if is_json else ((row.line, row.cells) for row in Table(source).rows())
+    rows = widened(_entries(source.whole()) if is_json else table)
     return stream_wide(source.path, lambda: rows or [], mapping)
 
 

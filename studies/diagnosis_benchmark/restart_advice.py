@@ -10,7 +10,6 @@ their manifests and no answer. The advice was last changed after the first label
 from __future__ import annotations
 
 import csv
-from collections import defaultdict
 from pathlib import Path
 
 from joblib import Parallel
@@ -66,11 +65,9 @@ def main(arguments: list[str] | None = None) -> int:
     with opened(sorted({name.partition("/")[0] for name in labels})) as jobs:
         folders = {f"{job.set}/{job.case.name}": job.case.folder for job in jobs}
         answers = Parallel(n_jobs=options.jobs)(delayed(advised)(folders[name]) for name in labels)
-    groups: dict[str, list[int]] = defaultdict(list)
-    for at, one in enumerate(labels.values()):
-        groups[one["set"]].append(at)
     rows: list[tuple[Cell, ...]] = []
-    for name, places in groups.items():
+    for name in dict.fromkeys(one["set"] for one in labels.values()):
+        places = [at for at, one in enumerate(labels.values()) if one["set"] == name]
         those = [list(labels.values())[at] for at in places]
         rows.append((name, "rmetric diagnose", *row(those, [answers[at] for at in places])))
         rows.append((name, ALWAYS, *row(those, [("restart", set())] * len(those))))

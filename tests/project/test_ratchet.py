@@ -12,8 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Package -> lines of Python and files, at most.
 LARGEST = {
-    "rmetric": (67_518, 418),
-    "studies": (30_366, 213),
+    "rmetric": (67_507, 418),
+    "studies": (30_363, 213),
     "tests": (58_338, 283),
 }
 #: Words of docs/*.md, at most.

@@ -17,11 +17,10 @@ _LONGEST_TAG = 5000  # characters
 class MLflow(Dashboard):
     """Logs every record's numbers to a run; of alerts and decisions the run has tags.
 
-    The metrics are drawn over the executed step, which goes on where a rescue has gone back;
-    ``rmetric/step`` falls there. MLflow has no alerts: the tag ``rmetric.alert.SOURCE`` is the
-    newest alert of that source, ``rmetric.rescue.ACTION`` the newest decision of that kind, and
-    ``rmetric/rescue_decisions/ACTION`` counts them. A search is ``tags.`rmetric.alert.non_finite`
-    LIKE '%'``.
+    The metrics are drawn over the executed step (`Dashboard`). MLflow has no alerts: the tag
+    ``rmetric.alert.SOURCE`` is the newest alert of a source, ``rmetric.rescue.ACTION`` the newest
+    decision of a kind, and ``rmetric/rescue_decisions/ACTION`` counts them. A search is
+    ``tags.`rmetric.alert.non_finite` LIKE '%'``.
 
     Args:
         run: what mlflow.start_run() returned; None for the run that is active.
@@ -54,8 +53,7 @@ class MLflow(Dashboard):
         now = int(time.time() * 1000)
         metrics = [self._metric(f"rmetric/{k}", float(v), now, step) for k, v in values.items()]
         for first in range(0, len(metrics), _LARGEST_BATCH):
-            part = metrics[first : first + _LARGEST_BATCH]
-            self._client.log_batch(self.run.info.run_id, metrics=part)
+            self._client.log_batch(self.run.info.run_id, metrics[first : first + _LARGEST_BATCH])
 
     def _tag(self, name: str, words: str) -> None:
         self._client.set_tag(self.run.info.run_id, f"rmetric.{name}", words[:_LONGEST_TAG])

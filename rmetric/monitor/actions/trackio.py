@@ -13,8 +13,7 @@ from rmetric.monitor.alerts import Alert
 class Trackio(Dashboard):
     """Logs every record's numbers to a run, and every alert and decision as an alert of trackio.
 
-    They are drawn over the executed step, which goes on where a rescue has gone back;
-    ``rmetric/step`` falls there. Decisions are counted in ``rmetric/rescue_decisions/...``.
+    Drawn over the executed step (`Dashboard`); ``rmetric/rescue_decisions/...`` counts decisions.
     Alerts of numbers that are not finite and a hold have trackio's level ERROR, the others WARN.
 
     Args:
