@@ -77,9 +77,7 @@ def run(options: argparse.Namespace) -> int:
     }
     for name, each in found.items():
         print(printable(f"{name}: {each.text}"))
-        for what, ratio in (("steps a second", each.speed), ("highest memory", each.memory)):
-            if ratio is not None:
-                print(f"    {what}: {ratio:.3g} times the reference's")
+        _print_beside(each)
     if words := note(found):
         print(words, file=sys.stderr)
     try:
@@ -88,6 +86,12 @@ def run(options: argparse.Namespace) -> int:
         return fail(f"{error.filename}: cannot be written ({error.strerror})", FAILED)
     kinds = {each.kind for each in found.values()}
     return WORSE if "worse" in kinds else UNKNOWN if "cannot_tell" in kinds else 0
+
+
+def _print_beside(found: Comparison) -> None:
+    for what, ratio in (("steps a second", found.speed), ("highest memory", found.memory)):
+        if ratio is not None:
+            print(f"    {what}: {ratio:.3g} times the reference's")
 
 
 def write(options: argparse.Namespace, reference: str, found: dict[str, Comparison]) -> None:

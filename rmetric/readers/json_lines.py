@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -70,7 +70,7 @@ class _Reading:
     def __init__(self, source: Source, mapping: Mapping[str, str]) -> None:
         self.source, self.mapping = source, mapping
         first = self._first_entries()
-        self.names = names_in(map(flat, first))
+        self.names = dict.fromkeys(name for entry in first for name in flat(entry))
         self.columns = choose_columns(list(self.names), mapping, more_may_come=True)
         self.assembler = Assembler(source.path, self.columns)
         self.cut_off: list[str] = []
@@ -155,11 +155,6 @@ class _Reading:
         """The objects in the file's beginning; wrong lines are reported when they are read."""
         entries = map(object_on, self.source.head.splitlines())
         return [entry for entry in entries if entry is not None and _is_plain(entry)]
-
-
-def names_in(entries: Iterable[Mapping[str, Any]]) -> dict[str, None]:
-    """Every key of the objects, in the order in which they first come."""
-    return dict.fromkeys(name for entry in entries for name in entry)
 
 
 def _is_plain(entry: Mapping[str, Any]) -> bool:

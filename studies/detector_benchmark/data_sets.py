@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +69,18 @@ class DataSet:
         return len(set(self.cases.groups.tolist()))
 
 
+def _sealed_parts(parts: Sequence[str], open_sealed: bool) -> list[str]:
+    """The sealed ones of the laboratory's `parts`; errors as `lab` says."""
+    sets = (LAB_PARTS, SECOND_PARTS, THIRD_PARTS)
+    if not any(set(parts) <= set(known) for known in sets):
+        known = "; ".join(", ".join(parts) for parts in sets)
+        raise ValueError(f"parts of different sets: {', '.join(parts)}; known are {known}")
+    sealed = [part for part in parts if part in SEALED_PARTS]
+    if sealed and not open_sealed:
+        raise Refused(f"the {sealed[0]} part is sealed: opened once, by --open-sealed")
+    return sealed
+
+
 def lab(
     parts: Sequence[str] = ("calibration", "development"),
     folder: Path = LAB_FOLDER,
@@ -85,18 +96,7 @@ def lab(
     """
     from rmetric.readers.archive import read_runs
 
-    sets = (LAB_PARTS, SECOND_PARTS, THIRD_PARTS)
-    for part in parts:
-        if not any(part in known for known in sets):
-            raise ValueError(f"unknown part {part!r}: known are {', '.join(chain(*sets))}")
-    if not any(set(parts) <= set(known) for known in sets):
-        raise ValueError(f"parts of different sets: {', '.join(parts)}")
-    sealed = [part for part in parts if part in SEALED_PARTS]
-    if sealed and not open_sealed:
-        raise Refused(
-            f"the {sealed[0]} part of the laboratory is sealed: it is opened once, after every "
-            "threshold is frozen, by --open-sealed"
-        )
+    sealed = _sealed_parts(parts, open_sealed)
     first = set(parts) <= set(LAB_PARTS)
     paths = [Path(folder) / f"{part.removesuffix('_slow')}.tar.xz" for part in parts]
     runs = [run for path in paths for run in read_runs(path)]

@@ -4,7 +4,8 @@
 
 data/restart_labels.csv has a label for 250 written jobs that failed or were ended: the action, the
 nodes to leave out, and a second action where two are defensible, by judges who saw the jobs and
-their manifests and no answer. The advice was last changed after the first labels (set 1) were seen.
+their manifests and no answer. The advice was last changed after the first labels (set 1) were seen;
+results/restart_advice_before.csv is of commit e3450940.
 """
 
 from __future__ import annotations
