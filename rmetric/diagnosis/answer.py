@@ -12,7 +12,7 @@ import msgspec
 from rmetric.diagnosis.clock import Ordering
 from rmetric.diagnosis.evidence import Scene
 from rmetric.diagnosis.facts.job import Job, Occurrence
-from rmetric.diagnosis.faults import LOSS, Fault
+from rmetric.diagnosis.faults import Fault
 from rmetric.diagnosis.hypotheses import HEALTHY, Hypothesis, early_stop
 from rmetric.diagnosis.inferred import HUNG, NOT_FINITE, inferred_causes
 from rmetric.diagnosis.library.load import SPECIFIC
@@ -29,8 +29,6 @@ MAX_CANDIDATES = 5
 NAMES_A_CAUSE = 0.4
 #: Least confidence of an answer.
 MIN_CONFIDENCE = 0.05
-#: Entries of a stream that are its end.
-NUM_FINAL_ENTRIES = 3
 #: An ending follows the last step within so many seconds, or times the longest pause of steps.
 MAX_SECONDS_WITHOUT_STEP = 120.0
 MAX_PAUSES_WITHOUT_STEP = 5.0
@@ -178,15 +176,10 @@ class Weighed:
 
     def _unclear(self, lead: Fault) -> Diagnosis:
         """A fault that does not explain the failure; the candidates and its entry are shown."""
-        # Most streams end with a matched event among their last entries.
-        bad, streams = self.scene.matched_events, self.job.streams.values()
-        ends = ({entry.event for entry in [*one.tail][-NUM_FINAL_ENTRIES:]} for one in streams)
-        ends_badly = sum(not bad.isdisjoint(each) for each in ends) > len(streams) / 2
-        sure = ends_badly or self.scene.known.lacks_its_end(self.job)
         return self._result(
             kind="no cause",
             strength=lead.confidence,
-            outcome="failed" if sure else "unknown",
+            outcome="failed" if self.scene.known.lacks_its_end(self.job) else "unknown",
             title=f"Cause unknown. Closest match: {lead.signature.title}",
             why=how_often(lead, self.job),
             place=lead.first,
@@ -213,8 +206,6 @@ class Weighed:
                 return self._healthy("no failure", NO_FAILURE_FOUND, (LOSSES_HINT,))
             why = "no failure found; the job may still run or was killed, or the log is cut"
             return self._healthy("log stops", why, (JOB_ENDED_HINT, LOSSES_HINT), short)
-        if any(event.count > 1 and LOSS.search(event.template) for event in job.events):
-            return self._healthy("log stops", NO_FAILURE_FOUND, (LOSSES_HINT,))
         return self._unknown(
             "these logs show no training, no end and no known fault", "no line was recognised"
         )

@@ -7,20 +7,7 @@ from collections.abc import Iterator
 from rmetric.diagnosis.evidence.row import Row, Scene, divided
 from rmetric.diagnosis.facts.job import Iteration, Occurrence
 from rmetric.diagnosis.inferred import FINISHED_ALONE, NOT_FINITE, STARTED_OTHERWISE
-from rmetric.diagnosis.patterns.spatial import THRESHOLD
 from rmetric.diagnosis.patterns.values import NumberOutlier, loss_not_finite, setting_outliers
-
-#: Robust z of evidence with full strength.
-FULL_STRENGTH_Z = 2.0 * THRESHOLD
-
-
-def unlike_events(scene: Scene) -> Iterator[Row]:
-    """Rows against the peers whose events deviate."""
-    events = scene.job.events
-    for one in scene.outliers:
-        texts = [events[event].template[:60] for event in one.events[:2]]
-        words = f"differs from its peers in: {'; '.join(texts)}"
-        yield Row(one.name, "unlike", words, min(1.0, one.score / FULL_STRENGTH_Z))
 
 
 def unlike_numbers(scene: Scene) -> list[Row]:

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from operator import itemgetter
-from typing import NamedTuple
 
 from rmetric.diagnosis.evidence.row import Scene
 from rmetric.diagnosis.facts.job import JobStream, Occurrence
-from rmetric.diagnosis.reading.timestamps import parse
 
 #: An entry with its time in seconds.
 Timed = tuple[float, Occurrence]
-#: But those of the time that passes: "waited 60s".
-_COUNTS = re.compile(r"(?<!\d)\d+(?!\d| ?(?:ms|s|secs?|seconds?|m|mins?|minutes?|h|hours?)\b)")
-#: The value of such a key: `"no_progress_s": 600`.
-_DURATION = re.compile(
-    r"(?i)\b\w*(?:_s|_ms|_secs?|_seconds|_mins?|_minutes|elapsed|waited|idle|stalled)\"?\s?[:=]\s?[\d.]+"
-)
-#: What is counted during an evaluation or another work without steps.
-_WORK = re.compile(r"(?i)eval|valid|\btest|batch|sample|shard|export|upload|download|generat")
 #: What watches a log and sees nothing new in it.
 _NO_PROGRESS = re.compile(
     r"(?i)\bunchanged for \d"
@@ -31,9 +21,6 @@ _NO_PROGRESS = re.compile(
 MAX_HEARTBEATS = 2
 #: Least number of entries after the last step of logs that state no end.
 MIN_HEARTBEATS = 3
-#: Least number of step lines without times from which their rate is derived, and by how much
-#: slower the last ones may be.
-MIN_STEPS, RATE_MARGIN = 20, 2.0
 #: Stages in which nothing may be logged for long.
 QUIET_STAGES = {"load data", "compile", "evaluate", "checkpoint", "tear-down"}
 
@@ -59,50 +46,10 @@ def _last_step_of(scene: Scene, stream: JobStream, end: float) -> float | None:
     if stream.last_step_at is None:
         return None
     at = scene.ordering.at_latest(stream.last_step_at)
-    time = end if at is None else scene.ordering.dated(at)
-    rate = rate_of(scene, stream)
-    return time if time is None or rate is None else min(time, rate.last)
+    return end if at is None else scene.ordering.dated(at)
 
 
-class Rate(NamedTuple):
-    """Steps without times, by the entries between them that state one.
-
-    Attributes:
-        last: when the last one was logged at the latest.
-        pause: seconds between two lines of steps, on average.
-    """
-
-    last: float
-    pause: float
-
-
-def rate_of(scene: Scene, stream: JobStream) -> Rate | None:
-    """Derived from checkpoints, evaluations and warnings; None where the steps state times."""
-    last, end = stream.last_step_at, stream.last_step
-    if last is None or end is None or last.time is not None or stream.steps < MIN_STEPS:
-        return None
-    events = (entry for event in scene.job.events for entry in (event.first, event.last))
-    entries = [
-        (one.step, one)
-        for one in (*stream.head, *stream.tail, *events)
-        if one.stream == stream.name and one.step is not None
-    ]
-    timed = {
-        (step, time)
-        for step, one in entries
-        if step < end and one.time is not None and (time := scene.ordering.dated(one)) is not None
-    }
-    (step, begin), (to_step, time) = min(timed, default=(0, 0.0)), max(timed, default=(0, 0.0))
-    if to_step == step or time <= begin:
-        return None
-    each = (time - begin) / (to_step - step)
-    steps_a_line = (end - min(step for step, _ in entries)) / (stream.steps - 1)
-    return Rate(time + RATE_MARGIN * (end - to_step) * each, steps_a_line * each)
-
-
-def timed_entries(
-    scene: Scene, counts: Callable[[Occurrence], bool] = lambda _: True
-) -> list[Timed]:
+def timed_entries(scene: Scene, counts: Callable[[Occurrence], bool]) -> list[Timed]:
     """The last entries of all streams with their times, in time; those that count."""
     found = [
         (time, entry)
@@ -117,37 +64,17 @@ def are_heartbeats(later: Sequence[Timed], stepping: Sequence[JobStream]) -> boo
     """True if what follows the last step is little that recurs, and no evaluation or checkpoint."""
     names = {one.name for one in stepping}
     stages = {entry.stage for _, entry in later if entry.stream in names}
-    texts: dict[int, list[str]] = {}
-    for _, entry in later:
-        texts.setdefault(entry.event, []).append(entry.text)
-    recurring = len(texts) <= MAX_HEARTBEATS and not any(map(_counts_work, texts.values()))
-    return recurring and not stages & QUIET_STAGES
+    few = len({entry.event for _, entry in later}) <= MAX_HEARTBEATS
+    return few and not stages & QUIET_STAGES
 
 
-def heartbeats(later: Sequence[Timed], *, of_all: bool = True) -> set[int]:
-    """Events that recur after the last step without counting anything; none if there are many.
-
-    An evaluation counts its batches, which is progress.
-    """
-    texts: dict[tuple[str, int], list[str]] = {}
-    for _, entry in later:
-        texts.setdefault((entry.stream, entry.event), []).append(entry.text)
-    beats = {event for (_, event), each in texts.items() if len(each) >= MIN_HEARTBEATS}
-    counting = any(_counts_work(each) for (_, event), each in texts.items() if event in beats)
+def heartbeats(later: Sequence[Timed]) -> set[int]:
+    """Events that recur after the last step, to the end; none if there are many."""
+    times = Counter((entry.stream, entry.event) for _, entry in later)
+    beats = {event for (_, event), count in times.items() if count >= MIN_HEARTBEATS}
     quiet = max((time for time, entry in later if entry.event not in beats), default=0.0)
     since = sum(time > quiet for time, entry in later if entry.event in beats)
-    at_the_end = since >= MIN_HEARTBEATS or not of_all
-    return beats if at_the_end and not counting and len(beats) <= MAX_HEARTBEATS else set()
-
-
-def _counts_work(texts: Sequence[str]) -> bool:
-    """True if a number rises from entry to entry, and they are not of the time that passes."""
-    if len(texts) < MIN_HEARTBEATS or not _WORK.search(texts[-1]):
-        return False
-    rests = (text[(parse(text) or (0.0, 0))[1] :] for text in texts)
-    found = [_COUNTS.findall(_DURATION.sub("", rest)) for rest in rests]
-    numbers = (list(map(int, each)) for each in zip(*found, strict=False))
-    return any(all(one < other for one, other in pairwise(each)) for each in numbers)
+    return beats if since >= MIN_HEARTBEATS and len(beats) <= MAX_HEARTBEATS else set()
 
 
 def says_no_progress(text: str) -> bool:

@@ -9,8 +9,6 @@ from rmetric.diagnosis.faults.fault import GENERIC, Fault
 
 #: Largest distance in seconds of a consequence: the usual timeout of collectives.
 FOLLOWS_WITHIN = 1800.0
-#: A fault so many seconds before another one, which is as certain, did not end the job.
-LONG_BEFORE = 6 * 3600.0
 #: From this confidence on a symptom or an echo makes an ending that follows its consequence.
 MIN_CONFIDENCE_OF_FAILURE = 0.4
 #: Seconds between a broken device's record by the kernel and the communication that it broke,
@@ -18,49 +16,15 @@ MIN_CONFIDENCE_OF_FAILURE = 0.4
 SAME_FAULT_SECONDS = 60.0
 #: Ends of a process by an abort, as launchers write them.
 _ABORTS = {"-6", "6", "SIGABRT", "Aborted"}
-#: The end by SIGKILL, as programs write it.
-_KILLS = {"9", "-9", "KILL", "KILLED"}
 #: Up to this confidence an entry of a kind that trainings survive explains no certain failure.
 WEAK = 0.6
 
 
 def relate(live: Sequence[Fault], ordering: Ordering) -> None:
     """Set `follows` of the faults that were not survived."""
-    killers = [one for one in live if one.has("kill")]
     for one in live:
         earlier = (other for other in live if _explains(other, one, ordering))
-        before = _killer_of(one, killers) or next(earlier, None)
-        one.follows = before.signature.id if before is not None else ""
-    long_before = [
-        (one, other) for one in live for other in live if _is_of_long_before(one, other, ordering)
-    ]
-    for one, other in long_before:
-        one.follows = one.follows or other.signature.id
-
-
-def _is_of_long_before(one: Fault, other: Fault, ordering: Ordering) -> bool:
-    """True if the job met another fault so much later that it cannot have ended by this one."""
-    return (
-        other is not one
-        and not other.follows
-        and other.role == one.role == "cause"
-        and other.confidence >= one.confidence - 0.1
-        and (ordering.later_by(other.first, one.last) or 0.0) > LONG_BEFORE
-    )
-
-
-def _killer_of(one: Fault, killers: Sequence[Fault]) -> Fault | None:
-    """The record of the kernel or of the scheduler of the kill that an entry reports.
-
-    Whichever is logged first: the clocks of a kernel and of a program differ.
-    """
-    if one in killers:
-        return None
-    signals = {fields["signal"].upper() for _, fields in one.entries if fields.get("signal")}
-    by_kill = bool(signals) and {name.removeprefix("SIG") for name in signals} <= _KILLS
-    reported = one.pids
-    same = (killer for killer in killers if not reported.isdisjoint(killer.pids))
-    return next(same, killers[0] if killers and by_kill else None)
+        one.follows = next((other.signature.id for other in earlier), "")
 
 
 def _aborted(one: Fault) -> bool:

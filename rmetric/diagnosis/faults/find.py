@@ -33,9 +33,9 @@ def find_faults(
         elif role == "success":
             ends[match.stream].append(match)
     shared = [end for stream, of in ends.items() if stream not in alone for end in of]
-    if len(shared) > 2 * MOST_COMPARED:  # a rule asks for one before or behind a match
-        shared.sort(key=lambda one: ordering.key(one.last))
-        shared = shared[:MOST_COMPARED] + shared[-MOST_COMPARED:]
+    shared.sort(key=lambda one: ordering.key(one.last))
+    # A rule asks for one before or behind a match.
+    shared = shared[:MOST_COMPARED] + shared[MOST_COMPARED:][-MOST_COMPARED:]
 
     def outlived(match: Match, signature: Signature) -> bool:
         own = [*ends.get(match.stream, ()), *shared]

@@ -24,7 +24,7 @@ MIN_STEP_SHARE = 0.05
 #: Actors whose faults are of one machine.
 MACHINES = ("hardware", "platform")
 #: Lines of a training without a step.
-LOSS = re.compile(r"(?i)\bloss\b\W{1,4}<")
+_LOSS = re.compile(r"(?i)\bloss\b\W{1,4}<")
 
 
 @dataclass(frozen=True)
@@ -77,16 +77,14 @@ class _Met:
     @property
     def made_all_steps(self) -> bool:
         """True if an entry of the last step states that it is the last planned one."""
-        furthest = self.job.furthest
-        if furthest is None or furthest.last_step_at is None:
-            return False
-        return any(map(self.is_last_step, (*furthest.tail, furthest.last_step_at)))
+        tail = self.job.furthest.tail if self.job.furthest else ()
+        return any(map(self.is_last_step, [*tail, self.furthest]))
 
-    def is_last_step(self, entry: Occurrence) -> bool:
-        """True if the entry of the job's last step states that it is the last planned one."""
+    def is_last_step(self, entry: Occurrence | None) -> bool:
         step = self.job.furthest.last_step if self.job.furthest else None
-        planned = step is not None and planned_steps(entry.text, step) == step
-        return planned or "(100%)" in entry.text
+        if entry is None or step is None:
+            return False
+        return planned_steps(entry.text, step) == step or "(100%)" in entry.text
 
 
 def survived(
@@ -166,7 +164,12 @@ def _went_on(met: _Met) -> bool:
     job, match, own = met.job, met.match, met.own
     stepping = [own] if met.steps_by_itself else met.ordering.stepping
     if not stepping:
-        return _losses_after(job, match, met.ordering) > IN_FLIGHT
+        losses = {one.number for one in job.events if _LOSS.search(one.template)} - match.events
+        tails = (entry for one in job.streams.values() for entry in one.tail)
+        later = [
+            one for one in tails if one.event in losses and met.ordering.after(one, match.last)
+        ]
+        return len(later) > IN_FLIGHT
     is_later = _after_the_match(met)
     steps_at = [one.last_step_at for one in stepping if one.last_step_at is not None]
     continued = any(map(is_later, steps_at))
@@ -204,16 +207,3 @@ def _after_the_match(met: _Met) -> Callable[[Occurrence], bool]:
         return latest is not None and ordering.after(one, latest)
 
     return is_later
-
-
-def _losses_after(job: Job, match: Match, ordering: Ordering) -> int:
-    """Number of entries with a loss after the last match, in a job whose lines state no steps."""
-    losses = {
-        event.number
-        for event in job.events
-        if event.count > IN_FLIGHT
-        and event.number not in match.events
-        and LOSS.search(event.template)
-    }
-    entries = (one for stream in job.streams.values() for one in stream.tail)
-    return sum(one.event in losses and ordering.after(one, match.last) for one in entries)
