@@ -60,7 +60,6 @@ class EntryPass(FileLines):
 
     def _begin_attempt(self) -> None:
         super()._begin_attempt()
-        self.marks.begin_attempt()
         self.first_line, self.line_before = self.number + 1, b""
         self.watch, self.graph = IterationWatch[RawEntry](), IdentityGraph(self.source.name)
         self.final_template: dict[int, int] = {}
