@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from math import inf
 
 from rmetric.diagnosis.attempt_files import attempts_by_name
-from rmetric.diagnosis.facts.job import JobStream, Match, Occurrence
+from rmetric.diagnosis.facts.job import Occurrence
 from rmetric.diagnosis.part import Part
 from rmetric.diagnosis.reading.file_names import ATTEMPT
 from rmetric.diagnosis.reading.timestamps import without_year
@@ -70,66 +68,35 @@ def _leave_out_earlier(attempts: Sequence[Sequence[Part]]) -> None:
 
     It is where something of them comes at the moment in which an attempt begins or ends.
     """
-    if len(attempts) < 2:
+    spans = [_span_of_work(parts) for parts in attempts]
+    if len(attempts) < 2 or spans[-1] is None:
         return
-    at_work = {part.source.name for parts in attempts for part in parts if shows_work(part)}
-    spans = [_span_of_work(parts, at_work) for parts in attempts]
+    since = spans[-1][0] - SAME_START_SECONDS
     moments = [time for span in spans if span is not None for time in span]
-    if spans[-1] is not None:
-        for part in attempts[-1]:
-            if not shows_work(part):
-                _leave_out_before(part, spans[-1][0] - SAME_START_SECONDS, moments)
+    for part in attempts[-1]:
+        stated = [without_year(one.time) for one in part.entries if one.time is not None]
+        if not shows_work(part) and any(
+            abs(time - at) <= SAME_START_SECONDS for at in moments for time in stated
+        ):
+            for stream in part.streams:
+                last = [one for one in stream.matches if _is_since(one.last, since)]
+                stream.matches = [
+                    one if _is_since(one.first, since) else replace(one, first=one.last, count=1)
+                    for one in last
+                ]
 
 
-def _leave_out_before(part: Part, since: float, moments: Sequence[float]) -> None:
-    times = [(one.line, one.time) for one in part.entries if one.time is not None]
-    stated = sorted((line, without_year(time)) for line, time in times)
-    if any(abs(time - at) <= SAME_START_SECONDS for at in moments for _, time in stated):
-        for stream in part.streams:
-            last = [one for one in stream.matches if _is_since(one.last, since, stated)]
-            stream.matches = [_since(one, stream.stream, since, stated) for one in last]
+def _is_since(entry: Occurrence, since: float) -> bool:
+    return entry.time is None or without_year(entry.time) >= since
 
 
-def _since(
-    match: Match, stream: JobStream, since: float, stated: Sequence[tuple[int, float]]
-) -> Match:
-    """The match without the entries that are known to be of before."""
-    if _is_since(match.first, since, stated):
-        return match
-    later = {
-        one.order: one
-        for one in (*stream.head, *stream.tail, match.last)
-        if one.event in match.events and _is_since(one, since, stated)
-    }
-    first = later[min(later)] if later else match.last
-    return replace(match, first=first, count=max(1, len(later)))
-
-
-def _is_since(entry: Occurrence, since: float, stated: Sequence[tuple[int, float]]) -> bool:
-    """False for an entry of before; one without a time has that of the last line that states one.
-
-    `stated` are lines and times of its file, in order.
-    """
-    if entry.time is not None:
-        return without_year(entry.time) >= since
-    before = bisect_right(stated, (entry.line, inf))
-    return not before or stated[before - 1][1] >= since
-
-
-def _span_of_work(parts: Sequence[Part], at_work: Collection[str]) -> tuple[float, float] | None:
-    """When an attempt begins and ends: its training, else the files that log another one's."""
+def _span_of_work(parts: Sequence[Part]) -> tuple[float, float] | None:
+    """When the training of an attempt begins and ends."""
     own = [part for part in parts if shows_work(part)]
-    own = own or [part for part in parts if part.source.name in at_work]
     # Another file may hold earlier attempts that were not told apart.
     own = [part for part in own if part.first_line > 1] or own
-    times = [
-        without_year(time)
-        for part in own
-        for one in part.streams
-        for time in (one.stream.first_time, one.stream.last_time)
-        if time is not None
-    ]
-    return (min(times), max(times)) if times else None
+    bounds = [time for part in own for time in _bounds(part) if time is not None]
+    return (without_year(min(bounds)), without_year(max(bounds))) if bounds else None
 
 
 def shows_work(part: Part) -> bool:

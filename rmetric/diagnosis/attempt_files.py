@@ -2,9 +2,8 @@
 
 Schedulers and scripts name a file by the job's or the attempt's number: "train_41700_0.out",
 "run3/rank_0.log". Files are of different attempts if such a number orders them in time, without an
-overlap, and if each attempt begins with lines of the same kind; so are the pods of Kubernetes,
-whose names end at random ("train-launcher-x7k2p.log"). A log that is rotated goes on where the last
-file ended, and does not begin again.
+overlap, and if each attempt begins with lines of the same kind. A log that is rotated goes on where
+the last file ended, and does not begin again.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from rmetric.diagnosis.clock import may_be_time_zone
 from rmetric.diagnosis.facts.job import span_of, span_of_times
-from rmetric.diagnosis.reading.file_names import POD_SUFFIX, is_kernel_log
+from rmetric.diagnosis.reading.file_names import is_kernel_log
 from rmetric.diagnosis.reading.timestamps import NO_YEAR, names_zone, without_year
 
 if TYPE_CHECKING:
@@ -36,14 +35,8 @@ MAX_NUMBERS = 8
 
 _NUMBER = re.compile(r"\d+")
 _NODE = re.compile(r"(?i)(?:node|host|server|machine)[-_]?\d")
-#: What differs in the names of a pod's files from attempt to attempt: what Kubernetes puts behind
-#: its name; in the kubelet's files its id, and how often the container was restarted.
-_OF_POD = re.compile(rf"{POD_SUFFIX}(?=[._/][^/]*$|$)")
-_OF_KUBELET = re.compile(r"_[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}/([^/]+)/\d+(?=\.log)")
 #: The scheduler's lines have its own clock, which may be of another zone.
 _OF_SCHEDULER = re.compile(r"^slurmstepd\b|\bCANCELLED AT\b")
-#: What kubectl's users call the log of a container before its restart.
-_PREVIOUS = re.compile(r"(?i)[-_.](?:previous|prev)(?=[-_.]|$)")
 
 Group = Sequence["Part"]
 
@@ -64,7 +57,6 @@ def attempts_by_name(files: Sequence[Group]) -> list[list[Part]]:
 
 def _groupings(parts: Group) -> Iterator[tuple[list[Group], bool]]:
     """Parts in the order of what may number attempts; whether that numbers the scheduler's jobs."""
-    yield _made_anew(parts), False
     forms = [_NUMBER.sub("0", part.source.name) for part in parts]
     # A file without its like in another attempt is of none, whatever numbers its name has.
     common = {form for form, count in Counter(forms).items() if count > 1}
@@ -90,33 +82,9 @@ def _groupings(parts: Group) -> Iterator[tuple[list[Group], bool]]:
             yield [groups[number] for number in sorted(groups)], of_jobs
 
 
-def _made_anew(parts: Group) -> list[Group]:
-    """Parts of each attempt where each had new pods or containers in them; else none."""
-    named: dict[str, list[Part]] = defaultdict(list)
-    for part in parts:
-        named[_without_attempt(part.source.name)].append(part)
-    pods = [each for name, each in named.items() if any(one.source.name != name for one in each)]
-    spans = {id(part): _span([part]) for each in pods for part in each}
-    if None in spans.values() or len(set(map(len, pods))) != 1:
-        return []
-    in_order = [sorted(each, key=lambda part: spans[id(part)] or ()) for each in pods]
-    return [list(group) for group in zip(*in_order, strict=True)]
-
-
-def _without_attempt(name: str) -> str:
-    """A file's name without what Kubernetes and its users change from attempt to attempt.
-
-    >>> _without_attempt("llm_train-worker-0_7be5a1b4-90cf-4a86-bd0d-6bd1d4d2b1f7/pytorch/2.log")
-    'llm_train-worker-0/pytorch.log'
-    """
-    return _OF_POD.sub("-0", _OF_KUBELET.sub(r"/\1", _PREVIOUS.sub("", name)))
-
-
 def _are_attempts(groups: Sequence[Group], *, of_jobs: bool) -> bool:
     """True if the groups follow one another, and begin alike where they are not `of_jobs`."""
-    forms = [
-        {_NUMBER.sub("0", _without_attempt(part.source.name)) for part in group} for group in groups
-    ]
+    forms = [{_NUMBER.sub("0", part.source.name) for part in group} for group in groups]
     nodes = {part.source.node for group in groups for part in group if _is_of_node(part)}
     # A step or a known fault, as programs write them.
     tells = (any(one.stream.steps or one.matches for one in _streams(group)) for group in groups)

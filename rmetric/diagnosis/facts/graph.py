@@ -17,7 +17,6 @@ _PARTS = {
     "child": ("writer", "pid"),
     "gpu": ("node", "bus"),
     "member": ("of", "rank"),
-    "pod": ("size", "rank"),
 }
 
 

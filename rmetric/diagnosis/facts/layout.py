@@ -43,7 +43,7 @@ class _Node:
     Attributes:
         stated: local rank -> the global ranks that its lines state.
         by_prefix: local rank -> those in its lines' prefixes.
-        numbers, firsts: of the node, and the global ranks of its local rank 0, by its agent.
+        numbers: of the node, by its agent.
         ranks: local rank -> global rank, where lines state it.
         first: global rank of local rank 0.
     """
@@ -52,7 +52,6 @@ class _Node:
     name: str | None = None
     stated: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     by_prefix: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
-    firsts: set[int] = field(default_factory=set)
     numbers: set[int] = field(default_factory=set)
     ranks: dict[int, int] = field(default_factory=dict)
     first: int | None = None
@@ -82,12 +81,8 @@ class _Node:
             stated = {one: rank for one, rank in stated.items() if one in sure}
         if len(set(stated.values())) == len(stated):
             self.ranks = stated
-        if self.first is None and not stated and len(self.firsts) == 1:
-            (self.first,) = self.firsts
 
     def number(self, world: World) -> int | None:
-        if self.key[0] == "task":
-            return int(self.key[1])
         if len(self.numbers) == 1:
             return min(self.numbers)
         return world.nodes.index(self.name) if self.name in world.nodes else None
@@ -104,8 +99,7 @@ class RankLayout:
     3. the node's number, by its agent ("node_rank=2", "group_rank=2") or a list of nodes, times
        the ranks of a node.
 
-    Of one node alone it is the global rank. Where no line tells of any node, it is what the names
-    of files say. Else it is not known.
+    Of one node alone it is the global rank. Else it is not known.
 
     Args:
         files: each with the prefixes in it and the graph of what its lines state.
@@ -148,13 +142,9 @@ class RankLayout:
             rank = self._only_rank.get(source.name)
         if rank is None and local is not None and of_node is not None:
             rank = of_node.rank(local)
-            if rank is None and self._by_names:
-                rank = source.rank
         elif rank is None:
             rank = self._rank_of_lines(source, prefix)
         node = self.world.node(prefix, rank) or source.node
-        if node is None and rank is None and of_node is not None:
-            node = of_node.name
         return RankPlacement(rank=rank, node=node, local_rank=local if rank is None else None)
 
     def _rank_of_lines(self, source: LogSource, prefix: Prefix) -> int | None:
@@ -177,8 +167,6 @@ class RankLayout:
             return None
         on_node = {rank for rank, name in self.world.node_of_rank.items() if name == node}
         firsts = {rank // each for rank in on_node or self._ranks_in[source.name]}
-        if not firsts and node in self.world.nodes:
-            firsts = {self.world.nodes.index(node)}
         return min(firsts) * each + device if len(firsts) == 1 else None
 
     def _key(self, source: LogSource, prefix: Prefix) -> Key:
@@ -200,7 +188,6 @@ class RankLayout:
         node = self._nodes.setdefault(key, _Node(key))
         node.name = node.name or self.world.node(prefix, None) or source.node
         node.numbers.update(self._graph.of("stream number", stream))
-        node.firsts.update(self._graph.of("stream first", stream))
         if local is None:
             return
         node.stated[local].update(self._graph.of("stream rank", stream))
@@ -217,7 +204,6 @@ class RankLayout:
             known = one.first is not None or one.ranks
             if not known and number is not None and often[number] == 1:
                 one.first = number * per_node if per_node or number == 0 else None
-        self._by_names = not any(one.ranks or one.first is not None for one in nodes)
         if not self._several(nodes):
             for one in nodes:
                 one.first = one.first or 0

@@ -148,15 +148,9 @@ class World:
         """The rank that the lines without prefix of a file state as their own ("global rank 3").
 
         None where they state several, and where those of all files state the same one: lines of
-        rank 0 may stand in a file that all ranks share. One that is stated with another world size
-        than the job's may be the number of a node.
+        rank 0 may stand in a file that all ranks share.
         """
-        sizes = {rank: size for size, rank in self.graph.of("stream pod", (file, NO_PREFIX))}
-        ranks = {
-            rank
-            for rank in self.graph.of("stream rank", (file, NO_PREFIX))
-            if rank not in sizes or (sizes[rank] == self.size and self._per_node <= 1)
-        }
+        ranks = set(self.graph.of("stream rank", (file, NO_PREFIX)))
         if len(ranks) != 1:
             return None
         (rank,) = ranks
@@ -180,10 +174,6 @@ class World:
         if self.size and number and self.size % number == 0:
             # In blocks, the launchers' default.
             return self.nodes[rank * number // self.size] if rank < self.size else None
-        here = self.graph.of("job here")
-        if not self.several_nodes and len(here) == 1:
-            fits = rank < (self.size or 0) <= (self.per_node or MOST_PER_NODE)
-            return next(iter(here)) if fits else None
         return None
 
     def _named(self, node: str | None) -> str | None:
