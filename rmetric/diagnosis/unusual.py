@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rmetric.diagnosis.evidence.peers import compared, took
@@ -22,7 +22,8 @@ class Unusual:
 
     Attributes:
         events: (event, why), the oddest first.
-        errors: (event, why) of errors that first occur after the last step, in order.
+        errors: those of errors that first occur after the last step; they often describe the
+            failure.
         numbers: (entry, why) of those whose numbers deviate from other ranks'.
         slow: (entry, why) of slow steps.
         first_odd: the first iteration that differs in its events or its duration, and from which
@@ -30,12 +31,12 @@ class Unusual:
         notes: on numbers that deviate.
     """
 
-    events: tuple[tuple[int, str], ...] = ()
-    errors: tuple[tuple[int, str], ...] = ()
-    numbers: tuple[tuple[Occurrence, str], ...] = ()
-    slow: tuple[tuple[Occurrence, str], ...] = ()
-    first_odd: Iteration[Occurrence] | None = None
-    notes: tuple[str, ...] = ()
+    events: Sequence[tuple[int, str]]
+    errors: Sequence[tuple[int, str]]
+    numbers: Sequence[tuple[Occurrence, str]]
+    slow: Sequence[tuple[Occurrence, str]]
+    first_odd: Iteration[Occurrence] | None
+    notes: Sequence[str]
 
 
 def unusual(scene: Scene) -> Unusual:
@@ -45,20 +46,26 @@ def unusual(scene: Scene) -> Unusual:
     numbers = scene.number_outliers if switches.spatial else []
     steps = [one.last_step_at for one in job.streams.values() if one.last_step_at is not None]
     last = max(steps, key=ordering.key, default=None)
+    events = list(_odd_events(scene, last))
+    new = {
+        one.number
+        for one in job.events
+        if last is not None and ordering.after(one.first, last) and level(one.first.text) == "error"
+    }
     return Unusual(
-        events=tuple(_odd_events(scene, last))[:MAX_ODD],
-        errors=tuple(_new_errors(scene, last))[:MAX_ODD],
-        numbers=tuple((one.place, f"{one.stream}: {compared(one)}") for one in numbers),
-        slow=tuple((one.place, took(one)) for one in iterations if one.seconds is not None),
+        events=events[:MAX_ODD],
+        errors=[(number, why) for number, why in events if number in new][:MAX_ODD],
+        numbers=[(one.place, f"{one.stream}: {compared(one)}") for one in numbers],
+        slow=[(one.place, took(one)) for one in iterations if one.seconds is not None],
         first_odd=min(
             (one for one in iterations if not one.recovered),
             key=lambda one: ordering.key(one.place),
             default=None,
         ),
-        notes=tuple(
+        notes=[
             f"{one.stream}: {compared(one)}, at {one.steps} of the last steps"
             for one in numbers[:1]
-        ),
+        ],
     )
 
 
@@ -69,24 +76,13 @@ def _odd_events(scene: Scene, last: Occurrence | None) -> Iterator[tuple[int, st
         at_end = last is None or ordering.after(event.last, last)
         if event.number in known.ordinary or not at_end:
             continue
-        if level(event.last.text) == "error":
+        error = level(event.last.text) == "error"
+        if error or (known.pool is not None and last is not None):
             shown.add(event.number)
-            yield event.number, "an error, after the last step"
-        elif known.pool is not None and last is not None:
-            shown.add(event.number)
-            yield event.number, "not in healthy jobs, after the last step"
+            what = "an error" if error else "not in healthy jobs"
+            yield event.number, f"{what}, after the last step"
     for one in scene.outliers if scene.switches.spatial else ():
         for number in one.events[:MAX_EVENTS_OF_OUTLIER]:
             if number not in shown and job.events[number].counts.get(one.name):
                 shown.add(number)
                 yield number, f"makes {one.name} differ from its peers"
-
-
-def _new_errors(scene: Scene, last: Occurrence | None) -> Iterator[tuple[int, str]]:
-    """Yield errors that first occur after the last step; they often describe the failure."""
-    if last is None:
-        return
-    for event in scene.job.events:
-        new = event.number not in scene.known.ordinary and scene.ordering.after(event.first, last)
-        if new and level(event.first.text) == "error":
-            yield event.number, "an error, after the last step"
