@@ -16,8 +16,6 @@ MIN_CONFIDENCE_OF_FAILURE = 0.4
 SAME_FAULT_SECONDS = 60.0
 #: Ends of a process by an abort, as launchers write them.
 _ABORTS = {"-6", "6", "SIGABRT", "Aborted"}
-#: Up to this confidence an entry of a kind that trainings survive explains no certain failure.
-WEAK = 0.6
 
 
 def relate(live: Sequence[Fault], ordering: Ordering) -> None:
@@ -63,15 +61,11 @@ def _comes_before(other: Fault, one: Fault, ordering: Ordering) -> bool:
 def _is_near(other: Fault, one: Fault, ordering: Ordering) -> bool:
     """True if `one` may be a consequence by the time between them, and by how sure they are."""
     apart = ordering.later_by(one.first, other.last) or 0.0
-    if other.last.file != one.first.file == other.first.file:  # the clock of another file
-        apart = min(apart, ordering.later_by(one.first, other.first) or 0.0)
     # Of one file a scheduler's clock may be that of another zone.
     of_zones = one.first.file == other.last.file and one.role == "ending"
     of_zones = of_zones and not other.signature.survivable
     if apart > FOLLOWS_WITHIN and not (of_zones and may_be_time_zone(apart)):
         return False
-    if other.signature.survivable and other.confidence <= WEAK < one.confidence:
-        return False  # a note of something harmless explains no failure that is certain
     # The same fault, logged again in more precise words?
     shared = not set(one.streams).isdisjoint(other.streams)
     return other.signature.rank >= min(one.signature.rank, 10) or not shared

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from rmetric.diagnosis.clock import MOST_COMPARED, Ordering
-from rmetric.diagnosis.facts.job import HEAD, Job, Match
+from rmetric.diagnosis.facts.job import Job, Match
 from rmetric.diagnosis.faults.consequences import relate
 from rmetric.diagnosis.faults.fault import Fault
 from rmetric.diagnosis.faults.survival import survived
@@ -58,11 +58,6 @@ def _fault(
 ) -> Fault:
     matches.sort(key=lambda one: ordering.key(one.first))
     fatal = [one for one in matches if not outlived(one, signature)]
-    if all(map(_at_the_beginning, matches)):
-        ended = {one.stream for one in fatal}
-        files = {one.last.file for one in matches if one.stream not in ended}
-        if files and files.isdisjoint(one.last.file for one in fatal):
-            fatal = []  # who logs steps outlived it
     last = max((one.last for one in matches), key=ordering.key)
     return Fault(signature=signature, matches=matches, last=last, survived=not fatal)
 
@@ -75,11 +70,6 @@ def _ways(one: Match) -> list[Match]:
     """
     apart = one.first.file != one.last.file or (one.first.time or 0) > (one.last.time or 0)
     return [one, replace(one, last=one.first)] if apart else [one]
-
-
-def _at_the_beginning(match: Match) -> bool:
-    """True for a line among the first ones of its file, as a script's complaints are."""
-    return match.count == 1 and match.last.line <= HEAD
 
 
 def ended_alone(job: Job, signatures: Mapping[str, Signature]) -> frozenset[str]:
