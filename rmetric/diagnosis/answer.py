@@ -11,9 +11,10 @@ import msgspec
 
 from rmetric.diagnosis.clock import Ordering
 from rmetric.diagnosis.evidence import Scene
+from rmetric.diagnosis.evidence.peers import Unusual, unusual
 from rmetric.diagnosis.facts.job import Job, Occurrence
 from rmetric.diagnosis.faults import Fault
-from rmetric.diagnosis.hypotheses import HEALTHY, Hypothesis, early_stop
+from rmetric.diagnosis.hypotheses import HEALTHY, Hypothesis, early_stop, named
 from rmetric.diagnosis.inferred import HUNG, NOT_FINITE, inferred_causes
 from rmetric.diagnosis.library.load import SPECIFIC
 from rmetric.diagnosis.model import Model, reasons
@@ -21,8 +22,6 @@ from rmetric.diagnosis.report.evidence import MAX_EVENTS, how_often, of_causes, 
 from rmetric.diagnosis.report.frames import raised
 from rmetric.diagnosis.result import FOLLOWS, LIKELY, Candidate, Diagnosis, Evidence, Suspect
 from rmetric.diagnosis.stage import stage_of_failure
-from rmetric.diagnosis.suspects import named
-from rmetric.diagnosis.unusual import Unusual, unusual
 
 MAX_CANDIDATES = 5
 #: A symptom or an echo of a signature of less confidence names no cause.

@@ -2,7 +2,7 @@
 
 One pass over the logs builds a `Job` (ingest.py). `gathered` collects the known faults (faults/)
 and the evidence (evidence/), `weigh` ranks suspects and hypotheses by the fitted model
-(suspects.py, hypotheses.py, model.py), and answer.py says the likeliest one.
+(hypotheses.py, model.py), and answer.py says the likeliest one.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from rmetric.diagnosis.clock import Ordering, clock_notes, clock_offsets
 from rmetric.diagnosis.evidence import Row, Scene, Switches, evidence
 from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.faults import Fault, ended_alone, find_faults
-from rmetric.diagnosis.hypotheses import hypotheses
+from rmetric.diagnosis.hypotheses import hypotheses, suspects
 from rmetric.diagnosis.ingest import ingest_attempts
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.library.files import traits_of
 from rmetric.diagnosis.model import Model, probabilities, score
 from rmetric.diagnosis.pool import HealthyReference, Pool
 from rmetric.diagnosis.result import Attempt, Diagnosis
-from rmetric.diagnosis.suspects import suspects
 
 Paths = str | Path | Sequence[str | Path]
 

@@ -11,9 +11,9 @@ from operator import itemgetter
 from typing import Any
 
 from rmetric.diagnosis.auxiliary.stacks import states_stack
-from rmetric.diagnosis.facts.graph import IdentityGraph
 from rmetric.diagnosis.facts.job import HEAD, TAIL
 from rmetric.diagnosis.facts.starts import KERNEL_LINE
+from rmetric.diagnosis.facts.world import IdentityGraph
 from rmetric.diagnosis.file_lines import FileLines
 from rmetric.diagnosis.library.stages import next_stage
 from rmetric.diagnosis.log_stream import (

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rmetric.diagnosis.facts.graph import IdentityGraph
 from rmetric.diagnosis.facts.job import Iteration, JobStream, Match, Occurrence
+from rmetric.diagnosis.facts.world import IdentityGraph
 from rmetric.diagnosis.log_stream import LogStream, RawEntry
 from rmetric.diagnosis.reading.joining import MAX_TEXT
 from rmetric.diagnosis.reading.prefixes import Prefix

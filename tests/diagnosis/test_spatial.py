@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmetric.diagnosis.patterns.peers import may_be_same, same_events
-from rmetric.diagnosis.patterns.spatial import THRESHOLD, peer_outliers
+from rmetric.diagnosis.patterns.spatial import THRESHOLD, may_be_same, peer_outliers, same_events
 from rmetric.diagnosis.result import MAX_NODES
 from tests.diagnosis.jobs import Maker, healthy
 

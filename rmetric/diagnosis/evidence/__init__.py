@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from rmetric.diagnosis.evidence.absences import absences
-from rmetric.diagnosis.evidence.connections import links, lost_hosts
 from rmetric.diagnosis.evidence.hang import hang
 from rmetric.diagnosis.evidence.named_ranks import named_ranks, own_faults, processes
 from rmetric.diagnosis.evidence.peers import (
     done_alone,
     not_finite,
+    recorders,
+    stacks,
     unlike_numbers,
     unlike_settings,
 )
-from rmetric.diagnosis.evidence.places import recorders, stacks
 from rmetric.diagnosis.evidence.row import Row, Scene, Switches
-from rmetric.diagnosis.evidence.waits import collectives, lacking_echoes
+from rmetric.diagnosis.evidence.waits import collectives, lacking_echoes, links, lost_hosts
 
 #: Extractor -> the part of the method that it is of (`Switches`).
 EXTRACTORS: dict[Callable[[Scene], Iterable[Row]], str] = {

@@ -15,7 +15,7 @@ from rmetric.diagnosis.evidence.row import Row, Scene
 from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.faults import IN_FLIGHT
 from rmetric.diagnosis.inferred import SILENT
-from rmetric.diagnosis.patterns.peers import Peer, peers, robust_deviation
+from rmetric.diagnosis.patterns.spatial import Peer, peers, robust_deviation
 
 #: Largest share of the peers that are outliers (or one peer).
 MAX_OUTLIER_SHARE = 0.25

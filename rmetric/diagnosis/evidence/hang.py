@@ -10,9 +10,18 @@ from functools import cached_property
 from itertools import pairwise
 
 from rmetric.diagnosis.clock import SAME_MOMENT, ZONE_TOLERANCE, may_be_time_zone
-from rmetric.diagnosis.evidence import progress, standing
-from rmetric.diagnosis.evidence.progress import Timed
 from rmetric.diagnosis.evidence.row import Row, Scene
+from rmetric.diagnosis.evidence.standing import (
+    Timed,
+    are_heartbeats,
+    behind,
+    elsewhere,
+    heartbeats,
+    last_step_time,
+    says_no_progress,
+    span,
+    timed_entries,
+)
 from rmetric.diagnosis.facts.job import JobStream, Occurrence
 from rmetric.diagnosis.faults import Fault
 from rmetric.diagnosis.inferred import HUNG
@@ -59,12 +68,12 @@ class _Ended:
 
     @cached_property
     def last_step(self) -> float | None:
-        return progress.last_step_time(self.scene, self.stepping, self.end)
+        return last_step_time(self.scene, self.stepping, self.end)
 
     @cached_property
     def entries(self) -> list[Timed]:
         """The last entries that are of the time before the end, with their times."""
-        return progress.timed_entries(self.scene, self.is_before)
+        return timed_entries(self.scene, self.is_before)
 
     @cached_property
     def later(self) -> list[Timed]:
@@ -75,19 +84,19 @@ class _Ended:
 
     @cached_property
     def beats(self) -> set[int]:
-        return progress.heartbeats(self.later)
+        return heartbeats(self.later)
 
     @cached_property
     def elsewhere(self) -> list[Row]:
         def counts(one: Occurrence) -> bool:
             return self.is_before(one) and one.event not in self.beats
 
-        return standing.elsewhere(self.scene, counts)
+        return elsewhere(self.scene, counts)
 
     @cached_property
     def located(self) -> list[Row]:
         """Rows against the ranks at which it stands."""
-        return standing.behind(self.stepping) or self.elsewhere
+        return behind(self.stepping) or self.elsewhere
 
     def is_before(self, entry: Occurrence) -> bool:
         """True for an entry of the time before the end, and not of its announcement."""
@@ -101,7 +110,7 @@ class _Ended:
         comparable = entry.file == self.ending.first.file or not other
         late = comparable and self.scene.ordering.after(entry, self.ending.first)
         known = entry.event in self.scene.matched_events
-        return not (late or known or progress.says_no_progress(entry.text))
+        return not (late or known or says_no_progress(entry.text))
 
     def ends_by_limit(self, last_entry: float, gap: float) -> bool:
         """True if the time limit that ended it, by its own clock, is far longer than its work."""
@@ -136,7 +145,7 @@ class _Ended:
         gap = self.end - (last_entry if last_step is None else max(last_entry, last_step))
         before = 0.0
         if last_step is not None and self.later:
-            if progress.are_heartbeats(self.later, self.stepping):
+            if are_heartbeats(self.later, self.stepping):
                 before = last_entry - last_step
                 kind = kind if before < gap else "hang with heartbeats"
             elif self.beats:  # after a checkpoint or an evaluation, say, which may take its time
@@ -159,7 +168,7 @@ class _Ended:
             words += " and was ended later"
         else:
             at_least = "at least " if of_zones else ""
-            words += f" and was ended {at_least}{standing.span(seconds)} later"
+            words += f" and was ended {at_least}{span(seconds)} later"
         place = furthest.last_step_at if furthest else None
         stage = self.located[0].stage if self.located else ""
         return [Row("", kind, words, 1.0, HUNG, place, stage), *self.located]

@@ -8,8 +8,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from rmetric.diagnosis.facts.graph import IdentityGraph
-from rmetric.diagnosis.facts.world import World
+from rmetric.diagnosis.facts.world import IdentityGraph, World
 from rmetric.diagnosis.reading.prefixes import Prefix
 from rmetric.diagnosis.reading.source import LogSource
 

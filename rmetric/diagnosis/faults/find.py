@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from rmetric.diagnosis.clock import MOST_COMPARED, Ordering
 from rmetric.diagnosis.facts.job import Job, Match
-from rmetric.diagnosis.faults.consequences import relate
-from rmetric.diagnosis.faults.fault import Fault
+from rmetric.diagnosis.faults.consequences import Fault, relate
 from rmetric.diagnosis.faults.survival import survived
 from rmetric.diagnosis.signature import Signature
 

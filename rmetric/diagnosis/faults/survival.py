@@ -166,10 +166,8 @@ def _went_on(met: _Met) -> bool:
     if not stepping:
         losses = {one.number for one in job.events if _LOSS.search(one.template)} - match.events
         tails = (entry for one in job.streams.values() for entry in one.tail)
-        later = [
-            one for one in tails if one.event in losses and met.ordering.after(one, match.last)
-        ]
-        return len(later) > IN_FLIGHT
+        behind = (one for one in tails if met.ordering.after(one, match.last))
+        return sum(one.event in losses for one in behind) > IN_FLIGHT
     is_later = _after_the_match(met)
     steps_at = [one.last_step_at for one in stepping if one.last_step_at is not None]
     continued = any(map(is_later, steps_at))

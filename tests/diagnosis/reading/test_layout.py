@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmetric.diagnosis.facts.graph import IdentityGraph
 from rmetric.diagnosis.facts.job import Job
+from rmetric.diagnosis.facts.world import IdentityGraph
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.reading.prefixes import NO_PREFIX
