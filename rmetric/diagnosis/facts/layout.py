@@ -82,6 +82,8 @@ class _Node:
             self.ranks = stated
 
     def number(self, world: World) -> int | None:
+        if self.key[0] == "task":
+            return int(self.key[1])
         if len(self.numbers) == 1:
             return min(self.numbers)
         return world.nodes.index(self.name) if self.name in world.nodes else None
