@@ -14,8 +14,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from rmetric.diagnosis.clock import may_be_time_zone
-from rmetric.diagnosis.facts.job import span_of, span_of_times
+from rmetric.diagnosis.facts.job import span_of
 from rmetric.diagnosis.reading.file_names import is_kernel_log
 from rmetric.diagnosis.reading.timestamps import NO_YEAR, names_zone, without_year
 
@@ -40,8 +39,6 @@ MAX_NUMBERS = 8
 
 _NUMBER = re.compile(r"\d+")
 _NODE = re.compile(r"(?i)(?:node|host|server|machine)[-_]?\d")
-#: The scheduler's lines have its own clock, which may be of another zone.
-_OF_SCHEDULER = re.compile(r"^slurmstepd\b|\bCANCELLED AT\b")
 
 Group = Sequence["Part"]
 
@@ -138,16 +135,9 @@ def _is_of_node(part: Part) -> bool:
 def _span(group: Group) -> tuple[float, float] | None:
     """First and last time; where only some name their zone, of the others, of one clock."""
     every = [(one.time, one.text) for part in group for one in part.entries if one.time is not None]
-    own = [one for one in every if not _OF_SCHEDULER.search(one[1])] or every
-    last, own_last = (
-        max((without_year(time) for time, _ in some), default=0.0) for some in (every, own)
-    )
-    timed = own if may_be_time_zone(last - own_last) else every
-    local = [without_year(time) for time, text in timed if not names_zone(text)]
-    if local and len(local) < len(timed):
+    local = [without_year(time) for time, text in every if not names_zone(text)]
+    if local and len(local) < len(every):
         return min(local), max(local)
-    if len(timed) < len(every):
-        return span_of_times([time for time, _ in timed])
     return span_of(one.stream for one in _streams(group))
 
 

@@ -115,7 +115,6 @@ class RankLayout:
             self._graph.merge(graph)
         streams = [(source, prefix) for source, prefixes, _ in files for prefix in prefixes]
         self.world = World(self._graph, [prefix for _, prefix in streams])
-        self._alias = {source.name: _only_node(prefixes) for source, prefixes, _ in files}
         self._alone = {source.name for source, prefixes, _ in files if len(prefixes) == 1}
         #: ranks that a file's prefixes state; devices of the processes of a node
         self._ranks_in: dict[str, set[int]] = defaultdict(set)
@@ -125,11 +124,6 @@ class RankLayout:
                 self._ranks_in[source.name].add(prefix.rank or 0)
             if prefix.device is not None:
                 self._devices[prefix.node].add(prefix.device)
-        #: files of one process by their names, in which one rank states itself
-        of_process = {source.name for source, _ in streams if source.local_rank is not None}
-        self._only_rank = {
-            name: rank for name, rank in _only(self._ranks_in).items() if name in of_process
-        }
         self._nodes: dict[Key, _Node] = {}
         for source, prefix in streams:
             self._add(source, prefix)
@@ -139,8 +133,6 @@ class RankLayout:
         """Placement of a stream, from its prefix, its file name or the lines."""
         rank, local = prefix.rank, _local_rank(source, prefix)
         of_node = None if local is None else self._nodes[self._key(source, prefix)]
-        if rank is None and prefix.local_rank is None:
-            rank = self._only_rank.get(source.name)
         if rank is None and local is not None and of_node is not None:
             rank = of_node.rank(local)
         elif rank is None:
@@ -174,7 +166,7 @@ class RankLayout:
         if prefix.task is not None and (prefix.rank is None or prefix.local_rank is not None):
             return "task", str(prefix.task)
         by_file = source.local_rank is not None
-        if prefix.node not in (None, self._alias[source.name]) and not by_file:
+        if prefix.node is not None and not by_file:
             return "node", prefix.node
         if source.node is not None:
             return "node", source.node
@@ -235,12 +227,3 @@ def _local_rank(source: LogSource, prefix: Prefix) -> int | None:
 def _states_rank(prefix: Prefix) -> bool:
     """True for a prefix that states its writer's rank, and not that of a line copied by grep."""
     return prefix.rank is not None and "grep" not in prefix.kinds
-
-
-def _only_node(prefixes: Sequence[Prefix]) -> str | None:
-    """The node of a file in which some lines of ranks name it and others name none."""
-    nodes = {
-        prefix.node for prefix in prefixes if prefix.local_rank is not None and prefix.task is None
-    }
-    names = nodes - {None}
-    return names.pop() if len(nodes) == 2 and len(names) == 1 else None
