@@ -13,7 +13,7 @@ from rmetric.diagnosis.clock import Ordering
 from rmetric.diagnosis.evidence import Scene
 from rmetric.diagnosis.evidence.peers import Unusual, unusual
 from rmetric.diagnosis.facts.job import Job, Occurrence
-from rmetric.diagnosis.faults import Fault
+from rmetric.diagnosis.faults import LOSS, Fault
 from rmetric.diagnosis.hypotheses import HEALTHY, Hypothesis, early_stop, named
 from rmetric.diagnosis.inferred import HUNG, NOT_FINITE, inferred_causes
 from rmetric.diagnosis.library.load import SPECIFIC
@@ -205,6 +205,8 @@ class Weighed:
                 return self._healthy("no failure", NO_FAILURE_FOUND, (LOSSES_HINT,))
             why = "no failure found; the job may still run or was killed, or the log is cut"
             return self._healthy("log stops", why, (JOB_ENDED_HINT, LOSSES_HINT), short)
+        if any(event.count > 1 and LOSS.search(event.template) for event in job.events):
+            return self._healthy("log stops", NO_FAILURE_FOUND, (LOSSES_HINT,))
         return self._unknown(
             "these logs show no training, no end and no known fault", "no line was recognised"
         )

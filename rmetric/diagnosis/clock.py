@@ -53,9 +53,6 @@ MIN_JOB_GAP_SECONDS = 3600.0
 MAX_AFTER_LOST_GPU_SECONDS = 120.0
 _HOUR = 3600.0
 
-#: An event, and the step of its entry; None before the first.
-_Key = tuple[int, int | None]
-
 
 # -- order
 
@@ -206,49 +203,34 @@ def clock_offsets(job: Job) -> dict[str, float]:
         return {}
     found = {}
     if two_jobs(job, MIN_OFFSET_OF_JOBS_SECONDS) is None:
-        for name, differences in _apart(_step_moments(job)).items():
+        for name, differences in _apart_at_steps(job).items():
             offset = _agreed(differences) or 0.0
             if abs(offset) >= MIN_OFFSET_SECONDS:
                 found[name] = round(offset, 3)
     return found | dict(_by_zones(job))
 
 
-def _apart(moments: Mapping[str, Mapping[_Key, float]]) -> dict[str, list[float]]:
-    """File -> seconds by which its clock is ahead of the one in the middle at each moment."""
-    times: dict[_Key, list[float]] = defaultdict(list)
-    for kept in moments.values():
-        for key, time in kept.items():
-            times[key].append(time)
-    usual = {key: median_low(all_of) for key, all_of in times.items() if len(all_of) > 1}
-    return {
-        name: [time - usual[key] for key, time in kept.items() if key in usual]
-        for name, kept in moments.items()
-    }
+def _apart_at_steps(job: Job) -> dict[str, list[float]]:
+    """File -> seconds by which its clock is ahead of the one in the middle at each moment.
 
-
-def _step_moments(job: Job) -> dict[str, dict[_Key, float]]:
-    entries: dict[str, list[Occurrence]] = defaultdict(list)
+    A moment is the first entry of a kind at a step.
+    """
+    moments: dict[tuple[int, int], dict[str, float]] = defaultdict(dict)
     for stream in job.streams.values():
         for one in (*stream.head, *stream.tail, stream.last_step_at):
-            if one is not None and one.step is not None:
-                entries[one.file].append(one)
-    return {name: _moments(all_of) for name, all_of in entries.items()}
-
-
-def _moments(entries: Iterable[Occurrence]) -> dict[_Key, float]:
-    """The first time of each kind of entry at each step."""
-    found: dict[_Key, float] = {}
-    for one in entries:
-        if one.time is not None:
-            key = (one.event, one.step)
-            found[key] = min(one.time, found.get(key, one.time))
+            if one is not None and one.step is not None and one.time is not None:
+                times = moments[one.event, one.step]
+                times[one.file] = min(one.time, times.get(one.file, one.time))
+    found: dict[str, list[float]] = defaultdict(list)
+    for times in moments.values():
+        usual = median_low(times.values())
+        for name, time in times.items() if len(times) > 1 else ():
+            found[name].append(time - usual)
     return found
 
 
 def _agreed(differences: Sequence[float]) -> float | None:
     """Their median; None where they do not agree."""
-    if not differences:
-        return None
     middle = median(differences)
     most = max(MAX_SPREAD_SECONDS, MAX_SPREAD_SHARE * abs(middle))
     return middle if median(abs(one - middle) for one in differences) <= most else None

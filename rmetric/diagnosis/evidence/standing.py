@@ -14,6 +14,8 @@ from rmetric.diagnosis.patterns.spatial import Peer, peers
 
 #: An entry with its time in seconds.
 Timed = tuple[float, Occurrence]
+#: What an evaluation or another work without steps counts.
+_WORK = re.compile(r"(?i)\b(?:eval|valid|test|batch|sample|shard|export|upload|download|generat)")
 #: What watches a log and sees nothing new in it.
 _NO_PROGRESS = re.compile(
     r"(?i)\bunchanged for \d"
@@ -67,16 +69,20 @@ def are_heartbeats(later: Sequence[Timed], stepping: Sequence[JobStream]) -> boo
     names = {one.name for one in stepping}
     stages = {entry.stage for _, entry in later if entry.stream in names}
     few = len({entry.event for _, entry in later}) <= MAX_HEARTBEATS
-    return few and not stages & QUIET_STAGES
+    at_work = any(_WORK.search(entry.text) for _, entry in later)
+    return few and not at_work and not stages & QUIET_STAGES
 
 
 def heartbeats(later: Sequence[Timed]) -> set[int]:
-    """Events that recur after the last step, to the end; none if there are many."""
+    """Events that recur after the last step, to the end; none if they are many or tell of work."""
     times = Counter((entry.stream, entry.event) for _, entry in later)
     beats = {event for (_, event), count in times.items() if count >= MIN_HEARTBEATS}
     quiet = max((time for time, entry in later if entry.event not in beats), default=0.0)
     since = sum(time > quiet for time, entry in later if entry.event in beats)
-    return beats if since >= MIN_HEARTBEATS and len(beats) <= MAX_HEARTBEATS else set()
+    at_work = any(entry.event in beats and _WORK.search(entry.text) for _, entry in later)
+    return (
+        beats if since >= MIN_HEARTBEATS and len(beats) <= MAX_HEARTBEATS and not at_work else set()
+    )
 
 
 def says_no_progress(text: str) -> bool:

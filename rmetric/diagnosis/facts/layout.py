@@ -100,7 +100,8 @@ class RankLayout:
     3. the node's number, by its agent ("node_rank=2", "group_rank=2") or a list of nodes, times
        the ranks of a node.
 
-    Of one node alone it is the global rank. Else it is not known.
+    Of one node alone it is the global rank. Where no line tells of any node, it is what the names
+    of files say. Else it is not known.
 
     Args:
         files: each with the prefixes in it and the graph of what its lines state.
@@ -135,6 +136,8 @@ class RankLayout:
         of_node = None if local is None else self._nodes[self._key(source, prefix)]
         if rank is None and local is not None and of_node is not None:
             rank = of_node.rank(local)
+            if rank is None and self._by_names:
+                rank = source.rank
         elif rank is None:
             rank = self._rank_of_lines(source, prefix)
         node = self.world.node(prefix, rank) or source.node
@@ -197,6 +200,7 @@ class RankLayout:
             known = one.first is not None or one.ranks
             if not known and number is not None and often[number] == 1:
                 one.first = number * per_node if per_node or number == 0 else None
+        self._by_names = not any(one.ranks or one.first is not None for one in nodes)
         if not self._several(nodes):
             for one in nodes:
                 one.first = one.first or 0

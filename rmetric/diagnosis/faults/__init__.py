@@ -7,6 +7,6 @@ and that does not follow from an earlier cause.
 
 from rmetric.diagnosis.faults.consequences import GENERIC, Fault
 from rmetric.diagnosis.faults.find import ended_alone, find_faults
-from rmetric.diagnosis.faults.survival import IN_FLIGHT
+from rmetric.diagnosis.faults.survival import IN_FLIGHT, LOSS
 
-__all__ = ["GENERIC", "IN_FLIGHT", "Fault", "ended_alone", "find_faults"]
+__all__ = ["GENERIC", "IN_FLIGHT", "LOSS", "Fault", "ended_alone", "find_faults"]

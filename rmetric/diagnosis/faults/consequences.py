@@ -49,11 +49,6 @@ class Fault:
         return set().union(*(match.events for match in self.matches))
 
     @property
-    def pids(self) -> set[str]:
-        """Processes that its entries name."""
-        return set().union(*(match.pids for match in self.matches))
-
-    @property
     def count(self) -> int:
         return sum(match.count for match in self.matches)
 

@@ -24,7 +24,7 @@ MIN_STEP_SHARE = 0.05
 #: Actors whose faults are of one machine.
 MACHINES = ("hardware", "platform")
 #: Lines of a training without a step.
-_LOSS = re.compile(r"(?i)\bloss\b\W{1,4}<")
+LOSS = re.compile(r"(?i)\bloss\b\W{1,4}<")
 
 
 @dataclass(frozen=True)
@@ -64,15 +64,6 @@ class _Met:
         """True if its stream logs steps in the file of the match."""
         at = self.own.last_step_at
         return at is not None and at.file == self.match.last.file
-
-    @property
-    def steps_by_itself(self) -> bool:
-        """True if the steps of its stream alone tell: they are many, and can be compared."""
-        at = self.own.last_step_at
-        # Steps without times cannot be compared with another file's lines.
-        timed = at is not None and self.ordering.seconds(at) is not None
-        least = max(1.0, MIN_STEP_SHARE * self.job.most_steps)
-        return (self.is_of_steps or timed) and self.own.steps >= least
 
     @property
     def made_all_steps(self) -> bool:
@@ -161,10 +152,13 @@ def _beside_a_training_that_ended_well(met: _Met) -> bool:
 
 def _went_on(met: _Met) -> bool:
     """True if more steps were logged after the last match than may be in flight."""
-    job, match, own = met.job, met.match, met.own
-    stepping = [own] if met.steps_by_itself else met.ordering.stepping
+    job, match, own, at = met.job, met.match, met.own, met.own.last_step_at
+    # Few steps, or those without times beside another file's lines, tell nothing.
+    timed = at is not None and met.ordering.seconds(at) is not None
+    enough = own.steps >= max(1.0, MIN_STEP_SHARE * job.most_steps)
+    stepping = [own] if enough and (met.is_of_steps or timed) else met.ordering.stepping
     if not stepping:
-        losses = {one.number for one in job.events if _LOSS.search(one.template)} - match.events
+        losses = {one.number for one in job.events if LOSS.search(one.template)} - match.events
         tails = (entry for one in job.streams.values() for entry in one.tail)
         behind = (one for one in tails if met.ordering.after(one, match.last))
         return sum(one.event in losses for one in behind) > IN_FLIGHT
