@@ -14,8 +14,8 @@ from rmetric.diagnosis.patterns.spatial import Peer, peers
 
 #: An entry with its time in seconds.
 Timed = tuple[float, Occurrence]
-#: What an evaluation or another work without steps counts.
-_WORK = re.compile(r"(?i)\b(?:eval|valid|test|batch|sample|shard|export|upload|download|generat)")
+#: What an evaluation says of itself, which may take its time.
+_WORK = re.compile(r"(?i)\b(?:eval|valid)")
 #: What watches a log and sees nothing new in it.
 _NO_PROGRESS = re.compile(
     r"(?i)\bunchanged for \d"

@@ -1,15 +1,14 @@
 """Spatial pattern: find ranks or nodes whose event counts deviate from their peers.
 
 After L4 (arXiv 2503.20263, section 4.3), where a node is a vector of event counts and an Isolation
-Forest scores it. Added here: silent ranks are zero vectors; each rank is first compared with the
-same rank of healthy jobs, which cancels the duties of rank 0; and a robust threshold, so that a
-healthy job has no outlier.
+Forest scores it. Added here: silent ranks are zero vectors, the duties of rank 0 are its own, and a
+robust threshold, so that a healthy job has no outlier.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from statistics import median
@@ -75,41 +74,8 @@ def robust_deviation(values: Iterable[float], middle: float) -> float:
     return MAD_TO_DEVIATION * median(abs(value - middle) for value in values)
 
 
-def may_be_same(first: str, second: str) -> bool:
-    """Two templates that may be one: equal word by word but where either has a wildcard.
-
-    >>> may_be_same("step <*> loss nan", "step <NUM> loss <*>"), may_be_same("a b", "a c")
-    (True, False)
-    """
-    ours, theirs = first.split(), second.split()
-    if len(ours) != len(theirs):
-        return False
-    differ = [pair for pair in zip(ours, theirs, strict=True) if pair[0] != pair[1]]
-    return 2 * len(differ) <= len(ours) and all("<" in one or "<" in other for one, other in differ)
-
-
-def same_events(job: Job, other: Job) -> dict[int, int]:
-    """Number of each event in `other` -> its number in `job`, as far as it is known there.
-
-    Both were read apart, so that the same lines may have templates that differ in wildcards.
-    """
-    exact = {event.template: event.number for event in job.events}
-    by_length: dict[int, list[str]] = defaultdict(list)
-    for template in exact:
-        by_length[len(template.split())].append(template)
-    found = {}
-    for event in other.events:
-        alike = by_length[len(event.template.split())] if event.template not in exact else ()
-        same = next((one for one in alike if may_be_same(event.template, one)), event.template)
-        if same in exact:
-            found[event.number] = exact[same]
-    return found
-
-
 #: Unit of differences: once against never, in log(1 + count).
 MIN_LOG_DIFFERENCE = float(np.log(2.0))
-#: Factor on events that no healthy job has.
-UNKNOWN_WEIGHT = 3.0
 #: Robust z (Iglewicz and Hoaglin) from which a distance is an outlier.
 THRESHOLD = 3.5
 #: Least unit of that robust z, in distances.
@@ -118,7 +84,7 @@ MIN_DISTANCE_SPREAD = 1.0
 FOREST_THRESHOLD = 1.0
 #: Least unit of that robust z, in scores.
 MIN_FOREST_SPREAD = 0.02
-#: Factor on events that leaders lack, where there is no healthy job to compare.
+#: Factor on events that leaders lack.
 LEADER_WEIGHT = 0.5
 #: Least number of peers to compare.
 MIN_PEERS = 3
@@ -147,40 +113,28 @@ class PeerOutlier(NamedTuple):
 
 
 def peer_outliers(
-    job: Job,
-    *,
-    rng: np.random.Generator,
-    ordinary: AbstractSet[int] = frozenset(),
-    siblings: Sequence[Job] = (),
+    job: Job, *, rng: np.random.Generator, ordinary: AbstractSet[int] = frozenset()
 ) -> list[PeerOutlier]:
     """Find the outliers, the strongest first; at most `MAX_NODES`, often none.
 
-    Each peer's log(1 + count) of each event is set against the same rank's in the healthy
-    siblings (their median), then against the median of the peers. Its distance is the smaller
-    of that from the median and that from its k-th neighbour, k a quarter of the others and at
-    most `MAX_NODES`: a larger group that differs in the same way has a duty and no fault. It is
-    an outlier if the robust z of its distance is `THRESHOLD` or more and the forest, where there
-    are enough peers for one, agrees. Without siblings leaders (rank 0, the last rank, the first
-    of a node) are judged by the events that they lack only.
+    Each peer's log(1 + count) of each event is set against the median of the peers. Its distance is
+    the smaller of that from the median and that from its k-th neighbour, k a quarter of the others
+    and at most `MAX_NODES`: a larger group that differs in the same way has a duty and no fault. It
+    is an outlier if the robust z of its distance is `THRESHOLD` or more and the forest, where there
+    are enough peers for one, agrees. Leaders (rank 0, the last rank, the first of a node) are
+    judged by the events that they lack only.
 
     Args:
         job: the job.
         rng: seeds the forest, which is grown only where a distance reaches `THRESHOLD`.
         ordinary: events set aside.
-        siblings: healthy jobs of similar settings.
     """
     every = peers(job)
     events = [one.number for one in job.events if one.number not in ordinary]
     if len(every) < MIN_PEERS or not events:
         return []
-    logs = np.log1p(_matrix([one.counts for one in every], events))
-    known: NDArray[np.bool_] | bool = True
-    if siblings := [one for one in siblings if one.streams]:
-        layers = [_healthy(job, every, events, one) for one in siblings]
-        logs -= np.log1p(np.median([usual for usual, _ in layers], axis=0))
-        known = np.any([of for _, of in layers], axis=0)
-    off = _differences(logs, [] if siblings else [one.leads for one in every])
-    off *= np.where(known, 1.0, UNKNOWN_WEIGHT)
+    counts = np.array([[one.counts.get(event, 0) for event in events] for one in every])
+    off = _differences(np.log1p(counts), np.array([one.leads for one in every]))
     scores = _robust_z(_distances(off), MIN_DISTANCE_SPREAD)
     over = scores >= THRESHOLD
     if over.any() and len(every) >= MIN_PEERS_FOR_FOREST:
@@ -199,36 +153,8 @@ def _most_deviating(off: Matrix, events: Sequence[int]) -> tuple[int, ...]:
     return tuple(events[column] for column in most if off[column])
 
 
-def _matrix(counts_of_peers: Sequence[Mapping[int, int]], events: Sequence[int]) -> Matrix:
-    """Peers x events."""
-    rows = [[one.get(event, 0) for event in events] for one in counts_of_peers]
-    return np.array(rows, dtype=float).reshape(len(rows), len(events))
-
-
-def _healthy(
-    job: Job, every: Sequence[Peer], events: Sequence[int], other: Job
-) -> tuple[Matrix, NDArray[np.bool_]]:
-    """Counts of each peer in a healthy job, peers x events, and which events that has."""
-    theirs, number = peers(other), same_events(job, other)
-    total = Counter({event.number: event.count for event in other.events})
-    counts = [_renumbered(one, number) for one in (total, *(one.counts for one in theirs))]
-    rows = _matrix(counts, events)
-    of = {one.name: row for one, row in zip(theirs, rows[1:], strict=True)}
-    middle = np.median(rows[1:], axis=0)
-    return np.array([of.get(one.name, middle) for one in every]), rows[0] > 0
-
-
-def _renumbered(counts: Mapping[int, int], number: Mapping[int, int]) -> Counter[int]:
-    found: Counter[int] = Counter()
-    for event, count in counts.items():
-        if event in number:
-            found[number[event]] += count
-    return found
-
-
-def _differences(logs: Matrix, leads: Sequence[bool]) -> Matrix:
-    """Scaled differences from the peers' median; leaders, if any, have duties of their own."""
-    leaders = np.array(leads, dtype=bool) if leads else np.zeros(len(logs), dtype=bool)
+def _differences(logs: Matrix, leaders: NDArray[np.bool_]) -> Matrix:
+    """Scaled differences from the peers' median; leaders have duties of their own."""
     base = logs[~leaders] if (~leaders).sum() >= MIN_PEERS else logs
     centre = np.median(base, axis=0)
     spread = MAD_TO_DEVIATION * np.median(np.abs(base - centre), axis=0)
