@@ -45,7 +45,6 @@ JOB_ENDED_HINT = (
 #: Feature -> what it says of an answer that it carries.
 BECAUSE = {
     "confidence": "the line states it plainly",
-    "survived": "the training did not go on after it",
     "consequence": "it follows from no other fault",
     "of few": "few ranks log it",
     "explains": "other faults follow from it",
@@ -75,8 +74,8 @@ class Weighed:
 
     @cached_property
     def faults(self) -> list[Fault]:
-        """Known faults that were not survived, the likeliest first."""
-        return [one.fault for one, _ in self.hypotheses if one.fault and not one.fault.survived]
+        """Known faults, the likeliest first."""
+        return [one.fault for one, _ in self.hypotheses if one.fault]
 
     @cached_property
     def unusual(self) -> Unusual:
@@ -265,8 +264,6 @@ class Weighed:
         found = []
         for one, share in others[:MAX_CANDIDATES]:
             part = (1.0 - confidence) * share / left
-            if one.fault and one.fault.survived:
-                continue
             if one.fault is not None:
                 title, follows = one.fault.signature.title, one.fault.follows
                 if one.group == "ending" and self.hypotheses[0][0].group == "inferred":

@@ -113,17 +113,15 @@ class Hypothesis:
     rows: tuple[Row, ...] = ()
 
 
-def hypotheses(
-    scene: Scene, every: Sequence[Fault], rows: Sequence[Row], ranked: Sequence[Suspect]
-) -> list[Hypothesis]:
-    """All hypotheses about a job."""
+def hypotheses(scene: Scene, rows: Sequence[Row], ranked: Sequence[Suspect]) -> list[Hypothesis]:
+    """All hypotheses about a job; a fault that was survived is none."""
     suspected = {one.name: one.score for one in ranked}
     by_cause = grouped(rows, "hypothesis")
     beside = {
         "hang": float(HUNG in by_cause),
         "planned end": float(scene.job.succeeded is not None and not scene.alone),
     }
-    found = [_known(scene, fault, beside) for fault in every]
+    found = [_known(scene, fault, beside) for fault in scene.faults]
     for cause, its in by_cause.items():
         its.sort(key=lambda one: -suspected.get(one.target, 0.0))
         features = {cause: 1.0} | _in_context("inferred", beside) | strongest(its)
@@ -142,7 +140,6 @@ def _known(scene: Scene, fault: Fault, beside: Mapping[str, float]) -> Hypothesi
     features = {
         fault.role: 1.0,
         "confidence": log(sure / (1.0 - sure)),
-        "survived": float(fault.survived),
         "survivable": float(fault.signature.survivable),
         "consequence": float(bool(fault.follows)),
         "of few": float(len(fault.matches) <= few),

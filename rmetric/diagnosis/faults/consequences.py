@@ -20,14 +20,12 @@ class Fault:
     Attributes:
         matches: one a stream, the first in time first.
         last: the last of all its entries.
-        survived: the training continued after each of its entries.
         follows: id of the earlier fault of which it is the likely consequence; "" without.
     """
 
     signature: Signature
     matches: list[Match]
     last: Occurrence
-    survived: bool = False
     follows: str = ""
 
     @property
@@ -82,7 +80,7 @@ _ABORTS = {"-6", "6", "SIGABRT", "Aborted"}
 
 
 def relate(live: Sequence[Fault], ordering: Ordering) -> None:
-    """Set `follows` of the faults that were not survived."""
+    """Set `follows` of the faults of a job."""
     for one in live:
         earlier = (other for other in live if _explains(other, one, ordering))
         one.follows = next((other.signature.id for other in earlier), "")

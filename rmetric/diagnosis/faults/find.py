@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from rmetric.diagnosis.clock import MOST_COMPARED, Ordering
@@ -19,7 +19,7 @@ FAULT_ROLES = ("cause", "ending", "echo", "symptom")
 def find_faults(
     job: Job, signatures: Mapping[str, Signature], ordering: Ordering, alone: frozenset[str]
 ) -> list[Fault]:
-    """The known faults of a job, the first in time first; no success, nothing harmless.
+    """The known faults of a job that it did not survive, the first in time first.
 
     The planned ends of the streams in `alone` (`ended_alone`) are not the job's.
     """
@@ -41,24 +41,16 @@ def find_faults(
         ways = _ways(match) if signature.role == "cause" else [match]
         return all(survived(job, way, signature, own, ordering) for way in ways)
 
-    faults = [
-        _fault(matches, signatures[name], outlived, ordering) for name, matches in found.items()
-    ]
+    faults = []
+    for name, matches in found.items():
+        signature = signatures[name]
+        if not all(outlived(match, signature) for match in matches):
+            matches.sort(key=lambda one: ordering.key(one.first))
+            last = max((one.last for one in matches), key=ordering.key)
+            faults.append(Fault(signature=signature, matches=matches, last=last))
     faults.sort(key=lambda one: ordering.key(one.first))
-    relate([one for one in faults if not one.survived], ordering)
+    relate(faults, ordering)
     return faults
-
-
-def _fault(
-    matches: list[Match],
-    signature: Signature,
-    outlived: Callable[[Match, Signature], bool],
-    ordering: Ordering,
-) -> Fault:
-    matches.sort(key=lambda one: ordering.key(one.first))
-    fatal = [one for one in matches if not outlived(one, signature)]
-    last = max((one.last for one in matches), key=ordering.key)
-    return Fault(signature=signature, matches=matches, last=last, survived=not fatal)
 
 
 def _ways(one: Match) -> list[Match]:
