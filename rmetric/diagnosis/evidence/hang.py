@@ -125,50 +125,58 @@ class _Ended:
         )
         return last_entry - begin < MIN_SHARE_BEFORE_LIMIT * gap
 
-    def rows(self) -> list[Row]:
-        """The row of the hang and those against ranks; none where the end was no hang's.
+    @cached_property
+    def longest(self) -> float:
+        """The longest pause between two steps; 0.0 where none is known."""
+        return max((one.longest_pause for one in self.stepping), default=0.0)
 
-        Its kind is "hang with heartbeats" where monitors logged on, "hang without steps" where the
-        pauses of steps are not known, "hang that was watched" where only who ended it says so.
+    @property
+    def least(self) -> float:
+        """Seconds from which on a silence is a hang."""
+        if not self.longest and not self.elsewhere:
+            return MIN_SECONDS_WITHOUT_STEPS
+        return max(MIN_SECONDS, MIN_RATIO * self.longest)
+
+    def since_last_step(self, last_step: float | None, gap: float) -> tuple[float, str, float]:
+        """Seconds of it to the last entry; the kind of a hang; from how many seconds it is one.
+
+        The kind is "hang with heartbeats" where monitors logged on, "hang without steps" where the
+        pauses of steps are not known, else "hang".
         """
+        kind, least = "hang" if self.longest else "hang without steps", self.least
+        if last_step is None or not self.later:
+            return 0.0, kind, least
+        last_entry = self.entries[-1][0]
+        if are_heartbeats(self.later, self.stepping):
+            before = last_entry - last_step
+            return before, kind if before < gap else "hang with heartbeats", least
+        if self.beats:  # after a checkpoint or an evaluation, say, which may take its time
+            quiet = [time for time, one in self.later if one.event not in self.beats]
+            least = max(least, MIN_SECONDS_WITHOUT_STEPS)
+            return last_entry - max(quiet, default=last_step), "hang with heartbeats", least
+        pauses = [after[0] - one[0] for one, after in pairwise(self.later)]
+        return 0.0, kind, max(least, MIN_RATIO * max(pauses, default=0.0))
+
+    def rows(self) -> list[Row]:
+        """The row of the hang and those against ranks; none where the end was no hang's."""
         if not self.entries:
             return []
         last_entry, last_step = self.entries[-1][0], self.last_step
-        longest = max((one.longest_pause for one in self.stepping), default=0.0)
-        kind = "hang" if longest else "hang without steps"
-        least = max(MIN_SECONDS, MIN_RATIO * longest)
-        if not longest and not self.elsewhere:
-            least = MIN_SECONDS_WITHOUT_STEPS
-        if last_step is not None and last_step > last_entry and self.located:
-            # The steps state no times. That a rank is elsewhere tells of a hang all the same.
-            last_step, kind = None, "hang that was watched"
-        gap = self.end - (last_entry if last_step is None else max(last_entry, last_step))
-        before = 0.0
-        if last_step is not None and self.later:
-            if are_heartbeats(self.later, self.stepping):
-                before = last_entry - last_step
-                kind = kind if before < gap else "hang with heartbeats"
-            elif self.beats:  # after a checkpoint or an evaluation, say, which may take its time
-                quiet = [time for time, one in self.later if one.event not in self.beats]
-                before, kind = last_entry - max(quiet, default=last_step), "hang with heartbeats"
-                least = max(least, MIN_SECONDS_WITHOUT_STEPS)
-            else:
-                pauses = [after[0] - one[0] for one, after in pairwise(self.later)]
-                least = max(least, MIN_RATIO * max(pauses, default=0.0))
+        # The steps may state no times. That a rank is elsewhere tells of a hang all the same.
+        watched = last_step is not None and last_step > last_entry and bool(self.located)
+        last_step = None if watched else last_step
+        gap = self.end - max(last_entry, last_entry if last_step is None else last_step)
+        before, kind, least = self.since_last_step(last_step, gap)
         of_zones = gap < 0 or (may_be_time_zone(gap) and not self.ends_by_limit(last_entry, gap))
         seconds = before + (_apart_from_zones(gap) if of_zones else gap)
-        if seconds < least:
-            if not self.ending.has("watched"):
-                return []
-            kind = "hang that was watched"
+        if seconds < least and not self.ending.has("watched"):
+            return []
+        kind = "hang that was watched" if watched or seconds < least else kind
         furthest = self.scene.job.furthest
         step = furthest.last_step if furthest and not furthest.counts_samples else None
+        later = f"{'at least ' if of_zones else ''}{span(seconds)} later"
         words = "before the first step" if step is None else f"after step {step}"
-        if seconds < MIN_SHOWN_SECONDS:
-            words += " and was ended later"
-        else:
-            at_least = "at least " if of_zones else ""
-            words += f" and was ended {at_least}{span(seconds)} later"
+        words += f" and was ended {later if seconds >= MIN_SHOWN_SECONDS else 'later'}"
         place = furthest.last_step_at if furthest else None
         stage = self.located[0].stage if self.located else ""
         return [Row("", kind, words, 1.0, HUNG, place, stage), *self.located]

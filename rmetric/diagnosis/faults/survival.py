@@ -66,6 +66,15 @@ class _Met:
         return at is not None and at.file == self.match.last.file
 
     @property
+    def steps_by_itself(self) -> bool:
+        """True if the steps of its stream alone tell: they are many, and can be compared."""
+        at = self.own.last_step_at
+        # Steps without times cannot be compared with another file's lines.
+        timed = at is not None and self.ordering.seconds(at) is not None
+        least = max(1.0, MIN_STEP_SHARE * self.job.most_steps)
+        return (self.is_of_steps or timed) and self.own.steps >= least
+
+    @property
     def made_all_steps(self) -> bool:
         """True if an entry of the last step states that it is the last planned one."""
         tail = self.job.furthest.tail if self.job.furthest else ()
@@ -152,16 +161,10 @@ def _beside_a_training_that_ended_well(met: _Met) -> bool:
 
 def _went_on(met: _Met) -> bool:
     """True if more steps were logged after the last match than may be in flight."""
-    job, match, own, at = met.job, met.match, met.own, met.own.last_step_at
-    # Few steps, or those without times beside another file's lines, tell nothing.
-    timed = at is not None and met.ordering.seconds(at) is not None
-    enough = own.steps >= max(1.0, MIN_STEP_SHARE * job.most_steps)
-    stepping = [own] if enough and (met.is_of_steps or timed) else met.ordering.stepping
+    job, match, own = met.job, met.match, met.own
+    stepping = [own] if met.steps_by_itself else met.ordering.stepping
     if not stepping:
-        losses = {one.number for one in job.events if LOSS.search(one.template)} - match.events
-        tails = (entry for one in job.streams.values() for entry in one.tail)
-        behind = (one for one in tails if met.ordering.after(one, match.last))
-        return sum(one.event in losses for one in behind) > IN_FLIGHT
+        return _losses_after(met) > IN_FLIGHT
     is_later = _after_the_match(met)
     steps_at = [one.last_step_at for one in stepping if one.last_step_at is not None]
     continued = any(map(is_later, steps_at))
@@ -176,6 +179,14 @@ def _went_on(met: _Met) -> bool:
     if begun is not None and is_later(begun) and most > IN_FLIGHT:
         return True
     return met.is_of_steps and _is_long_before_the_end(own, match.last.step)
+
+
+def _losses_after(met: _Met) -> int:
+    """Number of entries with a loss behind the match, in a job whose lines state no steps."""
+    losses = {one.number for one in met.job.events if LOSS.search(one.template)}
+    tails = (entry for one in met.job.streams.values() for entry in one.tail)
+    behind = (one for one in tails if met.ordering.after(one, met.match.last))
+    return sum(one.event in losses - met.match.events for one in behind)
 
 
 def _is_long_before_the_end(own: JobStream, step: int | None) -> bool:
