@@ -11,20 +11,14 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from typing import TYPE_CHECKING
-
-from rmetric.diagnosis.facts.job import span_of
-from rmetric.diagnosis.reading.file_names import is_kernel_log
-from rmetric.diagnosis.reading.timestamps import NO_YEAR, names_zone, without_year
-
-if TYPE_CHECKING:
-    from rmetric.diagnosis.part import Part, StreamPart
 from dataclasses import replace
+from itertools import pairwise
 
-from rmetric.diagnosis.facts.job import Occurrence
-from rmetric.diagnosis.part import Part
-from rmetric.diagnosis.reading.file_names import ATTEMPT
+from rmetric.diagnosis.clock import may_be_time_zone
+from rmetric.diagnosis.facts.job import Occurrence, span_of, span_of_times
+from rmetric.diagnosis.part import Part, StreamPart
+from rmetric.diagnosis.reading.file_names import ATTEMPT, is_kernel_log
+from rmetric.diagnosis.reading.timestamps import NO_YEAR, names_zone, without_year
 
 #: Entries of a file's beginning that are compared.
 COMPARED_ENTRIES = 8
@@ -39,8 +33,10 @@ MAX_NUMBERS = 8
 
 _NUMBER = re.compile(r"\d+")
 _NODE = re.compile(r"(?i)(?:node|host|server|machine)[-_]?\d")
+#: The scheduler's lines have its own clock, which may be of another zone.
+_OF_SCHEDULER = re.compile(r"^slurmstepd\b|\bCANCELLED AT\b")
 
-Group = Sequence["Part"]
+Group = Sequence[Part]
 
 
 def attempts_by_name(files: Sequence[Group]) -> list[list[Part]]:
@@ -135,9 +131,16 @@ def _is_of_node(part: Part) -> bool:
 def _span(group: Group) -> tuple[float, float] | None:
     """First and last time; where only some name their zone, of the others, of one clock."""
     every = [(one.time, one.text) for part in group for one in part.entries if one.time is not None]
-    local = [without_year(time) for time, text in every if not names_zone(text)]
-    if local and len(local) < len(every):
+    own = [one for one in every if not _OF_SCHEDULER.search(one[1])] or every
+    last, own_last = (
+        max((without_year(time) for time, _ in some), default=0.0) for some in (every, own)
+    )
+    timed = own if may_be_time_zone(last - own_last) else every
+    local = [without_year(time) for time, text in timed if not names_zone(text)]
+    if local and len(local) < len(timed):
         return min(local), max(local)
+    if len(timed) < len(every):
+        return span_of_times([time for time, _ in timed])
     return span_of(one.stream for one in _streams(group))
 
 

@@ -33,6 +33,9 @@ def _of(scene: Scene, fault: Fault) -> Iterator[Row]:
         kind = "of two" if fault.signature.of_two else kind
         for match in own:
             yield Row(match.stream, kind, words, fault.confidence, entry=match.first)
+    first = len(own) == 1 or scene.ordering.after(own[1].first, own[0].first)
+    if first and fault.follows and fault.signature.reason_in:  # its reason was seen by others
+        yield Row(own[0].stream, "own cause", words)
 
 
 def _own_matches(scene: Scene, fault: Fault) -> list[Match]:

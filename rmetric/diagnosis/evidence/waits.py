@@ -17,6 +17,8 @@ _ENDS = ("local_host", "local_device", "remote_host", "remote_device")
 MIN_NAMING_SHARE = 0.75
 #: What the name of a host's network card has behind that of the host.
 _INTERFACE = re.compile(r"[-_.]?(?:ib|eth|hsn|bond|roce|opa)\d*$")
+#: NCCL's lines begin with the host, whatever its folder or file is called.
+_SPEAKER = re.compile(r"(?:^|\s)([A-Za-z][\w.-]*\d[\w.-]*):\d+:\d+ \[\d+\]")
 #: Host -> (stream, port) of the connections to it that were lost.
 Lost = defaultdict[str, set[tuple[str, str]]]
 _POD = re.compile(r"(?P<address>\d+-\d+-\d+-\d+)\.(?P<of>[a-z][\w-]*)\.")
@@ -83,6 +85,8 @@ def _lost(scene: Scene) -> tuple[bool, Lost]:
         stated = [fields for fields in match.named if fields.get("remote_host")]
         own = job.node_of(job.streams[match.stream])
         reporting |= {short(own)} if own and stated else set()
+        if speaker := _SPEAKER.search(match.first.text):
+            reporting.add(short(speaker[1]))
         for fields in stated:
             host = _node_of(fields["remote_host"])
             connection = match.stream, fields.get("port", "")
