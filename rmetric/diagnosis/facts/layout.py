@@ -125,6 +125,11 @@ class RankLayout:
                 self._ranks_in[source.name].add(prefix.rank or 0)
             if prefix.device is not None:
                 self._devices[prefix.node].add(prefix.device)
+        #: files of one process by their names, in which one rank states itself
+        of_process = {source.name for source, _ in streams if source.local_rank is not None}
+        self._only_rank = {
+            name: rank for name, rank in _only(self._ranks_in).items() if name in of_process
+        }
         self._nodes: dict[Key, _Node] = {}
         for source, prefix in streams:
             self._add(source, prefix)
@@ -134,6 +139,8 @@ class RankLayout:
         """Placement of a stream, from its prefix, its file name or the lines."""
         rank, local = prefix.rank, _local_rank(source, prefix)
         of_node = None if local is None else self._nodes[self._key(source, prefix)]
+        if rank is None and prefix.local_rank is None:
+            rank = self._only_rank.get(source.name)
         if rank is None and local is not None and of_node is not None:
             rank = of_node.rank(local)
             if rank is None and self._by_names:
