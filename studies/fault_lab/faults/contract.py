@@ -14,8 +14,6 @@ from torch import Tensor
 from studies.fault_lab.models import FlatModel
 from studies.fault_lab.training import WORKERS, Batch, Settings, Training
 
-PLACES = ("settings", "weights", "batch", "gradients")
-
 
 @dataclass
 class Turn:
@@ -59,7 +57,7 @@ class Fault:
         duration_steps: duration; 0 for the rest of the run.
         act: applies it, once per step from the onset on.
         summary: its effect, in one sentence.
-        place: of the step where it acts, the name of its file; see `PLACES`.
+        place: of the step where it acts, the name of its file.
         lowest, highest: valid severities.
         whole: the severity is a count.
         benign: a change that a healthy run goes through.

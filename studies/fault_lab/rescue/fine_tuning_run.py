@@ -12,7 +12,7 @@ import hashlib
 import logging
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import islice
@@ -42,14 +42,10 @@ class Run:
     """One fine-tuning and its fault.
 
     Attributes:
-        seed: of data order and fault.
-        steps: of the schedule.
-        rate: highest learning rate.
-        warm_up: steps of it.
-        shape: of the schedule after it, ``cosine``, ``linear`` or ``constant``.
+        rate: highest learning rate, after `warm_up` steps.
+        shape: of the schedule after them, ``cosine``, ``linear`` or ``constant``.
         scheduler: whether rescue is given the scheduler.
-        fault, severity: a name in `FAULTS`, and its size.
-        onset: first executed step under it.
+        onset: first executed step under the fault.
         duration: executed steps; 0 for good.
     """
 
@@ -265,9 +261,8 @@ def train(run: Run, *, disturbed: bool, rescued: bool) -> Trained:
             if monitor is not None:
                 monitor.evaluated(losses[step])
     held, decisions = None, Counter[str]()
-    if rescue is not None:
+    if rescue is not None and monitor is not None:
         held, decisions = rescue.held, Counter(entry["action"] for entry in rescue.decisions)
-    if monitor is not None:
         monitor.close()
     return Trained(
         step=step if held is None else held["step"],
@@ -339,10 +334,11 @@ def row(seed: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     logging.getLogger("rmetric").setLevel(logging.CRITICAL)
     run = draw(seed)
-    kinds: dict[str, Callable[[], Trained]] = {
-        "twin": lambda: train(run, disturbed=False, rescued=False),
-        "idle": lambda: train(run, disturbed=False, rescued=True),
-        "nothing": lambda: train(run, disturbed=True, rescued=False),
-        "rescue": lambda: train(run, disturbed=True, rescued=True),
+    kinds = {
+        "twin": (False, False), "idle": (False, True),
+        "nothing": (True, False), "rescue": (True, True),
+    }  # fmt: skip
+    return {"run": asdict(run)} | {
+        name: asdict(train(run, disturbed=disturbed, rescued=rescued))
+        for name, (disturbed, rescued) in kinds.items()
     }
-    return {"run": asdict(run)} | {name: asdict(make()) for name, make in kinds.items()}

@@ -1,4 +1,4 @@
-"""Figure 2: mechanism and outcome of each fault, with the number of runs on each path."""
+"""The two diagrams: the system (figure 1), and mechanism and outcome of each fault (figure 2)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,20 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
+from rmetric.evaluation import Study
+from rmetric.metric_settings import settings_of
 from rmetric.records import Run, Truth
-from rmetric.reporting.style import BLACK, GREY, ORANGE, PURPLE, SKY
+from rmetric.reporting.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    MEANING,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+)
 from studies.paper.figures.diagram import Diagram, Edge, Node
 from studies.paper.figures.outcomes import in_order, look_of, name_of
 
@@ -90,3 +102,54 @@ def _end(name: str, total: int) -> Node:
     look = look_of(name)
     meaning = f"\n{look.meaning}" if look.meaning else ""
     return Node(text=f"{look.title}: {total}{meaning}", colour=look.colour)
+
+
+def system_diagram(study: Study) -> Diagram:
+    """Sources and uses of records, with the size of the study."""
+    config = settings_of(study.reference[0]).config
+    scripted = study.reference[0].config.get("recipe") == "published"
+    simulator = "faults and\ncrashes scripted" if scripted else "faults turn\nmechanisms"
+    past = "first value" if config.variant == "authors_simulator" else "recent mean"
+    of_rate, of_variance, of_drift = config.weights
+    nodes = {
+        "simulator": Node(text=f"Simulator:\n{simulator}", colour=SKY),
+        "other_logs": Node(text="Other logs:\nHugging Face,\nCSV, JSONL", colour=SKY),
+        "live": Node(text="Live training:\nthe monitor", colour=SKY),
+        "records": Node(text=f"Records\n({len(study.reference)} runs\nhere)", colour=BLACK),
+        "failure_rate": Node(
+            text="λ: hardware\nevents per hour",
+            colour=MEANING["failure_rate"],
+        ),
+        "gradient_variance": Node(
+            text="σ²: variance of\nworkers' gradient\nnorms", colour=MEANING["gradient_variance"]
+        ),
+        "loss_drift": Node(
+            text=f"ΔL: validation\nloss above its\n{past}", colour=MEANING["loss_drift"]
+        ),
+        "baselines": Node(text="Baselines\nand anchors", colour=GREY),
+        "min_max": Node(
+            text=f"n: min-max\nof the last\n{config.component_window} values", colour=BLACK
+        ),
+        "score": Node(
+            text=f"R =\n{of_rate:.2f} n(λ) +\n{of_variance:.2f} n(σ²) +\n{of_drift:.2f} n(ΔL)",
+            colour=BLACK,
+        ),
+        "alert": Node(text=f"Alert:\nR > {config.threshold:g}", colour=VERMILION),
+        "evaluation": Node(text="Evaluation:\npublished and\ncausal protocol", colour=GREEN),
+        "replay": Node(text="Replay\nreport", colour=BLUE),
+        "results": Node(text="Tables,\nfigures", colour=BLUE),
+    }
+    signals = ("failure_rate", "gradient_variance", "loss_drift")
+    arrows = (
+        *((source, "records") for source in ("simulator", "other_logs", "live")),
+        *(("records", signal) for signal in signals),
+        *((signal, "min_max") for signal in signals),
+        ("min_max", "score"),
+        ("score", "alert"),
+        ("alert", "replay"),
+        ("alert", "evaluation"),
+        ("records", "baselines"),
+        ("baselines", "evaluation"),
+        ("evaluation", "results"),
+    )
+    return Diagram(nodes=nodes, edges=[Edge(tail=tail, head=head) for tail, head in arrows])
