@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from studies.fault_lab.rescue import demo
+from studies.fault_lab.rescue.policies import Rescue
+from studies.fault_lab.rescue.runner import train_control, train_untreated, treat
 from tests.studies.lab.training import branch, control
 
 STEPS, ONSET, DURATION = 100, 71, 6
@@ -78,10 +80,6 @@ def test_a_run_without_an_end_is_lost(results):
 
 
 def test_the_trace_changes_no_result(specs):
-    from studies.fault_lab.rescue.runner import train_control, train_untreated
-    from studies.fault_lab.rescue.treatment import treat
-    from studies.fault_lab.rescue.treatments import Rescue
-
     trained = train_control(specs[0], {ONSET})
     untreated = train_untreated(trained, specs[1])
     trace: list = []
