@@ -61,12 +61,9 @@ EVENT_TEXT: dict[str, Callable[[Line], str]] = {
 def main() -> int:
     parser = command_parser("tiny_llama.guard_demo", __doc__)
     parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("guard_demo"),
-        metavar="DIR",
+        "--out", type=Path, default=Path("guard_demo"), metavar="DIR",
         help="folder for the results; an earlier demo in it is replaced (default: %(default)s)",
-    )
+    )  # fmt: skip
     folder = parser.parse_args().out
     try:
         return demonstrate(folder)

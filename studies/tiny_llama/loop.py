@@ -7,7 +7,6 @@ import os
 import time
 from datetime import timedelta
 from math import isfinite, nan
-from typing import Any
 
 # Read when CUDA's libraries are loaded: their results are to be the same each time.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -19,6 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import record as reported
 from rmetric.guard.checkpoints import Checkpoints, FailedSave
 from rmetric.guard.guard import Guard
 from rmetric.guard.training_state import ModelState
+from rmetric.monitor import Monitor
 from rmetric.records import Record
 from studies.tiny_llama.data import rows_of
 from studies.tiny_llama.injection import Injector
@@ -44,14 +44,7 @@ class CheckpointNotSavedError(RuntimeError):
 def train(settings: TrainingSettings, device: torch.device) -> None:
     """Train to the last step, or until a stop is requested.
 
-    Args:
-        settings: settings of the training.
-        device: device of this rank.
-
-    Raises:
-        NonFiniteError: the loss or the gradient norm is not finite.
-        CheckpointNotSavedError: the last checkpoint could not be saved.
-        RuntimeError: from torch, if another rank is lost.
+    Raises NonFiniteError, CheckpointNotSavedError, and RuntimeError where another rank is lost.
     """
     prepare(settings, device)
     training = ReferenceTraining(settings, device)
@@ -108,7 +101,11 @@ class ReferenceTraining:
         self.guard = self._make_guard()
         self.done = self._resumed()
         self.log = self._make_log() if self.rank == 0 else None
-        self.monitor = self._make_monitor() if self.options.monitor else None
+        self.monitor = None
+        if self.options.monitor:
+            path = settings.folder.path / MONITORED
+            model = self.parallel.model
+            self.monitor = Monitor(model, self.optimizer, log=path, run_id="reference_training")
         self._began = time.monotonic()
 
     def run(self) -> None:
@@ -125,26 +122,25 @@ class ReferenceTraining:
             time.sleep(self.options.sleep)
         finished = self.done >= self.options.steps
         if finished and left > 0:
-            self._save_last_step()
+            ended = self.guard.save(self.done, "the training has reached its end")
+            if isinstance(ended, FailedSave):
+                raise CheckpointNotSavedError(
+                    f"step {ended.step}, the last, is not saved: {ended.problem}"
+                )
         if self.monitor is not None:
             self.monitor.close()
         if self.log is not None:
             self.log.close(self.done, finished=finished)
         self.guard.close(finished=finished)
 
-    def _save_last_step(self) -> None:
-        ended = self.guard.save(self.done, "the training has reached its end")
-        if isinstance(ended, FailedSave):
-            raise CheckpointNotSavedError(
-                f"step {ended.step}, the last, is not saved: {ended.problem}"
-            )
-
     def step(self, step: int) -> StepTotals:
         """One step on the whole global batch; raises NonFiniteError before the update."""
         rate = rate_at(step, self.options.rate, self.options.warmup)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        loss = self.parallel.backward(self._batch(step))
+        part = self.parallel
+        rows = rows_of(self.settings.data, step, part.first_sample, part.num_samples)
+        loss = part.backward(torch.from_numpy(rows).to(self.device))
         if self.injector.corrupts_gradient(step):
             self.parallel.gradients()[0].fill_(nan)
         totals = self.parallel.totals(loss)
@@ -160,11 +156,6 @@ class ReferenceTraining:
         self.optimizer.step()
         self.optimizer.zero_grad()
         return totals
-
-    def _batch(self, step: int) -> torch.Tensor:
-        part = self.parallel
-        rows = rows_of(self.settings.data, step, part.first_sample, part.num_samples)
-        return torch.from_numpy(rows).to(self.device)
 
     def _make_guard(self) -> Guard:
         settings, options = self.settings, self.options
@@ -207,12 +198,6 @@ class ReferenceTraining:
             "layout": str(self.settings.layout),
         }
         return LossLog(self.settings.folder.path / LOSSES, about, self.done)
-
-    def _make_monitor(self) -> Any:
-        from rmetric.monitor import Monitor
-
-        path = self.settings.folder.path / MONITORED
-        return Monitor(self.parallel.model, self.optimizer, log=path, run_id="reference_training")
 
     def _write(self, step: int, totals: StepTotals, rate: float) -> None:
         if self.log is not None:

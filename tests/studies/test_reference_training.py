@@ -22,11 +22,10 @@ from rmetric.logs import read_log
 from rmetric.records import Record
 from studies.common.llama_shape import Shape, check_layout, feed_forward_of
 from studies.tiny_llama.__main__ import main
-from studies.tiny_llama.arguments import parser
 from studies.tiny_llama.data import ENTROPY, SUCCESSION, Chain, TokenFile, rows_of
 from studies.tiny_llama.injection import InjectedError, Injection, Injector
 from studies.tiny_llama.loss_log import LossLog, cut_back
-from studies.tiny_llama.settings import settings_of
+from studies.tiny_llama.settings import parser, settings_of
 
 torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():

@@ -7,12 +7,12 @@ from math import inf, nan
 
 import numpy as np
 import pytest
+from studies.detector_benchmark.peers.trainproof import PART, STRIDE
 
 from rmetric.detectors import DETECTORS
 from rmetric.monitor import MonitorConfig
 from rmetric.records import Record
 from studies.detector_benchmark.peers import PEERS, TrainProof, TrainPulse, TrainScope
-from studies.detector_benchmark.peers.trainproof import PART, STRIDE
 
 
 def needs(package: str):

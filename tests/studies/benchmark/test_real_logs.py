@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from studies.detector_benchmark.measure_real import measure_real
 
 from benchmarks import real_logs as maker
 from rmetric.evaluation import Trace
 from rmetric.logs import LogError
 from studies.detector_benchmark.fetch import fetch, main, url_of
 from studies.detector_benchmark.measure import Judged
-from studies.detector_benchmark.measure_real import measure_real
 from studies.detector_benchmark.real_logs import (
     COLUMNS,
     LABELS,

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from studies.paper.figures.columns import by_columns
+from studies.paper.figures.drawing import draw
+from studies.paper.figures.system import system_diagram
 
 from rmetric.evaluation import Study
 from rmetric.records import Run, Truth
 from rmetric.reporting.style import TEXT_WIDTH, style
-from studies.paper.figures.columns import by_columns
 from studies.paper.figures.diagram import Diagram, Edge, Node, text_size
 from studies.paper.figures.dot import by_dot, dot_version
-from studies.paper.figures.drawing import draw
 from studies.paper.figures.failure_process import MECHANISM, failure_process
-from studies.paper.figures.system import system_diagram
 
 few = settings(max_examples=25)
 
