@@ -69,7 +69,7 @@ class Rate(NamedTuple):
 
     Attributes:
         episodes_per_1000: periods of alarmed records that begin in healthy steps, per 1000
-            healthy steps. An alarm that never ends is one episode; see the share.
+            healthy steps; an alarm that never ends is one.
         episodes_per_1000_records: the same per 1000 records, for logs of different spacing.
         share_alarmed: share of the records of healthy steps that are alarmed.
     """

@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,33 +98,25 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     arguments = parse_arguments(argv)
+    if arguments.unpack:
+        act: Callable[[argparse.Namespace], int] = unpack
+    elif arguments.report:
+        act = report
+    else:
+        act = list_faults if arguments.list else one_run if arguments.fault else whole_campaign
     try:
-        if arguments.unpack:
-            return unpack(arguments.unpack, arguments.out)
-        if arguments.report:
-            return report(arguments.archives, arguments.out or Path("studies/fault_lab/results"))
-        from studies.fault_lab.campaign import CampaignError
-    except (LogError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    except ImportError as error:
-        print(f"{error}: training needs pip install -e '.[live]'", file=sys.stderr)
-        return 1
-    try:
-        if arguments.list:
-            return list_faults()
-        if arguments.fault:
-            return one_run(arguments)
-        return whole_campaign(arguments)
+        return act(arguments)
     except KeyboardInterrupt:
         print("stopped; start the same command again to finish what is missing", file=sys.stderr)
         return 130
+    except ImportError as error:
+        print(f"{error}: training needs pip install -e '.[live]'", file=sys.stderr)
+    except (LogError, OSError) as error:
+        print(error, file=sys.stderr)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    except (CampaignError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 1
+    return 1
 
 
 def whole_campaign(arguments: argparse.Namespace) -> int:
@@ -201,9 +194,10 @@ def one_run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def unpack(archive: Path, out: Path | None) -> int:
+def unpack(arguments: argparse.Namespace) -> int:
+    archive = arguments.unpack
     runs = list(read_runs(archive))
-    folder = out or Path(archive.name.split(".")[0])
+    folder = arguments.out or Path(archive.name.split(".")[0])
     folder.mkdir(parents=True, exist_ok=True)
     for run in tqdm(runs, unit="run", desc="unpack"):
         write_atomically(log_path(folder, run.id), run_lines(run, RMetricConfig.simulation()))
@@ -211,13 +205,14 @@ def unpack(archive: Path, out: Path | None) -> int:
     return 0
 
 
-def report(archives: Path, out: Path) -> int:
+def report(arguments: argparse.Namespace) -> int:
     from rmetric.reporting.style import save
     from studies.common.renderers import write_tables
     from studies.common.table import numbered
     from studies.fault_lab import tables
     from studies.fault_lab.figure import fault_figure
 
+    archives, out = arguments.archives, arguments.out or Path("studies/fault_lab/results")
     # The first set's alone: the signals of the second one are reserved.
     paths = {
         split: archives / f"{split}.tar.xz"
@@ -246,7 +241,7 @@ def report(archives: Path, out: Path) -> int:
     return 0
 
 
-def list_faults() -> int:
+def list_faults(arguments: argparse.Namespace) -> int:
     from studies.fault_lab.faults import FAULTS
 
     for kind in FAULTS.values():

@@ -34,7 +34,7 @@ SECOND = "second"  # the second set's part of the manifest
 SEAL = Path(__file__).resolve().parent / "results" / "second_seal.json"
 
 
-class CampaignError(RuntimeError):
+class CampaignError(OSError):
     """A folder in which this campaign cannot continue; the message has the file and the reason."""
 
 

@@ -11,13 +11,7 @@ from rmetric.simulation.outcome import DEGRADED_NATS, DIVERGED_RATIO
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """An end, as figures show it.
-
-    Attributes:
-        title: a word or two.
-        meaning: when a run ends so, in a few short lines; empty where unknown.
-        colour, marker: as matplotlib names them.
-    """
+    """An end, as figures show it; `meaning`: when a run ends so, in a few short lines."""
 
     title: str
     meaning: str = ""

@@ -257,7 +257,7 @@ def test_other_bytes_and_missing_files_are_said_and_the_rest_goes_on(
     served, tmp_path, manifest, capsys
 ):
     base, root, calm, broken = served
-    gone = Listed(**vars(calm) | {"run": "gone", "file": "gone.jsonl", "path": "gone.jsonl"})
+    gone = calm._replace(run="gone", file="gone.jsonl", path="gone.jsonl")
     publish(root, calm, b"not what was published")
     out = tmp_path / "fetched"
     found = {got.file: got for got in fetch([calm, gone, broken], out, base_url=base)}
