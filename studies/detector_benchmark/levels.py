@@ -57,7 +57,6 @@ def controls(data: DataSet) -> list[Run]:
 
 
 def table(found: dict[str, Levels]) -> Table:
-    """A row for each source of runs, and one for all."""
     total = Levels(*map(sum, zip(*found.values(), strict=True)))
     rows: list[tuple[Cell, ...]] = [
         # The last is the largest rate that gives so few alarms in one of twenty samples.

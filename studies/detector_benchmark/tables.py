@@ -194,7 +194,6 @@ def _table(
     results: Results, name: str, title: str, heads: str | Sequence[str],
     rows: Sequence[tuple[Cell, ...]], *notes: str,
 ) -> Table:  # fmt: skip
-    """A table of one data set."""
     return Table(f"{results['name']}_{name}", f"{results['title']}: {title}", heads, rows, notes)
 
 
@@ -229,7 +228,6 @@ SHORT_REAL = Group(
 
 
 def short(results: Results) -> Table:
-    """The most important numbers, without their intervals."""
     whole = table(results, SHORT_REAL if results["name"] == "real" else SHORT)
     rows = [tuple(c.point if isinstance(c, Estimate) else c for c in row) for row in whole.rows]
     note = f"{whole.notes[0]} Intervals and the rest: {results['name']}.md."
@@ -245,19 +243,16 @@ def wide(results: Results) -> Table:
 
 
 def recall_by_fault(results: Results, names: Sequence[str] = FEATURED) -> Table:
-    """Failures that each detector detects in time, by fault."""
     title = "failures detected in time, by fault"
     return _by_fault(results, names, "failed", "hit", "faults", title)
 
 
 def alarms_by_change(results: Results, names: Sequence[str] = FEATURED) -> Table:
-    """Benign changes and absorbed faults with an alarm, by detector."""
     title = "runs without a failure that alarmed from the onset on"
     return _by_fault(results, names, "not_failed", "alarmed", "changes", title)
 
 
 def left_out(results: Results) -> Table:
-    """The calibrated detector on benign changes that it was not calibrated on."""
     found = results["left_out"]["kinds"]
     rows = [(kind, row["runs"], row["alarmed"], None) for kind, row in found.items()]
     sums = (sum(row[key] for row in found.values()) for key in ("runs", "alarmed"))
@@ -310,7 +305,6 @@ AIMS = (
 
 
 def aims(results: Results) -> Table:
-    """The goals set before the opening, the results, and the ceilings."""
     row, best = results["rows"]["calibrated"], results["rows"].get("ceiling", {})
     rows = []
     for aim in AIMS:
@@ -329,7 +323,6 @@ def aims(results: Results) -> Table:
 
 
 def missed(results: Results) -> Table:
-    """The detectable failures that the calibrated detector missed."""
     return _table(
         results,
         "missed",
@@ -341,7 +334,6 @@ def missed(results: Results) -> Table:
 
 
 def absorbed(results: Results) -> Table:
-    """The effect of faults on the runs that absorbed them."""
     return _table(
         results,
         "absorbed",

@@ -50,12 +50,10 @@ OUT = Path("studies", "detector_benchmark", "results")
 
 
 def only(record: Record, names: tuple[str, ...]) -> Record:
-    """The record with these signals alone."""
     return Record(step=record.step, **{name: getattr(record, name) for name in names})
 
 
 def scaled(record: Record, factor: float) -> Record:
-    """The record with its losses times `factor`."""
     found = {name: getattr(record, name) for name in LOSSES}
     return replace(record, **{n: x * factor for n, x in found.items() if x is not None})
 
@@ -134,7 +132,6 @@ def results_of(data: DataSet, rows: dict[str, dict[str, Any]], title: str) -> di
 
 
 def table(results: dict[str, Any]) -> Table:
-    """A row for each view and detector."""
     runs = results["runs"]
     rows: list[tuple[Cell, ...]] = [
         (

@@ -191,7 +191,6 @@ def pack(out: Path, specs: Sequence[LabSpec], archives: Path) -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """The processor's name, if the system provides it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

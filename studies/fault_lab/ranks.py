@@ -24,8 +24,6 @@ from studies.fault_lab.training import WORKERS, Batch, Settings, Training
 
 
 class RankTraining(Training):
-    """One of four ranks."""
-
     def gradients(self, batch: Batch, settings: Settings) -> tuple[Tensor, Tensor]:
         mine = slice(dist.get_rank(), dist.get_rank() + 1)
         own = Batch(batch.tokens_WBT[mine], batch.labels_WBT[mine])

@@ -391,7 +391,6 @@ def measure_wrapped(*, tiny: bool) -> dict[str, Any]:
 
 
 def sharded(model: torch.nn.Module) -> torch.nn.Module:
-    """The model under FSDP2, with itself as the only unit."""
     fully_shard(model, mesh=init_device_mesh(DEVICE.type, (1,)))
     return model
 
@@ -469,7 +468,6 @@ def counting(shape: tuple[int, int], number: int, vocabulary: int, noise: bool) 
 
 
 def about() -> dict[str, Any]:
-    """The hardware, the driver and the versions."""
     from benchmarks.report import processor
 
     gpu = None

@@ -127,8 +127,6 @@ def train_guarded(folder: Path) -> list[float]:
 
 
 class JournalPrinter:
-    """Prints the journal of the supervisor as it grows."""
-
     def __init__(self, run: RunFolder, supervisor: subprocess.Popen[bytes]) -> None:
         self.run, self.supervisor = run, supervisor
         self.num_printed, self.launched = 0, False

@@ -54,7 +54,6 @@ def train(settings: TrainingSettings, device: torch.device) -> None:
 
 
 def prepare(settings: TrainingSettings, device: torch.device) -> None:
-    """Configure torch and join the process group."""
     options = settings.options
     first = os.environ.get("RANK", "0") == "0"
     level = logging.INFO if first else logging.ERROR
@@ -109,7 +108,6 @@ class ReferenceTraining:
         self._began = time.monotonic()
 
     def run(self) -> None:
-        """Run the remaining steps and the last save."""
         left = self.options.steps - self.done
         for step in range(self.done + 1, self.options.steps + 1):
             self.injector.before(step)

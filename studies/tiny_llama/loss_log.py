@@ -32,7 +32,6 @@ class LossLog:
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115
 
     def write(self, record: Record) -> None:
-        """Append one record."""
         self._file.write(encode_line(record_to_json(record)))
 
     def close(self, step: int, *, finished: bool) -> None:

@@ -241,7 +241,6 @@ def shard(model: Llama, mesh: DeviceMesh, *, reshard: bool) -> None:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Local shard on this rank."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

@@ -85,7 +85,6 @@ def sealed() -> list[list[LabSpec]]:
 
 
 def digest_of(groups: Sequence[Sequence[LabSpec]]) -> str:
-    """SHA-256 of the specs."""
     return digest([[entries_of(spec) for spec in group] for group in groups])
 
 

@@ -113,7 +113,6 @@ def train(
 
 
 def train_panel(panel: Panel, control_spec: LabSpec, spec: LabSpec) -> dict[str, Any]:
-    """Train the four runs of one panel."""
     import torch
 
     from studies.fault_lab.rescue.policies import POLICIES, RESCUE
@@ -241,7 +240,6 @@ def outcome_words(run: dict[str, Any]) -> str:
 
 
 def action_words(run: dict[str, Any]) -> str:
-    """What a policy did, counted."""
     counts = Counter(action[2] for action in run["actions"])
     return ", ".join(ACTIONS[kind][n > 1].format(n) for kind, n in counts.items())
 

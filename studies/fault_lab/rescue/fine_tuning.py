@@ -99,7 +99,6 @@ WHICH = {"nothing": "Nothing", "before": "Rescue, as it was before", "rescue": "
 
 
 def summary(rows: dict[str, list[dict[str, Any]]]) -> Table:
-    """All runs, by what acted on them."""
     cells: list[tuple[Cell, ...]] = []
     for name, of_one in rows.items():
         failing = [found for found in of_one if failed(found)]
@@ -139,7 +138,6 @@ def summary(rows: dict[str, list[dict[str, Any]]]) -> Table:
 
 
 def by_fault(rows: dict[str, list[dict[str, Any]]]) -> Table:
-    """The failing runs of each fault under rescue."""
     cells: list[tuple[Cell, ...]] = []
     for fault in sorted({found["run"]["fault"] for found in rows["rescue"]}):
         for for_good in (False, True):

@@ -91,7 +91,6 @@ FAULTS: dict[str, tuple[float, ...]] = {
 
 
 def draw(seed: int) -> Run:
-    """The run of a seed."""
     rng = np.random.default_rng([seed, 45])
     steps = int(rng.integers(60, 201))
     fault = str(rng.choice(list(FAULTS)))
@@ -216,7 +215,6 @@ class Trained:
 
 
 def train(run: Run, *, disturbed: bool, rescued: bool) -> Trained:
-    """Train one run."""
     model = Llama(SHAPE)
     model.load_state_dict(base())
     optimizer = torch.optim.AdamW(model.parameters(), lr=run.rate)

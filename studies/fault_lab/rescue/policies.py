@@ -207,8 +207,6 @@ class RestartAtNan(_WithSnapshots):
 
 
 class _OnAlarm(_WithSnapshots):
-    """Acts on the calibrated detector's alarm."""
-
     def __init__(self, every: int, keep: int) -> None:
         super().__init__(every, keep)
         self.detector = CalibratedDetector()
@@ -281,8 +279,6 @@ class GoBackAndHalve(HalveRate):
 
 
 class Rescue(Treatment):
-    """The package's own policy."""
-
     def __init__(self, config: RescueConfig | None = None) -> None:
         self.policy = RescuePolicy(config or RescueConfig(every=EVERY))
         self.rules, self.detector = StepRules(), CalibratedDetector()
@@ -351,7 +347,6 @@ class Policy(NamedTuple):
 
 
 def rescue(*remedies: str) -> Callable[[], Treatment]:
-    """Rescue with these remedies alone."""
     config = RescueConfig(every=EVERY, remedies=frozenset(remedies))
     return lambda: Rescue(config)
 

@@ -167,7 +167,6 @@ class Branch:
 
     @property
     def is_finite(self) -> bool:
-        """All weights are numbers."""
         return bool(torch.isfinite(self.training.model.weights_N).all())
 
     @property
@@ -212,7 +211,6 @@ class Branch:
         self.left_out = [*self.left_out, (self.batch_of(first), self.batch_of(last) + 1)]
 
     def batch_of(self, step: int) -> int:
-        """Number of the batch of a step."""
         return position_after(1, step, self.left_out) - 1
 
     def outcome(self, actions: list[tuple[int, int, str, str]], *, held: bool = False) -> Outcome:
@@ -287,7 +285,6 @@ class Treatment:
         """Change the settings of the next step."""
 
     def combine(self, training: Training, losses_W: Tensor, gradients_WN: Tensor) -> Average:
-        """Average the workers' gradients."""
         return training.average(losses_W, gradients_WN)
 
     def clip(self, training: Training, average: Average) -> Average:

@@ -198,7 +198,6 @@ def aims(rows: Sequence[Row]) -> Table:
 
 
 def by_fault(rows: Sequence[Row], names: Sequence[str]) -> Table:
-    """Averted, held and lost for each fault."""
     runs = failing(rows)
     cells: list[tuple[Cell, ...]] = []
     for kind in sorted({row["fault"] for row in runs}):

@@ -31,8 +31,6 @@ __all__ = ["Captioned", "build_figures", "dot_version"]
 
 
 class Captioned(NamedTuple):
-    """A figure, the name of its files, and its caption."""
-
     name: str
     caption: str
     figure: Figure
