@@ -20,18 +20,10 @@ COLOURS = {
     "absorbed": style.SKY,
 }
 SHOWN = (
-    "validation_rise",
-    "probe_loss",
-    "update_ratio",
-    "weight_growth",
-    "gradient_norm",
-    "worst_worker",
-    "worker_variance",
-    "lowest_cosine",
-    "activation_headroom",
-    "attention_logit_max",
-    "r_metric",
-)
+    "validation_rise", "probe_loss", "update_ratio", "weight_growth", "gradient_norm",
+    "worst_worker", "worker_variance", "lowest_cosine", "activation_headroom",
+    "attention_logit_max", "r_metric",
+)  # fmt: skip
 ABSORBED_AT = 1300.0  # where runs that did not fail are shown
 SPREAD = 0.045  # between dots of one place, in decades
 FEWEST = 3  # failing runs that an area is shown for
