@@ -7,6 +7,7 @@ import os
 import time
 from datetime import timedelta
 from math import isfinite, nan
+from typing import Any
 
 # Read when CUDA's libraries are loaded: their results are to be the same each time.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -18,7 +19,6 @@ from torch.distributed.elastic.multiprocessing.errors import record as reported
 from rmetric.guard.checkpoints import Checkpoints, FailedSave
 from rmetric.guard.guard import Guard
 from rmetric.guard.training_state import ModelState
-from rmetric.monitor import Monitor
 from rmetric.records import Record
 from studies.tiny_llama.data import rows_of
 from studies.tiny_llama.injection import Injector
@@ -100,8 +100,10 @@ class ReferenceTraining:
         self.guard = self._make_guard()
         self.done = self._resumed()
         self.log = self._make_log() if self.rank == 0 else None
-        self.monitor = None
+        self.monitor: Any = None
         if self.options.monitor:
+            from rmetric.monitor import Monitor
+
             path = settings.folder.path / MONITORED
             model = self.parallel.model
             self.monitor = Monitor(model, self.optimizer, log=path, run_id="reference_training")
