@@ -42,10 +42,7 @@ class DataSet:
     """Runs with known outcomes.
 
     Attributes:
-        name: of its files.
-        title: in the tables.
-        runs: in a fixed order.
-        cases: their facts, in the same order.
+        cases: the facts of the runs, in their order.
         group: the resampling unit of the bootstrap, in words.
         inputs: digests and parts that determine the runs; part of the provenance.
         notes: notes for the tables, in sentences.

@@ -3,7 +3,7 @@
 They are an extra (`peers`) and no dependency: a package is imported when its adapter is created.
 Each gets the same records as the other detectors, with its own defaults. Their state is not
 accessible to `rmetric._util.state`, so it cannot go into a checkpoint, and the live monitor does
-not offer them.
+not offer them. Each raises ImportError where its package is not installed.
 """
 
 from __future__ import annotations
@@ -47,8 +47,6 @@ class TrainProof:
 
     Weaknesses: "never got better" is tested after only ten records; the comparison of the last
     loss with the lowest makes a noisy run fail; it keeps the whole log.
-
-    Raises ImportError where trainproof is not installed.
 
     Source: trainproof on PyPI, "A deterministic linter for ML training runs".
     """
@@ -124,8 +122,6 @@ class TrainPulse:
     Weaknesses: fixed ratios and absolute norms for every run; one nan disables the mean of the
     loss for 50 steps; it keeps every value.
 
-    Raises ImportError where trainpulse is not installed.
-
     Source: trainpulse on PyPI, "Lightweight training health monitor".
     """
 
@@ -179,8 +175,6 @@ class TrainScope:
     alerts and are not in the records.
 
     Weakness: it is two-sided, so any steady decrease of the loss alarms.
-
-    Raises ImportError where trainscope is not installed.
 
     Source: trainscope on PyPI, "Post-mortem debugger for LLM training loss spikes".
     """

@@ -98,7 +98,6 @@ class Costs:
 
     Attributes:
         false_alarm: cost of an inspection, or of a stopped run.
-        missed_failure: loss by a failure without an alarm.
         lead_step: additional saving of each step between alarm and failure.
         lead_cap: steps of lead beyond which nothing more is saved.
     """

@@ -79,8 +79,6 @@ class Average(NamedTuple):
     """Average of the workers' gradients, and their statistics.
 
     Attributes:
-        gradient_N: their mean.
-        loss: likewise.
         norms, cosines: of each worker's own gradient, the cosine to the mean.
         non_finite: entries that are nan or inf, over all workers.
     """

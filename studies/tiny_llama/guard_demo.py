@@ -80,12 +80,10 @@ def demonstrate(folder: Path) -> int:
     folder.mkdir(parents=True)
     began = time.monotonic()
     try:
-        alone = train_undisturbed(folder / "undisturbed")
-        guarded = train_guarded(folder)
+        code = compare(train_undisturbed(folder / "undisturbed"), train_guarded(folder))
     except subprocess.CalledProcessError as error:
         print(f"error: {error}; its output is in {folder}", file=sys.stderr)
         return 1
-    code = compare(alone, guarded)
     print(f"\nTotal time {time.monotonic() - began:.0f} s. Results are in {folder}/: "
           "guarded/summary.md, guarded/journal.jsonl, guarded/logs/")  # fmt: skip
     return code

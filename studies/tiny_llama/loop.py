@@ -158,18 +158,17 @@ class ReferenceTraining:
         return totals
 
     def _make_guard(self) -> Guard:
-        settings, options = self.settings, self.options
-        checkpoints = Checkpoints(
-            settings.folder.checkpoints,
-            keep=options.keep,
-            asynchronous=not options.synchronous,
-            fingerprint=settings.fingerprint,
-        )
+        settings, options, layout = self.settings, self.options, self.settings.layout
         return Guard(
-            checkpoints,
+            Checkpoints(
+                settings.folder.checkpoints,
+                keep=options.keep,
+                asynchronous=not options.synchronous,
+                fingerprint=settings.fingerprint,
+            ),
             policy=settings.policy,
             state=lambda: {"training": ModelState(self.parallel.model, self.optimizer)},
-            about=lambda: {"layout": str(settings.layout), "batch": settings.layout.global_batch},
+            about=lambda: {"layout": str(layout), "batch": layout.global_batch},
             folder=settings.folder,
             grace_seconds=options.grace,
         )
@@ -179,10 +178,8 @@ class ReferenceTraining:
         layout = self.settings.layout
         about = self.guard.resume()
         done = 0 if about is None else int(about["step"])
-        self._say(
-            f"{layout} on {self.device.type}, "
-            + ("from step 0" if not done else f"after step {done}")
-        )
+        where = f"after step {done}" if done else "from step 0"
+        self._say(f"{layout} on {self.device.type}, {where}")
         before = layout.global_batch if about is None else about["batch"]
         if before != layout.global_batch:
             self._say(f"the global batch was {before} until now")
@@ -201,13 +198,9 @@ class ReferenceTraining:
 
     def _write(self, step: int, totals: StepTotals, rate: float) -> None:
         if self.log is not None:
+            loss, norm = totals
             self.log.write(
-                Record(
-                    step=step,
-                    training_loss=totals.loss,
-                    gradient_norm=totals.gradient_norm,
-                    learning_rate=rate,
-                )
+                Record(step=step, training_loss=loss, gradient_norm=norm, learning_rate=rate)
             )
         if step % self.options.print_every == 0 or step == self.options.steps:
             self._say(

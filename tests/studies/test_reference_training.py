@@ -310,13 +310,6 @@ def test_a_sample_is_a_function_of_seed_step_and_index(seed, step, index):
         assert after in chain.successors_VK[token]
 
 
-@given(st.sampled_from([1, 2, 3, 4, 6, 12]))
-def test_slices_are_the_global_batch(copies):
-    chain, each = Chain(50, 8, 0), 12 // copies
-    slices = [rows_of(chain, 7, copy * each, each) for copy in range(copies)]
-    assert np.array_equal(np.concatenate(slices), rows_of(chain, 7, 0, 12))
-
-
 def test_the_chain_has_the_entropy_that_is_said():
     assert sum(SUCCESSION) == 1.0
     assert pytest.approx(-sum(share * log(share) for share in SUCCESSION)) == ENTROPY

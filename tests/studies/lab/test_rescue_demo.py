@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from studies.fault_lab.rescue import demo
-from studies.fault_lab.rescue.policies import Rescue
-from studies.fault_lab.rescue.runner import train_control, train_untreated, treat
 from tests.studies.lab.training import branch, control
 
 STEPS, ONSET, DURATION = 100, 71, 6
@@ -77,17 +75,6 @@ def test_a_run_without_an_end_is_lost(results):
     assert "not finite" in demo.outcome_words(stopped | {"above": None})
     drawn = demo_figure([panel | {"runs": panel["runs"] | {"rescue": stopped}}])
     assert "lost" in [text.get_text() for text in drawn.axes[0].texts]
-
-
-def test_the_trace_changes_no_result(specs):
-    trained = train_control(specs[0], {ONSET})
-    untreated = train_untreated(trained, specs[1])
-    trace: list = []
-    assert treat(trained, specs[1], untreated, Rescue()) == treat(
-        trained, specs[1], untreated, Rescue(), trace
-    )
-    assert len(trace) >= STEPS
-    assert [record for _, record in trace[: ONSET - 1]] == trained.lineage.records[: ONSET - 1]
 
 
 def test_the_demonstration_shows_open_seeds_alone():
