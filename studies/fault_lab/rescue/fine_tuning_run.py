@@ -13,7 +13,7 @@ import logging
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from math import cos, isfinite, pi
@@ -35,6 +35,7 @@ SHAPE = Shape(layers=2, heads=4, kv_heads=2, hidden=64, ffn=172, vocabulary=256,
 BATCH, PRETRAINING, HELD_OUT_BATCHES = 16, 1200, 4
 #: Steps of the twin whose loss is known: those that a snapshot may be of.
 EVERY = 10
+NEVER = 10**9  # the onset of no fault
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +220,7 @@ def train(run: Run, *, disturbed: bool, rescued: bool) -> Trained:
     model.load_state_dict(base())
     optimizer = torch.optim.AdamW(model.parameters(), lr=run.rate)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, run.factor)
-    fault = Disturbed(run, model, optimizer)
+    fault = Disturbed(run if disturbed else replace(run, onset=NEVER), model, optimizer)
     rescue = monitor = None
     batches: Iterator[tuple[int, Any]] = enumerate(islice(forever(run), run.steps), start=1)
     if rescued:
@@ -233,20 +234,14 @@ def train(run: Run, *, disturbed: bool, rescued: bool) -> Trained:
     losses: dict[int, float] = {}
     step = alarm = 0
     for step, (tokens,) in batches:
-        inputs, labels = tokens[:, :-1], tokens[:, 1:]
-        if disturbed:
-            fault.begin()
-            labels = fault.labels(labels)
-        loss = loss_of(model, inputs, labels)
-        if disturbed:
-            loss = fault.loss(loss)
+        fault.begin()
+        loss = fault.loss(loss_of(model, tokens[:, :-1], fault.labels(tokens[:, 1:])))
         loss.backward()
-        if disturbed:
-            fault.gradients()
-            fault.settings(float(scheduler.get_last_lr()[0]))
+        fault.gradients()
+        fault.settings(float(scheduler.get_last_lr()[0]))
         if monitor is not None:
             monitor.check_before_step(loss)
-            if disturbed and not alarm and fault.executed >= run.onset and monitor.alerts:
+            if not alarm and fault.executed >= fault.run.onset and monitor.alerts:
                 alarm = fault.executed
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         fault.before_update()
@@ -267,7 +262,7 @@ def train(run: Run, *, disturbed: bool, rescued: bool) -> Trained:
         loss=held_out(model),
         losses=losses,
         held=held is not None,
-        executed=fault.executed if disturbed else step,
+        executed=fault.executed,
         digest=digest_of(model),
         decisions=dict(decisions),
         alarm=alarm,

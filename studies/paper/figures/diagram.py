@@ -33,7 +33,7 @@ Point = tuple[float, float]
 Item = str | tuple[int, int]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Node:
     """A box: its lines of text, and the colour of its outline, paler inside."""
 

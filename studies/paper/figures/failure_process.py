@@ -73,12 +73,12 @@ def failure_process(runs: Sequence[Run]) -> Diagram:
     ways = [way_of(run.truth) for run in runs if run.truth is not None]
     flows = Counter(arrow for way in ways for arrow in pairwise(way))
     totals = Counter(box for way in ways for box in way)
-    nodes = {ALL: Node(text=f"{totals[ALL]} runs", colour=BLACK)}
+    nodes = {ALL: Node(f"{totals[ALL]} runs", BLACK)}
     for name, colour in ((NO_FAULT, GREY), (BENIGN, SKY), (FAULT, PURPLE)):
-        nodes[name] = Node(text=name, colour=colour)
+        nodes[name] = Node(name, colour)
     for name in (*dict.fromkeys(MECHANISM.values()), OTHER, SCRIPT):
-        nodes[name] = Node(text=name, colour=ORANGE)
-    nodes[DYNAMICS] = Node(text="training\ndynamics:\nloss, gradients,\nweights", colour=BLACK)
+        nodes[name] = Node(name, ORANGE)
+    nodes[DYNAMICS] = Node("training\ndynamics:\nloss, gradients,\nweights", BLACK)
     for name in in_order({way[-1] for way in ways}):
         nodes[name] = _end(name, totals[name])
     if all(run.config.get("recipe") == "published" for run in runs):
@@ -111,33 +111,23 @@ def system_diagram(study: Study) -> Diagram:
     simulator = "faults and\ncrashes scripted" if scripted else "faults turn\nmechanisms"
     past = "first value" if config.variant == "authors_simulator" else "recent mean"
     of_rate, of_variance, of_drift = config.weights
+    weights = f"R =\n{of_rate:.2f} n(λ) +\n{of_variance:.2f} n(σ²) +\n{of_drift:.2f} n(ΔL)"
+    variance, drift = MEANING["gradient_variance"], MEANING["loss_drift"]
     nodes = {
-        "simulator": Node(text=f"Simulator:\n{simulator}", colour=SKY),
-        "other_logs": Node(text="Other logs:\nHugging Face,\nCSV, JSONL", colour=SKY),
-        "live": Node(text="Live training:\nthe monitor", colour=SKY),
-        "records": Node(text=f"Records\n({len(study.reference)} runs\nhere)", colour=BLACK),
-        "failure_rate": Node(
-            text="λ: hardware\nevents per hour",
-            colour=MEANING["failure_rate"],
-        ),
-        "gradient_variance": Node(
-            text="σ²: variance of\nworkers' gradient\nnorms", colour=MEANING["gradient_variance"]
-        ),
-        "loss_drift": Node(
-            text=f"ΔL: validation\nloss above its\n{past}", colour=MEANING["loss_drift"]
-        ),
-        "baselines": Node(text="Baselines\nand anchors", colour=GREY),
-        "min_max": Node(
-            text=f"n: min-max\nof the last\n{config.component_window} values", colour=BLACK
-        ),
-        "score": Node(
-            text=f"R =\n{of_rate:.2f} n(λ) +\n{of_variance:.2f} n(σ²) +\n{of_drift:.2f} n(ΔL)",
-            colour=BLACK,
-        ),
-        "alert": Node(text=f"Alert:\nR > {config.threshold:g}", colour=VERMILION),
-        "evaluation": Node(text="Evaluation:\npublished and\ncausal protocol", colour=GREEN),
-        "replay": Node(text="Replay\nreport", colour=BLUE),
-        "results": Node(text="Tables,\nfigures", colour=BLUE),
+        "simulator": Node(f"Simulator:\n{simulator}", SKY),
+        "other_logs": Node("Other logs:\nHugging Face,\nCSV, JSONL", SKY),
+        "live": Node("Live training:\nthe monitor", SKY),
+        "records": Node(f"Records\n({len(study.reference)} runs\nhere)", BLACK),
+        "failure_rate": Node("λ: hardware\nevents per hour", MEANING["failure_rate"]),
+        "gradient_variance": Node("σ²: variance of\nworkers' gradient\nnorms", variance),
+        "loss_drift": Node(f"ΔL: validation\nloss above its\n{past}", drift),
+        "baselines": Node("Baselines\nand anchors", GREY),
+        "min_max": Node(f"n: min-max\nof the last\n{config.component_window} values", BLACK),
+        "score": Node(weights, BLACK),
+        "alert": Node(f"Alert:\nR > {config.threshold:g}", VERMILION),
+        "evaluation": Node("Evaluation:\npublished and\ncausal protocol", GREEN),
+        "replay": Node("Replay\nreport", BLUE),
+        "results": Node("Tables,\nfigures", BLUE),
     }
     signals = ("failure_rate", "gradient_variance", "loss_drift")
     arrows = (
