@@ -17,10 +17,9 @@ from rmetric._util.special import refuse_special
 from rmetric._util.unpacked import PACKED, PACKED_SUFFIXES
 from rmetric.diagnosis.auxiliary.files import AUXILIARY_SUFFIXES, is_auxiliary
 from rmetric.diagnosis.auxiliary.stacks import holds_stacks
-from rmetric.diagnosis.reading.exported import Exported
 from rmetric.diagnosis.reading.file_names import ATTEMPT, identify_files, natural
-from rmetric.diagnosis.reading.json_records import JsonRecords
 from rmetric.diagnosis.reading.lines import utf16
+from rmetric.diagnosis.reading.records import Export
 from rmetric.diagnosis.reading.source import LogSource
 
 #: Blocks of a file's beginning by which its kind is recognised.
@@ -152,7 +151,7 @@ class _Search:
         if holds_stacks(head):  # in notes, which are a log too
             self.beside.append(replace(source))
         by_content = other_by_content(head)
-        if kind == _TABLES and (_is_export(head) or _ENDED.search(head)):
+        if kind == _TABLES and (Export.of(head) or _ENDED.search(head)):
             kind = ""
         elif kind == _TABLES and not by_content:
             self.tables.append(source)
@@ -182,11 +181,6 @@ class _Search:
             below[:] = sorted(name for name in below if not name.startswith("."))
             paths = (Path(where, name) for name in sorted(names) if not name.startswith("."))
             yield from filter(Path.is_file, paths)
-
-
-def _is_export(head: bytes) -> bool:
-    """True for the first bytes of lines that a collector of logs exported."""
-    return JsonRecords.of(head) is not None or Exported.of(head.partition(b"\n")[0]) is not None
 
 
 def _head(source: LogSource) -> bytes:
