@@ -17,8 +17,7 @@ from rmetric.diagnosis.facts.starts import starts_of
 from rmetric.diagnosis.input_files import find
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.merging import merged
-from rmetric.diagnosis.one_pass import FilePass
-from rmetric.diagnosis.part import Part
+from rmetric.diagnosis.one_pass import FilePass, Part
 from rmetric.diagnosis.reading.source import LogSource
 from rmetric.diagnosis.templates.events import OTHERS
 from rmetric.diagnosis.templates.facts import LineAnalyser

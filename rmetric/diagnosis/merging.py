@@ -22,7 +22,7 @@ from rmetric.diagnosis.facts.job import (
     span_of,
 )
 from rmetric.diagnosis.facts.layout import Files, RankLayout, RankPlacement
-from rmetric.diagnosis.part import Part, StreamPart
+from rmetric.diagnosis.one_pass import Part, StreamPart
 from rmetric.diagnosis.patterns.values import is_not_finite
 from rmetric.diagnosis.reading.file_names import names_in
 from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix

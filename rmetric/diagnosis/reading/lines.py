@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice, pairwise
-from os.path import commonprefix
 
 from rmetric.diagnosis.reading.records import Export
 
@@ -152,8 +151,8 @@ def _layers(lines: Sequence[bytes]) -> Layers:
         enough = _MOST * len(sample)
         marks = (one for one in _MARKS if sum(map(bool, map(one.match, sample))) >= enough)
         layer = next((one for one in _NUMBERS if _numbers(one, sample)), None) or next(marks, None)
-        same = commonprefix(sample)
-        blank = same[: len(same) - len(same.lstrip(b" \t"))]
+        blank = min(map(_indent, sample), key=len)
+        blank = blank if all(line.startswith(blank) for line in sample) else b""
         if layer is None and len(blank.expandtabs()) > 1:  # one space Megatron's lines have
             layer = re.compile(re.escape(blank))
         if layer is None:
@@ -172,6 +171,10 @@ def _numbers(form: re.Pattern[bytes], sample: Sequence[bytes]) -> bool:
     many = len(rests) >= _MANY and len(kinds) >= min(_MANY_KINDS, len(rests) // 2 + 1)
     set_in = form is _NUMBERS[1] and not any(rest[:1].strip() for rest in rests)
     return form is _NUMBERS[0] or (many and not set_in)
+
+
+def _indent(line: bytes) -> bytes:
+    return line[: len(line) - len(line.lstrip(b" \t"))]
 
 
 def _without(layer: re.Pattern[bytes], lines: Sequence[bytes]) -> list[bytes]:

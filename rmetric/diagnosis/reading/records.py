@@ -155,7 +155,8 @@ def _lines(blocks: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
     number, held = 0, b""
     for block in blocks:
         *lines, held = (held + block).split(b"\n")
-        for number, line in enumerate(lines, number + 1):
+        for line in lines:
+            number += 1
             yield number, line
         if len(held) > _LONGEST:
             yield number + 1, held
@@ -178,7 +179,8 @@ def _listed(blocks: Iterator[bytes]) -> Iterator[_Entry]:
         try:
             record, end = decoder.raw_decode(text, at)
         except (ValueError, RecursionError):  # cut off
-            yield from ((number + more, "", [line]) for more, line in enumerate(text[at:].split("\n")))
+            rest = enumerate(text[at:].split("\n"), number)
+            yield from ((place, "", [line]) for place, line in rest)
             break
         values, labels = record.get("values"), record.get("stream")
         if isinstance(values, list) and isinstance(labels, dict):  # a stream of Loki, all its lines
@@ -371,8 +373,9 @@ class _Table(NamedTuple):
         """The lines of the rows; one that is none stays: the text of the row before goes on."""
         for number, raw in _lines(blocks):
             row = raw.rstrip(b"\r").decode("utf-8", "surrogateescape")
-            quoted = '"' in row  # the text may go on in the next row, so that its quote is open
-            cells = _cells(row, self.delimiter) if quoted else row.split(self.delimiter, self.columns - 1)
+            cells = row.split(self.delimiter, self.columns - 1)
+            if '"' in row and len(cells) == self.columns:  # a quote may be open, over several rows
+                cells = _cells(row, self.delimiter)
             if len(cells) < self.columns:
                 yield number, "", [row.removesuffix('"')]
                 continue

@@ -99,7 +99,9 @@ class LogSource:
                 if place > SAMPLED_HEAD:
                     file.seek(place)
                     # The first began elsewhere, the last ends elsewhere but in the last piece.
-                    of_piece = Lines(layers=beginning.layers).lists(iter([file.read(SAMPLED_PIECE)]))
+                    of_piece = Lines(layers=beginning.layers).lists(
+                        iter([file.read(SAMPLED_PIECE)])
+                    )
                     piece = [line for some in of_piece for line in some]
                     lines += piece[1:] if at == PIECES else piece[1:-1]
         return lines
