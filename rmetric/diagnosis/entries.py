@@ -39,8 +39,7 @@ from rmetric.diagnosis.templates.facts import (
     Facts,
     LineAnalyser,
 )
-from rmetric.diagnosis.templates.places import Heads
-from rmetric.diagnosis.templates.shapes import LineShape, shape_reader
+from rmetric.diagnosis.templates.places import Heads, LineShape, shape_reader
 
 #: Different masked texts of a file; further ones count as "<others>".
 MAX_TEXTS = 20_000
@@ -286,7 +285,7 @@ class EntryPass:
         raw: RawEntry = (
             number, line, form.template, stream.key, step[1], stream.stage, None, form,
         )  # fmt: skip
-        time = self.shapes.time_place(form.shape, line).time(line)
+        time = self.shapes.time(line, form.shape)
         self.marks.add_step(number)
         self._time_step(stream, step, time)
         before = stream.step

@@ -12,8 +12,7 @@ from rmetric.diagnosis.reading.joining import EntryText, Kind, State
 from rmetric.diagnosis.reading.prefixes import Prefix
 from rmetric.diagnosis.reading.text import clean
 from rmetric.diagnosis.templates.facts import Facts
-from rmetric.diagnosis.templates.places import Heads, StepPlace
-from rmetric.diagnosis.templates.shapes import LineShape
+from rmetric.diagnosis.templates.places import Heads, LineShape, StepPlace
 
 #: Entries in which a stream's first time is sought; at least `HEAD`.
 FIRST_ENTRIES = 50

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rmetric.diagnosis.entries import DIGITS, EntryPass
 from rmetric.diagnosis.facts.graph import IdentityGraph
@@ -243,7 +243,7 @@ class _PartBuilder:
         )
         return entry
 
-    def _stream(self, one: LogStream, odd: Iteration[RawEntry] | None) -> StreamPart:
+    def _stream(self, one: LogStream, odd: Iteration[Any] | None) -> StreamPart:
         counts = {at: count for at, count in one.counts.items() if count}
         matches = [
             Match(

@@ -194,8 +194,10 @@ def decisions_lane(metric: Metric | None) -> list[Lane]:
 
 
 def _gpu_lanes(gpus: Gpus | None) -> list[Lane]:
+    if gpus is None:
+        return []
     lanes = []
-    for key in gpus.unwell[:_MOST_GPUS] if gpus is not None else ():
+    for key in gpus.unwell[:_MOST_GPUS]:
         own = [one for one in gpus.news if one.key == key]
         ends = [*(one.time for one in own[1:]), max(gpus.until[key], own[-1].time)]
         marks = []
