@@ -215,7 +215,7 @@ class EntryPass:
     def _joined(self, stream: LogStream, number: int, text: bytes, facts: Facts) -> bool:
         """Add a line to the stream's open entry; return False if it does not belong there."""
         entry = stream.open or self._reopened(stream)
-        if entry is None or entry.entry.full:
+        if entry is None or entry.full:
             return False
         if facts.kind == Kind.EXCEPTION:
             entry.leading_facts = facts
@@ -223,7 +223,7 @@ class EntryPass:
             if entry.leading_facts.exception or entry.leading_facts is not entry.facts:
                 return False  # of another rank that writes to the same file
             entry.leading_facts = facts
-        entry.entry.add(clean(text))
+        entry.lines.append(clean(text))
         entry.last_line = number
         entry.look |= facts.look
         return True
@@ -314,8 +314,8 @@ class EntryPass:
     def _close(self, stream: LogStream) -> None:
         entry = stream.open
         assert entry is not None
-        stream.open, whole_line = None, entry.entry.whole_line
-        said, level = entry.entry.text(), entry.facts.level
+        stream.open, whole_line = None, entry.whole_line
+        said, level = entry.text(), entry.facts.level
         text = unescaped(said)
         look = entry.facts.alone if whole_line and text is said else entry.look
         found = self.analyser.find(text, level) if look else []

@@ -61,7 +61,7 @@ class LogLineForm:
         self.plain = not (self.slow or self.told or self.step is not None)
 
 
-class OpenEntry:
+class OpenEntry(EntryText):
     """An entry that may have more lines.
 
     Attributes:
@@ -73,16 +73,11 @@ class OpenEntry:
         steps_before: number of the file's step lines before it.
     """
 
-    __slots__ = (
-        "entry", "facts", "last_line", "leading_facts", "look", "raw", "states_step",
-        "steps_before", "watched",
-    )  # fmt: skip
-
     def __init__(self, raw: RawEntry, facts: Facts, text: bytes) -> None:
+        super().__init__(clean(text))
         self.raw, self.facts, self.leading_facts = raw, facts, facts
         self.look, self.states_step, self.watched = facts.look, False, False
         self.last_line, self.steps_before = raw[0], 0
-        self.entry = EntryText(clean(text))
 
 
 class LogStream:

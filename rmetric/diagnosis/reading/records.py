@@ -67,8 +67,6 @@ _LONGEST, _BLOCK = 1 << 22, 1 << 20
 _DEEPEST = 6
 _FOREIGN = re.compile(r"[^\w.-]+", re.ASCII)
 _STAMP = re.compile(rf"{DATE_TIME}\S*")
-#: A stream of SageMaker, of which prefixes.py knows the host.
-_SAGEMAKER = re.compile(r"[\w.-]+(?:/[\w.-]+)*/algo-\d+-\d{10}")
 #: The zone or unit behind a column's name.
 _UNIT = re.compile(r"\(\w+\)$")
 #: The cells of a table without names: a time, a level or none, who wrote the line, and the line.
@@ -230,8 +228,6 @@ def _entry(record: Mapping[str, Any], raw: str) -> tuple[str, list[str]]:
         process, program = flat.get(of_process), flat[of_program]
         ended = f"[{process}]" if process and program != "kernel" else ""
         before = f"{time} {_FOREIGN.sub('-', writer)} {program}{ended}: "
-    elif _SAGEMAKER.fullmatch(writer):
-        before = f"{time} {writer} "
     return time, [_line(time, writer, line, before) for line in text.rstrip("\n").split("\n")]
 
 
