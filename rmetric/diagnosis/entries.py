@@ -285,7 +285,8 @@ class EntryPass:
         raw: RawEntry = (
             number, line, form.template, stream.key, step[1], stream.stage, None, form,
         )  # fmt: skip
-        time = self.shapes.time(line, form.shape)
+        place = form.shape.time
+        time = self.shapes.time(line, form.shape) if place is None else place.time(line)
         self.marks.add_step(number)
         self._time_step(stream, step, time)
         before = stream.step

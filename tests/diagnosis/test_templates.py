@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rmetric.diagnosis.facts.statements import STATEMENTS
 from rmetric.diagnosis.library import SignatureLibrary, form_of
-from rmetric.diagnosis.library.needed import needed
+from rmetric.diagnosis.library.needed import any_digits, needed
 from rmetric.diagnosis.reading.prefixes import Prefix, PrefixParser
 from rmetric.diagnosis.reading.steps import StepMatch, match_step
 from rmetric.diagnosis.reading.word_index import WordIndex, runs_of
@@ -291,6 +291,7 @@ class TestNeeded:
         plain = plain_pointers(NUMBERS.sub("0", example).encode())
         for pattern in one.patterns:
             if regex.search(pattern, example, regex.MULTILINE):
+                assert regex.search(any_digits(pattern), NUMBERS.sub("", example), regex.MULTILINE)
                 for form in (form_of(example), form_of(plain)):
                     assert all(any(one in form for one in row) for row in needed(pattern))
 

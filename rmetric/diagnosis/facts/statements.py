@@ -20,7 +20,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from rmetric.diagnosis.library.needed import needed
+from rmetric.diagnosis.library.needed import any_digits
 from rmetric.diagnosis.reading.prefixes import NO_HOST
 from rmetric.diagnosis.reading.word_index import WordIndex
 
@@ -28,6 +28,8 @@ from rmetric.diagnosis.reading.word_index import WordIndex
 MANY_RANKS = 1 << 30
 #: Hosts of one list; a longer one is no list of hosts.
 MAX_HOSTS = 100_000
+#: Characters of a line's form; longer ones may state anything.
+LONGEST_FORM = 2000
 #: Groups that are no numbers.
 _TEXTS = ("node", "here", "server")
 
@@ -44,18 +46,18 @@ class Statement:
         pattern: compiled.
     """
 
-    __slots__ = ("_needed", "gates", "pattern", "ties")
+    __slots__ = ("_loose", "gates", "pattern", "ties")
 
     def __init__(self, ties: str, gates: str, pattern: str) -> None:
         self.ties = [(one, other) for one, other in map(str.split, ties.split(","))]
         self.gates = gates.split("|")
         self.pattern = re.compile(pattern)
-        self._needed = needed(pattern)
+        self._loose = any_digits(pattern)
 
     def may_match(self, bare: str) -> bool:
         """Return False only if the pattern matches no line that is so without its digits."""
-        form = bare.lower().encode("utf-8", "replace")
-        return all(any(one in form for one in row) for row in self._needed)
+        # `re` keeps what it has compiled, and most of these patterns no log needs.
+        return len(bare) > LONGEST_FORM or re.search(self._loose, bare) is not None
 
 
 def _not_after(words: str) -> str:

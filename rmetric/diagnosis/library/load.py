@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rmetric.diagnosis.library.files import check, compiled, form_of, read, wrong
-from rmetric.diagnosis.library.needed import Rows, needed
+from rmetric.diagnosis.library.needed import Rows, any_digits, needed
 from rmetric.diagnosis.library.xid_signatures import read_xids
 from rmetric.diagnosis.reading.word_index import WordIndex
 from rmetric.diagnosis.signature import ROLES, Signature
@@ -49,9 +49,20 @@ class Pattern:
     def _needed(self) -> Rows:
         return needed(self._text)
 
+    @cached_property
+    def _loose(self) -> Any:
+        return compiled(any_digits(self._text))
+
     def has_needed(self, form: bytes) -> bool:
         """Return False only if it matches no text of this form (`form_of`)."""
         return all(any(one in form for one in row) for row in self._needed)
+
+    def may_match(self, bare: str) -> bool:
+        """Return False only if it matches no line that is so without its digits."""
+        try:
+            return self._loose.search(bare, timeout=PATTERN_SECONDS) is not None
+        except TimeoutError:
+            return True
 
 
 Matches = list[tuple[Signature, dict[str, str]]]
@@ -150,8 +161,8 @@ class SignatureLibrary:
             level: as the entry states it.
         """
         return any(
-            pattern.has_needed(form)
-            for form in {form_of(plain), form_of(_bare(plain))}
+            pattern.has_needed(form) and pattern.may_match(way.replace("0", ""))
+            for way, form in [(way, form_of(way)) for way in {plain, _bare(plain)}]
             for one in self._candidates(form, level)
             for pattern in self._patterns[one.id]
         )

@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+import regex
+
 #: Letters of the shortest literal that is worth to be sought.
 SHORTEST = 3
 #: The parser of Python's own patterns, which are nearly those of the package `regex`.
@@ -21,6 +23,16 @@ _NAMED = re.compile(r"\(\?P?<(?![=!])\w+>")
 _OTHER = re.compile(r"\[\[|\[:|&&|--|\|\||~~|(?<!\\)\{(?!\d*,?\d*\})")
 #: Parts that take no text, or only digits, which a form has none of.
 _NOTHING = ("AT", "ASSERT", "ASSERT_NOT", "[(CATEGORY, CATEGORY_DIGIT)]", "[(RANGE, (48, 57))]")
+
+#: A look, a border or a name, which go; an atom and how often it comes; the same of a group.
+_TOKEN = regex.compile(
+    r"\(\?<?[=!](?<in>(?:\\.|\[(?:\\.|[^\]\\])*\]|[^()\[\\]|\((?&in)\))*)\)|\\[bB]"
+    r"|(?<named>\(\?P?<\w+>)"
+    r"|(?<atom>\[\^?\]?(?:\\.|[^\]\\])*\]|\\x\w\w|\\u\w{4}|\\.|[.\d])"
+    r"(?<times>[+*?]|\{(?:\d*,)?(?<most>\d*)\})?|(?<other>\{[\d,]*\})"
+)
+#: Atoms that may take a digit.
+_TAKES_DIGITS = re.compile(r"\\[dwS1-9]|[.\d]$|\[(?:\^|.*(?:\d|\\[dwWDS]|[ -/]-[^\]]))")
 
 Rows = list[tuple[bytes, ...]]
 
@@ -63,3 +75,24 @@ def _rows(parts: Iterable[tuple[Any, Any]]) -> Rows:
         rows += [(run.encode(),)] if len(run.strip()) >= SHORTEST else []
         rows, run = rows + inner, ""
     return rows
+
+
+def any_digits(pattern: str) -> str:
+    r"""A looser pattern, for lines without their digits: what may take one may take nothing.
+
+    >>> any_digits(r"Xid \(PCI:(?<gpu>[0-9a-f:.]+)\): (?:13|31)\b (?!0)")
+    'Xid \\(PCI:(?:[0-9a-f:.]*)\\): (?:1?3?|3?1?) '
+    """
+    return str(_TOKEN.sub(_without_digits, pattern))
+
+
+def _without_digits(token: Any) -> str:
+    atom, times = token["atom"], token["times"] or ""
+    if not atom:
+        return "(?:" if token["named"] else token["other"] or ""
+    if not _TAKES_DIGITS.match(atom):
+        return str(token[0])
+    if atom[0] == "\\" and atom[1].isdigit():
+        return r"[\s\S]*"
+    most = f"{{0,{token['most']}}}" if times[:1] == "{" else "*" if times in ("*", "+") else "?"
+    return f"{atom}{most}"
