@@ -73,6 +73,8 @@ CUT = {
 }
 #: Prefixes that prose may look like: they count only where the file's lines agree (prefixes.py).
 COUNTED = {
+    # [node-07:5]
+    "node_rank": rf"\[(?P<node>{_HOST}):(?P<local_rank>\d{{1,4}})\]:? ",
     # node-07: of pdsh, worker-1 | of compose
     "host": rf"(?P<node>{_NAME})(?:: ?| +\| ?)",
     # trainer-worker-3 pytorch of stern: pod and container

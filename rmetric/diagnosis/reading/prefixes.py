@@ -282,6 +282,7 @@ def _are_pods(heads: list[re.Match[bytes]], distinct: int, share: float) -> bool
 
 _ARE: dict[str, Callable[[list[re.Match[bytes]], int, float], bool]] = {
     "host": _are_hosts,
+    "node_rank": _are_hosts,
     "pals": _are_hosts,
     "stern": _are_pods,
 }

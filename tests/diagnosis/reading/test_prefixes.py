@@ -34,6 +34,7 @@ COUNTED = {
     "bracket": ("[{rank}]: ", "rank"),
     "word": ("Rank {rank}: ", "rank"),
     "stern": ("fit-worker-{rank} main ", "node"),
+    "node_rank": ("[{node}:{local_rank}] ", "node local_rank"),
     "host": ("{node}: ", "node"),
     "pals": ("{node} {rank}: ", "node rank"),
 }
