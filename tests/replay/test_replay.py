@@ -473,23 +473,6 @@ def test_bad_usage_is_one_message_and_exit_code_2(
     assert problem in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("out", ["a.csv", "a.csv/deeper"])
-def test_results_that_cannot_be_written_are_one_message(script, tmp_path, monkeypatch, capsys, out):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.csv").write_text(GOOD)
-    assert script.main(["a.csv", "--out", out]) == 1
-    assert f"error: --out {out}: cannot be written" in capsys.readouterr().err
-
-
-@pytest.mark.long
-def test_a_user_s_mistake_shows_no_traceback(tmp_path):
-    (tmp_path / "a.csv").write_bytes(bytes(9))
-    for argument, code in (("absent.csv", 2), ("a.csv", 1)):
-        command = [sys.executable, str(ROOT / "replay_and_analyze_logs.py"), argument]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr.count("\n")) == (code, 1)
-
-
 def test_a_mapped_column_that_a_file_lacks_fails_that_file_alone(replay, tmp_path):
     (tmp_path / "a.csv").write_text(GOOD.replace("loss", "xent"))
     (tmp_path / "b.csv").write_text(GOOD)

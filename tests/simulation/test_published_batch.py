@@ -128,15 +128,8 @@ def test_r_is_that_of_the_stream(config):
     for row, run in zip(found, runs_of(batch), strict=True):
         metric = RMetric(config)
         streamed = [metric.update(record).score for record in run.records]
-        assert row[: len(streamed)] == pytest.approx(streamed, abs=1e-12)
-
-
-def test_the_authors_r_is_that_of_the_stream_to_the_last_bit():
-    batch = run_batch(SMALL, faults(specs(), SMALL), drawn(specs(), SMALL, seed=2))
-    for row, run in zip(scores(batch, AUTHORS), runs_of(batch), strict=True):
-        metric = RMetric(AUTHORS)
-        streamed = [metric.update(record).score for record in run.records]
-        assert row[: len(streamed)].tolist() == streamed
+        exact = config is AUTHORS  # to the last bit
+        assert row[: len(streamed)] == pytest.approx(streamed, rel=0, abs=0 if exact else 1e-12)
 
 
 @pytest.mark.parametrize(
@@ -318,12 +311,6 @@ def test_the_anatomy_has_the_authors_weights_beside_the_papers(monkeypatch):
     for found, expected in zip(published[1:], over_seeds(PUBLISHED, rules, 4), strict=True):
         assert [list(x) for x in found] == [list(x) for x in expected]
     assert other_weights.by_authors is None
-
-
-def test_all_changes_together_leave_what_always_alarming_scores():
-    [found] = over_seeds(ANATOMY[-1], [r_metric(ANATOMY[-1].config)], 5)
-    assert found.published_f1.mean() == pytest.approx(72 / (72 + 144), abs=0.01)
-    assert found.causal_f1.mean() < 0.01
 
 
 def test_the_two_faults_that_act_are_all_that_the_number_is_made_of():
