@@ -269,20 +269,21 @@ def read_log(
         UnknownFormat: a LogError; no reader recognises the file.
     """
     log = open_log(Path(path), mapping, on_bytes=on_bytes)
-    if log.format == experiment_log.READER.name and log._source is not None:
-        with _errors_of(log.path):
-            run, note = experiment_log.read(log._source, mapping or {}, most_records)
-        log._note_replacements([run])
-        return ReadLog(log.format, [run], {run.id: note} if note else {})
     collected = collect(log._batches(), log.runs, most_records)
-    thinned = []
+    thinned: dict[str, str] = {}
     for name, run in log.runs.items():
-        run.records = collected.records(name)
+        run.records += collected.records(name)
         if note := collected.note(name):
             run.notes.append(note)
-            thinned.append((run, note))
-    runs = with_evaluations_in_place(list(log.runs.values()))
-    return ReadLog(log.format, runs, {run.id: note for run, note in thinned})
+            thinned[name] = note
+    # A run of our own log has two names where its id changes in the middle.
+    runs = list({id(run): run for run in log.runs.values()}.values())
+    if log.format == experiment_log.READER.name:
+        for run in runs:
+            experiment_log.compare(run, thinned=bool(thinned))
+    else:
+        runs = with_evaluations_in_place(runs)
+    return ReadLog(log.format, runs, {log.runs[name].id: note for name, note in thinned.items()})
 
 
 def _reader_of(source: Source, mapping: Mapping[str, str]) -> Reader:

@@ -18,7 +18,7 @@ from rmetric.detectors.calibrated import CalibratedDetector, CalibratedRMetric, 
 from rmetric.detectors.calibrated.alarm_lifecycle import LOST_RATIO, TOO_EARLY, UNDER_WAY
 from rmetric.detectors.calibrated.calibration import FLOORS
 from rmetric.detectors.calibrated.detector import KEPT_OPEN
-from rmetric.detectors.calibrated.sources import sources
+from rmetric.detectors.calibrated.thresholds import sources
 from rmetric.readers.archive import read_runs
 from rmetric.records import HardwareEvent, Record
 from tests.detectors.calibrated_streams import first_alarm, healthy, records, rise, scores

@@ -10,8 +10,7 @@ from rmetric._util.version import __version__
 from rmetric.detectors.calibrated.detector import CalibratedDetector
 from rmetric.detectors.calibrated.failing_runs import SIGNALS
 from rmetric.detectors.calibrated.healthy_label_check import HealthyLabelCheck
-from rmetric.detectors.calibrated.sources import sources
-from rmetric.detectors.calibrated.thresholds import Thresholds
+from rmetric.detectors.calibrated.thresholds import Thresholds, sources
 from rmetric.records import Run
 
 #: What is needed at least, in each statistic's own unit, however quiet the healthy runs are.
