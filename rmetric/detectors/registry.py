@@ -60,8 +60,7 @@ def _ablation(signal: str, mode: str) -> Entry:
     return Entry(title=title, kind="ablation", make=_r_metric(mode), mode=mode, in_paper=True)
 
 
-def _plain(title: str, make: Callable[[], Detector], kind: str = "baseline", **more: bool) -> Entry:
-    """A detector that draws nothing."""
+def _plain(title: str, make: Callable[[], Detector], kind: str = "baseline", **more: Any) -> Entry:
     return Entry(title=title, kind=kind, make=lambda generator: make(), **more)
 
 

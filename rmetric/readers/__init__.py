@@ -143,14 +143,10 @@ class OpenLog:
     def _batches(self) -> Batches:
         with _errors_of(self.path):
             yield from self._stream.batches
-        self._note_replacements(self.runs.values())
-
-    def _note_replacements(self, runs: Iterable[Run]) -> None:
-        if self._source is None:
-            return
-        for run in runs:
-            run.notes += self._source.notes
-            run.unread = "; ".join(filter(None, [run.unread, self._source.unread]))
+        if (source := self._source) is not None:
+            for run in self.runs.values():
+                run.notes += source.notes
+                run.unread = "; ".join(filter(None, [run.unread, source.unread]))
 
 
 @contextmanager
@@ -190,7 +186,9 @@ def split_files(paths: Iterable[str | Path]) -> FolderFiles:
     for given in paths:
         path = Path(given)
         refuse_special(path)
-        matching = [path] if path.exists() else _matching(str(given))
+        # Path.glob takes no absolute pattern, and its ** does not match files before 3.13.
+        named = sorted(glob.glob(str(given), recursive=True))  # noqa: PTH207
+        matching = [path] if path.exists() else list(map(Path, named))
         files: list[Path] = []
         for match in matching:
             below = _files(match)
@@ -287,7 +285,6 @@ def read_log(
 
 
 def _reader_of(source: Source, mapping: Mapping[str, str]) -> Reader:
-    """The first reader that knows the file."""
     head = source.head_text()
     for reader in _BY_BYTES:
         if reader.matches(head):
@@ -358,13 +355,7 @@ def _why_none(path: Path, num_passed_over: int) -> str:
     return "no such file or folder"
 
 
-def _matching(pattern: str) -> list[Path]:
-    # Path.glob takes no absolute pattern, and its ** does not match files before 3.13.
-    return [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]  # noqa: PTH207
-
-
 def _files(folder: Path) -> list[Path]:
-    """All files below `folder`, or itself where it is one."""
     if folder.is_file():
         return [folder]
     return [

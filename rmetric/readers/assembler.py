@@ -247,7 +247,6 @@ class Assembler:
         )
 
     def _parts_of(self, row: Row) -> dict[str, float]:
-        """The losses of a log that states several."""
         found = {}
         for column, part in self.columns.parts.items():
             try:
@@ -354,7 +353,6 @@ class Assembler:
 
 
 def _reader(target: str, column: str) -> Callable[[Any], Any]:
-    """Of a cell of the column."""
     if target == "skipped":
         return flag
     if target not in WITH_UNIT or (factor := unit(column)) == 1:

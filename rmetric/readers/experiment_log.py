@@ -58,7 +58,6 @@ def _end(source: Source, reader: LogReader, mapping: Mapping[str, str], any_reco
 
 
 def _batches(source: Source, reader: LogReader) -> Iterator[list[Record]]:
-    """Records, some at a time."""
     for number, chunk in source.chunks():
         alike = _decoded(chunk, reader)
         if alike is not None:

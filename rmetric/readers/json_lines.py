@@ -65,8 +65,6 @@ def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
 
 
 class _Reading:
-    """One file while it is read, and the names met so far."""
-
     def __init__(self, source: Source, mapping: Mapping[str, str]) -> None:
         self.source, self.mapping = source, mapping
         first = self._first_entries()
@@ -132,7 +130,6 @@ class _Reading:
         self.source.foreign_lines.add(number, problem, of_record=of_record)
 
     def _learn(self, names: list[str]) -> None:
-        """Take up columns that turn up in the middle of the log."""
         self.names |= dict.fromkeys(names)
         add_columns(self.columns, names)
         self.assembler.use(self.columns)

@@ -266,7 +266,6 @@ class Source:
             yield b"\n"
 
     def _unpacked(self) -> Iterator[bytes]:
-        """Blocks of the unpacked file."""
         return unpacked(self.path, BLOCK, self._notes, self._on_bytes)
 
 
@@ -283,7 +282,6 @@ def num_lines(chunk: bytes) -> int:
 
 
 def _decoder(first: bytes) -> Callable[[bytes], bytes]:
-    """Incremental decoder of the file's bytes, block by block."""
     if not first.startswith(_UTF16_MARKS):
         return lambda block: block
     decoder = codecs.getincrementaldecoder("utf-16")("replace")

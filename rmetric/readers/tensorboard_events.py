@@ -48,7 +48,6 @@ def _rows(loader: Any, files: list[Path]) -> Iterator[Row]:
 
 
 def _scalars(loader: Any, file: Path) -> Iterator[tuple[int, float, dict[str, float]]]:
-    """Step, time and scalars of each event in the file that has some."""
     from tensorboard.util.tensor_util import make_ndarray
 
     try:

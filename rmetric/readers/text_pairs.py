@@ -187,7 +187,6 @@ def notes(head: str, mapping: Mapping[str, str] | None = None) -> list[str]:
 
 @cache
 def _names(mapping: tuple[tuple[str, str], ...]) -> tuple[Names, frozenset[str]]:
-    """The names of each target, and all of them."""
     names: dict[str, tuple[str, ...]] = {}
     for target, printed in (PRINTED | dict.fromkeys(POLICY, "")).items():
         usual = () if target == "step" or target not in TARGETS else TARGETS[target].names
@@ -215,7 +214,6 @@ def _cells(found: Words, names: Names, text: str) -> dict[str, Any]:
 
 
 def _values(found: Words, taken: Mapping[str, str | None]) -> dict[str, Any]:
-    """The value of each target whose name was taken."""
     values: dict[str, Any] = {target: found.get(name) for target, name in taken.items() if name}
     # The text is no number where it is read, which gives an error with the line.
     commas = {target: found.commas.get(taken[target] or "") for target in _DECIMALS}
@@ -255,7 +253,6 @@ class _Place:
     given: set[str] = field(default_factory=set)
 
     def of(self, found: Words, names: Iterable[str], cells: dict[str, Any]) -> int | None:
-        """The step of a line; None where it has none."""
         raw, total, alone = _step(found, names)
         epoch, losses = found.get("epoch"), cells.keys() & _JUDGED
         self.now = self.now if epoch is None else epoch

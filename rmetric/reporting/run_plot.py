@@ -86,7 +86,6 @@ def plot_run(
 def _mark_verdict(
     axes: Axes, verdict: RunVerdict | None, calibrated: DetectorTrace | None, *, named: bool
 ) -> None:
-    """Lines at the onset of the verdict's event and at the first calibrated alarms."""
     if verdict is not None and verdict.onset_step is not None:
         axes.axvline(
             verdict.onset_step, color=SEVERITIES[verdict.severity], linewidth=0.9, zorder=1,
@@ -198,7 +197,6 @@ def _plot_score(axes: Axes, scored: ScoredRun) -> None:
 
 
 def _mark_alerts(axes: Axes, threshold: float, steps: Sequence[int], top: float) -> None:
-    """The threshold as a line and the first alert as a mark at the upper edge."""
     axes.axhline(
         threshold, color=MEANING["alert"], linestyle="--", linewidth=0.8,
         label=f"threshold {threshold:g}",
@@ -227,7 +225,6 @@ def _draw_stated(axes: Axes, scored: ScoredRun, stated: StatedMetric) -> float:
 def _staircase(
     axes: Axes, scored: ScoredRun, values: Sequence[float], colour: str, label: str
 ) -> None:
-    """A value that holds until the next record."""
     points = [(score.step, value) for score, value in zip(scored.scores, values, strict=True)]
     width = 1.0 if len(points) <= 500 else 0.6
     axes.plot(*_broken(points), color=colour, label=label, drawstyle="steps-post", linewidth=width)

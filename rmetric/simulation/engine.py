@@ -164,7 +164,6 @@ class _Batch:
         return knobs
 
     def _record(self, step: int, shown: Step, validation_R: Floats) -> None:
-        """One record of every run that is still going."""
         # Each worker's norm is drawn only here, where it is logged.
         shape = self.workers - 1, NUM_MODES + 1
         draws = np.stack([rng.standard_normal(shape) for rng in self.share_rngs])
@@ -239,7 +238,6 @@ def _hardware(spec: RunSpec, rng: np.random.Generator) -> HardwareHistory:
 
 
 def _take_events(events: list[HardwareEvent], until: float) -> tuple[HardwareEvent, ...]:
-    """Remove and return the events up to `until`, seconds."""
     taken = tuple(event for event in events if event.time <= until)
     del events[: len(taken)]
     return taken

@@ -45,8 +45,6 @@ _Strength = tuple[float, tuple[int, str]]
 
 
 class _Config(NamedTuple):
-    """Settings that are constant during a run."""
-
     thresholds: Thresholds
     limits: list[list[tuple[str, float, float]]]  # by source: statistic, solo, joint threshold
 
@@ -337,7 +335,6 @@ def _strength(value: float, limit: float) -> float:
 
 
 def _second(found: list[_Strength]) -> tuple[float, list[tuple[int, str]]]:
-    """Strength of the second largest source, and what both show."""
     (_, by), (strength, other) = sorted(found, key=lambda one: -one[0])[:2]
     return strength, [by, other]
 

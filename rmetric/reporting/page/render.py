@@ -171,7 +171,6 @@ def _series(series: Series, charts: Charts, axis: Floats, num_buckets: int) -> d
 
 
 def _rounded(place: float) -> int | float:
-    """A place on the axis."""
     return int(place) if place == int(place) else round(place, 3)
 
 
