@@ -8,8 +8,6 @@ import importlib
 import json
 import os
 import resource
-import subprocess
-import sys
 import time
 from math import isnan
 from pathlib import Path
@@ -475,27 +473,6 @@ def test_a_folder_of_ten_thousand_files_is_quick_and_constant(tmp_path):
     number = sum(1 for path in find_logs([tmp_path]) for _ in open_log(path))
     assert number == 30_000
     assert time.process_time() - began < 30
-
-
-@pytest.mark.long
-def test_memory_does_not_grow_with_the_log(tmp_path):
-    script = (
-        "import resource, sys; from pathlib import Path; from rmetric.readers import open_log\n"
-        "for _ in open_log(Path(sys.argv[1])): pass\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
-    )
-    peaks = []
-    for times in (1, 60):
-        path = tmp_path / "x.jsonl"
-        with open(path, "wb") as file:
-            for n in range(times):
-                file.write(jsonl([e | {"step": e["step"] + 900 * n} for e in LINES]))
-        done = subprocess.run(
-            [sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True
-        )
-        peaks.append(int(done.stdout))
-    assert path.stat().st_size > 5_000_000
-    assert peaks[1] < peaks[0] + 3_000, f"{peaks} KiB"
 
 
 def test_nan_is_a_value_on_the_quick_way_too(tmp_path):

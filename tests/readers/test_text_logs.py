@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping
 from math import inf, nan
 from random import Random
-from time import process_time
 
 import pytest
 
@@ -642,12 +641,6 @@ def test_tables_and_json_lines_are_no_text(tmp_path):
     assert "CSV" in read_text(tmp_path / "b.log", "step,loss\n1,2.5\n2,2.25\n").format
 
 
-def test_a_line_without_end_and_a_thousand_counts_take_no_time(tmp_path):
-    text = "step 1: loss 2.5\nstep 2: loss 2.25\n" + "step:1/2 iteration 3/4 | " * 200_000
-    (run,) = read_text(tmp_path / "a.log", text).runs
-    assert [r.step for r in run.records] == [1, 2]
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_damaged_bytes_never_stop_a_reader(seed):
     random = Random(seed)
@@ -668,18 +661,3 @@ def test_a_step_in_more_digits_than_there_are_names_its_line(tmp_path):
         far = text.replace("1", "1" * 5000, 1)
         with pytest.raises(LogError, match="line 2"):
             read_text(tmp_path / "a.log", text + far)
-
-
-@pytest.mark.parametrize(
-    "piece",
-    ["\n", " ", "1 ", "{'loss': ", "iteration 1/2 |", "step 1 | loss ", "overflow skipping step "],
-)
-def test_what_repeats_without_end_takes_no_time(piece):
-    head = (piece * (1 << 16))[: 1 << 16]
-    begin = process_time()
-    text_pairs.matches(head)
-    for reader in (*OWN, text_pairs):
-        if reader is not text_pairs:
-            reader.MARK.search(head)
-        cells_of(reader, head)
-    assert process_time() - begin < 10
