@@ -226,8 +226,7 @@ def open_log(
     if trackers.run_folder(path / "metrics" / "loss") == path:
         return OpenLog("MLflow run (folder)", path, trackers.stream_folder(path, mapping))
     if path.is_dir():
-        files = tensorboard_events.event_files(path)
-        stream = tensorboard_events.stream_files(path, files, mapping)
+        stream = tensorboard_events.stream_folder(path, mapping)
         return OpenLog(tensorboard_events.READER.name, path, stream)
     source = growing or Source(path, longest_line=longest_line, on_bytes=on_bytes)
     with _errors_of(path):
