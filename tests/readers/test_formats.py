@@ -164,6 +164,124 @@ def test_a_closing_line_without_loss_and_rate_is_no_blank_loss(tmp_path):
         assert (words in unread, bool(words)) == (True, bool(unread))
 
 
+def curve(*points: tuple) -> list[tuple]:
+    """Rows of (step, training loss, validation loss, norm); what is left out was not logged."""
+    return [(*point, *[None] * (4 - len(point))) for point in points]
+
+
+TWO = curve((1, 3.0), (2, 2.5))
+#: A log of one run -> its rows, and what a note of it says.
+READ: dict[str, tuple[str, list[tuple], str]] = {
+    "an evaluation is merged into its step, nan is bare": (
+        json.dumps({"log_history": HISTORY}, indent=2),
+        curve((10, 3.0, None, 1.5), (20, 2.5, 2.6, "nan"), (30, "nan", None, 2.0)), "",
+    ),
+    "AlgoPerf's blank is nan, and its closing line is no evaluation": (
+        ALGOPERF,
+        curve((0, 32.5, None, 46.9), (1, 32.4, 30.4, 52.2), (100, "nan", None, "nan"),
+              (200, None, "nan")),
+        "3 blank losses and norms were read as nan",
+    ),
+    "nan, infinite, blank and not logged in a table": (
+        "step,loss,val_loss,grad_norm\n1,nan,,inf\n2,,2.5,-Infinity\n3,None,null,0.5\n",
+        curve((1, "nan", None, inf), (2, None, 2.5, -inf), (3, None, None, 0.5)), "",
+    ),
+    "nan, infinite and not logged in lines": (
+        '{"step":1,"loss":NaN}\n{"step":2,"loss":"Infinity"}\n{"step":3,"val_loss":1}',
+        curve((1, "nan"), (2, inf), (3, None, 1.0)), "",
+    ),
+    "a row without a measurement": (
+        "step,loss,lr\n1,3.0,1e-3\n2,,1e-3\n3,2.0,1e-3\n", curve((1, 3.0), (3, 2.0)),
+        "1 of 3 rows hold a step and no loss",
+    ),
+    "semicolons": ("step;train/loss\n1;3.0\n2;2.5\n", TWO, ""),
+    "tabs": ("step\ttrain/loss\n1\t3.0\n2\t2.5\n", TWO, ""),
+    "a first column without a name": (",step,loss\n0,5,3.0\n", curve((5, 3.0)), ""),
+    "nested objects and other spellings": (
+        '{"globalStep": 5, "train": {"loss": 2.0, "gradNorm": 1.0}, "eval": {"loss": 2.5}}\n',
+        curve((5, 2.0, 2.5, 1.0)), "",
+    ),
+    "of two columns that fit equally none": (
+        "step,policy_loss,value_loss,eval_loss\n1,3.0,0.1,2.0\n", curve((1, None, 2.0)),
+        "'policy_loss', 'value_loss' could each be loss",
+    ),
+    "a second column that could be the loss": (
+        "step,train/loss,loss\n1,9.0,3.0\n", curve((1, 3.0)), "'train/loss' could be loss too",
+    ),
+    "a column named twice": ("step,loss,loss\n1,3.0,9.0\n", curve((1, 3.0)), "named twice"),
+    "a last row that is cut": (
+        "step,loss\n1,3.0\n2,2.5\n3", TWO, "is cut off and was left out",
+    ),
+    "a last object that is cut": (
+        '{"step":1,"loss":3.0}\n{"step":2,"loss":2.5}\n{"st', TWO, "is cut off and was left out",
+    ),
+    "an evaluation's own step": (
+        "_step,train/step,train/loss,val/step,val/loss,run_id\n"
+        "0,160,7.6,,,a\n1,,,,,a\n2,320,7.2,,,a\n3,,,320,7.3,a\n",
+        curve((160, 7.6), (320, 7.2, 7.3)), "",
+    ),
+    "a step that comes twice": (
+        "step,loss\n1,3.0\n1,2.0\n", curve((1, 3.0), (1, 2.0)),
+        "1 records have the step of the record before",
+    ),
+    "the counter of a logger": (
+        "_step,loss\n0,7.6\n", curve((0, 7.6)), "'_step' counts calls of the logger",
+    ),
+    "no step": ("loss,lr\n3.0,1\n2.5,1\n", curve((0, 3.0), (1, 2.5)), "rows are counted from 0"),
+    "a run that was resumed": (
+        "step,loss\n0,3\n10,3\n20,3\n30,3\n20,3\n30,3\n40,3\n",
+        curve(*((step, 3.0) for step in (0, 10, 20, 30, 20, 30, 40))),
+        "the step falls back 1 times",
+    ),
+    "a list with holes is no clock": (
+        'seed,train_loss,val_loss,tokens_train\n1,"[4, 3]","[3.5]","[10, null]"\n',
+        curve((0, 4.0), (1, 3.0, 3.5)), "spread evenly",
+    ),
+    "lists of other length and no clock": (
+        'seed,train_loss,grad_norm\n1,"[4, 3, 2, 1]","[9, 8]"\n',
+        curve((0, 4.0), (1, 3.0, None, 9.0), (2, 2.0), (3, 1.0, None, 8.0)), "spread evenly",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_small_log_is_read_and_what_was_done_is_said(tmp_path, name):
+    text, expected, note = READ[name]
+    run = only(read(tmp_path, text))
+    assert rows(run) == expected
+    assert not note or said(run, note)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("step,loss\n1,3.0\n2,three\n", "line 3: 'loss' is 'three'"),
+        ("step,loss\n1,3.0\nx,2.0\n", "line 3: 'step' is 'x'"),
+        ("step,loss\n1,3.0\n1.5,2.0\n", "line 3: 'step' is '1.5': a whole step"),
+        ("step,loss\nnan,3.0\n", "whole step"),
+        ("step,loss,lr\n1,3.0\n2,2.0\n", "line 2: 2 cells, the header has 3"),
+        ("step,loss\n1,3.0,7\n", "line 2: 3 cells, the header has 2"),
+        ("step,loss\n", "no row holds a measurement"),
+        ("step,loss\n1,\n2,\n", "no row holds a measurement"),
+        ('{"step": 1, "loss": true}\n', "line 1: 'loss' is True"),
+        ('{"step": 1, "loss": [1, 2]}\n', "line 1: 'loss' is"),
+        ('seed,train_loss\n1,"[4, 3"\n', "line 2: 'train_loss' is no list"),
+        ('{"log_history": []}', "'log_history' is empty"),
+        ('{"log_history": [1, 2]}', "list of objects"),
+        ('{"log_history": [{"step": 1, "loss": 2.0}', "no whole JSON"),
+        ('{"log_history": [{"step": 1, "loss": "high"}]}', "'loss' is 'high'"),
+        ('{"log_history": [{"step": 1.5, "loss": 2.0}]}', "whole step"),
+        ('{"log_history": [{"step": 1, "epoch": 0.1}]}', "no column is known to be a loss"),
+        (json.dumps({"log_history": HISTORY[-1:]}), "empty: nothing was logged"),
+        (own_log().decode().partition("\n")[0] + "\n", "no METRICS line"),
+    ],
+)
+def test_a_damaged_log_is_one_error_naming_the_line(tmp_path, text, problem):
+    with pytest.raises(LogError) as caught:
+        read(tmp_path, text)
+    assert problem in str(caught.value)
+
+
 # Our own logs
 
 
@@ -205,27 +323,6 @@ def test_an_own_log_that_is_cut_keeps_what_is_whole_and_claims_no_outcome(tmp_pa
     assert 0 < len(run.records) < 21
 
 
-def test_an_own_log_without_metrics_is_an_error(tmp_path):
-    with pytest.raises(LogError, match="no METRICS line"):
-        read(tmp_path, own_log().splitlines(keepends=True)[0])
-
-
-# Hugging Face
-
-
-def test_hugging_face_merges_an_evaluation_into_its_step_and_reads_bare_nan(tmp_path):
-    state = json.dumps({"global_step": 30, "log_history": HISTORY}, indent=2)
-    assert "NaN" in state
-    run = only(read(tmp_path, state))
-    assert rows(run) == [(10, 3.0, None, 1.5), (20, 2.5, 2.6, "nan"), (30, "nan", None, 2.0)]
-    assert run.records[0].learning_rate == 1e-4
-
-
-def test_the_closing_mean_of_hugging_face_is_no_step(tmp_path):
-    with pytest.raises(LogError, match="empty: nothing was logged"):
-        read(tmp_path, json.dumps({"log_history": HISTORY[-1:]}))
-
-
 def test_a_checkpoint_is_named_by_its_folders(tmp_path):
     folder = tmp_path / "my-model" / "checkpoint-500"
     folder.mkdir(parents=True)
@@ -233,74 +330,7 @@ def test_a_checkpoint_is_named_by_its_folders(tmp_path):
     assert run.id == "my-model__checkpoint-500__trainer_state"
 
 
-@pytest.mark.parametrize(
-    ("history", "problem"),
-    [
-        ("[]", "'log_history' is empty"),
-        ("[1, 2]", "list of objects"),
-        ('[{"step": 1, "loss": 2.0}', "no whole JSON"),
-        ('[{"step": 1, "loss": "high"}]', "'loss' is 'high'"),
-        ('[{"step": 1.5, "loss": 2.0}]', "whole step"),
-        ('[{"step": 1, "epoch": 0.1}]', "no column is known to be a loss"),
-    ],
-)
-def test_a_damaged_trainer_state_is_one_error(tmp_path, history, problem):
-    end = "" if problem == "no whole JSON" else "}"
-    with pytest.raises(LogError, match=problem.replace("[", r"\[")):
-        read(tmp_path, f'{{"log_history": {history}{end}')
-
-
-# AlgoPerf
-
-
-def test_algoperf_writes_nan_as_a_blank_and_its_closing_line_is_no_evaluation(tmp_path):
-    run = only(read(tmp_path, ALGOPERF))
-    assert rows(run) == [
-        (0, 32.5, None, 46.9),
-        (1, 32.4, 30.4, 52.2),
-        (100, "nan", None, "nan"),
-        (200, None, "nan", None),
-    ]
-    assert said(run, "3 blank losses and norms were read as nan")
-
-
 # Any CSV and JSONL
-
-
-def test_nan_infinite_blank_and_not_logged_are_told_apart(tmp_path):
-    text = "step,loss,val_loss,grad_norm\n1,nan,,inf\n2,,2.5,-Infinity\n3,None,null,0.5\n"
-    assert rows(only(read(tmp_path, text))) == [
-        (1, "nan", None, inf),
-        (2, None, 2.5, -inf),
-        (3, None, None, 0.5),
-    ]
-    lines = ['{"step":1,"loss":NaN}', '{"step":2,"loss":"Infinity"}', '{"step":3,"val_loss":1}']
-    assert rows(only(read(tmp_path, "\n".join(lines)))) == [
-        (1, "nan", None, None),
-        (2, inf, None, None),
-        (3, None, 1.0, None),
-    ]
-
-
-def test_rows_without_a_measurement_are_left_out_and_counted(tmp_path):
-    run = only(read(tmp_path, "step,loss,lr\n1,3.0,1e-3\n2,,1e-3\n3,2.0,1e-3\n"))
-    assert [r.step for r in run.records] == [1, 3]
-    assert said(run, "1 of 3 rows hold a step and no loss")
-
-
-@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
-def test_the_delimiter_is_seen_from_the_header(tmp_path, delimiter):
-    text = "step,train/loss\n1,3.0\n2,2.5\n".replace(",", delimiter)
-    assert rows(only(read(tmp_path, text))) == [(1, 3.0, None, None), (2, 2.5, None, None)]
-
-
-def test_a_first_column_without_a_name_is_an_index(tmp_path):
-    assert rows(only(read(tmp_path, ",step,loss\n0,5,3.0\n"))) == [(5, 3.0, None, None)]
-
-
-def test_nested_objects_and_other_spellings_are_found(tmp_path):
-    text = '{"globalStep": 5, "train": {"loss": 2.0, "gradNorm": 1.0}, "eval": {"loss": 2.5}}\n'
-    assert rows(only(read(tmp_path, text))) == [(5, 2.0, 2.5, 1.0)]
 
 
 def test_what_was_guessed_is_said_and_a_map_needs_no_guess(tmp_path):
@@ -312,64 +342,10 @@ def test_what_was_guessed_is_said_and_a_map_needs_no_guess(tmp_path):
     assert not said(mapped, "guessed")
 
 
-def test_of_two_columns_that_fit_equally_none_is_taken(tmp_path):
-    text = "step,policy_loss,value_loss,eval_loss\n1,3.0,0.1,2.0\n"
-    run = only(read(tmp_path, text))
-    assert rows(run) == [(1, None, 2.0, None)]
-    assert said(run, "'policy_loss', 'value_loss' could each be loss")
-
-
-def test_a_second_column_that_could_be_the_loss_is_said(tmp_path):
-    run = only(read(tmp_path, "step,train/loss,loss\n1,9.0,3.0\n"))
-    assert rows(run) == [(1, 3.0, None, None)]
-    assert said(run, "'train/loss' could be loss too")
-
-
-def test_a_column_named_twice_counts_where_it_comes_first(tmp_path):
-    run = only(read(tmp_path, "step,loss,loss\n1,3.0,9.0\n"))
-    assert rows(run) == [(1, 3.0, None, None)]
-    assert said(run, "named twice")
-
-
 def test_a_table_without_a_known_loss_says_its_columns_and_the_remedy(tmp_path):
     with pytest.raises(UnknownFormat, match=r"'ppl'.*--map loss=COLUMN"):
         read(tmp_path, "step,ppl\n1,20\n")
     assert rows(only(read(tmp_path, "step,ppl\n1,20\n", loss="ppl"))) == [(1, 20.0, None, None)]
-
-
-def test_a_mapped_column_that_is_not_there_is_an_error_with_those_that_are(tmp_path):
-    with pytest.raises(LogError, match=r"--map loss=xent: no such column; .*'step', 'loss'"):
-        read(tmp_path, "step,loss\n1,2\n", loss="xent")
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("step,loss\n1,3.0\n2,three\n", "line 3: 'loss' is 'three'"),
-        ("step,loss\n1,3.0\nx,2.0\n", "line 3: 'step' is 'x'"),
-        ("step,loss\n1,3.0\n1.5,2.0\n", "line 3: 'step' is '1.5': a whole step"),
-        ("step,loss\nnan,3.0\n", "whole step"),
-        ("step,loss,lr\n1,3.0\n2,2.0\n", "line 2: 2 cells, the header has 3"),
-        ("step,loss\n1,3.0,7\n", "line 2: 3 cells, the header has 2"),
-        ("step,loss\n", "no row holds a measurement"),
-        ("step,loss\n1,\n2,\n", "no row holds a measurement"),
-        ('{"step": 1, "loss": true}\n', "line 1: 'loss' is True"),
-        ('{"step": 1, "loss": [1, 2]}\n', "line 1: 'loss' is"),
-    ],
-)
-def test_a_damaged_table_is_one_error_naming_the_line(tmp_path, text, problem):
-    with pytest.raises(LogError) as caught:
-        read(tmp_path, text)
-    assert problem in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "text", ["step,loss\n1,3.0\n2,2.5\n3", '{"step":1,"loss":3.0}\n{"step":2,"loss":2.5}\n{"st']
-)
-def test_a_last_line_that_is_cut_is_left_out_and_said(tmp_path, text):
-    run = only(read(tmp_path, text))
-    assert rows(run) == [(1, 3.0, None, None), (2, 2.5, None, None)]
-    assert said(run, "is cut off and was left out")
 
 
 def test_one_file_may_hold_several_runs_by_name(tmp_path):
@@ -377,15 +353,6 @@ def test_one_file_may_hold_several_runs_by_name(tmp_path):
     a, b = read(tmp_path, text, "sweep.csv")
     assert (a.id, rows(a)) == ("sweep__a", [(1, 3.0, None, None), (2, 2.0, None, None)])
     assert (b.id, rows(b)) == ("sweep__b", [(1, 4.0, None, None), (2, 3.5, None, None)])
-
-
-def test_sparse_rows_take_the_evaluation_s_own_step(tmp_path):
-    text = (
-        "_step,train/step,train/loss,val/step,val/loss,run_id\n"
-        "0,160,7.6,,,a\n1,,,,,a\n2,320,7.2,,,a\n3,,,320,7.3,a\n"
-    )
-    run = only(read(tmp_path, text))
-    assert rows(run) == [(160, 7.6, None, None), (320, 7.2, 7.3, None)]
 
 
 def test_rows_of_one_step_are_one_record_though_both_know_the_time(tmp_path):
@@ -397,22 +364,6 @@ def test_rows_of_one_step_are_one_record_though_both_know_the_time(tmp_path):
     assert record == Record(step=5, time=2.0, training_loss=2.0, validation_loss=3.0)
 
 
-def test_a_value_that_comes_twice_for_a_step_is_kept_twice_and_said(tmp_path):
-    run = only(read(tmp_path, "step,loss\n1,3.0\n1,2.0\n"))
-    assert rows(run) == [(1, 3.0, None, None), (1, 2.0, None, None)]
-    assert said(run, "1 records have the step of the record before")
-
-
-def test_the_counter_of_a_logger_is_said_to_be_one(tmp_path):
-    assert said(only(read(tmp_path, "_step,loss\n0,7.6\n")), "'_step' counts calls of the logger")
-
-
-def test_without_a_step_rows_are_counted_and_that_is_said(tmp_path):
-    run = only(read(tmp_path, "loss,lr\n3.0,1\n2.5,1\n"))
-    assert [r.step for r in run.records] == [0, 1]
-    assert said(run, "rows are counted from 0")
-
-
 def test_steps_that_start_again_are_another_run(tmp_path):
     steps = [0, 10, 20, 30, 10, 20, 30]
     text = "step,loss\n" + "".join(f"{s},{9 - s / 10}\n" for s in steps)
@@ -421,13 +372,6 @@ def test_steps_that_start_again_are_another_run(tmp_path):
     assert [r.step for r in second.records] == [10, 20, 30]
     assert (first.id, second.id) == ("twice__part1", "twice__part2")
     assert said(first, "the steps start again")
-
-
-def test_a_resumed_run_stays_one(tmp_path):
-    steps = [0, 10, 20, 30, 40, 30, 40, 50]
-    run = only(read(tmp_path, "step,loss\n" + "".join(f"{s},3\n" for s in steps)))
-    assert [r.step for r in run.records] == steps
-    assert said(run, "the step falls back 1 times")
 
 
 # One run a row
@@ -449,25 +393,6 @@ def test_lists_in_cells_are_placed_by_what_they_count(tmp_path):
     assert rows(second) == [(0, 4.1, None, None), (1, 3.6, 3.7, None)]
     assert (first.id, second.id) == ("runs__row0", "runs__row1")
     assert said(first, "placed along 'train_loss' by 'tokens_val'")
-
-
-def test_a_list_with_holes_is_no_clock(tmp_path):
-    text = 'seed,train_loss,val_loss,tokens_train\n1,"[4, 3]","[3.5]","[10, null]"\n'
-    run = only(read(tmp_path, text))
-    assert [record.training_loss for record in run.records] == [4.0, 3.0]
-    assert said(run, "spread evenly")
-
-
-def test_lists_of_other_length_and_no_clock_are_spread_and_that_is_said(tmp_path):
-    text = 'seed,train_loss,grad_norm\n1,"[4, 3, 2, 1]","[9, 8]"\n'
-    run = only(read(tmp_path, text))
-    assert [r.gradient_norm for r in run.records] == [None, 9.0, None, 8.0]
-    assert said(run, "spread evenly")
-
-
-def test_a_broken_list_names_its_line(tmp_path):
-    with pytest.raises(LogError, match="line 2: 'train_loss' is no list"):
-        read(tmp_path, 'seed,train_loss\n1,"[4, 3"\n')
 
 
 # Laws
