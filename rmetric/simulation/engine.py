@@ -14,20 +14,20 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from rmetric.records import HardwareEvent, Record, Run, Truth
-from rmetric.simulation.architectures import architecture
-from rmetric.simulation.dynamics import Dynamics
-from rmetric.simulation.faults import Turn
-from rmetric.simulation.hardware import HardwareHistory, simulate_hardware
-from rmetric.simulation.outcome import TRUTH_EVERY, soft_failure
-from rmetric.simulation.spec import RunSpec, config_of
-from rmetric.simulation.spectrum import (
+from rmetric.simulation.architectures import (
     CONSTANTS,
     MODES_PER_BLOCK,
     NUM_BLOCKS,
     NUM_MODES,
     Floats,
+    architecture,
     schedule,
 )
+from rmetric.simulation.dynamics import Dynamics
+from rmetric.simulation.faults import Turn
+from rmetric.simulation.hardware import HardwareHistory, simulate_hardware
+from rmetric.simulation.outcome import TRUTH_EVERY, soft_failure
+from rmetric.simulation.spec import RunSpec, config_of
 from rmetric.simulation.state import Knobs, Noise, Step, TrainingState
 
 CHUNK = 25  # steps whose noise is drawn at a time; changes no number
