@@ -344,10 +344,27 @@ def alike(cells: Cells) -> list[list[tuple[str, str]]]:
     return [sorted((name, repr(value)) for name, value in one.items()) for one in cells]
 
 
+def among_junk(text: str) -> str:
+    """With colours, carriage returns and lines of something else."""
+    junk = (
+        "WARNING: step into the unknown, loss of connection\n\n\x1b[0m=== ☃ | 3.0 | : = { } [ ]\n"
+    )
+    ended = text.replace("\n", "\r\n") if "\r" not in text else text
+    return "".join(f"\x1b[1m{line}\x1b[0m\n{junk}" for line in ended.split("\n") if line)
+
+
+def in_colours(text: str) -> str:
+    return re.sub(r"[^\s\r]+", "\x1b[31m\\g<0>\x1b[38;2;180;60;0m", text)
+
+
 @pytest.mark.parametrize("name", SAMPLES)
-def test_a_log_is_read_as_it_stands(name):
-    reader, text, expected = SAMPLES[name]
-    assert alike(cells_of(reader, text)) == alike(expected)
+@pytest.mark.parametrize("change", [str, among_junk, in_colours])
+def test_a_log_is_known_and_read_whatever_stands_between_and_in_its_words(tmp_path, name, change):
+    own, text, expected = SAMPLES[name]
+    changed = change(text)
+    assert alike(cells_of(own, changed)) == alike(expected)
+    (tmp_path / "log").write_text(changed, encoding="utf-8")
+    assert open_log(tmp_path / "log").format == own.NAME
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -357,27 +374,6 @@ def test_a_log_is_known_by_its_own_reader_alone(name):
     known = [reader for reader in OWN if as_reader(reader).matches(text)]
     assert known[0] is own
     assert known[1:] in ([], [text_deepspeed])
-
-
-@pytest.mark.parametrize("name", SAMPLES)
-def test_junk_between_the_lines_colours_and_carriage_returns_change_nothing(name):
-    reader, text, expected = SAMPLES[name]
-    junk = (
-        "WARNING: step into the unknown, loss of connection\n\n\x1b[0m=== ☃ | 3.0 | : = { } [ ]\n"
-    )
-    ended = text.replace("\n", "\r\n") if "\r" not in text else text
-    coloured = "".join(f"\x1b[1m{line}\x1b[0m\n{junk}" for line in ended.split("\n") if line)
-    assert alike(cells_of(reader, coloured)) == alike(expected)
-
-
-@pytest.mark.parametrize("name", SAMPLES)
-def test_a_log_in_which_every_word_is_coloured_is_known_and_read(name, tmp_path):
-    own, text, expected = SAMPLES[name]
-    coloured = re.sub(r"[^\s\r]+", "\x1b[31m\\g<0>\x1b[38;2;180;60;0m", text)
-    assert as_reader(own).matches(coloured)
-    assert alike(cells_of(own, coloured)) == alike(expected)
-    (tmp_path / "log").write_text(coloured, encoding="utf-8")
-    assert open_log(tmp_path / "log").format == own.NAME
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -415,12 +411,6 @@ def test_json_lines_are_no_printed_dicts():
 def test_an_accuracy_is_no_loss():
     image = MLPERF.replace("llama31_8b", "resnet")
     assert [cells.get("eval_loss") for cells in cells_of(text_mlperf, image)] == [None, None]
-
-
-def test_the_mean_over_an_epoch_counts_only_where_nothing_was_printed_inside():
-    losses = [cells.get("loss") for cells in cells_of(text_fairseq, FAIRSEQ)]
-    assert 12.75 not in losses
-    assert cells_of(text_fairseq, FAIRSEQ_OLD)[0]["loss"] == 6.5
 
 
 #: Programs that have no reader of their own: a text, and (step, loss, eval_loss, grad_norm).
@@ -633,12 +623,6 @@ def test_bits_per_byte_are_an_evaluation_only_by_map(tmp_path):
     mapping = {"eval_loss": "validation_bpb"}
     (run,) = read_text(tmp_path / "a.log", NANOCHAT, mapping).runs
     assert run.records[0].validation_loss == 3.25
-
-
-def test_tables_and_json_lines_are_no_text(tmp_path):
-    lines = '{"step": 1, "loss": 2.5}\n{"step": 2, "loss": 2.25}\n'
-    assert "JSONL" in read_text(tmp_path / "a.log", lines).format
-    assert "CSV" in read_text(tmp_path / "b.log", "step,loss\n1,2.5\n2,2.25\n").format
 
 
 @pytest.mark.parametrize("seed", range(4))

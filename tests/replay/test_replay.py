@@ -394,26 +394,6 @@ def test_a_folder_without_any_log_is_a_failure(replay, tmp_path, capsys):
     assert "none of the files is a log" in capsys.readouterr().err
 
 
-def test_a_log_cut_in_a_line_is_replayed_up_to_there(replay, tmp_path):
-    (tmp_path / "run.jsonl").write_bytes(own_log("run")[:-500])
-    code, out = replay("run.jsonl")
-    found = summary(out, "run")
-    assert code == 0
-    assert 20 < found["num_records"] < 31
-    assert any("cut off" in note for note in found["notes"])
-    assert found["outcome"] is found["verdicts"] is None
-
-
-@pytest.mark.long
-def test_a_log_of_nan_alone_alerts_and_is_drawn(replay, tmp_path):
-    (tmp_path / "a.csv").write_text("step,loss\n1,nan\n2,nan\n3,nan\n")
-    code, out = replay("a.csv", plots="all")
-    assert code == 0
-    assert summary(out, "a")["first_alert_step"] == 1
-    assert (out / "a" / "case_study.png").is_file()
-    assert "inf" in (out / "a" / "scores.csv").read_text()
-
-
 def test_two_logs_with_one_id_are_both_kept_and_that_is_said(replay, tmp_path):
     for name in ("one", "two"):
         (tmp_path / f"{name}.jsonl").write_bytes(own_log("Twin"))
@@ -472,15 +452,6 @@ def test_bad_usage_is_one_message_and_exit_code_2(
         code = exit.code
     assert code == 2
     assert problem in capsys.readouterr().err
-
-
-def test_a_mapped_column_that_a_file_lacks_fails_that_file_alone(replay, tmp_path):
-    (tmp_path / "a.csv").write_text(GOOD.replace("loss", "xent"))
-    (tmp_path / "b.csv").write_text(GOOD)
-    code, out = replay("a.csv", "b.csv", "--map", "loss=xent")
-    assert code == 1
-    assert "no such column" in index(out)[1]["problem"]
-    assert summary(out, "a")["num_records"] == 10
 
 
 # Logs that are damaged in ways that nobody would write by hand

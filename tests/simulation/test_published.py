@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -153,17 +152,6 @@ def in_sample(spec: PublishedSpec) -> bool:
 
 
 # -- what follows from the equations
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", [0, 1])
-def test_in_each_mode_72_of_180_runs_fail(seed):
-    failed = Counter(
-        spec.mode for spec, run in zip(SPECS, study(seed), strict=True) if run.truth.failed
-    )
-    assert failed == dict.fromkeys(MODES, 72)
-    cells = Counter(spec.mode for spec in SPECS)
-    assert cells == dict.fromkeys(MODES, 180)
 
 
 def test_a_run_fails_6_5_steps_after_the_onset_on_average_and_within_15():
