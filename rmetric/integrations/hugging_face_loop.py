@@ -19,8 +19,8 @@ from transformers.trainer_utils import has_length
 
 from rmetric.integrations.hugging_face_trainer import RMetricState
 from rmetric.integrations.replaced import replaced
-from rmetric.integrations.replayed_data import ReplayedData
-from rmetric.rescue.recent_batches import RecentBatches, host_random_state
+from rmetric.rescue.data_position import DataPosition
+from rmetric.rescue.recent_batches import host_random_state
 
 if TYPE_CHECKING:
     from rmetric.monitor.monitor import Monitor
@@ -92,10 +92,10 @@ class _Rest(int):
         return (self.begun + batches) / self.whole
 
 
-class TrainerLoop(ReplayedData):
+class TrainerLoop(DataPosition):
     """Position of a Trainer in its steps and data, for `Rescue`.
 
-    The repeated steps use batches that were kept, so that the data need not be rewindable: a
+    The repeated steps use batches that were kept, so that the data need no positions: a
     stream and a loader with workers give the same bits again.
 
     Args:
@@ -105,8 +105,8 @@ class TrainerLoop(ReplayedData):
     """
 
     def __init__(self, rescue: Rescue, trainer: Trainer, monitor: Monitor) -> None:
-        super().__init__(rescue, monitor, RecentBatches())
-        self._trainer = trainer
+        super().__init__(rescue)
+        self.monitor, self._trainer = monitor, trainer
         self._run_epoch: Any = trainer._run_epoch
         self._get_batch_samples: Any = trainer.get_batch_samples
         self._signature = inspect.signature(self._run_epoch)
@@ -209,7 +209,7 @@ class TrainerLoop(ReplayedData):
         """Act between two steps; true if the training went back."""
         if self.monitor.weights_step == self._acted:  # a stream without data: no step was made
             return False
-        went_back = self.at_boundary(last=last)
+        went_back = self.at_boundary(self.monitor.weights_step, last=last)
         self._acted = self.monitor.weights_step
         if self.monitor.should_stop:
             self._trainer.control.should_training_stop = True

@@ -8,9 +8,9 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rmetric.integrations.replaced import replaced
-from rmetric.integrations.replayed_data import ReplayedData
 from rmetric.integrations.trainer_callback import MonitorCallback
-from rmetric.rescue.recent_batches import RecentBatches, host_random_state
+from rmetric.rescue.data_position import DataPosition
+from rmetric.rescue.recent_batches import host_random_state
 
 if TYPE_CHECKING:
     from rmetric.monitor.monitor import Monitor
@@ -35,7 +35,7 @@ def followed(rescue: Rescue, trainer: Any, monitor: Monitor) -> Iterator[None]:
         yield
 
 
-class TrainerLoops(ReplayedData):
+class TrainerLoops(DataPosition):
     """Position of Lightning's Trainer in its steps and data, for `Rescue`.
 
     Args:
@@ -45,8 +45,8 @@ class TrainerLoops(ReplayedData):
     """
 
     def __init__(self, rescue: Rescue, trainer: Any, monitor: Monitor) -> None:
-        super().__init__(rescue, monitor, RecentBatches())
-        self._trainer = trainer
+        super().__init__(rescue)
+        self.monitor, self._trainer = monitor, trainer
         self._fit, self._loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
         self._on_run_start = self._loop.on_run_start
         self._on_advance_end = self._loop.on_advance_end
@@ -70,7 +70,7 @@ class TrainerLoops(ReplayedData):
             self._act()
 
     def _act(self) -> None:
-        self.at_boundary(last=self._is_last_step())
+        self.at_boundary(self.monitor.weights_step, last=self._is_last_step())
         self._boundary = self._trainer.global_step
         if self.monitor.should_stop:
             self._trainer.should_stop = True

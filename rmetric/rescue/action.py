@@ -16,7 +16,7 @@ from rmetric.monitor.optimizer_steps import is_scaling
 from rmetric.records import Record
 from rmetric.rescue.agreement import Agreement, DisagreementError
 from rmetric.rescue.arguments import checked_config, checked_parts, checked_steps, checked_where
-from rmetric.rescue.data_position import DataPosition, LoaderPosition, NoData
+from rmetric.rescue.data_position import DataPosition, NoData
 from rmetric.rescue.hold import (
     HELD,
     ON_HOLD,
@@ -32,8 +32,7 @@ from rmetric.rescue.own_loop import OwnLoop
 from rmetric.rescue.policy import AUTO, Decision, RescueConfig, RescuePolicy
 from rmetric.rescue.settings import PlannedSettings, assign
 from rmetric.rescue.snapshot import Parts, Snapshot, Stateful
-from rmetric.rescue.snapshot_keeper import SnapshotKeeper
-from rmetric.rescue.snapshot_pace import SnapshotPace
+from rmetric.rescue.snapshot_keeper import SnapshotKeeper, SnapshotPace
 from rmetric.rescue.vote import RankLeftError
 from rmetric.rescue.workers_out import WorkersOut, check_most
 
@@ -132,7 +131,7 @@ class Rescue(Action):
         self.scheduler, self.extra, self.where = scheduler, dict(extra or {}), where
         self.on_hold, self.hold_seconds = on_hold, hold_seconds
         self.hold_folder = None if hold_folder is None else Path(hold_folder)
-        self._data: DataPosition = NoData()
+        self._data: DataPosition | NoData = NoData()
         self._on = False
         self._monitor_ref: weakref.ref[Monitor] | None = None
         self._begin(NoUpdate())
@@ -157,15 +156,13 @@ class Rescue(Action):
     ) -> Iterator[tuple[int, Any]]:
         """Hand out the batches of a training, with the number of each step.
 
-        Epochs follow each other. After a return the numbers and, if the loader can be rewound,
-        the batches are those after the snapshot. It ends after `total` steps, when
-        `monitor.should_stop` is set, or with the data of an iterator: one warning names the steps
-        that are missing then.
+        Epochs follow each other. After a return the numbers and the batches are those after the
+        snapshot: kept ones, at most 1 GiB, or those of a loader with `state_dict` and
+        `load_state_dict`. It ends after `total` steps, when `monitor.should_stop` is set, or with
+        the data of an iterator: one warning names the steps that are missing then.
 
         Args:
-            loader: of batches: with `state_dict` and `load_state_dict`; or one that can be
-                iterated again with the same result under the same random state; or an iterator,
-                which cannot be rewound.
+            loader: of batches: an iterable, or an iterator.
             total: steps of the schedule, from 1. A monitor that was resumed at a step counts from
                 there; the data begin where the loader does.
             per_step: batches of one step; above 1 each step has a list of them.
@@ -178,7 +175,7 @@ class Rescue(Action):
             ValueError: an argument is not of that kind.
         """
         checked_steps(loader, total, per_step)
-        return OwnLoop(self, LoaderPosition(loader, per_step), total).steps()
+        return OwnLoop(self, loader, per_step, total).steps()
 
     @property
     def monitor(self) -> Monitor | None:
@@ -190,7 +187,12 @@ class Rescue(Action):
         return self._judgement.policy
 
     @property
-    def data(self) -> DataPosition:
+    def is_on(self) -> bool:
+        """True from the beginning of a training until it ends or the rescue fails."""
+        return self._on
+
+    @property
+    def data(self) -> DataPosition | NoData:
         return self._data
 
     @data.setter
@@ -337,7 +339,7 @@ class Rescue(Action):
 
     def _prepare_update(self) -> None:
         if self._snapshots is not None:
-            self._snapshots.wait()
+            self._keeper.snapshots.wait()
         monitor = self._monitor
         monitor.updates.rates.update(
             monitor.optimizer.param_groups, monitor.schedulers, learn=False
@@ -448,7 +450,7 @@ class Rescue(Action):
 
     def _go_back(self, decision: Decision, step: int) -> bool:
         target = self._restore(decision)
-        out = decision.skip if self.data.rewindable else None
+        out = None if isinstance(self.data, NoData) else decision.skip
         self._write(decision, step, step - target.step, skipped=None if out is None else list(out))
         return True
 
@@ -456,7 +458,7 @@ class Rescue(Action):
         snapshot = self._keeper.restore(decision, self._parts())
         losses, detector = snapshot.small["losses"], self._monitor.detector("calibrated")
         self._judgement.went_back(snapshot.step, losses, detector)
-        self._keeper.keep_only(self.policy.state.snapshots)
+        self._keeper.snapshots.keep_only(self.policy.state.snapshots)
         self._planned.use(snapshot.groups)
         return snapshot
 
@@ -533,7 +535,7 @@ class Rescue(Action):
         """Go on by a policy without snapshots."""
         self._judgement.restart(policy)
         if self._snapshots is not None:
-            self._snapshots.keep_only(())
+            self._keeper.snapshots.keep_only(())
 
     # -- reports, and the end
 
@@ -591,7 +593,7 @@ class Rescue(Action):
         self._on, self._judgement.due = False, None
         endings, self._removers = self._removers, []
         if self._snapshots is not None:
-            endings = [*endings, self._snapshots.clear]
+            endings = [*endings, self._keeper.snapshots.clear]
             self._snapshots = None
         for end in endings:
             try:

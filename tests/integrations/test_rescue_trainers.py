@@ -2,7 +2,6 @@
 
 import re
 from functools import partial
-from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
@@ -195,9 +194,8 @@ def first_number(batch):
 def test_batches_that_are_not_kept_are_reported_once(
     trainer, rescue, monkeypatch, tmp_path, caplog
 ):
-    module = {"hugging_face": "hugging_face_loop", "lightning": "lightning_loops"}[trainer]
-    adaptor = import_module(f"rmetric.integrations.{module}")
-    monkeypatch.setattr(adaptor, "RecentBatches", partial(RecentBatches, limit=100))
+    kept = partial(RecentBatches, limit=100)
+    monkeypatch.setattr("rmetric.rescue.data_position.RecentBatches", kept)
     first = Evidence(step=FOUND, since=21, words="planted")
     action = rescue(first, Evidence(step=18, since=17, words="planted"))
     found = TRAINERS[trainer](tmp_path, [action], wrong=WRONG)

@@ -4,7 +4,7 @@ import pytest
 
 from rmetric.rescue import Rescue, RescueConfig
 from rmetric.rescue.policy import Evidence
-from rmetric.rescue.snapshot_pace import SnapshotPace
+from rmetric.rescue.snapshot_keeper import SnapshotPace
 from rmetric.rescue.vote import Ballot, RankLeftError, Vote
 from tests.monitor.ranks import on_ranks
 from tests.rescue.trainings import NANS, SMALL, actions, bad, make_loader, same, train
