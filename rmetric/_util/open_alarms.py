@@ -46,12 +46,7 @@ class OpenAlarms:
     def open(self, key: str, since: int, reason: str, *, step: int, lasts: bool = False) -> None:
         """Open an alarm, or repeat an open one, which keeps its earlier onset and its text.
 
-        Args:
-            key: identifies the alarm.
-            since: onset, a step.
-            reason: text of the alarm.
-            step: current step.
-            lasts: the alarm ends only by `end`.
+        One that `lasts` ends only by `end`.
         """
         self._expire(step)
         entry = self._entries.setdefault(key, _Entry(since, reason, step, lasts))

@@ -51,7 +51,7 @@ class WebhookSender:
     """Posts JSON to a URL from a thread of its own, so that the caller never waits for it.
 
     Args:
-        url: http or https.
+        url: http or https. One that cannot be posted to raises ValueError.
         name: of the URL, for an error's message.
         report: called in that thread or the caller's with what happened to a message that was not
             taken, in words for "the webhook ...".
@@ -60,9 +60,6 @@ class WebhookSender:
         pause: seconds before the second try.
         waiting: messages that may wait to be sent.
         form: where neither the URL nor its host tells one; of `FORMS`.
-
-    Raises:
-        ValueError: the URL is not one to post to.
     """
 
     def __init__(

@@ -22,18 +22,10 @@ FIRST, EVERY = 20, 20
 
 
 class Auditor:
-    """Measures what the audits need, passes it to them and reports each finding once.
+    """Measures what the audits need, passes it to them and reports each finding at its first time.
 
     `measure` gives tensors that the monitor copies to the host with its own; `received` takes them
     back at the next check. So nothing waits for a device.
-
-    Args:
-        training: what the audits see.
-        audits: see `make_audits`.
-        report: is called with each finding, at its first time.
-
-    Attributes:
-        findings: all so far.
     """
 
     def __init__(
@@ -99,12 +91,7 @@ class Auditor:
         return rows | {"peaks": peaks(gradients)}
 
     def received(self, values: Mapping[str, list[float]], loss: float | None) -> None:
-        """Take the values of the last step back, on the host.
-
-        Args:
-            values: of `measure`, each as a list.
-            loss: of that step.
-        """
+        """Take the values of `measure` for the last step back, on the host, and its loss."""
         facts, self._facts = self._facts, None
         if facts is None:
             return
@@ -128,11 +115,9 @@ class Auditor:
         return {name: state for name, state in kept.items() if state}
 
     def loaded(self, saved: Mapping[str, Any], logged: Sequence[Mapping[str, Any]] = ()) -> None:
-        """A checkpoint was loaded, which is compared at the next check.
+        """A checkpoint, with what `on_save` gave, was loaded; it is compared at the next check.
 
-        Args:
-            saved: what `on_save` had given it.
-            logged: entries of the log on the batches after each save.
+        `logged` has the entries of the log on the batches after each save.
         """
         self._resumed, self._facts, self._measured = {**saved, "logged": logged}, None, 0
         for audit in self._audits:

@@ -17,14 +17,13 @@ from transformers.trainer_callback import TrainerControl, TrainerState
 from transformers.training_args import TrainingArguments
 
 from rmetric.integrations.hugging_face_guard import GuardCallback, newest_checkpoint
-from rmetric.integrations.hugging_face_loop import followed
-from rmetric.integrations.hugging_face_trainer import (
+from rmetric.integrations.hugging_face_loop import (
     RMetricState,
     calling_trainer,
+    followed,
     loop_methods,
 )
-from rmetric.integrations.replaced import replaced
-from rmetric.integrations.trainer_callback import MonitorCallback
+from rmetric.integrations.trainer_callback import MonitorCallback, replaced
 from rmetric.readers.columns import POLICY, columns_among
 
 __all__ = ["GuardCallback", "RMetricCallback", "newest_checkpoint"]
@@ -163,13 +162,9 @@ class RMetricCallback(MonitorCallback, TrainerCallback):
         take: Callable[[Any], None] = lambda result: None,
         given: Callable[[Any], None] = lambda arguments: None,
     ) -> None:
-        """Call `take` with what this method of `owner` returns; an exception ends the monitor.
+        """Call `given` with the arguments of this method, and `take` with what it returns.
 
-        Args:
-            owner: of the method.
-            name: of the method.
-            take: is called with what it returns.
-            given: is called before with its positional arguments.
+        An exception of the method ends the monitor.
         """
         method = getattr(owner, name)
 

@@ -32,8 +32,8 @@ from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.saver import FailedSave, SavedCheckpoint, SaveOutcome
 from rmetric.guard.trainer_retention import mark_since, mark_suspect, newest_first, rotate
 from rmetric.guard.trust import distrust, distrusted_file, require_trusted
-from rmetric.integrations.hugging_face_trainer import calling_trainer, loop_methods
-from rmetric.integrations.replaced import replaced
+from rmetric.integrations.hugging_face_loop import calling_trainer, loop_methods
+from rmetric.integrations.trainer_callback import replaced
 from rmetric.telemetry.sources import VerdictSource
 
 logger = logging.getLogger("rmetric")

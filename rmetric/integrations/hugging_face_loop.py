@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 from torch import Tensor
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import has_length
 
-from rmetric.integrations.hugging_face_trainer import RMetricState
-from rmetric.integrations.replaced import replaced
+from rmetric.integrations.trainer_callback import replaced
+from rmetric.monitor.monitor import Monitor
 from rmetric.rescue.data_position import DataPosition
 from rmetric.rescue.recent_batches import host_random_state
 
@@ -32,6 +34,45 @@ logger = logging.getLogger("rmetric")
 _SUMS = ("_total_loss_scalar", "_globalstep_last_logged", "current_flos")
 #: Parts of the Trainer's state that a training does not change, or that are treated one by one.
 _NOT_SET_BACK = {"log_history", "stateful_callbacks"}
+
+
+class RMetricState(TrainerCallback, ExportableState):
+    """Keeps the monitor's state in the Trainer's checkpoints; exists while a training runs.
+
+    It is not RMetricCallback itself: with `restore_callback_states_from_checkpoint` the
+    Trainer makes such callbacks anew from what it saved, and actions cannot be saved.
+    """
+
+    def __init__(self, monitor: Monitor) -> None:
+        self._monitor = monitor
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {}, "attributes": self._monitor.state_dict()}
+
+
+def loop_methods(trainer: Trainer) -> list[tuple[Any, str]]:
+    """Methods through which an exception leaves the steps, or what lies between them.
+
+    The loop of transformers before 5.5 has no method of its own for an epoch: there the batches,
+    the callbacks and the evaluations are followed, and an exception of the optimiser itself is not
+    seen.
+    """
+    if hasattr(trainer, "_run_epoch"):
+        return [(trainer, "_run_epoch")]
+    methods = ("get_batch_samples", "_maybe_log_save_evaluate")
+    parts = [(trainer, name) for name in methods if hasattr(trainer, name)]
+    return [*parts, (trainer.callback_handler, "call_event")]
+
+
+def calling_trainer() -> Trainer | None:
+    """The Trainer that has just called, from the stack: callbacks are not passed it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, Trainer):
+            return caller
+        frame = frame.f_back
+    return None
 
 
 @contextmanager
@@ -97,11 +138,6 @@ class TrainerLoop(DataPosition):
 
     The repeated steps use batches that were kept, so that the data need no positions: a
     stream and a loader with workers give the same bits again.
-
-    Args:
-        rescue: its `boundary` is called between two steps.
-        trainer: that trains.
-        monitor: whose steps are counted.
     """
 
     def __init__(self, rescue: Rescue, trainer: Trainer, monitor: Monitor) -> None:
@@ -217,11 +253,7 @@ class TrainerLoop(DataPosition):
         return went_back
 
     def _repeat(self, until: tuple[int, int | None]) -> None:
-        """Make the steps from the restored position again, up to `until`.
-
-        Args:
-            until: epoch, and steps made in it; None for the end of the epoch.
-        """
+        """Make the steps again from the restored position up to a later one."""
         trainer = self._trainer
         trainer.control.should_training_stop = trainer.control.should_epoch_stop = False
         self._until = until

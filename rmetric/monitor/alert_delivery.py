@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from rmetric._util.strict_json import encode_line
 from rmetric.monitor.actions.action import Action, as_actions
-from rmetric.monitor.alerts import Alert
-from rmetric.monitor.episodes import Episodes, needs_call
+from rmetric.monitor.alerts import Alert, Episodes, needs_call
 from rmetric.monitor.log_file import MonitorLog
 from rmetric.monitor.rank_sync import DISABLED, RankSync
 from rmetric.records import Record
 
 if TYPE_CHECKING:
+    from rmetric.monitor.exchange import WholeNorm
     from rmetric.monitor.monitor import Monitor
-    from rmetric.monitor.whole_norm import WholeNorm
 
 logger = logging.getLogger("rmetric")
 
@@ -37,8 +36,7 @@ class AlertDelivery:
     Attributes:
         alerts: the last `ALERTS_KEPT`, of each episode the first of each source and rank.
         actions: those that have not failed.
-        rank_sync: with the other ranks; None for a single process.
-        whole_norm: of a sharded model, where the ranks wait for it; else None.
+        rank_sync, whole_norm: with the other ranks; None without them.
         non_finite_step: step of the last ``non_finite`` alert; 0 before the first.
     """
 
@@ -68,14 +66,10 @@ class AlertDelivery:
         return any(action.needs_verdict_now for action in self.actions)
 
     def new_alert(self, step: int, source: str, reason: str, since: int | None = None) -> Alert:
-        """An alert of this rank; it is not raised yet.
+        """An alert of this rank, which is not raised yet.
 
-        Args:
-            step: that it is about.
-            source: of the alert.
-            reason: in words and numbers.
-            since: step at which the condition began; None for `step`. An open episode has its
-                own onset.
+        `since` is the step at which the condition began, None for `step`; an open episode has its
+        own.
         """
         onset = self._episodes.onset(source, step) or since or step
         return Alert(step=step, source=source, reason=reason, rank=self._monitor.rank, since=onset)
@@ -83,9 +77,8 @@ class AlertDelivery:
     def raise_alert(self, alert: Alert, *, shared: bool = True) -> None:
         """Report an alert, share it with the other ranks and call the actions.
 
-        Args:
-            alert: ignored if its source is not in `alert_on`.
-            shared: all ranks raise the same alert at the same step.
+        `shared`: all ranks raise the same alert at the same step. A source that is not in
+        `alert_on` is ignored.
         """
         monitor = self._monitor
         if alert.source not in monitor.config.alert_on:
@@ -106,9 +99,7 @@ class AlertDelivery:
     def report(self, alert: Alert, *, joins: bool = False) -> None:
         """Keep an alert; write it to the log and to `logging`.
 
-        Args:
-            alert: of this monitor or of another rank's.
-            joins: it adds a source or a rank to an episode that was reported before.
+        `joins`: it adds a source or a rank to an episode that was reported before.
         """
         self.alerts.append(alert)
         del self.alerts[:-ALERTS_KEPT]

@@ -78,9 +78,7 @@ class ForwardProbes:
     def arm(self, *, attention: bool = True) -> None:
         """Measure the model's own forward passes in training mode, until `remove`.
 
-        Args:
-            attention: intercept calls of attention functions; a compiled part of the model is then
-                compiled anew.
+        To intercept attention functions makes a compiled part of the model be compiled anew.
         """
         self._attention = attention
         self._forget()
@@ -184,13 +182,7 @@ class ForwardProbes:
 
 
 class ForwardValues(NamedTuple):
-    """Measurements of forward passes, on the device.
-
-    Attributes:
-        largest: of the activations, by their type.
-        logit: largest attention logit.
-        load: largest load of a router.
-    """
+    """Activations by type, attention logits and router loads of forward passes, on the device."""
 
     largest: dict[torch.dtype, Tensor]
     logit: Tensor | None

@@ -16,9 +16,7 @@ LAYER = re.compile(r"^(.*?\.\d+)(?:\.|$)")
 def gradients_of(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
     """The gradients that there are: dense, real and local.
 
-    A sparse gradient stands for its coalesced values, a complex one for its
-    parts, a sharded one (DTensor) for the shard of this rank: the norm of what
-    comes back is that of the gradient, for a sharded one that of the shard.
+    The norm of what comes back is that of the gradient, for a sharded one that of the shard.
     """
     return [plain(p.grad.detach()) for p in parameters if p.grad is not None]
 

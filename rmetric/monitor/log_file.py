@@ -101,10 +101,7 @@ class MonitorLog:
             self._background.submit(self._close)
 
     def validation_loss(self, step: int) -> float | None:
-        """The logged validation loss of a step; None where there is none.
-
-        It may have been logged after the step's checkpoint.
-        """
+        """The logged validation loss of a step, maybe logged after its checkpoint; or None."""
         try:
             metrics = self._newest_first("METRICS")
             found = next((entry for entry in metrics if entry.get("step") == step), None)

@@ -23,11 +23,6 @@ class OptimizerSteps:
     rank must call with gradients. Otherwise they are dropped at once: inside of a step that was
     called with a closure that is the only way.
 
-    Args:
-        model: whose gradients are dropped, with those of the optimiser.
-        optimizer: the optimiser itself, without wrappers; None for none.
-        scaler: the GradScaler, where it is known; None for none.
-
     Attributes:
         scaler: the one passed in, or the one that was found to call the optimiser's step.
         sharded: each of several ranks holds a part of the model.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rmetric.monitor.forward import ForwardValues
 from rmetric.monitor.gradients import nine_digits, norms_by_layer
-from rmetric.monitor.stalls import StepTimes
+from rmetric.monitor.stalls import SECONDS, StepTimes
 from rmetric.monitor.workers import WorkerStatistics
 from rmetric.records import Record
 
@@ -142,6 +142,17 @@ class Pending:
             record.layer_gradient_norms = self._by_layer(host["tensor_norms"])
         return record
 
+    def add_times(self, times: StepTimes) -> None:
+        """Add the times of the step, which is complete, to the record and to the message."""
+        self.times, record = times, self.record
+        record.step_seconds = round(times.total, 6)
+        for name, part in SECONDS.items():
+            if (value := getattr(times, part)) is not None:
+                setattr(record, name, round(value, 6))
+        if not times.compiled:
+            self.message |= {name: getattr(record, name) for name in ("step_seconds", *SECONDS)}
+            self.message["step_size"] = times.size
+
     def _by_layer(self, norms: list[float]) -> dict[str, float]:
         """As before clipping, also where they were measured after it."""
         measured = sum(norm * norm for norm in norms) ** 0.5
@@ -151,11 +162,7 @@ class Pending:
 
 
 class Transfer:
-    """Values on their way to the host, all tensors in one copy.
-
-    Args:
-        values: by name; None for those that were not measured.
-    """
+    """Values by name on their way to the host, all tensors in one copy; None was not measured."""
 
     @torch.no_grad()
     def __init__(self, values: Mapping[str, Scalar]) -> None:

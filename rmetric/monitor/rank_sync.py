@@ -12,7 +12,7 @@ from rmetric.monitor.alerts import Alert
 from rmetric.monitor.config import MonitorConfig
 from rmetric.monitor.exchange import Exchange
 from rmetric.monitor.gradients import nine_digits
-from rmetric.monitor.step_time_judge import TIMES
+from rmetric.monitor.stalls import SECONDS, TIMES, StepTimes
 from rmetric.records import Record
 
 #: Measurements of a step in a message; squares are of the shards that a rank holds.
@@ -35,14 +35,11 @@ ACTION_DELAY = 3
 def encode_message(
     step: int, values: Mapping[str, float | None], *, leaving: int, settings: int, alarms: int
 ) -> list[float]:
-    """Encode one rank's message on one step as `WIDTH` numbers; `RankMessages` decodes them.
+    """One rank's message on one step as `WIDTH` numbers; `RankMessages` decodes them.
 
-    Args:
-        step: that it is about.
-        values: measurements by name, of `FIELDS`; None or absent where not measured.
-        leaving: RUNNING, or why this is the rank's last message.
-        settings: checksum of the settings that must be equal on all ranks.
-        alarms: one bit for each source of `alert_on` that is alarmed.
+    `values` are measurements of `FIELDS`, absent or None where not measured; `leaving` is RUNNING
+    or why this is the rank's last message; `settings` a checksum of those that must be equal on all
+    ranks; `alarms` one bit for each source of `alert_on`.
     """
     measurements = [values.get(name) for name in FIELDS]
     measured = sum(1 << i for i, value in enumerate(measurements) if value is not None)
@@ -79,6 +76,18 @@ class RankMessages:
         bit = 1 << FIELDS.index(name)
         return self.of_each(name) if (self._measured & bit).all() else None
 
+    def step_times(self) -> list[StepTimes]:
+        """The times of each rank; a part that one did not measure is None."""
+        columns = {part: self.of_all(name) for name, part in SECONDS.items()}
+        columns["size"] = self.of_all("step_size")
+        rows = []
+        for place, total in enumerate(self.of_each("step_seconds").tolist()):
+            measured = {p: float(c[place]) for p, c in columns.items() if c is not None}
+            row = StepTimes(**measured)  # type: ignore[arg-type]
+            row.check = max(0.0, total - row.total)
+            rows.append(row)
+        return rows
+
 
 class RankSync:
     """Synchronises the monitors of all ranks and schedules their joint actions.
@@ -94,13 +103,8 @@ class RankSync:
     Its weakness: two steps pass before a rank receives another's alarm, and a rank whose
     messages are late by two steps acts late.
 
-    Args:
-        config: of the monitor.
-        exchange: of messages that are `WIDTH` numbers wide.
-        scaled: a gradient scaler overflows on purpose now and then.
-        waits_for_norm: each step waits for the norm of all ranks' shards.
-
     Attributes:
+        scaled: a gradient scaler overflows on purpose now and then.
         left_out: ranks whose losses and gradients do not count in the records.
     """
 
@@ -270,13 +274,8 @@ def complete_from_ranks(
 ) -> None:
     """Complete a record from the messages of all ranks: workers' gradients, whole norms of shards.
 
-    The training loss becomes the mean over the ranks. What one of them did not
-    measure stays as it was.
-
-    Args:
-        record: of this rank.
-        messages: of all ranks on the same step.
-        places: rows of the ranks whose losses and own gradients count; None for all.
+    The training loss becomes the mean over the ranks; of losses and own gradients the rows of
+    `places` count, None for all. What a rank did not measure stays as it was.
     """
     places = range(len(messages.steps)) if places is None else places
     losses, norms = messages.of_all("loss"), messages.of_all("own_norms")

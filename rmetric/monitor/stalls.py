@@ -16,6 +16,14 @@ STALL, SLOW_RANK, SLOW_DRIFT = SOURCES = ("stall", "slow_rank", "slow_drift")
 #: Parts of a step, in the order in which they are suspected: the time that a rank waits for data
 #: is its own, while waiting for another rank may show in any part below the first.
 PARTS = ("data_wait", "forward_backward", "optimizer", "exchange", "check")
+#: Values in the message of a rank -> part of a step; the seconds are fields of `Record` too.
+SECONDS = {
+    "data_wait_seconds": "data_wait",
+    "forward_backward_seconds": "forward_backward",
+    "exchange_seconds": "exchange",
+    "optimizer_seconds": "optimizer",
+}
+TIMES = ("step_seconds", *SECONDS, "step_size")
 WORDS = {
     "data_wait": "waiting for data",
     "forward_backward": "in forward and backward",
@@ -126,16 +134,9 @@ class StepTimeRules:
         ranks: Sequence[int] = (0,),
         planned: bool = False,
     ) -> list[StepTimeAlarm]:
-        """Take the times of one step.
+        """The alarms that begin with a step, by the times of each rank, or of this rank alone.
 
-        Args:
-            step: number of the step.
-            times: of each rank in `ranks`, or of this rank alone.
-            ranks: ranks that the times are of.
-            planned: a change was announced for this step.
-
-        Returns:
-            The alarms that begin.
+        `planned`: a change was announced for this step.
         """
         if any(row.compiled for row in times):
             return []

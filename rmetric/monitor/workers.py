@@ -47,13 +47,9 @@ def _cosines(gradients_WD: Tensor, mean_D: Tensor) -> Tensor:
 class GradientListener:
     """Measures gradients in hooks that exist from `start` to `stop`, on measured steps only.
 
-    A norm and an evenly spaced sample of entries are kept, so memory does not grow with
+    A norm and an evenly spaced sample of `size` entries are kept, so memory does not grow with
     the model; cosines are those of the samples. An exception in a hook must not end the
     backward pass: it is kept, and `stop` raises it.
-
-    Args:
-        parameters: all that get gradients.
-        size: entries sampled for the cosines.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], size: int = SAMPLED) -> None:
@@ -243,10 +239,7 @@ def of_one_worker(
 ) -> WorkerStatistics | None:
     """Statistics of one rank, each of shape (1,); None where nothing was measured.
 
-    Args:
-        parts: measurements of the parts of its gradient.
-        own: samples of its gradient, part by part.
-        mean: the same of the mean over the ranks.
+    `own` and `mean` are samples of its gradient and of the mean over the ranks, part by part.
     """
     if not parts:
         return None

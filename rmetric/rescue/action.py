@@ -6,6 +6,7 @@ import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,7 @@ from rmetric.detectors.no_update import NoUpdate
 from rmetric.monitor.actions.action import Action, is_distributed, rank
 from rmetric.monitor.optimizer_steps import is_scaling
 from rmetric.records import Record
-from rmetric.rescue.agreement import Agreement, DisagreementError
-from rmetric.rescue.arguments import checked_config, checked_parts, checked_steps, checked_where
+from rmetric.rescue.agreement import Agreement, DisagreementError, RankLeftError
 from rmetric.rescue.data_position import DataPosition, NoData
 from rmetric.rescue.hold import (
     HELD,
@@ -30,11 +30,9 @@ from rmetric.rescue.hold import (
 from rmetric.rescue.judgement import Judgement
 from rmetric.rescue.own_loop import OwnLoop
 from rmetric.rescue.policy import AUTO, Decision, RescueConfig, RescuePolicy
-from rmetric.rescue.settings import PlannedSettings, assign
+from rmetric.rescue.remedies import PlannedSettings, WorkersOut, assign, check_most
 from rmetric.rescue.snapshot import Parts, Snapshot, Stateful
 from rmetric.rescue.snapshot_keeper import SnapshotKeeper, SnapshotPace
-from rmetric.rescue.vote import RankLeftError
-from rmetric.rescue.workers_out import WorkersOut, check_most
 
 if TYPE_CHECKING:
     from rmetric.monitor.monitor import Monitor
@@ -44,6 +42,8 @@ logger = logging.getLogger("rmetric")
 _DECISIONS_SAVED = 50
 #: Checks without such a step after which a learning rate that is set back is reported again.
 _SET_BACK_AGAIN = 20
+#: A snapshot folder of such a name was meant to be something else; with ``./`` it is a folder.
+_NO_FOLDERS = frozenset({"", "cpu", "cuda", "device", "disk", "gpu", "host", "memory", "ram"})
 _STEPS_ALONE = 3  # without a boundary, until it is reported
 
 
@@ -120,7 +120,8 @@ class Rescue(Action):
         hold_seconds: float | None = None,
     ) -> None:
         super().__init__(on=())
-        checked_config(config)
+        if config is not None and not isinstance(config, RescueConfig):
+            raise ValueError(f"config is {config!r}: a RescueConfig is accepted")
         checked_where(where)
         checked_parts(scheduler, extra)
         if on_hold not in ON_HOLD:
@@ -174,7 +175,12 @@ class Rescue(Action):
         Raises:
             ValueError: an argument is not of that kind.
         """
-        checked_steps(loader, total, per_step)
+        iterable = isinstance(loader, Iterable) or hasattr(loader, "__getitem__")
+        if isinstance(loader, type) or not iterable:
+            raise ValueError(f"loader is {loader!r}: it cannot be iterated")
+        for name, value, least in (("total", total, 0), ("per_step", per_step, 1)):
+            if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+                raise ValueError(f"{name} is {value!r}: it must be a whole number from {least}")
         return OwnLoop(self, loader, per_step, total).steps()
 
     @property
@@ -425,7 +431,7 @@ class Rescue(Action):
         if self._agreement is None:
             return value
         try:
-            return self._agreement.most(value)
+            return self._agreement.vote.most(value)
         except RankLeftError:
             self._agreement = None
             raise
@@ -600,6 +606,32 @@ class Rescue(Action):
                 end()
             except Exception as error:
                 logger.error("rmetric: rescue: %s", error)
+
+
+def checked_where(where: object) -> None:
+    """Raise ValueError unless it is ``host``, ``device`` or a folder."""
+    wrong = not isinstance(where, (str, Path)) or (
+        where not in ("host", "device") and isinstance(where, str) and where.lower() in _NO_FOLDERS
+    )
+    if wrong:
+        raise ValueError(f"where is {where!r}: host, device or a folder (./gpu) are accepted")
+
+
+def checked_parts(scheduler: object, extra: object) -> None:
+    """Raise ValueError unless all of them can be kept in a snapshot."""
+    schedulers = scheduler if isinstance(scheduler, (list, tuple)) else [scheduler]
+    named = {f"scheduler {i}": one for i, one in enumerate(schedulers) if one is not None}
+    if extra is not None:
+        if not isinstance(extra, Mapping):
+            raise ValueError(f"extra is {extra!r}: a mapping from names to objects is accepted")
+        for name in extra:
+            if name == "scaler" or str(name).startswith("scheduler "):
+                raise ValueError(f"extra[{name!r}]: this name is the rescue's own")
+        named |= {f"extra[{name!r}]": one for name, one in extra.items()}
+    for name, one in named.items():
+        for method in ("state_dict", "load_state_dict"):
+            if isinstance(one, type) or not callable(getattr(one, method, None)):
+                raise ValueError(f"{name} is {one!r}: it has no {method}")
 
 
 def several(value: Any) -> list[Any]:

@@ -90,12 +90,7 @@ class DataPosition(ABC):
     # -- the course of the training
 
     def at_boundary(self, step: int, *, last: bool = False) -> bool:
-        """Let the rescue act after a step; true if it has set the training back.
-
-        Args:
-            step: that the weights have taken last.
-            last: the training ends after it.
-        """
+        """Let the rescue act after a step; true if it has set the training back."""
         self._step, self._skipped = step, []
         self._ends[step] = self.batches.position
         went_back = self.rescue.boundary(last=last)
@@ -126,12 +121,10 @@ class DataPosition(ABC):
         return {"epoch": self._epoch_drawn, "batch": self._in_epoch}
 
     def pass_begun(self, epoch: int, before: HostState, place: int = 0) -> None:
-        """A pass over the data has begun for this epoch.
+        """A pass over the data has begun for this epoch, from 0.
 
-        Args:
-            epoch: from 0.
-            before: random state of the host before it.
-            place: of its first batch, from 0; above it after a checkpoint in mid-epoch.
+        `before` is the random state of the host before it; `place` that of its first batch, above 0
+        after a checkpoint in mid-epoch.
         """
         self._epoch_drawn, self._in_epoch = epoch, place
         self.short = any(end > self.batches.position for _, end in self.left_out)

@@ -12,8 +12,7 @@ from typing import Any
 from rmetric.detectors.calibrated import CalibratedDetector
 from rmetric.detectors.no_update import NoUpdate
 from rmetric.records import Record
-from rmetric.rescue.evidence import evidence_of
-from rmetric.rescue.loss_level import LossLevel
+from rmetric.rescue.evidence import LossLevel, evidence_of
 from rmetric.rescue.policy import Decision, Evidence, RescueConfig, RescuePolicy
 
 logger = logging.getLogger("rmetric")
@@ -27,13 +26,7 @@ class Judgement:
 
     It calls neither the monitor nor the training: `Rescue` carries out what is `due`.
 
-    Args:
-        config: settings of the policy.
-        no_update: the monitor's judge of steps that change nothing.
-
     Attributes:
-        policy: that decides.
-        level: of the loss, now and before the incident.
         due: a decision to go back or to hold, and the step after which it was made.
         own: evidence of this rank's detector at its last record.
         unsent: evidence that the other ranks have not received.
@@ -65,12 +58,8 @@ class Judgement:
     ) -> None:
         """Take a complete record; a single process decides now, several ranks by their ballots.
 
-        Args:
-            record: of a step.
-            detector: after its update with it.
-            workers: ranks that the record's workers are; empty for those of a single process,
-                which are its micro-batches.
-            alone: this is a single process.
+        `workers` are the ranks that the record's workers are; empty for those of a single process
+        (`alone`), which are its micro-batches.
         """
         if record.step == self._judged:
             return
@@ -109,12 +98,7 @@ class Judgement:
     # -- decisions
 
     def before_update(self, step: int, broken: Sequence[tuple[str, str]]) -> Decision:
-        """Decide about the step at hand.
-
-        Args:
-            step: that is not taken yet.
-            broken: (rule, reason) of each step rule that it breaks.
-        """
+        """Decide about the step at hand, by (rule, reason) of each step rule that it breaks."""
         evidence = None
         if broken:
             rule, reason = broken[0]
@@ -148,14 +132,9 @@ class Judgement:
     # -- after a return
 
     def went_back(self, step: int, losses: list[tuple[int, float]], detector: Any) -> None:
-        """Go on from the snapshot of a step.
+        """Go on from the snapshot of a step, with its losses and its detector.
 
         A detector that is back at its first records is shown what it knew before the incident.
-
-        Args:
-            step: of the snapshot.
-            losses: of `LossLevel.state`, from the snapshot.
-            detector: the restored one.
         """
         state = self.policy.state
         # A hold may be at an earlier one than the newest.

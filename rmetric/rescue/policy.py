@@ -148,10 +148,8 @@ class Incident:
     """Everything between the first evidence and the first quiet stretch beyond it.
 
     Attributes:
-        onset: earliest step of its evidence.
-        farthest: latest step with evidence.
-        tries: restorations so far.
-        repeated: steps that were repeated.
+        onset, farthest: earliest and latest step of its evidence.
+        tries, repeated: restorations so far, and steps that they repeated.
         target: snapshot of the last restoration; None before the first.
         observed_until: end of the observation after the budget; None before it.
         place: `since` of the first evidence.
@@ -180,11 +178,7 @@ class Incident:
 
 @dataclass
 class PolicyState:
-    """Everything that changes; plain values for a checkpoint.
-
-    Attributes:
-        every: distance of two snapshots that was found; 0 where it was not.
-    """
+    """Everything that changes, as plain values; `every` is the distance that was found, or 0."""
 
     snapshots: list[int] = field(default_factory=list)
     incident: Incident | None = None
@@ -287,12 +281,9 @@ class RescuePolicy:
     def after_step(
         self, step: int, evidence: Evidence | None = None, *, back: bool | None = None
     ) -> Decision:
-        """Decision after a step.
+        """Decision after a step, by the evidence of a detector.
 
-        Args:
-            step: that is complete.
-            evidence: of a detector; None without an alarm.
-            back: the loss is where it was before the incident; None if that is not known.
+        `back`: the loss is where it was before the incident; None if that is not known.
         """
         state = self.state
         for worker, (until, _) in list(state.out.items()):

@@ -213,13 +213,8 @@ def _load(one: Any, method: str, state: Any) -> None:
 class Snapshots:
     """The snapshots of one training; memory of those that are dropped is used again.
 
-    Args:
-        where: ``host``, ``device``, or a folder. In a folder the newest snapshot has a buffer in
-            host memory while it is written.
-        most: snapshots at a time, for which there must be memory.
-
-    Attributes:
-        parts: of the training, as they are now.
+    In a folder the newest one has a buffer in host memory while it is written. There must be memory
+    for `most` at a time. `parts` are those of the training as they are now.
     """
 
     parts: Parts
@@ -293,12 +288,8 @@ class Snapshots:
     def restore_small(self, snapshot: Snapshot, skip: tuple[int, int] | None) -> Callable[[], None]:
         """Restore everything but weights, optimiser, monitor and random state; all or nothing.
 
-        Args:
-            snapshot: to restore.
-            skip: first and last step whose data are not used again; None for none.
-
-        Returns:
-            A function that undoes it.
+        The data from the first to the last step of `skip` are not used again. Returns what undoes
+        it.
         """
         parts = self.parts
         self._check_fits(snapshot)

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from rmetric.rescue.data_position import NoData
-from rmetric.rescue.loss_level import LossLevel
+from rmetric.rescue.evidence import LossLevel
 from rmetric.rescue.policy import Decision, RescueConfig, RescuePolicy
 from rmetric.rescue.snapshot import Parts, Snapshot, Snapshots
 
@@ -85,11 +85,8 @@ class SnapshotPace:
 class SnapshotKeeper:
     """Takes and restores the snapshots of one training.
 
-    Args:
-        config: settings of the policy.
-        where: ``host``, ``device``, or a folder.
-        pace: finds the distance of the snapshots; None where `config` has it.
-        most_of_ranks: the largest of all ranks' values, from 0; all ask at the same place.
+    `pace` finds their distance, None where `config` has it. `most_of_ranks` gives the largest of
+    all ranks' values, from 0; all ask at the same place.
     """
 
     def __init__(

@@ -260,9 +260,9 @@ def test_the_names_of_the_rescues_own_parts_are_refused():
 
 
 def test_as_many_workers_left_out_as_there_are_ranks_are_refused(monkeypatch, caplog):
-    import rmetric.rescue.workers_out as workers_out
+    from rmetric.rescue import remedies
 
     with pytest.raises(ValueError, match="most_out is 2 with 2 ranks"):
-        workers_out.check_most(2, 2)
-    workers_out.check_most(1, 2)
-    workers_out.check_most(1, 1)  # a single process leaves no worker out
+        remedies.check_most(2, 2)
+    remedies.check_most(1, 2)
+    remedies.check_most(1, 1)  # a single process leaves no worker out

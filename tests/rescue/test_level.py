@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmetric.rescue.loss_level import LossLevel
+from rmetric.rescue.evidence import LossLevel
 from rmetric.rescue.snapshot_keeper import BUDGET, SnapshotPace
 
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from rmetric.monitor.alerts import Alert
+from rmetric.monitor.alerts import SEVERE, Alert, Episode
 from rmetric.monitor.config import MEMORY
-from rmetric.monitor.episodes import SEVERE, Episode
 from rmetric.monitor.stalls import SOURCES
 from rmetric.records import Record
 
@@ -24,7 +23,7 @@ RESCUE = "rescue"
 class Action:
     """Something to do on an alarm; called on the training's thread, so it must be quick.
 
-    A condition that lasts many steps is one episode (`rmetric.monitor.episodes`). An action is
+    A condition that lasts many steps is one episode (`rmetric.monitor.alerts`). An action is
     called at its first alert, and once more if a source of `severe` joins other ones. An action
     that needs the verdict of every step is called at each bad step instead.
 
@@ -77,9 +76,7 @@ class Action:
     def before_update(self, broken: Sequence[tuple[str, str]], monitor: Monitor) -> None:
         """Take each step before the optimiser does, where an action needs the verdict now.
 
-        Args:
-            broken: (rule, reason) of each step rule that the step breaks.
-            monitor: `monitor.step` is the step at hand.
+        `broken` has (rule, reason) of each step rule that the step at hand, `monitor.step`, breaks.
         """
 
     def ended(self, episode: Episode, monitor: Monitor) -> None:
@@ -91,9 +88,8 @@ class Action:
     def decided(self, entry: Mapping[str, Any], monitor: Monitor) -> None:
         """Another action has changed the training, or is about to hold it; called on all ranks.
 
-        Args:
-            entry: as in the log: ``step``, ``action``, ``reason``, ``to``, ``repeated``, ...
-            monitor: after a return its `step` is that of the snapshot.
+        The entry is that of the log: ``step``, ``action``, ``reason``, ``to``, ``repeated``, ...
+        After a return `monitor.step` is that of the snapshot.
         """
 
     def state_dict(self) -> Mapping[str, Any]:

@@ -15,17 +15,15 @@ from rmetric._util.background import Background
 from rmetric._util.open_alarms import OpenAlarm
 from rmetric.monitor.actions.action import Action, rank
 from rmetric.monitor.actions.checkpoint_file import (
-    FORMAT,
     POINTER,
     bare,
+    checkpoint_content,
     last_good,
-    plain,
     plain_states,
     random_state,
     write_whole,
 )
-from rmetric.monitor.alerts import Alert
-from rmetric.monitor.episodes import Episode
+from rmetric.monitor.alerts import Alert, Episode
 from rmetric.monitor.gradients import is_sharded
 from rmetric.records import Record
 
@@ -163,36 +161,21 @@ class EmergencyCheckpoint(Action):
 
     def _content(self, alert: Alert, monitor: Monitor) -> dict[str, Any]:
         step = monitor.weights_step
-        content = {
-            "format": FORMAT,
-            "step": step,
-            "alert": alert.as_entry(),
-            "suspect": self._suspect(step),
-            "model": plain(bare(monitor.model).state_dict(), "model"),
-        }
         left_out: dict[str, str] = {}
         generators = self._random.get(step)
         if generators is None:
             left_out["random"] = f"not kept after step {step}; those of step {monitor.step} instead"
             generators = self._random_state(monitor)
-        content["random"] = plain(generators, "random")
         scheduler = self.scheduler
         if scheduler is None:
             scheduler = next(iter(monitor.schedulers), None)
-        parts = {
-            "optimizer": monitor.optimizer,
-            "scheduler": scheduler,
-            "scaler": monitor.scaler,
-            "monitor": monitor,
-        }
-        content |= plain_states(parts, left_out)
-        try:
-            content["extra"] = plain(self.extra_state() if self.extra_state else None, "extra")
-        except Exception as error:
-            left_out["extra"] = str(error)
-        for name, why in left_out.items():
-            logger.error("rmetric: emergency checkpoint without %s: %s", name, why)
-        return content | {"left_out": left_out}
+        parts = {"optimizer": monitor.optimizer, "scheduler": scheduler, "scaler": monitor.scaler,
+                 "monitor": monitor}  # fmt: skip
+        states = {name: None if one is None else one.state_dict for name, one in parts.items()}
+        states["extra"] = self.extra_state
+        kept = plain_states(states, left_out)
+        noted = {"alert": alert.as_entry(), "suspect": self._suspect(step)}
+        return checkpoint_content(monitor.model, step, generators, left_out, **noted, **kept)
 
     def _suspect(self, step: int) -> dict[str, Any] | None:
         """Mark of a checkpoint of `step`; None for a clean one."""

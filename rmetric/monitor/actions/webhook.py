@@ -40,8 +40,8 @@ class Webhook(Action):
         variable: name of the environment variable that holds the URL, instead.
         title: what the message begins with; the machine's name by default.
         min_interval: seconds between messages of one source or kind, at least 0.
-        timeout: seconds that the server has to answer, above 0; at the end of
-            the training this is also how long the last messages are waited for.
+        timeout: seconds that the server has to answer, above 0; the last messages are waited for as
+            long at the end of the training.
         on: sources of alerts that it reacts to, ``rescue`` for decisions; None for every one.
     """
 
