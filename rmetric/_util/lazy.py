@@ -55,10 +55,9 @@ def lazy(
     """Make the `__getattr__` and `__dir__` of a package (PEP 562).
 
     `exports` maps a dotted module to the names that the package offers from it, with spaces
-    between; ``Offered=Name`` offers `Name` under another one. The first function imports the module
-    of a name and keeps the object in the package. It raises AttributeError for a name that is not
-    offered, and ModuleNotFoundError that names the command to install it where an optional package
-    is missing.
+    between; ``Offered=Name`` offers `Name` under another one. A module is imported when a name is
+    first asked for. AttributeError: a name that is not offered; ModuleNotFoundError, which names
+    the command to install it: an optional package is missing.
     """
     found_at: dict[str, tuple[str, str]] = {}
     for module, names in exports.items():

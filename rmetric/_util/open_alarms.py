@@ -24,10 +24,8 @@ class _Entry:
 class OpenAlarms:
     """Open alarms of one process.
 
-    An alarm ends by `end`, or, unless it `lasts`, when it was not repeated in `quiet_steps`.
-
-    Args:
-        quiet_steps: steps without a repetition after which an alarm is over, at least 1.
+    An alarm ends by `end`, or, unless it `lasts`, when it was not repeated in `quiet_steps`, at
+    least 1.
 
     >>> alarms = OpenAlarms(quiet_steps=10)
     >>> alarms.open("loss", 120, "loss 9.1", step=125)

@@ -53,8 +53,7 @@ class WebhookSender:
     Args:
         url: http or https. One that cannot be posted to raises ValueError.
         name: of the URL, for an error's message.
-        report: called in that thread or the caller's with what happened to a message that was not
-            taken, in words for "the webhook ...".
+        report: called with why a message was not taken, in words for "the webhook ...".
         timeout: seconds for one try, above 0.
         tries: of each message, at least 1, with pauses between them that double.
         pause: seconds before the second try.

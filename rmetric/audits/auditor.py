@@ -1,4 +1,4 @@
-"""Runs the audits of one training on one rank."""
+"""All audits, and what runs those of one training on one rank."""
 
 from __future__ import annotations
 
@@ -10,15 +10,46 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rmetric.audits.batches import Batches
 from rmetric.audits.contract import Audit
 from rmetric.audits.finding import Finding
 from rmetric.audits.fingerprint import fingerprints, halves, joined, peaks
+from rmetric.audits.groups import Groups
+from rmetric.audits.modes import Modes
+from rmetric.audits.replicas import Replicas
+from rmetric.audits.resume import Resume
+from rmetric.audits.schedule import Schedule
 from rmetric.audits.training import Seen, Training
+from rmetric.audits.updates import Updates
 
 logger = logging.getLogger("rmetric")
 
 #: All parameters are measured at each of the first steps, and at two of `EVERY` afterwards.
 FIRST, EVERY = 20, 20
+
+AUDITS: dict[str, type[Audit]] = {
+    audit.name: audit for audit in (Groups, Updates, Replicas, Batches, Modes, Schedule, Resume)
+}
+
+
+def make_audits(names: object = True) -> list[Audit]:
+    """The audits of these names; all for True, none for False.
+
+    Raises:
+        TypeError: not a bool or an iterable of names.
+        ValueError: an unknown name.
+
+    >>> [audit.name for audit in make_audits(["schedule"])]
+    ['schedule']
+    """
+    if isinstance(names, bool):
+        return [audit() for audit in AUDITS.values()] if names else []
+    if isinstance(names, str) or not hasattr(names, "__iter__"):
+        raise TypeError(f"audits is {names!r}: True, False or names are accepted")
+    wanted = list(names)
+    if unknown := [name for name in wanted if name not in AUDITS]:
+        raise ValueError(f"audits has {unknown[0]!r}: known are {', '.join(AUDITS)}")
+    return [AUDITS[name]() for name in wanted]
 
 
 class Auditor:

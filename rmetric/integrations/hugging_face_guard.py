@@ -234,20 +234,17 @@ def not_finite(checkpoint: Path) -> str:
 
 
 def newest_checkpoint(output_dir: Path | str, *, trusted_only: bool | None = None) -> str | None:
-    """Newest checkpoint of a Trainer that is whole, for ``train(resume_from_checkpoint=...)``.
+    """Newest whole checkpoint of a Trainer, for ``train(resume_from_checkpoint=...)``, or None.
 
     At the first launch there is none: training then begins at step 0, while
-    ``resume_from_checkpoint=True`` would raise ValueError. A damaged one, such as that of a
-    killed save, is skipped with a warning; nothing is deleted. Each file is read once, by rank
-    0 alone. All ranks call it, after the TrainingArguments were made.
+    ``resume_from_checkpoint=True`` would raise ValueError. A damaged one, such as that of a killed
+    save, is skipped with a warning. Each file is read once, by rank 0 alone. All ranks call it,
+    after the TrainingArguments were made.
 
     Args:
         output_dir: `output_dir` of the TrainingArguments; it may not exist yet.
         trusted_only: skip suspect checkpoints, which were saved during an alarm. None: as
             ``rmetric supervise --resume`` says, else False.
-
-    Returns:
-        Path of the whole checkpoint that was written last; None if there is none.
 
     Raises:
         OSError: the folder cannot be listed.

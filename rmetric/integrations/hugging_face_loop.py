@@ -79,13 +79,11 @@ def calling_trainer() -> Trainer | None:
 def followed(rescue: Rescue, trainer: Trainer, monitor: Monitor) -> Iterator[None]:
     """Within it, a rescue can set the loop of this Trainer back.
 
-    The loop counts its steps in local variables, which nobody can set back. So the steps that
-    are to be made again are made between two of its steps: inside `get_batch_samples`, with which
-    it begins each step, the Trainer's own `_run_epoch` runs them, from the batch of the snapshot
-    up to the one at which the loop stands. Then the loop's own counters are right again. It needs
-    no copy of the loop, no resumption from a checkpoint, and no extra steps at the end; and the
-    loop of a training that never goes back is the Trainer's, with a second reference to each
-    batch.
+    The loop counts its steps in local variables, which nobody can set back. So the repeated steps
+    are made inside `get_batch_samples`, with which it begins each step: there the Trainer's own
+    `_run_epoch` runs them, from the batch of the snapshot up to the one at which the loop stands.
+    Then the loop's own counters are right again, and a training that never goes back runs the
+    Trainer's loop.
     """
     for name in ("_run_epoch", "get_batch_samples"):
         if not hasattr(trainer, name):

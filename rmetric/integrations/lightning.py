@@ -45,14 +45,11 @@ else:
 class RMetricCallback(MonitorCallback, Callback):
     """Runs a `Monitor` in the training loop of Lightning's Trainer.
 
-    A step is checked in `on_before_optimizer_step`: after backward and after a
-    gradient scaler has divided its factor out, before clipping. With automatic
-    optimisation the loss of a step is the mean over its micro-batches of what
-    `training_step` returned; with manual optimisation it is the sum of what
-    `manual_backward` was given since the step before.
-
-    Its weakness: where a module has several optimisers, the first is watched, and
-    its steps are the steps of the log; gradient norms are over the whole module.
+    A step is checked in `on_before_optimizer_step`: after backward and after a gradient scaler has
+    divided its factor out, before clipping. Its loss is the mean over its micro-batches of what
+    `training_step` returned; with manual optimisation the sum of what `manual_backward` was given.
+    Its weakness: of several optimisers the first is watched; gradient norms are over the whole
+    module.
 
     Args and attributes are those of `rmetric.integrations.trainer_callback.MonitorCallback`;
     `validation_loss` is the name under which the module logs it, ``val_loss`` by default.
@@ -198,9 +195,8 @@ def _without_scale(trainer: Trainer, value: Tensor) -> Tensor:
 def followed(rescue: Rescue, trainer: Any, monitor: Monitor) -> Iterator[None]:
     """Within it, a rescue can set the loops of this Trainer back.
 
-    Lightning keeps all counters of its loops in objects, and reads them after each batch to
-    decide how to go on. So they are set back after a batch, between the end of `on_advance_end`
-    and the next one, and the loops go on from there; an epoch that had begun begins again.
+    Lightning reads all counters of its loops after each batch to decide how to go on. So they are
+    set back there, at the end of `on_advance_end`; an epoch that had begun begins again.
     """
     loops = TrainerLoops(rescue, trainer, monitor)
     epoch_loop = trainer.fit_loop.epoch_loop

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,6 @@ from rmetric.monitor.actions.action import Action, as_actions
 from rmetric.monitor.alerts import Alert, Episodes, needs_call
 from rmetric.monitor.log_file import MonitorLog
 from rmetric.monitor.rank_sync import DISABLED, RankSync
-from rmetric.records import Record
 
 if TYPE_CHECKING:
     from rmetric.monitor.exchange import WholeNorm
@@ -32,12 +31,6 @@ class AlertDelivery:
     A condition that lasts is one episode, see `Episodes`: an action is called when it begins,
     and once more if a severe source joins. Actions that need the verdict of every step are
     called at each bad one.
-
-    Attributes:
-        alerts: the last `ALERTS_KEPT`, of each episode the first of each source and rank.
-        actions: those that have not failed.
-        rank_sync, whole_norm: with the other ranks; None without them.
-        non_finite_step: step of the last ``non_finite`` alert; 0 before the first.
     """
 
     def __init__(
@@ -46,11 +39,11 @@ class AlertDelivery:
         actions: Iterable[Action | Callable[[Alert], None]],
         log: MonitorLog,
     ) -> None:
-        self.alerts: list[Alert] = []
-        self.rank_sync: RankSync | None = None
+        self.alerts: list[Alert] = []  # of each episode the first of each source and rank
+        self.rank_sync: RankSync | None = None  # with the other ranks, as the next one
         self.whole_norm: WholeNorm | None = None
-        self.non_finite_step = 0
-        self.actions = as_actions(actions)
+        self.non_finite_step = 0  # of the last ``non_finite`` alert
+        self.actions = as_actions(actions)  # those that have not failed
         self._episodes = Episodes()
         # Of the actions that all ranks run together: by what is equal on all of them.
         self._joint_episodes = Episodes()
@@ -168,7 +161,7 @@ class AlertDelivery:
             if state := action.state_dict():
                 states[type(action).__name__] = dict(state)
 
-        self._each(keep)
+        self.each(keep)
         return states
 
     def load_action_states(self, states: Mapping[str, Mapping[str, Any]]) -> None:
@@ -178,7 +171,7 @@ class AlertDelivery:
             if (state := states.get(type(action).__name__)) is not None:
                 action.load_state_dict(state)
 
-        self._each(load)
+        self.each(load)
 
     def already_reported(self, step: int) -> bool:
         """True if the rule ``non_finite`` was broken at this step or the one before."""
@@ -193,18 +186,6 @@ class AlertDelivery:
                 delayed = action.on_all_ranks and not action.needs_verdict_now
                 if delayed and _calls_for(action, due, earlier):
                     self._run_action(action, partial(action, alert, self._monitor))
-
-    def start(self) -> None:
-        """Call `Action.start` of every action."""
-        self._each(lambda action: action.start(self._monitor))
-
-    def before_update(self, broken: Sequence[tuple[str, str]]) -> None:
-        """Call `Action.before_update` of every action with the rules that the step breaks."""
-        self._each(lambda action: action.before_update(broken, self._monitor))
-
-    def pass_record(self, record: Record) -> None:
-        """Call `Action.record` of every action with a completed record."""
-        self._each(lambda action: action.record(record, self._monitor))
 
     def pass_decision(self, by: Action, entry: Mapping[str, Any]) -> None:
         """Call `Action.decided` of every action but the one that decided."""
@@ -226,8 +207,8 @@ class AlertDelivery:
         may = shared and action.needs_verdict_now and weights_step < step
         return may and self.rank_sync.agreed(step)
 
-    def _each(self, call: Callable[[Action], None]) -> None:
-        """Call a function with each action."""
+    def each(self, call: Callable[[Action], None]) -> None:
+        """Call a function with each action; one that raises is switched off."""
         for action in tuple(self.actions):
             self._run_action(action, partial(call, action))
 

@@ -101,16 +101,10 @@ class Episode:
 
 
 class Episodes:
-    """Assigns alerts to episodes.
+    """Assigns alerts to episodes; `open` has the open one of each group of sources.
 
-    The first alert opens an episode. Further ones belong to it until its sources have been
-    quiet for more than `gap` steps.
-
-    Args:
-        gap: steps, at least 1.
-
-    Attributes:
-        open: the open episode of each group of sources.
+    The first alert opens an episode. Further ones belong to it until its sources have been quiet
+    for more than `gap` steps, at least 1.
 
     >>> episodes = Episodes(gap=5)
     >>> for step in (713, 714, 718):

@@ -27,31 +27,23 @@ _exchanges: Counter[str] = Counter()  # made in this process, by name
 class Exchange:
     """Gathers a fixed number of floats from every rank, once a step at most.
 
-    `post` sends this rank's numbers and returns at once; `take`, a step later, returns
-    those of all ranks, or None until they have arrived. At most one message is under
-    way. The training keeps the ranks in step: a rank at the next step has passed a
-    collective of the training, so every other rank has posted.
+    `post` sends this rank's numbers and returns at once; `take`, a step later, returns those of all
+    ranks, or None until they have arrived. The training keeps the ranks in step: a rank at the next
+    step has passed a collective of the training, so every other rank has posted.
 
-    Its gloo group is its own, found through the training's store and unknown to
-    torch.distributed: a rank that never makes an Exchange leaves the others without one
-    and disturbs no group of the training. The group is made in the background. A failure
-    ends the exchange, not the training; `problem` holds the reason.
+    Its gloo group is its own, found through the training's store in the background: a rank that
+    never makes an Exchange leaves the others without one and disturbs no group of the training. A
+    failure ends the exchange, not the training; `problem` holds the reason.
 
-    Its weakness: a rank that stays away ends it for all, and a late message does not
-    name the ranks that it waits for.
+    Its weakness: a rank that stays away ends it for all, and a late message does not name the ranks
+    that it waits for.
 
     Args:
         width: numbers in a message, the same on all ranks.
         name: the same on all ranks.
-        group: of the training, whose ranks take part; None for all.
+        group: of the training, whose `ranks` take part; None for all.
         join_seconds: how long to wait for the others at the beginning.
-        patience: seconds that `take` may wait for a message that is late; less
-            for the next ones, until they come in time again.
-
-    Attributes:
-        ranks: that take part, as torch.distributed counts them.
-        rank: this one.
-        problem: why it has ended; empty while it has not.
+        patience: seconds that `take` may wait for a message that is late; less for the next ones.
     """
 
     def __init__(
@@ -196,12 +188,10 @@ NORM_SECONDS = 60.0
 class WholeNorm:
     """Gradient norm of a sharded model before the optimiser's step: sums the ranks' squares.
 
-    All ranks get the same sum, so they judge the step alike. The message is this object's own, and
-    no group of the training is used. A rank that leaves sends a last message, so that no other
-    waits for it.
-
-    Its weakness: a rank that is late by more than `NORM_SECONDS` between its backward and its
-    check takes a step that the others may leave out; that is reported.
+    All ranks get the same sum by messages of this object's own, so they judge the step alike. A
+    rank that leaves sends a last message, so that no other waits for it. Its weakness: a rank that
+    is late by more than `NORM_SECONDS` takes a step that the others may leave out; that is
+    reported.
     """
 
     def __init__(self, name: str, join_seconds: float) -> None:

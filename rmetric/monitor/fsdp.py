@@ -89,13 +89,11 @@ def share_of_whole(parameter: nn.Parameter) -> float:
 class OwnShardedGradient(GradientListener):
     """This rank's own gradient, before FSDP2 reduces it; statistics of shape (1,).
 
-    FSDP2 lets a module's reduce-scatter be replaced. Ours measures its input, the rank's whole own
-    gradient of that module, and its output: the mean, of this rank's shard. So the norm is that of
-    the whole gradient, the cosine that of the shard.
-
-    Its weakness: with accumulation FSDP2 reduces each micro-batch unless it is told to wait, and
-    then the last one alone is measured. With replicas (HSDP) the cosine is to the mean of those
-    that share the shards.
+    A module's reduce-scatter is replaced by one that measures its input, the rank's whole own
+    gradient of that module, and its output, the mean of this rank's shard: the norm is that of the
+    whole, the cosine that of the shard. Its weakness: with accumulation FSDP2 reduces each
+    micro-batch unless it is told to wait, and the last one alone is measured; with replicas (HSDP)
+    the cosine is to the mean of those that share the shards.
     """
 
     def __init__(self, model: nn.Module, size: int = SAMPLED) -> None:
@@ -131,10 +129,7 @@ class OwnShardedGradient(GradientListener):
 class OwnReduceScatter(DefaultReduceScatter):
     """Reduce-scatter of one module that lets others look at it, around the one that was there.
 
-    Args:
-        module: that `fully_shard` was applied to.
-        before: is called with the input, the output and the group.
-        after: is called with the output, which has the mean then.
+    `before` is called with the input, the output and the group, `after` with the output, the mean.
     """
 
     def __init__(

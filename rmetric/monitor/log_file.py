@@ -25,22 +25,16 @@ ABANDONED = ".abandoned"
 class MonitorLog:
     """Appends lines to a file from a background thread, about once a second.
 
-    A disk that is full, slow or gone costs the log, never the training: the first problem
-    is reported, and nothing more is written.
-
-    An older log of the same name is moved aside, to the name with ``.1``, ``.2``
-    ... after it, unless the run continues in it (`resume_step`).
+    A disk that is full, slow or gone costs the log, never the training: the first `problem` is
+    reported, and nothing more is written. An older log of the same name is moved aside, to the name
+    with ``.1``, ``.2`` ... after it, unless the run continues in it: after the step `resume_step`,
+    read at the first line; lines of later steps, which are about to be measured again, are left
+    out.
 
     Args:
         path: of the log, whose folder is made; None writes nothing.
         background: the thread that writes.
         start: the first line of a new log.
-
-    Attributes:
-        resume_step: continue an existing log after this step; lines of later steps,
-            which are about to be measured again, are left out. None begins a new log.
-            It is read at the first line.
-        problem: why nothing more is written; empty if there is none.
     """
 
     def __init__(self, path: Path | None, background: Background, start: bytes) -> None:

@@ -254,7 +254,7 @@ class Monitor:
         self._arm_next_step()
         others = [other.protocol for other in _OPEN if other is not self and other.is_open]
         self.protocol.begins(self.log_path, self._delivery.actions, others)
-        self._delivery.start()
+        self._delivery.each(lambda action: action.start(self))
 
     def _start_audits(self, ranks: Sequence[int]) -> None:
         if not self._auditor:
@@ -330,7 +330,8 @@ class Monitor:
             _ = verdict.ok
             known = set(self.config.alert_on)
             self.weights_step = self.step - 1
-            self._delivery.before_update([b for b in pending.broken_rules or () if b[0] in known])
+            broken = [b for b in pending.broken_rules or () if b[0] in known]
+            self._delivery.each(lambda action: action.before_update(broken, self))
         if self._leave_next_out:
             self._leave_next_out, pending.record.skipped = False, True
             self._steps.leave_out()
@@ -681,7 +682,7 @@ class Monitor:
             self._log.write(metrics_line(record, self.metric, alarms))
         self._detector_judge.raise_new_alarms(record.step, alarms)
         self._delivery.end_episodes(record.step)
-        self._delivery.pass_record(record)
+        self._delivery.each(lambda action: action.record(record, self))
 
     # -- the end
 

@@ -53,10 +53,8 @@ class Protocol:
     """The order in which a loop calls its monitor. Each slip is told once, by one warning.
 
     Everything is found on the host, in what the monitor has read anyway. `quiet`: another rank
-    tells.
-
-    Its weakness: a loop is known by its first checks. Of what begins later, only an optimiser that
-    makes no step any more is told.
+    tells. Its weakness: a loop is known by its first checks; of what begins later, only an
+    optimiser that makes no step any more is told.
     """
 
     def __init__(

@@ -50,10 +50,8 @@ def encode_message(
 class RankMessages:
     """The messages of all ranks on one step, one row a rank.
 
-    Attributes:
-        steps, leaving, settings, alarms: as in `encode_message`, each of shape (ranks,).
-        suspect_rows: rows with an alarm, or with what no other rank can see: a non-finite
-            loss or non-finite parts of the rank's own gradient.
+    `suspect_rows` are those with an alarm, or with what no other rank can see: a non-finite loss or
+    non-finite parts of the rank's own gradient.
     """
 
     def __init__(self, rows: np.ndarray) -> None:
@@ -92,20 +90,13 @@ class RankMessages:
 class RankSync:
     """Synchronises the monitors of all ranks and schedules their joint actions.
 
-    A message about step t is sent when step t+1 is checked, and has arrived when
-    step t+2 is. All ranks then hold the same messages, so they raise the same
-    alerts and complete the same record. Joint actions run at the check of step t+3: a
-    rank whose messages are late by one step still runs them with the others.
+    A message about step t is sent when step t+1 is checked, and has arrived when step t+2 is. All
+    ranks then hold the same messages, raise the same alerts and complete the same record. Joint
+    actions run at the check of step t+3: a rank whose messages are late by one step still runs them
+    with the others. Ranks at different steps send no message until all are at the same step again.
 
-    Ranks at different steps (one message came late) send none until all are at the same
-    step again.
-
-    Its weakness: two steps pass before a rank receives another's alarm, and a rank whose
-    messages are late by two steps acts late.
-
-    Attributes:
-        scaled: a gradient scaler overflows on purpose now and then.
-        left_out: ranks whose losses and gradients do not count in the records.
+    Its weakness: two steps pass before a rank receives another's alarm, and a rank whose messages
+    are late by two steps acts late.
     """
 
     def __init__(
@@ -116,7 +107,8 @@ class RankSync:
         scaled: bool = False,
         waits_for_norm: bool = False,
     ) -> None:
-        self._sources, self.scaled = config.alert_on, scaled
+        self._sources = config.alert_on
+        self.scaled = scaled  # a gradient scaler overflows on purpose now and then
         settings = (config.alert_on, config.workers_every, waits_for_norm)
         self._settings = zlib.crc32(repr(settings).encode())
         self.exchange = exchange
@@ -129,7 +121,7 @@ class RankSync:
         self._agenda: list[tuple[int, Alert]] = []
         self._has_left = self._stale = False
         self._reported: set[str] = set()
-        self.left_out: frozenset[int] = frozenset()
+        self.left_out: frozenset[int] = frozenset()  # ranks that do not count in the records
 
     @property
     def places(self) -> list[int]:

@@ -78,18 +78,12 @@ TOLERANCE = 1e-3
 
 
 class ClippedNorm:
-    """Reports once that the measured gradient norms look clipped, which hides explosions.
+    """Reports once that gradient norms look clipped, to `bound`, which hides explosions.
 
     They do where most of the last `WINDOW` are equal to the largest of them. Its weakness: so do
     those of a training whose gradient hardly changes.
 
-    Attributes:
-        bound: what the norms were clipped to; None while they do not look clipped.
-
     >>> clipped = ClippedNorm()
-    >>> for step in range(60):
-    ...     clipped.update(min(1.0, 0.5 + 0.02 * (step % 50)))
-    >>> clipped.bound
     >>> for step in range(60):
     ...     clipped.update(min(0.8, 0.5 + 0.02 * (step % 50)))
     >>> clipped.bound

@@ -58,36 +58,21 @@ RESIZED = 1.25  # ratio of step sizes from which the best level is taken anew
 
 @dataclass(slots=True)
 class StepTimes:
-    """Host time of one step on one rank, in seconds; None for what was not measured.
+    """Host time of one step on one rank, in seconds; None for what was not measured."""
 
-    Attributes:
-        data_wait: from the optimiser's step before to the forward pass.
-        forward_backward: the rank's own; without `exchange` it includes waiting for others.
-        exchange: waiting in backward for the gradients of the other ranks.
-        optimizer: from the end of the monitor's check to the end of the optimiser's step.
-        check: in the monitor's check, where the host waits for an accelerator.
-        size: elements of the model's input (tokens), None where unknown.
-        compiled: torch.compile has compiled during the step.
-    """
-
-    data_wait: float | None = None
-    forward_backward: float | None = None
-    exchange: float | None = None
-    optimizer: float | None = None
-    check: float | None = None
-    size: float | None = None
-    compiled: bool = False
+    data_wait: float | None = None  # from the optimiser's step before to the forward pass
+    forward_backward: float | None = None  # without `exchange` it includes waiting for others
+    exchange: float | None = None  # waiting in backward for the gradients of the other ranks
+    optimizer: float | None = None  # from the check's end to the end of the optimiser's step
+    check: float | None = None  # in the monitor's check, where the host waits for an accelerator
+    size: float | None = None  # elements of the model's input (tokens)
+    compiled: bool = False  # torch.compile has compiled during the step
 
     @property
     def total(self) -> float:
         """Sum of the measured parts; pauses that are known as such are not among them."""
-        return (
-            (self.data_wait or 0.0)
-            + (self.forward_backward or 0.0)
-            + (self.exchange or 0.0)
-            + (self.optimizer or 0.0)
-            + (self.check or 0.0)
-        )
+        seconds: float = sum(getattr(self, part) or 0.0 for part in PARTS)
+        return seconds
 
 
 class StepTimeAlarm(NamedTuple):
@@ -276,15 +261,14 @@ class StallDetector:
 class SlowRankDetector:
     """A rank whose own time is persistently longer than that of the others.
 
-    The own time of a rank is what it waits for data, and its forward and backward pass
-    without the wait for the others' gradients; where that wait is not measured on all
-    ranks, it is the wait for data alone. At a step before which a rank has evaluated, the
-    wait for data does not count. The own time is averaged over `RANK_WINDOW` steps without
-    each rank's largest, so single stalls do not count. A rank is slow where two averages in
-    a row exceed `factor` times the median of the other ranks, by at least `RANK_SHARE` of a step.
+    The own time of a rank is what it waits for data, and its forward and backward pass without the
+    wait for the others' gradients, where that is measured on all ranks. It is averaged over
+    `RANK_WINDOW` steps without each rank's largest, so single stalls do not count. A rank is slow
+    where two averages in a row exceed `factor` times the median of the others, by at least
+    `RANK_SHARE` of a step.
 
-    Its weakness: with asynchronous kernels (CUDA) the host's time is not the device's, so a
-    slow GPU is not named.
+    Its weakness: with asynchronous kernels the host's time is not the device's: no slow GPU is
+    named.
     """
 
     SETTINGS: ClassVar[frozenset[str]] = frozenset({"_factor"})
@@ -373,10 +357,9 @@ class SlowRankDetector:
 class DriftDetector:
     """Steps that become slower little by little.
 
-    The median time of each `BLOCK` steps, a token where the size of the steps is known, is
-    compared with the best level that two blocks in a row have held. Two blocks in a row
-    that lost more than `drop` of that throughput are an alarm. An announced change, or
-    steps of another size, begin a new level.
+    The median time of each `BLOCK` steps (a token, where the size is known) is compared with the
+    best level that two blocks in a row have held. Two blocks in a row that lost more than `drop` of
+    that throughput are an alarm. An announced change, or steps of another size, begin a new level.
     """
 
     SETTINGS: ClassVar[frozenset[str]] = frozenset({"_drop"})

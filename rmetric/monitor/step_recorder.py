@@ -111,10 +111,6 @@ class StepRecorder:
 
     The measurements stay on the device in a `Pending`, so an accelerator is not made to
     wait. `arm` installs the hooks that the next step needs and no others.
-
-    Attributes:
-        removers: functions that remove what `install` has installed so far.
-        sees_updates: the optimiser has a hook for them.
     """
 
     _sample: WeightSample

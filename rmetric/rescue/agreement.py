@@ -75,11 +75,9 @@ class Ballot:
 class Vote:
     """All-gather of the ranks' ballots: sent after one step, received after the next.
 
-    No rank waits for the message of a step that the others have not ended: all of them have
-    taken part in a collective of the training since. All ranks create it together.
-
-    Every message is a ballot, so that the last one of a rank that leaves answers whatever the
-    others wait for at that moment.
+    No rank waits for the message of a step that the others have not ended: all of them have taken
+    part in a collective of the training since. Every message is a ballot, so that the last one of a
+    rank that leaves answers whatever the others wait for.
     """
 
     def __init__(self) -> None:
@@ -121,18 +119,13 @@ class Vote:
 
 
 class Agreement:
-    """Decides the same on all ranks, by the ballots of each; all ranks create it together.
-
-    Attributes:
-        vote: of the ranks.
-        all_back: the loss is back on all ranks, by their last ballots; None before the first.
-    """
+    """Decides the same on all ranks, by the ballots of each; all ranks create it together."""
 
     def __init__(self, judgement: Judgement) -> None:
         self._judgement, self.vote = judgement, Vote()
         # Of the policy: in the newest ballots, and in those before, on which the ranks agreed.
         self._posted = self._agreed = PolicyState()
-        self.all_back: bool | None = None
+        self.all_back: bool | None = None  # the loss, on all ranks, by their last ballots
 
     @property
     def ranks(self) -> Ranks:

@@ -45,22 +45,14 @@ class DataPosition(ABC):
     """Where a loop that passes each batch through `next_batch` stands in its steps and data.
 
     `Rescue` calls `state`, `seek` and `describe` between two steps and at no other time.
-
-    Args:
-        rescue: its `boundary` is called between two steps.
-
-    Attributes:
-        keeps_batches: false if the loop does not pass its batches through `next_batch`.
-        per_step: batches of a step; None where it is counted.
-        short: the present pass over the data has given batches to no step of the schedule.
     """
 
-    keeps_batches = True
-    per_step: int | None = None
+    keeps_batches = True  # False for a loop that passes none of its batches through `next_batch`
+    per_step: int | None = None  # batches; None where they are counted
 
     def __init__(self, rescue: Rescue) -> None:
         self.rescue, self.batches = rescue, RecentBatches()
-        self.short = False
+        self.short = False  # the present pass has given batches to no step of the schedule
         self._step = 0
         self._ends: dict[int, int] = {}  # step: position after it
         self._reported = False
@@ -154,12 +146,10 @@ class DataPosition(ABC):
         return {"step": self._step, "batch": self.batches.position, "loop": self.loop_state()}
 
     def seek(self, state: Any, skip: tuple[int, int] | None = None) -> None:
-        """Go to a position.
+        """Go to the position of a `state`.
 
-        Args:
-            state: of `state`.
-            skip: first and last step, as counted since the last position, whose batches are not
-                used again; the last may be to come. They stay left out at later positions.
+        The batches from the first to the last step of `skip`, as counted since the last position,
+        are not used again; the last may be to come. They stay left out at later positions.
         """
         step = state["step"]
         out = None if skip is None else (self._end_of(skip[0] - 1), self._end_of(skip[1]))

@@ -23,12 +23,9 @@ from rmetric.monitor.actions.action import rank
 class SnapshotFolder:
     """Folder ``rescue-snapshots-rank-N`` of one rank's snapshots; earlier ones are removed.
 
-    Each rank writes its own part without the others, so a save needs no collective.
-
-    Raises:
-        RuntimeError: this torch cannot save one rank alone.
-        ValueError: other users can write the folder.
-        OSError: it cannot be written.
+    Each rank writes its own part without the others, so a save needs no collective. RuntimeError:
+    this torch cannot save one rank alone. ValueError: other users can write the folder. OSError: it
+    cannot be written.
     """
 
     def __init__(self, folder: Path | str) -> None:

@@ -25,19 +25,15 @@ class Judgement:
     """Collects the evidence of this rank, asks the policy, and keeps what it decided.
 
     It calls neither the monitor nor the training: `Rescue` carries out what is `due`.
-
-    Attributes:
-        due: a decision to go back or to hold, and the step after which it was made.
-        own: evidence of this rank's detector at its last record.
-        unsent: evidence that the other ranks have not received.
     """
 
     def __init__(self, config: RescueConfig, no_update: NoUpdate) -> None:
         self._no_update = no_update
         self.policy, self.level = RescuePolicy(config), LossLevel()
+        #: A decision to go back or to hold, and the step after which it was made.
         self.due: tuple[Decision, int] | None = None
-        self.own: Evidence | None = None
-        self.unsent: Evidence | None = None
+        self.own: Evidence | None = None  # of this rank's detector at its last record
+        self.unsent: Evidence | None = None  # that the other ranks have not received
         self._judged = 0  # last step of the training, once its record is judged
         self._first_records: deque[Record] = deque(maxlen=_COLD)
         self._gave_up = False  # in this incident, and it is reported

@@ -23,8 +23,7 @@ class OwnLoop(DataPosition):
     """The course of `Rescue.steps`: epoch after epoch of a loader.
 
     A loader with `state_dict` and `load_state_dict` is set back by them; of any other one the
-    batches are kept. `set_epoch` of the loader's sampler, or of the loader, is called at the
-    beginning of each epoch.
+    batches are kept. Each epoch begins with `set_epoch` of the loader's sampler, or of the loader.
     """
 
     per_step: int

@@ -22,14 +22,9 @@ KEPT_BYTES = 1 << 30
 
 @dataclass
 class KeptBatch:
-    """One batch, and the random states of the host before and after it was drawn.
+    """A copy of one batch, its place in the loader's own terms, and whether its pass ended.
 
-    Attributes:
-        value: copy of the batch, on the device where it was.
-        where: position in the data, in the loader's own terms.
-        ended: it was the last one of its pass.
-        bytes: of its tensors.
-        states: before and after, where drawing it moved a generator; None otherwise.
+    `states` has the random states of the host before and after, where drawing it moved a generator.
     """
 
     value: Any
@@ -41,17 +36,12 @@ class KeptBatch:
 
 @dataclass
 class RecentBatches:
-    """Source of batches that can be set back.
+    """Source of batches that can be set back: the last ones are kept, at most `limit` bytes.
 
-    A data loader cannot be set back in general: workers are ahead of the training, a stream has
-    no positions, and an augmentation draws random numbers. Batches that are kept are the same
-    bits by construction, whatever the loader is.
-
-    Attributes:
-        limit: bytes of the batches that are kept; older ones are dropped beyond it.
-        position: batches drawn before the next one, in the order of the data.
-        skipped: intervals of positions, the end excluded, that are not used again.
-        problem: why older batches are not kept; empty while all of them are.
+    A data loader cannot be set back in general: workers are ahead of the training, a stream has no
+    positions, an augmentation draws random numbers. `problem` says why older batches are not kept;
+    `position` counts the batches before the next one, in the order of the data, of which the
+    intervals in `skipped` are not used again.
     """
 
     limit: int = KEPT_BYTES
@@ -155,13 +145,7 @@ class RecentBatches:
 
 
 def position_after(position: int, batches: int, left_out: Iterable[tuple[int, int]]) -> int:
-    """Position after `batches` more that are used.
-
-    Args:
-        position: batches before the next one, in the order of the data.
-        batches: number of those that are used.
-        left_out: intervals of positions, the end excluded, that are passed over.
-    """
+    """Position after `batches` more, without the intervals of `left_out` (the end excluded)."""
     left = batches
     for start, end in sorted(left_out):
         if end <= position:

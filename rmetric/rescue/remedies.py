@@ -18,10 +18,9 @@ from rmetric.rescue.snapshot import settings_of
 class PlannedSettings:
     """Settings of the optimiser's groups (betas, eps, weight_decay, lr) as they were planned.
 
-    The learning rate is the last one of a scheduler that has one for each group. Without such a
-    scheduler it is that of the snapshot.
-
-    Its weakness: settings that a loop changes by itself, without a scheduler, are put back too.
+    The learning rate is the last one of a scheduler that has one for each group, else that of the
+    snapshot. Its weakness: settings that a loop changes by itself, without a scheduler, are put
+    back too.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -97,9 +96,8 @@ def check_most(most: int, ranks: int) -> None:
 class WorkersOut:
     """Scales this rank's gradient before it is averaged: to 0, or to what makes the mean right.
 
-    Under DistributedDataParallel, or in a loop that averages by itself, each parameter has a
-    hook that scales what backward adds to its gradient. Under FSDP2 the input of the
-    reduce-scatter is scaled.
+    Each parameter has a hook that scales what backward adds to its gradient; under FSDP2 the input
+    of the reduce-scatter is scaled.
     """
 
     def __init__(self, model: nn.Module, parameters: list[Any], rank: int, ranks: int) -> None:

@@ -148,11 +148,6 @@ def aligned(size: int) -> int:
     return -(-size // _ALIGNED) * _ALIGNED
 
 
-def size_of(tensors: Collection[Tensor]) -> int:
-    """Bytes that they take in a buffer."""
-    return sum(aligned(t.numel() * t.element_size()) for t in tensors)
-
-
 @dataclass
 class Snapshot:
     """State of a training after a step, the last one that it contains."""
@@ -399,7 +394,7 @@ class Snapshots:
             by_device[self._place(tensor)].append(tensor)
         pinned = any(tensor.device.type == "cuda" for tensor in tensors)
         for device, those in by_device.items():
-            size = size_of(those)
+            size = sum(aligned(t.numel() * t.element_size()) for t in those)
             fitting = [b for b in self._spare if b.memory.device == device and b.size == size]
             if fitting:
                 buffer = fitting[0]

@@ -241,24 +241,6 @@ def test_a_held_training_ends_at_the_snapshot(monkeypatch, rescue, tmp_path):
     assert found.steps == action.decisions[0]["to"] == 15
 
 
-def test_a_gradient_that_is_not_finite_is_left_out(rescue, tmp_path):
-    action = rescue()
-    found = hugging_face(tmp_path, [action], nan=(20,))
-    by_hand = hugging_face(tmp_path, left_out=(20,), nan=(20,))
-    assert [one["action"] for one in action.decisions] == ["leave_out"]
-    assert found.weights.isfinite().all()
-    assert is_same(found, by_hand)
-
-
-def test_a_healthy_run_is_not_touched(rescue, undisturbed, tmp_path):
-    settings = SETTINGS["hugging_face"]["plain"]
-    action = rescue()
-    found = hugging_face(tmp_path, [action], **settings)
-    assert not action.decisions
-    assert found.seen == undisturbed("hugging_face", **settings).seen
-    assert is_same(found, undisturbed("hugging_face", **settings))
-
-
 def test_a_trainer_of_an_older_transformers_is_named_and_trains_on(caplog):
     from rmetric.integrations.hugging_face_loop import followed
 

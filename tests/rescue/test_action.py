@@ -81,14 +81,6 @@ def test_the_detectors_alarm_goes_back_to_before_its_onset():
     assert same(rescued, twin)
 
 
-def test_the_step_zero_is_a_place_to_go_back_to():
-    """The optimiser has no state there: what it has since is removed."""
-    config = RescueConfig(every=5, probation=1, far=20)
-    rescued = train(Rescue(config), evidence_of=bad(3, since=2))
-    assert [entry["to"] for entry in rescued["decisions"]] == [0]
-    assert same(rescued, train())
-
-
 def test_a_detector_that_went_back_to_the_first_steps_is_told_what_came_before_the_evidence(
     monkeypatch,
 ):
@@ -104,13 +96,6 @@ def test_a_detector_that_went_back_to_the_first_steps_is_told_what_came_before_t
     assert [entry["to"] for entry in rescued["decisions"]] == [0]
     again = told.index(1, 1)
     assert told[again : again + 12] == [*range(1, 12), 1]
-
-
-def test_without_evidence_nothing_is_touched():
-    watched = train(Rescue(SMALL))
-    assert watched["decisions"] == []
-    assert watched["problem"] == ""
-    assert same(watched, train())
 
 
 def test_bad_data_are_not_used_again():
@@ -347,13 +332,6 @@ def test_planned_settings_are_put_back_before_each_step():
     for step, rate, betas in after:
         assert rate == pytest.approx(1e-2 / (1 + 0.05 * (step - 1)))
         assert betas == (0.9, 0.999)
-
-
-def test_wrong_arguments_are_refused():
-    with pytest.raises(ValueError, match="on_hold is 'sleep': stop, exit, wait are accepted"):
-        Rescue(on_hold="sleep")
-    with pytest.raises(ValueError, match="hold_seconds is -1"):
-        Rescue(hold_seconds=-1)
 
 
 def test_a_training_set_back_by_hand_starts_anew():

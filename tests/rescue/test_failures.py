@@ -254,11 +254,6 @@ def test_an_action_may_follow_one_training_after_the_other():
     assert [e["to"] for e in rescue.decisions] == [20]
 
 
-def test_the_names_of_the_rescues_own_parts_are_refused():
-    with pytest.raises(ValueError, match=r"extra\['scaler'\]: this name is the rescue's own"):
-        Rescue(extra={"scaler": nn.Linear(1, 1)})
-
-
 def test_as_many_workers_left_out_as_there_are_ranks_are_refused(monkeypatch, caplog):
     from rmetric.rescue import remedies
 

@@ -166,6 +166,9 @@ def test_a_resumed_loop_reports_where_its_data_begin(at, caplog):
         ({"scheduler": "cosine"}, "scheduler 0 is 'cosine': it has no state_dict"),
         ({"extra": {"best": 3.0}}, r"extra\['best'\] is 3.0: it has no state_dict"),
         ({"extra": [1]}, r"extra is \[1\]: a mapping"),
+        ({"extra": {"scaler": 3.0}}, r"extra\['scaler'\]: this name is the rescue's own"),
+        ({"on_hold": "sleep"}, "on_hold is 'sleep': stop, exit, wait are accepted"),
+        ({"hold_seconds": -1}, "hold_seconds is -1"),
     ],
     ids=str,
 )

@@ -26,13 +26,13 @@ class Net(nn.Module):
         seen: the first number of each batch, in the order of the executed steps.
     """
 
-    def __init__(self, wrong=(), nan=()):
+    def __init__(self, wrong=()):
         super().__init__()
         torch.manual_seed(0)
         self.layers = nn.Sequential(
             nn.Linear(FEATURES, 8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 1)
         )
-        self.wrong, self.nan, self.seen = wrong, nan, []
+        self.wrong, self.seen = wrong, []
 
     def forward(self, inputs, labels):
         wrong = False
@@ -40,8 +40,6 @@ class Net(nn.Module):
             self.seen.append(float(inputs[0, 0]))
             wrong = len(self.seen) in self.wrong
         loss = nn.functional.mse_loss(self.layers(inputs).float(), -9 * labels if wrong else labels)
-        if self.training and len(self.seen) in self.nan:  # the derivative of a root at 0, times 0
-            loss = loss + (self.layers[0].weight.sum() * 0.0).sqrt()
         return {"loss": loss}
 
 
@@ -114,7 +112,7 @@ def in_trainer(
     )  # fmt: skip
 
 
-def hugging_face(folder, actions=None, *, wrong=(), nan=(), left_out=(), **settings):
+def hugging_face(folder, actions=None, *, wrong=(), **settings):
     from transformers import Trainer, TrainerCallback
 
     from rmetric.integrations.hugging_face import RMetricCallback
@@ -126,10 +124,6 @@ def hugging_face(folder, actions=None, *, wrong=(), nan=(), left_out=(), **setti
         def __init__(self):
             self.calls = []
 
-        def on_pre_optimizer_step(self, args, state, control, model=None, **_):
-            if state.global_step + 1 in left_out:
-                model.zero_grad(set_to_none=True)
-
         def on_step_end(self, args, state, control, **_):
             self.calls.append(("step", state.global_step, state.epoch))
 
@@ -139,7 +133,7 @@ def hugging_face(folder, actions=None, *, wrong=(), nan=(), left_out=(), **setti
         def on_epoch_end(self, args, state, control, **_):
             self.calls.append(("epoch", state.global_step, state.epoch))
 
-    net, notes = Net(wrong, nan), Notes()
+    net, notes = Net(wrong), Notes()
     usual = dict(logging_steps=1, num_train_epochs=EPOCHS)
     trainer = in_trainer(
         "hugging_face", RMetricCallback, notes, net, folder, actions, **usual | settings

@@ -34,12 +34,9 @@ LEFT_OUT = {"step", "time", "events", "failure_rate", "gradient_variance", "loss
 class Dashboard(Action):
     """Hands records, alerts and decisions to a writer in the background, on the first rank.
 
-    After a return the training counts from an earlier step again, and so do the records. The
-    executed step of a record rises all the same: it is the step, plus those repeated so far in
-    this process.
-
-    What fails there is reported once, and nothing more is written. It has a
-    thread of its own: a writer that does not keep up costs its own drawings.
+    The executed step of a record, which is the step plus those repeated so far in this process,
+    rises also after a return. What fails there is reported once, and nothing more is written. A
+    writer that does not keep up with its thread costs its own drawings.
     """
 
     notifies = True
