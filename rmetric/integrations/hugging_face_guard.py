@@ -45,16 +45,14 @@ _TORCH_FILES = ("*.pt", "*.pth", "pytorch_model*.bin", "optimizer*.bin")
 class GuardCallback(TrainerCallback):
     """Trainer callback: saves on request, on all ranks at the same step.
 
-    The Trainer saves in its own format; `newest_checkpoint` finds what to resume from, at the
-    first launch too. Its regular saves count as well. A checkpoint answers a request when its
-    weights were read back and are finite; a non-finite one is renamed, so that the Trainer
-    never resumes from it. A failed save, on a full disk for example, is deleted and
-    reported, and training continues.
+    The Trainer saves in its own format; `newest_checkpoint` finds what to resume from. Its regular
+    saves count as well. A checkpoint answers a request when its weights were read back and are
+    finite; a non-finite one is renamed, so that the Trainer never resumes from it. A failed save,
+    on a full disk for example, is deleted and reported, and training continues.
 
-    With `save_total_limit` the guard deletes older checkpoints in place of the Trainer, when
-    the new one is verified: the limit is that of the clean ones, and two suspect ones, which
-    were saved during an alarm, stay in addition. `newest_checkpoint` returns the one to resume
-    from.
+    With `save_total_limit` the guard deletes older checkpoints in place of the Trainer, when the
+    new one is verified: the limit is that of the clean ones, and two suspect ones, which were saved
+    during an alarm, stay in addition.
 
     Limits: training waits during a save. A failure in the middle of a sharded save (FSDP,
     DeepSpeed), which all ranks make together, can still end training.
@@ -62,8 +60,7 @@ class GuardCallback(TrainerCallback):
     Args:
         policy: when to save; None for the Trainer's `save_steps` as the interval.
         folder: run folder; None for the supervisor's.
-        telemetry: see `Guard`.
-        signals: see `Guard`.
+        telemetry, signals: see `Guard`.
         read_back: verify the weights after each save.
 
     Attributes:

@@ -63,26 +63,24 @@ class Rescue(Action):
             scheduler.step()
             optimizer.zero_grad()
 
-    A step that must not be taken is left out before the optimiser's step. A learning rate that is
-    not its scheduler's is set back there. A decision to go back
-    also leaves the step at hand out, and is carried out at the next `boundary`, between two
-    steps. Snapshots are taken there too. A trainer's adaptor sets `data` and calls `boundary`.
+    A step that must not be taken is left out before the optimiser's step, where a learning rate
+    that is not its scheduler's is set back, too. A return also leaves the step at hand out, and is
+    carried out at the next `boundary`, between two steps, where snapshots are taken. A trainer's
+    adaptor sets `data` and calls `boundary`.
 
-    Everything that a run is comes back bit for bit: weights of the model and of the optimiser,
-    buffers, extra states of modules, the optimiser, the schedulers, the GradScaler, random
-    states, the position of the data, the monitor's state.
-    The monitor counts from the snapshot again, so `step` repeats; its log is cut back to the
-    snapshot, and the lines of the abandoned steps are moved to ``<log>.abandoned``.
+    Everything that a run is comes back bit for bit: weights, buffers and extra states of modules,
+    the optimiser, schedulers, the GradScaler, random states, the position of the data, the
+    monitor's state. The monitor counts from the snapshot again, so `step` repeats; the log's lines
+    of the abandoned steps are moved to ``<log>.abandoned``.
 
     With several ranks every rank makes a `Rescue`, in the same order. A bad step is left out at
-    once, by the reduced gradient norm, which is equal on all ranks. Alarms of the detector are
-    exchanged after each step on a gloo group and acted upon after the next, so all ranks decide
-    by the same numbers: with the monitor's own delay that is 3 steps after the step of the alarm.
-    A return that the step rules ask for is one step late. After a return the ranks' monitors
-    need 3 steps to agree again; under FSDP2 no step is left out in them.
+    once, by the reduced gradient norm. Alarms of the detector are exchanged after each step on a
+    gloo group and acted upon after the next, so all ranks decide by the same numbers: with the
+    monitor's own delay that is 3 steps after the step of the alarm. A return that the step rules
+    ask for is one step late. After a return the ranks' monitors need 3 steps to agree again; under
+    FSDP2 no step is left out in them.
 
-    A failure (no memory, a hook that raises) is reported once. The training goes on without
-    rescue.
+    A failure (no memory, a hook that raises) is reported once; the training goes on without rescue.
 
     Args:
         config: settings of the policy.

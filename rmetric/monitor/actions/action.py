@@ -23,16 +23,13 @@ RESCUE = "rescue"
 class Action:
     """Something to do on an alarm; called on the training's thread, so it must be quick.
 
-    A condition that lasts many steps is one episode (`rmetric.monitor.alerts`). An action is
-    called at its first alert, and once more if a source of `severe` joins other ones. An action
-    that needs the verdict of every step is called at each bad step instead.
-
-    Slow work goes to `monitor.background.submit(function)`. An action that
-    raises is reported and switched off; training goes on.
+    A condition that lasts many steps is one episode (`rmetric.monitor.alerts`). An action is called
+    at its first alert, and once more if a source of `severe` joins other ones. An action that needs
+    the verdict of every step is called at each bad step instead. Slow work goes to
+    `monitor.background.submit(function)`. An action that raises is reported and switched off.
 
     Attributes:
-        needs_verdict_now: the alert must be known before the optimiser's step
-            (one host read a step).
+        needs_verdict_now: the alert must be known before the optimiser's step (one read a step).
         on_all_ranks: it changes what all ranks must do alike. With several ranks it
             acts when every one of them has received the alert, or, if it needs
             the verdict now, on nothing but what all of them see at that step.
@@ -43,8 +40,7 @@ class Action:
         severe: sources that are worse than the other ones of their episode.
 
     Args:
-        on: sources of alerts that it reacts to, ``rescue`` for `decided`; None for every alert and
-            decision.
+        on: sources of alerts that it reacts to, ``rescue`` for `decided`; None for all of them.
     """
 
     needs_verdict_now = False

@@ -40,36 +40,30 @@ FINISH_SECONDS = 600.0  # that the end of a training waits for the last write
 class EmergencyCheckpoint(Action):
     """Saves the state of a training after its last completed step; `restore` restores it.
 
-    It saves once an episode of alarms, at its first alert.
+    It saves once an episode of alarms, at its first alert, the weights as they were before the step
+    that raised it: model, optimiser, scheduler, gradient scaler, generators of random numbers
+    (python, numpy, torch, CUDA), the monitor, and the number of steps taken, which gives the place
+    in the data. A resumed training then has the same weights as one that was never interrupted.
 
-    It saves the weights as they were before the step that raised the alert: model, optimiser,
-    scheduler, gradient scaler, generators of random numbers (python, numpy, torch, CUDA),
-    the monitor, and the number of steps taken, which gives the place in the data. A resumed
-    training then has the same weights as one that was never interrupted.
-
-    Only weights and optimiser states that are all finite are saved; else that is reported
-    with the last good checkpoint. The training waits for the copy to host memory; a thread
-    writes the file, under another name until it is whole. A full disk costs the checkpoint.
-
-    Every file loads with ``torch.load(weights_only=True)``; the file
-    ``last_good`` names the newest. The first rank alone writes.
+    Only weights and optimiser states that are all finite are saved; else that is reported with the
+    last good checkpoint. The training waits for the copy to host memory; a thread writes the file,
+    under another name until it is whole. A full disk costs the checkpoint. Every file loads with
+    ``torch.load(weights_only=True)``; the file ``last_good`` names the newest. The first rank alone
+    writes.
 
     A checkpoint of a step after the onset of an open alarm is suspect: its name ends in
-    ``.suspect.pt``, and it never causes the deletion of a clean one. An alarm is open until its
-    episode ends.
+    ``.suspect.pt``, and it never causes the deletion of a clean one.
 
-    Weaknesses: sharded parameters (FSDP2) are refused. Of several ranks only the
-    first one's random numbers are kept. Random numbers that an evaluation drew
-    between two steps are not drawn again. Each step copies the state of the
-    generators.
+    Weaknesses: sharded parameters (FSDP2) are refused. Of several ranks only the first one's random
+    numbers are kept. Random numbers that an evaluation drew between two steps are not drawn again.
+    Each step copies the state of the generators.
 
     Args:
         folder: for the checkpoints; made where it is missing.
         keep: how many clean ones, at least 1; the oldest goes.
         keep_suspect: how many suspect ones in addition, at least 1; the oldest goes.
         scheduler: the learning-rate scheduler; None for the trainer's own, where there is one.
-        extra_state: returns whatever else a resumed training needs, as plain
-            values and tensors: the sampler's state, the epoch.
+        extra_state: returns whatever else a resumed training needs, as plain values and tensors.
         wait: steps before it saves again, at least 1.
         on: sources of alerts that it reacts to; None for every alert.
 
