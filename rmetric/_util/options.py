@@ -43,7 +43,6 @@ def renamed(parser: argparse.ArgumentParser | argparse._ArgumentGroup, **now: st
 
 
 def usable_cores() -> int:
-    """Processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

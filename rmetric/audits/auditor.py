@@ -70,17 +70,14 @@ class Auditor:
         self._begun = False
 
     def __bool__(self) -> bool:
-        """True if any audit is on."""
         return bool(self._audits)
 
     def install(self) -> Iterator[Callable[[], Any]]:
-        """Install the hooks; yields the functions that remove them."""
         removers = list(self.training.install())
         self._each(lambda audit: removers.extend(audit.install(self.training)))
         yield from removers
 
     def on_batch(self, batch: Any) -> None:
-        """A batch is about to be trained on."""
         self._each(lambda audit: audit.on_batch(self.training, batch))
 
     def measure(self, step: int) -> dict[str, Tensor]:
@@ -136,7 +133,6 @@ class Auditor:
         self._each(lambda audit: audit.on_step(self.training, seen))
 
     def on_evaluation(self) -> None:
-        """The validation loss of the step before is there."""
         self._each(lambda audit: audit.on_evaluation(self.training))
 
     def on_save(self) -> dict[str, Any]:

@@ -190,7 +190,6 @@ class _TrainerSaver:
             mark_since(self._folder, self._alarm, step)
 
     def mark(self, path: Path, step: int) -> None:
-        """Mark the new checkpoint as suspect or clean."""
         if self._marks:
             alarm = self._alarm
             mark_suspect(path, alarm if alarm and step >= alarm.since else None)
@@ -307,7 +306,6 @@ def _incomplete(checkpoint: Path) -> str:
 
 
 def _checkpoint_of(args: TrainingArguments, state: TrainerState) -> Path:
-    """Folder to which the Trainer saves the current step."""
     return Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
 
 

@@ -308,7 +308,6 @@ class TrainerLoops(DataPosition):
             fetcher.__class__ = _passing(self, type(fetcher))
 
     def leave_fetcher(self) -> None:
-        """Restore the class of the fetcher."""
         fetcher, self._fetcher = self._fetcher, None
         if fetcher is not None:
             fetcher.__class__ = self._class

@@ -152,7 +152,6 @@ class MonitorCallback:
 
     @property
     def _should_stop(self) -> bool:
-        """True if an action asks the training to end."""
         return self.monitor is not None and self.monitor.should_stop
 
 

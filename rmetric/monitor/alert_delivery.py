@@ -55,7 +55,6 @@ class AlertDelivery:
 
     @property
     def needs_verdict_now(self) -> bool:
-        """True if an action must have the verdict before the optimiser's step."""
         return any(action.needs_verdict_now for action in self.actions)
 
     def new_alert(self, step: int, source: str, reason: str, since: int | None = None) -> Alert:
@@ -116,7 +115,6 @@ class AlertDelivery:
             logger.warning("rmetric: alarms that came again at repeated steps: %s", counts)
 
     def lasts(self, source: str, step: int) -> None:
-        """Record that a source is still alarmed, which continues its episode."""
         self._episodes.lasts(source, step)
 
     def end_episodes(self, step: int) -> None:
@@ -140,7 +138,6 @@ class AlertDelivery:
                     self._run_action(action, partial(action.ended, episode, self._monitor))
 
     def state_dict(self) -> dict[str, Any]:
-        """The open episodes, as plain values."""
         return {
             "non_finite_step": self.non_finite_step,
             "open": self._episodes.state_dict(),
@@ -148,7 +145,6 @@ class AlertDelivery:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
         self.non_finite_step = state["non_finite_step"]
         self._episodes.load_state_dict(state["open"])
         self._joint_episodes.load_state_dict(state["joint"])
@@ -178,7 +174,6 @@ class AlertDelivery:
         return 0 <= step - self.non_finite_step <= 1
 
     def run_joint_actions(self, check: int) -> None:
-        """Call the actions that all ranks run at the same check."""
         for alert in self.rank_sync.due_alerts(check) if self.rank_sync is not None else ():
             # The check is the same on all ranks; the step of the alert may not be.
             due, earlier, _ = self._joint_episodes.take(replace(alert, step=check, rank=0))

@@ -168,11 +168,9 @@ class Episodes:
         return [self.open.pop(group) for group in over]
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """The open episodes as plain values, of a bounded size."""
         return [asdict(episode) | {"alerts": _entries(episode)} for episode in self.open.values()]
 
     def load_state_dict(self, state: Iterable[Mapping[str, Any]]) -> None:
-        """Restore what `state_dict` gave."""
         self.open = {}
         for saved in state:
             alerts = tuple(Alert(**entry) for entry in saved["alerts"])

@@ -92,7 +92,6 @@ class Exchange:
 
     @property
     def under_way(self) -> bool:
-        """A message was sent and has not been taken."""
         return self._work is not None
 
     @property
@@ -133,7 +132,6 @@ class Exchange:
         return gathered
 
     def end(self, problem: str) -> None:
-        """End the exchange; `problem` holds the reason."""
         self.problem = self.problem or problem.partition("\n")[0]
         self._ended.set()
 
@@ -231,6 +229,5 @@ class WholeNorm:
         return f"{self._problem}; no step is skipped without the gradient norm of all ranks"
 
     def leave(self) -> None:
-        """Take part no more, and let the others know."""
         self._exchange.post([0.0, 1.0, 0.0])
         self._exchange.close()

@@ -227,7 +227,6 @@ def entrances(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """True if the module itself runs through torch.compile."""
     return _compiled_in_place(module) or hasattr(module, "_orig_mod")
 
 

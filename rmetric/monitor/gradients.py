@@ -83,7 +83,6 @@ def layer_names(names: Iterable[str]) -> list[str]:
 
 
 def norms_by_layer(names: Sequence[str], norms: Sequence[float]) -> dict[str, float]:
-    """Norm of each layer, from the norms of its tensors on the host."""
     squares: dict[str, float] = {}
     for name, norm in zip(names, norms, strict=True):
         squares[name] = squares.get(name, 0.0) + norm * norm

@@ -94,7 +94,6 @@ class RuleJudge:
             self._delivery.raise_alert(self._alert(step, rule, reason))
 
     def _alert(self, step: int, rule: str, reason: str) -> Alert:
-        """An alert with a suggested action."""
         since = step - self.rules.overflows_before if rule == "non_finite" else step
         alert = self._delivery.new_alert(step, rule, reason, since)
         return replace(alert, reason=f"{reason}: {leave_out_or_roll_back(alert.since)}")
@@ -119,7 +118,6 @@ class UpdateJudge:
         self._optimizer, self._delivery = optimizer, delivery
 
     def before_update(self, record: Record, schedulers: Iterable[Any]) -> None:
-        """Judge the learning rates of the step at hand."""
         if self._optimizer is None:
             return
         if any(event.startswith(LEARNING_RATE) for event in record.planned_events or ()):
@@ -130,7 +128,6 @@ class UpdateJudge:
             self._raise(record.step, LEARNING_RATE, f"{self.rates.off[0]}: {advice}", record.step)
 
     def update(self, record: Record) -> None:
-        """Take a complete record."""
         self.no_update.update(record)
         if reason := self.no_update.reason:
             self._raise(record.step, NO_UPDATE, f"{reason}: {ADVICE}", self.no_update.since)
@@ -155,12 +152,10 @@ class UpdateJudge:
         return {event: words for event, words in said.items() if words}
 
     def restart(self) -> None:
-        """The training went back to an earlier step."""
         self.no_update.restart()
         self._policy, self._memory, self._input_wait = PolicyCollapse(), MemorySlope(), InputWait()
 
     def _raise(self, step: int, source: str, reason: str, since: int) -> None:
-        """An alert of this rank alone."""
         alert = self._delivery.new_alert(step, source, reason, since)
         if self._delivery.rank_sync is not None:
             self._delivery.rank_sync.note_alert(alert, own=True)
@@ -185,7 +180,6 @@ class DetectorJudge:
         return alarms
 
     def raise_new_alarms(self, step: int, detector_alarms: Mapping[str, bool]) -> None:
-        """Raise an alert for each alarm that begins at this step; log each that ends."""
         alarms = {"r_metric": self.metric.alarm} | dict(detector_alarms)
         alarmed = {name for name, alarm in alarms.items() if alarm}
         if self._delivery.already_reported(step) and self._only_non_finite():
@@ -251,7 +245,6 @@ class StepTimeJudge:
         self._delivery, self._rank, self._ranks = delivery, rank, ranks
 
     def judge(self, pending: Pending, messages: RankMessages | None = None) -> None:
-        """Judge a step; raises an alert for each alarm that begins with it."""
         if pending.times is None:
             return
         record = pending.record

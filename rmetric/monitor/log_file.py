@@ -49,7 +49,6 @@ class MonitorLog:
 
     @property
     def is_wanted(self) -> bool:
-        """False where nothing is written, or no more."""
         return self._path is not None and not self._reported
 
     def write(self, line: bytes, *, now: bool = False) -> None:
@@ -89,7 +88,6 @@ class MonitorLog:
                 )
 
     def close(self) -> None:
-        """Write the last lines and close the file."""
         if self._begun:
             self._hand_over()
             self._background.submit(self._close)

@@ -671,7 +671,6 @@ class Monitor:
             self._delivery.report(self._delivery.new_alert(self.step, "exchange", problem))
 
     def _finish(self, record: Record) -> None:
-        """Pass a complete record to the detectors, the metric, the log and the actions."""
         alarms = self._detector_judge.update(record)
         self.updates.update(record)
         self.protocol.finished(record, sharded=self._recorder.sharded)
@@ -728,7 +727,6 @@ class Monitor:
         _run_all(endings)
 
     def _end(self) -> None:
-        """End the actions and the background thread."""
         if self._ended:
             return
         self._ended = True

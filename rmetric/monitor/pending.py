@@ -84,7 +84,6 @@ class Pending:
         self.sent = Transfer(values | (self.forward.named() if self.forward else {}))
 
     def read(self) -> Record:
-        """The record, completed."""
         record = self.record
         if self.is_read:
             return record
@@ -120,7 +119,6 @@ class Pending:
         return record
 
     def add_times(self, times: StepTimes) -> None:
-        """Add the times of the step, which is complete, to the record and to the message."""
         self.times, record = times, self.record
         record.step_seconds = round(times.total, 6)
         for name, part in SECONDS.items():

@@ -82,7 +82,6 @@ class Protocol:
                     self.tell("shared_action", action=type(action).__name__)
 
     def tell(self, slip: str, **found: Any) -> None:
-        """Warn of one of `SLIPS`, once."""
         if slip not in self.told:
             self.told.add(slip)
             if not self._quiet:

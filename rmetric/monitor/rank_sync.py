@@ -62,7 +62,6 @@ class RankMessages:
         self.suspect_rows = np.flatnonzero((self.alarms != 0) | ~fine).tolist()
 
     def is_complete_for(self, step: int) -> bool:
-        """True if the message of every rank is about this step."""
         return bool((self.steps == step).all())
 
     def of_each(self, name: str) -> np.ndarray:
@@ -176,7 +175,6 @@ class RankSync:
         return messages
 
     def new_alerts(self, messages: RankMessages) -> list[Alert]:
-        """Alerts that this rank has not raised itself."""
         alerts = []
         for place in messages.suspect_rows:
             rank, step = self.exchange.ranks[place], int(messages.steps[place])
@@ -192,7 +190,6 @@ class RankSync:
         return alerts
 
     def reset(self) -> None:
-        """Restart the count of steps after a checkpoint was loaded."""
         self._next_step, self._agreed, self._own_step = 0, (inf, inf), 0
         self._agenda = []
         self._raised, self._posted = {}, {}
@@ -200,7 +197,6 @@ class RankSync:
         self._stale = self.exchange.take() is None and self.exchange.under_way
 
     def due_alerts(self, check: int) -> list[Alert]:
-        """Alerts that all ranks act upon at this check."""
         due = [alert for step, alert in self._agenda if step <= check]
         self._agenda = [(step, alert) for step, alert in self._agenda if step > check]
         return due
@@ -222,7 +218,6 @@ class RankSync:
         self.exchange.close()
 
     def _end_if_ranks_differ(self, messages: RankMessages) -> None:
-        """End the exchange if a rank has left or is set differently."""
         pairs = zip(messages.leaving.tolist(), self.exchange.ranks, strict=True)
         left = {why: rank for why, rank in pairs if why != RUNNING}
         if (messages.settings != messages.settings[0]).any():

@@ -132,7 +132,6 @@ class StepTimeRules:
 
     @property
     def alarmed(self) -> list[str]:
-        """Sources whose condition lasts."""
         lasting = ((SLOW_RANK, self._slow_rank.alarmed), (SLOW_DRIFT, self._drift.alarmed))
         return [source for source, alarmed in lasting if alarmed]
 
@@ -176,7 +175,6 @@ class StallDetector:
     def update(
         self, step: int, times: Sequence[StepTimes], ranks: Sequence[int] = (0,)
     ) -> StepTimeAlarm | None:
-        """Take one step; return the alarm of a stall that begins with it."""
         if self._settling:
             self._settling -= 1
             return None
@@ -285,11 +283,9 @@ class SlowRankDetector:
 
     @property
     def alarmed(self) -> bool:
-        """True if a rank is still slow."""
         return bool(self._slow)
 
     def update(self, times: Sequence[StepTimes], ranks: Sequence[int]) -> list[StepTimeAlarm]:
-        """Take one step of all ranks; return an alarm for each rank that begins to be slow."""
         waited = all(row.data_wait is not None for row in times)
         own = all(row.exchange is not None and row.forward_backward is not None for row in times)
         if self._rows and len(self._rows[0][0]) != len(times):
@@ -376,13 +372,11 @@ class DriftDetector:
 
     @property
     def alarmed(self) -> bool:
-        """True if the steps are still slower than they were."""
         return self._alarmed
 
     def update(
         self, step: int, times: Sequence[StepTimes], *, planned: bool
     ) -> StepTimeAlarm | None:
-        """Take one step; return the alarm if it begins here."""
         if planned:
             self._forget()
         parts = [max(getattr(row, part) or 0.0 for row in times) for part in PARTS]

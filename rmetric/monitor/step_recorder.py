@@ -49,7 +49,6 @@ class RunClock:
         return round(self.offset + time.monotonic() - self.start, 6)
 
     def resume(self, seconds: float) -> None:
-        """Continue from the time that a checkpoint holds."""
         self.offset, self.start = seconds, time.monotonic()
 
 
@@ -174,7 +173,6 @@ class StepRecorder:
             self.removers.append(self._optimizer.register_step_post_hook(after_optimizer).remove)
 
     def arm(self, step: int, *, ranks_connected: bool) -> None:
-        """Install the hooks of what is due at `step`, and remove all others."""
         self._workers.remove()
         if self._own is not None:
             self._own.remove()
@@ -191,7 +189,6 @@ class StepRecorder:
                 self._forward.arm(attention=compilations() == self._compilations)
 
     def add_micro_batch(self, loss: Tensor | float | None) -> None:
-        """One micro-batch of the present step has ended, with this loss."""
         if loss is not None:
             self._micro_losses.append(_copied(loss))
         self._micro_batches += 1

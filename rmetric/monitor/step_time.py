@@ -74,7 +74,6 @@ class StepTimer:
                 self._handles.append(parameter.register_hook(self._backward_begins))  # type: ignore[no-untyped-call]
 
     def remove(self) -> None:
-        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -119,14 +118,12 @@ class StepTimer:
         return before
 
     def check_ends(self) -> None:
-        """The monitor's check has ended."""
         now = time.perf_counter()
         if self._last is not None and not self._paused:
             self._last.check = now - self._mark
         self._state, self._mark, self._paused = OPTIMIZER, now, False
 
     def optimizer_ends(self) -> None:
-        """The optimiser has moved the weights."""
         now = time.perf_counter()
         if self._state == OPTIMIZER and self._last is not None and not self._paused:
             self._last.optimizer = now - self._mark
@@ -134,7 +131,6 @@ class StepTimer:
             self._state, self._mark = BETWEEN, now
 
     def finish(self) -> StepTimes | None:
-        """The times of the last step, if no other follows."""
         before, self._last = self._last, None
         return before
 
@@ -143,7 +139,6 @@ class StepTimer:
     def _forward_begins(
         self, whole: bool, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
-        """A forward pass of the whole model or of a part begins."""
         if not torch.is_grad_enabled():
             # A part that is never trained, such as a frozen encoder, belongs to the step.
             if self._state in (BETWEEN, OPTIMIZER) and (whole or module in self._trained):

@@ -51,7 +51,6 @@ class WeightSample:
 
     @torch.no_grad()
     def remember(self) -> None:
-        """Keep the weights as they are before a step."""
         if [place() for place in self._place_of] != self._places:
             self._choose()  # their memory is another now
         for part in self._parts:

@@ -74,7 +74,6 @@ class GradientListener:
         return found
 
     def remove(self) -> None:
-        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -123,11 +122,9 @@ class MicroBatchWorkers(GradientListener):
 
     @property
     def several(self) -> bool:
-        """True if more than one micro-batch came since `start`."""
         return len(self._micro_batches) > 1
 
     def next(self) -> None:
-        """A micro-batch's backward pass has ended."""
         self._measure_kept()
         if self._parts:
             self._micro_batches.append(self._parts)

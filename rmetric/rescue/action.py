@@ -136,7 +136,6 @@ class Rescue(Action):
         self._begin(NoUpdate())
 
     def _begin(self, no_update: NoUpdate) -> None:
-        """Forget all trainings before."""
         self._judgement = Judgement(self.config, no_update)
         self.decisions: list[dict[str, Any]] = []
         self.problem = ""
@@ -421,7 +420,6 @@ class Rescue(Action):
             agreement.leave()
 
     def _any_rank(self, value: bool) -> bool:
-        """True on all ranks if the value of one is True."""
         return bool(self._most_of_ranks(int(value)))
 
     def _most_of_ranks(self, value: int) -> int:
@@ -467,7 +465,6 @@ class Rescue(Action):
         return snapshot
 
     def _hold(self, decision: Decision, step: int) -> bool:
-        """Save the weights of the snapshot, and stop, end the process or wait."""
         target = self._restore(decision)
         monitor, ranks = self._monitor, None if self._agreement is None else self._agreement.ranks
         folder = self.hold_folder or hold_folder(monitor.log_path)
@@ -536,7 +533,6 @@ class Rescue(Action):
             self._start_policy(RescuePolicy(self.config))
 
     def _start_policy(self, policy: RescuePolicy) -> None:
-        """Go on by a policy without snapshots."""
         self._judgement.restart(policy)
         if self._snapshots is not None:
             self._keeper.snapshots.keep_only(())
@@ -607,7 +603,6 @@ class Rescue(Action):
 
 
 def checked_where(where: object) -> None:
-    """Raise ValueError unless it is ``host``, ``device`` or a folder."""
     wrong = not isinstance(where, (str, Path)) or (
         where not in ("host", "device") and isinstance(where, str) and where.lower() in _NO_FOLDERS
     )
@@ -616,7 +611,6 @@ def checked_where(where: object) -> None:
 
 
 def checked_parts(scheduler: object, extra: object) -> None:
-    """Raise ValueError unless all of them can be kept in a snapshot."""
     schedulers = scheduler if isinstance(scheduler, (list, tuple)) else [scheduler]
     named = {f"scheduler {i}": one for i, one in enumerate(schedulers) if one is not None}
     if extra is not None:
@@ -633,5 +627,4 @@ def checked_parts(scheduler: object, extra: object) -> None:
 
 
 def several(value: Any) -> list[Any]:
-    """A list of one or more."""
     return list(value) if isinstance(value, (list, tuple)) else [value]

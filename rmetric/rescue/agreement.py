@@ -89,7 +89,6 @@ class Vote:
         self._gathered = [torch.zeros_like(self._sent) for _ in range(self.ranks.size)]
 
     def post(self, ballot: Ballot) -> None:
-        """Send this rank's ballot."""
         self._words = "" if ballot.evidence is None else ballot.evidence.words
         self._sent = torch.tensor(ballot.encoded(), dtype=torch.float64, device="cpu")
         self._work = dist.all_gather(
@@ -178,7 +177,6 @@ class Agreement:
             raise DisagreementError(words)
 
     def post(self, step: int) -> None:
-        """Send this rank's ballot after a step."""
         judgement = self._judgement
         self._posted = copy.deepcopy(judgement.policy.state)
         due = 0

@@ -66,11 +66,9 @@ class SnapshotFolder:
             raise ValueError(f"{folder} cannot be read: {problem}") from None
 
     def remove(self, step: int) -> None:
-        """Remove a snapshot."""
         shutil.rmtree(self._of(step), ignore_errors=True)
 
     def close(self) -> None:
-        """Remove all snapshots."""
         self._writer.shutdown()
         shutil.rmtree(self.folder, ignore_errors=True)
 

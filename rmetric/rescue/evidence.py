@@ -74,7 +74,6 @@ class LossLevel:
         self._limit: float | None = None
 
     def update(self, step: int, loss: float | None) -> None:
-        """Take the loss of a step that was taken."""
         if loss is not None and isfinite(loss):
             self._losses.append((step, loss))
 
@@ -88,7 +87,6 @@ class LossLevel:
         self._limit = level + max(_ERRORS * error, _SHARE * abs(level))
 
     def forget(self) -> None:
-        """The incident is over."""
         self._limit = None
 
     @property
@@ -99,7 +97,6 @@ class LossLevel:
         return fmean(loss for _, loss in list(self._losses)[-_LEVEL:]) <= self._limit
 
     def state(self) -> list[tuple[int, float]]:
-        """The losses, for a snapshot."""
         return list(self._losses)
 
     def go_back(self, state: list[tuple[int, float]]) -> None:

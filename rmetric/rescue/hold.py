@@ -133,6 +133,5 @@ def wait_to_go_on(
 
 
 def remove_go(folder: Path) -> None:
-    """Remove the file `GO`, if there is one."""
     with suppress(OSError):
         (folder / GO).unlink()

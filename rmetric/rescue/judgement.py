@@ -39,12 +39,10 @@ class Judgement:
         self._gave_up = False  # in this incident, and it is reported
 
     def restart(self, policy: RescuePolicy) -> None:
-        """Go on by a policy without snapshots."""
         self.policy = policy
         self.forget_evidence()
 
     def forget_evidence(self) -> None:
-        """Nothing is due, and no evidence is left."""
         self.due = self.own = self.unsent = None
 
     # -- evidence
@@ -103,11 +101,9 @@ class Judgement:
         return self._note(self.policy.before_update(step, evidence), step)
 
     def after_step(self, step: int, evidence: Evidence | None, *, back: bool | None = None) -> None:
-        """Decide after a step; see `RescuePolicy.after_step`."""
         self._note(self.policy.after_step(step, evidence, back=back), step)
 
     def at_end(self, step: int, *, back: bool | None) -> None:
-        """Decide before the training ends; see `RescuePolicy.at_end`."""
         self._note(self.policy.at_end(step, back=back), step)
 
     def _note(self, decision: Decision, step: int) -> Decision:

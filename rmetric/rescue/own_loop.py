@@ -40,7 +40,6 @@ class OwnLoop(DataPosition):
         self._unchecked = 0  # of them in a row
 
     def steps(self) -> Iterator[tuple[int, Any]]:
-        """The number of each step, and its batch or batches."""
         dry = False
         self.rescue.data = self
         while True:

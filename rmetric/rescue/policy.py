@@ -218,7 +218,6 @@ class RescuePolicy:
 
     @property
     def every(self) -> int:
-        """Steps between two snapshots."""
         if self.state.every:
             return self.state.every
         return _EVERY if isinstance(self.config.every, str) else self.config.every
@@ -230,12 +229,10 @@ class RescuePolicy:
 
     @property
     def budget(self) -> int:
-        """Repeated steps of one incident, at most."""
         tries = _TRIES * (self.every + self.probation) if self.state.every else 0
         return max(self.config.budget, tries)
 
     def snapshot_due(self, step: int) -> bool:
-        """True if a snapshot of the state after `step` is to be taken."""
         state = self.state
         if state.held or state.incident is not None or step % self.every:
             return False
@@ -308,7 +305,6 @@ class RescuePolicy:
 
     @property
     def workers_out(self) -> tuple[int, ...]:
-        """Ranks that are left out of the gradient now."""
         return tuple(sorted(w for w, (until, _) in self.state.out.items() if until >= 0))
 
     # -- decisions
@@ -439,11 +435,9 @@ class RescuePolicy:
     # -- state
 
     def state_dict(self) -> dict[str, Any]:
-        """State as plain values."""
         return asdict(self.state) | {"out": [[w, *entry] for w, entry in self.state.out.items()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
         incident = state["incident"]
         self.state = PolicyState(
             **{

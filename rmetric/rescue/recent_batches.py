@@ -54,7 +54,6 @@ class RecentBatches:
 
     @property
     def first(self) -> int:
-        """Oldest position that can be set."""
         return self._drawn - len(self._kept)
 
     @property
@@ -127,7 +126,6 @@ class RecentBatches:
         return found
 
     def forget(self, position: int) -> None:
-        """Drop the batches before `position`."""
         self._drop(lambda: self.first < min(position, self.position))
         oldest = min(position, self.first)  # a loader that is set back itself has none kept
         self.skipped = [interval for interval in self.skipped if interval[1] > oldest]
@@ -192,7 +190,6 @@ def bytes_of(value: Any, seen: set[int] | None = None) -> int:
 
 
 def host_random_state() -> HostState:
-    """States of the generators of the host: Python's, NumPy's and torch's."""
     return random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
 
 
@@ -204,7 +201,6 @@ def set_host_random_state(state: HostState) -> None:
 
 
 def same_state(state: HostState, other: HostState) -> bool:
-    """True if two results of `host_random_state` are equal."""
     return (
         torch.equal(state[2], other[2])
         and state[0] == other[0]

@@ -28,7 +28,6 @@ class PlannedSettings:
         self._groups = settings_of(optimizer) if optimizer is not None else []
 
     def use(self, groups: list[dict[str, Any]]) -> None:
-        """Take the settings of a snapshot for the planned ones."""
         self._groups = groups
 
     def set(self, schedulers: Iterable[Any]) -> None:
@@ -108,14 +107,12 @@ class WorkersOut:
 
     @property
     def factor(self) -> float:
-        """Of this rank's gradient."""
         if self._rank in self.out:
             return 0.0
         return self.ranks / (self.ranks - len(self.out))
 
     @property
     def left(self) -> list[int]:
-        """Ranks whose gradients count, in order."""
         return [rank for rank in range(self.ranks) if rank not in self.out]
 
     def set(self, out: Collection[int]) -> None:
@@ -131,7 +128,6 @@ class WorkersOut:
             self._install()
 
     def remove(self) -> None:
-        """Remove the hooks: all ranks count again."""
         for remove in self._removers:
             remove()
         self._removers, self.out = [], frozenset()

@@ -60,12 +60,10 @@ class Parts:
                     yield place, key, local(value.detach())
 
     def groups(self) -> list[list[Any]]:
-        """Parameters of each of the optimiser's groups."""
         groups = self.optimizer.param_groups if self.optimizer is not None else ()
         return [list(group["params"]) for group in groups]
 
     def optimized(self) -> list[Any]:
-        """Parameters in the order of the optimiser's groups."""
         return [parameter for group in self.groups() for parameter in group]
 
     def with_extra_state(self) -> dict[str, nn.Module]:
@@ -77,12 +75,10 @@ class Parts:
         }
 
     def devices(self) -> set[torch.device]:
-        """CUDA devices of the parameters."""
         return {p.device for p in self.parameters if p.device.type == "cuda"}
 
     @torch.no_grad()
     def not_finite(self) -> bool:
-        """True if a weight or a number of the optimiser's state is nan or infinite."""
         tensors = [local(p.detach()) for p in self.parameters]
         tensors += [tensor for _, _, tensor in self.optimizer_tensors()]
         by_device = defaultdict[torch.device, list[Tensor]](list)
@@ -122,7 +118,6 @@ class Buffer:
             self._unpin()
 
     def views(self, like: Collection[Tensor]) -> list[Tensor]:
-        """A place for each tensor, of its shape and type."""
         out, offset = [], 0
         for tensor in like:
             size = tensor.numel() * tensor.element_size()
@@ -166,12 +161,10 @@ class Snapshot:
 
     @property
     def memory(self) -> dict[str, Tensor]:
-        """The blocks of memory, by device."""
         return {str(device): buffer.memory for device, buffer in self.buffers.items()}
 
     @property
     def size(self) -> int:
-        """Bytes of the buffers."""
         return sum(buffer.size for buffer in self.buffers.values())
 
 
@@ -257,7 +250,6 @@ class Snapshots:
             snapshot.copied = []
 
     def keep_only(self, steps: Collection[int]) -> None:
-        """Drop the snapshots of other steps."""
         for step in [step for step in self.kept if step not in steps]:
             dropped = self.kept.pop(step)
             if self._disk is None:
@@ -312,7 +304,6 @@ class Snapshots:
 
     @torch.no_grad()
     def restore_rest(self, snapshot: Snapshot) -> None:
-        """Restore weights, optimiser, monitor and random state."""
         parts = self.parts
         self.wait()
         weights = parts.model_tensors()
@@ -460,7 +451,6 @@ class Snapshots:
 
 
 def settings_of(optimizer: Any) -> list[dict[str, Any]]:
-    """Settings of each group of the optimiser, copied."""
     return [
         {
             key: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)

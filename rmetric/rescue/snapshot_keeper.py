@@ -103,12 +103,10 @@ class SnapshotKeeper:
         self._refused, self._announced = False, 0
 
     def boundary_begins(self) -> None:
-        """A step is complete."""
         if self._pace is not None and self._ended:
             self._pace.step_made(time.perf_counter() - self._ended)
 
     def boundary_ends(self) -> None:
-        """The next step begins."""
         self._ended = time.perf_counter()
 
     def take(self, step: int, parts: Parts, policy: RescuePolicy, level: LossLevel) -> None:
@@ -162,7 +160,6 @@ class SnapshotKeeper:
         )  # fmt: skip
 
     def _announce(self, snapshot: Snapshot, seconds: float, every: int) -> None:
-        """Log the cost of the snapshots, again when it grows."""
         if snapshot.size <= self._announced:
             return
         first, self._announced = not self._announced, snapshot.size
@@ -183,7 +180,6 @@ class SnapshotKeeper:
 
 
 def snapshots_kept(config: RescueConfig) -> int:
-    """Largest number of snapshots at a time."""
     policy, most = RescuePolicy(config), 0
     for step in range(0, 4 * config.far + 4 * policy.every, policy.every):
         policy.snapshot_taken(step)
@@ -192,5 +188,4 @@ def snapshots_kept(config: RescueConfig) -> int:
 
 
 def gigabytes(size: int) -> str:
-    """A number of bytes in words."""
     return f"{size / 1e9:.3g} GB" if size >= 1e8 else f"{size / 1e6:.3g} MB"

@@ -73,11 +73,9 @@ class Dashboard(Action):
         self._background.close(FINISH_SECONDS)
 
     def draw(self, values: dict[str, float], step: int) -> None:
-        """Write the numbers of one step."""
         raise NotImplementedError
 
     def add_alert(self, alert: Alert) -> None:
-        """Write an alert."""
         raise NotImplementedError
 
     def add_decision(self, words: str, name: str, count: int, executed: int) -> None:

@@ -172,7 +172,6 @@ class EmergencyCheckpoint(Action):
         return checkpoint_content(monitor.model, step, generators, left_out, **noted, **kept)
 
     def _suspect(self, step: int) -> dict[str, Any] | None:
-        """Mark of a checkpoint of `step`; None for a clean one."""
         alarm = min(self._open.values(), key=lambda alarm: alarm.since, default=None)
         return alarm._asdict() if alarm is not None and step > alarm.since else None
 
