@@ -197,7 +197,7 @@ def in_trainer(name, make_callback, leave_out, folder, actions, precision, own):
         optimizers=(optimizer, make_scheduler(optimizer)), batch_size=ROWS, max_steps=STEPS,
         precision=precision, **own,
     )  # fmt: skip
-    steps = getattr(trainer, "state", trainer).global_step
+    steps = (trainer.state if name == "hugging_face" else trainer).global_step
     return outcome(flat(model), steps, callback.monitor, log)
 
 

@@ -51,7 +51,7 @@ def train(model, clock, *, at=STALLED, between=None, optimizer=None, call=None, 
     for step, [batch] in enumerate(batches(STEPS), start=1):
         if step == at:
             clock.wait(20.0)
-        loss = squared_error(call or model, batch)
+        loss = squared_error(model if call is None else call, batch)
         loss.backward()
         monitor.check_before_step(loss)
         optimizer.step()
