@@ -21,9 +21,8 @@ from rmetric._util.options import DEFAULT_GPU, layout_of, path_in, seconds, shar
 from rmetric.guard.layout import Layout
 from rmetric.guard.planner import BatchSpec
 from rmetric.guard.planner.cluster import GPUS, Cluster
-from rmetric.guard.planner.engines import ENGINES
 from rmetric.guard.planner.model_shape import ModelShape
-from rmetric.guard.planner.settings import LARGEST_CHANGE, SIZES
+from rmetric.guard.planner.settings import ENGINES, LARGEST_CHANGE, SIZES
 from rmetric.guard.run_folder import RESUMES, RunFolder
 from rmetric.guard.supervisor.allocation import allot, by_model, shrink_data
 from rmetric.guard.supervisor.core import RestartPolicy
@@ -32,8 +31,8 @@ from rmetric.guard.supervisor.launch_processes import Program, option_of, unit_o
 from rmetric.guard.supervisor.supervise import Intervals, Supervisor, WatchOptions
 from rmetric.guard.supervisor.watch import Timeouts
 from rmetric.guard.trust import make_private, require_trusted
-from rmetric.telemetry.gpu_watch import GpuWatch
 from rmetric.telemetry.risk import RiskConfig
+from rmetric.telemetry.sources import GpuWatch
 
 LOCKED = 3
 NVML_SECONDS = 10.0

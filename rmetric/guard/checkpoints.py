@@ -25,12 +25,22 @@ from rmetric.guard.checkpoint_dir import (
     PART,
     CheckpointDirectory,
     CheckpointManifest,
+    FailedSave,
+    SavedCheckpoint,
+    SaveOutcome,
     UnfitCheckpoint,
     candidates,
     own_name,
     write_durably,
 )
-from rmetric.guard.dcp_load import IndexReader, PlainLoadPlanner, unloadable
+from rmetric.guard.dcp_load import (
+    IndexReader,
+    PlainLoadPlanner,
+    damaged,
+    digest,
+    non_finite,
+    unloadable,
+)
 from rmetric.guard.dcp_save import (
     FailingSavePlanner,
     HostMemoryStager,
@@ -41,9 +51,7 @@ from rmetric.guard.dcp_save import (
 )
 from rmetric.guard.ranks import Ranks
 from rmetric.guard.retention import SuspectMark, suspect_note
-from rmetric.guard.saver import FailedSave, SavedCheckpoint, SaveOutcome
 from rmetric.guard.trust import withdraw_write
-from rmetric.guard.verify import damaged, digest, non_finite
 
 __all__ = ["CheckpointManifest", "Checkpoints", "FailedSave", "SavedCheckpoint", "UnfitCheckpoint"]
 

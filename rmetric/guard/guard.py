@@ -12,19 +12,18 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from rmetric._util.errors import require
-from rmetric.guard.checkpoint_dir import CheckpointManifest
+from rmetric.guard.checkpoint_dir import (
+    CheckpointManifest,
+    FailedSave,
+    SavedCheckpoint,
+    SaveOutcome,
+    Saver,
+)
 from rmetric.guard.checkpoint_requests import SIGNALS, RequestSources
 from rmetric.guard.interval import Advice, FailureRateEstimate, advise
-from rmetric.guard.policy import (
-    CheckpointPolicy,
-    PolicyConfig,
-    Vote,
-    check_since,
-    check_source,
-)
+from rmetric.guard.policy import CheckpointPolicy, PolicyConfig, Vote, check_since, check_source
 from rmetric.guard.ranks import Ranks, restarts_on_a_shared_store
 from rmetric.guard.run_folder import RESUME_VARIABLE, RESUMES, RunFolder
-from rmetric.guard.saver import FailedSave, SavedCheckpoint, SaveOutcome, Saver
 from rmetric.telemetry.sources import VerdictSource
 
 logger = logging.getLogger("rmetric")

@@ -19,12 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from rmetric._util.errors import require
-from rmetric.guard.checkpoint_dir import CheckpointManifest
+from rmetric.guard.checkpoint_dir import (
+    CheckpointManifest,
+    FailedSave,
+    SavedCheckpoint,
+    SaveOutcome,
+)
 from rmetric.guard.checkpoint_requests import SAVE
 from rmetric.guard.guard import Guard
 from rmetric.guard.policy import PolicyConfig
 from rmetric.guard.run_folder import RunFolder
-from rmetric.guard.saver import FailedSave, SavedCheckpoint, SaveOutcome
 from rmetric.telemetry.sources import VerdictSource
 
 #: SIGTERM is left to Megatron's own --exit-signal-handler.

@@ -40,8 +40,8 @@ from rmetric._util.durable import no_follow, write_atomically
 from rmetric._util.errors import require
 from rmetric.guard.layout import Layout
 from rmetric.guard.policy import check_since, check_source
-from rmetric.guard.run_files import AnsweredFile, Count, Seconds, decode_file
 from rmetric.guard.trust import distrust, make_private
+from rmetric.telemetry.reading import Time
 
 logger = logging.getLogger("rmetric")
 T = TypeVar("T")
@@ -60,6 +60,40 @@ STACK_SIGNAL = getattr(signal, "SIGRTMAX", 64) - 7
 
 PHASES = ("starting", "training", "saving", "finished")
 
+#: Greatest size of a small file, bytes.
+MOST_BYTES = 1 << 20
+#: Greatest number that is exact as a float, too.
+MOST = 2**53
+Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+
+
+def decode_file(path: Path, kind: type[T]) -> T | None:
+    """Content of a file as `kind`; None if the file is missing.
+
+    Raises:
+        ValueError: the content is not of this kind.
+        OSError: the file cannot be read.
+    """
+    try:
+        with open(path, "rb", opener=no_follow) as file:
+            data = file.read(MOST_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"it has more than {MOST_BYTES} bytes")
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(str(error) or type(error).__name__) from None
+
+
+def converted(entry: Any, kind: type[T]) -> T:
+    """A decoded JSON value as `kind`. Raises ValueError if it is of another."""
+    try:
+        return msgspec.convert(entry, type=kind)
+    except (msgspec.MsgspecError, RecursionError, OverflowError) as error:
+        raise ValueError(str(error) or type(error).__name__) from None
+
 
 @dataclass(frozen=True, kw_only=True)
 class FileRequest:
@@ -72,7 +106,7 @@ class FileRequest:
             marked suspect; see `Guard.request`.
     """
 
-    number: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+    number: Annotated[int, msgspec.Meta(ge=1, le=MOST)]
     source: str
     reason: str
     fatal: bool = False
@@ -101,10 +135,18 @@ class Heartbeat:
     launch: str
     step: Count
     phase: str
-    time: Seconds
+    time: Time
     resumed: Count | None = None
-    every: Seconds = 0.0
+    every: Time = 0.0
     problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """Last answered request; `step` is None for a withdrawn one."""
+
+    number: Count
+    step: Count | None = None
 
 
 class RunFolder:
@@ -213,7 +255,7 @@ class RunFolder:
 
     def answered(self) -> int:
         """Number of the last answered request; 0 before the first."""
-        last = self._read(self.answered_file, AnsweredFile)
+        last = self._read(self.answered_file, Answer)
         return last.number if last else 0
 
     def held(self) -> str:
@@ -242,7 +284,7 @@ class RunFolder:
 
     def answered_step(self) -> int | None:
         """Step of the checkpoint that answered; None if there is none."""
-        last = self._read(self.answered_file, AnsweredFile)
+        last = self._read(self.answered_file, Answer)
         return last.step if last else None
 
     def set_layout(self, layout: Layout) -> None:

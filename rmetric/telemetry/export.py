@@ -9,10 +9,16 @@ from typing import Any, BinaryIO
 
 from rmetric._util.durable import no_follow
 from rmetric._util.prometheus import family
-from rmetric.telemetry.lines import TelemetryEvent, event_line, verdict_line
+from rmetric.telemetry.lines import (
+    ACTIONS,
+    LEVELS,
+    GpuVerdict,
+    TelemetryEvent,
+    event_line,
+    verdict_line,
+)
 from rmetric.telemetry.reading import Reading
 from rmetric.telemetry.sources import JudgedGpus
-from rmetric.telemetry.verdict import ACTIONS, LEVELS, GpuVerdict
 
 MEGA = 1e6
 

@@ -9,9 +9,8 @@ from time import monotonic
 
 from rmetric._util.errors import require
 from rmetric.records import HardwareEvent
-from rmetric.telemetry.changes import Changes
 from rmetric.telemetry.nvml_library import GpuGone, NvmlClosed, NvmlLibrary
-from rmetric.telemetry.reading import GpuSign, Reading
+from rmetric.telemetry.reading import Changes, GpuSign, Reading
 from rmetric.telemetry.xid import xid_kind
 
 HUNG_AFTER_SECONDS = 10.0

@@ -22,8 +22,8 @@ class Xid:
         number: the driver's.
         words: what happened.
         about: one of `CLASSES`.
-        level: of `rmetric.telemetry.verdict.LEVELS`.
-        action: of `rmetric.telemetry.verdict.ACTIONS`.
+        level: of `rmetric.telemetry.lines.LEVELS`.
+        action: of `rmetric.telemetry.lines.ACTIONS`.
     """
 
     number: int

@@ -22,8 +22,7 @@ from rmetric.guard.run_folder import RunFolder  # noqa: E402
 from rmetric.guard.supervisor import processes  # noqa: E402
 from rmetric.guard.supervisor.journal import read_journal  # noqa: E402
 from rmetric.guard.supervisor.summary import summarise  # noqa: E402
-from rmetric.telemetry.lines import verdict_line  # noqa: E402
-from rmetric.telemetry.verdict import GpuVerdict  # noqa: E402
+from rmetric.telemetry.lines import GpuVerdict, verdict_line  # noqa: E402
 from tests.studies.reference_runs import SMALL, losses_of, plain_losses, settings  # noqa: E402
 from tests.telemetry import fake_nvml  # noqa: E402
 

@@ -12,6 +12,7 @@ from rmetric.guard.layout import Layout
 from rmetric.guard.run_folder import Heartbeat, RunFolder
 from rmetric.guard.supervisor import launch_failure
 from rmetric.guard.supervisor.allocation import Allocation
+from rmetric.guard.supervisor.launch_failure import LaunchFailure
 from rmetric.guard.supervisor.summary import summarise, to_markdown
 
 TWO = Allocation(gpus={"": (0, 1)}, layout=Layout(data=2))
@@ -108,21 +109,14 @@ def test_a_launch_that_dies_before_its_last_checkpoint_did_not_end_as_was_asked(
 
     from rmetric.guard.supervisor.allocation import shrink_data
     from rmetric.guard.supervisor.core import Core, RestartPolicy
-    from rmetric.guard.supervisor.events import (
-        GpuVerdictChanged,
-        LaunchExited,
-        LaunchFailure,
-        ProcessesEnded,
-        SupervisorStarted,
-    )
 
     plan = shrink_data(Layout(data=2), None)
     core = Core(RestartPolicy(), {"": (0, 1)}, plan, rng=np.random.default_rng(0))
-    core.on(SupervisorStarted(time=0.0))
-    core.on(ProcessesEnded(time=0.0))
-    core.on(GpuVerdictChanged(time=1.0, gpu=("", 1), level="fatal", action="drain", words="Xid 79"))
+    core.supervisor_started()
+    core.processes_ended(0.0)
+    core.gpu_verdict(1.0, gpu=("", 1), level="fatal", action="drain", words="Xid 79")
     failure = LaunchFailure(kind="signal", words="rank 1 was killed by SIGKILL", code=-9)
-    (end,) = core.on(LaunchExited(time=2.0, failure=failure))
+    (end,) = core.launch_exited(2.0, failure=failure)
     assert end.why == "rank 1 was killed by SIGKILL"
 
 

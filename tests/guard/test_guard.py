@@ -16,7 +16,7 @@ from rmetric.guard.guard import Guard
 from rmetric.guard.policy import PolicyConfig, Vote
 from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.training_state import ModelState, random_values, set_random_values
-from rmetric.telemetry.verdict import GpuVerdict
+from rmetric.telemetry.lines import GpuVerdict
 from tests.monitor.ranks import on_ranks
 
 NO_SIGNALS = {}

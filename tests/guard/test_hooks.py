@@ -108,7 +108,7 @@ import torch
 from rmetric.guard.checkpoints import Checkpoints
 from rmetric.guard.guard import Guard
 from rmetric.guard.policy import PolicyConfig
-from rmetric.telemetry.gpu_watch import GpuWatch
+from rmetric.telemetry.sources import GpuWatch
 from rmetric.telemetry.risk import RiskConfig
 
 with GpuWatch(config=RiskConfig(interval=0.01)) as watch:

@@ -159,16 +159,16 @@ def judge(
     config: dict[str, Any],
 ) -> dict[str, Any]:
     """In the other process: what a GpuWatch thinks until the history has run so many ticks."""
-    from rmetric.telemetry import gpu_watch, nvml
+    from rmetric.telemetry import nvml, sources
     from rmetric.telemetry.export import JsonlFile
     from rmetric.telemetry.risk import RiskConfig
 
     nvml.HUNG_AFTER_SECONDS = hung_after
     library = ctypes.CDLL("libnvidia-ml.so.1")
     if seconds_a_tick is not None:
-        gpu_watch.NvmlEvents = lambda *a, interval, **k: nvml.NvmlEvents(*a, interval=pace, **k)
+        sources.NvmlEvents = lambda *a, interval, **k: nvml.NvmlEvents(*a, interval=pace, **k)
     kept = JsonlFile(Path(record)).write_event if record else None
-    watch = gpu_watch.GpuWatch(config=RiskConfig(**config), silence=silence, record=kept)
+    watch = sources.GpuWatch(config=RiskConfig(**config), silence=silence, record=kept)
     if seconds_a_tick is not None:
         watch.hardware.recorded = stretched(watch.hardware.recorded, seconds_a_tick, ticks - 2)
     seen: dict[str, Any] = {"verdicts": [], "problems": []}

@@ -214,7 +214,7 @@ def test_a_port_that_is_taken_is_an_error():
 
 
 def test_neither_telemetry_nor_its_command_loads_what_it_may_not_need():
-    code = "import rmetric.cli.telemetry, rmetric.telemetry.gpu_watch, sys\nprint(*sys.modules)"
+    code = "import rmetric.cli.telemetry, rmetric.telemetry.sources, sys\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert "rmetric.telemetry.export" in loaded

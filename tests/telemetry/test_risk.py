@@ -235,10 +235,10 @@ class TestReading:
     @pytest.mark.parametrize(
         ("entry", "problem"),
         [
-            ({"gpu": 0}, "'time' is missing"),
-            ({"gpu": 0.5, "time": 1}, "'gpu': found 0.5"),
-            ({"gpu": 0, "time": 1, "pcie_replays": "many"}, "'pcie_replays': found 'many'"),
-            ({"gpu": 0, "time": 1, "row_remap_failed": 1}, "'row_remap_failed': found 1"),
+            ({"gpu": 0}, "missing required field `time`"),
+            ({"gpu": 0.5, "time": 1}, r"`\$\.gpu`: found 0.5"),
+            ({"gpu": 0, "time": 1, "pcie_replays": "many"}, r"`\$\.pcie_replays`: found 'many'"),
+            ({"gpu": 0, "time": 1, "row_remap_failed": 1}, r"`\$\.row_remap_failed`: found 1"),
         ],
     )
     def test_what_is_no_reading_is_refused_by_key(self, entry, problem):

@@ -7,12 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmetric.telemetry.changes import FLAGS
-from rmetric.telemetry.judge import Judge
-from rmetric.telemetry.reading import RECOVERY_ACTIONS, Reading
+from rmetric.telemetry.judge import RULES, Judge, rule_of
+from rmetric.telemetry.lines import ACTIONS, LEVELS, GpuVerdict
+from rmetric.telemetry.reading import FLAGS, RECOVERY_ACTIONS, Reading
 from rmetric.telemetry.risk import RiskConfig
-from rmetric.telemetry.rules import RULES, rule_of
-from rmetric.telemetry.verdict import ACTIONS, LEVELS, GpuVerdict
 from rmetric.telemetry.xid import CLASSES, catalogue, xid_kind, xid_of_kind
 
 CATALOGUE = catalogue()
@@ -177,5 +175,5 @@ class TestVerdict:
         "change", [{"level": "ill"}, {"action": "pray"}, {"gpu": None}, {"risk": "high"}], ids=str
     )
     def test_what_is_no_verdict_is_refused(self, change):
-        with pytest.raises(ValueError, match=str(next(iter(change.values())) or "a gpu")):
+        with pytest.raises(ValueError, match=str(next(iter(change.values())) or "field `gpu`")):
             GpuVerdict.from_json(judged([]).as_json() | change)

@@ -6,10 +6,9 @@ from hypothesis import strategies as st
 
 from rmetric.metric import RMetric
 from rmetric.records import HardwareEvent, Record
-from rmetric.telemetry.changes import FLAGS, RISES, Changes, states
 from rmetric.telemetry.nvml import NvmlEvents
 from rmetric.telemetry.nvml_library import NvmlLibrary
-from rmetric.telemetry.reading import Reading
+from rmetric.telemetry.reading import FLAGS, RISES, Changes, Reading, states
 from rmetric.telemetry.xid import xid_entry, xid_kind
 from tests.telemetry.fake_nvml import build, play
 

@@ -4,8 +4,8 @@ from math import inf
 
 import pytest
 
-from rmetric.telemetry.replayed import ReplayedReadings
 from rmetric.telemetry.risk import RiskConfig
+from rmetric.telemetry.sources import ReplayedReadings
 from tests.telemetry.fake_nvml import build, play_verdicts
 
 LOST, RESET_REQUIRED = 15, 16

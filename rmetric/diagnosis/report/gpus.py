@@ -11,8 +11,8 @@ from rmetric._util.printed import counted
 from rmetric.diagnosis.report.render import clock
 from rmetric.diagnosis.report.timeline import on_axis
 from rmetric.diagnosis.result import Diagnosis
-from rmetric.telemetry.replayed import ReplayedReadings
-from rmetric.telemetry.verdict import GpuVerdict
+from rmetric.telemetry.lines import GpuVerdict
+from rmetric.telemetry.sources import ReplayedReadings
 
 
 class Gpus(NamedTuple):

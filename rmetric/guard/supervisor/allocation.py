@@ -10,13 +10,18 @@ from typing import Any
 from rmetric._util.printed import counted
 from rmetric.guard.layout import Layout, batch_remark, nearest_multiple
 from rmetric.guard.planner import BatchSpec, LayoutPlan, PlanOptions
-from rmetric.guard.planner.choose import answer, idle_hints
 from rmetric.guard.planner.cluster import Cluster, ClusterNode
 from rmetric.guard.planner.cluster import Gpu as PlannerGpu
-from rmetric.guard.planner.engines import engine_named
 from rmetric.guard.planner.model_shape import ModelShape
 from rmetric.guard.planner.rules import Problem
-from rmetric.guard.planner.settings import AT_WORK, LARGEST_CHANGE, SIZES, WORTH_SAYING
+from rmetric.guard.planner.search import answer, idle_hints
+from rmetric.guard.planner.settings import (
+    AT_WORK,
+    LARGEST_CHANGE,
+    SIZES,
+    WORTH_SAYING,
+    engine_named,
+)
 
 #: A GPU: name of its node (empty with a single node) and index on the node.
 Gpu = tuple[str, int]

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from rmetric._util.printed import counted
-from rmetric.guard.supervisor.journal import Line
-from rmetric.guard.supervisor.journal_lines import gpu_name, gpu_names, launch_log
+from rmetric.guard.supervisor.journal import Line, gpu_name, gpu_names, launch_log
 
 
 @dataclass(kw_only=True)

@@ -132,9 +132,7 @@ class ForkServer:
     def install(self) -> Any:
         """Make torchrun fork its ranks here; returns its `main`."""
         from torch.distributed import run
-        from torch.distributed.elastic.multiprocessing.subprocess_handler import (
-            subprocess_handler,
-        )
+        from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
         plain = subprocess_handler.SubprocessHandler._popen
 

@@ -12,12 +12,10 @@ from pathlib import Path
 from rmetric._util.errors import require
 from rmetric.guard.run_folder import Heartbeat
 from rmetric.guard.supervisor.allocation import Allocation, Gpu
-from rmetric.guard.supervisor.events import LaunchFailure
-from rmetric.guard.supervisor.journal_lines import gpu_name
-from rmetric.guard.supervisor.launch_failure import explain_hang
-from rmetric.guard.supervisor.process_states import read_states
+from rmetric.guard.supervisor.journal import gpu_name
+from rmetric.guard.supervisor.launch_failure import LaunchFailure, explain_hang, read_states
+from rmetric.telemetry.lines import GpuVerdict
 from rmetric.telemetry.sources import VerdictSource
-from rmetric.telemetry.verdict import GpuVerdict
 
 #: Greatest age of a verdict that existed before the supervisor started, seconds.
 FRESH_SECONDS = 600.0

@@ -14,7 +14,9 @@ import pytest
 from benchmarks.planner import measure_survivors, survivor_table
 from rmetric.cli.main import main
 from rmetric.guard.layout import Layout
-from rmetric.guard.planner.arguments import (
+from rmetric.guard.planner.cluster import Cluster, place
+from rmetric.guard.planner.model_shape import ModelShape
+from rmetric.guard.planner.report import (
     fsdp_mesh,
     megatron_arguments,
     torchrun_launches,
@@ -22,9 +24,6 @@ from rmetric.guard.planner.arguments import (
     torchtitan_settings,
     torchtitan_toml,
 )
-from rmetric.guard.planner.cluster import Cluster
-from rmetric.guard.planner.model_shape import ModelShape
-from rmetric.guard.planner.placement import place
 
 ROOT = Path(__file__).resolve().parents[3]
 LLAMA = {

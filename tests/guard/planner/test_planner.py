@@ -15,11 +15,10 @@ from benchmarks.planner import estimated_teraflops
 from benchmarks.planner_reference import LLAMA_405B, NARAYANAN, least_memory, try_all
 from rmetric.guard.layout import Layout
 from rmetric.guard.planner import BatchSpec, LayoutPlan, Option, PlanOptions, check, plan
-from rmetric.guard.planner.cluster import GIB, GPUS, Cluster, ClusterNode, in_words
-from rmetric.guard.planner.engines import ENGINES, padded_vocabulary
+from rmetric.guard.planner.cluster import GIB, GPUS, Cluster, ClusterNode, in_words, place, together
 from rmetric.guard.planner.memory import activation_bytes, layers_of_stage, memory
 from rmetric.guard.planner.model_shape import ModelShape
-from rmetric.guard.planner.placement import place, together
+from rmetric.guard.planner.settings import ENGINES, padded_vocabulary
 from rmetric.guard.planner.throughput import step_flops
 
 LLAMA_8B = ModelShape(

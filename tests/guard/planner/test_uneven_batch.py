@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from rmetric.guard.batch_share import batch_share
 from rmetric.guard.layout import Layout
 from rmetric.guard.planner import BatchSpec, PlanOptions, check, plan
-from rmetric.guard.planner.choose import idle_hints, nearest_batch
 from rmetric.guard.planner.cluster import Cluster
-from rmetric.guard.planner.engines import ENGINES
 from rmetric.guard.planner.model_shape import ModelShape
 from rmetric.guard.planner.rules import Problem
+from rmetric.guard.planner.search import idle_hints, nearest_batch
+from rmetric.guard.planner.settings import ENGINES
 from rmetric.guard.supervisor.allocation import by_model, shrink_data
 
 

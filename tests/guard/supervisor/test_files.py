@@ -10,13 +10,11 @@ from hypothesis import strategies as st
 from rmetric.guard.layout import Layout
 from rmetric.guard.run_folder import FileRequest, Heartbeat, RunFolder
 from rmetric.guard.supervisor.allocation import Allocation
-from rmetric.guard.supervisor.journal import Journal, journal_state, read_journal
-from rmetric.guard.supervisor.journal_lines import console_line
+from rmetric.guard.supervisor.journal import Journal, console_line, journal_state, read_journal
 from rmetric.guard.supervisor.summary import summarise, to_markdown
 from rmetric.guard.supervisor.watch import HeartbeatTracker, Timeouts, VerdictDedup, words_of
-from rmetric.telemetry.lines import verdict_line
-from rmetric.telemetry.verdict import GpuVerdict
-from rmetric.telemetry.verdict_files import VerdictFiles
+from rmetric.telemetry.lines import GpuVerdict, verdict_line
+from rmetric.telemetry.sources import VerdictFiles
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.text() | st.floats() | st.integers(-(10**30), 10**30)

@@ -21,22 +21,15 @@ from rmetric.guard.checkpoint_dir import CheckpointDirectory, LastCheckpoint, la
 from rmetric.guard.layout import Layout
 from rmetric.guard.run_folder import LAUNCH_VARIABLE, Heartbeat, RunFolder
 from rmetric.guard.supervisor import launch_failure, processes
-from rmetric.guard.supervisor.allocation import (
-    Allocation,
-    NothingFitsError,
-    by_model,
-    shrink_data,
-)
+from rmetric.guard.supervisor.allocation import Allocation, NothingFitsError, by_model, shrink_data
 from rmetric.guard.supervisor.attempt import Attempt
-from rmetric.guard.supervisor.events import LaunchHung, StartLaunch
-from rmetric.guard.supervisor.journal import Journal, journal_state, read_journal
-from rmetric.guard.supervisor.journal_lines import console_line
+from rmetric.guard.supervisor.core import StartLaunch
+from rmetric.guard.supervisor.journal import Journal, console_line, journal_state, read_journal
 from rmetric.guard.supervisor.launch_processes import LaunchProcesses, Program, option_of
 from rmetric.guard.supervisor.summary import summarise, to_markdown
 from rmetric.guard.supervisor.watch import HeartbeatTracker, Timeouts, VerdictDedup, fresh_verdicts
-from rmetric.telemetry.lines import verdict_line
-from rmetric.telemetry.verdict import GpuVerdict
-from rmetric.telemetry.verdict_files import VerdictFiles
+from rmetric.telemetry.lines import GpuVerdict, verdict_line
+from rmetric.telemetry.sources import VerdictFiles
 
 TWO = Allocation(gpus={"": (0, 2)}, layout=Layout(tensor=1, data=2, accumulation=4))
 
@@ -189,7 +182,7 @@ def test_without_a_report_the_exit_and_the_last_line_are_all_there_is():
     ("words", "blamed"),
     [
         ("KeyError: 'beans'", False),
-        ("rmetric.guard.verify.NotFiniteError: the loss", False),
+        ("rmetric.guard.dcp_load.NotFiniteError: the loss", False),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", False),
         ("torch.AcceleratorError: CUDA error: out of memory", False),
         ("torch.AcceleratorError: CUDA error: device-side assert triggered", False),
@@ -479,7 +472,7 @@ def test_a_training_that_goes_on_after_a_wait_is_not_taken_for_a_hang(tmp_path):
     attempt.folder.beats = lambda launch: beats
 
     def hangs(now):
-        return any(isinstance(event, LaunchHung) for event in attempt.look(now))
+        return attempt.look(now).hung is not None
 
     assert not hangs(1.0)
     folder.hold.mkdir()

@@ -24,8 +24,7 @@ from rmetric.guard.supervisor.launch_processes import Program
 from rmetric.guard.supervisor.summary import summarise
 from rmetric.guard.supervisor.supervise import Intervals, Supervisor, WatchOptions
 from rmetric.guard.supervisor.watch import Timeouts
-from rmetric.telemetry.lines import verdict_line
-from rmetric.telemetry.verdict import GpuVerdict
+from rmetric.telemetry.lines import GpuVerdict, verdict_line
 from tests.monitor.webhook_server import WebhookServer
 
 SMALL = str(Path(__file__).with_name("small_workers.py"))
