@@ -242,17 +242,6 @@ def test_from_4_ranks_to_3_to_2(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_second_failure_during_recovery(tmp_path):
-    run = Guarded(tmp_path, "--steps=12", "--sleep=0.1", "--inject=kill@5:1")
-    run.until(lambda: len(run.of("started")) == 2)
-    os.kill(run.of("started")[1]["pids"][""], signal.SIGKILL)
-    run.end()
-    assert len(run.of("launch")) == 3
-    assert run.failures[1] == "the launcher was killed by SIGKILL"
-    run.losses_are_those_of_an_uninterrupted_run()
-
-
-@pytest.mark.slow
 def test_a_gpu_that_falls_off_the_bus_by_nvidias_own_bindings(tmp_path):
     library = fake_nvml.build(tmp_path)
     history = [(60, 2, "xid", 79)]

@@ -9,47 +9,9 @@ import pytest
 
 from rmetric.cli.main import main
 from rmetric.guard.layout import Layout
-from rmetric.guard.run_folder import Heartbeat, RunFolder
-from rmetric.guard.supervisor import launch_failure
-from rmetric.guard.supervisor.allocation import Allocation
+from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.supervisor.launch_failure import LaunchFailure
 from rmetric.guard.supervisor.summary import summarise, to_markdown
-
-TWO = Allocation(gpus={"": (0, 1)}, layout=Layout(data=2))
-AGENT = """usage: train.py [-h] [--steps STEPS]
-train.py: error: unrecognized arguments: --nope
-E1121 22:02:26.623000 14997 torch/x/api.py:1002] failed (exitcode: 2) local_rank: 0 (pid: 15002)
-Traceback (most recent call last):
-torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
-============================================================
-Root Cause (first observed failure):
-[0]:
-  rank      : 0 (local_rank: 0)
-  exitcode  : 2 (pid: 15002)
-============================================================
-"""
-
-
-def beat(rank, step, time, every=1.0):
-    return Heartbeat(rank=rank, pid=1, node="n", launch="x", step=step, phase="training",
-                     time=time, every=every)  # fmt: skip
-
-
-def test_a_wrong_option_of_the_training_is_the_cause_and_not_the_agents_ruler():
-    failure = launch_failure.explain_exit(
-        2, node="", allocation=TWO, log=AGENT, error_file=None, beats={}
-    )
-    assert failure.words == (
-        "rank 0 failed with exit code 2: train.py: error: unrecognized arguments: --nope"
-    )
-
-
-@pytest.mark.parametrize(("seconds", "blamed"), [(0.06, None), (0.99, None), (1.0, 1), (30.0, 1)])
-def test_a_lag_that_the_pace_of_the_heartbeats_explains_blames_nobody(seconds, blamed):
-    beats = {0: beat(0, 349, 100.0 + seconds), 1: beat(1, 348, 100.0)}
-    failure = launch_failure.explain_hang(beats, 61.0, 60.0, TWO)
-    assert failure.rank == blamed
-    assert ("all ranks are at step 349" in failure.words) == (blamed is None)
 
 
 def test_what_a_training_without_heartbeats_achieved_is_unknown_and_not_nothing():

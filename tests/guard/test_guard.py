@@ -8,12 +8,11 @@ import time
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from rmetric.guard.checkpoints import Checkpoints, FailedSave, SavedCheckpoint
 from rmetric.guard.guard import Guard
-from rmetric.guard.policy import PolicyConfig, Vote
+from rmetric.guard.policy import PolicyConfig
 from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.training_state import ModelState, random_values, set_random_values
 from rmetric.telemetry.lines import GpuVerdict
@@ -383,13 +382,6 @@ def test_advice_comes_from_its_own_saves():
     assert advice.words.startswith("a save costs 0.1 s and 0.1 failures an hour are met")
 
 
-def test_the_clock_of_an_interval_in_seconds():
-    clock, saver = Clock(), Saver()
-    guard = a_guard(saver, clock=clock, policy=PolicyConfig(interval_seconds=60.0))
-    run(guard, range(1, 20), clock=clock, seconds=7.0)
-    assert saver.began == [9, 18]
-
-
 def test_the_end_is_saved_once(tmp_path):
     guard = a_guard(Checkpoints(tmp_path, fingerprint="m"), state=lambda: {"w": torch.ones(2)})
     run(guard, range(1, 4))
@@ -618,20 +610,3 @@ def disagreed(rank, folder):
 def test_ranks_that_saw_a_save_end_otherwise_still_do_the_same(tmp_path):
     for result in on_ranks(disagreed, tmp_path, ranks=2):
         assert result == ("FailedSave", "SavedCheckpoint", [1, 1])
-
-
-def fewer(rank, folder, steps):
-    return training(rank, folder, steps, interval=5, pause=0.03)
-
-
-@pytest.mark.long
-def test_four_ranks_then_two_then_one(tmp_path):
-    for start, steps, ranks in ((0, 7, 4), (5, 12, 2), (10, 16, 1)):
-        for result in on_ranks(fewer, tmp_path, steps, ranks=ranks):
-            assert result["start"] == start
-            assert result["last"] == steps
-
-
-def test_the_vote_is_over_all_ranks():
-    assert max(Vote) is Vote.FINAL
-    assert not dist.is_initialized()

@@ -52,9 +52,9 @@ def verdict(one, gpu, level="fatal", action="drain"):
     return one.gpu_verdict(5.0, gpu=("", gpu), level=level, action=action, words="Xid 79")
 
 
-def fails(one, time, **failure):
+def fails(one, time, words="boom 7", **failure):
     """A launch that fails, and what follows when its processes are ended."""
-    one.launch_exited(time, failure=failed(**failure))
+    one.launch_exited(time, failure=failed(words, **failure))
     return one.processes_ended(time)
 
 
@@ -104,8 +104,7 @@ def test_waits_double_up_to_a_cap_and_are_counted_anew_after_progress():
     for n in range(6):
         step += 10 if n == 4 else 1
         one.step_reached(step=step, resumed=0)
-        one.launch_exited(time, failure=failed())
-        waits.append(one.processes_ended(time)[0].seconds)
+        waits.append(fails(one, time)[0].seconds)
         time += 10.0
         one.timer_fired(time)
     assert waits == [1.0, 2.0, 3.0, 3.0, 0.0, 2.0]
@@ -169,11 +168,9 @@ def test_an_application_error_restarts_with_the_same_gpus():
 def test_the_same_failure_at_once_twice_is_enough():
     one = started()
     lasting = {"code": 1, "rank": 0, "lasting": True}
-    one.launch_exited(1.0, failure=failed("no file data-1.bin", **lasting))
-    one.processes_ended(1.0)
+    fails(one, 1.0, "no file data-1.bin", **lasting)
     one.timer_fired(1e3)
-    one.launch_exited(1001.0, failure=failed("no file data-2.bin", **lasting))
-    (finish,) = one.processes_ended(1001.0)
+    (finish,) = fails(one, 1001.0, "no file data-2.bin", **lasting)
     assert finish == Finish("gave up", "repeated immediate failure: no file data-2.bin", 1)
 
 
@@ -181,8 +178,7 @@ def test_what_can_pass_by_itself_is_tried_up_to_the_limit_with_growing_waits():
     one = started(max_restarts=4, backoff_seconds=1.0)
     waits, time = [], 0.0
     while one.phase != "over":
-        one.launch_exited(time, failure=failed("OSError: stale file handle", code=1))
-        actions = one.processes_ended(time)
+        actions = fails(one, time, "OSError: stale file handle", code=1)
         waits += [action.seconds for action in actions if isinstance(action, WriteJournal)]
         time += 1.0
         one.timer_fired(time + 1e3)
@@ -210,8 +206,7 @@ def test_a_training_that_its_rescue_holds_is_not_restarted():
 
 def test_a_full_disk_comes_first_in_the_reason_to_give_up():
     one = started(max_restarts=0)
-    one.launch_exited(9.0, failure=failed("OSError: [Errno 28] No space left on device"))
-    (finish,) = one.processes_ended(9.0)
+    (finish,) = fails(one, 9.0, "OSError: [Errno 28] No space left on device")
     assert finish.words.startswith("disk full: 0 restarts in a row failed")
 
 
@@ -235,8 +230,7 @@ def test_a_failure_after_a_step_is_not_at_once():
     one = started()
     for time in (1.0, 1001.0, 2001.0):
         one.step_reached(step=1, resumed=0)
-        one.launch_exited(time, failure=failed())
-        assert isinstance(one.processes_ended(time)[-1], SetTimer)
+        assert isinstance(fails(one, time)[-1], SetTimer)
         one.timer_fired(time + 999.0)
 
 
@@ -245,8 +239,7 @@ def test_the_gpu_of_a_rank_that_fails_thrice_in_a_row_is_dropped():
     dropped = []
     for n, gpu in enumerate([2, 1, 2, 2, 2]):
         one.step_reached(step=n + 1, resumed=0)
-        one.launch_exited(float(n), failure=failed(gpu=("", gpu)))
-        dropped += [a for a in one.processes_ended(float(n)) if isinstance(a, DropGpus)]
+        dropped += [a for a in fails(one, float(n), gpu=("", gpu)) if isinstance(a, DropGpus)]
         one.timer_fired(float(n) + 1e6)
     assert [drop.gpus for drop in dropped] == [(("", 2),)]
 
@@ -262,8 +255,7 @@ def test_the_last_gpu_is_not_dropped_on_suspicion():
     one = core(pool={"": (0,)}, suspect_after=1)
     one.supervisor_started()
     one.processes_ended(0.0)
-    one.launch_exited(1.0, failure=failed(gpu=("", 0)))
-    assert kinds(one.processes_ended(1.0)) == [WriteJournal, SetTimer]
+    assert kinds(fails(one, 1.0, gpu=("", 0))) == [WriteJournal, SetTimer]
 
 
 def test_a_node_that_cannot_be_reached_is_dropped():
@@ -312,8 +304,7 @@ def test_one_that_fails_when_it_has_saved_for_a_user_has_done_what_was_asked():
     one = started()
     one.stop_requested()
     one.checkpoint_durable(2.0)
-    one.launch_exited(3.0, failure=failed())
-    assert one.processes_ended(3.0) == [Finish("stopped", "a request asked for a stop", 4)]
+    assert fails(one, 3.0) == [Finish("stopped", "a request asked for a stop", 4)]
 
 
 def test_a_user_may_ask_it_to_stop_while_it_is_ended_or_waits():
@@ -338,8 +329,7 @@ def test_a_rank_whose_gpu_nothing_speaks_against_makes_no_node_suspect():
     one = core(pool={"a": (0, 1), "b": (0, 1)}, suspect_after=1)
     one.supervisor_started()
     one.processes_ended(0.0)
-    one.launch_exited(1.0, failure=failed(rank=0, node="a"))
-    assert kinds(one.processes_ended(1.0)) == [WriteJournal, SetTimer]
+    assert kinds(fails(one, 1.0, rank=0, node="a")) == [WriteJournal, SetTimer]
 
 
 def test_processes_that_stay_end_the_supervisor_rather_than_meet_a_second_launch():
