@@ -168,12 +168,7 @@ class CheckpointDirectory:
         self._lock = threading.Lock()
 
     def make(self, launch: str) -> None:
-        """Create the folder if it is missing.
-
-        Raises:
-            OSError: it is not writable.
-            ValueError: other users can write it.
-        """
+        """Create the folder; OSError if it is not writable, ValueError if it is for others."""
         make_private(self.folder)
         require_trusted(self.folder)
         probe = self.folder / f".writable-{launch}{PART}"
@@ -204,17 +199,13 @@ class CheckpointDirectory:
             self.alarm = alarm
             if alarm is None:
                 return
-            found = [
-                checkpoint
-                for checkpoint in candidates(self.folder)[0]
-                if not self.differs(checkpoint)
-            ]
-            for checkpoint in suspects_of(found, since=alarm.since, step=step):
+            found = [one for one in candidates(self.folder)[0] if not self.differs(one)]
+            for one in suspects_of(found, since=alarm.since, step=step):
                 try:
-                    _mark(checkpoint.path, alarm)
-                    logger.warning("rmetric: checkpoint %s is suspect now", checkpoint.path)
+                    _mark(one.path, alarm)
+                    logger.warning("rmetric: checkpoint %s is suspect now", one.path)
                 except (OSError, ValueError) as error:
-                    logger.error("rmetric: %s cannot be marked suspect: %s", checkpoint.path, error)
+                    logger.error("rmetric: %s cannot be marked suspect: %s", one.path, error)
 
     def commit(
         self, part: Path, step: int, *, suspect: SuspectMark | None = None, **entry: Any
@@ -228,17 +219,17 @@ class CheckpointDirectory:
             FileExistsError: a checkpoint of another model has the name.
             OSError: the folder cannot be written.
         """
+        final = self.folder / f"step-{step}"
         with self._lock:
-            older, final = self._commit(part, step, suspect, entry)
+            older = self._commit(part, final, step, suspect, entry)
         good = read_manifest(final)
         self._tidy(good, older)
         return good
 
     def _commit(
-        self, part: Path, step: int, suspect: SuspectMark | None, entry: dict[str, Any]
-    ) -> tuple[list[CheckpointManifest], Path]:
+        self, part: Path, final: Path, step: int, suspect: SuspectMark | None, entry: dict[str, Any]
+    ) -> list[CheckpointManifest]:
         older, _ = candidates(self.folder)
-        final = self.folder / f"step-{step}"
         for other in older:
             if other.path == final and self.differs(other):
                 raise FileExistsError(f"{final} is of another model: {self.differs(other)}")
@@ -258,7 +249,7 @@ class CheckpointDirectory:
         with contextlib.suppress(OSError):  # only disk space is lost
             remove(old)
         self.damaged.discard(final)
-        return older, final
+        return older
 
     def put_aside(self, part: Path, step: int) -> Path:
         """Keep a non-finite checkpoint for inspection in place of an earlier one; its path."""
@@ -271,16 +262,15 @@ class CheckpointDirectory:
 
     def _tidy(self, newest: CheckpointManifest, older: list[CheckpointManifest]) -> None:
         others = [
-            each
-            for each in older
-            if each.path != newest.path and each.path.exists() and not self.differs(each)
+            one
+            for one in older
+            if one.path != newest.path and one.path.exists() and not self.differs(one)
         ]
-        damaged = [each for each in others if each.path in self.damaged]
-        for each in surplus(
-            [newest, *others], keep=self.keep, keep_suspect=self.keep_suspect, damaged=damaged
-        ):
+        damaged = [one for one in others if one.path in self.damaged]
+        quotas = {"keep": self.keep, "keep_suspect": self.keep_suspect}
+        for one in surplus([newest, *others], damaged=damaged, **quotas):
             with contextlib.suppress(OSError):  # only disk space is lost
-                remove(each.path)
+                remove(one.path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,18 +288,16 @@ def last_checkpoint(folder: Path) -> LastCheckpoint:
     """
     try:
         found, _ = candidates(folder)
-        readable = {each.path for each in found}
-        unreadable = [
+        readable = {one.path for one in found}
+        steps = [
             int(match[1])
             for path in folder.glob(f"*/{MANIFEST_NAME}")
             if (match := FINAL_NAME.fullmatch(path.parent.name)) and path.parent not in readable
         ]
     except OSError:
         return LastCheckpoint()
-    good = found[0].step if found else None
-    return LastCheckpoint(
-        good=good, there=max([*unreadable, *([] if good is None else [good])], default=None)
-    )
+    good = [one.step for one in found[:1]]
+    return LastCheckpoint(good=next(iter(good), None), there=max(steps + good, default=None))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,9 +342,8 @@ SaveOutcome = SavedCheckpoint | FailedSave
 class Saver(Protocol):
     """Saves one checkpoint at a time, on all ranks together; see `Checkpoints` for the methods.
 
-    Attributes:
-        saves_later: `begin` only schedules the save, which runs after the step hook returns;
-            the guard must not wait for it inside the hook.
+    `saves_later`: `begin` only schedules the save, which runs after the step hook returns; the
+    guard must not wait for it inside the hook.
     """
 
     # Optional: set_alarm(since: int | None, reason: str, step: int), see `Checkpoints`.

@@ -47,8 +47,9 @@ _CODES = {opcode.name: opcode.code.encode("latin-1")[0] for opcode in pickletool
 
 
 class _Record:
-    """One object of the index as it was pickled; nothing in it is checked."""
+    """One object of the index as it was pickled, or a call, not made; nothing in it is checked."""
 
+    arguments: tuple[Any, ...] = ()
     state: Any = None
 
     def __init__(self, *arguments: Any) -> None:
@@ -58,35 +59,26 @@ class _Record:
         self.state = state
 
 
-class _Call(_Record):
-    """Call of a function or class with arguments, not made."""
-
-
 _KEYS = (str, _Record)
 
 
 def _names() -> dict[tuple[str, str], type[_Record]]:
     """Names that an index may hold, each as a new class of records."""
-    objects = [(_METADATA, name) for name in (
-        "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties", "TensorStorageMetadata",
-        "BytesStorageMetadata", "ChunkStorageMetadata",
-    )]  # fmt: skip
-    objects.append(("torch.distributed.checkpoint.filesystem", "_StorageInfo"))
-    calls = [
-        (_METADATA, "_MEM_FORMAT_ENCODING"),
-        ("torch.serialization", "_get_layout"),
-        ("torch", "Size"),
-        *(("pathlib", name) for name in ("Path", "PosixPath", "WindowsPath")),
-        *(("pathlib._local", name) for name in ("Path", "PosixPath", "WindowsPath")),
-    ]
-    made: dict[tuple[str, str], type[_Record]] = {
-        name: type(name[1], (_Record,), {}) for name in objects
-    }
-    return made | {name: type(name[1], (_Call,), {}) for name in calls}
+    paths = ("Path", "PosixPath", "WindowsPath")
+    names = {
+        _METADATA: (
+            "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties", "TensorStorageMetadata",
+            "BytesStorageMetadata", "ChunkStorageMetadata", "_MEM_FORMAT_ENCODING",
+        ),
+        "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+        "torch.serialization": ("_get_layout",), "torch": ("Size",),
+        "pathlib": paths, "pathlib._local": paths,
+    }  # fmt: skip
+    return {(m, name): type(name, (_Record,), {}) for m, of in names.items() for name in of}
 
 
 class _Reader(_Machine):  # type: ignore[misc]
-    """Pickle machine with the operations above; calls are recorded and not made.
+    """Pickle machine with the operations above, in which nothing but records can be called.
 
     The one written in Python: its memo takes no more memory than the file.
     """
@@ -109,20 +101,6 @@ class _Reader(_Machine):  # type: ignore[misc]
             return dtype
         raise ValueError(f"it names {module}.{name}, which no index holds")
 
-    def load_reduce(self) -> None:
-        arguments = self.stack.pop()
-        self.stack[-1] = self._made(self.stack[-1], arguments, _Call)
-
-    def load_newobj(self) -> None:
-        arguments = self.stack.pop()
-        self.stack[-1] = self._made(self.stack[-1], arguments, _Record)
-
-    def load_build(self) -> None:
-        state = self.stack.pop()
-        if not isinstance(self.stack[-1], _Record):
-            raise ValueError(f"it sets the state of {shown(self.stack[-1])}")
-        self.stack[-1].__setstate__(state)
-
     def load_setitem(self) -> None:
         value = self.stack.pop()
         key = self.stack.pop()
@@ -138,16 +116,6 @@ class _Reader(_Machine):  # type: ignore[misc]
     def _set(self, items: dict[Any, Any]) -> None:
         _of(dict, self.stack[-1]).update(items)
 
-    def _made(self, kind: Any, arguments: Any, base: type[_Record]) -> _Record:
-        known = isinstance(kind, type) and issubclass(kind, base)
-        if not known or not isinstance(arguments, tuple):
-            raise ValueError(f"it calls {shown(kind)} with {shown(arguments)}")
-        found: _Record = kind(*arguments)
-        return found
-
-    dispatch[_CODES["REDUCE"]] = load_reduce
-    dispatch[_CODES["NEWOBJ"]] = load_newobj
-    dispatch[_CODES["BUILD"]] = load_build
     dispatch[_CODES["SETITEM"]] = load_setitem
     dispatch[_CODES["SETITEMS"]] = load_setitems
 
@@ -214,7 +182,11 @@ def _mapping(found: Any, key: Callable[[Any], Any], value: Callable[[Any], Any])
 
 
 def _size(found: Any) -> torch.Size:
-    if type(found).__name__ != "Size" or not isinstance(found, _Call) or len(found.arguments) != 1:
+    if (
+        type(found).__name__ != "Size"
+        or not isinstance(found, _Record)
+        or len(found.arguments) != 1
+    ):
         _fail(found, "a torch.Size")
     return torch.Size([_count(number) for number in _of(tuple, found.arguments[0])])
 

@@ -1,8 +1,11 @@
-"""Retention of checkpoints: which are suspect, and which are surplus. Pure: no clock, no files.
+"""Retention of checkpoints: which are suspect, and which are surplus. No torch here.
 
 An alarm makes suspect what was saved from its onset on. A suspect checkpoint never takes the
 place of a clean one: each kind has a quota of its own. The last clean one before a suspect stays
 as long as the suspect does, so that an alarm which ends too early costs nothing.
+
+The rule also holds for the Hugging Face Trainer's checkpoints, where a suspect one has a file
+`rmetric_suspect.json` with ``since`` and ``reason``.
 """
 
 from __future__ import annotations
@@ -23,11 +26,9 @@ from rmetric.guard.run_folder import decode_file
 
 @dataclass(frozen=True, kw_only=True)
 class SuspectMark:
-    """Mark of a checkpoint that was saved during an alarm.
+    """Mark of a checkpoint that was saved during an alarm, of which `reason` is the text.
 
-    Attributes:
-        since: first step whose state is suspect, the onset of the alarm.
-        reason: text of the alarm.
+    `since`: first step whose state is suspect, the onset of the alarm.
     """
 
     since: int
@@ -48,7 +49,6 @@ class Kept(Protocol):
 
     @property
     def step(self) -> int: ...
-
     @property
     def suspect(self) -> SuspectMark | None: ...
 
@@ -75,16 +75,13 @@ def surplus(
         keep_suspect: quota of suspect ones, at least 1.
         damaged: those among them that were found damaged.
     """
-    kept = set(list(range(len(newest_first)))[:1])
+    kept = {0}
     places = [n for n, checkpoint in enumerate(newest_first) if checkpoint not in damaged]
     places += [n for n, checkpoint in enumerate(newest_first) if checkpoint in damaged]
     for quota, wanted in ((keep, False), (keep_suspect, True)):
         kept.update([n for n in places if (newest_first[n].suspect is not None) is wanted][:quota])
-    suspects = [n for n in kept if newest_first[n].suspect is not None]
-    older = (
-        n for n in places if newest_first[n].suspect is None and suspects and n > max(suspects)
-    )
-    kept.update(list(older)[:1])
+    oldest = max((n for n in kept if newest_first[n].suspect), default=len(newest_first))
+    kept.update([n for n in places if newest_first[n].suspect is None and n > oldest][:1])
     return [checkpoint for n, checkpoint in enumerate(newest_first) if n not in kept]
 
 
@@ -167,11 +164,8 @@ def mark_since(folder: Path, suspect: SuspectMark, step: int) -> None:
 def rotate(folder: Path, limit: int | None, best: str | None) -> None:
     """Delete surplus checkpoints; the Trainer's best one stays.
 
-    Args:
-        folder: output folder.
-        limit: the Trainer's `save_total_limit`, here the quota of clean checkpoints; None or
-            0 deletes none.
-        best: path of the best checkpoint, if there is one.
+    `limit` is the Trainer's `save_total_limit`, here the quota of clean ones; None or 0 deletes
+    none.
     """
     if limit is None or limit <= 0:
         return
@@ -186,12 +180,7 @@ def rotate(folder: Path, limit: int | None, best: str | None) -> None:
 
 
 def newest_first(folder: Path, *, trusted_only: bool = False) -> list[Path]:
-    """Checkpoints, the one written last first; a suspect first one is logged.
-
-    Args:
-        folder: output folder of the Trainer.
-        trusted_only: leave out suspect checkpoints.
-    """
+    """Checkpoints of the Trainer, the one written last first; a suspect first one is logged."""
     found = checkpoints_in(folder)
     clean = [checkpoint for checkpoint in found if checkpoint.suspect is None]
     chosen = clean if trusted_only else found

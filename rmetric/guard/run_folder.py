@@ -97,10 +97,13 @@ def converted(entry: Any, kind: type[T]) -> T:
 
 @dataclass(frozen=True, kw_only=True)
 class FileRequest:
-    """Checkpoint request in the run folder; fields as in `rmetric.guard.policy.Request`.
+    """Checkpoint request in the run folder.
 
     Attributes:
         number: running number from 1 over the life of the folder.
+        source: one of `rmetric.guard.policy.SOURCES`.
+        reason: human-readable reason.
+        fatal: skips the filter on the gap since the last checkpoint.
         stop: training ends when the checkpoint is durable.
         since: onset of the alarm, a step; None without one. Checkpoints from there on are
             marked suspect; see `Guard.request`.
@@ -192,24 +195,10 @@ class RunFolder:
         stop: bool = False,
         since: int | None = None,
     ) -> int:
-        """Write a checkpoint request.
+        """Write a checkpoint request, with the fields of `FileRequest`; returns its number.
 
-        A request replaces a pending one and keeps its fatal and stop flags and the earlier
-        onset of the two.
-
-        Args:
-            source: one of `rmetric.guard.policy.SOURCES`.
-            reason: human-readable reason.
-            fatal: skip the filter on the gap since the last checkpoint.
-            stop: end training when the checkpoint is durable.
-            since: onset of an alarm, a step from 0; see `Guard.request`.
-
-        Returns:
-            Number of the request.
-
-        Raises:
-            ValueError: unknown source, or `since` is no step.
-            OSError: the folder cannot be written.
+        It replaces a pending one and keeps its fatal and stop flags and the earlier onset of the
+        two. Raises ValueError for an unknown source, or where `since` is no step.
         """
         check_source(source)
         check_since(since)
@@ -224,10 +213,8 @@ class RunFolder:
                 onsets = [onset for onset in (since, last.since) if type(onset) is int]
                 since = min(onsets, default=None)
                 reason = last.reason if reason in last.reason else f"{reason}; {last.reason}"[:500]
-            asked = FileRequest(
-                number=number, source=source, reason=reason, fatal=fatal, stop=stop, since=since
-            )
-            entry = asdict(asked)
+            entry = {"number": number, "source": source, "reason": reason, "fatal": fatal,
+                     "stop": stop, "since": since}  # fmt: skip
             if since is None:  # earlier versions know no such field
                 del entry["since"]
             _replace(self.request_file, entry)
@@ -309,18 +296,9 @@ class RunFolder:
         every: float = 0.0,
         problem: str = "",
     ) -> None:
-        """Write the heartbeat of this process; each rank calls it, about once a second.
+        """Write the `Heartbeat` of this process; each rank calls it, about once a second.
 
-        Args:
-            rank: rank of this process.
-            step: last completed step.
-            phase: one of `PHASES`.
-            every: least time between heartbeats while training, seconds; 0 for each step.
-            problem: reason why the last save failed; empty if it did not.
-
-        Raises:
-            ValueError: unknown phase.
-            OSError: the folder cannot be written.
+        Raises ValueError for an unknown phase.
         """
         require("phase", phase, phase in PHASES, f"of {', '.join(PHASES)}")
         if phase == "starting":

@@ -14,7 +14,7 @@ from rmetric.guard.planner.cluster import Placement, in_words
 from rmetric.guard.planner.memory import memory_in_words, split_layers
 from rmetric.guard.planner.model_shape import ModelShape
 from rmetric.guard.planner.rules import Problem
-from rmetric.guard.planner.search import LayoutPlan, Option, idle_hints, nearest_batch
+from rmetric.guard.planner.search import LayoutPlan, Option, batch_change, idle_hints, nearest_batch
 from rmetric.guard.planner.settings import AT_WORK
 from rmetric.guard.planner.throughput import PARTS
 
@@ -39,11 +39,10 @@ def _nearest(problem: Problem, best: Option | None) -> dict[str, Any] | None:
     """Nearest batch for nearly all GPUs, where the plan leaves more of them idle."""
     if best is None or best.layout.num_gpus >= AT_WORK * problem.cluster.num_gpus:
         return None
-    near = nearest_batch(problem, best)
-    if near is None:
+    if (near := nearest_batch(problem, best)) is None:
         return None
-    layout = near.option.layout.as_json()
-    return {"layout": layout, "change": near.change, "speedup": near.speedup}
+    change, speedup = batch_change(problem, near), near.gain(best)
+    return {"layout": near.layout.as_json(), "change": change, "speedup": speedup}
 
 
 def _settings(problem: Problem, best: Option) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import lcm
 from typing import Any, NamedTuple
 
@@ -34,14 +35,79 @@ from rmetric.guard.planner.settings import (
 )
 from rmetric.guard.planner.throughput import PARTS, StepTime, estimate, step_flops
 
+#: Rules that can be lifted one at a time; what is left of one is never a layout to use.
+LIFTED = ("tensor", "pipeline", "node", "batch")
+#: What may be asked of the planner instead, where there is something.
+INSTEAD = {"pipeline": "; uneven stages may be allowed", "batch": "; the batch may be let change"}
 
-class SearchResult(NamedTuple):
-    """A feasible layout with its memory and step time."""
 
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One feasible layout.
+
+    Attributes:
+        problem: question that it answers.
+        layout: see `Layout`.
+        recompute: its activations are computed again.
+        memory: of the fullest GPU.
+        step: how long a step takes.
+        remarks: in sentences: what changes, and what to know.
+    """
+
+    problem: Problem
     layout: Layout
     recompute: bool
     memory: MemoryEstimate
     step: StepTime
+    remarks: tuple[str, ...] = ()
+
+    @cached_property
+    def placement(self) -> Placement:
+        """Which rank sits where, and what is idle."""
+        return place(self.problem.cluster, self.layout)
+
+    def gain(self, before: Option) -> float:
+        """Share by which its tokens a second are above those of another."""
+        return self.step.tokens_per_second / before.step.tokens_per_second - 1
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "layout": self.layout.as_json(),
+            "recompute": self.recompute,
+            "memory_bytes": {**self.memory._asdict(), "total": self.memory.total},
+            "step_seconds": self.step._asdict(),
+            "ranks": [list(each) for each in self.placement.ranks],
+            "idle": [list(each) for each in self.placement.idle],
+            "remarks": list(self.remarks),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutPlan:
+    """Result of `plan`.
+
+    Attributes:
+        problem: question that it answers.
+        best: None if nothing fits.
+        alternatives: the next best, each of another TP, PP, CP or EP.
+        why: why `best` is the best, or the binding constraint if nothing fits.
+        would_help: if nothing fits: what would make something fit.
+    """
+
+    problem: Problem
+    best: Option | None
+    alternatives: tuple[Option, ...] = ()
+    why: str
+    would_help: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "engine": self.problem.engine.name,
+            "best": self.best.as_json() if self.best else None,
+            "alternatives": [each.as_json() for each in self.alternatives],
+            "why": self.why,
+            "would_help": list(self.would_help),
+        }
 
 
 class Split(NamedTuple):
@@ -55,12 +121,12 @@ class Split(NamedTuple):
     data: int
 
 
-def search(problem: Problem, *, keep: int, margin: float) -> list[SearchResult]:
+def search(problem: Problem, *, keep: int, margin: float) -> list[Option]:
     """The fastest layout of each TP, PP, CP and EP; unordered.
 
     The `keep` fastest and all within `margin` (a share) of the fastest are among them.
     """
-    best: dict[tuple[int, ...], SearchResult] = {}
+    best: dict[tuple[int, ...], Option] = {}
     for split in sorted(splits(problem), reverse=True):
         least = _cutoff(best, keep, margin)
         if split.bound < least:
@@ -77,7 +143,7 @@ def search(problem: Problem, *, keep: int, margin: float) -> list[SearchResult]:
     return list(best.values())
 
 
-def nearest(problem: Problem, least: float) -> SearchResult | None:
+def nearest(problem: Problem, least: float) -> Option | None:
     """The fastest layout of the nearest batch that makes more than `least` tokens a second."""
     asked = problem.batch.samples
     candidates = [
@@ -86,7 +152,7 @@ def nearest(problem: Problem, least: float) -> SearchResult | None:
         if split.bound > least
         for layout in layouts(problem, split)
     ]
-    best: SearchResult | None = None
+    best: Option | None = None
     best_change = 0
     for change, layout in sorted(candidates, key=lambda candidate: candidate[0]):
         if best is not None and change > best_change:
@@ -99,7 +165,7 @@ def nearest(problem: Problem, least: float) -> SearchResult | None:
     return best
 
 
-def order(found: SearchResult) -> tuple[float | int, ...]:
+def order(found: Option) -> tuple[float | int, ...]:
     """Sort key of layouts: faster first, then fewer GPUs and simpler."""
     sizes = found.layout
     return (
@@ -190,7 +256,7 @@ def _may_fit(
     return needed <= problem.cluster.usable_memory
 
 
-def _of_split(problem: Problem, split: Split, least: float = 0.0) -> Iterator[SearchResult]:
+def _of_split(problem: Problem, split: Split, least: float = 0.0) -> Iterator[Option]:
     """Feasible layouts of a split; some with less than `least` tokens per second are omitted."""
     for layout in layouts(problem, split):
         found = _judged(problem, layout)
@@ -204,7 +270,7 @@ def _of_split(problem: Problem, split: Split, least: float = 0.0) -> Iterator[Se
             yield from _with_replicas(problem, layout)
 
 
-def _with_replicas(problem: Problem, layout: Layout) -> Iterator[SearchResult]:
+def _with_replicas(problem: Problem, layout: Layout) -> Iterator[Option]:
     for replicas in range(2, layout.data + 1):
         if layout.data % replicas == 0:
             several = replace(layout, replicas=replicas)
@@ -214,7 +280,7 @@ def _with_replicas(problem: Problem, layout: Layout) -> Iterator[SearchResult]:
                     yield found
 
 
-def _judged(problem: Problem, layout: Layout) -> SearchResult | None:
+def _judged(problem: Problem, layout: Layout) -> Option | None:
     """Costs of a layout, if it fits; recomputation is used only where needed."""
     for recompute in problem.recompute:
         needed = needed_memory(problem, layout, recompute)
@@ -228,11 +294,13 @@ def _judged(problem: Problem, layout: Layout) -> SearchResult | None:
                 recompute=recompute,
                 shard_optimiser=problem.options.shard_optimiser,
             )
-            return SearchResult(layout, recompute, needed, step)
+            return Option(
+                problem=problem, layout=layout, recompute=recompute, memory=needed, step=step
+            )
     return None
 
 
-def _cutoff(best: dict[tuple[int, ...], SearchResult], keep: int, margin: float) -> float:
+def _cutoff(best: dict[tuple[int, ...], Option], keep: int, margin: float) -> float:
     if len(best) < keep:
         return 0.0
     rates = sorted((each.step.tokens_per_second for each in best.values()), reverse=True)
@@ -272,7 +340,7 @@ def _bound(problem: Problem, tensor: int, pipeline: int, context: int, data: int
     return (1 + 1e-9) * pipeline * at_once * context / seconds * most / (most + pipeline - 1)
 
 
-def fits(problem: Problem) -> SearchResult | None:
+def fits(problem: Problem) -> Option | None:
     """Some layout that works, or None."""
     found = (each for split in splits(problem) for each in _of_split(problem, split))
     return next(found, None)
@@ -289,72 +357,6 @@ def smallest(problem: Problem) -> tuple[Layout, bool, MemoryEstimate] | None:
     return min(
         each, key=lambda candidate: (candidate[2].total, candidate[0].num_gpus), default=None
     )
-
-
-#: Rules that can be lifted one at a time; what is left of one is never a layout to use.
-LIFTED = ("tensor", "pipeline", "node", "batch")
-#: What may be asked of the planner instead, where there is something.
-INSTEAD = {"pipeline": "; uneven stages may be allowed", "batch": "; the batch may be let change"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Option:
-    """One feasible layout.
-
-    Attributes:
-        layout: see `Layout`.
-        recompute: its activations are computed again.
-        memory: of the fullest GPU.
-        step: how long a step takes.
-        placement: which rank sits where, and what is idle.
-        remarks: in sentences: what changes, and what to know.
-    """
-
-    layout: Layout
-    recompute: bool
-    memory: MemoryEstimate
-    step: StepTime
-    placement: Placement
-    remarks: tuple[str, ...] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "layout": self.layout.as_json(),
-            "recompute": self.recompute,
-            "memory_bytes": {**self.memory._asdict(), "total": self.memory.total},
-            "step_seconds": self.step._asdict(),
-            "ranks": [list(each) for each in self.placement.ranks],
-            "idle": [list(each) for each in self.placement.idle],
-            "remarks": list(self.remarks),
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayoutPlan:
-    """Result of `plan`.
-
-    Attributes:
-        problem: question that it answers.
-        best: None if nothing fits.
-        alternatives: the next best, each of another TP, PP, CP or EP.
-        why: why `best` is the best, or the binding constraint if nothing fits.
-        would_help: if nothing fits: what would make something fit.
-    """
-
-    problem: Problem
-    best: Option | None
-    alternatives: tuple[Option, ...] = ()
-    why: str
-    would_help: tuple[str, ...] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "engine": self.problem.engine.name,
-            "best": self.best.as_json() if self.best else None,
-            "alternatives": [each.as_json() for each in self.alternatives],
-            "why": self.why,
-            "would_help": list(self.would_help),
-        }
 
 
 def plan(
@@ -413,8 +415,8 @@ def answer(problem: Problem, current: Layout | None = None) -> LayoutPlan:
     others = [each for each in found if each is not best][: options.alternatives]
     return LayoutPlan(
         problem=problem,
-        best=_option(best, problem, current),
-        alternatives=tuple(_option(each, problem, current) for each in others),
+        best=_with_remarks(best, current),
+        alternatives=tuple(_with_remarks(each, current) for each in others),
         why=why,
     )
 
@@ -442,8 +444,8 @@ def check(
 
 
 def _choose(
-    found: Sequence[SearchResult], current: Layout | None, problem: Problem
-) -> tuple[SearchResult, str]:
+    found: Sequence[Option], current: Layout | None, problem: Problem
+) -> tuple[Option, str]:
     fastest, margin = found[0], problem.options.margin
     enough = (1 - margin) * fastest.step.tokens_per_second
     near = [each for each in found if each.step.tokens_per_second >= enough]
@@ -452,7 +454,7 @@ def _choose(
         short = problem.model.sequence <= SHORT_SEQUENCE
         if fastest.layout.context == 1 or not whole or not short:
             return fastest, "the highest estimated throughput of all layouts that fit"
-        slower = _gain(fastest.step, whole[0].step)
+        slower = fastest.gain(whole[0])
         return whole[0], (
             f"no layout that leaves sequences whole is faster; with CP{fastest.layout.context} it "
             f"would be {slower:.1%} faster, less than the margin of {margin:.0%} of the estimate"
@@ -462,10 +464,9 @@ def _choose(
     what = f"changes {', '.join(changed)}" if changed else "keeps TP, PP, CP and EP"
     if best is fastest:
         return best, f"the highest estimated throughput; it {what}"
-    slower = 100 * (1 - best.step.tokens_per_second / fastest.step.tokens_per_second)
     return best, (
-        f"{slower:.1f} % slower than the fastest, within the margin of {100 * margin:g} %, and it "
-        f"{what}"
+        f"{-100 * best.gain(fastest):.1f} % slower than the fastest, within the margin of "
+        f"{100 * margin:g} %, and it {what}"
     )
 
 
@@ -476,15 +477,12 @@ def _changes(current: Layout, layout: Layout) -> list[str]:
     ]
 
 
-def _option(found: SearchResult, problem: Problem, current: Layout | None) -> Option:
-    placement = place(problem.cluster, found.layout)
-    remarks = tuple(_remarks(found, placement, problem, current))
-    return Option(**found._asdict(), placement=placement, remarks=remarks)
+def _with_remarks(found: Option, current: Layout | None = None) -> Option:
+    return replace(found, remarks=tuple(_remarks(found, current)))
 
 
-def _remarks(
-    found: SearchResult, placement: Placement, problem: Problem, current: Layout | None
-) -> list[str]:
+def _remarks(found: Option, current: Layout | None) -> list[str]:
+    problem, placement = found.problem, found.placement
     layout, batch, remarks = found.layout, problem.batch, []
     if layout.global_batch != batch.samples:
         remarks.append(batch_remark(layout.global_batch, batch.samples))
@@ -531,56 +529,28 @@ def _why_idle(layout: Layout, problem: Problem) -> str:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class NearestBatch:
-    """Batch nearest to the one asked for that lets (nearly) all GPUs work.
+def nearest_batch(problem: Problem, best: Option) -> Option | None:
+    """Fastest layout of the nearest batch, within `LARGEST_CHANGE`, for which nearly all GPUs work.
 
-    Attributes:
-        option: fastest layout of that batch that uses these GPUs.
-        change: share by which the batch changes, negative for fewer samples.
-        speedup: share by which its tokens a second are above those of the plan.
-    """
-
-    option: Option
-    change: float
-    speedup: float
-
-
-def nearest_batch(problem: Problem, best: Option) -> NearestBatch | None:
-    """Nearest batch, within `LARGEST_CHANGE`, for which nearly all GPUs work and are faster.
-
-    Args:
-        problem: the question that `best` answers.
-        best: plan for the batch as it is.
-
-    Returns:
-        The batch, or None if there is no such batch.
+    `best` is the plan for the batch as it is; None if no such batch makes it faster.
     """
     freer = problem.freer(
         batch={"keep": False, "largest_change": LARGEST_CHANGE}, least_gpus=_nearly_all(problem)
     )
-    rate = best.step.tokens_per_second
-    found = nearest(freer, rate)
-    if found is None:
-        return None
-    return NearestBatch(
-        option=_option(found, freer, None),
-        change=found.layout.global_batch / problem.batch.samples - 1,
-        speedup=found.step.tokens_per_second / rate - 1,
-    )
+    return nearest(freer, best.step.tokens_per_second)
+
+
+def batch_change(problem: Problem, near: Option) -> float:
+    """Share by which a layout changes the batch, negative for fewer samples."""
+    return near.layout.global_batch / problem.batch.samples - 1
 
 
 def idle_hints(problem: Problem, best: Option) -> list[str]:
-    """Options that would let idle GPUs work.
+    """Options of the command line that would let idle GPUs work, one sentence each.
 
-    Args:
-        problem: the question that `best` answers.
-        best: the plan, or one of its alternatives.
-
-    Returns:
-        One sentence for each option of the command line, with the layout, the GPUs it uses and
-        its speed-up. Where at least 5 % of the GPUs are idle, the first names the nearest batch
-        that would let the others work, or the loss of speed if there is none.
+    It has the layout, the GPUs that it uses and its speed-up over `best`, the plan or one of its
+    alternatives. Where at least 5 % of the GPUs are idle, the first names the nearest batch that
+    would let the others work, or the loss of speed if there is none.
     """
     if best.layout.num_gpus == problem.cluster.num_gpus:
         return []
@@ -594,12 +564,12 @@ def idle_hints(problem: Problem, best: Option) -> list[str]:
     found, named = [], best.layout
     if best.layout.num_gpus < _nearly_all(problem):
         near = nearest_batch(problem, best)
-        found.append(_without_gain(problem, best) if near is None else _named(problem, near))
-        named = near.option.layout if near else named
+        found.append(_named(problem, best, near) if near else _without_gain(problem, best))
+        named = near.layout if near else named
     for flag, freed in freer.items():
         other = answer(freed).best
         assert other is not None  # it may do all that the first plan might
-        gain = _gain(other.step, best.step)
+        gain = other.gain(best)
         if gain >= WORTH_SAYING and other.layout != named:
             found.append(f"{flag}: {_of_gpus(other.layout, problem)}, {gain:+.1%}")
     return found
@@ -610,22 +580,18 @@ def _nearly_all(problem: Problem) -> int:
     return math.ceil(AT_WORK * problem.cluster.num_gpus)
 
 
-def _gain(step: StepTime, before: StepTime) -> float:
-    return step.tokens_per_second / before.tokens_per_second - 1
-
-
 def _of_gpus(layout: Layout, problem: Problem) -> str:
     return f"{layout}, {layout.num_gpus:,} of {problem.cluster.num_gpus:,} GPUs"
 
 
-def _named(problem: Problem, near: NearestBatch) -> str:
-    layout = near.option.layout
-    what = f"the nearest batch for at least {AT_WORK:.0%} of the GPUs is {layout.global_batch}"
-    if layout.global_batch == problem.batch.samples:
+def _named(problem: Problem, best: Option, near: Option) -> str:
+    batch = near.layout.global_batch
+    what = f"the nearest batch for at least {AT_WORK:.0%} of the GPUs is {batch}"
+    if batch == problem.batch.samples:
         what = f"the batch as it is with at least {AT_WORK:.0%} of the GPUs"
     else:
-        what = f"--allow-batch-change: {what} ({near.change:+.1%})"
-    return f"{what}: {_of_gpus(layout, problem)}, {near.speedup:+.1%}"
+        what = f"--allow-batch-change: {what} ({batch_change(problem, near):+.1%})"
+    return f"{what}: {_of_gpus(near.layout, problem)}, {near.gain(best):+.1%}"
 
 
 def _without_gain(problem: Problem, best: Option) -> str:
@@ -636,20 +602,17 @@ def _without_gain(problem: Problem, best: Option) -> str:
     if not found:
         return f"none: no layout fits {what}"
     other = min(found, key=order)
-    loss = _gain(other.step, best.step)
 
-    def of_a_gpu(step: StepTime, layout: Layout, part: str) -> float:
-        return float(getattr(step, part)) * layout.num_gpus / layout.global_batch
+    def of_a_gpu(option: Option, part: str) -> float:
+        layout = option.layout
+        return float(getattr(option.step, part)) * layout.num_gpus / layout.global_batch
 
-    grown = {
-        name: of_a_gpu(other.step, other.layout, name) - of_a_gpu(best.step, best.layout, name)
-        for name in PARTS
-    }
+    grown = {name: of_a_gpu(other, name) - of_a_gpu(best, name) for name in PARTS}
     most = max(grown, key=lambda name: grown[name])
     again = " (activations computed again)" * (other.recompute and not best.recompute)
     return (
-        f"none: the fastest with {what} is {_of_gpus(other.layout, problem)}, {loss:+.1%}: more "
-        f"GPU time a sample goes to {PARTS[most]}{again}"
+        f"none: the fastest with {what} is {_of_gpus(other.layout, problem)}, "
+        f"{other.gain(best):+.1%}: more GPU time a sample goes to {PARTS[most]}{again}"
     )
 
 

@@ -7,7 +7,7 @@ import fcntl
 import os
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -161,11 +161,6 @@ def journal_state(lines: Iterable[Line]) -> JournalState:
     return state
 
 
-Node = str
-Indices = tuple[Count, ...]
-GpuField = tuple[Node, Count]
-
-
 def gpu_name(gpu: Sequence[Any]) -> str:
     """Name of a GPU given as node and index.
 
@@ -187,101 +182,40 @@ def launch_log(launch: int) -> str:
 
 
 class JournalLine(msgspec.Struct, kw_only=True):
-    """A line of the journal, and the base of those whose fields are checked."""
+    """A line of the journal: the types of the fields that are read again; others are ignored."""
 
     event: str
     time: Time
     words: str = ""
-
-    def text(self, unit: str) -> str:
-        """Text for the terminal; empty for a minor event. `unit`: as for `console_line`."""
-        template = _TEXTS.get(self.event, "{0.event}: {0.words}" if self.words else "{0.event}")
-        return template.format(self)
-
-
-class _Supervisor(JournalLine, kw_only=True):
-    token: str
-    gpus: dict[Node, Indices]
-    command: list[str]
-
-    def text(self, unit: str) -> str:
-        on = f" on {_pool_name(self.gpus, unit)}" if unit == "GPU" else ""
-        return f"supervises `{shlex.join(self.command)}`{on}"
-
-
-class _Launch(JournalLine, kw_only=True):
-    launch: Count
-    gpus: dict[Node, Indices]
-
-    def text(self, unit: str) -> str:
-        return f"launch {self.launch}: {self.words}, {_pool_name(self.gpus, unit)}"
-
-
-class _Started(JournalLine, kw_only=True):
-    launch: Count
-    pids: dict[Node, Count]
-
-
-class _Progress(JournalLine, kw_only=True):
-    launch: Count
-    step: Count
-    at: Time
-
-
-class _Resumed(_Progress, kw_only=True):
+    token: str | None = None
+    command: list[str] | None = None
+    #: By node; of `dropped` a list.
+    gpus: dict[str, tuple[Count, ...]] | list[tuple[str, Count]] | None = None
+    pids: dict[str, Count] | None = None
+    launch: Count | None = None
+    step: Count | None = None
+    at: Time | None = None
     passed_over: Count | None = None
-
-    def text(self, unit: str) -> str:
-        over = self.passed_over
-        passed = "" if over is None else f"; the checkpoint of step {over} was skipped"
-        return f"launch {self.launch} resumed training at step {self.step}{passed}"
-
-
-class _Request(JournalLine, kw_only=True):
-    number: Count
-    source: str
+    number: Count | None = None
+    source: str | None = None
+    reason: str | None = None
     stop: bool = False
-
-    def text(self, unit: str) -> str:
-        who = _SOURCE_NAMES.get(self.source, self.source)
-        return f"{who} {self.asked}: {self.words}"
+    action: str | None = None
+    kind: str = ""
+    gpu: tuple[str, Count] | None = None
+    last_sign: Time | None = None
+    checkpoint: Count | None = None
+    found: Count | None = None
+    killed: Count | None = None
+    left: Count | None = None
+    unreachable: list[str] | None = None
+    seconds: Time | None = None
+    outcome: str | None = None
 
     @property
     def asked(self) -> str:
         stop = " and a stop" if self.stop else ""
         return f"requested a checkpoint{stop} (request {self.number})"
-
-
-class _Asked(_Request, kw_only=True):
-    reason: str
-
-    def text(self, unit: str) -> str:
-        return f"{self.asked}: {self.reason}"
-
-
-class _Answered(JournalLine, kw_only=True):
-    number: Count
-    step: Count | None = None
-
-    def text(self, unit: str) -> str:
-        by = "" if self.step is None else f" by the checkpoint of step {self.step}"
-        return f"request {self.number} answered{by}"
-
-
-class _Verdict(JournalLine, kw_only=True):
-    action: str
-
-    def text(self, unit: str) -> str:
-        if self.action == "none":
-            return self.words
-        return f"{self.words} (advised: {self.action.replace('_', ' ')})"
-
-
-class _End(JournalLine, kw_only=True):
-    """The end of a launch or of all."""
-
-    checkpoint: Count | None = None
-    step: Count | None = None
 
     @property
     def saved(self) -> str:
@@ -293,95 +227,90 @@ class _End(JournalLine, kw_only=True):
         return words
 
 
-class _Failure(_End, kw_only=True):
-    kind: str = ""
-    launch: Count | None = None
-    gpu: GpuField | None = None
-    last_sign: Time | None = None
-
-    def text(self, unit: str) -> str:
-        where = f" (on {gpu_name(self.gpu)})" if self.gpu and self.kind != "gpu" else ""
-        see = f"; see {launch_log(self.launch)}" if self.launch else ""
-        return f"FAILED: {self.words}{where}{self.saved}{see}"
-
-
-class _Over(_End, kw_only=True):
-    outcome: str
-
-    def text(self, unit: str) -> str:
-        return f"{self.outcome}: {self.words}{self.saved}"
-
-
-class _Ended(JournalLine, kw_only=True):
-    found: Count
-    killed: Count
-    left: Count
-    unreachable: list[str]
-
-    def text(self, unit: str) -> str:
-        if not (self.found or self.left or self.unreachable):
-            return ""
-        killed = f", {self.killed} of them had to be killed" if self.killed else ""
-        left = f", {self.left} CANNOT BE ENDED" if self.left else ""
-        lost = f"; not reached: {', '.join(self.unreachable)}" if self.unreachable else ""
-        return f"ended {counted(self.found, 'process')}{killed}{left}{lost} ({self.words})"
-
-
-class _Dropped(JournalLine, kw_only=True):
-    gpus: list[GpuField]
-
-    def text(self, unit: str) -> str:
-        return f"{gpu_names(self.gpus)} dropped: {self.words}"
-
-
-class _Waiting(JournalLine, kw_only=True):
-    seconds: Time | None = None
-
-    def text(self, unit: str) -> str:
-        return f"restarts in {self.seconds:.1f} s" if self.seconds else ""
-
-
-class _EnoughProgress(JournalLine, kw_only=True):
-    step: Count
-
-
-#: Events whose text depends on no condition; one of another event is `event: words`.
-_TEXTS = {
-    "started": "",
-    "progress": "",
-    "not saved": "NOT SAVED: {0.words}",
-    "saved again": "saves succeed again",
-    "enough progress": "step {0.step}: enough new steps, restart counter reset",
-    "trouble": "problem: {0.words}",
-    "advice": "diagnosis: {0.words}",
+#: Event -> fields that it must have.
+_NEEDED = {
+    "supervisor": "token gpus command",
+    "launch": "launch gpus",
+    "started": "launch pids",
+    "resumed": "launch step at",
+    "progress": "launch step at",
+    "asked": "number source reason",
+    "request": "number source",
+    "answered": "number",
+    "verdict": "action",
+    "ended": "found killed left unreachable",
+    "dropped": "gpus",
+    "enough progress": "step",
+    "over": "outcome",
 }
 #: Source of a request -> name in messages.
 _SOURCE_NAMES = {"user": "a user", "risk": "telemetry", "rule": "telemetry", "alarm": "an alarm"}
-_KINDS: dict[str, type[JournalLine]] = {
-    "supervisor": _Supervisor,
-    "launch": _Launch,
-    "started": _Started,
-    "resumed": _Resumed,
-    "progress": _Progress,
-    "asked": _Asked,
-    "request": _Request,
-    "answered": _Answered,
-    "verdict": _Verdict,
-    "failure": _Failure,
-    "ended": _Ended,
-    "dropped": _Dropped,
-    "waiting": _Waiting,
-    "enough progress": _EnoughProgress,
-    "over": _Over,
+#: Event -> its text from the line and the name of one device of the pool; empty for a minor event.
+_TEXTS: dict[str, Callable[[Any, str], str]] = {
+    "supervisor": lambda line, unit: (
+        f"supervises `{shlex.join(line.command)}`"
+        + (f" on {_pool_name(line.gpus, unit)}" if unit == "GPU" else "")
+    ),
+    "launch": lambda line, unit: (
+        f"launch {line.launch}: {line.words}, {_pool_name(line.gpus, unit)}"
+    ),
+    "started": lambda _line, _unit: "",
+    "progress": lambda _line, _unit: "",
+    "resumed": lambda line, _: (
+        f"launch {line.launch} resumed training at step {line.step}"
+        + (
+            f"; the checkpoint of step {n} was skipped"
+            if (n := line.passed_over) is not None
+            else ""
+        )
+    ),
+    "asked": lambda line, _: f"{line.asked}: {line.reason}",
+    "request": lambda line, _: (
+        f"{_SOURCE_NAMES.get(line.source, line.source)} {line.asked}: {line.words}"
+    ),
+    "answered": lambda line, _: (
+        f"request {line.number} answered"
+        + (f" by the checkpoint of step {line.step}" if line.step is not None else "")
+    ),
+    "verdict": lambda line, _: (
+        line.words + f" (advised: {line.action.replace('_', ' ')})" * (line.action != "none")
+    ),
+    "failure": lambda line, _: (
+        f"FAILED: {line.words}"
+        + (f" (on {gpu_name(line.gpu)})" if line.gpu and line.kind != "gpu" else "")
+        + line.saved
+        + (f"; see {launch_log(line.launch)}" if line.launch else "")
+    ),
+    "ended": lambda line, _: _ended(line),
+    "dropped": lambda line, _: f"{gpu_names(line.gpus)} dropped: {line.words}",
+    "waiting": lambda line, _: f"restarts in {line.seconds:.1f} s" if line.seconds else "",
+    "enough progress": lambda line, _: f"step {line.step}: enough new steps, restart counter reset",
+    "not saved": lambda line, _: f"NOT SAVED: {line.words}",
+    "saved again": lambda _line, _unit: "saves succeed again",
+    "trouble": lambda line, _: f"problem: {line.words}",
+    "advice": lambda line, _: f"diagnosis: {line.words}",
+    "over": lambda line, _: f"{line.outcome}: {line.words}{line.saved}",
 }
+
+
+def _ended(line: Any) -> str:
+    if not (line.found or line.left or line.unreachable):
+        return ""
+    killed = f", {line.killed} of them had to be killed" if line.killed else ""
+    left = f", {line.left} CANNOT BE ENDED" if line.left else ""
+    lost = f"; not reached: {', '.join(line.unreachable)}" if line.unreachable else ""
+    return f"ended {counted(line.found, 'process')}{killed}{left}{lost} ({line.words})"
 
 
 def typed_line(line: Any) -> JournalLine:
     """A decoded line. Raises ValueError unless it is an event with fields of the right types."""
-    event = line.get("event") if isinstance(line, dict) else None
-    return converted(
-        line, _KINDS.get(event, JournalLine) if isinstance(event, str) else JournalLine
-    )
+    found = converted(line, JournalLine)
+    for name in _NEEDED.get(found.event, "").split():
+        if getattr(found, name) is None:
+            raise ValueError(f"{found.event} without {name}")
+    if isinstance(found.gpus, list) != (found.event == "dropped") and found.gpus is not None:
+        raise ValueError(f"{found.event} has other gpus than {found.gpus!r}")
+    return found
 
 
 def console_line(line: dict[str, Any], unit: str = "GPU") -> str:
@@ -393,7 +322,10 @@ def console_line(line: dict[str, Any], unit: str = "GPU") -> str:
     ' restarts in 2.0 s'
     """
     try:
-        words = typed_line(line).text(unit)
+        typed = typed_line(line)
+        text = _TEXTS.get(typed.event)
+        plain = f"{typed.event}: {typed.words}" if typed.words else typed.event
+        words = text(typed, unit) if text else plain
     except ValueError:  # a step beyond `Count`, for example: it must not stop the supervisor
         words = f"{line['event']}: {line.get('words', '')}"
     at = time.strftime("%H:%M:%S", time.localtime(line["time"]))

@@ -30,12 +30,8 @@ TORCHRUNS = ("torchrun", "ft_launcher")
 TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 #: Options by which a user configures the rendezvous.
 _RENDEZVOUS = (
-    "standalone",
-    "master-addr",
-    "master-port",
-    "rdzv-backend",
-    "rdzv-endpoint",
-    "rdzv-id",
+    *("standalone", "master-addr", "master-port"),
+    *("rdzv-backend", "rdzv-endpoint", "rdzv-id"),
 )
 
 
@@ -229,8 +225,7 @@ class LaunchProcesses:
             spare = self._spare.take(command, variables, self.allocation, self.log)
             if spare is not None:
                 self.warm = True
-                self._wait_for(node, spare)
-                return
+                return self._wait_for(node, spare)
         try:
             process = subprocess.Popen(
                 program.behind(node, command, variables),
@@ -242,17 +237,17 @@ class LaunchProcesses:
             )
         except OSError as error:
             log.write(f"{command[0]} cannot be started: {error}\n".encode())
-            self._exited(self.number, node, 127)
-            return
+            return self._exited(self.number, node, 127)
         self._wait_for(node, process)
 
     def _wait_for(self, node: str, process: subprocess.Popen[bytes]) -> None:
         self.pids[node] = process.pid
         self._processes.append(process)
-        threading.Thread(target=self._await, args=(node, process), daemon=True).start()
 
-    def _await(self, node: str, process: subprocess.Popen[bytes]) -> None:
-        self._exited(self.number, node, process.wait())
+        def tell() -> None:
+            self._exited(self.number, node, process.wait())
+
+        threading.Thread(target=tell, daemon=True).start()
 
 
 SCRIPT = Path(__file__).with_name("warm_launcher.py")
@@ -277,14 +272,11 @@ class WarmSpare:
         return [] if self.process is None else [self.process.pid]
 
     def start(self, arguments: Sequence[str], launch: str, ranks: int) -> None:
-        """Start the spare for the launch of this name, unless there is one.
+        """Start the spare for the launch of this name with so many ranks, unless there is one.
 
         `arguments`: command of the training. Nothing is started unless it is torchrun.
-        `ranks`: number of ranks that it is to start.
         """
-        if self.process is not None:
-            return
-        interpreter = interpreter_of(arguments)
+        interpreter = [] if self.process else interpreter_of(arguments)
         if not interpreter:
             return
         variables = {LAUNCH_VARIABLE: launch}
@@ -312,35 +304,25 @@ class WarmSpare:
         allocation: Allocation,
         log: Path,
     ) -> subprocess.Popen[bytes] | None:
-        """The spare as the launcher of `command`; None if there is none that fits.
+        """The spare as the launcher of a plain command; None if there is none that fits.
 
-        Args:
-            command: plain command of the launch.
-            variables: environment variables of the launch.
-            allocation: its GPUs.
-            log: file for its output.
+        `variables` are those of the launch, `log` the file for its output.
         """
         process, self.process = self.process, None
         if process is None or process.stdin is None:
             return None
-        fits = (
-            process.poll() is None
-            and variables.get(LAUNCH_VARIABLE) == self._launch
-            and (THREADS in os.environ or (allocation.per_node > 1) == self._several)
-        )
         words = {
             "command": list(command),
             "arguments": list(command[launcher_end(command) :]),
             "environment": dict(variables),
             "log": str(log.absolute()),
         }
-        try:
-            if fits:
+        fits = THREADS in os.environ or (allocation.per_node > 1) == self._several
+        if fits and process.poll() is None and variables.get(LAUNCH_VARIABLE) == self._launch:
+            with contextlib.suppress(OSError):  # it has just ended
                 process.stdin.write(json.dumps(words).encode() + b"\n")
                 process.stdin.close()
                 return process
-        except OSError:  # it has just ended
-            pass
         _kill(process)
         return None
 

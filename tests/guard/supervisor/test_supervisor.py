@@ -17,7 +17,7 @@ from rmetric.guard.layout import Layout
 from rmetric.guard.run_folder import LAUNCH_VARIABLE, RunFolder
 from rmetric.guard.supervisor import processes
 from rmetric.guard.supervisor.allocation import shrink_data
-from rmetric.guard.supervisor.attempt import Attempt
+from rmetric.guard.supervisor.attempt import Attempt, Look
 from rmetric.guard.supervisor.core import RestartPolicy
 from rmetric.guard.supervisor.journal import FolderLockedError, folder_lock, read_journal
 from rmetric.guard.supervisor.launch_processes import Program
@@ -300,7 +300,7 @@ def test_an_internal_error_leaves_no_process_behind_and_is_named(tmp_path, monke
     def falls_over(self, *arguments):
         if where == "exited" or self.tracker.beats or self.folder.beats(self.token):
             raise TypeError("unhashable type")
-        return []
+        return Look()
 
     monkeypatch.setattr(Attempt, where, falls_over)
     told = run(tmp_path, [fault("kill")] if where == "exited" else [], stop_seconds=0.2)
