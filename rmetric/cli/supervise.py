@@ -28,7 +28,7 @@ from rmetric.guard.supervisor.allocation import allot, by_model, shrink_data
 from rmetric.guard.supervisor.core import RestartPolicy
 from rmetric.guard.supervisor.journal import FolderLockedError
 from rmetric.guard.supervisor.launch_processes import Program, option_of, unit_of
-from rmetric.guard.supervisor.supervise import Intervals, Supervisor, WatchOptions
+from rmetric.guard.supervisor.supervise import Intervals, Supervisor
 from rmetric.guard.supervisor.watch import Timeouts
 from rmetric.guard.trust import make_private, require_trusted
 from rmetric.telemetry.risk import RiskConfig
@@ -267,12 +267,10 @@ def _supervisor(options: argparse.Namespace) -> Supervisor:
         restart_policy=restart_policy,
         timeouts=timeouts,
         intervals=intervals,
-        watching=WatchOptions(
-            sources=_sources(options, pool),
-            log=options.watch_log,
-            echo=options.echo,
-            webhook=options.webhook,
-        ),
+        sources=_sources(options, pool),
+        watch_log=options.watch_log,
+        echo=options.echo,
+        webhook=options.webhook,
         again=options.again,
         spare=options.spare,
         preload=options.preload,

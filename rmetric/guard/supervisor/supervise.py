@@ -9,10 +9,10 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -98,23 +98,6 @@ class Intervals:
             require(name, value, above, f"a number of seconds {least}")
 
 
-@dataclass(kw_only=True)
-class WatchOptions:
-    """Inputs beside the processes and their heartbeats.
-
-    Attributes:
-        sources: sources of GPU verdicts, beside the files in the run folder.
-        log: training log for the calibrated detector; None for none.
-        echo: print the output of the training.
-        webhook: URL that failures, diagnoses and the end are posted to; None for none.
-    """
-
-    sources: list[VerdictSource] = field(default_factory=list)
-    log: Path | None = None
-    echo: bool = False
-    webhook: str | None = None
-
-
 class Supervisor:
     """Runs one training in a run folder until it finishes, is stopped, or is given up.
 
@@ -126,7 +109,10 @@ class Supervisor:
         restart_policy: limits and delays of restarts.
         timeouts: limits without a sign of life.
         intervals: polling, progress and grace intervals.
-        watching: telemetry sources and log to watch.
+        sources: sources of GPU verdicts, beside the files in the run folder.
+        watch_log: training log for the calibrated detector; None for none.
+        echo: print the output of the training.
+        webhook: URL that failures, diagnoses and the end are posted to; None for none.
         again: run a folder that has finished.
         spare: start a spare launcher while the training runs, for the next launch. For torchrun
             on this machine alone.
@@ -148,7 +134,10 @@ class Supervisor:
         restart_policy: RestartPolicy | None = None,
         timeouts: Timeouts | None = None,
         intervals: Intervals | None = None,
-        watching: WatchOptions | None = None,
+        sources: Iterable[VerdictSource] = (),
+        watch_log: Path | None = None,
+        echo: bool = False,
+        webhook: str | None = None,
         again: bool = False,
         spare: bool = False,
         preload: Sequence[str] = (),
@@ -161,7 +150,7 @@ class Supervisor:
         self.restart_policy = restart_policy or RestartPolicy()
         self.timeouts = timeouts or Timeouts()
         self.intervals = intervals or Intervals()
-        self.watching = watching or WatchOptions()
+        self.sources, self.watch_log, self.echo = list(sources), watch_log, echo
         self.again = again
         self._print_line = print_line or _print_to_stderr
         # Calls for the loop, from other threads and from signal handlers.
@@ -174,9 +163,9 @@ class Supervisor:
         self._adviser = Adviser(folder, program, self.intervals.look)
         self._advisers = ThreadPoolExecutor(1)
         self._advice: list[Future[dict[str, Any]]] = []
-        url, unposted = self.watching.webhook, "the webhook {}; an event was not posted".format
-        self._webhook = url and WebhookSender(
-            url, "--webhook", lambda problem: self._print_line(unposted(problem)), form="slack"
+        unposted = "the webhook {}; an event was not posted".format
+        self._webhook = webhook and WebhookSender(
+            webhook, "--webhook", lambda problem: self._print_line(unposted(problem)), form="slack"
         )
         self._spare = None
         if spare and len(pool) == 1 and not any(program.prefixes.values()):
@@ -263,8 +252,8 @@ class Supervisor:
         on_problem = partial(self._later, self._on_problem)
         for verdict in fresh_verdicts(files, time.time()):
             on_verdict(verdict)
-        source = AllSources([files, *self.watching.sources])
-        seconds, log = self.intervals.poll, self.watching.log
+        source = AllSources([files, *self.sources])
+        seconds, log = self.intervals.poll, self.watch_log
         stops = [poll_verdicts(source, on_verdict, on_problem, seconds)]
         if log is not None:
             stops.append(follow_alarms(log, on_alarm, on_problem, seconds))
@@ -368,7 +357,7 @@ class Supervisor:
                 self._spare.start(self.program.arguments, name, ranks)
         for words in self.folder.take_problems():
             self._record("trouble", words=words)
-        if attempt and self.watching.echo:
+        if attempt and self.echo:
             attempt.echo()
 
     def _looked_at(self, failure: LaunchFailure) -> LaunchFailure:

@@ -22,7 +22,7 @@ from rmetric.guard.supervisor.core import RestartPolicy
 from rmetric.guard.supervisor.journal import FolderLockedError, folder_lock, read_journal
 from rmetric.guard.supervisor.launch_processes import Program
 from rmetric.guard.supervisor.summary import summarise
-from rmetric.guard.supervisor.supervise import Intervals, Supervisor, WatchOptions
+from rmetric.guard.supervisor.supervise import Intervals, Supervisor
 from rmetric.guard.supervisor.watch import Timeouts
 from rmetric.telemetry.lines import GpuVerdict, verdict_line
 from tests.monitor.webhook_server import WebhookServer
@@ -77,7 +77,7 @@ def supervisor(
         restart_policy=RestartPolicy(**chosen),
         timeouts=timeouts or Timeouts(start=20.0, hang=20.0),
         intervals=Intervals(poll=0.03, progress=0.05, grace=0.2, look=look),
-        watching=WatchOptions(webhook=webhook),
+        webhook=webhook,
         print_line=lambda line: None,
     )
 
@@ -330,7 +330,7 @@ def test_a_fatal_gpu_is_drained_and_training_goes_on_with_the_rest(tmp_path):
         folder.telemetry.mkdir(exist_ok=True)
         (folder.telemetry / "here.jsonl").write_bytes(verdict_line(verdict))
 
-    one.watching.sources.append(At(folder, 9, report))
+    one.sources.append(At(folder, 9, report))
     told = Told(tmp_path, one.run())
     assert told.code == 0
     assert told.failures == ["GPU 2 is fatal: Xid 79: the GPU has fallen off the bus"]
@@ -358,7 +358,7 @@ def test_a_request_of_a_user_to_stop_is_obeyed(tmp_path):
     folder = RunFolder(tmp_path)
 
     ask = At(folder, 3, lambda: folder.ask("user", "enough for today", stop=True))
-    one.watching.sources.append(ask)
+    one.sources.append(ask)
     told = Told(tmp_path, one.run())
     assert (told.code, told.summary.outcome) == (4, "stopped")
     stopped_at = told.summary.step
@@ -376,7 +376,7 @@ def test_a_failure_while_a_user_waits_for_it_to_stop_ends_the_run(tmp_path):
     folder = RunFolder(tmp_path)
 
     user = At(folder, 1, lambda: folder.ask("user", "the driver", stop=True))
-    one.watching.sources.append(user)
+    one.sources.append(user)
     told = Told(tmp_path, one.run())
     assert user.done
     assert "fault: kill" in told.log(1)
