@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from rmetric.cli.main import main
-from rmetric.guard.layout import Layout
 from rmetric.guard.run_folder import RunFolder
-from rmetric.guard.supervisor.launch_failure import LaunchFailure
 from rmetric.guard.supervisor.summary import summarise, to_markdown
 
 
@@ -64,22 +62,6 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert main(["supervise", str(tmp_path / "file" / "run"), "--", "true"]) == 1
     assert capsys.readouterr().err.startswith("error: ")
-
-
-def test_a_launch_that_dies_before_its_last_checkpoint_did_not_end_as_was_asked():
-    import numpy as np
-
-    from rmetric.guard.supervisor.allocation import shrink_data
-    from rmetric.guard.supervisor.core import Core, RestartPolicy
-
-    plan = shrink_data(Layout(data=2), None)
-    core = Core(RestartPolicy(), {"": (0, 1)}, plan, rng=np.random.default_rng(0))
-    core.supervisor_started()
-    core.processes_ended(0.0)
-    core.gpu_verdict(1.0, gpu=("", 1), level="fatal", action="drain", words="Xid 79")
-    failure = LaunchFailure(kind="signal", words="rank 1 was killed by SIGKILL", code=-9)
-    (end,) = core.launch_exited(2.0, failure=failure)
-    assert end.why == "rank 1 was killed by SIGKILL"
 
 
 @pytest.mark.parametrize("asked", ["nothing", "stop"])

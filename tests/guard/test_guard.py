@@ -486,22 +486,6 @@ def training(
     }
 
 
-def asked_on_one(rank, folder, who):
-    def at(step, rank, guard):
-        if (step, rank) == (7, who):
-            guard.request("alarm", "the loss leaps", fatal=True)
-
-    return training(rank, folder, 12, at=at)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("who", [0, 2])
-def test_all_ranks_save_the_same_step_whoever_is_asked(tmp_path, who):
-    for result in on_ranks(asked_on_one, tmp_path, who, ranks=3):
-        assert result["saves"] == [7]
-        assert result["good"] == 7
-
-
 def different_times(rank, folder):
     def at(step, rank, guard):
         time.sleep(0.02 * ((step * 7 + rank * 3) % 4))
@@ -541,30 +525,6 @@ def test_sigterm_in_the_middle_of_a_save_makes_a_last_one_and_ends_all_ranks(tmp
         assert result["saves"] == [5, 6]
         assert result["last"] == result["good"] == 6
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step-5", "step-6"]
-
-
-def without_room(rank, folder):
-    import resource
-
-    def at(step, rank, guard):
-        if rank == 1 and step == 4:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (64, resource.RLIM_INFINITY))
-        if step == 4:
-            guard.policy.config = PolicyConfig(interval_steps=4, retry_seconds=0.2)
-        if rank == 1 and step == 30:
-            assert "rank 1" in guard.problem, "no save failed"
-            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
-
-    return training(rank, folder, 80, at=at, interval=4, pause=0.02)
-
-
-@pytest.mark.long
-def test_a_full_disk_does_not_end_the_training_and_it_saves_again_when_there_is_room(tmp_path):
-    for result in on_ranks(without_room, tmp_path, ranks=2):
-        assert result["last"] == 80
-        assert result["saves"][0] == 4
-        assert result["good"] is not None
-        assert result["good"] > 30
 
 
 def killed_in_its_second_save(rank, folder):

@@ -509,16 +509,6 @@ def test_megatron_leaves_its_loop_when_the_checkpoint_is_there(tmp_path, asynchr
     assert (tmp_path / "ckpt" / TRACKER).read_text() == "41"
 
 
-def test_megatrons_tracker_has_the_last_word(tmp_path, caplog):
-    megatron = Megatron(tmp_path / "ckpt")
-    megatron.finish = megatron.queue.clear  # it writes nothing
-    guard_of = guard_megatron(megatron, signals={})
-    with caplog.at_level(logging.ERROR, logger="rmetric"):
-        megatron.train(100, 103)
-    assert "says -1, not 100" in caplog.text
-    assert guard_of().policy.durable_step == 99
-
-
 def test_a_module_that_is_not_megatrons_is_refused():
     with pytest.raises(ValueError, match="has no checkpoint_and_decide_exit"):
         guard_megatron(json)

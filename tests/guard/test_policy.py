@@ -1,8 +1,5 @@
 """When to save: laws that hold whatever is asked, and whatever goes wrong."""
 
-from collections import deque
-from itertools import pairwise
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -149,53 +146,21 @@ PolicyMachine.TestCase.settings = settings(stateful_step_count=40, deadline=None
 TestPolicy = PolicyMachine.TestCase
 
 
-def saves_of(policy, *, seconds, every, ask, save_seconds=20.0, fails=lambda now: False):
-    """Run a training whose steps take ten seconds; (time, vote) of each save that was begun."""
-    saves, ends, at = [], deque(), 0
-    for at in range(1, int(seconds / every) + 1):
-        now = at * every
-        if ends and now >= ends[0]:
-            ends.popleft()
-            policy.failed(now) if fails(now) else policy.committed()
-        ask(policy, now)
-        vote = policy.vote(now, at)
-        if vote:
-            policy.begin(now, at, vote)
-            saves.append((now, vote))
-            ends.append(now + save_seconds)
-    return saves
-
-
 @pytest.mark.parametrize("fatal", [False, True])
 def test_a_condition_that_lasts_a_day_asks_once(fatal):
-    def ask(policy, now):
+    """Steps take ten seconds, saves twenty."""
+    policy, saves, ends = a_policy(interval_seconds=HOUR, interval_steps=None), [], 0.0
+    for at in range(1, 24 * 360 + 1):
+        now = 10.0 * at
+        if policy.in_flight and now >= ends:
+            policy.committed()
         policy.request("rule", "GPU 3 overheats", now=now, fatal=fatal, key="GPU 3")
-
-    asked = saves_of(a_policy(interval_seconds=HOUR, interval_steps=None),
-                     seconds=24 * HOUR, every=10.0, ask=ask)  # fmt: skip
-    assert sum(vote > Vote.REGULAR for _, vote in asked) == 1
-    assert len(asked) <= 25
-
-
-def test_no_storm_while_every_save_fails():
-    def ask(policy, now):
-        policy.request("rule", "GPU 3 is going", now=now, fatal=True)
-
-    asked = saves_of(a_policy(most_per_hour=1000), seconds=24 * HOUR, every=10.0, ask=ask,
-                     fails=lambda now: True)  # fmt: skip
-    assert 24 * 5 < len(asked) <= 24 * 6 + 10  # ten minutes is the longest wait, and it is reached
-    waits = [b - a for (a, _), (b, _) in pairwise(asked)]
-    assert waits == sorted(waits)
-
-
-def test_a_regular_save_answers_whoever_waits_and_costs_no_emergency():
-    policy = a_policy(most_per_hour=1)
-    policy.request("user", "before the upgrade", now=1.0)
-    assert policy.vote(1.0, 100) is Vote.REGULAR
-    policy.begin(1.0, 100, Vote.REGULAR)
-    assert [one.reason for one in policy.committed()] == ["before the upgrade"]
-    policy.request("user", "again", now=2.0)
-    assert policy.vote(2.0, 130) is Vote.EMERGENCY
+        if vote := policy.vote(now, at):
+            policy.begin(now, at, vote)
+            saves.append(vote)
+            ends = now + 20.0
+    assert sum(vote > Vote.REGULAR for vote in saves) == 1
+    assert len(saves) <= 25
 
 
 def test_a_condition_answered_is_asked_again_when_it_is_fatal_or_was_away():

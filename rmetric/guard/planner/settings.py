@@ -17,11 +17,10 @@ WORTH_SAYING = 0.02
 #: The sizes of a layout that are searched -> their short names.
 SIZES = {"tensor": "TP", "pipeline": "PP", "context": "CP", "expert": "EP"}
 
-_SIZES = "whole numbers of at least 1"
 
-
-def _are_sizes(numbers: tuple[int, ...]) -> bool:
-    return bool(numbers) and all(type(n) is int and n >= 1 for n in numbers)
+def _require_sizes(name: str, numbers: tuple[int, ...]) -> None:
+    whole = bool(numbers) and all(type(n) is int and n >= 1 for n in numbers)
+    require(name, numbers, whole, "whole numbers of at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +43,7 @@ class BatchSpec:
     def __post_init__(self) -> None:
         whole = type(self.samples) is int and self.samples >= 1
         require("the batch", self.samples, whole, "a whole number of at least 1")
-        require("micro_batches", self.micro_batches, _are_sizes(self.micro_batches), _SIZES)
+        _require_sizes("micro_batches", self.micro_batches)
         change = self.largest_change
         require("largest_change", change, 0 <= change < 1, "from 0 to below 1")
 
@@ -83,8 +82,8 @@ class PlanOptions:
 
     def __post_init__(self) -> None:
         for name in SIZES:
-            sizes = getattr(self, name)
-            require(name, sizes, sizes is None or _are_sizes(sizes), f"{_SIZES}, or None")
+            if (sizes := getattr(self, name)) is not None:
+                _require_sizes(name, sizes)
         require("recompute", self.recompute, bool(self.recompute), "(False,), (True,) or both")
         if not 0 <= self.margin < 1 or self.alternatives < 0:
             raise ValueError(

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rmetric._util.durable import no_follow
 from rmetric.guard.run_folder import LAUNCH_VARIABLE, Heartbeat
@@ -125,14 +125,12 @@ def explain_exit(
         words = f"{who} was killed by {signal_name(at)}{step}"
         return LaunchFailure(kind="signal", words=words, code=at, rank=rank, node=where, gpu=gpu)
     why = raised or _last_line(log)
-    kind = "exception" if raised else "exit"
     words = f"{who} failed with exit code {at}{step}" + (f": {why}" if why else "")
-    words = with_disk_full_first(words)[:500]
-    gpu = gpu if names_device(why) else None
-    lasting = is_lasting(raised, at, arguments)
     return LaunchFailure(
-        kind=kind, words=words, code=at, rank=rank, node=where, gpu=gpu, lasting=lasting
-    )
+        kind="exception" if raised else "exit", words=with_disk_full_first(words)[:500], code=at,
+        rank=rank, node=where, gpu=gpu if names_device(why) else None,
+        lasting=is_lasting(raised, at, arguments),
+    )  # fmt: skip
 
 
 def explain_hang(
@@ -256,17 +254,14 @@ def _last_line(log: str) -> str:
 
 
 #: Exceptions of the program or of its arguments.
-LASTING = frozenset(
-    {
-        *("SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError"),
-        *("NameError", "UnboundLocalError", "TypeError", "AttributeError", "ValueError"),
-        *("KeyError", "IndexError", "AssertionError", "NotImplementedError"),
-        *("ZeroDivisionError", "RecursionError", "ArgumentError", "UsageError"),
-        "UnfitCheckpoint",
-    }
+LASTING = (
+    *("SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError"),
+    *("NameError", "UnboundLocalError", "TypeError", "AttributeError", "ValueError"),
+    *("KeyError", "IndexError", "AssertionError", "NotImplementedError", "ZeroDivisionError"),
+    *("RecursionError", "ArgumentError", "UsageError", "UnfitCheckpoint"),
 )
 #: Exceptions of a path: lasting if the path is an argument of the command.
-PATHS = frozenset({"FileNotFoundError", "NotADirectoryError", "IsADirectoryError"})
+PATHS = ("FileNotFoundError", "NotADirectoryError", "IsADirectoryError")
 #: Messages of what may pass, whatever exception carries them.
 PASSING = re.compile(
     r"\[Errno \d+\]|\b(?:time[d -]*out|unavailable|temporar\w*|stale file handle"
@@ -290,10 +285,8 @@ _QUOTED = re.compile(r"['\"]([^'\"]+)['\"]")
 def is_lasting(raised: str, code: int | None, arguments: Sequence[str] = ()) -> bool:
     """True if a failure occurs again at each start.
 
-    Args:
-        raised: exception as in the last line of a traceback; empty without one.
-        code: exit code; None if unknown.
-        arguments: command of the training.
+    `raised` is the exception as in the last line of a traceback, empty without one; `code` the
+    exit code, None if unknown; `arguments` the command of the training.
 
     >>> is_lasting("ModuleNotFoundError: No module named 'x'", 1)
     True
@@ -372,8 +365,7 @@ class ProcessState:
         return f"{name}{where}" + (f" (state {self.state})" if self.state in STOPPED else "")
 
 
-@dataclass(frozen=True, kw_only=True)
-class OddRank:
+class OddRank(NamedTuple):
     """Rank whose process is in another state than those of the others, with the evidence."""
 
     rank: int
@@ -427,15 +419,15 @@ def odd_one_out(states: Mapping[int, ProcessState]) -> OddRank | None:
         if len(found) == 1 and len(states) > 1:
             of = states[found[0]]
             words = f"rank {found[0]} (process {of.pid}) is {of.words}"
-            return OddRank(rank=found[0], words=words, stopped=letters is STOPPED)
+            return OddRank(found[0], words, letters is STOPPED)
         if found:
             return None
-    kinds = Counter((of.state, of.waits_in) for of in states.values())
-    if len(kinds) != 2 or min(kinds.values()) != 1 or len(states) < 3:
+    alike: dict[tuple[str, str], list[int]] = {}
+    for rank, of in states.items():
+        alike.setdefault((of.state, of.waits_in), []).append(rank)
+    if len(alike) != 2 or len(states) < 3 or min(map(len, alike.values())) != 1:
         return None
-    rare = min(kinds, key=lambda kind: kinds[kind])
-    rank = next(rank for rank, of in states.items() if (of.state, of.waits_in) == rare)
-    other = next(of for of in states.values() if (of.state, of.waits_in) != rare)
-    of = states[rank]
-    words = f"rank {rank} (process {of.pid}) is {of.words}, the others are {other.words}"
-    return OddRank(rank=rank, words=words)
+    [rank], [other, *_] = sorted(alike.values(), key=len)
+    of, others = states[rank], states[other].words
+    words = f"rank {rank} (process {of.pid}) is {of.words}, the others are {others}"
+    return OddRank(rank, words)

@@ -117,9 +117,8 @@ class HeartbeatTracker:
             waits = [(now - self._grew, self.timeouts.start)]
         for silent, limit in waits:
             if silent > limit:
-                return explain_hang(
-                    self.beats, silent, limit, self.allocation, read_states(self.beats)
-                )
+                states = read_states(self.beats)
+                return explain_hang(self.beats, silent, limit, self.allocation, states)
         return None
 
     def _quiet(self, now: float) -> LaunchFailure | None:
@@ -127,10 +126,8 @@ class HeartbeatTracker:
             return None
         silent = now - self._grew
         limit = self.timeouts.quiet if self._size else self.timeouts.start
-        if silent <= limit:
-            return None
         words = f"no output for {silent:.0f} s, the limit is {limit:g}"
-        return LaunchFailure(kind="hang", words=words)
+        return LaunchFailure(kind="hang", words=words) if silent > limit else None
 
 
 def fresh_verdicts(source: VerdictSource, now: float) -> list[GpuVerdict]:

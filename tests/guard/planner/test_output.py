@@ -265,13 +265,6 @@ def test_a_gpu_that_is_dropped_is_not_started_on(config, capsys):
     assert "node2" not in printed
 
 
-def test_what_fsdp_is_started_with_is_what_its_memory_was_reckoned_for(config, capsys):
-    assert run(config, "--gpus", "8", "--batch", "64", "--engine", "fsdp") == 0
-    printed = capsys.readouterr().out
-    assert "param_dtype=torch.bfloat16, reduce_dtype=torch.float32" in printed
-    assert "fully_shard(each block and the model, mesh=mesh, mp_policy=policy)" in printed
-
-
 def test_idle_gpus_are_told_what_would_use_them(config, capsys):
     assert run(config, "--nodes", "8,7,8", "--gpu", "h100", "--batch", "1024") == 0
     printed = capsys.readouterr().out

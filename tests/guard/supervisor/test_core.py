@@ -187,20 +187,15 @@ def test_what_can_pass_by_itself_is_tried_up_to_the_limit_with_growing_waits():
                               "file handle", 1)]  # fmt: skip
 
 
-def test_a_training_that_ends_without_its_last_steps_saved_is_not_finished():
+@pytest.mark.parametrize(("ends", "outcome", "code"), [("unsaved", "not saved", 5),
+                                                       ("held", "held", 6)])  # fmt: skip
+def test_a_training_whose_last_steps_are_not_saved_or_that_is_held_is_not_restarted(
+    ends, outcome, code
+):
     one = started()
-    words = "disk full: the newest good checkpoint is of step 80"
-    assert kinds(one.launch_exited(9.0, unsaved=words)) == [EndProcesses]
-    assert one.processes_ended(9.0) == [Finish("not saved", words, 5)]
-    again = core(state=JournalState(launches=1, outcome="not saved"))
-    assert kinds(again.supervisor_started()) == [EndProcesses]
-
-
-def test_a_training_that_its_rescue_holds_is_not_restarted():
-    one = started()
-    assert kinds(one.launch_exited(9.0, held="it does not pass")) == [EndProcesses]
-    assert one.processes_ended(9.0) == [Finish("held", "it does not pass", 6)]
-    again = core(state=JournalState(launches=1, outcome="held"))
+    assert kinds(one.launch_exited(9.0, **{ends: "why"})) == [EndProcesses]
+    assert one.processes_ended(9.0) == [Finish(outcome, "why", code)]
+    again = core(state=JournalState(launches=1, outcome=outcome))
     assert kinds(again.supervisor_started()) == [EndProcesses]
 
 

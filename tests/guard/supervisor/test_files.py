@@ -1,14 +1,13 @@
 """Arbitrary JSON in every file that the supervisor reads: reported once, and nothing falls over."""
 
 import json
-import time
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rmetric.guard.layout import Layout
-from rmetric.guard.run_folder import FileRequest, Heartbeat, RunFolder
+from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.supervisor.allocation import Allocation
 from rmetric.guard.supervisor.journal import Journal, console_line, journal_state, read_journal
 from rmetric.guard.supervisor.summary import summarise, to_markdown
@@ -150,14 +149,3 @@ def test_an_invalid_file_is_reported_once_until_it_changes(tmp_path, content):
     assert len(folder.take_problems()) == 1
     folder.beat(0, 4)
     assert (folder.beats()[0].step, folder.take_problems()) == (4, [])
-
-
-def test_what_is_written_is_read_back(tmp_path):
-    folder = RunFolder(tmp_path)
-    folder.beat(2, 3, "saving", every=1.0, problem="x")
-    assert isinstance(folder.beats()[2], Heartbeat)
-    assert folder.beats()[2].time <= time.time()
-    folder.ask("user", "why", stop=True)
-    assert folder.request() == FileRequest(number=1, source="user", reason="why", stop=True)
-    folder.set_layout(Layout(data=3))
-    assert folder.layout() == Layout(data=3)

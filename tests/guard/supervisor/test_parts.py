@@ -348,11 +348,6 @@ class TestJournal:
             journal.write("launch")
         journal.close()
 
-    def test_lines_that_are_no_events_are_left_out(self, tmp_path):
-        path = tmp_path / "j"
-        path.write_bytes(b'[]\n{"event": 3}\n\xff\n{"event": "x", "time": 1}\n{"event": "y"}\n')
-        assert [line["event"] for line in read_journal(path)] == ["x"]
-
     def test_the_past(self):
         lines = [
             {"event": "launch"}, {"event": "progress", "step": 9}, {"event": "waiting"},
@@ -429,9 +424,6 @@ class TestSummary:
             " dropped GPU 1, restarted | DP1 | 20 | 2.0 | - |\n"
             "| [2](logs/launch-2.log) | again | restarted | DP1 | 0 | - | 5.0 |\n"
         )
-
-    def test_an_empty_journal_has_a_summary(self):
-        assert summarise([]).ettr is None
 
     @given(st.lists(st.sampled_from(STORY[:-1]), max_size=30))
     def test_of_any_lines_it_says_something_between_0_and_1(self, lines):
@@ -708,18 +700,6 @@ class TestFolder:
         folder.answer(2, 70)
         folder.withdraw()
         assert folder.answered_step() == 70
-
-    @pytest.mark.parametrize("entry", ['{"number": "3"', '{"number": null', '{"numbr": 3'])
-    def test_a_request_that_is_none_is_passed_over(self, tmp_path, entry):
-        folder = RunFolder(tmp_path)
-        folder.request_file.write_text(entry + ', "source": "user", "reason": "by hand"}')
-        assert folder.request() is None
-
-    def test_a_beat_says_where_its_process_came_back(self, tmp_path):
-        folder = RunFolder(tmp_path)
-        folder.beat(0, 40, "starting")
-        folder.beat(0, 41)
-        assert folder.beats()[0].resumed == 40
 
 
 @pytest.mark.parametrize(
