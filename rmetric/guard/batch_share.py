@@ -35,13 +35,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Samples of one forward and backward pass.
+    """Samples of one forward and backward pass, at least 1, from `first` in the global batch.
 
-    Attributes:
-        first: index of its first sample in the global batch.
-        samples: number of samples, at least 1.
-        weight: factor of the mean loss of these samples; 0.0 where a sample is computed only
-            because another copy has one more micro-batch.
+    `weight` is the factor of their mean loss; 0.0 where a sample is computed only because
+    another copy has one more micro-batch.
     """
 
     first: int

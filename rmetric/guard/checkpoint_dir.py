@@ -304,13 +304,8 @@ def last_checkpoint(folder: Path) -> LastCheckpoint:
 class SavedCheckpoint:
     """A save that succeeded.
 
-    Attributes:
-        step: last completed step in the checkpoint.
-        path: folder of the checkpoint.
-        good: its manifest; None if another program saved it in its own format.
-        blocking_seconds: time that training waited.
-        durable_seconds: time until all files were on disk.
-        seconds: time until the checkpoint was verified and renamed.
+    `good` is None if another program saved it in its own format. The seconds are those that
+    training waited, until all files were on disk, and until the checkpoint was verified.
     """
 
     step: int
@@ -325,10 +320,7 @@ class SavedCheckpoint:
 class FailedSave:
     """A save that failed; earlier good checkpoints are unchanged.
 
-    Attributes:
-        step: step that was to be saved.
-        problem: reason of the failure.
-        kept: folder of the rejected files, kept for inspection; None if nothing was kept.
+    `kept`: folder of the rejected files, for inspection; None if nothing was kept.
     """
 
     step: int

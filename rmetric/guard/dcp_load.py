@@ -1,30 +1,30 @@
-"""Reader and planner of `torch.distributed.checkpoint` that run no code from a checkpoint."""
+"""Reader of `torch.distributed.checkpoint` that runs no code from a checkpoint; verification."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import ReadItem
 
 from rmetric._util.durable import no_follow
 from rmetric.guard.dcp_index import read_index
 from rmetric.guard.trust import TRUST_VARIABLE, distrusted_file, is_trusted_by_user
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 #: Numpy scalars, such as a learning rate that a scheduler computed.
 _NUMPY = [
@@ -97,19 +97,30 @@ def plain_value(file: io.BytesIO, name: str) -> Any:
         ) from None
 
 
+def _pieces(
+    folder: Path, metadata: Metadata, files: Collection[str], kind: type
+) -> Iterator[tuple[str, io.BytesIO]]:
+    """Name and content of the values of a kind in these files; one is in memory at a time."""
+    assert isinstance(metadata.storage_data, Mapping)
+    found = [
+        (where.relative_path, where.offset, where.length, index.fqn)
+        for index, where in metadata.storage_data.items()
+        if where.relative_path in files
+        and isinstance(metadata.state_dict_metadata[index.fqn], kind)
+    ]
+    for file_name, offset, length, name in sorted(found):
+        with open(folder / file_name, "rb", opener=no_follow) as file:
+            file.seek(offset)
+            yield name, io.BytesIO(file.read(length))
+
+
 def unloadable(folder: Path, metadata: Metadata, files: Collection[str]) -> str:
     """First value in these files of a DCP checkpoint that `plain_value` refuses; empty if none."""
-    assert isinstance(metadata.storage_data, Mapping)
-    for index, where in metadata.storage_data.items():
-        content = metadata.state_dict_metadata[index.fqn]
-        if where.relative_path in files and isinstance(content, BytesStorageMetadata):
-            with open(folder / where.relative_path, "rb", opener=no_follow) as file:
-                file.seek(where.offset)
-                piece = io.BytesIO(file.read(where.length))
-            try:
-                plain_value(piece, index.fqn)
-            except ValueError as error:
-                return str(error)
+    for name, piece in _pieces(folder, metadata, files, BytesStorageMetadata):
+        try:
+            plain_value(piece, name)
+        except ValueError as error:
+            return str(error)
     return ""
 
 
@@ -148,26 +159,18 @@ def damaged(folder: Path, files: Mapping[str, Mapping[str, Any]], names: Collect
 
 
 def non_finite(
-    folder: Path, metadata: Any, files: Collection[str], *, may_be_infinite: Collection[str] = ()
+    folder: Path,
+    metadata: Metadata,
+    files: Collection[str],
+    *,
+    may_be_infinite: Collection[str] = (),
 ) -> str:
     """First tensor with nan or inf in files of a DCP checkpoint; empty if there is none.
 
-    `metadata` is that of `FileSystemReader.read_metadata`. Tensors whose name matches a
-    pattern of `may_be_infinite`, such as masks, may hold infinities; nan is never allowed.
+    Tensors whose name matches a pattern of `may_be_infinite`, such as masks, may hold
+    infinities; nan is never allowed.
     """
-    import torch
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-
-    pieces = [
-        (where.relative_path, where.offset, where.length, index.fqn)
-        for index, where in metadata.storage_data.items()
-        if where.relative_path in files
-        and isinstance(metadata.state_dict_metadata[index.fqn], TensorStorageMetadata)
-    ]
-    for file_name, offset, length, name in sorted(pieces):  # one in memory at a time
-        with open(folder / file_name, "rb", opener=no_follow) as file:
-            file.seek(offset)
-            piece = io.BytesIO(file.read(length))
+    for name, piece in _pieces(folder, metadata, files, TensorStorageMetadata):
         tensor = torch.load(piece, map_location="cpu", weights_only=True)
         if not (tensor.is_floating_point() or tensor.is_complex()):
             continue
@@ -177,10 +180,8 @@ def non_finite(
     return ""
 
 
-def num_non_finite(tensor: Tensor, *, infinite_too: bool) -> int:
+def num_non_finite(tensor: torch.Tensor, *, infinite_too: bool) -> int:
     """Number of nan, and with `infinite_too` of infinities, in a floating or complex tensor."""
-    import torch
-
     if tensor.numel() == 0:
         return 0
     if tensor.itemsize == 1:  # few operations take float8

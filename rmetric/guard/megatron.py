@@ -91,11 +91,8 @@ def guard_megatron(
         telemetry: see `Guard`.
         signals: see `Guard`.
 
-    Returns:
-        Function that returns the guard; None before the first iteration.
-
-    Raises:
-        ValueError: the module lacks these functions, or their arguments differ.
+    Returns a function that returns the guard; None before the first iteration. Raises ValueError
+    if the module lacks these functions, or their arguments differ.
     """
     for name, needed in (
         ("checkpoint_and_decide_exit", ("iteration",)),

@@ -18,13 +18,7 @@ SILENT = "silent"
 
 @dataclass(frozen=True)
 class GpuRule:
-    """Verdict that one sign implies.
-
-    Attributes:
-        kind: of the event or state, as `Changes`, `xid_kind` and `held` name it.
-        level, action: of `verdict.LEVELS` and `verdict.ACTIONS`.
-        words: why.
-    """
+    """Verdict that one sign implies; `kind` as `Changes`, `xid_kind` and `held` name it."""
 
     kind: str
     level: str
@@ -115,11 +109,6 @@ class Judge:
     is gone stays so until its next reading. Any other fatal sign is active until `renewed`.
     A milder one is active for a window (interval x window) after it was last seen. A
     repeated sign counts once.
-
-    Args:
-        gpu: as in `GpuVerdict`.
-        node: as in `GpuVerdict`.
-        config: configuration of the risk score.
 
     >>> judge = Judge(gpu=3)
     >>> judge.take(Reading(gpu=3, time=0.0, temperature_celsius=60.0)).level

@@ -158,10 +158,7 @@ class Cluster:
         )
 
     def without(self, node: str, gpus: Iterable[int] | None = None) -> Cluster:
-        """Cluster without a node, or without some of its GPUs.
-
-        Raises KeyError for a node or a GPU that is not there.
-        """
+        """Cluster without a node, or some of its GPUs. Raises KeyError if they are not there."""
         if node not in {each.name for each in self.nodes}:
             raise KeyError(f"no node {node!r}: there are {[each.name for each in self.nodes]}")
         kept = []
@@ -178,12 +175,7 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Placement of a layout on a cluster.
-
-    Attributes:
-        ranks: node and GPU of each rank, consecutive on each node.
-        idle: node and GPU of those that no rank uses.
-    """
+    """Node and GPU of each rank, consecutive on each node, and of those that no rank uses."""
 
     ranks: tuple[tuple[str, int], ...]
     idle: tuple[tuple[str, int], ...]

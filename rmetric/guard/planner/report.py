@@ -239,13 +239,7 @@ def _wrapped(text: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeLaunch:
-    """torchrun command of one node.
-
-    Attributes:
-        node: its name.
-        environment: variables to set.
-        arguments: of torchrun, before the training script.
-    """
+    """torchrun command of one node; `arguments` come before the training script."""
 
     node: str
     environment: dict[str, str]
@@ -256,7 +250,7 @@ class NodeLaunch:
         return f"{variables} torchrun {' '.join(self.arguments)}"
 
 
-def torchrun_launches(placement: Placement, *, port: int = 29500) -> list[NodeLaunch]:
+def torchrun_launches(placement: Placement) -> list[NodeLaunch]:
     """One launch per node, in rank order; the first node is the rendezvous.
 
     torchrun numbers ranks node by node, so that nodes may have different numbers of them.
@@ -267,7 +261,7 @@ def torchrun_launches(placement: Placement, *, port: int = 29500) -> list[NodeLa
     for index, (node, count) in enumerate(per_node.items()):
         rendezvous = ["--standalone"]
         if len(per_node) > 1:
-            rendezvous = [f"--node-rank={index}", f"--master-addr={first}", f"--master-port={port}"]
+            rendezvous = [f"--node-rank={index}", f"--master-addr={first}", "--master-port=29500"]
         visible = ",".join(str(gpu) for name, gpu in placement.ranks if name == node)
         # CUDA counts the fastest first by default; the numbers here are NVML's.
         environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": visible}

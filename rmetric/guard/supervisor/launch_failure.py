@@ -348,10 +348,8 @@ SAMPLES, SAMPLE_SECONDS = 5, 0.05
 class ProcessState:
     """State of the main thread of a rank's process.
 
-    Attributes:
-        pid: process id.
-        state: letter of /proc/PID/status; empty if there is no such process.
-        waits_in: function of the kernel in which it waits; empty if unknown.
+    `state` is the letter of /proc/PID/status, empty if there is no such process; `waits_in` the
+    function of the kernel in which it waits, empty if unknown.
     """
 
     pid: int

@@ -32,18 +32,11 @@ class LaunchRecord:
 
 @dataclass(kw_only=True)
 class Incident:
-    """One failure and the response to it.
+    """One failure, detected at `time` (since the epoch), and the response to it.
 
-    Attributes:
-        time: time of detection, seconds since the epoch.
-        launch: number of the failed launch.
-        kind: as in `LaunchFailure`.
-        cause: words of the `LaunchFailure`.
-        action: response.
-        layout: layout of the next launch; empty if there was none.
-        steps_lost: completed steps that were lost; None if no launch resumed.
-        notice_seconds: from the oldest last heartbeat to the detection; None without one.
-        resume_seconds: from the detection to the next heartbeat in training; None without one.
+    `kind` and `cause` are those of the `LaunchFailure`, `layout` is that of the next launch, and
+    `steps_lost` counts completed steps. `notice_seconds` are from the oldest last heartbeat to the
+    detection, `resume_seconds` from there to the next heartbeat in training. None: there is none.
     """
 
     time: float
