@@ -23,6 +23,7 @@ from rmetric.guard.supervisor.summary import summarise
 from rmetric.guard.supervisor.supervise import Intervals, Supervisor
 from rmetric.guard.supervisor.watch import Timeouts
 from rmetric.telemetry.lines import GpuVerdict, verdict_line
+from tests.guard.supervisor import until
 from tests.monitor.webhook_server import WebhookServer
 
 SMALL = str(Path(__file__).with_name("small_workers.py"))
@@ -386,13 +387,6 @@ def command(folder, faults=(), *options):
         "--poll-seconds", "0.05", "--backoff-seconds", "0.01", "--grace-seconds", "0.3",
         *options, "--", *AGENT, "--seconds", "0.05", "--steps", "60",
     ]  # fmt: skip
-
-
-def until(condition, seconds=20.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.02)
 
 
 def steps(folder):
