@@ -163,6 +163,16 @@ def _fields(found: Any, name: str) -> Mapping[str, Any]:
     return found.state
 
 
+def _object(found: Any, kind: type[T], **fields: Callable[[Any], Any]) -> T:
+    """The object of a record, each of its fields made by a function; one that lacks is None."""
+    state = _fields(found, kind.__name__)
+    return kind(**{name: made(state.get(name)) for name, made in fields.items()})
+
+
+def _optional(made: Callable[[Any], T]) -> Callable[[Any], T | None]:
+    return lambda found: None if found is None else made(found)
+
+
 def _of(kind: type[T], found: Any) -> T:
     if type(found) is not kind:
         _fail(found, f"a value of type {kind.__name__}")
@@ -177,8 +187,8 @@ def _count(found: Any) -> int:
     return found if type(found) is int and found >= 0 else _fail(found, "a number from 0")
 
 
-def _mapping(found: Any, key: Callable[[Any], Any], value: Callable[[Any], Any]) -> dict[Any, Any]:
-    return {key(name): value(of) for name, of in _of(dict, found).items()}
+def _mapping(key: Callable[[Any], Any], value: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda found: {key(name): value(of) for name, of in _of(dict, found).items()}
 
 
 def _size(found: Any) -> torch.Size:
@@ -192,8 +202,7 @@ def _size(found: Any) -> torch.Size:
 
 
 def _chunk(found: Any) -> ChunkStorageMetadata:
-    fields = _fields(found, "ChunkStorageMetadata")
-    return ChunkStorageMetadata(offsets=_size(fields["offsets"]), sizes=_size(fields["sizes"]))
+    return _object(found, ChunkStorageMetadata, offsets=_size, sizes=_size)
 
 
 def _properties(found: Any) -> TensorProperties:
@@ -222,21 +231,15 @@ def _properties(found: Any) -> TensorProperties:
 def _content(found: Any) -> TensorStorageMetadata | BytesStorageMetadata:
     if type(found).__name__ == "BytesStorageMetadata":
         return BytesStorageMetadata()
-    fields = _fields(found, "TensorStorageMetadata")
-    return TensorStorageMetadata(
-        properties=_properties(fields["properties"]),
-        size=_size(fields["size"]),
-        chunks=[_chunk(chunk) for chunk in _of(list, fields["chunks"])],
-    )
+    return _object(
+        found, TensorStorageMetadata, properties=_properties, size=_size,
+        chunks=lambda chunks: [_chunk(chunk) for chunk in _of(list, chunks)],
+    )  # fmt: skip
 
 
 def _index(found: Any) -> MetadataIndex:
-    fields = _fields(found, "MetadataIndex")
-    offset, index = fields.get("offset"), fields.get("index")
-    return MetadataIndex(
-        fqn=_of(str, fields["fqn"]),
-        offset=None if offset is None else _size(offset),
-        index=None if index is None else _count(index),
+    return _object(
+        found, MetadataIndex, fqn=_text, offset=_optional(_size), index=_optional(_count)
     )
 
 
@@ -246,11 +249,7 @@ def _storage_info(found: Any, files: Collection[str]) -> _StorageInfo:
         _fail(fields["relative_path"], "a file of the checkpoint")
     if fields.get("transform_descriptors"):
         _fail(fields["transform_descriptors"], "no transform")
-    return _StorageInfo(
-        relative_path=fields["relative_path"],
-        offset=_count(fields["offset"]),
-        length=_count(fields["length"]),
-    )
+    return _object(found, _StorageInfo, relative_path=_text, offset=_count, length=_count)
 
 
 def _place(found: Any) -> tuple[str | int, ...]:
@@ -262,14 +261,11 @@ def _place(found: Any) -> tuple[str | int, ...]:
 
 
 def _metadata(found: Any, files: Collection[str]) -> Metadata:
-    fields = _fields(found, "Metadata")
-    planner_data, version = fields.get("planner_data"), fields.get("version")
-    return Metadata(
-        state_dict_metadata=_mapping(fields["state_dict_metadata"], _text, _content),
-        planner_data=None if planner_data is None else _mapping(planner_data, _text, _place),
-        storage_data=_mapping(
-            fields["storage_data"], _index, lambda info: _storage_info(info, files)
-        ),
-        storage_meta=StorageMeta(),
-        version=None if version is None else _of(str, version),
-    )
+    made = _object(
+        found, Metadata, state_dict_metadata=_mapping(_text, _content),
+        planner_data=_optional(_mapping(_text, _place)),
+        storage_data=_mapping(_index, lambda info: _storage_info(info, files)),
+        version=_optional(_text),
+    )  # fmt: skip
+    made.storage_meta = StorageMeta()
+    return made
