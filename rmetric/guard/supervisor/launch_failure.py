@@ -68,7 +68,7 @@ class LaunchFailure:
         rank: rank of that process; None if unknown.
         node: node of that process; empty if unknown or with a single node.
         gpu: GPU implicated by the evidence; None for none.
-        lasting: it occurs again at each start; see `failure_class`.
+        lasting: it occurs again at each start; see `is_lasting`.
     """
 
     kind: str
