@@ -294,16 +294,6 @@ def test_nothing_fits(config, capsys):
         (["--gpus", "9" * 12, "--batch", "8"], "more than 65,536 GPUs"),
         (["--gpus", "8", "--batch", "8", "--without", "b"], "--without: no node 'b'"),
         (["--gpus", "8", "--batch", "8", "--without", "node0:8"], "not [8]"),
-    ],
-)
-def test_a_wrong_question(config, capsys, arguments, words):
-    assert run(config, *arguments) == 2
-    assert words in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
         (["--gpus", "-1", "--batch", "8"], "a whole number from 0"),
         (["--gpus", "8", "--batch", "9" * 400], "999...: a whole number from 0 is accepted, below"),
         (["--gpus", "8", "--batch", "8", "--sequence", "9" * 5_000], "below 10^18"),
@@ -317,10 +307,12 @@ def test_a_wrong_question(config, capsys, arguments, words):
         (["--gpus", "8", "--nodes", "8", "--batch", "8"], "not allowed with"),
     ],
 )
-def test_a_wrong_argument(config, capsys, arguments, words):
-    with pytest.raises(SystemExit) as caught:
-        run(config, *arguments)
-    assert caught.value.code == 2
+def test_a_wrong_question(config, capsys, arguments, words):
+    try:
+        code = run(config, *arguments)
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2
     assert words in capsys.readouterr().err
 
 

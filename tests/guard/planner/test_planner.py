@@ -418,13 +418,10 @@ def test_parts_of_the_model_add_up(question):
         (lambda: replace(LLAMA_8B, gated=1), "gated is 1"),
         (lambda: replace(LLAMA_8B, experts=8), "8 experts need experts_per_token"),
         (lambda: Layout(data=3, replicas=2), "a divisor of data, 3"),
+        (lambda: plan(LLAMA_8B, Cluster.of([8]), BatchSpec(samples=8), engine="jax"),
+         "engine is 'jax': it must be of megatron, torchtitan"),
     ],
 )  # fmt: skip
 def test_bad_input(make, words):
     with pytest.raises(ValueError, match=words.replace("(", r"\(")):
         make()
-
-
-def test_an_unknown_engine():
-    with pytest.raises(ValueError, match="engine is 'jax': it must be of megatron, torchtitan"):
-        plan(LLAMA_8B, Cluster.of([8]), BatchSpec(samples=8), engine="jax")

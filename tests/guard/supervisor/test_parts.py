@@ -747,6 +747,10 @@ def test_where_there_are_gpus_they_are_watched(monkeypatch, there_are, asked, in
         ),
         (["--nodes", "a:1,b:1"], "--nodes needs torchrun"),
         (["--model", "m.json"], "--model needs --batch"),
+        (
+            ["--", "torchrun", "--nproc-per-node=gpu"],
+            "--nproc-per-node is 'gpu': say which GPUs there are with --gpus",
+        ),
     ],
 )
 def test_a_wrong_command_line_is_said_and_starts_nothing(tmp_path, capsys, arguments, words):
@@ -757,13 +761,6 @@ def test_a_wrong_command_line_is_said_and_starts_nothing(tmp_path, capsys, argum
     assert code == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
-
-
-def test_the_number_of_processes_must_be_known(tmp_path, capsys):
-    assert main(["supervise", str(tmp_path), "--", "torchrun", "--nproc-per-node=gpu", "a.py"]) == 2
-    assert "--nproc-per-node is 'gpu': say which GPUs there are with --gpus" in (
-        capsys.readouterr().err
-    )
 
 
 @pytest.mark.parametrize(
