@@ -60,6 +60,15 @@ def add_jobs(
     )  # fmt: skip
 
 
+def add_preset(parser: argparse.ArgumentParser) -> None:
+    """Add `--preset`, whose weights of R a simulated log states: the paper's or its code's."""
+    parser.add_argument(
+        "--preset", choices=["simulation", "authors_simulator"], default="simulation",
+        help="settings of R: simulation, with the paper's weights 0.10 / 0.45 / 0.70, or "
+        "authors_simulator, with 0 / 0.50 / 0.78 of its authors' code (default: %(default)s)",
+    )  # fmt: skip
+
+
 def number(text: str, what: str = "a number") -> float:
     """A finite number from 0, called `what` in the error."""
     try:

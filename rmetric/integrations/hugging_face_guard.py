@@ -22,15 +22,19 @@ from transformers.trainer_callback import TrainerControl, TrainerState
 from transformers.trainer_utils import SaveStrategy
 from transformers.training_args import TrainingArguments
 
-from rmetric.guard.checkpoint_dir import NOT_FINITE, CheckpointManifest
+from rmetric.guard.checkpoint_dir import (
+    NOT_FINITE,
+    CheckpointManifest,
+    FailedSave,
+    SavedCheckpoint,
+    SaveOutcome,
+)
 from rmetric.guard.checkpoint_requests import SIGNALS
 from rmetric.guard.guard import Guard, resume_of_environment
 from rmetric.guard.policy import PolicyConfig
 from rmetric.guard.ranks import Ranks
-from rmetric.guard.retention import SuspectMark
+from rmetric.guard.retention import SuspectMark, mark_since, mark_suspect, newest_first, rotate
 from rmetric.guard.run_folder import RunFolder
-from rmetric.guard.saver import FailedSave, SavedCheckpoint, SaveOutcome
-from rmetric.guard.trainer_retention import mark_since, mark_suspect, newest_first, rotate
 from rmetric.guard.trust import distrust, distrusted_file, require_trusted
 from rmetric.integrations.hugging_face_loop import calling_trainer, loop_methods
 from rmetric.integrations.trainer_callback import replaced
