@@ -16,7 +16,7 @@ from itertools import pairwise
 
 from rmetric.diagnosis.clock import may_be_time_zone
 from rmetric.diagnosis.facts.job import Occurrence, span_of, span_of_times
-from rmetric.diagnosis.part import Part, StreamPart
+from rmetric.diagnosis.one_pass import Part, StreamPart
 from rmetric.diagnosis.reading.file_names import ATTEMPT, is_kernel_log
 from rmetric.diagnosis.reading.timestamps import NO_YEAR, names_zone, without_year
 
