@@ -118,7 +118,7 @@ class EntryPass:
             stream = self.streams[prefix] = LogStream(str(len(self.streams)), prefix)
         return stream
 
-    def _stream(self, line: bytes, form: LogLineForm) -> tuple[LogStream, int]:
+    def stream(self, line: bytes, form: LogLineForm) -> tuple[LogStream, int]:
         """The stream of a line, and the offset of its text."""
         if form.heads is None:
             return self.own, self.prefixes.start(line)
