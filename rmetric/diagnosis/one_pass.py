@@ -151,7 +151,7 @@ class FilePass(EntryPass):
                 and ((stays := form.stays) is None or stream.stage in stays)
             ):
                 if form.marked:
-                    self._mark(number + at, form, stream)
+                    form.marked = self.marks.add(number + at, form.template, stream.number)
                 stream.templates.append(form.template)
                 stream.places.append(at)
             elif not form.blank:  # which changes nothing
@@ -172,7 +172,7 @@ class FilePass(EntryPass):
         if form.told:
             self._tell(number, line[start or self.prefixes.start(line) :], stream, form.facts)
         if form.marked:
-            self._mark(number, form, stream)
+            form.marked = self.marks.add(number, form.template, stream.number)
         step = form.step.find(line) if form.step is not None else None
         if step is not None:
             self._record_step(stream, number, line, form, step)
@@ -180,9 +180,6 @@ class FilePass(EntryPass):
         stream.places.append(at)
         if step is not None:
             stream.shown = len(stream.templates)
-
-    def _mark(self, number: int, form: LogLineForm, stream: LogStream) -> None:
-        form.marked = self.marks.add(number, form.template, stream.number)
 
 
 def _shortened(lines: list[bytes]) -> list[bytes]:
@@ -242,12 +239,13 @@ def _part_of(file: FilePass) -> Part:
             for id, found in one.found.items()
         ]
         counter = max(one.counters.values(), key=attrgetter("lines"), default=None)
+        head = [entry(raw) for raw in one.head]
         stream = JobStream(
             name=one.key,
             files={file.source.name},
             entries=sum(counts.values()),
-            first_time=one.first_time,
-            head=[entry(raw) for raw in one.head],
+            first_time=next((each.time for each in head if each.time is not None), None),
+            head=head,
             steps=one.steps,
             last_step=one.step,
             counts_samples=file.watch.counts_samples(one.key),
@@ -259,7 +257,7 @@ def _part_of(file: FilePass) -> Part:
         stream.tail.extend(map(entry, one.tail))
         late = [*stream.tail, *(match.last for match in matches), stream.last_step_at]
         times = [(each.order, each.time) for each in late if each and each.time is not None]
-        stream.last_time = max(times)[1] if times else one.first_time
+        stream.last_time = max(times)[1] if times else stream.first_time
         stages = [(stage, entry(raw)) for stage, raw in one.stages]
         unlike: Any = odd.get(one.key)
         unlike = unlike and replace(unlike, place=entry(unlike.place))
