@@ -14,8 +14,7 @@ from rmetric.diagnosis.input_files import find
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.log_stream import LogStream, RawEntry
 from rmetric.diagnosis.merging import layout_of, merged
-from rmetric.diagnosis.one_pass import FilePass
-from rmetric.diagnosis.one_pass import Part
+from rmetric.diagnosis.one_pass import FilePass, Part
 from rmetric.diagnosis.reading.prefixes import Prefix
 from rmetric.diagnosis.reading.source import LogSource
 from rmetric.diagnosis.templates.events import Events
@@ -131,7 +130,7 @@ class _Recording(FilePass):
             who, _ = self.prefixes.split(line)
             self.written.append((who, line))
             form = self._form(line)
-            stream, start = self._stream(line, form)
+            stream, start = self.stream(line, form)
             self._slow(self.number, line, form, stream, start)
             self._settle(stream)
             entry = stream.open.raw if stream.open else stream.tail[-1] if stream.tail else None
