@@ -130,7 +130,7 @@ class _Recording(FilePass):
             who, _ = self.prefixes.split(line)
             self.written.append((who, line))
             form = self._form(line)
-            stream, start = self._stream(line, form)
+            stream, start = self.stream(line, form)
             self._slow(self.number, line, form, stream, start)
             self._settle(stream)
             entry = stream.open.raw if stream.open else stream.tail[-1] if stream.tail else None
