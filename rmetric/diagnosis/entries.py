@@ -11,9 +11,9 @@ from operator import itemgetter
 from typing import Any
 
 from rmetric.diagnosis.auxiliary.stacks import states_stack
-from rmetric.diagnosis.facts.graph import IdentityGraph
 from rmetric.diagnosis.facts.job import HEAD, TAIL
 from rmetric.diagnosis.facts.starts import KERNEL_LINE, StartMarks
+from rmetric.diagnosis.facts.world import IdentityGraph
 from rmetric.diagnosis.library.stages import next_stage
 from rmetric.diagnosis.log_stream import (
     LogLineForm,
@@ -102,7 +102,6 @@ class EntryPass:
         self.unmatched = 0
         for stream in self.streams.values():
             stream.begin_attempt()
-        self.marks.begin_attempt()
         self.first_line, self.line_before = self.number + 1, b""
         self.watch, self.graph = IterationWatch[RawEntry](), IdentityGraph(self.source.name)
         self.final_template: dict[int, int] = {}

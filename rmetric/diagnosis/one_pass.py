@@ -17,9 +17,8 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from rmetric.diagnosis.entries import DIGITS, EntryPass
-from rmetric.diagnosis.facts.graph import IdentityGraph
 from rmetric.diagnosis.facts.job import Iteration, JobStream, Match, Occurrence
-from rmetric.diagnosis.facts.starts import Opening
+from rmetric.diagnosis.facts.world import IdentityGraph
 from rmetric.diagnosis.log_stream import LogLineForm, LogStream, RawEntry
 from rmetric.diagnosis.reading.joining import MAX_TEXT
 from rmetric.diagnosis.reading.prefixes import Prefix
@@ -86,35 +85,32 @@ class FilePass(EntryPass):
 
     def read(self) -> Part:
         """Read the whole file as one attempt."""
-        (part,) = self.read_attempts(starts=())
+        (part,) = self.read_attempts()
         return part
 
     def read_attempts(
         self,
         on_progress: Callable[[int], None] | None = None,
-        starts: Sequence[int] | None = None,
+        starts: Sequence[int] = (),
     ) -> list[Part]:
         """Read the whole file.
 
         Args:
             on_progress: receives the number of bytes of each block.
-            starts: first lines of the later attempts; None where its `Opening` recurs after
-                progress or a failure, which `starts_of(self.marks)` confirms or not.
+            starts: first lines of the later attempts, as `starts_of(self.marks)` finds them.
         """
-        found, opening = list[Part](), Opening()
+        found = list[Part]()
         for lines in self.source.chunks():
             if on_progress is not None:
                 on_progress(sum(map(len, lines)) + len(lines))
             lines = _shortened(lines)
             keys = b"\n".join(lines).translate(None, DIGITS).split(b"\n") if lines else []
             before, begin = self.number + 1, 0
-            known = [at - before for at in starts or () if 0 <= at - before < len(lines)]
-            for at in opening.places(keys) if starts is None else known:
+            for at in [at - before for at in starts if 0 <= at - before < len(lines)]:
                 self._take(lines[begin:at], keys[begin:at])
                 begin = at
-                if starts is not None or self.marks.under_way:
-                    found.append(self._finish())
-                    self._begin_attempt()
+                found.append(self._finish())
+                self._begin_attempt()
             self._take(lines[begin:], keys[begin:])
         return [*found, self._finish()]
 
