@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from studies.diagnosis_benchmark.cases import Case, case_of, manifests, read_manifest
-from studies.diagnosis_benchmark.injected.settings import Settings
+from studies.diagnosis_benchmark.injected.plan import Settings
 
 #: Our split -> its folder: kinds of fault that builders saw, those that they did not see at first,
 #: and those that came after these were looked at.

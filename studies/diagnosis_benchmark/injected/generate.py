@@ -13,7 +13,6 @@ import time
 import traceback
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +155,7 @@ def manifest(
         "verified": verify(plan, record),
         "ended_by": record.by,
         "exits": {str(rank): list(record.exits[rank]) for rank in sorted(record.exits)},
-        "labels": [asdict(one) for one in label(plan, record)],
+        "labels": label(plan, record),
         "lines": len(record.lines),
         "seconds": round(record.end - record.start, 2),
         "attempt": attempt,

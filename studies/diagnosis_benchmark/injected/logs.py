@@ -13,7 +13,7 @@ import numpy as np
 from torch._logging import set_logs
 from torch._logging._internal import TorchLogsFormatter
 
-from studies.diagnosis_benchmark.injected.settings import Settings
+from studies.diagnosis_benchmark.injected.plan import Settings
 
 FORMATS = {
     "plain": "%(asctime)s %(levelname)s %(name)s: %(message)s",

@@ -14,6 +14,8 @@ import socket
 import statistics
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,14 +23,17 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import ProcessGroupGloo, distributed_c10d
 
 from studies.diagnosis_benchmark.injected import checks
-from studies.diagnosis_benchmark.injected.addresses import bound_to
 from studies.diagnosis_benchmark.injected.logs import step_line
-from studies.diagnosis_benchmark.injected.settings import Settings
+from studies.diagnosis_benchmark.injected.plan import Settings
 from studies.diagnosis_benchmark.injected.storage import BATCH, VOCABULARY, WIDTH, Loader
 
 VERSION = "2.4.1"
+#: torch takes no options for gloo from its callers, though the constructor has them.
+TORCH: Any = distributed_c10d
+GLOO: Any = ProcessGroupGloo
 
 
 class Hooks(Protocol):
@@ -96,12 +101,8 @@ class Trainer:
         if self.settings.addresses:
             node += f" ({os.environ['NODE_ADDRESS']})"
         self.log.info("starting on %s pid %d: %s", node, os.getpid(), said)
-        self.log.info(
-            "python %s, torch %s, threads %d",
-            platform.python_version(),
-            torch.__version__,
-            torch.get_num_threads(),
-        )
+        versions = platform.python_version(), torch.__version__, torch.get_num_threads()
+        self.log.info("python %s, torch %s, threads %d", *versions)
         rank = int(os.environ.get("RANK", -1))
         if self.noise["error_on_all"]:
             self.log.error("flash_attn is not installed, falling back to the default attention")
@@ -228,12 +229,8 @@ class Trainer:
         self.hooks.stepped(step, mine)
 
     def _says_steps(self) -> bool:
-        last = self.settings.step_lines == "last" and self.rank == self.world - 1
-        return (
-            last
-            or self.settings.step_lines == "all"
-            or (self.rank, self.settings.step_lines) == (0, "first")
-        )
+        by = {"first": self.rank == 0, "last": self.rank == self.world - 1, "all": True}
+        return by[self.settings.step_lines]
 
     def evaluate(self, step: int) -> None:
         self.hooks.at("evaluate", step, self)
@@ -241,14 +238,12 @@ class Trainer:
             self.log.info("evaluation at step %d starts", step)
         with torch.no_grad():
             count = self.config["evaluation"]["batches"]
-            total = torch.stack(
-                [self._loss(*self.loader.next_batch()) for _ in range(count)]
-            ).mean()
+            losses = [self._loss(*self.loader.next_batch()) for _ in range(count)]
+            total = torch.stack(losses).mean()
         dist.all_reduce(total)
         if self._says_steps():
-            self.log.info(
-                "evaluation at step %d: validation loss %.4f", step, total.item() / self.world
-            )
+            mean = total.item() / self.world
+            self.log.info("evaluation at step %d: validation loss %.4f", step, mean)
         if self.settings.parameter_check:
             checks.parameters(self)
 
@@ -264,12 +259,8 @@ class Trainer:
         del staging
         dist.barrier()
         if self.rank == 0 or self.settings.step_lines == "all":
-            self.log.info(
-                "checkpoint of step %d saved to %s in %.2f s",
-                step,
-                self.output,
-                time.perf_counter() - start,
-            )
+            took = time.perf_counter() - start
+            self.log.info("checkpoint of step %d saved to %s in %.2f s", step, self.output, took)
 
     def _noise(self) -> None:
         if [self.rank, self.step] in self.noise["retries"]:
@@ -289,3 +280,25 @@ class Trainer:
                 self.log.info("%s answered at attempt %d", server, attempt)
             except OSError as error:
                 self.log.warning("%s: %s (attempt %d of 3), retrying", server, error, attempt)
+
+
+@contextmanager
+def bound_to(address: str) -> Iterator[None]:
+    """Process groups made meanwhile listen at `address`; "" leaves it to torch.
+
+    Who connects has the address that the kernel gives it, on one machine 127.0.0.1.
+    """
+
+    class Bound(ProcessGroupGloo):
+        def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+            options = GLOO._Options()
+            options._timeout = timeout
+            options._devices = [ProcessGroupGloo.create_device(hostname=address)]
+            options._threads = 2
+            super().__init__(store, rank, size, options)
+
+    TORCH.ProcessGroupGloo = Bound if address else ProcessGroupGloo
+    try:
+        yield
+    finally:
+        TORCH.ProcessGroupGloo = ProcessGroupGloo

@@ -24,11 +24,11 @@ from rmetric.telemetry.reading import Reading
 from run_case_study import Training, train
 from studies.case_study.bundled import write_examples
 from studies.case_study.data import Data, make_blocks, read_rows
-from studies.case_study.faults import fault_of
-from studies.case_study.hardware import NoHardware
+from studies.case_study.faults import faults_of
 from studies.case_study.models import load_model, load_tokenizer, read_config
 from studies.case_study.plan import Recipe
 from studies.case_study.settings import Settings
+from studies.case_study.twins import NoHardware
 from tests.studies.case_study.runs import (
     EVAL_EVERY,
     LASTS,
@@ -345,7 +345,7 @@ def trained(
     held = make_blocks(read_rows(str(dataset)), "x", load_tokenizer(str(model)), settings)
     data = Data(training=held[0], held_out=held[1], vocabulary=257)
     loaded = load_model(str(model), read_config(str(model)), recipe, settings)
-    struck = fault_of(settings) if fault else None
+    struck = faults_of(settings)[0] if fault else None
     with torch.random.fork_rng(devices=[]):
         return train(
             loaded, recipe, settings, data, struck, log=log, hardware=hardware, monitored=monitored

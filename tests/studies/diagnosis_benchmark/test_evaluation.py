@@ -37,7 +37,7 @@ from studies.diagnosis_benchmark.classes import (
     faulty_rank,
     stages_of,
 )
-from studies.diagnosis_benchmark.injected.settings import draw_settings
+from studies.diagnosis_benchmark.injected.plan import draw_settings
 from studies.diagnosis_benchmark.injected_jobs import injected_jobs
 from studies.diagnosis_benchmark.job_scores import ALONE, VARIANTS, WHOLE, JobScores
 from studies.diagnosis_benchmark.reading import Read, read
