@@ -117,7 +117,7 @@ def nodes_of(case: Case, said: Diagnosis) -> list[list[Hashable]]:
 def of_baselines(case: Case, read: Read) -> dict[str, Answer]:
     """Title -> scores of each answer that needs no method."""
     events = {
-        title: Answer(**_events(case, read, find(read.lines_by("rank"))))
+        title: Answer(**_events(case, read, find(read.lines)))
         for title, find in baselines.OF_EVENTS.items()
     }
     if case.rank is None:
@@ -126,8 +126,8 @@ def of_baselines(case: Case, read: Read) -> dict[str, Answer]:
     nodes = list(dict.fromkeys(case.node_of_rank[rank] for rank in sorted(case.node_of_rank)))
     suspects = {
         title: Answer(
-            ranks=hits(find(read.lines_by("rank"), ranks), case.rank) if ranks else None,
-            nodes=hits(find(read.lines_by("node"), nodes), case.node) if case.node else None,
+            ranks=hits(find(read.lines, ranks, "rank"), case.rank) if ranks else None,
+            nodes=hits(find(read.lines, nodes, "node"), case.node) if case.node else None,
         )
         for title, find in baselines.OF_RANKS.items()
     }

@@ -15,8 +15,7 @@ from studies.common.table import Cell, Table
 from studies.diagnosis_benchmark.aggregation import numbered
 from studies.diagnosis_benchmark.answers import Answer
 from studies.diagnosis_benchmark.cause_meanings import KINDS, Named
-from studies.diagnosis_benchmark.job_scores import JobScores
-from studies.diagnosis_benchmark.results import Results
+from studies.diagnosis_benchmark.results import JobScores, Results
 from studies.diagnosis_benchmark.written_jobs import WrittenScores
 
 #: Titles of the answers of first looks, and of those of today.

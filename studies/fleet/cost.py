@@ -55,7 +55,7 @@ class Measured:
         wall_S = np.array([one.wall for one in outcomes])
         return cls(
             np.array([one.ettr for one in outcomes]),
-            {name: np.array([getattr(one, name) for one in outcomes]) / wall_S for name in SHARES},
+            {name: np.array([one.spent[name] for one in outcomes]) / wall_S for name in SHARES},
         )
 
     @property

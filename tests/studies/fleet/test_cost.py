@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-from math import nan
 from pathlib import Path
 
 import numpy as np
@@ -152,12 +151,6 @@ def test_the_page_is_filled_with_sentences_of_the_results(tmp_path: Path) -> Non
     page.write_text("<!-- begin table nothing -->\n<!-- end -->", encoding="utf-8")
     with pytest.raises(ValueError, match="cannot fill 'table nothing'"):
         refresh(page, OUT, (FIGURE, CAPTION), said)
-
-
-@pytest.mark.parametrize("value", [0.0, -1.0, nan])
-def test_an_interval_of_nothing_is_refused(value: float) -> None:
-    with pytest.raises(ValueError, match=r"(interval_seconds|work_seconds) is"):
-        a_job(64, "synchronous", interval=value)
 
 
 @pytest.fixture
