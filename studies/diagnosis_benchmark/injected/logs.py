@@ -43,12 +43,6 @@ class _Clock(logging.Filter):
         return True
 
 
-class _Iso(logging.Formatter):
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        return f"{stamp}.{int(record.msecs):03d}Z"
-
-
 def clock_offset(settings: Settings, node: str, seed: int) -> float:
     """Seconds by which a node's clock is wrong; one in two nodes is right."""
     rng = np.random.default_rng([seed, int(node.split("-")[1])])
@@ -80,7 +74,12 @@ def set_up(settings: Settings, rank: str, offset: float) -> logging.Logger:
 def _formatter(style: str) -> logging.Formatter:
     if style == "torch":
         return TorchLogsFormatter()
-    return (_Iso if style == "iso" else logging.Formatter)(FORMATS[style])
+    formatter = logging.Formatter(FORMATS[style])
+    if style == "iso":
+        formatter.converter = time.gmtime
+        formatter.default_time_format = "%Y-%m-%dT%H:%M:%S"
+        formatter.default_msec_format = "%s.%03dZ"
+    return formatter
 
 
 def step_line(style: str, *, step: int, steps: int, loss: float, rate: float, norm: float,

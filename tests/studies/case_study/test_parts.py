@@ -113,6 +113,8 @@ def test_no_held_out_sequence_is_trained_on():
 def test_every_sequence_has_something_to_learn():
     for part in blocks_of():
         assert ((part.labels_NL[:, 1:] != IGNORED).sum(axis=1) > 0).all()
+    assert blocks_of(seed=0)[0].digest == blocks_of(seed=0)[0].digest
+    assert blocks_of(seed=0)[0].digest != blocks_of(seed=1)[0].digest
 
 
 def test_an_epoch_shows_each_sequence_once_and_the_next_in_another_order():
@@ -125,11 +127,6 @@ def test_an_epoch_shows_each_sequence_once_and_the_next_in_another_order():
     whole = sorted(map(tuple, np.repeat(training.tokens_NL, size, axis=0)))
     assert sorted(map(tuple, first)) == sorted(map(tuple, second)) == whole
     assert not np.array_equal(first, second)
-
-
-def test_another_seed_gives_another_order():
-    assert blocks_of(seed=0)[0].digest == blocks_of(seed=0)[0].digest
-    assert blocks_of(seed=0)[0].digest != blocks_of(seed=1)[0].digest
 
 
 # -- faults
@@ -160,12 +157,8 @@ def test_a_fault_that_strikes_gradients_changes_them_and_no_other_does(name):
     strikes = name in ("GRADIENT_SCALE", "SIGN_FLIP_ALL", "GRADIENT_NOISE", "NAN_GRADIENT")
     assert (not torch.equal(struck, gradient)) is strikes is bool(fault.kind.gradient)
     assert torch.equal(gradient, torch.linspace(-1, 1, 30))
-
-
-def test_faults_of_one_worker_leave_the_others_alone():
-    gradient = torch.linspace(-1, 1, 30)
-    for name in ("GRADIENT_SCALE", "GRADIENT_NOISE", "NAN_GRADIENT"):
-        assert torch.equal(fault_of(fault=name).gradient(gradient, 1, chance()), gradient)
+    if name != "SIGN_FLIP_ALL":  # the others strike the first worker alone
+        assert torch.equal(fault.gradient(gradient, 1, chance()), gradient)
 
 
 def test_noise_is_as_large_as_it_says():
