@@ -50,11 +50,9 @@ class Settings:
     model: str = MODEL
     dataset: str = DATASET
     random_weights: bool = False
-    fault: str = FAULT
-    warm_up: int = _number(20, least=0)
-    micro_batches: int = _number(4, least=2)
     max_steps: int = _number(800, "optimiser steps (default: 800; tiny 400)", 1, "steps")
     eval_every: int = _number(20, "steps between two evaluations (default: 20; tiny 10)", 1)
+    fault: str = FAULT
     severity: float | None = _number(
         None, "of a single fault, in its unit (default: the fault's own)"
     )
@@ -67,10 +65,12 @@ class Settings:
     learning_rate: float | None = _number(
         None, "after the warm-up (default: 1e-5 full, 1e-4 LoRA, 2e-3 tiny)"
     )
+    warm_up: int = _number(20, least=0)
     sequence_length: int = _number(512, "tokens (default: 512; tiny 64)", 8)
     micro_batch_size: int = _number(
         1, "sequences; a step has four micro-batches (default: 1; tiny 4)", 1
     )
+    micro_batches: int = _number(4, least=2)
     eval_sequences: int = _number(32, "held-out sequences (default: 32)", 1)
     seed: int = _number(0, "of weights, data and fault (default: 0)", 0)
 

@@ -14,6 +14,7 @@ import socket
 import statistics
 import time
 import warnings
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -25,12 +26,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroupGloo, distributed_c10d
 
-from studies.diagnosis_benchmark.injected import checks
 from studies.diagnosis_benchmark.injected.logs import step_line
 from studies.diagnosis_benchmark.injected.plan import Settings
 from studies.diagnosis_benchmark.injected.storage import BATCH, VOCABULARY, WIDTH, Loader
 
 VERSION = "2.4.1"
+#: Mean losses that are remembered, and by how many times their median one is a spike.
+REMEMBERED, SPIKE = 5, 50.0
 #: torch takes no options for gloo from its callers, though the constructor has them.
 TORCH: Any = distributed_c10d
 GLOO: Any = ProcessGroupGloo
@@ -167,7 +169,7 @@ class Trainer:
             raise FloatingPointError(f"loss is {loss.item()} at step {step} on rank {self.rank}")
         loss.backward()
         if self.settings.gradient_check:
-            checks.gradients(self)
+            self._check_gradients()
         own = time.perf_counter()
         mean, norm = self._reduce(loss)
         end = time.perf_counter()
@@ -181,7 +183,7 @@ class Trainer:
                 f"mean loss is {mean} at step {step}, this rank's is {loss.item()}"
             )
         if self.settings.spike_guard:
-            checks.spike(self, mean, loss.item())
+            self._check_spike(mean, loss.item())
 
     def _loss(self, tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         for _ in range(self.passes):
@@ -245,7 +247,7 @@ class Trainer:
             mean = total.item() / self.world
             self.log.info("evaluation at step %d: validation loss %.4f", step, mean)
         if self.settings.parameter_check:
-            checks.parameters(self)
+            self._check_parameters()
 
     def save_checkpoint(self, step: int) -> None:
         """Each rank saves a shard, rank 0 says when all have."""
@@ -261,6 +263,46 @@ class Trainer:
         if self.rank == 0 or self.settings.step_lines == "all":
             took = time.perf_counter() - start
             self.log.info("checkpoint of step %d saved to %s in %.2f s", step, self.output, took)
+
+    # Checks of its own consistency, where the settings ask for them.
+
+    def _check_gradients(self) -> None:
+        # Before they are reduced, when it still shows whose they are.
+        parts = [one.grad.norm() for one in self.model.parameters() if one.grad is not None]
+        norm = float(torch.stack(parts).norm())
+        if not math.isfinite(norm):
+            raise FloatingPointError(
+                f"rank {self.rank}: norm of the local gradients is {norm} at step {self.step}"
+            )
+
+    def _check_spike(self, mean: float, own: float) -> None:
+        past = self.losses[-REMEMBERED:]
+        self.losses.append(mean)
+        if len(past) == REMEMBERED and mean > SPIKE * statistics.median(past):
+            times = mean / statistics.median(past)
+            raise RuntimeError(
+                f"mean loss {mean:.4g} at step {self.step} is {times:.0f} times the usual, "
+                f"this rank's is {own:.4g}"
+            )
+
+    def _check_parameters(self) -> None:
+        """By a checksum of each rank's; who is alone is told where the settings say so."""
+        flat = self._flat([one.data for one in self.model.parameters()])
+        mine = torch.tensor([zlib.crc32(flat.numpy().tobytes())])
+        found = [torch.zeros_like(mine) for _ in range(self.world)]
+        dist.all_gather(found, mine)
+        sums = [int(one) for one in found]
+        usual = statistics.mode(sums)
+        others = {rank: one for rank, one in enumerate(sums) if one != usual}
+        if not others:
+            if self.rank == 0:
+                self.log.info("parameters agree on all ranks: crc32 %08x", usual)
+            return
+        said = "are not the same on all ranks"
+        if self.settings.parameter_check == "names":
+            which = ", ".join(f"rank {rank} has {one:08x}" for rank, one in others.items())
+            said = f"differ: {which}, the others {usual:08x}"
+        raise RuntimeError(f"parameters of step {self.step} {said}")
 
     def _noise(self) -> None:
         if [self.rank, self.step] in self.noise["retries"]:
