@@ -122,6 +122,12 @@ def _of_detector(results: Sequence[Result], title: str) -> str:
         text = f"{name} alarmed {', '.join(told)}"
         silent = [r.subject for r, at in zip(results, firsts, strict=True) if not at]
         text += f", and not in {' or '.join(silent)}" if silent else ""
+    return text + _since_onset(results, title)
+
+
+def _since_onset(results: Sequence[Result], title: str) -> str:
+    """Whether a detector that warned a failing run too early alarmed again in time."""
+    text = ""
     early = [result for result in results if result.warned_early(title)]
     again = [r for r in early if r.is_in_time(r.alarms[title].since_onset)]
     for result in again:
