@@ -28,8 +28,7 @@ SHOWN = {
 def printed() -> dict[str, str]:
     """Run the commands in a folder of their own; returns what stands between the markers.
 
-    Raises:
-        RuntimeError: a command ends with another exit code than it should.
+    Raises RuntimeError where a command ends with another exit code than it should.
     """
     found = {}
     with tempfile.TemporaryDirectory() as folder:

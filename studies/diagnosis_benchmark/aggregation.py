@@ -20,11 +20,7 @@ INTERVALS = (
 
 
 def mean(values: Sequence[float], groups: Sequence[str]) -> Estimate:
-    """The mean over the jobs that have a value (not nan).
-
-    Args:
-        groups: of each job; those of one group are drawn together.
-    """
+    """The mean over the jobs that have a value (not nan); those of a group are drawn together."""
     values_R = np.asarray(values, dtype=float)
     return estimate(lambda drawn: scores.mean(values_R, drawn), len(values), numbered(groups))
 

@@ -80,8 +80,7 @@ def _told_apart(
 def hits(ranking: Sequence[Collection[Hashable]], truth: Hashable) -> list[float]:
     """Probability that `truth` is among the first k of a ranking, for each k of `TOPS`.
 
-    Args:
-        ranking: groups of equals, the most suspect first; within one any order is as likely.
+    Groups of equals, the most suspect first; within one any order is as likely.
     """
     before = 0
     for group in ranking:

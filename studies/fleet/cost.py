@@ -86,12 +86,7 @@ def a_job(
     least_gap: float = 0.25,
     **settings: Any,
 ) -> FleetJob:
-    """A job at Young/Daly's interval, or another, in whole steps.
-
-    Args:
-        saves: of `SAVES`.
-        settings: of its `Fleet`.
-    """
+    """A job at Young/Daly's interval, or another, in whole steps; `settings` are of its `Fleet`."""
     fleet = Fleet(num_gpus=num_gpus, **settings)
     costs, mtbf = SAVES[saves], fleet.seconds_between_failures
     interval = young(costs.blocking_seconds, mtbf) if interval is None else interval

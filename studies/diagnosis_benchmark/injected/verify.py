@@ -24,11 +24,7 @@ class NotHappened(Exception):
 
 
 def verify(plan: Plan, record: RunRecord) -> dict[str, Any]:
-    """How it was seen that the plan came true.
-
-    Raises:
-        NotHappened: with what was found instead.
-    """
+    """How it was seen that the plan came true; raises NotHappened with what was found instead."""
     if not plan.faulty:
         bad = {rank: code for rank, (code, _) in record.exits.items() if code}
         return _require(not bad, "all ranks ended with code 0", f"exit codes {bad}", exit_code=0)

@@ -69,8 +69,7 @@ def die_with_parent() -> None:
 def run(plan: Plan, folder: Path, scratch: Path) -> RunRecord:
     """Runs the job in this process's group; logs to `folder`, data and checkpoints in `scratch`.
 
-    Raises:
-        TimeoutError: after `MOST_SECONDS`.
+    Raises TimeoutError after `MOST_SECONDS`.
     """
     data, output = scratch / "data", scratch / "checkpoints"
     data.mkdir()
