@@ -41,10 +41,15 @@ def measures(found: Sequence[Results]) -> Table:
         ("Outcome", lambda of: _share(of, lambda job, said: said.outcome == job.outcome), None),
         ("Stage", lambda of: _share(of, _said("stage_right")), None),
     ]
+    healthy = [sum(job.is_healthy for job in of.jobs) for of in found]
+    counts = [f"{len(of.jobs) - well}, {well}" for of, well in zip(found, healthy, strict=True)]
     rows: list[tuple[Cell, ...]] = [
-        ("Jobs: failed or slowed, healthy", *(_jobs(of) for of in found)),
+        ("Jobs: failed or slowed, healthy", *counts),
         *(
-            (f"{words}{_goal(goal)}", *(_judged(measure(of), goal) for of in found))
+            (
+                f"{words}, goal {goal:.2f}" if goal else words,
+                *(_judged(measure(of), goal) for of in found),
+            )
             for words, measure, goal in goals
         ),
         ("Healthy jobs accused surely, goal none", *(_accused(of) for of in found)),
@@ -61,15 +66,6 @@ def measures(found: Sequence[Results]) -> Table:
             "of one case together.",
         ],
     )
-
-
-def _goal(goal: float | None) -> str:
-    return "" if not goal else f", goal {goal:.2f}"
-
-
-def _jobs(of: Results) -> str:
-    healthy = sum(job.is_healthy for job in of.jobs)
-    return f"{len(of.jobs) - healthy}, {healthy}"
 
 
 def _judged(measured: Estimate | None, goal: float | None) -> str:
