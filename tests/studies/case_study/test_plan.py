@@ -146,11 +146,11 @@ def test_a_processor_is_never_given_4_bits():
 
 
 def test_too_little_memory_is_said_before_anything_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr("run_case_study.Path.mkdir", lambda *_: pytest.fail("written"))
     monkeypatch.setattr("studies.case_study.plan.find_device", lambda kind, float16: T4)
     done = run("--random-weights", "--full", "--out", tmp_path / "out")
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert "too little memory on Tesla T4: full fine-tuning in float16" in done.err
+    assert not (tmp_path / "out").exists()
 
 
 # -- how much memory that takes
