@@ -12,6 +12,7 @@
     failure_class.py     classes of failures: lasting, passing, full disk
     process_states.py    states of the ranks' processes, for the cause of a hang
     stacks.py            what the ranks of a hang do; the diagnosis of a hang or failure
+    nccl_ras.py          the ranks that NCCL's RAS service names
     processes.py         ends every process of a launch, by pid
     journal.py           event log and lock of the run folder
     journal_lines.py     events of the journal: types of their fields, text for the terminal

@@ -75,16 +75,10 @@ def collect(folder: RunFolder, into: Path) -> list[str]:
             f"{silent:.0f} s ago; {state.words}; stack: {source}{recorder}"
         )
 
-    address = nccl_ras.ADDRESS
-    for beat in beats.values():
-        with suppress(OSError):
-            address = _environ(beat).get("NCCL_RAS_ADDR") or address
     with ThreadPoolExecutor(8) as pool:
-        reply = pool.submit(nccl_ras.ask, address)
+        asked = pool.submit(_state_by_ras, launch, here, into)
         looks = list(pool.map(look, beats.values()))
-    stated = nccl_ras.findings(reply.result(), launch)
-    if reply.result():
-        write_atomically(into / f"nccl_ras-{here}.txt", [reply.result().encode()])
+    stated = asked.result()
     lines = [f"[rank{rank}]: step {beat.step}\n" for rank, beat in beats.items()]
     lines += [f"[rank{r}]: State:\tT (stopped)\n" for r in beats if states[r].state in STOPPED]
     lines += [f"{line}\n" for line in stated]
@@ -138,6 +132,18 @@ def _await_growth(path: Path, size: int, seconds: float) -> None:
 def _environ(beat: Heartbeat) -> dict[str, str]:
     pairs = Path(f"/proc/{beat.pid}/environ").read_bytes().decode("utf-8", "replace").split("\0")
     return dict(pair.partition("=")[::2] for pair in pairs)
+
+
+def _state_by_ras(launch: Sequence[Heartbeat], here: str, into: Path) -> list[str]:
+    """Lines of NCCL's RAS service about the ranks of a launch; its reply is saved."""
+    address = nccl_ras.ADDRESS
+    for beat in launch:
+        with suppress(OSError):
+            own = _environ(beat) if beat.node == here else {}
+            address = own.get("NCCL_RAS_ADDR") or address
+    if reply := nccl_ras.ask(address):
+        write_atomically(into / f"nccl_ras-{here}.txt", [reply.encode()])
+    return nccl_ras.findings(reply, launch)
 
 
 def _recorder(beat: Heartbeat, into: Path) -> str:

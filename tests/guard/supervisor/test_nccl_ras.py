@@ -126,11 +126,12 @@ def test_a_look_asks_saves_the_reply_and_names_the_rank(tmp_path, capsys, monkey
     pytest.importorskip("drain3")
     monkeypatch.setattr(nccl_ras, "GREETING_SECONDS", 0.3)
     folder = RunFolder(tmp_path)
-    with rank(folder, "time.sleep(600)", 2) as late:
-        reply = BEHIND.replace("102", str(late.pid))
-        with ras(reply, stopped=1) as (address, asked):
-            with rank(folder, "time.sleep(600)", 0, NCCL_RAS_ADDR=address):
-                assert main(["stacks", str(tmp_path)]) == 0
+    with (
+        rank(folder, "time.sleep(600)", 2) as late,
+        ras(reply := BEHIND.replace("102", str(late.pid)), stopped=1) as (address, asked),
+        rank(folder, "time.sleep(600)", 0, NCCL_RAS_ADDR=address),
+    ):
+        assert main(["stacks", str(tmp_path)]) == 0
     ranks, _, diagnosis = capsys.readouterr().out.partition("\n\n")
     assert f"NCCL RAS: rank 2 (process {late.pid} {ON} has launched 41 AllReduce" in ranks
     assert "NCCL's RAS service names a rank for which others wait, rank 2 on 172." in diagnosis
