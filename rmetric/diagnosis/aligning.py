@@ -9,7 +9,7 @@ from math import inf
 
 from rmetric.diagnosis.attempt_files import attempts_by_name
 from rmetric.diagnosis.facts.job import JobStream, Match, Occurrence
-from rmetric.diagnosis.part import Part
+from rmetric.diagnosis.one_pass import Part
 from rmetric.diagnosis.reading.file_names import ATTEMPT
 from rmetric.diagnosis.reading.timestamps import without_year
 

@@ -21,7 +21,7 @@ from rmetric.diagnosis.reading.file_names import POD_SUFFIX, is_kernel_log
 from rmetric.diagnosis.reading.timestamps import NO_YEAR, names_zone, without_year
 
 if TYPE_CHECKING:
-    from rmetric.diagnosis.part import Part, StreamPart
+    from rmetric.diagnosis.one_pass import Part, StreamPart
 
 #: Entries of a file's beginning that are compared.
 COMPARED_ENTRIES = 8

@@ -1,4 +1,4 @@
-"""Entries of one or several lines: each line by itself, whatever its form.
+"""Lines of one file to entries, and these to streams and templates: each line by itself.
 
 `EntryPass._slow` alone would read a file; `FilePass` (one_pass.py) spares most lines the way.
 """
@@ -13,8 +13,7 @@ from typing import Any
 from rmetric.diagnosis.auxiliary.stacks import states_stack
 from rmetric.diagnosis.facts.graph import IdentityGraph
 from rmetric.diagnosis.facts.job import HEAD, TAIL
-from rmetric.diagnosis.facts.starts import KERNEL_LINE
-from rmetric.diagnosis.file_lines import FileLines
+from rmetric.diagnosis.facts.starts import KERNEL_LINE, StartMarks
 from rmetric.diagnosis.library.stages import next_stage
 from rmetric.diagnosis.log_stream import (
     LogLineForm,
@@ -26,14 +25,28 @@ from rmetric.diagnosis.log_stream import (
 )
 from rmetric.diagnosis.patterns.iterations import IterationWatch
 from rmetric.diagnosis.reading.joining import TRANSITIONS, Kind
+from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix, PrefixParser
+from rmetric.diagnosis.reading.source import LogSource
 from rmetric.diagnosis.reading.steps import StepMatch
 from rmetric.diagnosis.reading.text import clean, unescaped
 from rmetric.diagnosis.signature import Signature
-from rmetric.diagnosis.templates.facts import JOB_ID, Facts
+from rmetric.diagnosis.templates.events import OTHERS
+from rmetric.diagnosis.templates.facts import (
+    JOB_ID,
+    MAX_ENTRIES,
+    SHORTEST_FORM,
+    BoundedCache,
+    Facts,
+    LineAnalyser,
+)
+from rmetric.diagnosis.templates.places import Heads, LineShape, shape_reader
 
+#: Different masked texts of a file; further ones count as "<others>".
+MAX_TEXTS = 20_000
+#: Streams of a file that are kept apart, and forms of prefixes.
+MAX_STREAMS, MAX_HEADS = 1 << 15, 1000
 #: Changes of stage that are kept of a stream, job numbers of a file.
-MAX_STAGES = 200
-MAX_JOB_IDS = 1000
+MAX_STAGES, MAX_JOB_IDS = 200, 1000
 #: Steps by which ranks that share a log may differ.
 RANKS_APART = 2
 #: Roles and least confidence of entries that end an attempt.
@@ -43,23 +56,52 @@ MIN_END_CONFIDENCE = 0.5
 _NOTED = ("info", "warning")
 #: Lines that continue what stands before them.
 _SET_IN = (Kind.PART, Kind.FRAME)
-#: The head of faulthandler's stacks; whose they are, the line above may say.
-_TIMED_OUT = re.compile(rb"Timeout \([\d:.]+\)!\s*$")
-_PLACE = itemgetter(0)
+DIGITS = b"0123456789"
 
 
-class EntryPass(FileLines):
+class EntryPass:
     """Joins lines to entries, and counts these by stream and template.
 
     Attributes:
+        marks: where attempts may begin.
+        own: the stream of lines without a prefix.
+        forms, short: forms by their key, or by the line itself where the key is too short.
+        heads: pattern of a form of prefix -> the streams of such prefixes.
+        number, lines: number of lines before the block, and its lines.
+        block_forms: their forms, where these are known.
+        template_of: (class, masked text) -> number of the template.
+        first, last: of each template, within the attempt.
+        unmatched: entries that were too different from all others.
         first_line: number of the attempt's first line.
         line_before: the last one before the block.
         final_template: template of an entry's first line -> that of the whole entry.
         continued: the last line that continued one of another stream, and that stream.
     """
 
+    def __init__(
+        self, source: LogSource, analyser: LineAnalyser, prefixes: PrefixParser | None = None
+    ) -> None:
+        self.source, self.analyser = source, analyser
+        self.shapes = shape_reader(prefixes or PrefixParser.learn(source.sample()), analyser)
+        self.prefixes = self.shapes.prefixes
+        self.marks = StartMarks()
+        self.forms: BoundedCache[LogLineForm] = BoundedCache()
+        self.short: BoundedCache[LogLineForm] = BoundedCache()
+        self.of_shape: dict[LineShape, LogLineForm] = {}
+        self.streams: dict[Prefix, LogStream] = {}
+        self.heads: dict[re.Pattern[bytes], Heads[LogStream]] = {}
+        self.own = self._stream_of(NO_PREFIX)
+        self.template_of: dict[tuple[str, str], int] = {}
+        self.number, self.lines = 0, list[bytes]()
+        self.block_forms = list[LogLineForm | None]()
+        self._begin_attempt()
+
     def _begin_attempt(self) -> None:
-        super()._begin_attempt()
+        self.first: list[RawEntry | None] = [None] * len(self.template_of)
+        self.last: list[RawEntry | None] = [None] * len(self.template_of)
+        self.unmatched = 0
+        for stream in self.streams.values():
+            stream.begin_attempt()
         self.marks.begin_attempt()
         self.first_line, self.line_before = self.number + 1, b""
         self.watch, self.graph = IterationWatch[RawEntry](), IdentityGraph(self.source.name)
@@ -67,6 +109,65 @@ class EntryPass(FileLines):
         self.continued: tuple[int, LogStream] = (0, self.own)
         self.succeeded: RawEntry | None = None
         self.job_ids: dict[str, int] = {}
+
+    def _stream_of(self, prefix: Prefix) -> LogStream:
+        stream = self.streams.get(prefix)
+        if stream is None:
+            if len(self.streams) > MAX_STREAMS:
+                return self.own
+            stream = self.streams[prefix] = LogStream(str(len(self.streams)), prefix)
+        return stream
+
+    def _stream(self, line: bytes, form: LogLineForm) -> tuple[LogStream, int]:
+        """The stream of a line, and the offset of its text."""
+        if form.heads is None:
+            return self.own, self.prefixes.start(line)
+        stream, start = form.heads.find(line)
+        if stream is None:
+            prefix, start = self.prefixes.split(line)
+            stream = self._stream_of(prefix)
+            form.heads.learn(line, stream)
+        return stream, start
+
+    def _form(self, line: bytes, key: bytes | None = None) -> LogLineForm:
+        key = line.translate(None, DIGITS) if key is None else key
+        forms, key = (self.forms, key) if len(key) >= SHORTEST_FORM else (self.short, line)
+        form = forms.get(key)
+        if form is None:
+            shape = self.shapes.shape(line)
+            form = self.of_shape.get(shape) or self._new_form(shape)
+            forms.put(key, form)
+        return form
+
+    def _new_form(self, shape: LineShape) -> LogLineForm:
+        for full, most in ((self.heads, MAX_HEADS), (self.of_shape, MAX_ENTRIES)):
+            if len(full) >= most:
+                full.clear()
+        heads = None
+        if shape.heads is not None:
+            heads = self.heads.setdefault(shape.heads, Heads(shape.heads))
+        form = self.of_shape[shape] = LogLineForm(shape, heads)
+        facts = shape.facts
+        template = self.template_of.get((facts.cls, facts.template))
+        if (
+            facts.quiet
+            and not (facts.told or facts.step or template is None)
+            and self.first[template] is not None
+        ):  # its first line need not go the slow way
+            form.template, form.slow = template, False
+            form.begin(self.marks.follows(template))
+        return form
+
+    def _template(self, text: str, cls: str) -> int:
+        template = self.template_of.get((cls, text))
+        if template is None:
+            if len(self.template_of) >= MAX_TEXTS and text != OTHERS:
+                self.unmatched += 1
+                return self._template(OTHERS, cls)
+            template = self.template_of[cls, text] = len(self.first)
+            self.first.append(None)
+            self.last.append(None)
+        return template
 
     def _slow(
         self, number: int, line: bytes, form: LogLineForm, stream: LogStream, start: int
@@ -92,18 +193,11 @@ class EntryPass(FileLines):
 
         A program that writes several lines at once puts its prefix before the first only.
         """
-
-        def text(at: int) -> bytes:
-            return self.lines[at][self.prefixes.split(self.lines[at])[1] :]
-
         at = number - self.number - 2
-        if at > 0 and not text(at).strip():  # between the threads of a process
-            at -= 1
-        if self.continued[0] == self.number + 1 + at:
-            stream = self.continued[1]
-        else:
-            if at > 0 and _TIMED_OUT.match(text(at)):
-                at -= 1
+        while at > 0 and not self.lines[at][self.prefixes.split(self.lines[at])[1] :].strip():
+            at -= 1  # between the threads of a process
+        stream = self.continued[1]
+        if self.continued[0] != self.number + 1 + at:
             before = self.lines[at] if at >= 0 else self.line_before
             stream = self._stream_of(self.prefixes.split(before)[0])
         self.continued = number, stream
@@ -121,7 +215,7 @@ class EntryPass(FileLines):
     def _joined(self, stream: LogStream, number: int, text: bytes, facts: Facts) -> bool:
         """Add a line to the stream's open entry; return False if it does not belong there."""
         entry = stream.open or self._reopened(stream)
-        if entry is None or entry.entry.full:
+        if entry is None or entry.full:
             return False
         if facts.kind == Kind.EXCEPTION:
             entry.leading_facts = facts
@@ -129,7 +223,7 @@ class EntryPass(FileLines):
             if entry.leading_facts.exception or entry.leading_facts is not entry.facts:
                 return False  # of another rank that writes to the same file
             entry.leading_facts = facts
-        entry.entry.add(clean(text))
+        entry.lines.append(clean(text))
         entry.last_line = number
         entry.look |= facts.look
         return True
@@ -188,12 +282,11 @@ class EntryPass(FileLines):
         self, stream: LogStream, number: int, line: bytes, form: LogLineForm, step: StepMatch
     ) -> None:
         self._show(stream)
-        if form.time is None:
-            form.time = self.shapes.time_place(form.shape, line)
         raw: RawEntry = (
             number, line, form.template, stream.key, step[1], stream.stage, None, form,
         )  # fmt: skip
-        time = form.time.time(line)
+        place = form.shape.time
+        time = self.shapes.time(line, form.shape) if place is None else place.time(line)
         self.marks.add_step(number)
         self._time_step(stream, step, time)
         before = stream.step
@@ -222,8 +315,8 @@ class EntryPass(FileLines):
     def _close(self, stream: LogStream) -> None:
         entry = stream.open
         assert entry is not None
-        stream.open, whole_line = None, entry.entry.whole_line
-        said, level = entry.entry.text(), entry.facts.level
+        stream.open, whole_line = None, entry.whole_line
+        said, level = entry.text(), entry.facts.level
         text = unescaped(said)
         look = entry.facts.alone if whole_line and text is said else entry.look
         found = self.analyser.find(text, level) if look else []
@@ -287,7 +380,7 @@ class EntryPass(FileLines):
             at = places[order]
             if at.__class__ is tuple:
                 return at
-            _, step, stage = changes[bisect_right(changes, order, key=_PLACE) - 1]
+            _, step, stage = changes[bisect_right(changes, order, key=itemgetter(0)) - 1]
             places[order] = made = (
                 before + at, lines[at], templates[order], key, step, stage, None, forms[at],
             )  # fmt: skip
@@ -299,7 +392,7 @@ class EntryPass(FileLines):
             if stream.first_time is not None:
                 break
             entry = raw(order)
-            stream.first_time = self.time(entry[1], entry[7])
+            stream.first_time = self.shapes.time(entry[1], entry[7].shape)
         stream.fresh = max(0, stream.fresh - number)
         stream.tail.extend(map(raw, range(max(0, number - TAIL), number)))
         first, last = self.first, self.last

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,9 @@ from rmetric.diagnosis.facts.starts import starts_of
 from rmetric.diagnosis.input_files import find
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.merging import merged
-from rmetric.diagnosis.one_pass import FilePass
-from rmetric.diagnosis.part import Part
+from rmetric.diagnosis.one_pass import FilePass, Part
 from rmetric.diagnosis.reading.source import LogSource
+from rmetric.diagnosis.report.render import clock
 from rmetric.diagnosis.templates.events import OTHERS
 from rmetric.diagnosis.templates.facts import LineAnalyser
 
@@ -82,18 +81,6 @@ def _few_collections() -> Iterator[None]:
         gc.set_threshold(*thresholds)
 
 
-def _job(parts: Sequence[Part], notes: Sequence[str]) -> Job:
-    job = merged(parts)
-    cut_off = [
-        f"{part.source.name} does not reach its end: {part.source.cut_off}"
-        for part in parts
-        if part.source.cut_off
-    ]
-    found = [*cut_off, *notes, *_of_files(parts), *job.notes, *_of_jobs(parts, job)]
-    job.notes = list(dict.fromkeys(found))
-    return job
-
-
 def _files(
     sources: Sequence[LogSource],
     library: SignatureLibrary,
@@ -153,34 +140,35 @@ def _read(sources: Sequence[LogSource], library: SignatureLibrary) -> list[list[
     return list(_files(sources, library, 1, None))
 
 
-def _of_files(parts: Sequence[Part]) -> Iterator[str]:
+def _job(parts: Sequence[Part], notes: Sequence[str]) -> Job:
+    """The job of its parts, with all notes; lost ends come first, signs of several jobs last."""
+    job = merged(parts)
+    found, of_files, numbers = list[str](), list[str](), dict[str, str]()
     for part in parts:
-        yield from part.source.notes
+        name = part.source.name
+        if part.source.cut_off:
+            found.append(f"{name} does not reach its end: {part.source.cut_off}")
+        of_files += part.source.notes
         if part.source.lines == 0:
-            yield f"{part.source.name}: empty"
+            of_files.append(f"{name}: empty")
         if part.unmatched:
-            yield (
-                f"{part.source.name}: {part.unmatched:,} entries came after too many different "
-                f"ones and are counted as one event, {OTHERS}"
+            of_files.append(
+                f"{name}: {part.unmatched:,} entries came after too many different ones and are "
+                f"counted as one event, {OTHERS}"
             )
-
-
-def _of_jobs(parts: Sequence[Part], job: Job) -> Iterator[str]:
-    """Yield notes that suggest several jobs: different scheduler ids, times far apart."""
-    where: dict[str, str] = {}
-    for part in parts:
         for number, line in part.job_ids.items():
-            where.setdefault(number, f"{number} in {part.source.name}, line {line:,}")
-    if len(where) > 1:
-        few = "; ".join(list(where.values())[:4]) + ("; ..." if len(where) > 4 else "")
-        yield f"there may be {len(where)} jobs in these logs, by the scheduler's numbers: {few}"
-    if (both := two_jobs(job)) is not None:
-        end, begin = job.spans[both[0]][1], job.spans[both[1]][0]
-        yield (
-            f"there may be two jobs in these logs, or one stood still: {both[0]} ends at "
-            f"{_utc(end)} and {both[1]} begins at {_utc(begin)}, with nothing between"
+            numbers.setdefault(number, f"{number} in {name}, line {line:,}")
+    found += [*notes, *of_files, *job.notes]
+    if len(numbers) > 1:
+        few = "; ".join(list(numbers.values())[:4]) + ("; ..." if len(numbers) > 4 else "")
+        found.append(
+            f"there may be {len(numbers)} jobs in these logs, by the scheduler's numbers: {few}"
         )
-
-
-def _utc(time: float) -> str:
-    return datetime.fromtimestamp(time, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+    if (both := two_jobs(job)) is not None:
+        end, begin = map(clock, (job.spans[both[0]][1], job.spans[both[1]][0]))
+        found.append(
+            f"there may be two jobs in these logs, or one stood still: {both[0]} ends at "
+            f"{end} and {both[1]} begins at {begin}, with nothing between"
+        )
+    job.notes = list(dict.fromkeys(found))
+    return job

@@ -8,19 +8,18 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 from rmetric._util.errors import LogError
 from rmetric._util.special import refuse_special
 from rmetric._util.unpacked import PACKED, PACKED_SUFFIXES
 from rmetric.diagnosis.auxiliary.files import AUXILIARY_SUFFIXES, is_auxiliary
 from rmetric.diagnosis.auxiliary.stacks import holds_stacks
-from rmetric.diagnosis.reading.exported import Exported
 from rmetric.diagnosis.reading.file_names import ATTEMPT, identify_files, natural
-from rmetric.diagnosis.reading.json_records import JsonRecords
 from rmetric.diagnosis.reading.lines import utf16
+from rmetric.diagnosis.reading.records import Export
 from rmetric.diagnosis.reading.source import LogSource
 
 #: Blocks of a file's beginning by which its kind is recognised.
@@ -53,16 +52,82 @@ _ENDED = re.compile(
 _OWN = re.compile(rb'\s*\{[^\n]*"event": ?"(?:EXPERIMENT_START|METRICS)"')
 
 
-class LogFiles(NamedTuple):
+class LogFiles:
     """Log files sorted by name, and notes on files left out.
 
     Attributes:
-        beside: flight recorder dumps and stacks, which are no logs (beside.py).
+        beside: flight recorder dumps and stacks, which are no logs (auxiliary/).
+        tables: files of settings, read where there is no log.
+        left_out: kind -> number of files.
     """
 
-    sources: list[LogSource]
-    notes: list[str]
-    beside: list[LogSource]
+    def __init__(self) -> None:
+        self.sources, self.beside, self.tables = [list[LogSource]() for _ in range(3)]
+        self.notes: list[str] = []
+        self.left_out: Counter[str] = Counter()
+
+    def add(self, path: Path, name: str) -> None:
+        """A file of a folder."""
+        kind = other_by_name(path)
+        try:
+            if not kind or path.suffix in _MAY_BE_LOGS:
+                source = LogSource(path=path, name=name, size=_size(path))
+                kind = self._add(source, _head(source), kind)
+        except LogError as error:
+            self.notes.append(str(error))
+            return
+        if kind:
+            self.left_out[kind] += 1
+
+    def _add(self, source: LogSource, head: bytes, kind: str) -> str:
+        """Take a file of a folder; return its kind where it is left out."""
+        if is_auxiliary(head):
+            self.beside.append(source)
+            return ""
+        if holds_stacks(head):  # in notes, which are a log too
+            self.beside.append(replace(source))
+        by_content = other_by_content(head)
+        if kind == _TABLES and (Export.of(head) or _ENDED.search(head)):
+            kind = ""
+        elif kind == _TABLES and not by_content:
+            self.tables.append(source)
+        if not (kind or by_content):
+            self.sources.append(source)
+        return kind or by_content
+
+    def add_named(self, path: Path) -> None:
+        """A file that is named: it is read whatever its suffix."""
+        source = LogSource(path=path, name=str(path), size=_size(path))
+        head = _head(source)
+        if is_auxiliary(head):
+            self.beside.append(source)
+        elif kind := other_by_content(head):
+            raise LogError(path, None, f"not a text log but {kind}; text, {PACKED} are accepted")
+        else:
+            self.sources.append(source)
+
+    def files_below(self, folder: Path) -> Iterator[Path]:
+        """Files, through links too; a folder that several links lead to is entered once."""
+        entered: set[tuple[int, int]] = set()
+
+        def refused(error: OSError) -> None:
+            self.notes.append(f"{error.filename}: cannot be read: {error.strerror}")
+
+        for where, below, names in os.walk(folder, followlinks=True, onerror=refused):
+            seen = Path(where).stat()
+            place = seen.st_dev, seen.st_ino
+            try:
+                refuse_special(where)
+            except LogError as error:
+                self.notes.append(str(error))
+                entered.add(place)
+            if place in entered:
+                below.clear()
+                continue
+            entered.add(place)
+            below[:] = sorted(name for name in below if not name.startswith("."))
+            paths = (Path(where, name) for name in sorted(names) if not name.startswith("."))
+            yield from filter(Path.is_file, paths)
 
 
 def find(paths: Sequence[str | Path]) -> LogFiles:
@@ -76,117 +141,35 @@ def find(paths: Sequence[str | Path]) -> LogFiles:
         LogError: a path does not exist or cannot be read, a named file is binary, or nothing is
             left to read.
     """
-    search = _Search()
+    found = LogFiles()
     for path in map(Path, paths):
         refuse_special(path)
         if path.is_dir():
             # Of several folders the files may have one name.
-            search.add_folder(path, path if len(paths) > 1 else Path())
+            above = path if len(paths) > 1 else Path()
+            for one in found.files_below(path):
+                found.add(one, str(above / one.relative_to(path)))
         else:
-            search.add_named(path)
-    sources, notes, beside, left_out = search.sources, search.notes, search.beside, search.left_out
-    if not sources and not beside and search.tables:  # as collectors of logs export them
-        sources = search.tables
-        left_out -= Counter({_TABLES: len(sources)})
-    for some in (beside, sources):
+            found.add_named(path)
+    if not found.sources and not found.beside:  # as collectors of logs export them
+        found.sources = found.tables
+        found.left_out -= Counter({_TABLES: len(found.tables)})
+    for some in (found.beside, found.sources):
         some.sort(key=lambda source: (natural(source.name), source.name))
         if some:
-            _identify(some, paths, whole=some is beside)
-    sources = _once(sources, notes)
-    if left_out:
-        listed = ", ".join(f"{count} {kind}" for kind, count in sorted(left_out.items()))
-        notes.append(f"files that are no text logs were left out: {listed}")
-    if not sources and not beside:
-        why = "; ".join(notes) or "no files"
+            _identify(some, paths)
+    found.sources = _once(found.sources, found.notes)
+    if found.left_out:
+        listed = ", ".join(f"{count} {kind}" for kind, count in sorted(found.left_out.items()))
+        found.notes.append(f"files that are no text logs were left out: {listed}")
+    if not found.sources and not found.beside:
+        why = "; ".join(found.notes) or "no files"
         raise LogError(
             ", ".join(map(str, paths)) or "no path",
             None,
             f"no text log to read here ({why}); accepted are text files, {PACKED} of them",
         )
-    return LogFiles(sources, notes, beside)
-
-
-class _Search:
-    """What has been found so far.
-
-    Attributes:
-        sources, notes, beside: as of `LogFiles`.
-        tables: read where there is no log.
-        left_out: kind -> number of files.
-    """
-
-    def __init__(self) -> None:
-        self.sources, self.beside, self.tables = [list[LogSource]() for _ in range(3)]
-        self.notes: list[str] = []
-        self.left_out: Counter[str] = Counter()
-
-    def add_named(self, path: Path) -> None:
-        source = LogSource(path=path, name=str(path), size=_size(path))
-        head = _head(source)
-        if is_auxiliary(head):
-            self.beside.append(source)
-        elif kind := other_by_content(head):
-            raise LogError(path, None, f"not a text log but {kind}; text, {PACKED} are accepted")
-        else:
-            self.sources.append(source)
-
-    def add_folder(self, folder: Path, named: Path) -> None:
-        for path in self._files_below(folder):
-            kind = other_by_name(path)
-            if not kind or path.suffix in _MAY_BE_LOGS:
-                try:
-                    name = str(named / path.relative_to(folder))
-                    kind = self._add(LogSource(path=path, name=name, size=_size(path)), kind)
-                except LogError as error:
-                    self.notes.append(str(error))
-                    continue
-            if kind:
-                self.left_out[kind] += 1
-
-    def _add(self, source: LogSource, kind: str) -> str:
-        """Take a file of a folder; return its kind where it is left out."""
-        head = _head(source)
-        if is_auxiliary(head):
-            self.beside.append(source)
-            return ""
-        if holds_stacks(head):  # in notes, which are a log too
-            self.beside.append(replace(source))
-        by_content = other_by_content(head)
-        if kind == _TABLES and (_is_export(head) or _ENDED.search(head)):
-            kind = ""
-        elif kind == _TABLES and not by_content:
-            self.tables.append(source)
-        if not (kind or by_content):
-            self.sources.append(source)
-        return kind or by_content
-
-    def _files_below(self, folder: Path) -> Iterator[Path]:
-        """Files, through links too; a folder that several links lead to is entered once."""
-        entered: set[tuple[int, int]] = set()
-
-        def refused(error: OSError) -> None:
-            self.notes.append(f"{error.filename}: cannot be read: {error.strerror}")
-
-        for where, below, names in os.walk(folder, followlinks=True, onerror=refused):
-            try:
-                refuse_special(where)
-            except LogError as error:
-                self.notes.append(str(error))
-                below.clear()
-                continue
-            seen = Path(where).stat()
-            if (seen.st_dev, seen.st_ino) in entered:
-                below.clear()
-                continue
-            entered.add((seen.st_dev, seen.st_ino))
-            below[:] = sorted(name for name in below if not name.startswith("."))
-            paths = (Path(where, name) for name in sorted(names) if not name.startswith("."))
-            yield from filter(Path.is_file, paths)
-
-
-def _is_export(head: bytes) -> bool:
-    """True for the first bytes of lines that a collector of logs exported."""
-    return JsonRecords.of(head) is not None or Exported.of(head.partition(b"\n")[0]) is not None
+    return found
 
 
 def _head(source: LogSource) -> bytes:
@@ -200,18 +183,12 @@ def _size(path: Path) -> int:
         raise LogError(path, None, f"cannot be read: {error.strerror}") from None
 
 
-def _identify(
-    sources: list[LogSource], paths: Sequence[str | Path], *, whole: bool = False
-) -> None:
-    """Set ranks and nodes by the files' names, below the folder that all of them are in.
-
-    Those of named hosts are counted where the files are of all ranks (`whole`).
-    """
+def _identify(sources: list[LogSource], paths: Sequence[str | Path]) -> None:
+    """Set ranks and nodes by the files' names, below the folder that all of them are in."""
     given = [Path(path).absolute() for path in paths]
     base = os.path.commonpath([path if path.is_dir() else path.parent for path in given])
     names = [source.path.absolute().relative_to(base).as_posix() for source in sources]
-    identities = identify_files(names, whole=whole)
-    for source, file in zip(sources, identities, strict=True):
+    for source, file in zip(sources, identify_files(names), strict=True):
         source.rank, source.node, source.local_rank = file.rank, file.node, file.local_rank
 
 
@@ -222,27 +199,21 @@ def _once(sources: list[LogSource], notes: list[str]) -> list[LogSource]:
     """
     sizes = Counter(source.size for source in sources)
     first: dict[tuple[object, ...], LogSource] = {}
-    originals: dict[int, LogSource] = {}
+    copies: dict[int, str] = {}
     for one in sorted(sources, key=lambda source: source.path.is_symlink()):
-        content = _digest(one.path) if one.size and sizes[one.size] > 1 else id(one)
+        content: object = id(one)
+        if one.size and sizes[one.size] > 1:
+            with one.path.open("rb") as file:
+                digest = hashlib.blake2b()
+                for block in iter(partial(file.read, 1 << 20), b""):
+                    digest.update(block)
+                content = digest.digest()
         attempt = ATTEMPT.search(one.name)
         key = (one.rank, one.node, one.local_rank, attempt and attempt[1], content)
-        originals[id(one)] = first.setdefault(key, one)
-    kept = [source for source in sources if originals[id(source)] is source]
-    notes += [
-        f"{source.name} has the content of {originals[id(source)].name}: read once"
-        for source in sources
-        if originals[id(source)] is not source
-    ]
-    return kept
-
-
-def _digest(path: Path) -> bytes:
-    digest = hashlib.blake2b(digest_size=16)
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.digest()
+        if (original := first.setdefault(key, one)) is not one:
+            copies[id(one)] = f"{one.name} has the content of {original.name}: read once"
+    notes += [copies[id(source)] for source in sources if id(source) in copies]
+    return [source for source in sources if id(source) not in copies]
 
 
 def other_by_name(path: Path) -> str:

@@ -12,8 +12,7 @@ from rmetric.diagnosis.reading.joining import EntryText, Kind, State
 from rmetric.diagnosis.reading.prefixes import Prefix
 from rmetric.diagnosis.reading.text import clean
 from rmetric.diagnosis.templates.facts import Facts
-from rmetric.diagnosis.templates.places import Heads, StepPlace, TimePlace
-from rmetric.diagnosis.templates.shapes import LineShape
+from rmetric.diagnosis.templates.places import Heads, LineShape, StepPlace
 
 #: Entries in which a stream's first time is sought; at least `HEAD`.
 FIRST_ENTRIES = 50
@@ -23,10 +22,9 @@ _STAYS = {
     stated: {now for now in ("", *STAGES) if next_stage(now, stated) == now} for stated in STAGES
 }
 
-#: (number, line, template, stream's key, step, stage, text or None for the line's own, the form of
-#: the line where it is remembered): an entry as it is kept during the pass; `part_of` parses those
-#: that remain.
-RawEntry = tuple[int, bytes, int, str, "int | None", str, "str | None", "LogLineForm | None"]
+#: (number, line, template, stream's key, step, stage, text or None for the line's own, form): an
+#: entry as it is kept during the pass; those that remain are parsed at its end.
+RawEntry = tuple[int, bytes, int, str, "int | None", str, "str | None", "LogLineForm"]
 
 
 class LogLineForm:
@@ -35,7 +33,7 @@ class LogLineForm:
     Attributes:
         facts, shape: those that all files share.
         heads: finds their stream; None where they have no prefix.
-        step, time: find their step and time; None before the first use.
+        step: finds their step; None where they state none.
         stays: the stages that they do not change; None where they state none.
         template: its number in the file; -1 before the first entry.
         slow: they need more than to be counted, and to have their step recorded.
@@ -47,7 +45,7 @@ class LogLineForm:
 
     __slots__ = (
         "blank", "facts", "heads", "marked", "plain", "shape", "slow", "stays", "step", "template",
-        "time", "told",
+        "told",
     )  # fmt: skip
 
     def __init__(self, shape: LineShape, heads: Heads[LogStream] | None) -> None:
@@ -55,7 +53,6 @@ class LogLineForm:
         self.template, self.slow, self.marked, self.plain = -1, True, False, False
         self.blank, self.told = self.facts.kind == Kind.BLANK, self.facts.told
         self.step: StepPlace | None = None
-        self.time: TimePlace | None = None
         self.stays = _STAYS[shape.facts.stage] if shape.facts.stage else None
 
     def begin(self, marked: bool) -> None:
@@ -64,7 +61,7 @@ class LogLineForm:
         self.plain = not (self.slow or self.told or self.step is not None)
 
 
-class OpenEntry:
+class OpenEntry(EntryText):
     """An entry that may have more lines.
 
     Attributes:
@@ -76,16 +73,11 @@ class OpenEntry:
         steps_before: number of the file's step lines before it.
     """
 
-    __slots__ = (
-        "entry", "facts", "last_line", "leading_facts", "look", "raw", "states_step",
-        "steps_before", "watched",
-    )  # fmt: skip
-
     def __init__(self, raw: RawEntry, facts: Facts, text: bytes) -> None:
+        super().__init__(clean(text))
         self.raw, self.facts, self.leading_facts = raw, facts, facts
         self.look, self.states_step, self.watched = facts.look, False, False
         self.last_line, self.steps_before = raw[0], 0
-        self.entry = EntryText(clean(text))
 
 
 class LogStream:

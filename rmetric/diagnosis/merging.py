@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 from rmetric.diagnosis.facts.job import (
     HEAD,
@@ -16,13 +15,12 @@ from rmetric.diagnosis.facts.job import (
     Event,
     Job,
     JobStream,
-    Match,
     Occurrence,
     short,
     span_of,
 )
 from rmetric.diagnosis.facts.layout import Files, RankLayout, RankPlacement
-from rmetric.diagnosis.part import Part, StreamPart
+from rmetric.diagnosis.one_pass import Part, StreamPart
 from rmetric.diagnosis.patterns.values import is_not_finite
 from rmetric.diagnosis.reading.file_names import names_in
 from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix
@@ -33,8 +31,6 @@ from rmetric.diagnosis.templates.events import Events
 MAX_COLLECTED = 1000
 #: No node has so many ranks.
 MOST_LOCAL_RANKS = 64
-
-Number = TypeVar("Number", int, float)
 
 
 def merged(parts: Sequence[Part]) -> Job:
@@ -116,12 +112,13 @@ class _Merging:
             entry.order += before
         part.entries.clear()
         for at, template in part.templates.items():
-            self._event(numbers[at], template.first, template.last)
+            number, first, last = numbers[at], template.first, template.last
+            if number == len(job.events):
+                job.events.append(Event(number=number, template="", first=first, last=last))
+            event = job.events[number]
+            event.first, event.last = _earlier(event.first, first), _later(event.last, last)
             if is_not_finite(template.text):
-                first = template.first
-                job.not_finite = (
-                    first if job.not_finite is None else _earlier(job.not_finite, first)
-                )
+                job.not_finite = _earlier(job.not_finite or first, first)
         for one, seat in zip(part.streams, seats, strict=True):
             self._add_stream(names[one.stream.name], seat, one, numbers)
         if part.succeeded is not None:
@@ -138,53 +135,45 @@ class _Merging:
         job = self.job
         if one.prefix.pid is not None and seat.rank is not None:
             job.rank_of_pid[seat.node or one.prefix.node, one.prefix.pid] = seat.rank
-        self._stream(name, seat, one.stream)
+        stream = job.streams.setdefault(name, JobStream(name=name, rank=seat.rank))
+        stream.node = seat.node if stream.node is None else stream.node
+        self._add_entries(stream, one.stream)
         for at, count in one.counts.items():
             counts = job.events[numbers[at]].counts
             counts[name] = counts.get(name, 0) + count
         for match in one.matches:
-            self._match(name, match, {numbers[at] for at in match.events})
+            events = {numbers[at] for at in match.events}
+            known = job.matches.get((match.signature, name))
+            if known is None:
+                job.matches[match.signature, name] = replace(match, stream=name, events=events)
+                continue
+            named = [known.named, match.named]
+            if _earlier(known.first, match.first) is not known.first:
+                known.first = match.first
+                named.reverse()
+            first, more = named
+            known.named = [*first, *(fields for fields in more if fields not in first)][:MAX_NAMED]
+            known.last = _later(known.last, match.last)
+            known.count += match.count
+            known.events |= events
         if one.odd_iteration is not None:
             job.odd_iterations.setdefault(name, one.odd_iteration)
         # The job's stages are those of the stream that logs most of them: usually rank 0. One that
         # trains precedes a launcher.
         found = (one.stream.steps > 0, len(one.stages))
         if one.stages and found > self.best_stages:
-            self.best_stages = found
-            job.stages = list(one.stages)
+            self.best_stages, job.stages = found, list(one.stages)
 
-    def finished(self) -> Job:
-        for event in self.job.events:
-            event.template = self.events.template(event.number)
-        for name, tail in self.tails.items():
-            self.job.streams[name].tail.extend(_in_order(tail)[-TAIL:])
-        world = self.layout.world
-        self.job.world_size = world.size
-        self.job.ranks_per_node = world.per_node
-        self.job.tasks_launch = world.tasks_launch
-        self.job.node_of_rank = dict(world.node_of_rank)
-        self.job.nodes = list(world.nodes)
-        self.job.rank_of_gpu = world.rank_of_gpu
-        self.job.rank_of_pid |= world.rank_of_pid
-        self.job.notes = list(world.notes())
-        if self.events.full:
-            self.job.notes.append(
-                f"{self.events.full:,} texts are unlike all others of the "
-                f"{len(self.events):,} events: they count as one, <others>"
-            )
-        return self.job
-
-    def _stream(self, name: str, seat: RankPlacement, part: JobStream) -> None:
-        stream = self.job.streams.setdefault(name, JobStream(name=name, rank=seat.rank))
-        stream.node = seat.node if stream.node is None else stream.node
+    def _add_entries(self, stream: JobStream, part: JobStream) -> None:
         stream.files |= part.files
         stream.entries += part.entries
         stream.head = _in_order([*stream.head, *part.head])[:HEAD]
         kept = STACKS_OF_RANK if stream.rank is not None else MAX_STACKS
         stream.stacks = _in_order([*stream.stacks, *part.stacks])[-kept:]
-        stream.first_time = _either(min, stream.first_time, part.first_time)
-        stream.last_time = _either(max, stream.last_time, part.last_time)
-        tail = self.tails.setdefault(name, [])
+        ends = [stream.first_time, part.first_time, stream.last_time, part.last_time]
+        stream.first_time = min((one for one in ends[:2] if one is not None), default=None)
+        stream.last_time = max((one for one in ends[2:] if one is not None), default=None)
+        tail = self.tails.setdefault(stream.name, [])
         tail += part.tail
         if len(tail) > MAX_COLLECTED:  # endless streams that share one name
             tail[:] = _in_order(tail)[-TAIL:]
@@ -198,25 +187,23 @@ class _Merging:
             stream.steps += part.steps
             stream.longest_pause = max(stream.longest_pause, part.longest_pause)
 
-    def _event(self, number: int, first: Occurrence, last: Occurrence) -> None:
-        if number == len(self.job.events):
-            self.job.events.append(Event(number=number, template="", first=first, last=last))
-        event = self.job.events[number]
-        event.first = _earlier(event.first, first)
-        event.last = _later(event.last, last)
-
-    def _match(self, name: str, part: Match, events: set[int]) -> None:
-        first, last = part.first, part.last
-        new = replace(part, stream=name, count=0, events=set(), named=[])
-        match = self.job.matches.setdefault((part.signature, name), new)
-        named = [match.named, part.named]
-        if _earlier(match.first, first) is not match.first:
-            match.first = first
-            named.reverse()
-        match.named = [*named[0], *(one for one in named[1] if one not in named[0])][:MAX_NAMED]
-        match.last = _later(match.last, last)
-        match.count += part.count
-        match.events |= events
+    def finished(self) -> Job:
+        job, world, events = self.job, self.layout.world, self.events
+        for event in job.events:
+            event.template = events.template(event.number)
+        for name, tail in self.tails.items():
+            job.streams[name].tail.extend(_in_order(tail)[-TAIL:])
+        job.world_size, job.ranks_per_node = world.size, world.per_node
+        job.tasks_launch, job.node_of_rank = world.tasks_launch, dict(world.node_of_rank)
+        job.nodes, job.rank_of_gpu = list(world.nodes), world.rank_of_gpu
+        job.rank_of_pid |= world.rank_of_pid
+        job.notes = list(world.notes())
+        if events.full:
+            job.notes.append(
+                f"{events.full:,} texts are unlike all others of the {len(events):,} events: "
+                "they count as one, <others>"
+            )
+        return job
 
 
 def _name(seat: RankPlacement, file: str) -> str:
@@ -242,11 +229,3 @@ def _in_order(tail: list[Occurrence]) -> list[Occurrence]:
     if len({one.file for one in tail}) > 1 and all(one.time is not None for one in tail):
         return sorted(tail, key=lambda one: (one.time, one.order))
     return sorted(tail, key=lambda one: one.order)
-
-
-def _either(
-    choose: Callable[[Number, Number], Number], one: Number | None, other: Number | None
-) -> Number | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return choose(one, other)

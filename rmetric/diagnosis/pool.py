@@ -47,7 +47,6 @@ class Pool(Struct, frozen=True, kw_only=True, rename={"name": "job"}, dict=True)
     """Event statistics of jobs of similar settings, as their file holds them.
 
     Attributes:
-        format: of the file.
         name: the owner's name for such a job.
         jobs: number of jobs that it was learnt from.
         succeeded: number of those whose logs state their planned end.
@@ -108,27 +107,24 @@ def learn(name: str, jobs: Sequence[Job]) -> Pool:
                 at = events.number(event.template, signature)
                 class_of[at] = signature
                 count[at] += event.count
-    number_of = len(jobs)
     usual = [
         PoolEvent(
             template=events.template(at),
             signature=signature,
-            jobs=round(sum(at in count for count in counts) / number_of, 6),
-            mean=round(sum(count[at] for count in counts) / number_of, 6),
+            jobs=round(sum(at in count for count in counts) / len(jobs), 6),
+            mean=round(sum(count[at] for count in counts) / len(jobs), 6),
         )
         for at, signature in class_of.items()
     ]
-    usual.sort(key=lambda one: (-one.jobs, -one.mean, one.template, one.signature))
-    stages = [{stage for stage, _ in job.stages} for job in jobs]
+    stages = Counter(stage for job in jobs for stage in {stage for stage, _ in job.stages})
     return Pool(
         name=name,
-        jobs=number_of,
+        jobs=len(jobs),
         succeeded=sum(job.succeeded is not None for job in jobs),
-        stages={
-            stage: sum(stage in those for those in stages) / number_of
-            for stage in sorted(set().union(*stages))
-        },
-        events=tuple(usual),
+        stages={stage: stages[stage] / len(jobs) for stage in sorted(stages)},
+        events=tuple(
+            sorted(usual, key=lambda one: (-one.jobs, -one.mean, one.template, one.signature))
+        ),
     )
 
 
@@ -140,11 +136,8 @@ def ordinary(job: Job, pool: Pool) -> set[int]:
 
 def _with_signatures(job: Job) -> Iterator[tuple[Event, str]]:
     """The job's events, each with the signature that matched it, "" without one."""
-    matched = {
-        event: match.signature for match in job.matches.values() for event in sorted(match.events)
-    }
-    for event in job.events:
-        yield event, matched.get(event.number, "")
+    matched = {event: one.signature for one in job.matches.values() for event in one.events}
+    return ((event, matched.get(event.number, "")) for event in job.events)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,12 +25,9 @@ FOLLOWS = "follows "
 
 @dataclass(frozen=True, kw_only=True)
 class Suspect:
-    """A rank or node that stands out.
+    """A rank or node that stands out: its stream's name ("rank 3", "node gpu-07"), and why.
 
-    Attributes:
-        name: of its stream, "rank 3" or "node gpu-07".
-        score: 0 to 1; the first suspect has the highest.
-        why: the evidence in words.
+    The score is from 0 to 1, the first suspect's the highest.
     """
 
     name: str
@@ -68,14 +65,12 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One of several attempts in the logs.
+    """One of several attempts in the logs, from 1; the rest is as in `Diagnosis`.
 
     Attributes:
-        number: from 1.
         file, line: first line of its first file.
         first_time, last_time: seconds; None where its entries state none.
         last_step: of its step lines; None without any.
-        outcome, cause, title, confidence: as in `Diagnosis`.
     """
 
     number: int
@@ -102,14 +97,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Restart:
-    """What to do next with the job.
-
-    Attributes:
-        action: ``stop``, ``restart`` or ``restart_without``.
-        nodes: to leave out; empty but for ``restart_without``.
-        why: the reason, in a few words.
-        confidence: 0 to 1.
-    """
+    """What to do next with the job: ``stop``, ``restart``, or ``restart_without`` some nodes."""
 
     action: str
     why: str
@@ -123,8 +111,7 @@ class Restart:
         taint = f"kubectl taint nodes {' '.join(names)} rmetric=suspect:NoSchedule" if names else ""
         what = {"stop": "no", "restart": "yes"}.get(self.action)
         what = what or f"yes, without {', '.join(self.nodes)} ({slurm}; {taint})"
-        text = f"{what}: {self.why}"
-        return asdict(self) | {"text": text, "slurm": slurm, "kubernetes": taint}
+        return asdict(self) | {"text": f"{what}: {self.why}", "slurm": slurm, "kubernetes": taint}
 
     @property
     def text(self) -> str:
@@ -216,29 +203,21 @@ def restart_advice(diagnosis: Diagnosis) -> Restart | None:
         return None
     from rmetric.diagnosis.library.files import families  # needs the packages of diagnose
 
-    def advice(action: str, why: str, nodes: tuple[str, ...] = ()) -> Restart:
-        return Restart(action=action, why=why, confidence=diagnosis.confidence, nodes=nodes)
-
+    last, nodes = diagnosis.attempts[-2:], tuple[str, ...]()
+    ends = {(attempt.cause, attempt.last_step) for attempt in last}
     if why := families().get(diagnosis.family or "", {}).get("stop"):
-        return advice("stop", why)
-    if diagnosis.outcome == "terminated":
-        return advice("restart", "the platform ended the job, not an error")
-    if diagnosis.actor == "hardware":
-        if nodes := tuple(dict.fromkeys(s.node for s in diagnosis.leading if s.node)):
-            return advice("restart_without", "the hardware of the node may fail again", nodes)
-        return advice("restart", "the hardware failed, and the logs name no node")
-    if _came_again(diagnosis):
-        return advice("stop", "the last two attempts failed alike, at the same step")
-    if diagnosis.actor == "user":
-        return advice("stop", "an error of the job or of its settings comes again")
-    return advice("restart", "the error need not come again")
-
-
-def _came_again(diagnosis: Diagnosis) -> bool:
-    """The last attempt and the one before it ended with one cause at one step."""
-    last = diagnosis.attempts[-2:]
-    return (
-        len(last) == 2
-        and last[0].cause is not None
-        and len({(attempt.cause, attempt.last_step) for attempt in last}) == 1
-    )
+        action = "stop"
+    elif diagnosis.outcome == "terminated":
+        action, why = "restart", "the platform ended the job, not an error"
+    elif diagnosis.actor == "hardware":
+        nodes = tuple(dict.fromkeys(s.node for s in diagnosis.leading if s.node))
+        action, why = "restart", "the hardware failed, and the logs name no node"
+        if nodes:
+            action, why = "restart_without", "the hardware of the node may fail again"
+    elif len(last) == 2 and last[0].cause is not None and len(ends) == 1:
+        action, why = "stop", "the last two attempts failed alike, at the same step"
+    elif diagnosis.actor == "user":
+        action, why = "stop", "an error of the job or of its settings comes again"
+    else:
+        action, why = "restart", "the error need not come again"
+    return Restart(action=action, why=why, confidence=diagnosis.confidence, nodes=nodes)

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import date
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +49,7 @@ from studies.detector_benchmark.data_sets import (
     sha256,
     stress,
 )
-from studies.detector_benchmark.hindsight import hindsight
-from studies.detector_benchmark.leave_out import left_out
+from studies.detector_benchmark.hindsight import hindsight, left_out
 from studies.detector_benchmark.measure import Judged
 from studies.detector_benchmark.peers import installed
 from studies.detector_benchmark.real_logs import MANIFEST, real
@@ -66,6 +64,13 @@ ALL_RESULTS = (*DATA_SETS, "lab2", *SEALED_RESULTS)
 OUT = Path("studies", "detector_benchmark", "results")
 PAGE = Path("docs", "benchmark.md")  # made anew with the results in OUT
 REAL_LOGS = Path("real_logs")
+#: In minutes, by their names in `Costs`.
+COSTS = {
+    "false_alarm": "minutes lost by a false alarm",
+    "missed_failure": "minutes lost by a failure that was not announced",
+    "lead_step": "minutes saved by each step of lead",
+    "lead_cap": "steps of lead beyond which nothing more is saved",
+}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -105,12 +110,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     out.add_argument("--manifest", type=Path, default=MANIFEST, metavar="FILE")
     costs = Costs()
-    for name, what in (
-        ("false_alarm", "minutes lost by a false alarm"),
-        ("missed_failure", "minutes lost by a failure that was not announced"),
-        ("lead_step", "minutes saved by each step of lead"),
-        ("lead_cap", "steps of lead beyond which nothing more is saved"),
-    ):
+    for name, what in COSTS.items():
         out.add_argument(
             f"--cost-{name.replace('_', '-')}", type=float, default=getattr(costs, name),
             metavar="X", help=f"{what} (default: {getattr(costs, name):g})",
@@ -137,12 +137,7 @@ def run(options: argparse.Namespace) -> int:
         print("\n".join(report(options.out, ALL_RESULTS, page)))
         return 0
     names = chosen_detectors(options.detectors)
-    costs = Costs(
-        **{
-            name: getattr(options, f"cost_{name}")
-            for name in ("false_alarm", "missed_failure", "lead_step", "lead_cap")
-        }
-    )
+    costs = Costs(**{name: getattr(options, f"cost_{name}") for name in COSTS})
     skipped, done = 0, []
     for name in options.data:
         if name == "real" and not options.real_logs.is_dir():
@@ -152,8 +147,7 @@ def run(options: argparse.Namespace) -> int:
             )
             skipped += 1
             continue
-        check_seal(lab_parts(name, options), options)
-        data = LOADERS[name](options)
+        data = load(name, options)
         done.append(data.name)
         for problem in data.skipped:
             say(f"skipped {problem}")
@@ -191,19 +185,29 @@ def judge(data: DataSet, names: Sequence[str], costs: Costs, options: argparse.N
     write_results(path, merged(path, results) if options.detectors else results)
 
 
-def lab_parts(name: str, options: argparse.Namespace) -> list[str]:
-    """The laboratory's parts in a data set; none in another source's."""
-    if name in SECOND_LAB:
-        return [SECOND_LAB[name]]
-    return list(options.lab_part) if name == "lab" else []
-
-
-def check_seal(parts: Sequence[str], options: argparse.Namespace) -> None:
-    """Require the frozen thresholds, whose digest is recorded, for opening a sealed part."""
-    if not set(parts) & set(SEALED_PARTS) or not options.open_sealed:
-        return  # the loader refuses where it must
-    if options.thresholds is None:
+def load(name: str, options: argparse.Namespace) -> DataSet:
+    """A data set. A sealed part needs the frozen thresholds, whose digest is recorded."""
+    if name == "stress":
+        return stress_study(options)
+    if name == "real":
+        return real(options.real_logs, options.manifest)
+    parts = [SECOND_LAB[name]] if name in SECOND_LAB else list(options.lab_part)
+    if set(parts) & set(SEALED_PARTS) and options.open_sealed and options.thresholds is None:
         raise Refused("--open-sealed needs --thresholds FILE, whose digest shows what was frozen")
+    return lab(parts, options.lab, open_sealed=options.open_sealed)
+
+
+def stress_study(options: argparse.Namespace) -> DataSet:
+    """The study in its folder; missing runs of the default study are simulated first."""
+    recipe, config = RECIPES["stress"], RMetricConfig.simulation()
+    if options.stress == recipe.out or not options.stress.is_dir():
+        specs = missing_runs(recipe.specs(0), recipe.modes, options.stress, config)
+        with tqdm(total=len(specs), unit="run", desc="simulating", disable=None) as bar:
+            for number in run_study(
+                specs, recipe.modes, options.stress, num_processes=options.jobs
+            ):
+                bar.update(number)
+    return stress(options.stress)
 
 
 def check_same(opened: Results, again: Results) -> None:
@@ -242,34 +246,6 @@ def made(data: DataSet, options: argparse.Namespace) -> dict[str, Any]:
             "thresholds_sha256": sha256(options.thresholds),
         }
     return about
-
-
-def _lab(name: str, options: argparse.Namespace) -> DataSet:
-    return lab(lab_parts(name, options), options.lab, open_sealed=options.open_sealed)
-
-
-def _stress(options: argparse.Namespace) -> DataSet:
-    """The study in its folder; missing runs of the default study are simulated first."""
-    recipe, config = RECIPES["stress"], RMetricConfig.simulation()
-    if options.stress == recipe.out or not options.stress.is_dir():
-        specs = missing_runs(recipe.specs(0), recipe.modes, options.stress, config)
-        with tqdm(total=len(specs), unit="run", desc="simulating", disable=None) as bar:
-            for number in run_study(
-                specs, recipe.modes, options.stress, num_processes=options.jobs
-            ):
-                bar.update(number)
-    return stress(options.stress)
-
-
-def _real(options: argparse.Namespace) -> DataSet:
-    return real(options.real_logs, options.manifest)
-
-
-LOADERS: dict[str, Callable[[argparse.Namespace], DataSet]] = {
-    "stress": _stress,
-    **{name: partial(_lab, name) for name in ("lab", *SECOND_LAB)},
-    "real": _real,
-}
 
 
 def say(line: str) -> None:

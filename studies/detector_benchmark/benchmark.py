@@ -21,8 +21,15 @@ from rmetric.evaluation.traces import SEED, Trace, trace
 from rmetric.logs import write_atomically
 from rmetric.records import Run
 from studies.detector_benchmark.data_sets import DataSet
-from studies.detector_benchmark.measure import CEILINGS, REFERENCES, Judged, Row, ceilings, measure
-from studies.detector_benchmark.measure_real import measure_real
+from studies.detector_benchmark.measure import (
+    CEILINGS,
+    REFERENCES,
+    Judged,
+    Row,
+    ceilings,
+    measure,
+    measure_real,
+)
 from studies.detector_benchmark.verdicts import Costs
 
 CEILING_TITLES = {
@@ -59,13 +66,9 @@ def trace_detectors(
     num_processes: int = 1,
     advance: Callable[[int], Any] = lambda number: None,
 ) -> dict[str, list[Trace]]:
-    """Traces of every detector on every run; independent of the number of processes.
+    """Traces of every detector on every run; `advance` gets the number of finished runs.
 
-    Args:
-        names: of the detectors.
-        runs: in the order of the traces.
-        num_processes: for the detectors.
-        advance: called with the number of finished runs.
+    They do not depend on the number of processes.
     """
     chunks = [runs[i : i + CHUNK] for i in range(0, len(runs), CHUNK)]
     tasks = (delayed(_trace_chunk)(names, chunk) for chunk in chunks)

@@ -79,12 +79,22 @@ class Cases:
         windows = Windows.of(runs)
         truths = [run.truth for run in runs if run.truth is not None]
         healthy = [_healthy_steps(run, truth) for run, truth in zip(runs, truths, strict=True)]
+        spans = list(zip(runs, windows.onset, windows.failure, windows.failed, strict=True))
         return cls(
             windows=windows,
             kinds=np.array([kind_of(truth) for truth in truths], dtype=np.str_),
             groups=numbered(group_names),
-            broken=np.array([_broken(run) for run in runs], dtype=float),
-            warned=np.array([_warned(run) for run in runs], dtype=bool),
+            broken=np.array(
+                [min(visibly_broken(run), end) if bad else inf for run, _, end, bad in spans],
+                dtype=float,
+            ),
+            warned=np.array(
+                [
+                    bad and any(begin <= record.step < end for record in run.records)
+                    for run, begin, end, bad in spans
+                ],
+                dtype=bool,
+            ),
             seen_before_step=np.array([seen_before_step(run) for run in runs], dtype=bool),
             healthy_from=np.array([begin for begin, _ in healthy], dtype=float),
             healthy_to=np.array([end for _, end in healthy], dtype=float),
@@ -127,20 +137,18 @@ def seen_before_step(run: Run) -> bool:
     `rmetric.monitor.rules`).
     """
     record = failure_record(run)
-    if record is None:
-        return False
-    measured = (record.training_loss, record.gradient_norm)
-    return bool(record.non_finite_gradients) or any(
-        value is not None and not isfinite(value) for value in measured
+    measured = record and (record.training_loss, record.gradient_norm)
+    return bool(record and record.non_finite_gradients) or any(
+        value is not None and not isfinite(value) for value in measured or ()
     )
 
 
 def weights_not_finite(run: Run) -> bool:
     """True if the weights after the step of the failure are not finite."""
     record = failure_record(run)
-    if record is None or record.parameter_norm is None:
-        return False
-    return not isfinite(record.parameter_norm)
+    return bool(
+        record and record.parameter_norm is not None and not isfinite(record.parameter_norm)
+    )
 
 
 def failure_record(run: Run) -> Record | None:
@@ -148,32 +156,14 @@ def failure_record(run: Run) -> Record | None:
     return next((r for r in run.records if step is not None and r.step == step), None)
 
 
-def _broken(run: Run) -> float:
-    truth = run.truth
-    if truth is None or not truth.failed:
-        return inf
-    failure = inf if truth.failure_step is None else truth.failure_step
-    return min(visibly_broken(run), failure)
-
-
-def _warned(run: Run) -> bool:
-    truth = run.truth
-    if truth is None or not truth.failed:
-        return False
-    onset = -inf if truth.onset_step is None else truth.onset_step
-    failure = inf if truth.failure_step is None else truth.failure_step
-    return any(onset <= record.step < failure for record in run.records)
-
-
 def _healthy_steps(run: Run, truth: Truth) -> tuple[float, float]:
     """Healthy steps [from, to): before a fault's onset; a branch excludes its control's past."""
     if not run.records:
         return 0.0, 0.0
-    first, last = run.records[0].step, run.records[-1].step
-    end = last + 1
-    begin: float = first
-    if run.config.get("branch_of") is not None and truth.onset_step is not None:
-        begin = truth.onset_step
-    if kind_of(truth) not in ("benign", "control") and truth.onset_step is not None:
-        end = min(end, truth.onset_step)
+    begin, end = run.records[0].step, run.records[-1].step + 1
+    if truth.onset_step is not None:
+        if run.config.get("branch_of") is not None:
+            begin = truth.onset_step
+        if kind_of(truth) not in ("benign", "control"):
+            end = min(end, truth.onset_step)
     return begin, max(begin, end)

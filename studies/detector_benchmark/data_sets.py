@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rmetric.evaluation.study import read_study
+from rmetric.readers.archive import read_runs
 from rmetric.records import Run
 from studies.detector_benchmark.cases import KINDS, Cases, weights_not_finite
 
@@ -41,10 +42,7 @@ class DataSet:
     """Runs with known outcomes.
 
     Attributes:
-        name: of its files.
-        title: in the tables.
-        runs: in a fixed order.
-        cases: their facts, in the same order.
+        cases: the facts of the runs, in their order.
         group: the resampling unit of the bootstrap, in words.
         inputs: digests and parts that determine the runs; part of the provenance.
         notes: notes for the tables, in sentences.
@@ -69,18 +67,6 @@ class DataSet:
         return len(set(self.cases.groups.tolist()))
 
 
-def _sealed_parts(parts: Sequence[str], open_sealed: bool) -> list[str]:
-    """The sealed ones of the laboratory's `parts`; errors as `lab` says."""
-    sets = (LAB_PARTS, SECOND_PARTS, THIRD_PARTS)
-    if not any(set(parts) <= set(known) for known in sets):
-        known = "; ".join(", ".join(parts) for parts in sets)
-        raise ValueError(f"parts of different sets: {', '.join(parts)}; known are {known}")
-    sealed = [part for part in parts if part in SEALED_PARTS]
-    if sealed and not open_sealed:
-        raise Refused(f"the {sealed[0]} part is sealed: opened once, by --open-sealed")
-    return sealed
-
-
 def lab(
     parts: Sequence[str] = ("calibration", "development"),
     folder: Path = LAB_FOLDER,
@@ -94,9 +80,13 @@ def lab(
     branches are resampled together. Raises Refused for a sealed part without `open_sealed`, and
     ValueError for parts of different sets.
     """
-    from rmetric.readers.archive import read_runs
-
-    sealed = _sealed_parts(parts, open_sealed)
+    sets = (LAB_PARTS, SECOND_PARTS, THIRD_PARTS)
+    if not any(set(parts) <= set(known) for known in sets):
+        known = "; ".join(", ".join(parts) for parts in sets)
+        raise ValueError(f"parts of different sets: {', '.join(parts)}; known are {known}")
+    sealed = [part for part in parts if part in SEALED_PARTS]
+    if sealed and not open_sealed:
+        raise Refused(f"the {sealed[0]} part is sealed: opened once, by --open-sealed")
     first = set(parts) <= set(LAB_PARTS)
     paths = [Path(folder) / f"{part.removesuffix('_slow')}.tar.xz" for part in parts]
     runs = [run for path in paths for run in read_runs(path)]

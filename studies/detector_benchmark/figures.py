@@ -26,8 +26,6 @@ LINEAR_BELOW = 0.01
 
 
 class Captioned(NamedTuple):
-    """A figure, the name of its files, and its caption."""
-
     name: str
     caption: str
     figure: Figure

@@ -22,13 +22,7 @@ from rmetric.records import Run
 from studies.common.command import command_parser
 from studies.common.renderers import to_markdown, to_text
 from studies.common.table import Cell, Table
-from studies.detector_benchmark.data_sets import (
-    LAB_FOLDER,
-    LAB_PARTS,
-    SECOND_PARTS,
-    DataSet,
-    lab,
-)
+from studies.detector_benchmark.data_sets import LAB_FOLDER, LAB_PARTS, SECOND_PARTS, DataSet, lab
 from studies.detector_benchmark.real_logs import real
 
 OUT = Path("studies", "detector_benchmark", "results")
@@ -63,21 +57,14 @@ def controls(data: DataSet) -> list[Run]:
 
 
 def table(found: dict[str, Levels]) -> Table:
-    """A row for each source of runs, and one for all."""
     total = Levels(*map(sum, zip(*found.values(), strict=True)))
     rows: list[tuple[Cell, ...]] = [
-        (
-            name,
-            one.runs,
-            one.records,
-            one.watches,
-            round(one.records / one.watches) if one.watches else None,
-            one.alarms,
-            # The largest rate that gives so few alarms in one of twenty samples.
-            round(one.records / poisson_limit(one.alarms)),
-        )
+        # The last is the largest rate that gives so few alarms in one of twenty samples.
+        (name, one.runs, one.records, one.watches,
+         round(one.records / one.watches) if one.watches else None,
+         one.alarms, round(one.records / poisson_limit(one.alarms)))
         for name, one in {**found, "all": total}.items()
-    ]
+    ]  # fmt: skip
     return Table(
         "levels",
         "watch and alarm of the calibrated detector in healthy runs",
@@ -101,11 +88,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         found = {
-            name: levels_of(controls(lab(parts, options.lab, open_sealed=True)))
-            for name, parts in (
-                ("laboratory, first set", LAB_PARTS),
-                ("laboratory, second set", SECOND_PARTS),
+            f"laboratory, {which} set": levels_of(
+                controls(lab(parts, options.lab, open_sealed=True))
             )
+            for which, parts in (("first", LAB_PARTS), ("second", SECOND_PARTS))
         }
         if options.real_logs is not None:
             found["public logs"] = levels_of(controls(real(options.real_logs)))

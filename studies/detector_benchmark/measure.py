@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -16,6 +17,7 @@ from rmetric.evaluation.scores import f1, precision, ratio, recall
 from rmetric.evaluation.traces import Trace
 from studies.detector_benchmark.cases import Cases
 from studies.detector_benchmark.data_sets import DataSet
+from studies.detector_benchmark.real_logs import EARLY_INTERVALS
 from studies.detector_benchmark.verdicts import (
     Costs,
     early,
@@ -39,12 +41,9 @@ CEILINGS = {"ceiling": False, "ceiling_after_onset": True}
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """Alarms of one detector on a data set, and the verdicts on them.
+    """Alarms of one detector on a data set, and the causal verdicts on them, shape (R,).
 
-    Attributes:
-        traces: its scores and alarms, one for each run.
-        alerts: its first alarms, shape (R,).
-        neutral, strict: the causal verdicts, first alarm latched.
+    The first alarm is latched.
     """
 
     traces: Sequence[Trace]
@@ -55,12 +54,8 @@ class Judged:
     @classmethod
     def of(cls, cases: Cases, traces: Sequence[Trace]) -> Judged:
         alerts = alerts_of(cases.windows, traces)
-        return cls(
-            traces=traces,
-            alerts=alerts,
-            neutral=neutral(cases, alerts),
-            strict=strict(cases, alerts),
-        )
+        verdicts = {"neutral": neutral(cases, alerts), "strict": strict(cases, alerts)}
+        return cls(traces=traces, alerts=alerts, **verdicts)
 
 
 def ceilings(data: DataSet) -> dict[str, Judged]:
@@ -87,12 +82,7 @@ def measure(
 ) -> Row:
     """One detector on the laboratory or the stress study.
 
-    Args:
-        data: laboratory or stress study.
-        seen: the detector's alarms and verdicts.
-        oracle: those of a detector that uses the truth.
-        references: name -> those of the detectors for comparison.
-        costs: of alarms and failures; None for the default.
+    `oracle` is a detector that uses the truth; `references` are those to compare with, by name.
     """
     cases, costs = data.cases, costs or Costs()
     failed = cases.windows.failed
@@ -101,66 +91,119 @@ def measure(
     published = judge_alerts(cases.windows, seen.alerts, "published")
     unlatched = neutral(cases, seen.alerts, "causal_unlatched")
     alarmed = seen.alerts.first < inf
-    absorbed = cases.of_kind("absorbed")
-    acute = cases.of_kind("acute")
-    has_onset = cases.windows.onset > -inf
+    acute, degraded = cases.of_kind("acute"), cases.of_kind("degraded")
     rate = false_alarm_rate(cases, seen.traces)
-    warned = replace(verdict, failed=failed & cases.warned)
-    strict_warned = replace(seen.strict, failed=failed & cases.warned)
-    checked = with_check(cases, verdict, seen.alerts)
+    outcomes = {
+        "": verdict,
+        "_strict": seen.strict,
+        "_warned": replace(verdict, failed=failed & cases.warned),
+        "_strict_warned": replace(seen.strict, failed=failed & cases.warned),
+        "_checked": with_check(cases, verdict, seen.alerts),
+    }
+    soon = early(cases, verdict, seen.alerts)
     return {
-        "f1": by_group(lambda counts: f1(verdict, counts)),
-        "f1_strict": by_group(lambda counts: f1(seen.strict, counts)),
-        "f1_warned": by_group(lambda counts: f1(warned, counts)),
-        "f1_strict_warned": by_group(lambda counts: f1(strict_warned, counts)),
-        "f1_checked": by_group(lambda counts: f1(checked, counts)),
+        **{f"f1{name}": by_group(partial(f1, found)) for name, found in outcomes.items()},
         "instant": int((failed & ~cases.warned).sum()),
-        "instant_checked": int((checked.hit & ~cases.warned).sum()),
-        "precision": by_group(lambda counts: precision(verdict, counts)),
-        "recall": by_group(lambda counts: recall(verdict, counts)),
+        "instant_checked": int((outcomes["_checked"].hit & ~cases.warned).sum()),
+        "precision": by_group(partial(precision, verdict)),
+        "recall": by_group(partial(recall, verdict)),
         "recall_warned": share(verdict.hit, cases.warned),
         "recall_acute": share(verdict.hit, acute),
-        "recall_degraded": share(verdict.hit, cases.of_kind("degraded")),
-        "early": share(early(cases, verdict, seen.alerts), acute),
-        "early_possible": share(
-            early(cases, verdict, seen.alerts), early(cases, oracle.neutral, oracle.alerts) & acute
-        ),
+        "recall_degraded": share(verdict.hit, degraded),
+        "early": share(soon, acute),
+        "early_possible": share(soon, early(cases, oracle.neutral, oracle.alerts) & acute),
         "controls": share(alarmed, cases.of_kind("control")),
         "benign": share(alarmed, cases.of_kind("benign")),
-        "absorbed": share(real_but_absorbed(cases, seen.alerts), absorbed),
-        "premature": share(seen.alerts.first < cases.windows.onset, has_onset),
+        "absorbed": share(real_but_absorbed(cases, seen.alerts), cases.of_kind("absorbed")),
+        "premature": share(seen.alerts.first < cases.windows.onset, cases.windows.onset > -inf),
         "hits": int(verdict.hit.sum()),
         "false_alarms": int(verdict.false_alarm.sum()),
         "failed": int(failed.sum()),
         **{f"lead_acute_{q}": v for q, v in _quartiles(verdict.lead_steps[acute])},
-        **{
-            f"lead_degraded_{q}": v
-            for q, v in _quartiles(verdict.lead_steps[cases.of_kind("degraded")])
-        },
+        **{f"lead_degraded_{q}": v for q, v in _quartiles(verdict.lead_steps[degraded])},
         "episodes_per_1000": rate.episodes_per_1000,
         "share_alarmed": rate.share_alarmed,
-        "utility": by_group(lambda counts: costs.utility(verdict, oracle.neutral, counts)),
-        "f1_published": by_group(lambda counts: f1(published, counts)),
-        "f1_unlatched": by_group(lambda counts: f1(unlatched, counts)),
-        "recall_unlatched": by_group(lambda counts: recall(unlatched, counts)),
+        "utility": by_group(partial(costs.utility, verdict, oracle.neutral)),
+        "f1_published": by_group(partial(f1, published)),
+        "f1_unlatched": by_group(partial(f1, unlatched)),
+        "recall_unlatched": by_group(partial(recall, unlatched)),
         **differences(cases, verdict, {n: other.neutral for n, other in references.items()}),
         "faults": by_fault(data, seen),
         "curve": curve(cases, seen.traces),
     }
 
 
+def measure_real(data: DataSet, seen: Judged, *, references: dict[str, Judged]) -> Row:
+    """One detector on real logs.
+
+    Plain rule: a run is caught if the first alarm came at most two logging intervals after the
+    labelled onset, or at any time before it. An alarm at the first step catches every run, so
+    compare with the healthy runs alarmed.
+
+    Causal rule: an alarm more than ten intervals before the onset is false, and the run is missed.
+    """
+    cases = data.cases
+    assert data.confidence is not None
+    assert data.spacing is not None
+    high = data.confidence == "high"
+    first, verdict = seen.alerts.first, seen.neutral
+    caught = cases.windows.failed & (first < cases.windows.failure)
+    alarmed, healthy = first < inf, cases.of_kind("control")
+    troubled = cases.windows.failed
+    labelled = verdict.hit & cases.warned
+    delay = (first - cases.windows.onset)[labelled] / data.spacing[labelled] - EARLY_INTERVALS
+    rate = false_alarm_rate(cases, seen.traces)
+    quartiles = np.percentile(delay, QUARTILES).tolist() if len(delay) else [np.nan] * 3
+    return {
+        "caught_high": share(caught, troubled & high),
+        "caught": share(caught, troubled),
+        "caught_failing": share(caught, cases.of_kind("failing")),
+        "caught_spiking": share(caught, cases.of_kind("spiking")),
+        "causal_high": share(verdict.hit, troubled & high),
+        "causal": share(verdict.hit, troubled),
+        "healthy_high": share(alarmed, healthy & high),
+        "healthy": share(alarmed, healthy),
+        **{
+            statistic.__name__: estimate(partial(statistic, verdict), len(cases), cases.groups)
+            for statistic in (f1, precision, recall)
+        },
+        **differences(cases, verdict, {name: other.neutral for name, other in references.items()}),
+        **{f"delay_{q}": value for q, value in zip(QUARTILES, quartiles, strict=True)},
+        "episodes_per_1000": rate.episodes_per_1000_records,
+        "share_alarmed": rate.share_alarmed,
+        "failed": int(troubled.sum()),
+        "hits": int(verdict.hit.sum()),
+        "false_alarms": int(verdict.false_alarm.sum()),
+        "missed": missed(data, seen),
+        "curve": curve(cases, seen.traces, data.spacing, before=EARLY_INTERVALS),
+    }
+
+
+def missed(data: DataSet, seen: Judged) -> dict[str, list[str]]:
+    """The runs of high confidence missed by the plain rule, and the healthy runs alarmed."""
+    cases, first = data.cases, seen.alerts.first
+    assert data.confidence is not None
+    high = data.confidence == "high"
+    failed = cases.windows.failed
+    late = failed & high & ~(first < cases.windows.failure)
+    return {
+        "missed": [run.id for run, it in zip(data.runs, late, strict=True) if it],
+        "alarmed": [
+            run.id for run, it in zip(data.runs, ~failed & (first < inf), strict=True) if it
+        ],
+    }
+
+
 def differences(cases: Cases, verdict: Outcomes, references: dict[str, Outcomes]) -> Row:
     """F1 minus that of each reference on the same resamples; None against itself."""
-    row: Row = {}
-    for name, other in references.items():
-        row[f"minus_{name}"] = (
-            None
-            if other is verdict
-            else _grouped(cases)(
-                lambda counts, other=other: f1(verdict, counts) - f1(other, counts)
-            )
-        )
-    return row
+
+    def minus(other: Outcomes, counts: Floats) -> Any:
+        return f1(verdict, counts) - f1(other, counts)
+
+    return {
+        f"minus_{name}": None if other is verdict else _grouped(cases)(partial(minus, other))
+        for name, other in references.items()
+    }
 
 
 def by_fault(data: DataSet, seen: Judged) -> Row:
@@ -187,11 +230,8 @@ def curve(
 ) -> Row:
     """The detector at every threshold on its score: for plots, not for choosing a threshold.
 
-    Args:
-        cases: facts of the runs.
-        traces: of the detector, in the order of the runs.
-        spacing: of the records in steps, shape (R,), if delays are counted in records.
-        before: start of the windows before the onset, in the same unit.
+    `spacing` is that of the records in steps, shape (R,), if delays are counted in records;
+    `before` the start of the windows before the onset, in the same unit.
     """
     bounds = thresholds(traces)
     steps = [trace.steps for trace in traces]

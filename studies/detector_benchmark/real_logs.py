@@ -10,23 +10,20 @@ from __future__ import annotations
 import csv
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import floor, inf
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rmetric.evaluation.protocols import Windows
 from rmetric.logs import LogError
-from rmetric.records import Record, Run
+from rmetric.readers import read_log
+from rmetric.records import Run
 from studies.detector_benchmark.cases import Cases, numbered
 from studies.detector_benchmark.data_sets import DataSet, sha256
 
 MANIFEST = Path(__file__).parent / "data" / "real_logs.csv"
-COLUMNS = (
-    "run", "repository", "commit", "path", "file", "run_in_file", "sha256", "bytes",
-    "published_bytes", "licence", "format", "label", "onset", "confidence", "group",
-)  # fmt: skip
 #: Label -> kind of case; a spike should be detected too.
 LABELS = {
     "healthy": "control",
@@ -46,8 +43,7 @@ EARLY_INTERVALS = 10
 AROUND = 10
 
 
-@dataclass(frozen=True, kw_only=True)
-class Listed:
+class Listed(NamedTuple):
     """One line of the manifest; see the docstring of benchmarks/real_logs.py."""
 
     run: str
@@ -67,6 +63,9 @@ class Listed:
     group: str
 
 
+COLUMNS = Listed._fields
+
+
 def read_manifest(path: Path = MANIFEST) -> list[Listed]:
     """The lines of a manifest. Raises LogError for one that cannot be."""
     with open(path, newline="", encoding="utf-8") as file:
@@ -76,22 +75,14 @@ def read_manifest(path: Path = MANIFEST) -> list[Listed]:
         return [_listed(path, reader.line_num, row) for row in reader]
 
 
-def _listed(path: Path, line: int, row: dict[str, str]) -> Listed:
-    if row["label"] not in LABELS:
-        raise LogError(path, line, f"label is {row['label']!r}: known are {', '.join(LABELS)}")
-    if row["confidence"] not in CONFIDENCES:
-        raise LogError(
-            path, line, f"confidence is {row['confidence']!r}: known are {', '.join(CONFIDENCES)}"
-        )
+def _listed(path: Path, line: int, row: dict[str, Any]) -> Listed:
+    for name, known in (("label", LABELS), ("confidence", CONFIDENCES)):
+        if row[name] not in known:
+            raise LogError(path, line, f"{name} is {row[name]!r}: known are {', '.join(known)}")
     try:
-        return Listed(
-            **row
-            | {  # type: ignore[arg-type]
-                "bytes": int(row["bytes"]),
-                "published_bytes": row["published_bytes"] == "yes",
-                "onset": int(float(row["onset"])) if row["onset"] else None,
-            }
-        )
+        row["bytes"] = int(row["bytes"])
+        row["onset"] = int(float(row["onset"])) if row["onset"] else None
+        return Listed(**row | {"published_bytes": row["published_bytes"] == "yes"})
     except (TypeError, ValueError) as error:
         raise LogError(path, line, str(error)) from None
 
@@ -136,8 +127,6 @@ def _read(
     folder: Path, name: str, lines: Sequence[Listed], skipped: list[str]
 ) -> list[tuple[Listed, list[Run]]]:
     """The runs of one file, by the lines that name them."""
-    from rmetric.readers import read_log
-
     places = (folder / name, folder / "raw" / name)
     path = next((place for place in places if place.is_file()), None)
     count = f" ({len(lines)} runs)" if len(lines) > 1 else ""
@@ -193,8 +182,8 @@ def cases_of(runs: Sequence[Run], lines: Sequence[Listed]) -> Cases:
             onset[i] = line.onset - EARLY_INTERVALS * spacing
             # whole steps, and the deadline itself is in time
             deadline[i] = floor(line.onset + LATE_INTERVALS * spacing) + 1
-    ends = [(run.records[0].step, run.records[-1].step + 1) for run in runs]
-    healthy_to = [end if not bad else first for (first, end), bad in zip(ends, failed, strict=True)]
+    first = np.array([run.records[0].step for run in runs], dtype=float)
+    last = np.array([run.records[-1].step for run in runs], dtype=float)
     return Cases(
         windows=Windows(
             failed=failed, onset=onset, failure=deadline, seconds_per_step=np.ones(len(runs))
@@ -204,8 +193,8 @@ def cases_of(runs: Sequence[Run], lines: Sequence[Listed]) -> Cases:
         broken=np.full(len(runs), inf),
         warned=failed & np.isfinite(onset),
         seen_before_step=np.zeros(len(runs), dtype=bool),
-        healthy_from=np.array([first for first, _ in ends], dtype=float),
-        healthy_to=np.array(healthy_to, dtype=float),
+        healthy_from=first,
+        healthy_to=np.where(failed, first, last + 1),
     )
 
 
@@ -214,17 +203,14 @@ def spacing_of(run: Run, onset: int | None) -> float:
 
     Of all of them where there is no onset; 1 for a run with a single record.
     """
-    steps = np.unique([record.step for record in run.records if _is_training(record)])
-    if len(steps) < 2:
-        return 1.0
+    steps = np.unique([
+        record.step for record in run.records
+        if record.training_loss is not None or record.gradient_norm is not None
+    ])  # fmt: skip
     if onset is not None:
         place = int(np.searchsorted(steps, onset))
         steps = steps[max(0, place - AROUND) : place + AROUND + 1]
     return float(np.median(np.diff(steps))) if len(steps) > 1 else 1.0
-
-
-def _is_training(record: Record) -> bool:
-    return record.training_loss is not None or record.gradient_norm is not None
 
 
 def _notes(lines: Sequence[Listed], num_listed: int) -> list[str]:

@@ -1,23 +1,29 @@
-"""From the JSON files of the benchmark to tables, figures, provenance and the page."""
+"""From the JSON files of the benchmark to tables, figures, provenance and the page.
+
+The generated parts of docs/benchmark.md are the text between two markers.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rmetric.logs import write_atomically
 from rmetric.reporting.style import save, style
+from studies.common.markers import fill, relative_figure
 from studies.common.renderers import to_csv, to_markdown, to_text
-from studies.detector_benchmark.benchmark import Results, read_results
+from studies.common.table import Table
+from studies.detector_benchmark.benchmark import OF_OURS, Results, read_results
 from studies.detector_benchmark.figures import build_figures
-from studies.detector_benchmark.page import refresh
 from studies.detector_benchmark.tables import short, tables, wide
+from studies.detector_benchmark.views import table as view_table
 
 #: In the order of the page; figures show those that are there.
 DATA_SETS = ("stress", "lab", "real", "lab_test", "lab2", "lab2_test", "lab3_test", "lab3_slow")
 IN_FIGURES = ("lab", "stress", "real")
+NOT_YET = "*Not measured yet.*\n"
 
 
 def report(folder: Path, shown: Sequence[str], page: Path | None = None) -> Iterator[str]:
@@ -88,3 +94,56 @@ def provenance(found: dict[str, Results]) -> dict[str, Any]:
             for package, there in results["made"].get("versions", {}).items()
         },
     }
+
+
+def refresh(page: Path, folder: Path, found: dict[str, Results], captions: dict[str, str]) -> None:
+    """Fill in the parts of the page by the names in their markers.
+
+    `<!-- begin table lab scores -->` is the table lab_scores, `<!-- begin figure NAME -->` a
+    figure with its caption, `<!-- begin notes lab -->` a data set's notes. A part without
+    results is marked as not measured. Raises ValueError for an unknown part.
+    """
+    known = {table.name: table for results in found.values() for table in tables(results)}
+    for name in ("views", "views2"):
+        if (views := folder / f"{name}.json").exists():
+            known[name] = view_table(json.loads(views.read_bytes()))
+    makers: dict[str, Callable[..., str]] = {
+        "table": lambda name, *what: _table(
+            known.get("_".join((name, *what))), found.get(name), "_".join(what)
+        ),
+        "figure": lambda name: (
+            relative_figure(page, folder, name, captions[name]) if name in captions else NOT_YET
+        ),
+        "notes": lambda name: _notes(found.get(name)),
+    }
+
+    def made(name: str) -> str | None:
+        kind, *words = name.split()
+        return makers[kind](*words) if kind in makers else None
+
+    fill(page, made, makers)
+
+
+def _table(table: Table | None, results: Results | None, what: str) -> str:
+    if table is None and (results is None or what in OF_OURS):
+        return NOT_YET
+    if table is None:
+        assert results is not None
+        raise ValueError(f"the results of {results['name']} have no such table")
+    # The page has the notes of the tables once, in its text.
+    heading, _, rest = to_markdown(table).partition("\n")
+    body = rest.split("\n\n- ")[0].strip()
+    return f"**{table.title}**\n\n{body}\n" if heading else ""
+
+
+def _notes(results: Results | None) -> str:
+    if results is None:
+        return NOT_YET
+    opened = results["made"].get("opened")
+    first = (
+        [f"Opened on {opened['date']} at commit {results['made']['commit']}, thresholds "
+         f"{opened['thresholds']} (sha256 {opened['thresholds_sha256']})."]
+        if opened
+        else []
+    )  # fmt: skip
+    return "".join(f"- {note}\n" for note in [*first, *results["notes"]])

@@ -69,7 +69,7 @@ class Rate(NamedTuple):
 
     Attributes:
         episodes_per_1000: periods of alarmed records that begin in healthy steps, per 1000
-            healthy steps. An alarm that never ends is one episode; see the share.
+            healthy steps; an alarm that never ends is one.
         episodes_per_1000_records: the same per 1000 records, for logs of different spacing.
         share_alarmed: share of the records of healthy steps that are alarmed.
     """
@@ -98,7 +98,6 @@ class Costs:
 
     Attributes:
         false_alarm: cost of an inspection, or of a stopped run.
-        missed_failure: loss by a failure without an alarm.
         lead_step: additional saving of each step between alarm and failure.
         lead_cap: steps of lead beyond which nothing more is saved.
     """

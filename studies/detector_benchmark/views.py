@@ -50,12 +50,10 @@ OUT = Path("studies", "detector_benchmark", "results")
 
 
 def only(record: Record, names: tuple[str, ...]) -> Record:
-    """The record with these signals alone."""
     return Record(step=record.step, **{name: getattr(record, name) for name in names})
 
 
 def scaled(record: Record, factor: float) -> Record:
-    """The record with its losses times `factor`."""
     found = {name: getattr(record, name) for name in LOSSES}
     return replace(record, **{n: x * factor for n, x in found.items() if x is not None})
 
@@ -65,17 +63,13 @@ def every_signal(record: Record) -> Record:
 
 
 LOSS = partial(only, names=("training_loss",))
+LOSS_AND_NORM = partial(only, names=("training_loss", "gradient_norm"))
+LOSSES_AND_NORM = partial(only, names=("training_loss", "validation_loss", "gradient_norm"))
 #: Title -> what is kept of a record, and every how many steps.
 VIEWS: dict[str, tuple[Callable[[Record], Record], int]] = {
     "all signals": (every_signal, 1),
-    "training and validation loss, gradient norm": (
-        partial(only, names=("training_loss", "validation_loss", "gradient_norm")),
-        1,
-    ),
-    "training loss and gradient norm": (
-        partial(only, names=("training_loss", "gradient_norm")),
-        1,
-    ),
+    "training and validation loss, gradient norm": (LOSSES_AND_NORM, 1),
+    "training loss and gradient norm": (LOSS_AND_NORM, 1),
     "training loss": (LOSS, 1),
     "training loss, times 0.03": (lambda record: scaled(LOSS(record), 0.03), 1),
     "all signals, every 5th step": (every_signal, 5),
@@ -95,38 +89,30 @@ def seen_as(run: Run, keep: Callable[[Record], Record], every: int) -> Run:
 def measured(data: DataSet, *, num_processes: int = 1) -> dict[str, dict[str, Any]]:
     """View -> detector -> F1, strict F1, F1 minus that of the reference, alarms in healthy runs.
 
-    Args:
-        data: the laboratory, whose truth holds for every view.
-        num_processes: for the detectors.
+    The truth of the laboratory holds for every view.
     """
     cases = data.cases
+    grouped = partial(estimate, num_runs=len(cases), groups_R=cases.groups)
+
+    def row(one: Judged, other: Judged) -> dict[str, Any]:
+        alarmed = np.isfinite(one.alerts.first)
+        return {
+            "f1": grouped(partial(f1, one.neutral)),
+            "f1_strict": grouped(partial(f1, one.strict)),
+            "minus_reference": None
+            if one is other
+            else grouped(lambda counts: f1(one.neutral, counts) - f1(other.neutral, counts)),
+            **{kind: int((cases.of_kind(kind) & alarmed).sum()) for kind in ("benign", "control")},
+            "hits": int(one.neutral.hit.sum()),
+        }
+
     rows: dict[str, dict[str, Any]] = {}
     for title, (keep, every) in VIEWS.items():
         runs = [seen_as(run, keep, every) for run in data.runs]
         traces = trace_detectors(DETECTORS, runs, num_processes=num_processes)
         seen = {name: Judged.of(cases, found) for name, found in traces.items()}
-        grouped = partial(estimate, num_runs=len(cases), groups_R=cases.groups)
-        other = seen[REFERENCE].neutral
-        rows[title] = {
-            name: {
-                "f1": grouped(partial(f1, one.neutral)),
-                "f1_strict": grouped(partial(f1, one.strict)),
-                "minus_reference": None
-                if name == REFERENCE
-                else grouped(partial(_difference, one.neutral, other)),
-                **{
-                    kind: int((cases.of_kind(kind) & np.isfinite(one.alerts.first)).sum())
-                    for kind in ("benign", "control")
-                },
-                "hits": int(one.neutral.hit.sum()),
-            }
-            for name, one in seen.items()
-        }
+        rows[title] = {name: row(one, seen[REFERENCE]) for name, one in seen.items()}
     return rows
-
-
-def _difference(one: Any, other: Any, counts: Any) -> Any:
-    return f1(one, counts) - f1(other, counts)
 
 
 def results_of(data: DataSet, rows: dict[str, dict[str, Any]], title: str) -> dict[str, Any]:
@@ -146,7 +132,6 @@ def results_of(data: DataSet, rows: dict[str, dict[str, Any]], title: str) -> di
 
 
 def table(results: dict[str, Any]) -> Table:
-    """A row for each view and detector."""
     runs = results["runs"]
     rows: list[tuple[Cell, ...]] = [
         (

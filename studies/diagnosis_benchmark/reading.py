@@ -14,8 +14,7 @@ from rmetric.diagnosis.input_files import find
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.log_stream import LogStream, RawEntry
 from rmetric.diagnosis.merging import layout_of, merged
-from rmetric.diagnosis.one_pass import FilePass
-from rmetric.diagnosis.part import Part
+from rmetric.diagnosis.one_pass import FilePass, Part
 from rmetric.diagnosis.reading.prefixes import Prefix
 from rmetric.diagnosis.reading.source import LogSource
 from rmetric.diagnosis.templates.events import Events

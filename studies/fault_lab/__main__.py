@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +31,9 @@ from rmetric.logs import LogError, log_path, run_lines, write_atomically
 from rmetric.metric import RMetricConfig
 from rmetric.readers.archive import read_runs
 from studies.common.command import command_parser
+
+#: Options that choose the runs, in the order of the arguments of `design.campaign`.
+OF_THE_FIRST_SET = ("seeds", "first_seed", "steps", "corpus", "only")
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -77,7 +81,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     one.add_argument("--duration", type=int, metavar="STEPS", help="default: the fault's own")
     one.add_argument(
         "--ranks", type=int, choices=[1, 4], default=1,
-        help="4: the workers are real processes, their gradients all-reduced by gloo",
+        help="4: the workers are real processes, their gradients gathered by gloo",
     )  # fmt: skip
     one.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
     parser.add_argument("--list", action="store_true", help="what can be injected")
@@ -94,71 +98,57 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     arguments = parse_arguments(argv)
+    if arguments.unpack:
+        act: Callable[[argparse.Namespace], int] = unpack
+    elif arguments.report:
+        act = report
+    else:
+        act = list_faults if arguments.list else one_run if arguments.fault else whole_campaign
     try:
-        if arguments.unpack:
-            return unpack(arguments.unpack, arguments.out)
-        if arguments.report:
-            return report(arguments.archives, arguments.out or Path("studies/fault_lab/results"))
-        from studies.fault_lab.campaign import CampaignError
-    except (LogError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    except ImportError as error:
-        print(f"{error}: training needs pip install -e '.[live]'", file=sys.stderr)
-        return 1
-    try:
-        if arguments.list:
-            return list_faults()
-        if arguments.fault:
-            return one_run(arguments)
-        return whole_campaign(arguments)
+        return act(arguments)
     except KeyboardInterrupt:
         print("stopped; start the same command again to finish what is missing", file=sys.stderr)
         return 130
+    except ImportError as error:
+        print(f"{error}: training needs pip install -e '.[live]'", file=sys.stderr)
+    except (LogError, OSError) as error:
+        print(error, file=sys.stderr)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    except (CampaignError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 1
+    return 1
 
 
 def whole_campaign(arguments: argparse.Namespace) -> int:
-    from studies.fault_lab import second_campaign
-    from studies.fault_lab.campaign import open_folder, pack, run_campaign, unfinished
-    from studies.fault_lab.design import campaign
+    from studies.fault_lab import campaign, design
     from studies.fault_lab.outcome import Definitions
 
     definitions = Definitions(diverged_ratio=arguments.diverged, degraded_nats=arguments.degraded)
     if arguments.set == "second":
         refuse_options_of_the_first_set(arguments)
-        specs = second_campaign.second_campaign()
-        second_campaign.check_seal(specs, definitions)
+        specs = design.second_campaign()
+        campaign.check_seal(specs, definitions)
     else:
-        specs = campaign(
-            arguments.seeds, arguments.first_seed, arguments.steps, arguments.corpus, arguments.only
-        )
+        specs = design.campaign(*(getattr(arguments, name) for name in OF_THE_FIRST_SET))
     out = arguments.out or Path("lab_runs_second" if arguments.set == "second" else "lab_runs")
-    open_folder(out, specs, definitions)
-    groups = unfinished(out, specs)
+    campaign.open_folder(out, specs, definitions)
+    groups = campaign.unfinished(out, specs)
     done = len(specs) - sum(map(len, groups))
     with tqdm(total=len(specs), initial=done, unit="run", desc="fault lab") as bar:
-        for number in run_campaign(groups, out, definitions, arguments.jobs):
+        for number in campaign.run_campaign(groups, out, definitions, arguments.jobs):
             bar.update(number)
-    manifest = pack(out, specs, arguments.archives)
+    manifest = campaign.pack(out, specs, arguments.archives)
     size = sum(entry["bytes"] for entry in manifest["archives"].values()) / 1e6
     print(f"{len(specs)} runs in {out}, packed in {arguments.archives} ({size:.1f} MB)")
     if arguments.set == "second":
-        for part, found in second_campaign.counts(out, specs).items():
-            told = ", ".join(f"{found[kind]} {kind}" for kind in sorted(found))
-            print(f"{part}: {told}")
+        print("\n".join(campaign.counts(out, specs)))
     return 0
 
 
 def refuse_options_of_the_first_set(arguments: argparse.Namespace) -> None:
     """Raises ValueError: the second set's design is sealed."""
     plain = parse_arguments([])
-    for name in ("seeds", "first_seed", "steps", "only", "corpus"):
+    for name in OF_THE_FIRST_SET:
         if getattr(arguments, name) != getattr(plain, name):
             option = "--" + name.replace("_", "-")
             raise ValueError(f"{option} is of the first set: the second one's design is sealed")
@@ -204,9 +194,10 @@ def one_run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def unpack(archive: Path, out: Path | None) -> int:
+def unpack(arguments: argparse.Namespace) -> int:
+    archive = arguments.unpack
     runs = list(read_runs(archive))
-    folder = out or Path(archive.name.split(".")[0])
+    folder = arguments.out or Path(archive.name.split(".")[0])
     folder.mkdir(parents=True, exist_ok=True)
     for run in tqdm(runs, unit="run", desc="unpack"):
         write_atomically(log_path(folder, run.id), run_lines(run, RMetricConfig.simulation()))
@@ -214,16 +205,14 @@ def unpack(archive: Path, out: Path | None) -> int:
     return 0
 
 
-def report(archives: Path, out: Path) -> int:
+def report(arguments: argparse.Namespace) -> int:
     from rmetric.reporting.style import save
     from studies.common.renderers import write_tables
     from studies.common.table import numbered
     from studies.fault_lab import tables
-    from studies.fault_lab.against_simulator import comparison, simulated
     from studies.fault_lab.figure import fault_figure
-    from studies.fault_lab.times import times
-    from studies.fault_lab.twins import twins
 
+    archives, out = arguments.archives, arguments.out or Path("studies/fault_lab/results")
     # The first set's alone: the signals of the second one are reserved.
     paths = {
         split: archives / f"{split}.tar.xz"
@@ -233,7 +222,7 @@ def report(archives: Path, out: Path) -> int:
     if not paths:
         raise LogError(archives, None, "no archive (*.tar.xz); train a campaign first")
     parts = {split: list(read_runs(path)) for split, path in tqdm(paths.items(), desc="read")}
-    everything = [run for runs in parts.values() for run in runs]
+    everything = tables.facts(run for runs in parts.values() for run in runs)
     opened = [run for split, runs in parts.items() if split != "test" for run in runs]
     seen = tables.all_responses(opened)
     made = [  # in the order of their numbers
@@ -242,9 +231,9 @@ def report(archives: Path, out: Path) -> int:
         tables.signals(seen),
         tables.signals_by_fault(seen),
         tables.detectors(opened, os.cpu_count() or 1),
-        comparison(everything, simulated()),
-        times(everything),
-        twins(opened),
+        tables.comparison(everything, tables.facts(tables.simulated())),
+        tables.times(everything),
+        tables.twins(opened),
     ]
     write_tables(numbered(made), out)
     save(fault_figure(everything, seen), out / "fault_lab")
@@ -252,7 +241,7 @@ def report(archives: Path, out: Path) -> int:
     return 0
 
 
-def list_faults() -> int:
+def list_faults(arguments: argparse.Namespace) -> int:
     from studies.fault_lab.faults import FAULTS
 
     for kind in FAULTS.values():

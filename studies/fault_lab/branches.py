@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from rmetric.records import Record, Run, Truth
 from studies.fault_lab.corpus import corpus
 from studies.fault_lab.faults import Turn, fault
-from studies.fault_lab.models import MAX_LENGTH, FlatModel
 from studies.fault_lab.outcome import Definitions, is_finite, judge
 from studies.fault_lab.spec import LabSpec, config_of
-from studies.fault_lab.training import Settings, Snapshot, Training
+from studies.fault_lab.training import Settings, Training
 
 RECORDS_AFTER_THE_END = 3  # of a run that is no longer finite
 DIGITS = 6  # of what is measured; all that is derived sees no more
@@ -23,46 +23,35 @@ DIGITS = 6  # of what is measured; all that is derived sees no more
 def train_seed(
     specs: Sequence[LabSpec],
     definitions: Definitions | None = None,
-    training: Training | None = None,
+    kind: type[Training] = Training,
 ) -> Iterator[Run]:
     """The control of one seed and its branches, each a whole run from step 1.
 
     Args:
         specs: the control, then its branches.
         definitions: of failure.
-        training: the control before its first step; None for workers in this process.
+        kind: where the workers are.
     """
     control_spec, *branch_specs = specs
-    training = training or new_training(control_spec)
+    training = kind(control_spec)
     onsets = {spec.onset_step for spec in branch_specs}
-    control, snapshots = _train_control(training, control_spec, onsets)
-    control.truth = judge(Truth(), control.records, definitions=definitions)
-    yield control
+    records, snapshots = [], {}
+    for step in range(1, control_spec.total_steps + 1):
+        if step in onsets:
+            snapshots[step] = training.snapshot()
+        records.append(take_step(training))
+    truth = judge(Truth(), records, definitions=definitions)
+    yield Run(id=control_spec.run_id, records=records, config=_config(control_spec), truth=truth)
     for spec in branch_specs:
         assert spec.onset_step is not None
         training.restore(snapshots[spec.onset_step])
-        shared = control.records[: spec.onset_step - 1]
-        run = Run(
-            id=spec.run_id, records=shared + train_branch(training, spec), config=_config(spec)
-        )
-        run.truth = judge(injected(spec), run.records, control.records, definitions)
-        yield run
+        whole = records[: spec.onset_step - 1] + train_branch(training, spec)
+        truth = judge(injected(spec), whole, records, definitions)
+        yield Run(id=spec.run_id, records=whole, config=_config(spec), truth=truth)
 
 
-def new_training(spec: LabSpec, kind: type[Training] = Training) -> Training:
-    """A run before its first step."""
-    # Twice the context: a planned change may double the length of the sequences.
-    max_length = max(MAX_LENGTH, 2 * spec.context)
-    return kind(
-        FlatModel(spec.architecture, spec.seed, spec.size, max_length),
-        corpus(spec.text),
-        spec.seed,
-        spec.peak_rate,
-        spec.total_steps,
-        context=spec.context,
-        optimizer=spec.optimizer,
-        restarts=spec.restarts,
-    )
+def _config(spec: LabSpec) -> dict[str, Any]:
+    return config_of(spec, corpus(spec.text).digest)
 
 
 def injected(spec: LabSpec) -> Truth:
@@ -77,86 +66,59 @@ def injected(spec: LabSpec) -> Truth:
     )
 
 
-def _train_control(
-    training: Training, spec: LabSpec, onsets: set[int | None]
-) -> tuple[Run, dict[int, Snapshot]]:
-    """The control, and its states just before each onset."""
-    records, snapshots = [], {}
-    for step in range(1, spec.total_steps + 1):
-        if step in onsets:
-            snapshots[step] = training.snapshot()
-        records.append(rounded(take_step(training)))
-    return Run(id=spec.run_id, records=records, config=_config(spec)), snapshots
-
-
 def train_branch(training: Training, spec: LabSpec) -> list[Record]:
     """The records from the state of `training` to the end, or to shortly after the failure."""
-    disturbance = Disturbance(spec)
+    disturbance: Disturbance | None = Disturbance(spec)
     records: list[Record] = []
     remaining = spec.total_steps - training.step
     while remaining > 0:
-        records.append(rounded(take_step(training, disturbance)))
+        records.append(take_step(training, disturbance))
         remaining -= 1
         if not is_finite(records[-1]):
-            remaining = min(remaining, RECORDS_AFTER_THE_END)
-            disturbance = Disturbance(spec, over=True)
+            remaining, disturbance = min(remaining, RECORDS_AFTER_THE_END), None
     return records
 
 
 class Disturbance:
     """The fault of one branch, called at each place of each step.
 
-    Args:
-        spec: of the branch.
-        over: the fault has ended.
+    Attributes:
+        state: generator and memory of the fault.
+        forever: it acts from the onset on without an end, for runs that repeat steps.
     """
 
-    def __init__(self, spec: LabSpec, over: bool = False) -> None:
+    def __init__(self, spec: LabSpec) -> None:
         assert spec.onset_step is not None
         assert spec.duration_steps is not None
-        self._spec, self._kind = spec, fault(spec.fault or "")
-        self._begin = spec.onset_step
-        self._end = spec.onset_step if over else spec.onset_step + spec.duration_steps
+        self._kind, self._severity = fault(spec.fault or ""), spec.severity or 0.0
+        self._begin, self._duration = spec.onset_step, spec.duration_steps
         self._rng = np.random.default_rng([spec.seed, *spec.run_id.encode()])
         self._memory: dict[str, Any] = {}
-        self._forever = False
+        self.forever = False
 
-    def turn(
-        self, training: Training, clock: int | None = None, settings: Settings | None = None
-    ) -> Turn | None:
-        """The next step under the fault; None without a fault.
-
-        Args:
-            training: the run.
-            clock: executed steps so far, with this one; None where no step is repeated.
-            settings: of the step; None for the planned ones.
-        """
-        step = training.step + 1 if clock is None else clock
-        if step < self._begin or (step >= self._end and not self._forever):
+    def turn(self, training: Training, settings: Settings, clock: int) -> Turn | None:
+        """A step under the fault; None before and after it. `clock` counts executed steps."""
+        age = clock - self._begin
+        if age < 0 or (age >= self._duration and not self.forever):
             return None
-        settings = settings or training.settings(training.step + 1)
-        if self._kind.planned and step == self._begin:
+        if self._kind.planned and age == 0:
             settings.planned = (self._kind.planned,)
         return Turn(
             training=training,
             settings=settings,
-            age=step - self._begin,
-            severity=self._spec.severity or 0.0,
-            duration=self._end - self._begin,
+            age=age,
+            severity=self._severity,
+            duration=self._duration,
             rng=self._rng,
             memory=self._memory,
         )
 
-    def lasts(self) -> None:
-        """Act for ever from the onset on, for runs that repeat steps."""
-        self._forever = True
-
+    @property
     def state(self) -> tuple[Any, dict[str, Any]]:
-        """Generator and memory of the fault."""
         return self._rng.bit_generator.state, self._memory
 
-    def restore(self, state: tuple[Any, dict[str, Any]]) -> None:
-        """Restore what `state` gave."""
+    @state.setter
+    def state(self, state: tuple[Any, dict[str, Any]]) -> None:
         self._rng.bit_generator.state, self._memory = state
 
     def act(self, place: str, turn: Turn) -> None:
@@ -164,21 +126,46 @@ class Disturbance:
             self._kind.act(turn)
 
 
-def take_step(training: Training, disturbance: Disturbance | None = None) -> Record:
-    """One step, with the disturbance applied at each place of it."""
+def gradients(
+    training: Training,
+    disturbance: Disturbance | None = None,
+    *,
+    clock: int | None = None,
+    batch: int | None = None,
+    adjust: Callable[[Settings], None] = lambda settings: None,
+) -> tuple[Settings, Tensor, Tensor]:
+    """Settings, losses (workers,) and gradients (workers, parameters) of the next step.
+
+    Args:
+        training: the run.
+        disturbance: its fault, applied at each place of the step.
+        clock: executed steps, with this one; None where no step is repeated.
+        batch: number of the batch; None for that of the step.
+        adjust: called with the settings after the fault has changed them.
+    """
     step = training.step + 1
-    turn = disturbance.turn(training) if disturbance else None
-    if disturbance is None or turn is None:
-        settings = training.settings(step)
-        gradients_WN, losses_W = training.gradients(training.batch(step, settings), settings)
-        return training.finish_step(settings, training.average(losses_W, gradients_WN))
+    settings = training.settings(step)
+    turn = disturbance and disturbance.turn(training, settings, clock or step)
+    if not (disturbance and turn):
+        adjust(settings)
+        gradients_WN, losses_W = training.gradients(
+            training.batch(batch or step, settings), settings
+        )
+        return settings, losses_W, gradients_WN
     disturbance.act("settings", turn)
     disturbance.act("weights", turn)
-    turn.batch = training.batch(step, turn.settings)
+    adjust(settings)
+    turn.batch = training.batch(batch or step, settings)
     disturbance.act("batch", turn)
-    turn.gradients_WN, losses_W = training.gradients(turn.batch, turn.settings)
+    turn.gradients_WN, losses_W = training.gradients(turn.batch, settings)
     disturbance.act("gradients", turn)
-    return training.finish_step(turn.settings, training.average(losses_W, turn.gradients_WN))
+    return settings, losses_W, turn.gradients_WN
+
+
+def take_step(training: Training, disturbance: Disturbance | None = None) -> Record:
+    """One step, with the disturbance applied at each place of it; its rounded record."""
+    settings, losses_W, gradients_WN = gradients(training, disturbance)
+    return rounded(training.finish_step(settings, training.average(losses_W, gradients_WN)))
 
 
 def rounded(record: Record) -> Record:
@@ -192,11 +179,7 @@ def _round(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}")
     if isinstance(value, tuple):
-        return tuple(_round(entry) for entry in value)
+        return tuple(map(_round, value))
     if isinstance(value, dict):
         return {name: _round(entry) for name, entry in value.items()}
     return value
-
-
-def _config(spec: LabSpec) -> dict[str, Any]:
-    return config_of(spec, corpus(spec.text).digest)

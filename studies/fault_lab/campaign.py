@@ -10,6 +10,7 @@ import hashlib
 import json
 import platform
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
@@ -21,19 +22,19 @@ import torch
 
 from rmetric._util.workers import delayed
 from rmetric.logs import write_atomically
-from rmetric.readers.archive import SUFFIX, run_to_line, write_archive
+from rmetric.readers.archive import SUFFIX, run_from_line, run_to_line, write_archive
 from studies.fault_lab.branches import train_seed
 from studies.fault_lab.corpus import corpus
 from studies.fault_lab.outcome import Definitions
 from studies.fault_lab.spec import SECOND_SPLITS, SPLITS, LabSpec, entries_of
 
-CAMPAIGN = "campaign.json"
-SECONDS = "seconds.jsonl"
-MANIFEST = "manifest.json"
+CAMPAIGN, SECONDS, MANIFEST = "campaign.json", "seconds.jsonl", "manifest.json"
 SECOND = "second"  # the second set's part of the manifest
+#: Digest of the second set's runs, committed before the first of them was trained.
+SEAL = Path(__file__).resolve().parent / "results" / "second_seal.json"
 
 
-class CampaignError(RuntimeError):
+class CampaignError(OSError):
     """A folder in which this campaign cannot continue; the message has the file and the reason."""
 
 
@@ -45,13 +46,17 @@ def by_seed(specs: Sequence[LabSpec]) -> list[list[LabSpec]]:
     return list(seeds.values())
 
 
+def digest(specs: Any) -> str:
+    """SHA-256 of the entries of the specs, or of whole groups of them."""
+    return hashlib.sha256(json.dumps(specs, sort_keys=True).encode()).hexdigest()
+
+
 def describe(specs: Sequence[LabSpec], definitions: Definitions) -> dict[str, Any]:
     """Everything that determines the bytes of a campaign."""
-    whole = json.dumps([entries_of(spec) for spec in specs], sort_keys=True).encode()
     return {
         "runs": len(specs),
         "seeds": len(by_seed(specs)),
-        "specs_sha256": hashlib.sha256(whole).hexdigest(),
+        "specs_sha256": digest([entries_of(spec) for spec in specs]),
         "corpora_sha256": {name: corpus(name).digest for name in sorted({s.text for s in specs})},
         "definitions": asdict(definitions),
         "versions": {
@@ -81,6 +86,16 @@ def open_folder(out: Path, specs: Sequence[LabSpec], definitions: Definitions) -
         raise CampaignError(f"{out} is not empty and no campaign's: choose another --out")
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(path, [_json(described)])
+
+
+def check_seal(specs: Sequence[LabSpec], definitions: Definitions) -> None:
+    """Raises CampaignError unless these are the runs and the definitions of the seal."""
+    if not SEAL.exists():
+        raise CampaignError(f"{SEAL} is missing: it has the digest of the second set")
+    now, then = describe(specs, definitions), json.loads(SEAL.read_bytes())
+    for key in ("specs_sha256", "definitions"):
+        if now[key] != then[key]:
+            raise CampaignError(f"{SEAL} is of another {key}: it has changed since the sealing")
 
 
 def run_path(out: Path, run_id: str) -> Path:
@@ -123,6 +138,21 @@ def _train(group: Sequence[LabSpec], out: Path, definitions: Definitions) -> int
     return len(group) - len(there)
 
 
+def counts(out: Path, specs: Sequence[LabSpec]) -> Iterator[str]:
+    """Numbers of runs by kind and outcome in words, for each part of a finished campaign."""
+    found: dict[str, Counter[str]] = {}
+    for group in by_seed(specs):
+        control = run_from_line(run_path(out, group[0].run_id).read_bytes())
+        for spec in group:
+            truth = run_from_line(run_path(out, spec.run_id).read_bytes(), control).truth
+            assert truth is not None
+            kind = "benign" if truth.benign else "fault" if spec.fault else "control"
+            ended = "failed" if truth.failed else "not failed"
+            found.setdefault(spec.split, Counter())[f"{kind} {ended}"] += 1
+    for part, number in found.items():
+        yield f"{part}: {', '.join(f'{number[kind]} {kind}' for kind in sorted(number))}"
+
+
 def pack(out: Path, specs: Sequence[LabSpec], archives: Path) -> dict[str, Any]:
     """An archive for each split and a manifest, from a finished campaign.
 
@@ -161,7 +191,6 @@ def pack(out: Path, specs: Sequence[LabSpec], archives: Path) -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """The processor's name, if the system provides it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -28,14 +28,12 @@ class Corpus:
     """Two domains of text.
 
     Attributes:
-        name: as in `CORPORA`.
         home: the domain of the training.
         held_out: of the same domain, for evaluation; never trained on.
         other: the second domain, for a shift of the data mixture.
         digest: sha256 of all of it.
     """
 
-    name: str
     home: Bytes
     held_out: Bytes
     other: Bytes
@@ -50,7 +48,7 @@ def corpus(name: str) -> Corpus:
     text, other = CORPORA[name]()
     split = len(text) - len(text) // HELD_OUT
     digest = hashlib.sha256(text.tobytes() + other.tobytes()).hexdigest()
-    return Corpus(name, text[:split], text[split:], other, digest)
+    return Corpus(text[:split], text[split:], other, digest)
 
 
 def standard_library() -> tuple[Bytes, Bytes]:

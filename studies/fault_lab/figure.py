@@ -5,70 +5,59 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rmetric.records import Run
 from rmetric.reporting import style
 from studies.fault_lab.signals import SIGNALS, SignalResponse, area
-from studies.fault_lab.tables import by_fault
+from studies.fault_lab.tables import ENDS, by_fault
 
 COLOURS = {
     "non_finite": style.BLACK,
     "diverged": style.VERMILION,
     "degraded": style.ORANGE,
-    None: style.SKY,
-}
-NAMES = {
-    "non_finite": "not finite",
-    "diverged": "diverged",
-    "degraded": "degraded",
-    None: "absorbed",
+    "absorbed": style.SKY,
 }
 SHOWN = (
-    "validation_rise",
-    "probe_loss",
-    "update_ratio",
-    "weight_growth",
-    "gradient_norm",
-    "worst_worker",
-    "worker_variance",
-    "lowest_cosine",
-    "activation_headroom",
-    "attention_logit_max",
-    "r_metric",
-)
+    "validation_rise", "probe_loss", "update_ratio", "weight_growth", "gradient_norm",
+    "worst_worker", "worker_variance", "lowest_cosine", "activation_headroom",
+    "attention_logit_max", "r_metric",
+)  # fmt: skip
 ABSORBED_AT = 1300.0  # where runs that did not fail are shown
 SPREAD = 0.045  # between dots of one place, in decades
 FEWEST = 3  # failing runs that an area is shown for
 TICKS = (0, 3, 10, 30, 100, 300)
 
 
-def fault_figure(runs: Sequence[Run], seen: Mapping[str, Sequence[SignalResponse]]) -> Figure:
-    """Left: one dot per run, at the steps from onset to failure. Right: response of each signal."""
-    groups = {name: members for name, members in by_fault(runs).items() if name != "NONE"}
+def fault_figure(found: pd.DataFrame, seen: Mapping[str, Sequence[SignalResponse]]) -> Figure:
+    """Left: one dot per run, at the steps from onset to failure. Right: response of each signal.
+
+    Args:
+        found: `tables.facts` of all runs.
+        seen: responses by signal; the map is blank where fewer than `FEWEST` runs failed.
+    """
+    groups = {name: rows for name, rows in by_fault(found).items() if name != "NONE"}
     with style.style():
         figure = Figure(figsize=(style.TEXT_WIDTH, 0.15 * len(groups) + 1.9), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1.7, 1))
         _dots(left, groups)
-        _map(figure, right, groups, seen)
+        _map(figure, right, list(groups), seen)
     return figure
 
 
-def _dots(axes: Axes, groups: Mapping[str, Sequence[Run]]) -> None:
+def _dots(axes: Axes, groups: Mapping[str, pd.DataFrame]) -> None:
     for row, members in enumerate(groups.values()):
-        by_place: dict[float, int] = {}
-        for run in sorted(members, key=_place):
-            place = _place(run)
-            stacked = by_place[place] = by_place.get(place, -1) + 1
-            truth = run.truth
-            assert truth is not None
+        places = members.steps.fillna(ABSORBED_AT).sort_values(kind="stable")
+        stacked = places.groupby(places).cumcount()
+        ends = members.end[places.index]
+        for place, level, end in zip(places, stacked, ends, strict=True):
             # Dots of one place are fanned out sideways.
             axes.plot(
-                (place + 1) * 10 ** (SPREAD * stacked), row, "o", markersize=2.6,
-                color=COLOURS[truth.failure_kind], markeredgewidth=0, clip_on=False,
+                (place + 1) * 10 ** (SPREAD * level), row, "o", markersize=2.6,
+                color=COLOURS.get(end, style.SKY), markeredgewidth=0, clip_on=False,
             )  # fmt: skip
-    faults = sum(not _benign(members) for members in groups.values())
+    faults = sum(not rows.benign.iloc[0] for rows in groups.values())
     axes.axhline(faults - 0.5, color=style.GREY, linewidth=0.6)
     axes.text(1, faults - 0.45, "benign changes", ha="left", va="top", fontsize=6, color=style.GREY)
     axes.set_xscale("log")
@@ -82,20 +71,19 @@ def _dots(axes: Axes, groups: Mapping[str, Sequence[Run]]) -> None:
     axes.set_ylim(len(groups) - 0.4, -0.6)
     axes.set_xlabel("steps from onset to failure; a dot is a run")
     for kind, colour in COLOURS.items():
-        axes.plot([], [], "o", color=colour, markersize=3, label=NAMES[kind])
+        axes.plot([], [], "o", color=colour, markersize=3, label=ENDS[kind])
     axes.legend(ncols=4, loc="lower left", bbox_to_anchor=(-0.02, 1.0), handletextpad=0.1)
 
 
 def _map(
     figure: Figure,
     axes: Axes,
-    groups: Mapping[str, Sequence[Run]],
+    faults: Sequence[str],
     seen: Mapping[str, Sequence[SignalResponse]],
 ) -> None:
-    """Blank if fewer than `FEWEST` runs of the open parts failed."""
-    areas = np.full((len(groups), len(SHOWN)), np.nan)
+    areas = np.full((len(faults), len(SHOWN)), np.nan)
     for column, signal in enumerate(SHOWN):
-        for row, fault in enumerate(groups):
+        for row, fault in enumerate(faults):
             failing = [
                 sight
                 for sight in seen[signal]
@@ -111,15 +99,3 @@ def _map(
     bar = figure.colorbar(image, ax=axes, location="top", shrink=0.8, pad=0.01, aspect=25)
     bar.set_label("seen before the failure (ROC area)", fontsize=6.5)
     bar.ax.tick_params(labelsize=6)
-
-
-def _place(run: Run) -> float:
-    truth = run.truth
-    assert truth is not None
-    if truth.failure_step is None:
-        return ABSORBED_AT
-    return float(truth.failure_step - (truth.onset_step or 0))
-
-
-def _benign(runs: Sequence[Run]) -> bool:
-    return runs[0].truth is not None and runs[0].truth.benign

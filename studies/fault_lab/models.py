@@ -27,7 +27,6 @@ from transformers import (
 )
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-ARCHITECTURES = ("llama", "mistral", "mixtral", "qwen2")
 VOCABULARY = 256
 MAX_LENGTH = 128
 NUM_EXPERTS = 4
@@ -64,33 +63,37 @@ def _one_hot(chosen: Tensor) -> Tensor:
     return (chosen[..., None] == torch.arange(NUM_EXPERTS)).float()
 
 
+#: Architecture -> its config, its class and what it has beside the common shape.
+_KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM, {}),
+    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": SLIDING_WINDOW}),
+    "mixtral": (
+        MixtralConfig,
+        MixtralForCausalLM,
+        {
+            "num_local_experts": NUM_EXPERTS,
+            "num_experts_per_tok": CHOSEN_EXPERTS,
+            "experts_implementation": "every_expert",
+        },
+    ),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
+}
+ARCHITECTURES = tuple(_KINDS)
+
+
 def build_module(architecture: str, seed: int, size: str = "tiny") -> nn.Module:
     """A model with random weights that follow from `seed`; the global state stays untouched."""
     width, layers = SIZES[size]
-    shape = _SHAPE | dict(hidden_size=width, intermediate_size=4 * width, num_hidden_layers=layers)
+    config, kind, more = _KINDS[architecture]
+    wide = width if architecture == "mixtral" else 4 * width
+    shape = dict(hidden_size=width, intermediate_size=wide, num_hidden_layers=layers)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if architecture == "llama":
-            return LlamaForCausalLM(LlamaConfig(**shape))
-        if architecture == "mistral":
-            return MistralForCausalLM(MistralConfig(**shape, sliding_window=SLIDING_WINDOW))
-        if architecture == "qwen2":
-            return Qwen2ForCausalLM(Qwen2Config(**shape))
-        if architecture == "mixtral":
-            return _mixtral(shape | dict(intermediate_size=width))
-    raise ValueError(f"unknown architecture {architecture!r}: known are {', '.join(ARCHITECTURES)}")
-
-
-def _mixtral(shape: dict[str, Any]) -> nn.Module:
-    shape = shape | dict(
-        num_local_experts=NUM_EXPERTS,
-        num_experts_per_tok=CHOSEN_EXPERTS,
-        experts_implementation="every_expert",
-    )
-    module = MixtralForCausalLM(MixtralConfig(**shape))
-    for layer in module.model.layers:
-        layer.mlp.gate.__class__ = _router_with_bias(type(layer.mlp.gate))
-        layer.mlp.gate.bias = torch.zeros(NUM_EXPERTS)
+        module: nn.Module = kind(config(**_SHAPE, **shape, **more))
+    if architecture == "mixtral":
+        for layer in module.model.layers:  # type: ignore[union-attr]
+            layer.mlp.gate.__class__ = _router_with_bias(type(layer.mlp.gate))
+            layer.mlp.gate.bias = torch.zeros(NUM_EXPERTS)
     return module
 
 
@@ -110,14 +113,9 @@ def _router_with_bias(router: type[nn.Module]) -> type[nn.Module]:
 class FlatModel:
     """A model whose weights are one vector.
 
-    Args:
-        architecture: one of `ARCHITECTURES`.
-        seed: of the random weights.
-        size: one of `SIZES`.
-        max_length: bytes of the longest sequence that a run of it may need.
+    `max_length` is that of the longest sequence that a run of it may need, in bytes.
 
     Attributes:
-        module: the model itself.
         weights_N: all weights; the module's parameters are views of it.
         names: of the parameters, in their order in the vector.
         decayed_N: 1 where weight decay acts (matrices), 0 elsewhere.

@@ -26,11 +26,7 @@ SGD_DECAY = 1e-4  # part of the gradient, so that it suits rates near 1
 class Weights(NamedTuple):
     """All weights, or one tensor of them, with what belongs to them; all of one shape.
 
-    Attributes:
-        weights: updated in place.
-        first, second: moments, updated in place.
-        gradient: of this step.
-        decayed: 1 where weight decay acts, 0 elsewhere.
+    Weights and moments are updated in place; `decayed` is 1 where weight decay acts, 0 elsewhere.
     """
 
     weights: Tensor

@@ -45,13 +45,9 @@ def judge(
     twin: Sequence[Record] | None = None,
     definitions: Definitions | None = None,
 ) -> Truth:
-    """The truth of a whole run.
+    """The truth of a whole run under the injected fault, whose outcome is ignored.
 
-    Args:
-        injected: the injected fault; its outcome is ignored.
-        records: from the first step on.
-        twin: the control's; None for a control.
-        definitions: of diverged and degraded.
+    `twin` are the records of the control; None for a control itself.
     """
     failure = _failure(injected, records, twin, definitions or Definitions())
     if failure is not None:

@@ -1,7 +1,7 @@
-"""The same runs with four real processes: each its own worker, gradients all-reduced by gloo.
+"""The same runs with four real processes: each its own worker, gradients gathered by gloo.
 
-Every process holds the whole model, computes the gradient of its own micro-batch
-and takes the same step. The records agree with those of one process to rounding.
+Every process holds the whole model, computes the gradient of its own micro-batch, receives the
+others' and takes the same step. The records agree with those of one process to rounding.
 """
 
 from __future__ import annotations
@@ -17,46 +17,22 @@ from torch import Tensor
 
 from rmetric.readers.archive import run_from_line, run_to_line
 from rmetric.records import Run
-from studies.fault_lab.branches import new_training, train_seed
+from studies.fault_lab.branches import train_seed
 from studies.fault_lab.outcome import Definitions
 from studies.fault_lab.spec import LabSpec
-from studies.fault_lab.training import WORKERS, Average, Batch, Settings, Training, count_non_finite
+from studies.fault_lab.training import WORKERS, Batch, Settings, Training
 
 
 class RankTraining(Training):
-    """One of four ranks: it computes its own worker's gradient and receives the mean."""
-
-    def gradients(
-        self, batch: Batch, settings: Settings, workers: slice = slice(None)
-    ) -> tuple[Tensor, Tensor]:
-        """Zero except in this rank's row, so that each worker keeps its index for faults."""
-        mine = dist.get_rank()
-        gradient_1N, loss_1 = super().gradients(batch, settings, slice(mine, mine + 1))
-        gradients_WN = torch.zeros(WORKERS, gradient_1N.shape[1])
-        losses_W = torch.zeros(WORKERS)
-        gradients_WN[mine], losses_W[mine] = gradient_1N[0], loss_1[0]
-        return gradients_WN, losses_W
-
-    def average(self, losses_W: Tensor, gradients_WN: Tensor) -> Average:
-        mine = dist.get_rank()
-        own_N = gradients_WN[mine]
-        mean_N = own_N.clone()
-        dist.all_reduce(mean_N)
-        mean_N /= WORKERS
-        norm = torch.linalg.vector_norm(own_N)
-        cosine = own_N @ mean_N / (norm * torch.linalg.vector_norm(mean_N))
-        non_finite = count_non_finite(own_N, (float(norm),))
-        told = torch.tensor([float(losses_W[mine]), float(norm), float(cosine), non_finite])
-        heard = [torch.empty_like(told) for _ in range(WORKERS)]
-        dist.all_gather(heard, told)
-        loss, norms, cosines, counts = torch.stack(heard).T
-        return Average(
-            gradient_N=mean_N,
-            loss=float(loss.mean()),
-            norms=tuple(norms.tolist()),
-            cosines=tuple(cosines.tolist()),
-            non_finite=int(counts.sum()),
-        )
+    def gradients(self, batch: Batch, settings: Settings) -> tuple[Tensor, Tensor]:
+        mine = slice(dist.get_rank(), dist.get_rank() + 1)
+        own = Batch(batch.tokens_WBT[mine], batch.labels_WBT[mine])
+        gradient_1N, loss_1 = super().gradients(own, settings)
+        gradients = [torch.empty_like(gradient_1N[0]) for _ in range(WORKERS)]
+        losses = [torch.empty_like(loss_1[0]) for _ in range(WORKERS)]
+        dist.all_gather(gradients, gradient_1N[0])
+        dist.all_gather(losses, loss_1[0])
+        return torch.stack(gradients), torch.stack(losses)
 
 
 def train_seed_on_ranks(
@@ -80,8 +56,7 @@ def _rank(
         "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=WORKERS
     )
     try:
-        training = new_training(specs[0], RankTraining)
-        lines = [run_to_line(run) for run in train_seed(specs, definitions, training)]
+        lines = [run_to_line(run) for run in train_seed(specs, definitions, RankTraining)]
         if rank == 0:
             (Path(folder) / "runs").write_bytes(b"".join(lines))
     finally:

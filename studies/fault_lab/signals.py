@@ -28,12 +28,9 @@ SMOOTHING = 0.2  # weight of the newest loss; single batches are noisy
 
 @dataclass(frozen=True)
 class Signal:
-    """A number at each step of a run.
+    """A number at each step of a run, nan where not logged.
 
-    Attributes:
-        label: in tables and figures.
-        series: from the records; nan where not logged.
-        either_way: low values are as abnormal as high ones; otherwise higher is worse.
+    With `either_way` low values are as abnormal as high ones; otherwise higher is worse.
     """
 
     label: str
@@ -104,23 +101,23 @@ def r_metric(records: Sequence[Record]) -> Floats:
     return np.array([metric.update(record).score for record in records])
 
 
+def _logged(name: str) -> Callable[[Sequence[Record]], Floats]:
+    return lambda records: column(name, records)
+
+
 SIGNALS: dict[str, Signal] = {
     "validation_rise": Signal("validation loss above its best", validation_rise, False),
     "training_loss": Signal("training loss, smoothed", _smoothed("training_loss"), False),
-    "probe_loss": Signal("loss on a probe batch", lambda r: column("probe_loss", r), False),
+    "probe_loss": Signal("loss on a probe batch", _logged("probe_loss"), False),
     "update_ratio": Signal("update norm / scheduled rate", update_ratio),
     "weight_growth": Signal("growth of the weight norm", weight_growth),
     "gradient_norm": Signal("gradient norm", lambda r: _log(column("gradient_norm", r))),
     "worst_worker": Signal("worst worker's norm / median", worst_worker),
     "worker_variance": Signal("variance of workers' norms (σ²)", worker_variance),
     "lowest_cosine": Signal("lowest cosine of a worker", lowest_cosine),
-    "activation_headroom": Signal(
-        "activation headroom", lambda r: column("activation_headroom", r)
-    ),
-    "attention_logit_max": Signal(
-        "largest attention logit", lambda r: column("attention_logit_max", r)
-    ),
-    "router_load": Signal("router load", lambda r: column("router_load", r)),
+    "activation_headroom": Signal("activation headroom", _logged("activation_headroom")),
+    "attention_logit_max": Signal("largest attention logit", _logged("attention_logit_max")),
+    "router_load": Signal("router load", _logged("router_load")),
     "r_metric": Signal("R-Metric as published", r_metric, False),
 }
 

@@ -26,18 +26,13 @@ class LabSpec:
     Attributes:
         run_id: unique in its campaign; names the file.
         seed: of the weights and the data, shared by a control and its branches.
-        architecture: one of `models.ARCHITECTURES`.
         fault: as in `faults.FAULTS`; None for a control.
         severity: in the fault's unit; None for its middle one.
         onset_step: first step under the fault, at which the run branches off.
         duration_steps: duration; None for the fault's default, 0 for the rest of the run.
         peak_rate: learning rate after the warm-up.
-        total_steps: of the training.
         text: one of `corpus.CORPORA`.
-        split: of `SPLITS` or `SECOND_SPLITS`.
-        size: of the model; one of `models.SIZES`.
         context: planned bytes of a sequence.
-        optimizer: one of `optimizers.OPTIMIZERS`.
         restarts: of the cosine schedule.
     """
 
@@ -58,29 +53,31 @@ class LabSpec:
     restarts: int = AXES["restarts"]
 
     def __post_init__(self) -> None:
-        for name, value, known in (
-            ("architecture", self.architecture, ARCHITECTURES),
-            ("text", self.text, tuple(CORPORA)),
-            ("split", self.split, (*SPLITS, *SECOND_SPLITS)),
-            ("size", self.size, tuple(SIZES)),
-            ("optimizer", self.optimizer, OPTIMIZERS),
+        for name, known in (
+            ("architecture", ARCHITECTURES),
+            ("text", CORPORA),
+            ("split", (*SPLITS, *SECOND_SPLITS)),
+            ("size", SIZES),
+            ("optimizer", OPTIMIZERS),
         ):
-            if value not in known:
+            if (value := getattr(self, name)) not in known:
                 raise ValueError(f"unknown {name} {value!r}: known are {', '.join(known)}")
-        if self.total_steps < 1:
-            raise ValueError(f"total_steps is {self.total_steps}: at least 1 is needed")
-        if not 2 <= self.context <= MAX_CONTEXT:
-            raise ValueError(f"context is {self.context}: it must be from 2 to {MAX_CONTEXT}")
         cycles = self.restarts + 1
-        if self.restarts < 0 or (cycles > 1 and self.total_steps < WARM_UP + cycles):
-            raise ValueError(
-                f"restarts is {self.restarts}: it must be at least 0, with at least one step after "
-                f"the warm-up ({WARM_UP}) for each cycle"
-            )
-        if not 0 < self.peak_rate < inf:
-            raise ValueError(f"peak_rate is {self.peak_rate}: it must be above 0")
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed is {self.seed}: it must be at least 0 and below 2^63")
+        enough = cycles == 1 or self.total_steps >= WARM_UP + cycles
+        for name, good, accepted in (
+            ("total_steps", self.total_steps >= 1, "at least 1 is needed"),
+            ("context", 2 <= self.context <= MAX_CONTEXT, f"it must be from 2 to {MAX_CONTEXT}"),
+            (
+                "restarts",
+                cycles > 0 and enough,
+                "it must be at least 0, with at least one step after "
+                f"the warm-up ({WARM_UP}) for each cycle",
+            ),
+            ("peak_rate", 0 < self.peak_rate < inf, "it must be above 0"),
+            ("seed", 0 <= self.seed < 2**63, "it must be at least 0 and below 2^63"),
+        ):
+            if not good:
+                raise ValueError(f"{name} is {getattr(self, name)}: {accepted}")
         if self.fault is not None:
             self._check_fault(fault(self.fault))
 
@@ -115,10 +112,6 @@ class LabSpec:
         object.__setattr__(self, "severity", float(severity))
         object.__setattr__(self, "duration_steps", min(duration or rest, rest))
 
-    @property
-    def control_id(self) -> str:
-        return control_id(self.seed)
-
 
 def entries_of(spec: LabSpec) -> dict[str, Any]:
     """The spec without the later settings where they are as in the first set: for digests."""
@@ -133,6 +126,11 @@ def control_id(seed: int) -> str:
 def config_of(spec: LabSpec, corpus_digest: str) -> dict[str, Any]:
     """The spec under the names of the log; see docs/log_format.md."""
     injected = fault(spec.fault) if spec.fault else None
+    params = injected and {
+        "severity": spec.severity,
+        "severity_unit": injected.unit,
+        "duration_steps": spec.duration_steps,
+    }
     return {
         "model_type": spec.architecture,
         "num_workers": WORKERS,
@@ -145,16 +143,10 @@ def config_of(spec: LabSpec, corpus_digest: str) -> dict[str, Any]:
         "split": spec.split,
         "corpus": {"name": spec.text, "sha256": corpus_digest},
         **{name: value for name, value in entries_of(spec).items() if name in AXES},
-        "branch_of": spec.control_id if injected else None,
+        "branch_of": control_id(spec.seed) if injected else None,
         "fault_injection": {
             "type": spec.fault or "NONE",
             "trigger_step": spec.onset_step,
-            "params": {
-                "severity": spec.severity,
-                "severity_unit": injected.unit,
-                "duration_steps": spec.duration_steps,
-            }
-            if injected
-            else {},
+            "params": params or {},
         },
     }

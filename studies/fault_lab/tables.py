@@ -1,4 +1,4 @@
-"""Tables of the laboratory: failures, their times, and the signals before them.
+"""Tables of the laboratory: failures, their times, the signals before them, the simulator beside.
 
 Outcomes and times are those of all runs. Signals and detectors use the calibration and
 development runs alone: the test part is reserved for the benchmark.
@@ -6,59 +6,105 @@ development runs alone: the test part is reserved for the benchmark.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import nan
 
 import numpy as np
+import pandas as pd
 
 from rmetric.detectors import IN_PAPER
 from rmetric.evaluation import judge, score, trace_all
 from rmetric.evaluation.intervals import wilson
 from rmetric.records import Run
+from rmetric.simulation import simulate
+from rmetric.simulation.study import batches, stress_specs
 from studies.common.table import Cell, Table
-from studies.fault_lab.signals import SIGNALS, SignalResponse, area, response
+from studies.fault_lab.signals import SIGNALS, SignalResponse, area, column, response
 
-QUARTILES = (25, 50, 75)
 WILSON = "Shares with 95 % Wilson intervals."
 SEALED = "Calibration and development runs only; the test part is kept for the benchmark."
+#: How a disturbed run ended, and its words in the tables.
+ENDS = {
+    "non_finite": "not finite",
+    "diverged": "diverged",
+    "degraded": "degraded",
+    "absorbed": "absorbed",
+    "benign": "benign",
+}
+KINDS = tuple(ENDS)[:3]
+PERCENTILES = (10, 25, 50, 75, 90)
+SOON = 30  # steps
+COMPARED = ("DATA_CORRUPTION", "EXPERT_FAILURE")
+LATER = 10  # steps
+
+#: Fault of the simulator -> what is done to a real run for it.
+SHARED = {
+    name: {
+        "GQA_MISMATCH": ("ATTENTION_SCALE",),
+        "BATCH_SIZE_CHANGE": ("BATCH_SIZE_DOWN", "BATCH_SIZE_UP"),
+    }.get(name, (name,))
+    for name in (
+        "NONE", "LR_SPIKE", "GRADIENT_EXPLOSION", "DATA_CORRUPTION", "GQA_MISMATCH",
+        "EXPERT_FAILURE", "ROUTER_IMBALANCE", "DOMAIN_SHIFT", "RATE_REWARMUP", "BAD_BATCH",
+        "NOISY_EVALUATION", "BATCH_SIZE_CHANGE",
+    )
+}  # fmt: skip
+#: Those whose severities mean the same in both, so that they are compared one by one.
+SAME_SEVERITY = (
+    "LR_SPIKE", "GRADIENT_EXPLOSION", "DATA_CORRUPTION", "GQA_MISMATCH", "EXPERT_FAILURE",
+    "ROUTER_IMBALANCE", "RATE_REWARMUP",
+)  # fmt: skip
+#: As many as the laboratory's: one in four outweighs the others sooner than one in eight.
+SIMULATED_WORKERS = 4
 
 
-def times_to_failure(runs: Iterable[Run]) -> list[int]:
-    """Steps from the onset to the failure, of the runs that failed."""
-    return [
-        run.truth.failure_step - run.truth.onset_step
-        for run in runs
-        if run.truth and run.truth.failure_step is not None and run.truth.onset_step is not None
-    ]
+def facts(runs: Iterable[Run]) -> pd.DataFrame:
+    """A row for each run: what was done to it, how it ended, and the steps from onset to failure.
+
+    `end` is a key of `ENDS`, or ``control`` for a run without a fault that did not fail.
+    """
+    return pd.DataFrame(
+        [
+            {
+                "fault": truth.fault,
+                "severity": truth.severity or 0.0,
+                "benign": truth.benign,
+                "failed": truth.failed,
+                "end": end_of(run),
+                "steps": nan
+                if truth.failure_step is None or truth.onset_step is None
+                else truth.failure_step - truth.onset_step,
+            }
+            for run in runs
+            if (truth := run.truth) is not None
+        ],
+        columns=["fault", "severity", "benign", "failed", "end", "steps"],
+    )
 
 
-def quartiles(times: Sequence[int]) -> tuple[float, ...]:
-    return tuple(np.percentile(times, QUARTILES).tolist()) if times else (nan,) * 3
+def end_of(run: Run) -> str:
+    truth = run.truth
+    assert truth is not None
+    if truth.failed:
+        return str(truth.failure_kind)
+    return "benign" if truth.benign else "control" if truth.fault == "NONE" else "absorbed"
 
 
-def by_fault(runs: Iterable[Run]) -> dict[str, list[Run]]:
-    """Fault -> its runs; faults before benign changes, those that fail most first."""
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        assert run.truth is not None
-        groups.setdefault(run.truth.fault, []).append(run)
+def by_fault(found: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Fault -> its rows; faults before benign changes, those that fail most first."""
 
-    def rank(item: tuple[str, list[Run]]) -> tuple:
-        name, members = item
-        truth = members[0].truth
-        assert truth is not None
-        times = times_to_failure(members)
-        middle = float(np.median(times)) if times else np.inf
-        return name == "NONE", truth.benign, -failed_share(members), middle, name
+    def rank(item: tuple[str, pd.DataFrame]) -> tuple:
+        name, rows = item
+        middle = rows.steps.median()
+        benign = bool(rows.benign.iloc[0])
+        middle = np.inf if np.isnan(middle) else middle
+        return name == "NONE", benign, -rows.failed.mean(), middle, name
 
-    return dict(sorted(groups.items(), key=rank))
+    return dict(sorted(((str(name), rows) for name, rows in found.groupby("fault")), key=rank))
 
 
-def failed_share(runs: Sequence[Run]) -> float:
-    return sum(run.truth is not None and run.truth.failed for run in runs) / len(runs)
-
-
-def outcomes(runs: Sequence[Run], by_severity: bool = False) -> Table:
+def outcomes(found: pd.DataFrame, by_severity: bool = False) -> Table:
     """Outcomes of the runs under each fault, and times to failure."""
     return Table(
         "outcomes_by_severity" if by_severity else "outcomes",
@@ -69,37 +115,160 @@ def outcomes(runs: Sequence[Run], by_severity: bool = False) -> Table:
             "Runs | Failed (share) | Not finite | Diverged | Degraded | "
             "Onset to failure, 25 % (steps):0 | 50 %:0 | 75 %:0",
         ),
-        list(_severity_rows(runs) if by_severity else _fault_rows(runs)),
+        list(_severity_rows(found) if by_severity else _fault_rows(found)),
         notes=[WILSON, "All runs of the campaign, the test part's outcomes included."],
         grouped=by_severity,
     )
 
 
-def _severity_rows(runs: Sequence[Run]) -> Iterator[tuple[Cell, ...]]:
-    for name, members in by_fault(runs).items():
-        severities: dict[float, list[Run]] = {}
-        for run in members:
-            severity = run.truth.severity if run.truth else None
-            severities.setdefault(severity or 0.0, []).append(run)
-        for severity, equal in sorted(severities.items()):
+def _severity_rows(found: pd.DataFrame) -> Iterator[tuple[Cell, ...]]:
+    for name, rows in by_fault(found).items():
+        for severity, equal in rows.groupby("severity"):
             yield name, f"{severity:g}", *_outcome(equal)
 
 
-def _fault_rows(runs: Sequence[Run]) -> Iterator[tuple[Cell, ...]]:
-    """A row for each fault, then for all faults and for all benign changes."""
-    for name, members in by_fault(runs).items():
-        kind = "control" if name == "NONE" else "benign" if _benign(members[0]) else "fault"
-        yield name, kind, *_outcome(members)
-    disturbed = [run for run in runs if run.truth and run.truth.fault != "NONE"]
-    for benign, title in ((False, "all faults"), (True, "all benign changes")):
-        members = [run for run in disturbed if _benign(run) is benign]
-        yield title, "benign" if benign else "fault", *_outcome(members)
+def _fault_rows(found: pd.DataFrame) -> Iterator[tuple[Cell, ...]]:
+    for name, rows in by_fault(found).items():
+        kind = "control" if name == "NONE" else "benign" if rows.benign.iloc[0] else "fault"
+        yield name, kind, *_outcome(rows)
+    disturbed = found[found.fault != "NONE"]
+    yield "all faults", "fault", *_outcome(disturbed[~disturbed.benign])
+    yield "all benign changes", "benign", *_outcome(disturbed[disturbed.benign])
 
 
-def _outcome(runs: Sequence[Run]) -> tuple[Cell, ...]:
-    kinds = [run.truth.failure_kind for run in runs if run.truth and run.truth.failed]
-    counts = [kinds.count(kind) for kind in ("non_finite", "diverged", "degraded")]
-    return len(runs), wilson(len(kinds), len(runs)), *counts, *quartiles(times_to_failure(runs))
+def _outcome(rows: pd.DataFrame) -> tuple[Cell, ...]:
+    counts = (int((rows.end == kind).sum()) for kind in KINDS)
+    failed = wilson(int(rows.failed.sum()), len(rows))
+    return len(rows), failed, *counts, *_percentiles(rows, (25, 50, 75))
+
+
+def _percentiles(rows: pd.DataFrame, percents: Sequence[int]) -> list[float]:
+    steps = rows.steps.dropna()
+    return np.percentile(steps, percents).tolist() if len(steps) else [nan] * len(percents)
+
+
+def times(found: pd.DataFrame) -> Table:
+    """Steps from onset to failure, of all runs that a fault made fail."""
+    failed = found[found.failed & ~found.benign]
+
+    def row(label: str, rows: pd.DataFrame) -> tuple[Cell, ...]:
+        steps = rows.steps.dropna()
+        at_once, soon = int((steps == 0).sum()), int((steps <= SOON).sum())
+        return label, len(steps), at_once, soon, *_percentiles(rows, PERCENTILES)
+
+    return Table(
+        "times",
+        "Steps from the onset of a fault to the failure",
+        (
+            f"Failure | Runs | In the step of the onset | Within {SOON} steps",
+            *(f"{p} %:1" for p in PERCENTILES),
+        ),
+        [*(row(ENDS[kind], failed[failed.end == kind]) for kind in KINDS), row("all", failed)],
+        notes=[
+            "All runs that failed under a fault, the test part's outcomes included; benign "
+            "changes are left out.",
+            "The evaluation every 10 steps and the median of three make 10 to 20 steps the "
+            "smallest time that a diverged or degraded run can show.",
+        ],
+    )
+
+
+# -- the simulator beside the laboratory
+
+
+def simulated(seed: int = 0) -> list[Run]:
+    """The stress study's runs under the faults that the laboratory has too, with its workers."""
+    specs = [
+        replace(spec, num_workers=SIMULATED_WORKERS)
+        for spec in stress_specs(seed)
+        if spec.fault in SHARED and spec.applicable
+    ]
+    return [run for batch in batches(specs) for run in simulate(batch)]
+
+
+def comparison(real: pd.DataFrame, made: pd.DataFrame) -> Table:
+    """Outcome shares and times to failure, side by side."""
+
+    def side(rows: pd.DataFrame) -> tuple[Cell, ...]:
+        low, middle, high = _percentiles(rows, (25, 50, 75))
+        shown = "" if np.isnan(middle) else f"{middle:.0f} ({low:.0f} to {high:.0f})"
+        return len(rows), wilson(int(rows.failed.sum()), len(rows)), shown
+
+    table: list[tuple[Cell, ...]] = []
+    for name, counterparts in SHARED.items():
+        sides = real[real.fault.isin(counterparts)], made[made.fault == name]
+        if name not in SAME_SEVERITY:
+            table.append((name, "all", *side(sides[0]), *side(sides[1])))
+            continue
+        for severity in sorted({*sides[0].severity, *sides[1].severity}):
+            theirs, ours = (rows[rows.severity == severity] for rows in sides)
+            table.append((name, f"{severity:g}", *side(theirs), *side(ours)))
+    return Table(
+        "simulator",
+        "The laboratory and the simulator under the same faults",
+        "Fault | Severity | Real runs | Real: failed | Real: onset to failure (steps) | "
+        "Simulated runs | Simulated: failed | Simulated: onset to failure (steps)",
+        table,
+        notes=[
+            f"{WILSON} Times: median (quartiles) of the runs that failed.",
+            "Real runs have 400 steps, simulated ones 2000; both have 4 workers, "
+            "are evaluated every 10 steps and judged by the same definitions. Faults act for the "
+            "same share of the run, but for DATA_CORRUPTION, which lasts to the end in the "
+            "simulator, and GQA_MISMATCH: there the attention logits are multiplied for a quarter "
+            "of the run; in the laboratory (ATTENTION_SCALE) the query weights are, once, and can "
+            "be learnt back.",
+        ],
+        grouped=True,
+    )
+
+
+def twins(runs: Sequence[Run]) -> Table:
+    """Losses of disturbed runs minus the twin's at four times; `runs` include the controls."""
+    controls = {run.id: run for run in runs}
+    groups: dict[tuple[str, float], list[tuple[float, ...]]] = {}
+    for run in runs:
+        if run.truth is not None and run.truth.fault in COMPARED:
+            key = run.truth.fault, run.truth.severity or 0.0
+            groups.setdefault(key, []).append(_above(run, controls[run.config["branch_of"]]))
+    rows: list[tuple[Cell, ...]] = [
+        (fault, f"{severity:g}", len(found), *map(_range, zip(*found, strict=True)))
+        for (fault, severity), found in sorted(groups.items())
+    ]
+    return Table(
+        "twins",
+        "Nats above the exact twin",
+        "Fault | Severity | Runs | Training loss, at the onset | Probe loss, at the onset | "
+        f"{LATER} steps later | In the fault's last step | At the end",
+        rows,
+        notes=[
+            f"{SEALED} Lowest to highest of the runs, in nats per token.",
+            "The probe batch is of clean text. An expert is reset in one step, which is the "
+            "fault's first and last.",
+        ],
+        grouped=True,
+    )
+
+
+def _above(run: Run, control: Run) -> tuple[float, ...]:
+    truth, last = run.truth, len(run.records) - 1
+    assert truth is not None
+    assert truth.onset_step is not None
+    onset = truth.onset_step - 1  # records begin with step 1
+    lifted = onset + (truth.duration_steps or last) - 1
+    training, probe = (
+        column(name, run.records) - column(name, control.records[: last + 1])
+        for name in ("training_loss", "probe_loss")
+    )
+    watched = (min(place, last) for place in (onset, onset + LATER, lifted, last))
+    return float(training[onset]), *(float(probe[place]) for place in watched)
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = (f"{round(value, 2) + 0.0:.2f}" for value in (min(values), max(values)))  # no -0.00
+    return low if low == high else f"{low} to {high}"
+
+
+# -- signals and detectors
 
 
 def all_responses(runs: Sequence[Run]) -> dict[str, list[SignalResponse]]:
@@ -114,30 +283,18 @@ def all_responses(runs: Sequence[Run]) -> dict[str, list[SignalResponse]]:
 
 def signals(seen: Mapping[str, Sequence[SignalResponse]]) -> Table:
     """Separation of disturbed runs from their twins by each signal."""
-
-    def share(found: Sequence[SignalResponse], chosen: Callable[[Run], bool]) -> tuple[float, int]:
-        kept = [sight for sight in found if chosen(sight.run)]
-        return area(kept), len(kept)
-
-    groups: dict[str, Callable[[Run], bool]] = {
-        "not finite": lambda run: _kind(run) == "non_finite",
-        "diverged": lambda run: _kind(run) == "diverged",
-        "degraded": lambda run: _kind(run) == "degraded",
-        "absorbed": lambda run: _kind(run) is None and not _benign(run),
-        "benign": lambda run: _kind(run) is None and _benign(run),
-    }
     rows: list[tuple[Cell, ...]] = []
     for name, found in seen.items():
-        failing = share(found, lambda run: _kind(run) is not None)[0]
-        rows.append((SIGNALS[name].label, failing, *(share(found, g)[0] for g in groups.values())))
+        ends = [end_of(sight.run) for sight in found]
+        groups = [[s for s, e in zip(found, ends, strict=True) if e == end] for end in ENDS]
+        failing = [s for s, end in zip(found, ends, strict=True) if end in KINDS]
+        rows.append((SIGNALS[name].label, area(failing), *map(area, groups)))
     rows.sort(key=lambda row: -float(row[1]) if isinstance(row[1], float) else 0.0)
-    first = next(iter(seen.values()))
-    numbers = {name: share(first, chosen)[1] for name, chosen in groups.items()}
-    counts = ", ".join(f"{number} {name}" for name, number in numbers.items())
+    counts = ", ".join(f"{ends.count(end)} {words}" for end, words in ENDS.items())
     return Table(
         "signals",
         "Signals before the failure: area under the ROC curve, compared with the exact twin",
-        ("Signal | All failing", *(name.capitalize() for name in groups)),
+        ("Signal | All failing", *(words.capitalize() for words in ENDS.values())),
         rows,
         notes=[
             f"{SEALED} Runs: {counts}.",
@@ -151,13 +308,16 @@ def signals(seen: Mapping[str, Sequence[SignalResponse]]) -> Table:
 
 def signals_by_fault(seen: Mapping[str, Sequence[SignalResponse]]) -> Table:
     """The same for the failing runs of each fault."""
-    first = next(iter(seen.values()))
-    failing = [sight.run for sight in first if _kind(sight.run) is not None]
+    failing = {
+        name: [s for s in found if s.run.truth and s.run.truth.failed]
+        for name, found in seen.items()
+    }
+    names = [str(s.run.truth and s.run.truth.fault) for s in next(iter(failing.values()))]
     rows: list[tuple[Cell, ...]] = []
-    for fault, members in by_fault(failing).items():
-        ids = {run.id for run in members}
-        areas = [area([s for s in found if s.run.id in ids]) for found in seen.values()]
-        rows.append((fault, len(members), *areas))
+    for fault in by_fault(facts(s.run for s in next(iter(failing.values())))):
+        here = [place for place, name in enumerate(names) if name == fault]
+        areas = (area([found[place] for place in here]) for found in failing.values())
+        rows.append((fault, len(here), *areas))
     return Table(
         "signals_by_fault",
         "Signals before the failure, by fault: area under the ROC curve, failing runs",
@@ -170,31 +330,23 @@ def signals_by_fault(seen: Mapping[str, Sequence[SignalResponse]]) -> Table:
     )
 
 
-def _kind(run: Run) -> str | None:
-    return run.truth.failure_kind if run.truth else None
-
-
-def _benign(run: Run) -> bool:
-    return run.truth is not None and run.truth.benign
-
-
 def detectors(runs: Sequence[Run], num_processes: int = 1) -> Table:
     """Every registered detector with its own settings, under two protocols."""
     rows: list[tuple[Cell, ...]] = []
-    controls = np.array([run.truth is not None and run.truth.fault == "NONE" for run in runs])
-    benign = np.array([_benign(run) and _kind(run) is None for run in runs])
+    found = facts(runs)
+    healthy = found.fault == "NONE", found.end == "benign"
     for name, entry in IN_PAPER.items():
         traces = trace_all(name, runs, num_processes=num_processes)
         published = score(judge(runs, traces, "published"))
         verdicts = judge(runs, traces, "causal")
         causal = score(verdicts)
-        alarmed = [
+        alarmed = (
             wilson(int((verdicts.false_alarm & chosen).sum()), int(chosen.sum()))
-            for chosen in (controls, benign)
-        ]
+            for chosen in healthy
+        )
         ratios = published.f1, causal.f1, causal.recall
         rows.append((entry.title, *ratios, *alarmed, causal.median_lead_steps))
-    failed = sum(_kind(run) is not None for run in runs)
+    controls, benign = (int(chosen.sum()) for chosen in healthy)
     return Table(
         "detectors",
         "The detectors with their own settings, on real runs",
@@ -202,8 +354,8 @@ def detectors(runs: Sequence[Run], num_processes: int = 1) -> Table:
         "Controls alarmed | Benign alarmed | Median lead (steps):0",
         rows,
         notes=[
-            f"{SEALED} {len(runs)} runs, {failed} failing, {int(controls.sum())} controls, "
-            f"{int(benign.sum())} benign.",
+            f"{SEALED} {len(runs)} runs, {int(found.failed.sum())} failing, {controls} controls, "
+            f"{benign} benign.",
             "Published: any alarm at any step counts. Causal: the first alarm must fall between "
             "onset and failure. Branches share their control's steps before the onset, so an "
             "error of a detector there counts several times.",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import cos, isfinite, pi
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -20,9 +20,12 @@ from rmetric.monitor.forward import ForwardProbes
 from rmetric.monitor.gradients import layer_names, norms_by_layer, tensor_norms
 from rmetric.monitor.workers import cosines_to_mean
 from rmetric.records import Record
-from studies.fault_lab.corpus import Corpus, windows
-from studies.fault_lab.models import FlatModel
+from studies.fault_lab.corpus import corpus, windows
+from studies.fault_lab.models import MAX_LENGTH, FlatModel
 from studies.fault_lab.optimizers import BETA1, BETA2, Weights, adamw, muon, sgd
+
+if TYPE_CHECKING:
+    from studies.fault_lab.spec import LabSpec
 
 WORKERS = 4
 EVALUATE_EVERY = 10
@@ -76,8 +79,6 @@ class Average(NamedTuple):
     """Average of the workers' gradients, and their statistics.
 
     Attributes:
-        gradient_N: their mean.
-        loss: likewise.
         norms, cosines: of each worker's own gradient, the cosine to the mean.
         non_finite: entries that are nan or inf, over all workers.
     """
@@ -100,49 +101,29 @@ class Snapshot:
 
 
 class Training:
-    """A run that is trained step by step.
-
-    Args:
-        model: the trained model.
-        text: the corpus.
-        seed: of the batches.
-        peak_rate: learning rate after the warm-up.
-        total_steps: at which the cosine reaches its floor.
-        context: planned bytes of a sequence.
-        optimizer: one of `optimizers.OPTIMIZERS`.
-        restarts: of the cosine, evenly spread over the run.
+    """A run that is trained step by step, before its first step.
 
     Attributes:
         step: steps taken so far.
         first_N: the optimiser's first moments, or its momentum.
         second_N: AdamW's second moments; 0 where the optimiser has none.
+        held_out: tokens and labels of the evaluations.
     """
 
-    def __init__(
-        self,
-        model: FlatModel,
-        text: Corpus,
-        seed: int,
-        peak_rate: float,
-        total_steps: int,
-        *,
-        context: int = CONTEXT,
-        optimizer: str = "adamw",
-        restarts: int = 0,
-    ) -> None:
-        self.model, self.text, self.seed = model, text, seed
-        self.peak_rate, self.total_steps = peak_rate, total_steps
-        self.context, self.optimizer, self.restarts = context, optimizer, restarts
+    def __init__(self, spec: LabSpec) -> None:
+        # Twice the context: a planned change may double the length of the sequences.
+        max_length = max(MAX_LENGTH, 2 * spec.context)
+        model = FlatModel(spec.architecture, spec.seed, spec.size, max_length)
+        text = corpus(spec.text)
+        self.spec, self.model, self.text = spec, model, text
         self.step = 0
         self.first_N = torch.zeros_like(model.weights_N)
         self.second_N = torch.zeros_like(model.weights_N)
         self._layers = layer_names(model.names)
         self._probes = ForwardProbes(model.module)
-        rng = np.random.default_rng([seed, 0])
-        self._held_out = self._windows(text.held_out, rng, EVALUATED, context)
-        self._probe = self._windows(text.held_out, rng, PROBED, context)
-
-    # -- what is carried from step to step
+        rng = np.random.default_rng([spec.seed, 0])
+        self.held_out = self._windows(text.held_out, rng, EVALUATED)
+        self._probe = self._windows(text.held_out, rng, PROBED)
 
     def snapshot(self) -> Snapshot:
         moments = self.first_N.clone(), self.second_N.clone()
@@ -154,16 +135,15 @@ class Training:
         self.first_N.copy_(snapshot.first_N)
         self.second_N.copy_(snapshot.second_N)
 
-    # -- the parts of a step
-
     def settings(self, step: int) -> Settings:
         """As planned for `step`, counted from 1."""
-        rate = self.peak_rate * schedule(step, self.total_steps, self.restarts)
-        return Settings(scheduled_rate=rate, length=self.context)
+        spec = self.spec
+        rate = spec.peak_rate * schedule(step, spec.total_steps, spec.restarts)
+        return Settings(scheduled_rate=rate, length=spec.context)
 
     def batch(self, step: int, settings: Settings) -> Batch:
         """The batch of a step; depends on the seed, the step and the settings alone."""
-        rng = np.random.default_rng([self.seed, step])
+        rng = np.random.default_rng([self.spec.seed, step])
         shape, length = (WORKERS, settings.batch_size), settings.length + 1
         draw = rng.random(shape)
         tokens = self._at(self.text.home, draw, length)
@@ -172,13 +152,11 @@ class Training:
             tokens[elsewhere] = self._at(self.text.other, draw[elsewhere], length)
         return Batch(tokens[..., :-1], tokens[..., 1:].copy())
 
-    def gradients(
-        self, batch: Batch, settings: Settings, workers: slice = slice(None)
-    ) -> tuple[Tensor, Tensor]:
+    def gradients(self, batch: Batch, settings: Settings) -> tuple[Tensor, Tensor]:
         """Each worker's own, shape (workers, parameters), and losses, shape (workers,)."""
-        tokens, labels = batch.tokens_WBT[workers], batch.labels_WBT[workers]
+        tokens, labels = torch.from_numpy(batch.tokens_WBT), torch.from_numpy(batch.labels_WBT)
         with self.model.disturbed(settings.half_scale, settings.router_bias):
-            return self.model.gradients(torch.from_numpy(tokens), torch.from_numpy(labels))
+            return self.model.gradients(tokens, labels)
 
     def average(self, losses_W: Tensor, gradients_WN: Tensor) -> Average:
         """The workers' mean, with each worker's norm and cosine to it."""
@@ -188,33 +166,25 @@ class Training:
             loss=float(losses_W.mean()),
             norms=norms,
             cosines=tuple(cosines_to_mean(gradients_WN).tolist()),
-            non_finite=count_non_finite(gradients_WN, norms),
+            # A finite norm has no entry that is not, which saves the count.
+            non_finite=0 if all(map(isfinite, norms)) else int((~gradients_WN.isfinite()).sum()),
         )
 
-    def finish_step(self, settings: Settings, average: Average) -> Record:
-        """Clip and update the weights; returns the record of the step and its evaluation."""
+    def finish_step(self, settings: Settings, average: Average, *, update: bool = True) -> Record:
+        """Clip and update the weights, or leave them; the record of the step and its evaluation."""
         self.step += 1
+        model = self.model
         norm = torch.linalg.vector_norm(average.gradient_N)
         record = self._record(settings, average, float(norm))
-        before_N = self.model.weights_N.clone()
-        self._update(settings, average.gradient_N * torch.clamp(CLIP / (norm + 1e-6), max=1.0))
-        weights_N = self.model.weights_N
-        record.update_norm = float(torch.linalg.vector_norm(weights_N - before_N))
-        record.parameter_norm = float(torch.linalg.vector_norm(weights_N))
-        with self.model.disturbed(settings.half_scale, settings.router_bias):
-            record.probe_loss = self.model.evaluate(*self._probe)
+        if update:
+            before_N = model.weights_N.clone()
+            self._update(settings, average.gradient_N * torch.clamp(CLIP / (norm + 1e-6), max=1.0))
+            record.update_norm = float(torch.linalg.vector_norm(model.weights_N - before_N))
+        record.parameter_norm = float(torch.linalg.vector_norm(model.weights_N))
+        with model.disturbed(settings.half_scale, settings.router_bias):
+            if update:
+                record.probe_loss = model.evaluate(*self._probe)
             if self.step % EVALUATE_EVERY == 0:
-                self._evaluate(record, settings)
-        return record
-
-    def skip_step(self, settings: Settings, average: Average) -> Record:
-        """Count the step without an update, and evaluate; returns its record."""
-        self.step += 1
-        norm = torch.linalg.vector_norm(average.gradient_N)
-        record = self._record(settings, average, float(norm))
-        record.parameter_norm = float(torch.linalg.vector_norm(self.model.weights_N))
-        if self.step % EVALUATE_EVERY == 0:
-            with self.model.disturbed(settings.half_scale, settings.router_bias):
                 self._evaluate(record, settings)
         return record
 
@@ -222,9 +192,9 @@ class Training:
         rate = settings.scheduled_rate * settings.rate_factor
         model = self.model
         whole = Weights(model.weights_N, self.first_N, self.second_N, gradient_N, model.decayed_N)
-        if self.optimizer == "sgd":
+        if self.spec.optimizer == "sgd":
             sgd(whole, rate)
-        elif self.optimizer == "adamw":
+        elif self.spec.optimizer == "adamw":
             adamw(whole, rate, settings.beta1, settings.beta2, self.step)
         else:
             # Muon is for the matrices between embedding and output; AdamW updates the others.
@@ -254,9 +224,9 @@ class Training:
         return record
 
     def _evaluate(self, record: Record, settings: Settings) -> None:
-        tokens, labels = self._held_out
+        tokens, labels = self.held_out
         if settings.evaluated < EVALUATED:
-            rng = np.random.default_rng([self.seed, self.step, 1])
+            rng = np.random.default_rng([self.spec.seed, self.step, 1])
             chosen = torch.from_numpy(rng.permutation(EVALUATED)[: settings.evaluated])
             tokens, labels = tokens[chosen], labels[chosen]
         with self._probes.measuring():
@@ -264,22 +234,15 @@ class Training:
         for name, value in self._probes.read().items():
             setattr(record, name, value)
 
-    # -- text
-
     def _at(self, text: NDArray[np.uint8], draw: NDArray[np.float64], length: int) -> NDArray:
         starts = (draw * (len(text) - self.model.max_length - 1)).astype(np.int64)
         return windows(text, starts, length).astype(np.int64)
 
     def _windows(
-        self, text: NDArray[np.uint8], rng: np.random.Generator, number: int, length: int
+        self, text: NDArray[np.uint8], rng: np.random.Generator, number: int
     ) -> tuple[Tensor, Tensor]:
-        tokens = torch.from_numpy(self._at(text, rng.random(number), length + 1))
+        tokens = torch.from_numpy(self._at(text, rng.random(number), self.spec.context + 1))
         return tokens[:, :-1], tokens[:, 1:]
-
-
-def count_non_finite(gradients_WN: Tensor, norms: tuple[float, ...]) -> int:
-    """Entries that are nan or inf; a finite norm has none, which saves the count."""
-    return 0 if all(map(isfinite, norms)) else int((~gradients_WN.isfinite()).sum())
 
 
 def schedule(step: int, total_steps: int, restarts: int = 0) -> float:

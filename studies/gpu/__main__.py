@@ -34,55 +34,35 @@ FIRST_GUESS = 1.0  # seconds a step, where no cost was measured before
 
 
 class Part(NamedTuple):
-    """One measurement.
-
-    Attributes:
-        command: arguments after ``python``.
-        result: the JSON file that it writes, in the output folder.
-        share: of the time that is left, relative to the shares of the parts after it.
-    """
+    """One measurement: arguments after ``python``, and the JSON file that it writes."""
 
     command: Sequence[str]
     result: str
-    share: float
 
 
-def parts_of(out: Path, *, tiny: bool, steps: int, of_twins: Sequence[str] = ()) -> dict[str, Part]:
-    """All parts, in their order: the cost of a step is measured before the twins need it.
+#: Share of each part of the time that is left, relative to the parts after it, in their order: the
+#: cost of a step is measured before the twins need it.
+SHARES = {
+    "nvml": 0.05, "overhead": 0.1, "equal": 0.05, "twins_bf16": 0.25, "twins_fp16": 0.25,
+    "checkpoints": 0.3, "checkpoints_waiting": 0.15, "rescued": 0.08, "snapshots": 0.15,
+    "trace": 0.06, "wrapped": 0.1,
+}  # fmt: skip
+TWINS = {"twins_bf16": [], "twins_fp16": ["--float16", "--lora"]}
 
-    `of_twins`: further options of run_case_study.py.
-    """
-    measure = ["-m", "studies.gpu.measure", *(["--tiny"] if tiny else [])]
 
-    def measured(name: str, share: float) -> Part:
+def part_of(name: str, out: Path, *, tiny: bool, steps: int, of_twins: Sequence[str] = ()) -> Part:
+    """The measurement of that name; `of_twins` are further options of run_case_study.py."""
+    if name not in TWINS:
         path = out / f"{name}.json"
-        return Part([*measure, name, "--out", str(path)], path.name, share)
-
-    def twins(name: str, *options: str) -> Part:
-        small = ["--tiny", "--device", "cpu"] if tiny else ["--random-weights", *options]
-        command = [
-            "run_case_study.py", *small, "--steps", str(steps), "--out", str(out / name),
-            "--eval-every", str(max(FEWEST_BETWEEN, steps // EVALUATIONS)),
-            "--checkpoint-every", "0", "--resume", *of_twins,
-        ]  # fmt: skip
-        return Part(command, f"{name}/summary.json", 0.25)
-
-    found = {
-        "nvml": measured("nvml", 0.05),
-        "overhead": measured("overhead", 0.1),
-        "equal": measured("equal", 0.05),
-        "twins_bf16": twins("twins_bf16"),
-        "twins_fp16": twins("twins_fp16", "--float16", "--lora"),
-        "checkpoints": measured("checkpoints", 0.3),
-        "checkpoints_waiting": measured("checkpoints_waiting", 0.15),
-        "rescued": measured("rescued", 0.08),
-        "snapshots": measured("snapshots", 0.15),
-        "trace": measured("trace", 0.06),
-        "wrapped": measured("wrapped", 0.1),
-    }
-    if tiny:  # a processor has neither precision
-        del found["twins_fp16"]
-    return found
+        small = ["--tiny"] if tiny else []
+        return Part(["-m", "studies.gpu.measure", *small, name, "--out", str(path)], path.name)
+    small = ["--tiny", "--device", "cpu"] if tiny else ["--random-weights", *TWINS[name]]
+    command = [
+        "run_case_study.py", *small, "--steps", str(steps), "--out", str(out / name),
+        "--eval-every", str(max(FEWEST_BETWEEN, steps // EVALUATIONS)),
+        "--checkpoint-every", "0", "--resume", *of_twins,
+    ]  # fmt: skip
+    return Part(command, f"{name}/summary.json")
 
 
 def steps_that_fit(seconds: float, step_seconds: float) -> int:
@@ -140,26 +120,26 @@ def main(argv: list[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument("--parts", nargs="+", metavar="NAME", help="default: all")
     options = parser.parse_args(argv)
-    out = options.out.resolve()
-    known = parts_of(out, tiny=options.tiny, steps=FEWEST_STEPS)
-    unknown = set(options.parts or ()) - known.keys()
-    if unknown:
+    out, tiny = options.out.resolve(), options.tiny
+    known = [name for name in SHARES if name != "twins_fp16" or not tiny]  # no CPU has float16
+    names = list(options.parts or known)
+    if unknown := set(names) - set(known):
         parser.error(f"--parts: {', '.join(sorted(unknown))}: known are {', '.join(known)}")
     out.mkdir(parents=True, exist_ok=True)
     file = out / "results.json"
     done: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
-    names = list(options.parts or known)
     end = time.monotonic() + 60 * options.minutes
     for number, name in enumerate(names):
-        shares = [known[one].share for one in names[number:]]
         left = max(0.0, end - time.monotonic())
-        seconds = DRY if options.tiny else left * shares[0] / sum(shares)
-        fitting = FEWEST_STEPS if options.tiny else steps_that_fit(seconds, step_seconds(done))
-        steps = options.steps or fitting
+        share = SHARES[name] / sum(SHARES[later] for later in names[number:])
+        seconds = DRY if tiny else left * share
+        fitting = FEWEST_STEPS if tiny else steps_that_fit(seconds, step_seconds(done))
         print(f"{name}: up to {seconds:.0f} s", flush=True)
         of_twins = shlex.split(options.twins)
-        part = parts_of(out, tiny=options.tiny, steps=steps, of_twins=of_twins)[name]
-        done[name] = run_part(part, out, seconds)
+        steps = options.steps or fitting
+        done[name] = run_part(
+            part_of(name, out, tiny=tiny, steps=steps, of_twins=of_twins), out, seconds
+        )
         print(f"  {done[name].get('problem', 'done')}, {done[name]['seconds']} s", flush=True)
         write_atomically(file, [json.dumps(done, indent=2).encode(), b"\n"])
     failed = [name for name, entry in done.items() if "problem" in entry]

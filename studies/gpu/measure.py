@@ -16,7 +16,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -29,9 +30,10 @@ import transformers
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import profile
 
 from benchmarks import overhead, rescue_snapshots
+from benchmarks.overhead import WARM_UP, Trained
 from rmetric.guard.checkpoints import Checkpoints, SavedCheckpoint
 from rmetric.guard.training_state import ModelState
 from rmetric.logs import write_atomically
@@ -56,8 +58,6 @@ WAITS = (
     "cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize",
     "Memcpy DtoH", "aten::_local_scalar_dense", "aten::item", "aten::nonzero",
 )  # fmt: skip
-
-
 #: Options of `benchmarks.rescue_snapshots`. Three snapshots of 3 billion weights take 55 GB.
 SNAPSHOTS = {
     "100M": "--rounds 4 --warm-up 5",
@@ -65,40 +65,58 @@ SNAPSHOTS = {
 }
 SNAPSHOTS_ON_CPU = "--rounds 2 --warm-up 1 --width 64 --layers 2 --rows 2 --tokens 16"
 
+ON_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+
 Wrapper = Callable[[torch.nn.Module], Any]
-
-
-def device_of() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def same(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
-def make(name: str, folder: Path, *, watched: bool, wrap: Wrapper = same) -> overhead.Trained:
-    """A model of `benchmarks.overhead` that clips its gradients, with or without the monitor."""
-    build, _ = overhead.MODELS[name]
-    device = device_of()
-    torch.manual_seed(0)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    with device:
-        model = wrap(build().to(dtype))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=device.type == "cuda")
-    variant = overhead.ours_and_clip if watched else overhead.clip_alone
-    return variant(model, optimizer, folder)
-
-
 def shape_of(name: str) -> tuple[int, int]:
     """Sequences and tokens of a step."""
-    if device_of().type != "cuda":
-        return SHAPE_ON_CPU
-    return SHAPES_ON_GPU.get(name, overhead.MODELS[name][1])
+    return SHAPES_ON_GPU.get(name, overhead.MODELS[name][1]) if ON_GPU else SHAPE_ON_CPU
 
 
-def tokens_of(shape: tuple[int, int], vocabulary: int, turn: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(turn)
-    return torch.randint(0, vocabulary, shape, generator=generator).to(device_of())
+@contextmanager
+def training(
+    name: str, *, watched: bool, steps: int = WARM_UP, wrap: Wrapper = same,
+    shape: tuple[int, int] | None = None,
+) -> Iterator[tuple[Trained, Callable[[int], torch.Tensor]]]:  # fmt: skip
+    """A model of `benchmarks.overhead` that clips its gradients, after `steps`; tokens of a turn.
+
+    `watched`: with the monitor.
+    """
+    build, shape = overhead.MODELS[name][0], shape or shape_of(name)
+    torch.manual_seed(0)
+    with DEVICE:
+        model = wrap(build().to(torch.bfloat16 if ON_GPU else torch.float32))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=ON_GPU)
+    inner: Any = getattr(model, "module", model)
+    vocabulary = int(inner.config.vocab_size)
+
+    def tokens(turn: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(turn)
+        return torch.randint(0, vocabulary, shape, generator=generator).to(DEVICE)
+
+    with tempfile.TemporaryDirectory() as folder:
+        variant = overhead.ours_and_clip if watched else overhead.clip_alone
+        one = variant(model, optimizer, Path(folder))
+        for turn in range(steps):
+            one.step(tokens(turn))
+        yield one, tokens
+        if one.monitor is not None:
+            one.monitor.close()
+
+
+def emptied() -> int:
+    """Free what ended trainings held, which refer to themselves; bytes of GPU memory in use."""
+    gc.collect()
+    if ON_GPU:
+        torch.cuda.empty_cache()
+    return torch.cuda.memory_allocated() if ON_GPU else 0
 
 
 def measure_overhead(*, tiny: bool) -> dict[str, Any]:
@@ -111,72 +129,47 @@ def paired(
     name: str, turns: int, wrap: Wrapper = same, shape: tuple[int, int] | None = None
 ) -> dict[str, Any]:
     """Steps in turn with and without the monitor: their times, and whether the weights agree."""
-    shape = shape or shape_of(name)
-    gc.collect()
-    if on_gpu := device_of().type == "cuda":
-        torch.cuda.empty_cache()
-    with tempfile.TemporaryDirectory() as folder:
-        plain, kept_without = warmed(name, shape, Path(folder), watched=False, wrap=wrap)
-        watched, kept_with = warmed(name, shape, Path(folder), watched=True, wrap=wrap)
-        peaks = {False: 0, True: 0}
-        for turn in range(overhead.WARM_UP, overhead.WARM_UP + turns):
-            tokens = tokens_of(shape, vocabulary_of(plain), turn)
-            order = [plain, watched] if turn % 2 == 0 else [watched, plain]
-            for one in order:
-                peak = most_bytes(partial(one.step, tokens))
-                peaks[one is watched] = max(peaks[one is watched], peak)
-        weights = zip(plain.model.parameters(), watched.model.parameters(), strict=True)
-        equal = all(torch.equal(local(a), local(b)) for a, b in weights)
-        monitor = watched.monitor
-        assert monitor is not None
-        problem = monitor.problem
-        monitor.close()
-    before, after = (one.seconds[overhead.WARM_UP :] for one in (plain, watched))
+    make = partial(training, name, wrap=wrap, shape=shape)
+    memory = [emptied()]
+    with make(watched=False) as (plain, tokens):
+        memory.append(torch.cuda.memory_allocated() if ON_GPU else 0)
+        with make(watched=True) as (watched, _):
+            memory.append(torch.cuda.memory_allocated() if ON_GPU else 0)
+            peaks = {False: 0, True: 0}
+            for turn in range(WARM_UP, WARM_UP + turns):
+                for one in (plain, watched) if turn % 2 == 0 else (watched, plain):
+                    peak = most_bytes(partial(one.step, tokens(turn)))
+                    peaks[one is watched] = max(peaks[one is watched], peak)
+            weights = zip(plain.model.parameters(), watched.model.parameters(), strict=True)
+            equal = all(torch.equal(local(a), local(b)) for a, b in weights)
+            assert watched.monitor is not None
+            problem = watched.monitor.problem
+    before, after = (one.seconds[WARM_UP:] for one in (plain, watched))
     ratios = sorted(b / a for a, b in zip(before, after, strict=True))
     low, _, high = quantiles(ratios, n=4)
-    number = sum(p.numel() for p in plain.model.parameters())
     return {
-        "parameters": number,
-        "batch": list(shape),
+        "parameters": sum(p.numel() for p in plain.model.parameters()),
+        "batch": list(shape or shape_of(name)),
         "turns": turns,
         "step_seconds_without": median(before),
         "step_seconds_with": median(after),
         "ratio": median(ratios),
         "ratio_quartiles": [low, high],
-        "seconds_in_monitor_calls": median(watched.own[overhead.WARM_UP :]),
+        "seconds_in_monitor_calls": median(watched.own[WARM_UP:]),
         "weights_equal_bit_for_bit": equal,
-        "bytes_kept": [kept_without, kept_with] if on_gpu else None,
-        "bytes_more_during_a_step": [peaks[False], peaks[True]] if on_gpu else None,
+        "bytes_kept": [memory[1] - memory[0], memory[2] - memory[1]] if ON_GPU else None,
+        "bytes_more_during_a_step": [peaks[False], peaks[True]] if ON_GPU else None,
         "problem": problem,
     }
 
 
-def warmed(
-    name: str, shape: tuple[int, int], folder: Path, *, watched: bool, wrap: Wrapper
-) -> tuple[overhead.Trained, int]:
-    """A model that has made some steps, and the bytes of the GPU's memory that it keeps."""
-    before = bytes_in_use()
-    one = make(name, folder, watched=watched, wrap=wrap)
-    for turn in range(overhead.WARM_UP):
-        one.step(tokens_of(shape, vocabulary_of(one), turn))
-    return one, bytes_in_use() - before
-
-
-def vocabulary_of(one: overhead.Trained) -> int:
-    return int(getattr(one.model, "module", one.model).config.vocab_size)
-
-
-def bytes_in_use() -> int:
-    return torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
-
-
 def most_bytes(step: Callable[[], Any]) -> int:
     """Bytes of the GPU's memory that `step` takes at most, over what was in use; 0 without one."""
-    if not torch.cuda.is_available():
+    if not ON_GPU:
         step()
         return 0
     torch.cuda.reset_peak_memory_stats()
-    held = bytes_in_use()
+    held = torch.cuda.memory_allocated()
     step()
     return torch.cuda.max_memory_allocated() - held
 
@@ -187,56 +180,40 @@ def measure_equal(*, tiny: bool) -> dict[str, Any]:
     Without deterministic algorithms two trainings without the monitor may differ too.
     """
     name = next(iter(SMALL if tiny else LARGE))
-    return {
-        "model": name,
-        "steps": COMPARED,
-        "default": compared(name, shape_of(name), deterministic=False),
-        "deterministic": compared(name, shape_of(name), deterministic=True),
-    }
+    default, deterministic = (compared(name, deterministic=how) for how in (False, True))
+    return {"model": name, "steps": COMPARED, "default": default, "deterministic": deterministic}
 
 
 def compared(
-    name: str, shape: tuple[int, int], *, deterministic: bool, wrap: Wrapper = same
+    name: str, *, deterministic: bool, wrap: Wrapper = same, shape: tuple[int, int] | None = None
 ) -> dict[str, Any]:
     """Two trainings without the monitor and one with it: whose weights are equal bit for bit."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS refuses
     torch.use_deterministic_algorithms(deterministic)
+    digests = []  # sums of the bits of each weight tensor
+    whole = {2: torch.int16, 4: torch.int32}
     try:
-        without, again, watched = (
-            digests_after_training(name, shape, watched=watched, wrap=wrap)
-            for watched in (False, False, True)
-        )
+        for watched in (False, False, True):
+            emptied()
+            torch._dynamo.reset()
+            make = training(name, watched=watched, steps=COMPARED, wrap=wrap, shape=shape)
+            with make as (one, _):
+                digests.append([
+                    int(local(p).view(whole[p.element_size()]).sum(dtype=torch.int64))
+                    for p in one.model.parameters()
+                ])  # fmt: skip
     finally:
         torch.use_deterministic_algorithms(False)
+    first = digests[0]
+    again, monitored = (
+        sum(a != b for a, b in zip(first, other, strict=True)) for other in digests[1:]
+    )
     return {
-        "without_twice": without == again,
-        "with_and_without": without == watched,
-        "tensors_that_differ_without": differing(without, again),
-        "tensors_that_differ_with": differing(without, watched),
+        "without_twice": not again,
+        "with_and_without": not monitored,
+        "tensors_that_differ_without": again,
+        "tensors_that_differ_with": monitored,
     }
-
-
-def differing(one: list[int], other: list[int]) -> int:
-    return sum(a != b for a, b in zip(one, other, strict=True))
-
-
-def digests_after_training(
-    name: str, shape: tuple[int, int], *, watched: bool, wrap: Wrapper
-) -> list[int]:
-    """Sums of the bits of each weight tensor."""
-    gc.collect()
-    torch._dynamo.reset()
-    with tempfile.TemporaryDirectory() as folder:
-        one = make(name, Path(folder), watched=watched, wrap=wrap)
-        for turn in range(COMPARED):
-            one.step(tokens_of(shape, vocabulary_of(one), turn))
-        if one.monitor is not None:
-            one.monitor.close()
-        whole = {2: torch.int16, 4: torch.int32}
-        return [
-            int(local(p).view(whole[p.element_size()]).sum(dtype=torch.int64))
-            for p in one.model.parameters()
-        ]
 
 
 def measure_trace(*, tiny: bool) -> dict[str, Any]:
@@ -246,37 +223,23 @@ def measure_trace(*, tiny: bool) -> dict[str, Any]:
 
 
 def waits_of(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    """Number of each of `WAITS`, which some steps have."""
+    found: dict[str, dict[str, int]] = {}
     for label, watched in (("without", False), ("with", True)):
-        with tempfile.TemporaryDirectory() as folder:
-            one = make(name, Path(folder), watched=watched)
-            for turn in range(overhead.WARM_UP):
-                one.step(tokens_of(shape_of(name), vocabulary_of(one), turn))
-            batches = [
-                tokens_of(shape_of(name), vocabulary_of(one), turn) for turn in range(TRACED)
-            ]
-            found[label] = traced(one, batches)
-            if one.monitor is not None:
-                one.monitor.close()
-            del one
-            gc.collect()
-    more = {key: found["with"].get(key, 0) - found["without"].get(key, 0) for key in found["with"]}
-    return found | {"more_with_the_monitor": {key: n for key, n in more.items() if n}}
-
-
-def traced(one: overhead.Trained, batches: list[torch.Tensor]) -> dict[str, int]:
-    """Number of each of `WAITS` in a step for each of `batches`."""
-    activities = [ProfilerActivity.CPU]
-    if torch.cuda.is_available():
-        activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities) as profiler:
-        for tokens in batches:
-            one.step(tokens)
-    names = Counter(event.name for event in profiler.events())
-    return {
-        wait: sum(number for name, number in names.items() if name.startswith(wait))
-        for wait in WAITS
-    }
+        with training(name, watched=watched) as (one, tokens):
+            batches = [tokens(turn) for turn in range(TRACED)]
+            with profile() as profiler:
+                for batch in batches:
+                    one.step(batch)
+        names = Counter(event.name for event in profiler.events())
+        found[label] = {
+            wait: sum(number for name, number in names.items() if name.startswith(wait))
+            for wait in WAITS
+        }
+        del one
+        emptied()
+    more = {wait: found["with"][wait] - found["without"][wait] for wait in WAITS}
+    return {**found, "more_with_the_monitor": {wait: n for wait, n in more.items() if n}}
 
 
 def measure_snapshots(*, tiny: bool) -> dict[str, Any]:
@@ -284,9 +247,7 @@ def measure_snapshots(*, tiny: bool) -> dict[str, Any]:
     models = {"tiny": SNAPSHOTS_ON_CPU} if tiny else SNAPSHOTS
     found = dict[str, Any]()
     for name, options in models.items():
-        gc.collect()  # the trainings before refer to themselves
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        emptied()
         found[name] = rescue_snapshots.measure(rescue_snapshots.arguments(options.split()))
         tell(found)
     return {"models": found}
@@ -297,37 +258,30 @@ def tell(found: Any) -> None:
     print(json.dumps(found, default=str), flush=True)
 
 
-def measure_checkpoints(*, tiny: bool) -> dict[str, Any]:
-    """Saves of the guard's checkpoints with AdamW's states, in the background."""
-    return saved(tiny=tiny, saves=SAVES, asynchronous=True)
+def measure_checkpoints(
+    *, tiny: bool, saves: int = SAVES, asynchronous: bool = True
+) -> dict[str, Any]:
+    """Saves of the guard's checkpoints with AdamW's states, in the background or waited for.
 
-
-def measure_checkpoints_waiting(*, tiny: bool) -> dict[str, Any]:
-    """A save for which the training waits."""
-    return saved(tiny=tiny, saves=1, asynchronous=False)
-
-
-def saved(*, tiny: bool, saves: int, asynchronous: bool) -> dict[str, Any]:
-    """Seconds of each save and of the steps before and beside it; bytes of host memory."""
+    Seconds of each save and of the steps before and beside it; bytes of host memory.
+    """
     name = "5M" if tiny else "qwen2.5-3B"
     costs = list[dict[str, Any]]()
     free = shutil.disk_usage(tempfile.gettempdir()).free
-    with tempfile.TemporaryDirectory() as folder:
-        one = make(name, Path(folder), watched=False)
-        tokens = tokens_of(shape_of(name), vocabulary_of(one), 0)
+    with tempfile.TemporaryDirectory() as folder, training(name, watched=False) as (one, tokens):
+        batch = tokens(0)
         state = {"training": ModelState(one.model, one.optimizer)}
-        target = Path(folder) / "checkpoints"
-        saving = Checkpoints(target, keep=1, fingerprint=name, asynchronous=asynchronous)
-        for _ in range(overhead.WARM_UP):
-            one.step(tokens)
+        saving = Checkpoints(
+            Path(folder) / "checkpoints", keep=1, fingerprint=name, asynchronous=asynchronous
+        )
         own = psutil.Process().memory_info
         before_all = own().rss
         for step in range(1, saves + 1):
-            alone = one.seconds[-overhead.WARM_UP :]
+            alone = one.seconds[-WARM_UP:]
             one.seconds.clear()
             saving.begin(step, state)
             while (outcome := saving.poll()) is None:
-                one.step(tokens)
+                one.step(batch)
             if not isinstance(outcome, SavedCheckpoint):
                 costs.append({"problem": str(outcome)})
                 break
@@ -345,8 +299,8 @@ def saved(*, tiny: bool, saves: int, asynchronous: bool) -> dict[str, Any]:
                 }
             )
             tell(costs)
-            for _ in range(overhead.WARM_UP):
-                one.step(tokens)
+            for _ in range(WARM_UP):
+                one.step(batch)
     return {"model": name, "free_bytes": free, "saves": costs}
 
 
@@ -377,28 +331,25 @@ def judged(watch: GpuWatch, seconds: float, work: Callable[[], Any]) -> dict[str
 
 def answered(reading: Reading) -> dict[str, Any]:
     """The fields that NVML answered, and the names of those that it did not."""
-    values = asdict(reading)
+    values = {
+        name: sorted(value) if isinstance(value, frozenset) else value
+        for name, value in asdict(reading).items()
+    }
     return {
-        "fields": {
-            name: sorted(value) if isinstance(value, frozenset) else value
-            for name, value in values.items()
-            if value is not None
-        },
+        "fields": {name: value for name, value in values.items() if value is not None},
         "not_answered": sorted(name for name, value in values.items() if value is None),
     }
 
 
 def multiply() -> Callable[[], None]:
     """Products of large matrices, as many as a GPU finishes in some tenths of a second."""
-    device = device_of()
-    size, times = (8192, 100) if device.type == "cuda" else (256, 10)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    matrix = torch.ones(size, size, device=device, dtype=dtype)
+    size, times, dtype = (8192, 100, torch.bfloat16) if ON_GPU else (256, 10, torch.float32)
+    matrix = torch.ones(size, size, device=DEVICE, dtype=dtype)
 
     def work() -> None:
         for _ in range(times):
             torch.mm(matrix, matrix)
-        overhead.synchronize(device)
+        overhead.synchronize(DEVICE)
 
     return work
 
@@ -425,12 +376,12 @@ def measure_wrapped(*, tiny: bool) -> dict[str, Any]:
     wrappers: dict[str, Wrapper] = {"ddp": DistributedDataParallel, "fsdp": sharded}
     compiler = {"backend": "aot_eager"} if tiny else {}  # inductor needs a C++ compiler on a CPU
     wrappers["compiled"] = partial(torch.compile, **compiler)
-    if device_of().type == "cuda":
+    if ON_GPU:
         wrappers["cuda_graphs"] = partial(torch.compile, mode="reduce-overhead")
     name, turns = next(reversed((SMALL if tiny else LARGE).items()))
+    backend = "nccl" if ON_GPU else "gloo"
     with tempfile.TemporaryDirectory() as folder:
         store = f"file://{folder}/store"
-        backend = "nccl" if device_of().type == "cuda" else "gloo"
         torch.distributed.init_process_group(backend, init_method=store, rank=0, world_size=1)
         try:
             models = {key: with_and_without(name, turns, wrap) for key, wrap in wrappers.items()}
@@ -440,20 +391,16 @@ def measure_wrapped(*, tiny: bool) -> dict[str, Any]:
 
 
 def sharded(model: torch.nn.Module) -> torch.nn.Module:
-    """The model under FSDP2, with itself as the only unit."""
-    fully_shard(model, mesh=init_device_mesh(device_of().type, (1,)))
+    fully_shard(model, mesh=init_device_mesh(DEVICE.type, (1,)))
     return model
 
 
 def with_and_without(name: str, turns: int, wrap: Wrapper) -> dict[str, Any]:
     """`paired` on a wrapped model; an error of one wrapper does not end the others."""
-    torch._dynamo.reset()
-    shape = SHAPE_WRAPPED if device_of().type == "cuda" else SHAPE_ON_CPU
+    shape = SHAPE_WRAPPED if ON_GPU else SHAPE_ON_CPU
     try:
-        return {
-            "equal": compared(name, shape, deterministic=True, wrap=wrap),
-            **paired(name, turns, wrap, shape),
-        }
+        equal = compared(name, deterministic=True, wrap=wrap, shape=shape)
+        return {"equal": equal, **paired(name, turns, wrap, shape)}
     except Exception as error:
         return {"problem": f"{type(error).__name__}: {error}"[:2000]}
 
@@ -461,18 +408,14 @@ def with_and_without(name: str, turns: int, wrap: Wrapper) -> dict[str, Any]:
 def measure_rescued(*, tiny: bool) -> dict[str, Any]:
     """A training that gets noise for data, with and without `Rescue`, beside its twin."""
     name, steps = ("5M", 160) if tiny else ("100M", 300)
-    undisturbed = rescued_training(name, steps, noise=range(0), rescue=None)
-    noise = range(steps // 2, steps // 2 + steps // 16)
-    alone = rescued_training(name, steps, noise=noise, rescue=None)
-    rescue = Rescue()
-    rescued = rescued_training(name, steps, noise=noise, rescue=rescue)
+    noise, rescue = range(steps // 2, steps // 2 + steps // 16), Rescue()
     return {
         "model": name,
         "steps": steps,
         "noise_in_steps": [noise[0] + 1, noise[-1] + 1],
-        "undisturbed": undisturbed,
-        "noise_alone": alone,
-        "rescued": rescued,
+        "undisturbed": rescued_training(name, steps, noise=range(0), rescue=None),
+        "noise_alone": rescued_training(name, steps, noise=noise, rescue=None),
+        "rescued": rescued_training(name, steps, noise=noise, rescue=rescue),
         "decisions": rescue.decisions,
         "problem": rescue.problem or None,
     }
@@ -483,31 +426,29 @@ def rescued_training(
 ) -> dict[str, Any]:
     """Train on sequences that count upwards in strides; noise in the batches of `noise`."""
     build, shape = overhead.MODELS[name]
-    device = device_of()
-    if device.type == "cpu":
-        shape = SHAPE_ON_CPU
+    shape = shape if ON_GPU else SHAPE_ON_CPU
     torch.manual_seed(0)
-    with device:
+    with DEVICE:
         model = build()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     data = [counting(shape, step, model.config.vocab_size, step in noise) for step in range(steps)]
-    held_out = counting(shape, steps, model.config.vocab_size, False).to(device)
+    held_out = counting(shape, steps, model.config.vocab_size, False).to(DEVICE)
     loop = enumerate(data, 1) if rescue is None else rescue.steps(data, steps)
     with tempfile.TemporaryDirectory() as folder:
         actions = [] if rescue is None else [rescue]
         monitor = Monitor(model, optimizer, log=Path(folder) / "run.jsonl", actions=actions)
-        overhead.synchronize(device)
+        overhead.synchronize(DEVICE)
         began, taken = time.perf_counter(), 0
         for _, batch in loop:
-            tokens = batch.to(device)
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            tokens = batch.to(DEVICE)
+            with torch.autocast(DEVICE.type, torch.bfloat16, enabled=ON_GPU):
                 loss = model(input_ids=tokens, labels=tokens).loss
             loss.backward()
             monitor.check_before_step(loss)
             optimizer.step()
             optimizer.zero_grad()
             taken += 1
-        overhead.synchronize(device)
+        overhead.synchronize(DEVICE)
         seconds = time.perf_counter() - began
         problem = monitor.problem
         monitor.close()
@@ -527,11 +468,10 @@ def counting(shape: tuple[int, int], number: int, vocabulary: int, noise: bool) 
 
 
 def about() -> dict[str, Any]:
-    """The hardware, the driver and the versions."""
     from benchmarks.report import processor
 
     gpu = None
-    if torch.cuda.is_available():
+    if ON_GPU:
         import pynvml
 
         found = torch.cuda.get_device_properties(0)
@@ -555,7 +495,7 @@ PARTS: dict[str, Callable[..., dict[str, Any]]] = {
     "wrapped": measure_wrapped,
     "snapshots": measure_snapshots,
     "checkpoints": measure_checkpoints,
-    "checkpoints_waiting": measure_checkpoints_waiting,
+    "checkpoints_waiting": partial(measure_checkpoints, saves=1, asynchronous=False),
     "rescued": measure_rescued,
 }
 

@@ -17,7 +17,9 @@ from rmetric.evaluation.protocols import (
     Outcomes,
     Windows,
     alerts_of,
+    first_alerts,
     judge,
+    judge_alerts,
 )
 from rmetric.evaluation.scores import Scores, f1_difference, score
 from rmetric.evaluation.study import Study
@@ -25,7 +27,6 @@ from rmetric.evaluation.traces import SEED, Trace, generator_for, trace_all, tra
 from rmetric.metric import PAPER_WEIGHTS, RMetric, RMetricConfig
 from rmetric.metric_settings import settings_of
 from rmetric.records import Run
-from studies.paper.ceiling import ceiling
 from studies.paper.metric_traces import computed, disagreements, metric_trace
 from studies.paper.transfer import WeightGrid, weight_grids
 
@@ -63,6 +64,21 @@ def outcome_counts(windows: Windows, alerts: Alerts) -> OutcomeCounts:
     never = first == inf
     counts = (np.sum(failed & end) for end in (~premature & ~late & ~never, premature, late, never))
     return OutcomeCounts(*(int(count) for count in counts))
+
+
+def ceiling(runs: Sequence[Run], protocol: str, *, after_onset: bool = False) -> Outcomes:
+    """The best outcomes that any detector can reach: by the truth, under a causal protocol.
+
+    It alarms at the first record from the onset up to the failure, and in failing runs only; a
+    run that failed before its next record is missed. With `after_onset` the record of the onset
+    step itself is excluded: it comes before the update of that step and cannot show a fault in it.
+    """
+    windows = Windows.of(runs)
+    open_ = replace(windows, onset=windows.onset + after_onset)
+    steps = [np.array([record.step for record in run.records], dtype=np.int64) for run in runs]
+    every = first_alerts(open_, steps, (np.ones((len(step), 1), dtype=bool) for step in steps))
+    in_time = np.where(windows.failed, every.inside.ravel(), inf)
+    return judge_alerts(windows, Alerts(first=in_time, inside=in_time), protocol)
 
 
 def is_measured(traces: Sequence[Trace]) -> bool:

@@ -133,8 +133,6 @@ class Row(NamedTuple):
     """A detector on the published study.
 
     Attributes:
-        group: of related rows.
-        title: in the tables.
         rule: its alarms on many runs at once; None if that would take hours.
         registered: its name in `DETECTORS`, where a registered detector judges the logs; "" where
             the rule does.
@@ -158,40 +156,35 @@ IN_TABLE, BY_AUTHORS, SETTINGS, OTHERS, ANCHORS = (
 
 
 def _redrawn(title: str, name: str) -> Row:
-    rule = r_metric(CONFIG.with_mode(DETECTORS[name].mode))
-    return Row(IN_TABLE, title, rule, registered=name, redrawn=True)
+    return Row(IN_TABLE, title, _mode(DETECTORS[name].mode), registered=name, redrawn=True)
 
 
 def _registered(group: str, name: str, rule: Rule | None) -> Row:
     return Row(group, DETECTORS[name].title, rule, registered=name)
 
 
+def _mode(mode: str) -> Rule:
+    return r_metric(CONFIG.with_mode(mode))
+
+
 #: The two triples of weights in words, as tables name them.
 WEIGHTS_OF_PAPER, WEIGHTS_OF_AUTHORS = "0.10 / 0.45 / 0.70", "0 / 0.50 / 0.78"
 ONSET = DYNAMICS.onset_step
+_MEAN = "ΔL from the moving average, as the paper words it"
+_SAME = f"the same with {WEIGHTS_OF_AUTHORS}"
 
 ROWS: dict[str, Row] = {
     "full": _redrawn(f"R-Metric ({WEIGHTS_OF_PAPER})", "r_metric"),
     "sigma": _redrawn("σ² only, re-drawn", "r_metric_sigma"),
     "delta_l": _redrawn("ΔL only, re-drawn", "r_metric_delta_l"),
     "lambda": _redrawn("λ only, re-drawn", "r_metric_lambda"),
-    "sigma_paired": Row(
-        IN_TABLE, "σ² only, on the same runs", r_metric(CONFIG.with_mode("SIGMA_ONLY"))
-    ),
-    "delta_l_paired": Row(
-        IN_TABLE, "ΔL only, on the same runs", r_metric(CONFIG.with_mode("DELTA_L_ONLY"))
-    ),
-    "loss_rise": _registered(IN_TABLE, "loss_rise", _rises)._replace(
-        title="Val. Loss Slope (two rises in a row)"
-    ),
+    "sigma_paired": Row(IN_TABLE, "σ² only, on the same runs", _mode("SIGMA_ONLY")),
+    "delta_l_paired": Row(IN_TABLE, "ΔL only, on the same runs", _mode("DELTA_L_ONLY")),
+    "loss_rise": Row(IN_TABLE, "Val. Loss Slope (two rises in a row)", _rises, "loss_rise"),
     "isolation_forest": _registered(IN_TABLE, "isolation_forest", None),
     "authors": Row(BY_AUTHORS, f"R-Metric ({WEIGHTS_OF_AUTHORS})", r_metric(AUTHORS)),
-    "true_mean": Row(
-        SETTINGS, "ΔL from the moving average, as the paper words it", r_metric(TRUE_MEAN)
-    ),
-    "authors_true_mean": Row(
-        SETTINGS, f"the same with {WEIGHTS_OF_AUTHORS}", r_metric(replace(AUTHORS, variant="paper"))
-    ),
+    "true_mean": Row(SETTINGS, _MEAN, r_metric(TRUE_MEAN)),
+    "authors_true_mean": Row(SETTINGS, _SAME, r_metric(replace(AUTHORS, variant="paper"))),
     "readme_weights": Row(
         SETTINGS, "weights 0.40 / 0.35 / 0.25", r_metric(replace(CONFIG, weights=README_WEIGHTS))
     ),
@@ -277,9 +270,6 @@ class Condition:
     """A published study with something changed.
 
     Attributes:
-        title: the change.
-        dynamics: of the simulator.
-        config: of the metric.
         random_onset: the fault begins at a step drawn for each run.
         absorbed: share of the acting faults that pass without a crash.
     """
@@ -309,35 +299,25 @@ class Condition:
 PUBLISHED = Condition(title="As published")
 
 
-def _conditions() -> tuple[Condition, ...]:
-    authors = DYNAMICS
-    often = replace(authors, evaluate_every=10)
-    return (
-        PUBLISHED,
-        Condition(title="(a) ΔL from the true moving average", config=TRUE_MEAN),
-        Condition(title="(b) Onset at a random step", random_onset=True),
-        Condition(title="Onset one step later (2501)", dynamics=replace(authors, onset_step=2501)),
-        Condition(title="Half of the faults absorbed", absorbed=0.5),
-        Condition(title="Evaluation noise × 2", dynamics=with_noise(authors, 1, 2)),
-        Condition(title="Evaluation noise × 4", dynamics=with_noise(authors, 1, 4)),
-        Condition(title="All noise of the loss × 2", dynamics=with_noise(authors, 2, 2)),
-        Condition(title="All noise of the loss × 4", dynamics=with_noise(authors, 4, 4)),
-        Condition(title="Evaluation every 10 steps", dynamics=often),
-        Condition(
-            title="Weights 0.40 / 0.35 / 0.25", config=replace(CONFIG, weights=README_WEIGHTS)
-        ),
-        Condition(title="(a) and (b)", config=TRUE_MEAN, random_onset=True),
-        Condition(
-            title="(a), (b), half absorbed, noise × 2, every 10 steps",
-            config=TRUE_MEAN,
-            random_onset=True,
-            absorbed=0.5,
-            dynamics=with_noise(often, 2, 2),
-        ),
-    )
-
-
-ANATOMY = _conditions()
+_OFTEN = replace(DYNAMICS, evaluate_every=10)
+ANATOMY = (
+    PUBLISHED,
+    Condition(title="(a) ΔL from the true moving average", config=TRUE_MEAN),
+    Condition(title="(b) Onset at a random step", random_onset=True),
+    Condition(title="Onset one step later (2501)", dynamics=replace(DYNAMICS, onset_step=2501)),
+    Condition(title="Half of the faults absorbed", absorbed=0.5),
+    Condition(title="Evaluation noise × 2", dynamics=with_noise(DYNAMICS, 1, 2)),
+    Condition(title="Evaluation noise × 4", dynamics=with_noise(DYNAMICS, 1, 4)),
+    Condition(title="All noise of the loss × 2", dynamics=with_noise(DYNAMICS, 2, 2)),
+    Condition(title="All noise of the loss × 4", dynamics=with_noise(DYNAMICS, 4, 4)),
+    Condition(title="Evaluation every 10 steps", dynamics=_OFTEN),
+    Condition(title="Weights 0.40 / 0.35 / 0.25", config=replace(CONFIG, weights=README_WEIGHTS)),
+    Condition(title="(a) and (b)", config=TRUE_MEAN, random_onset=True),
+    Condition(
+        title="(a), (b), half absorbed, noise × 2, every 10 steps", config=TRUE_MEAN,
+        random_onset=True, absorbed=0.5, dynamics=with_noise(_OFTEN, 2, 2),
+    ),
+)  # fmt: skip
 
 
 def alerts_of_batch(batch: PublishedBatch, alarms_RE: Bools) -> Alerts:
@@ -368,7 +348,8 @@ def judge_batch(batch: PublishedBatch, rule: Rule, generator: np.random.Generato
     published, causal = (judge_alerts(windows, alerts, name) for name in ("published", "causal"))
     early = windows.failed & (alerts.first < windows.onset)
     return [
-        *(float(f1(outcomes, np.ones(len(early)))) for outcomes in (published, causal)),
+        _f1_of(published),
+        _f1_of(causal),
         float(published.hit.sum()),
         float(published.false_alarm.sum()),
         float(early.sum()),
@@ -383,16 +364,7 @@ def _mean(leads: Floats) -> float:
 
 
 def over_seeds(condition: Condition, rules: Sequence[Rule], num_seeds: int) -> list[SeedScores]:
-    """Judge rules on the same studies.
-
-    Args:
-        condition: the study that is drawn.
-        rules: each gives its alarms for a batch, shape (R, E).
-        num_seeds: number of studies; the seeds are 0 to `num_seeds` - 1.
-
-    Returns:
-        The scores of each rule, in the order of `rules`.
-    """
+    """The scores of each rule on the same studies, of the seeds 0 to `num_seeds` - 1."""
     rows = []
     for seed in range(num_seeds):
         batch = condition.study(seed)
@@ -411,14 +383,12 @@ def spread_by_fault(num_seeds: int = SPREAD_SEEDS) -> dict[str, dict[str, Floats
     """F1 over seeds, shape (S,), by rule and by fault; ``Overall`` leaves NONE out."""
     chosen = {"Overall": FAULT_OF_RUN != "NONE"}
     chosen |= {name: name == FAULT_OF_RUN for name in FAULTS if name != "NONE"}
-    found: dict[str, dict[str, list[float]]] = {
-        protocol: {name: [] for name in chosen} for protocol in ("published", "causal")
-    }
+    found: dict[str, dict[str, list[float]]] = {"published": {}, "causal": {}}
     for batch, alerts in _published_alerts(num_seeds):
         for protocol, of_fault in found.items():
             outcomes = judge_alerts(windows_of_batch(batch), alerts, protocol)
             for name, runs in chosen.items():
-                of_fault[name].append(_f1_of(outcomes.select(runs)))
+                of_fault.setdefault(name, []).append(_f1_of(outcomes.select(runs)))
     return {
         protocol: {name: np.array(values) for name, values in of_fault.items()}
         for protocol, of_fault in found.items()
@@ -436,7 +406,6 @@ def second_drift_share(num_seeds: int = ANATOMY_SEEDS) -> float:
 
 
 def _published_alerts(num_seeds: int) -> Iterator[tuple[PublishedBatch, Alerts]]:
-    """The published studies of the first seeds, with the alarms of R."""
     for seed in range(num_seeds):
         batch = PUBLISHED.study(seed)
         yield batch, alerts_of_batch(batch, scores(batch, CONFIG) > CONFIG.threshold)
@@ -450,7 +419,6 @@ class Anatomised(NamedTuple):
     """The metric under one condition.
 
     Attributes:
-        condition: what was changed.
         seeds: by the condition's weights, which are the paper's unless they are the change.
         by_authors: the same studies by the weights of the authors' simulator; None where the
             weights are the change.

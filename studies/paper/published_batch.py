@@ -39,8 +39,6 @@ class Draws:
     """Uniform numbers from [0, 1) that decide some runs.
 
     Attributes:
-        training_RE, validation_RE: of the two losses.
-        norms_REW: of the workers' norms.
         rise_RE, blow_REW: of what a fault does to the loss and to the norms.
         crash_RK: one at each step of the fault.
     """

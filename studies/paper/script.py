@@ -24,20 +24,15 @@ def parser(description: str | None, what: str) -> argparse.ArgumentParser:
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     out.add_argument(
-        "--logs",
-        type=Path,
-        default=Path(),
-        metavar="DIR",
+        "--logs", type=Path, default=Path(), metavar="DIR",
         help="the folder that holds the logs_<MODE>/ folders (default: here)",
-    )
+    )  # fmt: skip
     out.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
+        "--out", type=Path, metavar="DIR",
         help=f"where the {what} go (default: results/{what} for the published study, "
         f"results/emergent/{what} and results/stress/{what} for the others, results/sample/{what} "
         "where there are too few runs to stand for a study)",
-    )
+    )  # fmt: skip
     return out
 
 

@@ -5,7 +5,7 @@ Each has the columns that a reader of the paper needs; the full form beside it h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rmetric.evaluation import Estimate
 from studies.common.renderers import escape_tex
@@ -22,68 +22,58 @@ class Slim:
     """Slim form of one table.
 
     Attributes:
-        columns: label in the full table -> label here; those that a study has not are left out.
+        heads: labels of the full table, with ``= label`` where it is another here; those that a
+            study has not are left out.
         both: as wide as both columns of the page, else as one.
         points: labels of the columns that are shown without their intervals.
         wraps: label -> width in cm of a column whose cells are wrapped.
     """
 
-    columns: dict[str, str]
+    heads: str
     both: bool = False
     points: tuple[str, ...] = ()
-    wraps: dict[str, float] | None = None
+    wraps: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Label in the full table -> label here."""
+        pairs = (head.partition(" = ") for head in self.heads.split(" | "))
+        return {label: here or label for label, _, here in pairs}
 
 
-_ONSET = "Onset to failure, 50 % (steps)"
 SLIM = {
     "table1_approaches": Slim(
-        columns={
-            "Approach": "Approach", "Reactive/proactive": "Kind", "Kind (qualitative)": "Kind",
-            "Paper: lead (min)": "Paper (min)", "Paper: lead": "Paper",
-            "Lead, this study (min)": "Here (min)",
-            "Lead over seeds (min)": "Over seeds (min)",
-            "Lead, causal rule (min)": "Causal (min)",
-        },
+        heads="Approach | Reactive/proactive = Kind | Kind (qualitative) = Kind | "
+        "Paper: lead (min) = Paper (min) | Paper: lead = Paper | "
+        "Lead, this study (min) = Here (min) | Lead over seeds (min) = Over seeds (min) | "
+        "Lead, causal rule (min) = Causal (min)",
         points=("Lead, causal rule (min)",),
     ),
     "table2_scenarios": Slim(
-        columns={
-            "Architecture": "Architecture", "Fault": "Fault", "n": "n", "Failed": "Failed",
-            _ONSET: "Steps to failure",
-        },
+        heads="Architecture | Fault | n | Failed | "
+        "Onset to failure, 50 % (steps) = Steps to failure",
     ),
     "table3_detectors": Slim(
-        columns={
-            "Method": "Method", "Detector": "Detector", "TP": "TP", "FP": "FP", "FN": "FN",
-            "F1": "F1", "F1 over seeds": "F1 over seeds", "Lead (min)": "Lead (min)",
-            "Causal F1": "Causal F1", "Causal F1 over seeds": "Causal F1 over seeds",
-            "Paper: F1": "Paper",
-        },
+        heads="Method | Detector | TP | FP | FN | F1 | F1 over seeds | Lead (min) | Causal F1 | "
+        "Causal F1 over seeds | Paper: F1 = Paper",
         both=True,
     ),
     "table4_faults": Slim(
-        columns={
-            "Fault": "Fault", "n": "n", "Failures": "Failures", "Failed": "Failed",
-            "Precision": "Prec.", "Recall": "Recall", "F1": "F1", "Causal F1": "Causal",
-        },
+        heads="Fault | n | Failures | Failed | Precision = Prec. | Recall | F1 | "
+        "Causal F1 = Causal",
         points=("Precision", "Recall", "F1"),
     ),
     "table5_claims": Slim(
-        columns={
-            "Claim": "Claim", "Paper": "Paper", "Measured here": "Measured here", "n": "n",
-            "Verdict": "Verdict",
-        },
+        heads="Claim | Paper | Measured here | n | Verdict",
         both=True,
         wraps={"Claim": 4.4, "Paper": 3.0, "Measured here": 5.6},
     ),
     "table6_transfer": Slim(
-        columns={
-            "Fitted on": "Fitted on", "Tested on": "Tested on", "F1, own weights": "Own",
-            "F1, weights moved": "Moved", "Loss (%)": "Loss (%)",
-        },
+        heads="Fitted on | Tested on | F1, own weights = Own | F1, weights moved = Moved | "
+        "Loss (%)",
         points=("F1, own weights", "F1, weights moved"),
     ),
-}  # fmt: skip
+}
 
 
 def slim_tex(table: Table) -> str:
@@ -122,8 +112,7 @@ def slim_tex(table: Table) -> str:
 
 
 def _kind(slim: Slim, label: str, is_text: bool) -> str:
-    width = (slim.wraps or {}).get(label)
-    if width is not None:
+    if width := slim.wraps.get(label):
         return rf">{{\raggedright\arraybackslash}}p{{{width:g}cm}}"
     return "l" if is_text else "r"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import nan
 
 import numpy as np
@@ -36,16 +36,10 @@ LEADS = (
 def build_tables(
     study: Study, case_studies: Sequence[Summary] = (), *, num_processes: int = 1
 ) -> tuple[list[Table], list[str]]:
-    """All tables of a study.
+    """The numbered tables of a study, and a sentence for each log that states another R-Metric.
 
-    Args:
-        study: the published study or another; the recipe in its logs selects the tables.
-        case_studies: summaries of the real runs that table 5 reports.
-        num_processes: for fitting the isolation forests and drawing the studies over seeds.
-
-    Returns:
-        The tables in the order of their numbers, and one sentence for each log whose stated
-        R-Metric is not the recomputed one.
+    The recipe in the logs selects the tables. `case_studies` are summaries of the real runs that
+    table 5 reports; `num_processes` fit the isolation forests and draw the studies over seeds.
     """
     if published_tables.is_published(study):
         taken_apart = published_tables.PublishedAnalysis.of(study, num_processes=num_processes)
@@ -81,17 +75,15 @@ def approaches(analysis: Analysis) -> Table:
         REFERENCE_DETECTOR: ("score, online", "hardware events, workers' gradients, loss"),
     }
     rows: list[tuple[Cell, ...]] = [
-        ("Periodic checkpoints", "reaction to a failure", "everything", *[None] * 4, None,
+        ("Periodic checkpoints", "reaction to a failure", "everything", *[None] * 5,
          "qualitative: acts after the failure, no lead by construction")
     ]  # fmt: skip
     for name, (kind, scope) in measured.items():
         then, now = (analysis.scores(name, protocol) for protocol in ("published", "causal"))
         paper = f"{claims.PAPER_LEAD_STEPS} steps" if name == REFERENCE_DETECTOR else None
-        basis = "lead and recall measured on these logs"
-        title = ENTRIES[name].title
         rows.append(
-            (title, kind, scope, then.lead_steps, now.recall, now.lead_steps, now.lead_minutes,
-             paper, basis)
+            (ENTRIES[name].title, kind, scope, then.lead_steps, now.recall, now.lead_steps,
+             now.lead_minutes, paper, "lead and recall measured on these logs")
         )  # fmt: skip
     return Table(
         "table1_approaches",
@@ -100,11 +92,7 @@ def approaches(analysis: Analysis) -> Table:
         "Lead, published rule (steps):0 | Recall, causal rule | Lead, causal rule (steps):0 | "
         "Lead, causal rule (min):1 | Paper: lead | Basis:wide",
         rows,
-        notes=[
-            LEADS,
-            INTERVALS,
-            *_few(analysis.study.reference),
-        ],
+        notes=[LEADS, INTERVALS, *_few(analysis.study.reference)],
     )
 
 
@@ -124,35 +112,31 @@ def scenarios(analysis: Analysis) -> Table:
             *(f"Onset to failure, {q} % (steps):0" for q in (10, 50, 90)),
         ),
         [*rows, ("All", "", None, *_scenario(runs)[1:])],
-        notes=[
-            _modes_and_faults(runs),
-            *_few(runs),
-        ],
+        notes=[_modes_and_faults(runs), *_few(runs)],
         grouped=True,
     )
 
 
 def detectors(analysis: Analysis) -> Table:
     """Table 3: every detector under every protocol."""
+
+    def row(protocol: str, title: str, scores: Scores, *cells: Cell) -> tuple[Cell, ...]:
+        difference, paper = cells or (None, None)
+        return (PROTOCOLS[protocol].title, title, *_counts(scores), *_ratios(scores), difference,
+                scores.lead_steps, scores.lead_minutes.point, paper)  # fmt: skip
+
     rows: list[tuple[Cell, ...]] = []
-    for protocol, about in PROTOCOLS.items():
+    for protocol in PROTOCOLS:
         for name in analysis.traces:
-            scores = analysis.scores(name, protocol)
             is_reference = name == REFERENCE_DETECTOR
             difference = None if is_reference else analysis.f1_difference(name, protocol)
             paper = claims.PAPER_F1 if is_reference and protocol == "published" else None
-            title = ENTRIES[name].title
-            rows.append(
-                (about.title, title, *_counts(scores), *_ratios(scores), difference,
-                 scores.lead_steps, scores.lead_minutes.point, paper)
-            )  # fmt: skip
+            scores = analysis.scores(name, protocol)
+            rows.append(row(protocol, ENTRIES[name].title, scores, difference, paper))
         # The published rule takes alerts at any time, so nothing is out of its reach.
         for title, after in CEILINGS.items() if protocol != "published" else ():
             best = score(analysis.ceiling(protocol, after_onset=after))
-            rows.append(
-                (about.title, title, *_counts(best), *_ratios(best), None,
-                 best.lead_steps, best.lead_minutes.point, None)
-            )  # fmt: skip
+            rows.append(row(protocol, title, best))
     return Table(
         "table3_detectors",
         "R-Metric, its ablations, baselines and anchors under each protocol",
@@ -248,12 +232,8 @@ def weights(analysis: Analysis) -> Table:
 
 
 def _counts(scores: Scores) -> tuple[Cell, ...]:
-    counted = (scores.hits, scores.false_alarms, scores.misses)
-    return (
-        scores.num_runs,
-        scores.num_failed,
-        *(counted if scores.measured else [nan] * len(counted)),
-    )
+    counted: Sequence[Cell] = (scores.hits, scores.false_alarms, scores.misses)
+    return scores.num_runs, scores.num_failed, *(counted if scores.measured else [nan] * 3)
 
 
 def _ratios(scores: Scores) -> tuple[Estimate, ...]:
@@ -265,7 +245,7 @@ def _scenario(runs: Sequence[Run]) -> tuple[Cell, ...]:
     outcomes = Counter(truth.outcome for truth in truths)
     kinds = Counter(str(truth.failure_kind) for truth in truths if truth.failed)
     return (
-        _listed(sorted({truth.severity for truth in truths if truth.severity is not None})),
+        ", ".join(f"{x:g}" for x in sorted({t.severity for t in truths if t.severity is not None})),
         len(runs),
         sum(truth.applicable for truth in truths),
         *(outcomes[name] for name in ("healthy", "absorbed", "not_applicable", "failed")),
@@ -294,10 +274,6 @@ def _modes_and_faults(runs: Sequence[Run]) -> str:
 
 def _fault(run: Run) -> str:
     return run.truth.fault if run.truth is not None else "unknown"
-
-
-def _listed(values: Iterable[float]) -> str:
-    return ", ".join(f"{value:g}" for value in values)
 
 
 def _weights(weights: Components) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,12 +33,9 @@ class Transfer:
     half, of the one architecture or of the other, and both halves are pooled.
 
     Attributes:
-        fitted_on, tested_on: the architectures.
-        num_runs: of the one tested on.
         weights: as fitted on either half.
-        seen_f1: F1 there of the weights fitted there, on the half they were fitted on.
-        own_f1: the same on the other half.
-        paper_f1: F1 there of the paper's weights.
+        seen_f1, own_f1: F1 there of the weights fitted there, on the half they were fitted on, and
+            on the other half.
         moved_f1: F1 there of the weights from elsewhere, on the other half.
         overfit_percent: 100 (1 - own / seen), the loss out of sample.
         loss_percent: 100 (1 - moved / own), paired, over the runs tested on.
@@ -159,17 +157,27 @@ def _transfer(
     of_paper = grid.verdicts(grid.index(PAPER_WEIGHTS), chosen)
     num_runs = int(chosen.sum())
     first, second = fitted[source].tolist()
+
+    def f1_of(outcomes: Outcomes) -> Estimate:
+        return estimate(partial(f1, outcomes), num_runs)
+
+    def loss(better: Outcomes, worse: Outcomes) -> Estimate:
+        """100 (1 - worse / better) of F1; nan where even the better scores 0."""
+        return estimate(
+            lambda counts: 100 * (1 - ratio(f1(worse, counts), f1(better, counts))), num_runs
+        )
+
     return Transfer(
         fitted_on=source,
         tested_on=target,
         num_runs=num_runs,
         weights=(grid.weights(first), grid.weights(second)),
-        seen_f1=estimate(lambda counts: f1(seen, counts), num_runs),
-        own_f1=estimate(lambda counts: f1(own, counts), num_runs),
-        paper_f1=estimate(lambda counts: f1(of_paper, counts), num_runs),
-        moved_f1=estimate(lambda counts: f1(moved, counts), num_runs),
-        overfit_percent=estimate(lambda counts: loss_percent(seen, own, counts), num_runs),
-        loss_percent=estimate(lambda counts: loss_percent(own, moved, counts), num_runs),
+        seen_f1=f1_of(seen),
+        own_f1=f1_of(own),
+        paper_f1=f1_of(of_paper),
+        moved_f1=f1_of(moved),
+        overfit_percent=loss(seen, own),
+        loss_percent=loss(own, moved),
     )
 
 
@@ -185,27 +193,22 @@ def _judged(
 def mean_loss(grid: WeightGrid) -> Estimate:
     """The loss on transfer of the mean F1 over the pairs of architectures; nan without a pair."""
     fitted = grid.fit_halves()
-    return _loss_of_mean(
-        grid,
-        [
-            (target, _judged(grid, own, target), _judged(grid, moved, target))
-            for target, own in fitted.items()
-            for source, moved in fitted.items()
-            if source != target
-        ],
-    )
+    pairs = [
+        (target, _judged(grid, own, target), _judged(grid, moved, target))
+        for target, own in fitted.items()
+        for source, moved in fitted.items()
+        if source != target
+    ]
+    return _loss_of_mean(grid, pairs)
 
 
 def mean_overfit(grid: WeightGrid) -> Estimate:
     """The loss out of sample without any move, of the mean F1 over the architectures."""
-    fitted = grid.fit_halves()
-    return _loss_of_mean(
-        grid,
-        [
-            (name, _judged(grid, own, name, out_of_sample=False), _judged(grid, own, name))
-            for name, own in fitted.items()
-        ],
-    )
+    pairs = [
+        (name, _judged(grid, own, name, out_of_sample=False), _judged(grid, own, name))
+        for name, own in grid.fit_halves().items()
+    ]
+    return _loss_of_mean(grid, pairs)
 
 
 def _loss_of_mean(grid: WeightGrid, pairs: list[tuple[str, Outcomes, Outcomes]]) -> Estimate:
@@ -218,13 +221,6 @@ def _loss_of_mean(grid: WeightGrid, pairs: list[tuple[str, Outcomes, Outcomes]])
         return 100 * (1 - ratio(worse, better))
 
     return estimate(statistic, len(grid.architectures))
-
-
-def loss_percent(
-    better: Outcomes, worse: Outcomes, counts: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """100 (1 - worse / better) of F1; nan where even the better scores 0."""
-    return 100 * (1 - ratio(f1(worse, counts), f1(better, counts)))
 
 
 def normalised_signals(run: Run, config: RMetricConfig) -> NDArray[np.float64]:

@@ -8,8 +8,7 @@ import sys
 import time
 
 from rmetric._util.errors import exit_with
-from studies.tiny_llama.arguments import parser
-from studies.tiny_llama.settings import settings_of, shape_of
+from studies.tiny_llama.settings import parser, settings_of, shape_of
 
 WRONG = 2
 

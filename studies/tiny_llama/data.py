@@ -29,12 +29,7 @@ class TokenSource(Protocol):
 class Chain:
     """Sequences of a seeded Markov chain: each token has a few successors, some likelier.
 
-    Args:
-        vocabulary: tokens that there are, at least as many as successors.
-        length: of a sample, T.
-        seed: of the chain and of what is drawn from it.
-
-    Raises ValueError.
+    Raises ValueError for a vocabulary of fewer tokens than successors.
     """
 
     def __init__(self, vocabulary: int, length: int, seed: int) -> None:
@@ -55,13 +50,8 @@ class TokenFile:
     """Windows of a local file of tokens, begun where the seed, the step and the index say.
 
     A ``.npy`` file holds whole numbers, shape (N,); a ``.bin`` file unsigned 16-bit ones,
-    little-endian; any other file is read as bytes, one token each.
-
-    Args:
-        path: of the file; nothing of it is read before it is asked for.
-        vocabulary, length, seed: as of `Chain`.
-
-    Raises ValueError for a file that holds something else, or less than one sample.
+    little-endian; any other file is read as bytes, one token each. Raises ValueError for a file
+    that holds something else, or less than one sample.
     """
 
     def __init__(self, path: Path, vocabulary: int, length: int, seed: int) -> None:

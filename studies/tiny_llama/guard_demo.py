@@ -61,12 +61,9 @@ EVENT_TEXT: dict[str, Callable[[Line], str]] = {
 def main() -> int:
     parser = command_parser("tiny_llama.guard_demo", __doc__)
     parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("guard_demo"),
-        metavar="DIR",
+        "--out", type=Path, default=Path("guard_demo"), metavar="DIR",
         help="folder for the results; an earlier demo in it is replaced (default: %(default)s)",
-    )
+    )  # fmt: skip
     folder = parser.parse_args().out
     try:
         return demonstrate(folder)
@@ -83,12 +80,10 @@ def demonstrate(folder: Path) -> int:
     folder.mkdir(parents=True)
     began = time.monotonic()
     try:
-        alone = train_undisturbed(folder / "undisturbed")
-        guarded = train_guarded(folder)
+        code = compare(train_undisturbed(folder / "undisturbed"), train_guarded(folder))
     except subprocess.CalledProcessError as error:
         print(f"error: {error}; its output is in {folder}", file=sys.stderr)
         return 1
-    code = compare(alone, guarded)
     print(f"\nTotal time {time.monotonic() - began:.0f} s. Results are in {folder}/: "
           "guarded/summary.md, guarded/journal.jsonl, guarded/logs/")  # fmt: skip
     return code
@@ -130,8 +125,6 @@ def train_guarded(folder: Path) -> list[float]:
 
 
 class JournalPrinter:
-    """Prints the journal of the supervisor as it grows."""
-
     def __init__(self, run: RunFolder, supervisor: subprocess.Popen[bytes]) -> None:
         self.run, self.supervisor = run, supervisor
         self.num_printed, self.launched = 0, False

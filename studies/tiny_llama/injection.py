@@ -35,7 +35,6 @@ class Injection:
         kind: kill (SIGKILL), exception, hang (sleeps for ever), slow (sleeps for
             `SLOW_SECONDS`) or nan (in this rank's part of the gradient).
         step: step that it replaces, or that slow and nan affect.
-        rank: affected rank.
     """
 
     kind: str
@@ -59,13 +58,7 @@ class Injection:
 
 
 class Injector:
-    """Injects the failures of this rank.
-
-    Args:
-        folder: run folder.
-        injections: injections of all ranks.
-        rank: rank of this process.
-    """
+    """Injects the failures of this rank, of those of all ranks, into a run folder."""
 
     def __init__(self, folder: Path, injections: tuple[Injection, ...], rank: int) -> None:
         self._folder = folder / FOLDER

@@ -44,14 +44,7 @@ class CheckpointNotSavedError(RuntimeError):
 def train(settings: TrainingSettings, device: torch.device) -> None:
     """Train to the last step, or until a stop is requested.
 
-    Args:
-        settings: settings of the training.
-        device: device of this rank.
-
-    Raises:
-        NonFiniteError: the loss or the gradient norm is not finite.
-        CheckpointNotSavedError: the last checkpoint could not be saved.
-        RuntimeError: from torch, if another rank is lost.
+    Raises NonFiniteError, CheckpointNotSavedError, and RuntimeError where another rank is lost.
     """
     prepare(settings, device)
     training = ReferenceTraining(settings, device)
@@ -61,7 +54,6 @@ def train(settings: TrainingSettings, device: torch.device) -> None:
 
 
 def prepare(settings: TrainingSettings, device: torch.device) -> None:
-    """Configure torch and join the process group."""
     options = settings.options
     first = os.environ.get("RANK", "0") == "0"
     level = logging.INFO if first else logging.ERROR
@@ -108,11 +100,16 @@ class ReferenceTraining:
         self.guard = self._make_guard()
         self.done = self._resumed()
         self.log = self._make_log() if self.rank == 0 else None
-        self.monitor = self._make_monitor() if self.options.monitor else None
+        self.monitor: Any = None
+        if self.options.monitor:
+            from rmetric.monitor import Monitor
+
+            path = settings.folder.path / MONITORED
+            model = self.parallel.model
+            self.monitor = Monitor(model, self.optimizer, log=path, run_id="reference_training")
         self._began = time.monotonic()
 
     def run(self) -> None:
-        """Run the remaining steps and the last save."""
         left = self.options.steps - self.done
         for step in range(self.done + 1, self.options.steps + 1):
             self.injector.before(step)
@@ -125,26 +122,25 @@ class ReferenceTraining:
             time.sleep(self.options.sleep)
         finished = self.done >= self.options.steps
         if finished and left > 0:
-            self._save_last_step()
+            ended = self.guard.save(self.done, "the training has reached its end")
+            if isinstance(ended, FailedSave):
+                raise CheckpointNotSavedError(
+                    f"step {ended.step}, the last, is not saved: {ended.problem}"
+                )
         if self.monitor is not None:
             self.monitor.close()
         if self.log is not None:
             self.log.close(self.done, finished=finished)
         self.guard.close(finished=finished)
 
-    def _save_last_step(self) -> None:
-        ended = self.guard.save(self.done, "the training has reached its end")
-        if isinstance(ended, FailedSave):
-            raise CheckpointNotSavedError(
-                f"step {ended.step}, the last, is not saved: {ended.problem}"
-            )
-
     def step(self, step: int) -> StepTotals:
         """One step on the whole global batch; raises NonFiniteError before the update."""
         rate = rate_at(step, self.options.rate, self.options.warmup)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        loss = self.parallel.backward(self._batch(step))
+        part = self.parallel
+        rows = rows_of(self.settings.data, step, part.first_sample, part.num_samples)
+        loss = part.backward(torch.from_numpy(rows).to(self.device))
         if self.injector.corrupts_gradient(step):
             self.parallel.gradients()[0].fill_(nan)
         totals = self.parallel.totals(loss)
@@ -161,24 +157,18 @@ class ReferenceTraining:
         self.optimizer.zero_grad()
         return totals
 
-    def _batch(self, step: int) -> torch.Tensor:
-        part = self.parallel
-        rows = rows_of(self.settings.data, step, part.first_sample, part.num_samples)
-        return torch.from_numpy(rows).to(self.device)
-
     def _make_guard(self) -> Guard:
-        settings, options = self.settings, self.options
-        checkpoints = Checkpoints(
-            settings.folder.checkpoints,
-            keep=options.keep,
-            asynchronous=not options.synchronous,
-            fingerprint=settings.fingerprint,
-        )
+        settings, options, layout = self.settings, self.options, self.settings.layout
         return Guard(
-            checkpoints,
+            Checkpoints(
+                settings.folder.checkpoints,
+                keep=options.keep,
+                asynchronous=not options.synchronous,
+                fingerprint=settings.fingerprint,
+            ),
             policy=settings.policy,
             state=lambda: {"training": ModelState(self.parallel.model, self.optimizer)},
-            about=lambda: {"layout": str(settings.layout), "batch": settings.layout.global_batch},
+            about=lambda: {"layout": str(layout), "batch": layout.global_batch},
             folder=settings.folder,
             grace_seconds=options.grace,
         )
@@ -188,10 +178,8 @@ class ReferenceTraining:
         layout = self.settings.layout
         about = self.guard.resume()
         done = 0 if about is None else int(about["step"])
-        self._say(
-            f"{layout} on {self.device.type}, "
-            + ("from step 0" if not done else f"after step {done}")
-        )
+        where = f"after step {done}" if done else "from step 0"
+        self._say(f"{layout} on {self.device.type}, {where}")
         before = layout.global_batch if about is None else about["batch"]
         if before != layout.global_batch:
             self._say(f"the global batch was {before} until now")
@@ -208,21 +196,11 @@ class ReferenceTraining:
         }
         return LossLog(self.settings.folder.path / LOSSES, about, self.done)
 
-    def _make_monitor(self) -> Any:
-        from rmetric.monitor import Monitor
-
-        path = self.settings.folder.path / MONITORED
-        return Monitor(self.parallel.model, self.optimizer, log=path, run_id="reference_training")
-
     def _write(self, step: int, totals: StepTotals, rate: float) -> None:
         if self.log is not None:
+            loss, norm = totals
             self.log.write(
-                Record(
-                    step=step,
-                    training_loss=totals.loss,
-                    gradient_norm=totals.gradient_norm,
-                    learning_rate=rate,
-                )
+                Record(step=step, training_loss=loss, gradient_norm=norm, learning_rate=rate)
             )
         if step % self.options.print_every == 0 or step == self.options.steps:
             self._say(

@@ -19,11 +19,7 @@ class LossLog:
 
     A run that resumes after step s truncates its log to s. Each line is written to the
     operating system before the step counts as done, so that it survives the process.
-
-    Args:
-        path: path of the log; its folder is created.
-        config: description of the run, for the first line.
-        step: last completed step; 0 begins a new log.
+    `config` describes the run in the first line; `step`, the last completed one, is 0 in a new log.
     """
 
     def __init__(self, path: Path, config: dict[str, Any], step: int) -> None:
@@ -36,7 +32,6 @@ class LossLog:
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115
 
     def write(self, record: Record) -> None:
-        """Append one record."""
         self._file.write(encode_line(record_to_json(record)))
 
     def close(self, step: int, *, finished: bool) -> None:

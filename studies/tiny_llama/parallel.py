@@ -51,9 +51,7 @@ DIMENSIONS = ("pipeline", "replicas", "shards", "tensor")
 class StepTotals(NamedTuple):
     """Totals of one step, the same on every rank.
 
-    Attributes:
-        loss: mean over the tokens of the global batch, nats per token.
-        gradient_norm: L2 norm of the whole gradient, before clipping.
+    The loss is in nats per token of the global batch, the norm that before clipping.
     """
 
     loss: float
@@ -63,18 +61,13 @@ class StepTotals(NamedTuple):
 class Parallel:
     """This rank's part of the model; all ranks make one, and call its methods together.
 
-    Args:
-        shape: of the whole model.
-        layout: its GPUs are the ranks of the process group, which must exist.
-        seed: of the initial weights, which no layout changes.
-        device: of this rank.
+    The GPUs of the layout are the ranks of the process group, which must exist; no layout changes
+    the initial weights. Raises ValueError for a layout that the shape cannot be cut into.
 
     Attributes:
         model: this rank's stage, its parameters sharded in place.
         stage: of the pipeline, from 0.
         first_sample, num_samples: this rank's slice of the global batch.
-
-    Raises ValueError for a layout that the shape cannot be cut into.
     """
 
     def __init__(self, shape: Shape, layout: Layout, seed: int, device: torch.device) -> None:
@@ -101,13 +94,9 @@ class Parallel:
         self._schedule = self._make_schedule() if layout.pipeline > 1 else None
 
     def backward(self, tokens_BT: Tensor) -> Tensor:
-        """Add this rank's gradient of its slice; returns its share of the loss.
+        """Add this rank's gradient of its slice, shape (num_samples, sequence + 1).
 
-        Args:
-            tokens_BT: shape (num_samples, sequence + 1).
-
-        Returns:
-            a float64 scalar that sums over all ranks to the loss of the global batch.
+        Returns a float64 scalar that sums over all ranks to the loss of the global batch.
         """
         missing = self.layout.micro_batch * self.layout.accumulation - self.num_samples
         inputs_BS = functional.pad(tokens_BT[:, :-1], (0, 0, 0, missing))
@@ -241,7 +230,6 @@ def shard(model: Llama, mesh: DeviceMesh, *, reshard: bool) -> None:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Local shard on this rank."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

@@ -1,4 +1,4 @@
-"""Settings of a training from the command line, checked before torch is loaded."""
+"""The command line of the reference training and its settings, checked before torch is loaded."""
 
 from __future__ import annotations
 
@@ -9,27 +9,100 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from rmetric._util.options import layout_of as sizes_of
+from rmetric._util.options import renamed
 from rmetric.guard.layout import Layout
 from rmetric.guard.policy import PolicyConfig
 from rmetric.guard.run_folder import FOLDER_VARIABLE, RunFolder
+from studies.common.command import command_parser
 from studies.common.llama_shape import Shape, check_layout, feed_forward_of
 from studies.tiny_llama.data import Chain, TokenFile, TokenSource
-from studies.tiny_llama.injection import Injection
+from studies.tiny_llama.injection import KINDS, Injection
+
+#: What `--layout` names.
+SIZES = ("tensor", "pipeline", "data", "replicas")
+
+
+def parser() -> argparse.ArgumentParser:
+    made = command_parser(
+        "tiny_llama", "Train a small Llama with tensor, pipeline and data parallelism."
+    )
+    group = made.add_argument_group("model")
+    _add(group, "layers", Shape.layers, "layers")
+    _add(group, "heads", Shape.heads, "heads of queries")
+    _add(group, "kv-heads", Shape.kv_heads, "heads of keys and values")
+    _add(group, "hidden", Shape.hidden, "width of the residual stream")
+    _add(group, "ffn", None, "width of the feed-forward blocks (default: 8/3 of hidden)")
+    _add(group, "vocabulary", Shape.vocabulary, "tokens that there are")
+    _add(group, "sequence", Shape.sequence, "tokens that a sample predicts")
+    group.add_argument("--tied", action="store_true", help="the head is the embedding")
+    group.add_argument(
+        "--model-json", action="store_true", help="print the shape for `rmetric plan` and end"
+    )
+    group = made.add_argument_group(
+        "layout", "without effect where a supervisor has written a layout.json"
+    )
+    group.add_argument(
+        "--layout", type=sizes_of(SIZES), default={}, metavar="NAME=N,...",
+        help="tensor: ranks that share each layer; pipeline: stages that the layers are cut "
+        "into; data: copies that see other samples (default: as many as ranks are left); "
+        "replicas: whole sets of shards that the copies are made of (default: 1 each)",
+    )  # fmt: skip
+    _add(group, "batch", 8, "samples of a step")
+    _add(group, "micro-batch", 1, "samples of a forward pass")
+    group.add_argument(
+        "--uneven-batch", action="store_true",
+        help="the copies need not divide the batch: their shares differ by one sample",
+    )  # fmt: skip
+    renamed(group, **{name: f"layout {name}=N" for name in SIZES})
+    group = made.add_argument_group("training")
+    group.add_argument("--folder", type=Path, metavar="RUN", help="for all that the run leaves")
+    _add(group, "steps", 100, "steps in all")
+    _add(group, "rate", 3e-3, "learning rate")
+    _add(group, "warmup", 10, "steps until the learning rate is reached")
+    _add(group, "clip", 1.0, "greatest norm of the gradient")
+    _add(group, "seed", 0, "of the weights, the chain and what is drawn")
+    group.add_argument(
+        "--tokens", type=Path, metavar="PATH",
+        help="train on a local file: .npy (whole numbers), .bin (16 bits), else bytes; "
+        "without, on a seeded Markov chain",
+    )  # fmt: skip
+    for name, values in (
+        ("device", ("auto", "cpu", "cuda")),
+        ("precision", ("float32", "float64")),
+    ):
+        default = values[0]
+        group.add_argument(
+            f"--{name}", choices=values, default=default, help=f"(default: {default})"
+        )
+    _add(group, "threads", 1, "of a process on a CPU")
+    _add(group, "print-every", 10, "steps between two lines on the terminal")
+    _add(group, "sleep", 0.0, "seconds to sleep after each step")
+    group.add_argument("--monitor", action="store_true", help="attach the live monitor")
+    group.add_argument(
+        "--inject", action="append", default=[], metavar="KIND@STEP[:RANK]",
+        help=f"fail on purpose, once in a run folder: {', '.join(KINDS)}; may be given again",
+    )  # fmt: skip
+    group = made.add_argument_group("saving")
+    _add(group, "save-every", 20, "steps between regular saves")
+    _add(group, "keep", 3, "good checkpoints that are kept")
+    _add(group, "least-gap", 0.25, "share of --save-every before an emergency may save")
+    _add(group, "most-per-hour", 6, "emergency saves")
+    _add(group, "retry", 10.0, "seconds from a save that failed to the next try")
+    _add(group, "grace", 30.0, "seconds from SIGTERM to the end, saved or not")
+    group.add_argument("--synchronous", action="store_true", help="wait for each save")
+    return made
+
+
+def _add(group: argparse._ArgumentGroup, name: str, default: Any, words: str) -> None:
+    kind = float if isinstance(default, float) else int
+    text = words if default is None else f"{words} (default: {default})"
+    group.add_argument(f"--{name}", type=kind, default=default, metavar=kind.__name__, help=text)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """Settings of one training.
-
-    Attributes:
-        shape: shape of the model.
-        layout: parallel layout.
-        folder: run folder.
-        data: training data.
-        policy: checkpoint policy.
-        inject: injected failures.
-        options: other options, by their command-line names.
-    """
+    """Settings of one training; `options` are the others, by their command-line names."""
 
     shape: Shape
     layout: Layout
@@ -49,17 +122,16 @@ class TrainingSettings:
 
 
 def settings_of(options: argparse.Namespace, ranks: int) -> TrainingSettings:
-    """Settings from command-line options.
+    """Settings from command-line options for so many ranks.
 
-    Args:
-        options: parsed command line.
-        ranks: number of ranks.
-
-    Raises:
-        ValueError: an option is invalid or does not fit the ranks.
+    Raises ValueError for an option that is invalid or does not fit the ranks.
     """
     shape = shape_of(options)
-    check_numbers(options)
+    _at_least(options, 1, "steps", "print_every", "keep", "batch", "micro_batch", "threads")
+    _at_least(options, 0, "warmup", "seed", "sleep")
+    for name in ("rate", "clip", "grace"):
+        if not 0 < getattr(options, name) < inf:
+            raise ValueError(f"--{name} is {getattr(options, name)}: it must be above 0")
     folder = folder_of(options.folder)
     layout, source = layout_of(options, folder, ranks)
     if layout.num_gpus != ranks:
@@ -73,18 +145,21 @@ def settings_of(options: argparse.Namespace, ranks: int) -> TrainingSettings:
             "--monitor needs tensor = 1 and pipeline = 1: it sums norms over ranks, and would "
             "count several times what tensor-parallel ranks share, and miss other stages"
         )
+    length, tokens = shape.sequence + 1, options.tokens
     return TrainingSettings(
         shape=shape,
         layout=layout,
         folder=folder,
-        data=data_of(options, shape),
+        data=Chain(shape.vocabulary, length, options.seed)
+        if tokens is None
+        else TokenFile(tokens, shape.vocabulary, length, options.seed),
         policy=PolicyConfig(
             interval_steps=options.save_every,
             least_gap=options.least_gap,
             most_per_hour=options.most_per_hour,
             retry_seconds=options.retry,
         ),
-        inject=tuple(Injection.parsed(text) for text in options.inject),
+        inject=tuple(map(Injection.parsed, options.inject)),
         options=options,
     )
 
@@ -92,34 +167,10 @@ def settings_of(options: argparse.Namespace, ranks: int) -> TrainingSettings:
 def shape_of(options: argparse.Namespace) -> Shape:
     """Shape of the model. Raises ValueError."""
     _at_least(options, 1, "heads", "hidden")
-    wide = feed_forward_of(options.hidden, options.heads) if options.ffn is None else options.ffn
-    return Shape(
-        layers=options.layers,
-        heads=options.heads,
-        kv_heads=options.kv_heads,
-        hidden=options.hidden,
-        ffn=wide,
-        vocabulary=options.vocabulary,
-        sequence=options.sequence,
-        tied=options.tied,
-    )
-
-
-def data_of(options: argparse.Namespace, shape: Shape) -> TokenSource:
-    """Training data. Raises ValueError for an unusable file."""
-    length = shape.sequence + 1
-    if options.tokens is None:
-        return Chain(shape.vocabulary, length, options.seed)
-    return TokenFile(options.tokens, shape.vocabulary, length, options.seed)
-
-
-def check_numbers(options: argparse.Namespace) -> None:
-    """Check the ranges of numeric options. Raises ValueError."""
-    _at_least(options, 1, "steps", "print_every", "keep", "batch", "micro_batch", "threads")
-    _at_least(options, 0, "warmup", "seed", "sleep")
-    for name in ("rate", "clip", "grace"):
-        if not 0 < getattr(options, name) < inf:
-            raise ValueError(f"--{name} is {getattr(options, name)}: it must be above 0")
+    given = {name: getattr(options, name) for name in Shape.__dataclass_fields__}
+    if options.ffn is None:
+        given["ffn"] = feed_forward_of(options.hidden, options.heads)
+    return Shape(**given)
 
 
 def folder_of(given: Path | None) -> RunFolder:

@@ -11,8 +11,8 @@ from rmetric.diagnosis.decide import diagnose
 from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.library import SignatureLibrary
-from rmetric.diagnosis.reading.exported import Exported
 from rmetric.diagnosis.reading.prefixes import PrefixParser
+from rmetric.diagnosis.reading.records import Export
 
 POD, AT = "fit-worker-{pod}", "2026-02-03T04:05:{second:02d}"
 #: Collector -> what it puts before a line, and what the job calls who says it.
@@ -20,14 +20,12 @@ COLLECTORS = {
     "kubectl": ("[pod/" + POD + "/main] " + AT + ".123456789Z ", "node " + POD),
     "docker": (AT + ".123456789Z ", "{file}"),
     "compose": ("fit-{pod}  | " + AT + ".12Z ", "node fit-{pod}"),
-    "swarm": ("fit.{pod}.k2jx@node{pod}    | " + AT + ".12Z ", "node node{pod}"),
     "stern": (POD + " main ", "node " + POD),
     "stern -t": (POD + " main " + AT + ".12Z ", "node " + POD),
     "loki": (AT + 'Z {{app="fit", pod="fit-{pod}", stream="stderr"}} ', "node fit-{pod}"),
     "journal": (AT + "+0000 node{pod} python3[7{pod}]: ", "node node{pod}"),
     "syslog": ("Feb  3 04:05:{second:02d} node{pod} python3[7{pod}]: ", "node node{pod}"),
     "sagemaker": (AT + ".000Z [1,mpirank:{pod},algo-1]<stderr>:", "rank {pod}"),
-    "cloudwatch": (AT + ".000000+00:00 fit/algo-{pod}-1700000000 ", "node algo-{pod}"),
     "srun behind a time": ("2026-02-03 04:05:{second:02d} {pod}: ", "rank {pod}"),
     "brackets": ("[2026-02-03 04:05:{second:02d}] ", "{file}"),
     "mpirun": ("[1,{pod}]<stderr>:", "rank {pod}"),
@@ -151,12 +149,17 @@ def test_a_table_of_log_lines(tmp_path, header: str, row: str, newest_first: boo
     assert found.iteration == 39
 
 
+def lines(*rows: bytes) -> list[bytes]:
+    """The lines that the rows of a table become, without that of its head."""
+    table = Export.of(rows[0])
+    assert table is not None
+    return b"".join(table.blocks(iter([b"\n".join(rows)]))).splitlines()[1:]
+
+
 def test_what_is_no_row_of_a_table_stays_as_it_is() -> None:
     """A text may go on in the next line, and a comma within quotes parts no columns."""
-    table = Exported.of(b"time,pod,message")
-    assert table is not None
     rows = [b'1,"a,b,c', b'the rest"', b'1,pod-2,"one, two"']
-    assert table.lines(rows) == [b'1,"a,b,c', b"the rest", b"[pod/pod-2] 1 one, two"]
+    assert lines(b"time,pod,message", *rows) == [rows[0], b"the rest", b"[pod/pod-2] 1 one, two"]
 
 
 def test_events_in_a_table_read_as_those_that_kubectl_prints(tmp_path: Path) -> None:
@@ -168,9 +171,6 @@ def test_events_in_a_table_read_as_those_that_kubectl_prints(tmp_path: Path) -> 
         "Killed process 228 (python3) total-vm:1kB\tkernel-monitor",
     ]
     (tmp_path / "events.tsv").write_text("\n".join(rows) + "\n")
-    table = Exported.of(rows[0].encode())
-    assert table is not None
-    assert table.lines([b"10:00\tNormal\tPulled\tpod/a-1\tdone\tkubelet"]) == [
-        b"10:00 Normal Pulled pod/a-1 done"
-    ]
+    row = b"10:00\tNormal\tPulled\tpod/a-1\tdone\tkubelet"
+    assert lines(rows[0].encode(), row) == [b"10:00 Normal Pulled pod/a-1 done"]
     assert diagnose(tmp_path).cause == "cgroup_out_of_memory"

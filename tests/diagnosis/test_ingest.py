@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from rmetric.diagnosis import file_lines
+from rmetric.diagnosis import entries
 from rmetric.diagnosis import ingest as ingesting
 from rmetric.diagnosis.facts.job import TAIL, Job
 from rmetric.diagnosis.ingest import ingest
@@ -262,7 +262,7 @@ class TestLaws:
         path = write(tmp_path / "a.log", [line for part in parts * 2 for line in part] + ["end"])
         whole = read(path)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(file_lines, "BoundedCache", lambda *_: BoundedCache(2))
+            patch.setattr(entries, "BoundedCache", lambda *_: BoundedCache(2))
             assert read(path) == whole
 
     def test_an_empty_line_is_no_number(self, tmp_path: Path) -> None:
@@ -347,7 +347,7 @@ class TestBounds:
     def test_random_text_ends_in_others(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(file_lines, "MAX_TEXTS", 20)
+        monkeypatch.setattr(entries, "MAX_TEXTS", 20)
         words = [f"{chr(97 + at // 26)}{chr(97 + at % 26)}x" for at in range(300)]
         job = read(write(tmp_path / "a.log", [f"{word} says {word}" for word in words]))
         assert said(job)[OTHERS] == 280

@@ -13,7 +13,7 @@ import pytest
 from rmetric.diagnosis.decide import diagnose
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.library import SignatureLibrary
-from rmetric.diagnosis.reading.json_records import JsonRecords
+from rmetric.diagnosis.reading.records import Export
 from rmetric.diagnosis.reading.source import LogSource
 
 TRACEBACK = """\
@@ -190,7 +190,7 @@ def test_blocks_of_any_size_give_the_same_lines(document: str, size: int) -> Non
     text = DOCUMENTS[document](made).encode()
 
     def read(blocks: list[bytes]) -> tuple[bytes, list[tuple[int, int]]]:
-        records = JsonRecords.of(text[:4096])
+        records = Export.of(text[:4096])
         assert records is not None
         return b"".join(records.blocks(iter(blocks))), records.pieces
 
@@ -209,7 +209,7 @@ def test_blocks_of_any_size_give_the_same_lines(document: str, size: int) -> Non
     ],
 )
 def test_what_a_program_writes_itself_is_left_alone(line: str) -> None:
-    assert JsonRecords.of(line.encode() + b"\n") is None
+    assert Export.of(line.encode() + b"\n") is None
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

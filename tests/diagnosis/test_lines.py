@@ -13,7 +13,6 @@ from rmetric.diagnosis.facts.job import STAGES
 from rmetric.diagnosis.library.stages import RULES, next_stage, possible_rules, stated_stage
 from rmetric.diagnosis.patterns.values import is_not_finite
 from rmetric.diagnosis.reading.file_names import identify_files
-from rmetric.diagnosis.reading.lsf import LsfReports
 from rmetric.diagnosis.reading.prefixes import PrefixParser
 from rmetric.diagnosis.reading.steps import match_step, may_state_step, never_states_step
 from rmetric.diagnosis.reading.text import level
@@ -217,15 +216,3 @@ def test_ranks_of_loggers_that_write_json_or_keys_and_values():
         assert parser.split(json.dumps(other).encode())[0].rank is None
     assert parser.split(b"lvl=info rank=31 state=sync")[0].rank == 31
     assert parser.split(b"step 7: waits for rank=31 state=sync")[0].rank is None
-
-
-def test_a_report_of_lsf_stands_behind_its_output() -> None:
-    reports = LsfReports()
-    out = reports.moved([b"Sender: LSF System <a>", b"TERM_OWNER: killed", b"The output (if any)"])
-    out += reports.moved([b"step 1", b"step 2"])
-    assert [*out, *reports.rest()] == [b"step 1", b"step 2", b"", b"TERM_OWNER: killed", b""]
-    assert reports.pieces == [(1, 4), (3, 1)]
-    assert LsfReports().moved([b"step 1", b"Sender: no report"]) == [
-        b"step 1",
-        b"Sender: no report",
-    ]

@@ -23,9 +23,9 @@ from rmetric.diagnosis.templates.masks import MAX_TEMPLATE, masked, plain_number
 from rmetric.diagnosis.templates.places import (
     MOST_HEADS,
     Heads,
+    ShapeReader,
     StepPlace,
     TimePlace,
-    prefix_place,
     same_places,
 )
 from studies.diagnosis_benchmark.corpus import corpus
@@ -233,24 +233,17 @@ class TestPlaces:
         place = TimePlace(lines[0], prefixes)
         assert [place.time(line) for line in lines] == [prefixes.time(line) for line in lines]
 
-    def test_prefixes_are_those_of_the_slow_way(self) -> None:
-        lines = [f"{at % 12}: said by rank {at % 7}".encode() for at in range(100)]
-        prefixes = PrefixParser.learn(lines)
-        find = prefix_place(prefixes, lines[0])
-        for line in lines:
-            found = find.match(line)
-            assert found is not None
-            assert found.start("text") == prefixes.split(line)[1]
-
     @pytest.mark.parametrize(
         "form",
-        ["{}: {} of 3", "[rank{}]: [{}] 12", "node-{}: {}", "[2024-01-01 00:00:{:02d}] {} said"],
+        ["{}: {} of 3", "[rank{}]: [{}] 12", "node-{}: {}"],
     )
     @given(st.lists(st.tuples(st.integers(0, 99_999), st.integers(0, 59)), min_size=1))
     def test_the_stream_is_that_of_the_prefix(self, form: str, said: list[tuple[int, int]]) -> None:
         lines = [form.format(*each).encode() for each in said]
         prefixes = PrefixParser(["srun", "host"])
-        heads: Heads[Prefix] = Heads(prefix_place(prefixes, lines[0]))
+        pattern = ShapeReader(prefixes, LineAnalyser(LIBRARY)).shape(lines[0]).heads
+        assert pattern is not None
+        heads: Heads[Prefix] = Heads(pattern)
         for line in lines * 2:
             prefix, start = prefixes.split(line)
             by_head = [heads.known.get(line[:length]) for length in heads.lengths]

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmetric.diagnosis.decide import diagnose
+from rmetric.diagnosis.reading.lines import _layers as wrapping
 from rmetric.diagnosis.reading.lines import unwrapped
-from rmetric.diagnosis.reading.wrapping import wrapping
 from studies.diagnosis_benchmark.written_sets import opened
 
 WRAPPED = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmetric.records import Record, Run, Truth
-from studies.paper.ceiling import ceiling
+from studies.paper.analysis import ceiling
 
 
 def failing(onset: int, failure: int) -> Run:

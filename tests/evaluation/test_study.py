@@ -20,7 +20,7 @@ from rmetric.evaluation import (
     trace_all,
 )
 from studies.paper.analysis import Analysis
-from studies.paper.sweep import threshold_sweep
+from studies.paper.figures.threshold_curves import threshold_sweep
 from tests.authors_data import needs_authors_logs, seed_1
 from tests.evaluation.synthetic_study import make_runs, write_study
 

@@ -7,9 +7,8 @@ import torch.distributed as dist
 from torch.nn import functional
 
 from studies.common.llama import Llama, initialise
-from studies.tiny_llama.arguments import parser
 from studies.tiny_llama.data import rows_of
-from studies.tiny_llama.settings import settings_of
+from studies.tiny_llama.settings import parser, settings_of
 
 #: Every layout of up to 4 ranks divides it.
 SMALL = [

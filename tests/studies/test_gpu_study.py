@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from studies.case_study.options import parse_arguments, settings_of
 from studies.gpu.__main__ import (
     FEWEST_STEPS,
     MOST_STEPS,
@@ -18,7 +19,7 @@ from studies.gpu.__main__ import (
     SET_UP,
     Part,
     main,
-    parts_of,
+    part_of,
     run_part,
     step_seconds,
     steps_that_fit,
@@ -27,25 +28,23 @@ from tests.telemetry.fake_nvml import build, environment_of
 
 
 def python(code: str, result: str = "x.json") -> Part:
-    return Part(["-c", code], result, 0.1)
-
-
-def test_what_a_part_writes_is_its_result(tmp_path):
-    done = run_part(python(f"open({str(tmp_path / 'x.json')!r}, 'w').write('[1]')"), tmp_path, 60.0)
-    assert done["measured"] == [1]
+    return Part(["-c", code], result)
 
 
 @pytest.mark.parametrize(
-    ("code", "problem"),
+    ("code", "found"),
     [
-        ("raise SystemExit('no memory')", "exit status 1"),
-        ("print('nothing')", "x.json was not written"),
+        ("open({!r}, 'w').write('[1]')", {"measured": [1]}),
+        ("raise SystemExit('no memory')",
+         {"problem": "exit status 1", "last_lines": ["no memory"]}),
+        ("print('nothing')",
+         {"problem": "x.json was not written", "last_lines": ["nothing"]}),
     ],
-)
-def test_a_part_that_fails_keeps_its_last_lines(tmp_path, code, problem):
-    done = run_part(python(code), tmp_path, 60.0)
-    assert done["problem"] == problem
-    assert done["last_lines"][-1] in ("no memory", "nothing")
+)  # fmt: skip
+def test_a_part_gives_its_result_or_its_last_lines(tmp_path, code, found):
+    done = run_part(python(code.format(str(tmp_path / "x.json"))), tmp_path, 60.0)
+    assert done.pop("seconds") > 0
+    assert done == found
 
 
 @pytest.mark.long
@@ -68,23 +67,22 @@ def test_the_step_of_the_largest_model_counts():
 
 
 def test_the_twins_are_those_of_a_t4_and_of_newer_gpus(tmp_path):
-    parts = parts_of(tmp_path, tiny=False, steps=200)
-    assert {"--random-weights", "--float16", "--lora"} <= set(parts["twins_fp16"].command)
-    assert "--float16" not in parts["twins_bf16"].command
-    later = parts_of(tmp_path, tiny=False, steps=200, of_twins=["--onset", "40"])
-    assert later["twins_bf16"].command[-2:] == ["--onset", "40"]
-    for name in ("twins_bf16", "twins_fp16"):
-        from studies.case_study.options import parse_arguments, settings_of
-
-        arguments = parse_arguments(list(parts[name].command[1:]), None)
+    later = {"tiny": False, "steps": 200, "of_twins": ["--onset", "40"]}
+    new, old = (part_of(f"twins_{kind}", tmp_path, **later) for kind in ("bf16", "fp16"))
+    assert {"--random-weights", "--float16", "--lora"} <= set(old.command)
+    assert "--float16" not in new.command
+    for part in (new, old):
+        assert part.command[-2:] == ["--onset", "40"]
+        arguments = parse_arguments(list(part.command[1:]), None)
         assert settings_of(arguments).random_weights
 
 
 def test_results_are_kept_beside_parts_that_failed(tmp_path, monkeypatch):
-    def parts(out, *, tiny, steps, of_twins=()):
-        return {"good": python("open('x.json')"), "bad": python("raise SystemExit(3)")}
+    def part(name, out, **options):
+        return python("open('x.json')" if name == "good" else "raise SystemExit(3)")
 
-    monkeypatch.setattr("studies.gpu.__main__.parts_of", parts)
+    monkeypatch.setattr("studies.gpu.__main__.part_of", part)
+    monkeypatch.setattr("studies.gpu.__main__.SHARES", {"good": 0.1, "bad": 0.1})
     monkeypatch.setattr(sys, "argv", ["gpu"])
     (tmp_path / "results.json").write_text('{"before": {"seconds": 1, "measured": 2}}')
     assert main(["--out", str(tmp_path), "--tiny", "--parts", "bad"]) == 1
@@ -98,7 +96,7 @@ def test_results_are_kept_beside_parts_that_failed(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["wrapped", "checkpoints", "rescued", "snapshots"])
 def test_a_part_is_measured_in_small_on_a_processor(tmp_path, part):
-    done = run_part(parts_of(tmp_path, tiny=True, steps=FEWEST_STEPS)[part], tmp_path, 600.0)
+    done = run_part(part_of(part, tmp_path, tiny=True, steps=FEWEST_STEPS), tmp_path, 600.0)
     assert "problem" not in done, done
     measured = done["measured"]
     if part == "wrapped":
@@ -123,7 +121,7 @@ def test_a_part_is_measured_in_small_on_a_processor(tmp_path, part):
 
 @pytest.mark.long
 def test_verdicts_on_an_idle_and_a_working_gpu(tmp_path):
-    part = parts_of(tmp_path, tiny=True, steps=FEWEST_STEPS)["nvml"]
+    part = part_of("nvml", tmp_path, tiny=True, steps=FEWEST_STEPS)
     around = os.environ | environment_of(build(tmp_path), [], 1)
     subprocess.run([sys.executable, *part.command], cwd=ROOT, env=around, check=True, timeout=60)
     measured = json.loads((tmp_path / part.result).read_text())

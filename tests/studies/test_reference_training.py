@@ -22,11 +22,10 @@ from rmetric.logs import read_log
 from rmetric.records import Record
 from studies.common.llama_shape import Shape, check_layout, feed_forward_of
 from studies.tiny_llama.__main__ import main
-from studies.tiny_llama.arguments import parser
 from studies.tiny_llama.data import ENTROPY, SUCCESSION, Chain, TokenFile, rows_of
 from studies.tiny_llama.injection import InjectedError, Injection, Injector
 from studies.tiny_llama.loss_log import LossLog, cut_back
-from studies.tiny_llama.settings import settings_of
+from studies.tiny_llama.settings import parser, settings_of
 
 torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():
@@ -309,13 +308,6 @@ def test_a_sample_is_a_function_of_seed_step_and_index(seed, step, index):
     assert not np.array_equal(sample, chain.sample(step + 1, index))
     for token, after in pairwise(sample):
         assert after in chain.successors_VK[token]
-
-
-@given(st.sampled_from([1, 2, 3, 4, 6, 12]))
-def test_slices_are_the_global_batch(copies):
-    chain, each = Chain(50, 8, 0), 12 // copies
-    slices = [rows_of(chain, 7, copy * each, each) for copy in range(copies)]
-    assert np.array_equal(np.concatenate(slices), rows_of(chain, 7, 0, 12))
 
 
 def test_the_chain_has_the_entropy_that_is_said():

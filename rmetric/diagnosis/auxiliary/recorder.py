@@ -42,19 +42,13 @@ class Collective(NamedTuple):
         operation: without its backend: "all_reduce".
         sizes: of the inputs, as text.
         done: it ended.
-        place: line of the training program that called it, "" where no stack was recorded.
+        words: operation, sizes and the line of the training program that called it.
     """
 
     operation: str
     sizes: str
     done: bool
-    place: str
-
-    @property
-    def words(self) -> str:
-        """The operation, its sizes and its place."""
-        sizes = f" of {self.sizes}" if self.sizes else ""
-        return f"{self.operation}{sizes}" + (f" ({self.place})" if self.place else "")
+    words: str
 
 
 @dataclass(kw_only=True)
@@ -83,12 +77,6 @@ class Dump:
         own = self.groups.get(group, {}).items()
         known = [number for number, one in own if one.done or not done]
         return max([self.reached.get(key, (-1, -1))[done], *known])
-
-    def whereabouts(self, group: str, last: int) -> str:
-        one = self.groups.get(group, {}).get(last)
-        if one is None:
-            return f"its last is #{last}" if last >= 0 else "it entered none of this group"
-        return f"its last is #{last}, {one.words}" + ("" if one.done else ", not ended")
 
 
 class Accused(NamedTuple):
@@ -134,10 +122,11 @@ def read_dump(path: Path, name: str) -> Dump:
     Raises:
         LogError: it cannot be read, holds objects, lacks its keys or names no rank.
     """
+    what = "a flight recorder's dump"
     try:
         size = path.stat().st_size
         if size > MAX_BYTES_OF_DUMP:
-            raise LogError(name, None, f"a flight recorder's dump of {size:,} bytes is too large")
+            raise LogError(name, None, f"{what} of {size:,} bytes is too large")
         data = path.read_bytes()
         loaded = _Plain(io.BytesIO(data)).load() if data.startswith(_PICKLE) else json.loads(data)
     except LogError:
@@ -151,11 +140,10 @@ def read_dump(path: Path, name: str) -> Dump:
     try:
         _fill(dump, loaded)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        why = f"a flight recorder's dump without its entries ({error!r})"
-        raise LogError(name, None, why) from None
+        raise LogError(name, None, f"{what} without its entries ({error!r})") from None
     if dump.rank < 0:
-        why = "a flight recorder's dump of no rank; a name such as nccl_trace_rank_3 is accepted"
-        raise LogError(name, None, why)
+        accepted = "a name such as nccl_trace_rank_3 is accepted"
+        raise LogError(name, None, f"{what} of no rank; {accepted}")
     return dump
 
 
@@ -169,10 +157,10 @@ def _fill(dump: Dump, loaded: Any) -> None:
         receives = bool(entry.get("is_p2p")) and operation.startswith("recv")
         dump.receives = not done and (receives or dump.receives)
         if not entry.get("is_p2p") and isinstance(number, int):
-            group = _group_name(entry.get("process_group"))
-            sizes, frames = entry.get("input_sizes"), entry.get("frames")
+            group, sizes = _group_name(entry.get("process_group")), entry.get("input_sizes")
             shown = ", ".join(map(str, sizes)) if isinstance(sizes, (list, tuple)) else ""
-            dump.groups[group][number] = Collective(operation, shown, done, _place(frames))
+            words = operation + f" of {shown}" * bool(shown) + _place(entry.get("frames"))
+            dump.groups[group][number] = Collective(operation, shown, done, words)
             dump.ids[group] = str(entry.get("pg_id"))
     for key, one in (loaded.get("pg_status") or {}).items():
         last = (one.get(f"last_{did}_collective", -1) for did in ("enqueued", "completed"))
@@ -198,7 +186,7 @@ def _place(frames: Any) -> str:
     for frame in frames if isinstance(frames, (list, tuple)) else ():
         file = str(frame.get("filename", ""))
         if file and not _LIBRARY.search(file):
-            return f"{frame.get('name')}, {file.rsplit('/', 1)[-1]}:{frame.get('line')}"
+            return f" ({frame.get('name')}, {file.rsplit('/', 1)[-1]}:{frame.get('line')})"
     return ""
 
 
@@ -216,23 +204,18 @@ def culprits(dumps: Sequence[Dump]) -> dict[int, Accused]:
     ids = {group: key for one in dumps for group, key in one.ids.items()}
     found: list[tuple[int, Accused]] = []
     for group, key in sorted(ids.items()):
-        some = _members(group, by_rank)
+        # Where no dump states a group's ranks, those that were in it.
+        stated = frozenset[int]().union(*(one.members.get(group, ()) for one in dumps))
+        some = {
+            rank: one
+            for rank, one in by_rank.items()
+            if (rank in stated if stated else group == "default_pg" or group in one.groups)
+        }
         found += [*_not_ended(group, key, some), *_not_entered(group, key, some)]
     waiting = {rank for _, one in found if one.how != "not ended" for rank in one.others}
     receiving = {rank for rank, one in by_rank.items() if one.receives}
     blamed = _blamed(found, waiting | receiving) or _blamed(found, waiting) or _blamed(found, ())
     return dict(sorted(blamed.items(), key=lambda pair: (-len(pair[1].others), pair[0])))
-
-
-def _members(group: str, dumps: Mapping[int, Dump]) -> dict[int, Dump]:
-    """The ranks of a group; where none states them, those that were in it."""
-    stated = frozenset[int]().union(*(one.members.get(group, ()) for one in dumps.values()))
-    every = group == "default_pg"
-    return {
-        rank: one
-        for rank, one in dumps.items()
-        if (rank in stated if stated else every or group in one.groups)
-    }
 
 
 def _blamed(found: Sequence[tuple[int, Accused]], wait: Collection[int]) -> dict[int, Accused]:
@@ -251,12 +234,11 @@ def _not_ended(group: str, key: str, dumps: Mapping[int, Dump]) -> Iterator[tupl
     for rank, one in dumps.items():
         own = one.groups.get(group, {})
         left = [number for number, at in own.items() if not at.done and _OF_ALL.match(at.operation)]
-        oldest = min(left, default=None)
-        if oldest is None:
-            continue
-        ahead = frozenset(peer for peer, last in ended.items() if peer != rank and last >= oldest)
+        ahead = frozenset(
+            peer for peer, last in ended.items() if left and peer != rank and last >= min(left)
+        )
         if ahead:
-            what = f"{own[oldest].words}, #{oldest} of {group}"
+            what = f"{own[min(left)].words}, #{min(left)} of {group}"
             said = f"did not end {what}, which {counted(len(ahead), 'other')} ended"
             yield rank, Accused("not ended", said, ahead)
 
@@ -264,8 +246,9 @@ def _not_ended(group: str, key: str, dumps: Mapping[int, Dump]) -> Iterator[tupl
 def _not_entered(group: str, key: str, dumps: Mapping[int, Dump]) -> Iterator[tuple[int, Accused]]:
     """Ranks that are not in the first collective in which others of the group wait for them."""
     entered = {rank: one.last(group, key) for rank, one in dumps.items()}
-    numbers = {number for one in dumps.values() for number in one.groups.get(group, ())}
-    for number in sorted(numbers):
+    for number in sorted(
+        {number for one in dumps.values() for number in one.groups.get(group, ())}
+    ):
         held = {rank: one.groups.get(group, {}).get(number) for rank, one in dumps.items()}
         here = {rank: one for rank, one in held.items() if one is not None}
         missing = [rank for rank, last in entered.items() if last < number]
@@ -279,7 +262,10 @@ def _not_entered(group: str, key: str, dumps: Mapping[int, Dump]) -> Iterator[tu
             yield rank, Accused("other operation", said, waiting)
         wait = "waits" if len(waiting) == 1 else "wait"
         for rank in missing:
-            where = dumps[rank].whereabouts(group, entered[rank])
+            last = entered[rank]
+            where = f"its last is #{last}" if last >= 0 else "it entered none of this group"
+            if known := dumps[rank].groups.get(group, {}).get(last):
+                where += f", {known.words}" + ("" if known.done else ", not ended")
             said = f"never entered {example.words}, {what}, in which {many} {wait}: {where}"
             yield rank, Accused("not entered", said, waiting)
         return

@@ -7,7 +7,7 @@ JAX register it for signals, and some trainings for every few minutes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rmetric.diagnosis.library.stages import awaited
@@ -99,14 +99,13 @@ class Stack:
         return tuple((name, file) for name, file, _ in self.frames)
 
     @property
-    def is_main(self) -> bool:
-        """False for a worker that reads data for another process, and for one without frames."""
-        return bool(self.frames) and _WORKER not in dict(self.place)
-
-    @property
     def stage(self) -> str:
         """What it waits for outside the job; "" if it waits for others, or for its GPU."""
-        for words in _words(self.frames):
+        for name, file, _ in self.frames:
+            # The file's folder may tell too.
+            words = " ".join([name, *file.split("/")[-1:-3:-1]])
+            if _RECOMPUTES.search(f"{name} {file}"):
+                continue
             if _COLLECTIVE.search(words):
                 return ""
             if stage := awaited(words):
@@ -126,30 +125,20 @@ class Stack:
 
     def words(self, other: Stack) -> str:
         """The frames from where it leaves another stack, which is another rank's."""
-        first, *rest = self._apart(other)
+        pairs = zip(reversed(self.place), reversed(other.place), strict=False)
+        common = next((at for at, (one, two) in enumerate(pairs) if one != two), 0)
+        first, *rest = self.frames[: len(self.frames) - common] or self.frames[:1]
         return _shown((first, *rest[1 - MAX_SHOWN :]))
 
     def differs(self, other: Stack) -> bool:
         """It waits for others in another collective than they do, who have not come or will not."""
         return bool(self.collective) and not other.stage and self.collective != other.collective
 
-    def _apart(self, other: Stack) -> tuple[Frame, ...]:
-        pairs = zip(reversed(self.place), reversed(other.place), strict=False)
-        common = next((at for at, (one, two) in enumerate(pairs) if one != two), 0)
-        return self.frames[: len(self.frames) - common] or self.frames[:1]
-
 
 def _shown(frames: Sequence[Frame]) -> str:
     return " > ".join(
         f"{name} ({file.rsplit('/', 1)[-1]}:{line})" for name, file, line in reversed(frames)
     )
-
-
-def _words(frames: Iterable[Frame]) -> Iterator[str]:
-    """A function, its file and the file's folder, of each frame that may be a wait."""
-    for name, file, _ in frames:
-        if not _RECOMPUTES.search(f"{name} {file}"):
-            yield " ".join([name, *file.split("/")[-1:-3:-1]])
 
 
 def holds_stacks(head: bytes) -> bool:
@@ -191,17 +180,34 @@ def read_stacks(text: str, name: str, rank: int | None, node: str | None = None)
     found: list[Stack] = []
     above: list[str] = []
     main = False
+
+    def begin(pid: str, command: str) -> None:
+        """A stack with what its command, or the lines above it, state; its frames follow."""
+        stated = "\n".join(above)
+        ranks = _RANK_OF_COMMAND.findall(command) or _RANK_ABOVE.findall(stated)[-1:]
+        local = _LOCAL_ABOVE.findall(stated)
+        found.append(
+            Stack(
+                file=name,
+                frames=(),
+                rank=int(ranks[0]) if ranks else None,
+                local_rank=int(local[-1]) if local else None,
+                node=node,
+                pid=int(pid) if pid.isdigit() else None,
+                above="\n".join(above[-MAX_ABOVE:]),
+            )
+        )
+
     for line in text.splitlines():
         if before := _BEFORE.match(line):
             node, line = before["host"] or node, line[before.end() :]
         if process := _PROCESS.match(line):
-            found.append(_stated(name, node, process["pid"], process["command"], above))
+            begin(process["pid"], process["command"])
             main = True
         elif thread := _THREAD.match(line):
             of_main, number = thread["name"] == "MainThread", thread["id"]
             if not found or (of_main and found[-1].frames and number != str(found[-1].pid)):
-                # of a process whose own line was left out
-                found.append(_stated(name, node, number, "", above))
+                begin(number, "")  # of a process whose own line was left out
             if of_main:
                 found[-1].frames = ()
             main = not found[-1].frames
@@ -211,28 +217,10 @@ def read_stacks(text: str, name: str, rank: int | None, node: str | None = None)
             above = []
         elif not _BESIDES.match(line):
             above.append(line)
-    stacks = [one for one in found if one.is_main]
+    stacks = [one for one in found if one.frames and _WORKER not in dict(one.place)]
     if len(stacks) == 1 and stacks[0].rank is None:
         stacks[0].rank = rank
     return stacks
-
-
-def _stated(
-    file: str, node: str | None, pid: str, command: str, above: Sequence[str]
-) -> Stack:  # fmt: skip
-    """A stack with what its command, or the lines above it, state; its frames follow."""
-    text = "\n".join(above)
-    ranks = _RANK_OF_COMMAND.findall(command) or _RANK_ABOVE.findall(text)[-1:]
-    local = _LOCAL_ABOVE.findall(text)
-    return Stack(
-        file=file,
-        frames=(),
-        rank=int(ranks[0]) if ranks else None,
-        local_rank=int(local[-1]) if local else None,
-        node=node,
-        pid=int(pid) if pid.isdigit() else None,
-        above="\n".join(above[-MAX_ABOVE:]),
-    )
 
 
 def states_stack(text: str) -> bool:

@@ -144,12 +144,9 @@ class SignatureLibrary:
         return found
 
     def _found(self, text: str, level: str) -> Matches:
-        found = []
         form = form_of(text)
-        for one in self._candidates(form, level):
-            fields = self._fields(one, text, form)
-            if fields is not None:
-                found.append((one, fields))
+        fields = [(one, self._fields(one, text, form)) for one in self._candidates(form, level)]
+        found = [(one, groups) for one, groups in fields if groups is not None]
         harmless = [pair for pair in found if pair[0].role == "harmless"]
         return sorted(
             harmless or found,
@@ -187,17 +184,14 @@ class SignatureLibrary:
     def _fields(self, one: Signature, text: str, form: bytes) -> dict[str, str] | None:
         try:
             for pattern in self._patterns[one.id]:
-                if not pattern.has_needed(form):
-                    continue
-                if match := pattern.compiled.search(text, timeout=PATTERN_SECONDS):
+                if pattern.has_needed(form) and (
+                    match := pattern.compiled.search(text, timeout=PATTERN_SECONDS)
+                ):
                     return {key: value for key, value in match.groupdict().items() if value}
         except TimeoutError:
             self._patterns[one.id] = ()
-            warnings.warn(
-                f"{self.files[one.id]}: {one.id}: switched off: a pattern took more than "
-                f"{PATTERN_SECONDS} s on one entry",
-                stacklevel=3,
-            )
+            taken = f"a pattern took more than {PATTERN_SECONDS} s on one entry"
+            warnings.warn(f"{self.files[one.id]}: {one.id}: switched off: {taken}", stacklevel=3)
         return None
 
 

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-#: Words before a number in a folder's or a file's name, by the kind of number.
+#: What Kubernetes puts behind the name or the number of a pod.
+POD_SUFFIX = r"-[bcdfghjklmnpqrstvwxz2456789]{5}"
+#: Words before a number in a folder's or a file's name, by the kind of number; a JobSet's pod has a
+#: number behind that of its job ("train-worker-0-2-m2rlf.log").
 _LABELLED = re.compile(
     r"(?i)(?<![a-z])(?:(?:tp|pp|dp|mp|cp|ep|sp)_?rank"
     r"|(?P<local>local(?:_?rank)?|device|workerlog|(?:gpu|npu|card)(?![-_.=]?0\d))"
     r"|(?P<node>node_?rank|node|host|worker|server|machine|pod|algo|w)"
-    r"|(?P<rank>(?:global_?)?rank|r(?!\d+-[a-z]{0,4}\d)|proc|process|task))[-_.=]?(?P<number>\d+)(?![a-z\d])"
+    r"|(?P<rank>(?:global_?)?rank|r(?!\d+-[a-z]{0,4}\d)|proc|process|task))[-_.=]?(?P<number>\d+)"
+    rf"(?P<pod>-\d+(?={POD_SUFFIX}(?:[._/]|$)))?(?![a-z\d])"
 )
 #: The attempt in a path, as torchelastic names it (``attempt_0/3/stderr.log``).
 ATTEMPT = re.compile(r"(?i)(?:^|/)(?:attempt|try|restart)[-_.]?(\d+)(?=[/._-]|$)")
-#: An address behind such a word.
-_ADDRESS = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}(?!\.?\d)")
-#: Words of a host's name before such a word ("train_a3-node-12.log"); without a number in them, or
-#: another separator before them, they may be of the file's own name ("train-node-12.log").
+#: Words of a host's or a pod's name before such a word ("train_a3-node-12.log"). A single one with
+#: no number in it and no other separator before it may be of the file's name ("train-node-12.log").
 _BEFORE_NODE = re.compile(
-    r"(?i)(?:(?<=[_.])(?:[a-z][a-z\d]*-)+|(?:^|(?<=/))(?:[a-z]+\d[a-z\d]*-)+)$"
+    r"(?i)(?:(?<=[_.])(?:[a-z][a-z\d]*-)+|(?:^|(?<=/))(?:[a-z]+\d[a-z\d]*-|(?:[a-z\d]+-){2,})+)$"
 )
-#: Words of a pod's name, which a file is called after, before that of its role.
-_POD = re.compile(r"(?:^|(?<=/))(?:[a-z\d]+-){2,}$")
 _JOBSET = re.compile(r"(?:^|(?<=/))(?:[a-z\d]+-)+$")
 _HOST = re.compile(
     r"(?i)(?<![a-z\d])((?:[a-z]+-)*(?:node|host|compute|gpu|dgx|hgx|cn|gn|nid|srv|ip|ascend|npu|atlas|mi\d{3}\w?|gaudi\d?"
@@ -50,11 +50,7 @@ _KERNEL_LOG = re.compile(
 #: Names that torchrun gives to the files of a rank, in a folder with the rank's number.
 _STREAMS = re.compile(r"/(stdout|stderr)\.log$")
 _ATTEMPT = re.compile(r"(?:^|/)attempt_\d+/$")
-#: What Kubernetes puts behind the name or the number of a pod.
-POD_SUFFIX = r"-[bcdfghjklmnpqrstvwxz2456789]{5}"
 _OF_POD = re.compile(rf"^{POD_SUFFIX}(?=[._/]|$)")
-#: The number of a JobSet's pod, behind that of its job ("train-worker-0-2-m2rlf.log").
-_OF_JOBSET = re.compile(rf"-\d+(?={POD_SUFFIX}(?:[._/]|$))")
 #: The files of MindSpore's launcher: one of its scheduler, and one of each rank.
 _MSRUN = re.compile(r"(?P<folder>(?:.*/)?)(?:scheduler|worker_(?P<rank>\d+))\.log")
 #: Numbers behind these words count runs or time, not ranks.
@@ -89,21 +85,20 @@ class FileIdentity:
         return self.rank is not None or self.local_rank is not None
 
 
-def identify_files(names: Sequence[str], *, whole: bool = False) -> list[FileIdentity]:
+def identify_files(names: Sequence[str]) -> list[FileIdentity]:
     """Rank and node of each file, by its name and folders.
 
     "rank_3.log" is a rank and "node-07.out" a node by the word before the number. A number without
     a word ("train_0012.log", torchrun's "attempt_0/3/stderr.log") is one where the files count from
-    0 without gaps. Ranks within nodes become global ones where the nodes have equally many and are
-    numbered from 0, or where the files are of all ranks (`whole`): then in the order of the names,
-    as Slurm numbers hosts, and most launchers.
+    0 without gaps. Ranks within nodes become global ones where the nodes are numbered from 0 and
+    have equally many.
     """
     files = [_labelled(name) for name in names]
     _take_msrun(names, files)
     _take_counted(names, files)
     _take_hosts(names, files)
     _take_folders(names, files)
-    _count_over_nodes(files, whole=whole)
+    _count_over_nodes(files)
     return files
 
 
@@ -144,16 +139,9 @@ def _labelled(name: str) -> FileIdentity:
             file.rank = number
         elif match["local"]:
             file.local_rank = number
-        elif match["node"] and (address := _ADDRESS.match(name, match.start("number"))):
-            file.node = address.group()
         elif match["node"]:
-            pod = _OF_JOBSET.match(name, match.end())
-            of_pod = _POD if match["node"].lower() == "worker" and not pod else _JOBSET
-            words = _BEFORE_NODE.search(name[: match.start()]) or (
-                of_pod.search(name[: match.start()]) if pod or of_pod is _POD else None
-            )
-            file.node = (words[0] if words else "") + match.group() + (pod[0] if pod else "")
-            file.node_number = number
+            words = (_JOBSET if match["pod"] else _BEFORE_NODE).search(name[: match.start()])
+            file.node, file.node_number = (words[0] if words else "") + match.group(), number
     if (kernel := _KERNEL_LOG.search(name)) and any(kernel.groups()):
         # "gpu-2.kern.log" is no rank's
         return FileIdentity(node=kernel["before"] or kernel["after"] or kernel["inside"])
@@ -195,8 +183,7 @@ def _take_counted(names: Sequence[str], files: list[FileIdentity]) -> None:
 
 def _unlabelled(name: str) -> Iterator[tuple[str, int, str]]:
     """Each number of a name that no word labels, with what of the name is before and behind it."""
-    ends = {match.end("number") for match in _LABELLED.finditer(name)}
-    ends |= {pod.end() for end in ends if (pod := _OF_JOBSET.match(name, end)) is not None}
+    ends = {match.end() for match in _LABELLED.finditer(name)}
     for match in re.finditer(r"\d+", name):
         before = name[: match.start()]
         # "node-01.log" is a node and nothing else.
@@ -239,7 +226,7 @@ def _take_folders(names: Sequence[str], files: list[FileIdentity]) -> None:
             files[at].node = folder
 
 
-def _count_over_nodes(files: list[FileIdentity], *, whole: bool) -> None:
+def _count_over_nodes(files: list[FileIdentity]) -> None:
     """Ranks within numbered nodes into global ones."""
     places: dict[str, set[int]] = defaultdict(set)
     for one in files:
@@ -251,23 +238,17 @@ def _count_over_nodes(files: list[FileIdentity], *, whole: bool) -> None:
     if len(places) <= 1:
         for one in files:
             one.rank = one.local_rank if one.rank is None else one.rank
-    elif sum(map(len, places.values())) > len(set().union(*places.values())):
-        # A rank on two nodes is not of the whole job.
-        _count_within(files, places, whole=whole)
-
-
-def _count_within(
-    files: list[FileIdentity], places: Mapping[str, set[int]], *, whole: bool
-) -> None:
+        return
+    if sum(map(len, places.values())) == len(set().union(*places.values())):
+        return
+    # A rank on two nodes is not of the whole job.
     each = max(map(len, places.values()))
-    equal = all(ranks == set(range(each)) for ranks in places.values())
     numbers = {one.node: one.node_number for one in files if one.node in places}
-    if set(numbers.values()) != set(range(len(places))):
-        ordered = sorted(places, key=natural) if whole and len(files) == each * len(places) else ()
-        numbers = {node: at for at, node in enumerate(ordered)}
+    equal = all(ranks == set(range(each)) for ranks in places.values())
+    equal &= set(numbers.values()) == set(range(len(places)))
     for one in files:
         if one.node in places:
             local = one.rank if one.local_rank is None else one.local_rank
-            number, one.local_rank, one.rank = numbers.get(one.node), local, None
-            if equal and number is not None and local is not None:
-                one.rank = number * each + local
+            one.local_rank, one.rank = local, None
+            if equal and local is not None:
+                one.rank = (one.node_number or 0) * each + local

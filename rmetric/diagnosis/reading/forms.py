@@ -50,12 +50,8 @@ CUT = {
     ),
     # [1,mpirank:3,algo-1]<stderr>: of SageMaker
     "sagemaker": r"\[\d+,mpirank:(?P<rank>\d+),(?P<node>[\w-]+)\]<std(?:out|err|diag)>:?" + _SPACE,
-    # job-7/algo-1-1700000000 of CloudWatch, where it tails the streams of SageMaker
-    "cloudwatch": r"[\w.-]+(?:/[\w.-]+)*/(?P<node>algo-\d+)-\d{10} ",
     # {app="train", pod="trainer-3"} of Loki
     "loki": rf"\{{(?:{_LABEL}, ?)*pod=\"(?P<node>[\w.-]+)\"(?:, ?{_LABEL})*\}} ",
-    # trainer.3.k2jx81@node-07 | of Docker's swarm
-    "swarm": rf"[\w-]+\.\d+\.[a-z\d]+@(?P<node>{_HOST}) +\| ?",
     # (RayTrainWorker pid=1234, ip=10.0.0.2)
     "ray": (
         r"\([^()\n]{0,60}(?:\([^()\n]*\))?[^()\n]{0,20}?\bpid=(?P<pid>\d+)"
@@ -79,17 +75,15 @@ CUT = {
 COUNTED = {
     # [node-07:5]
     "node_rank": rf"\[(?P<node>{_HOST}):(?P<local_rank>\d{{1,4}})\]:? ",
-    # node-07: of pdsh, worker-1 | of compose, [node-07]
+    # node-07: of pdsh, worker-1 | of compose
     "host": rf"(?P<node>{_NAME})(?:: ?| +\| ?)",
     # trainer-worker-3 pytorch of stern: pod and container
     "stern": r"(?P<node>[a-z][a-z\d]*(?:-[a-z\d]+)+) (?:[a-z][a-z\d]*(?:-[a-z\d]+)*) ",
     # x1002c3s1b0n0 6: of Cray's PALS, mpiexec --label
     "pals": rf"(?P<node>{_NAME}) (?P<rank>\d{{1,5}}): ?(?!\d\d:\d\d)",
-    "host_bracket": rf"\[(?P<node>{_NAME})\]:? ",
     # 3: of srun --label
     "srun": r" *(?P<task>\d{1,5}): ?(?!\d\d:\d\d)",
-    # 3 ::, [3]: and [3] of launchers and programs
-    "number": r"(?P<rank>\d{1,5}) ?:: ",
+    # [3]: and [3] of launchers and programs
     "bracket": r"\[(?P<rank>\d{1,5})\](?::? )",
     "word": r"[Rr]ank[ _]?(?P<rank>\d{1,5})(?::| \|) ?",
 }

@@ -105,10 +105,6 @@ def _next(state: State, kind: Kind) -> tuple[bool, State]:
 #: TRANSITIONS[state][kind] = (the line is part of the entry before, the state after it)
 TRANSITIONS = [[_next(state, kind) for kind in Kind] for state in State]
 
-_NAMES = (
-    rb"Error|Exception|Interrupt|Exit|Timeout|Fault|Failure|Failed|Iteration|Expired|Refused"
-    rb"|Warning|Abort|OutOfMemory"
-)
 _BOX = tuple(letter.encode() for letter in "│╭╰├┌└┃┏┗╮╯║╔╚")
 #: What lines of a kind begin with; the first that matches counts.
 _BEGINS = {
@@ -130,17 +126,16 @@ _BEGINS = {
     Kind.RULER: rb"\s*(?:-{8,}|\*{8,})\s*$",
     Kind.IGNORED: rb"Exception ignored (?:in|on|from)\b|Error in atexit\._run_exitfuncs",
     Kind.EXCEPTION: (
-        rb"(?:[A-Za-z_][\w.]*\.)?_?[A-Z]\w*(?:" + _NAMES + rb")\w*(?::|\(|$)"
+        rb"(?:[A-Za-z_][\w.]*\.)?_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout|Fault|Failure"
+        rb"|Failed|Iteration|Expired|Refused|Warning|Abort|OutOfMemory)\w*(?::|\(|$)"
         rb"|(?:[a-z_]\w*\.)+(?:[A-Z]\w*|error|timeout)(?:: |:?$)"
         rb"|terminate called |Fatal Python error: |\*\*\* Process received signal"
     ),
-    Kind.CHAIN: (
-        rb"During handling of the above exception|The above exception was the direct cause"
-    ),
+    Kind.CHAIN: rb"During handling of the above exception|The above exception was the direct cause",
     Kind.LEAD: (
         rb"(?:Last error|The above call|Original error was|Details|Caused by|Missing ranks):\s*$"
     ),
-    Kind.REPORTED: (rb"(?:Failures|Root Cause[^:]{0,60}):\s*$|\[\d*\]:\s*$|<NO_OTHER_FAILURES>"),
+    Kind.REPORTED: rb"(?:Failures|Root Cause[^:]{0,60}):\s*$|\[\d*\]:\s*$|<NO_OTHER_FAILURES>",
     Kind.TITLE: rb"\S.{0,200} (?:FAILED|EXITED)\s*$",
 }
 _LAID_OUT = ("FRAME", "PART")
@@ -167,25 +162,22 @@ def kind_of(line: bytes) -> Kind:
 class EntryText:
     """The text of an entry of several lines: its first and its last characters are kept.
 
-    `add` is for joined lines only; after `MAX_LINES` of them `full` is True: begin another entry.
+    After `MAX_LINES` lines `full` is True: begin another entry.
     """
 
     def __init__(self, first: str) -> None:
-        self._lines = [first]
+        self.lines = [first]
 
     @property
     def full(self) -> bool:
-        return len(self._lines) >= MAX_LINES
+        return len(self.lines) >= MAX_LINES
 
     @property
     def whole_line(self) -> bool:
         """It is one line, nothing of which was cut."""
-        return len(self._lines) == 1 and len(self._lines[0]) <= MAX_TEXT
-
-    def add(self, line: str) -> None:
-        self._lines.append(line)
+        return len(self.lines) == 1 and len(self.lines[0]) <= MAX_TEXT
 
     def text(self) -> str:
         """At most `MAX_TEXT` characters; a line "..." stands for what was cut from the middle."""
-        text, half = "\n".join(self._lines), MAX_TEXT // 2
+        text, half = "\n".join(self.lines), MAX_TEXT // 2
         return text if len(text) <= MAX_TEXT else text[:half] + _CUT + text[len(_CUT) - half :]

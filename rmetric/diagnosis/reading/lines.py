@@ -5,14 +5,12 @@ from __future__ import annotations
 import codecs
 import html
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, islice, pairwise
 
-from rmetric.diagnosis.reading.exported import Exported
-from rmetric.diagnosis.reading.json_records import JsonRecords
-from rmetric.diagnosis.reading.wrapping import Layers, without, wrapping
+from rmetric.diagnosis.reading.records import Export
 
 #: Bytes of a line that are kept.
 LONGEST_LINE = 1 << 16
@@ -41,27 +39,40 @@ _OVERWRITTEN = re.compile(
 )
 
 
+#: Lines by which it is known what stands before every line, and how many are needed.
+SAMPLE, FEWEST = 200, 3
+#: What a mail, `cat -n`, `grep -n` or a viewer puts there. Numbers of lines are each one more than
+#: the last; those of the second and third may be of ranks or steps but before lines of many kinds.
+_MARKS = (
+    re.compile(rb">(?: |(?=[^>\s])|$)"),
+    re.compile(rb"(?i)(?:\[(?:stdout|stderr)\]|<(?:stdout|stderr)>|(?:stdout|stderr) ?[:|]) ?"),
+)
+_NUMBERS = (re.compile(rb"(?=[ \d]{6,}\t) *(\d{1,9})\t"), re.compile(rb"(\d{1,9})[:-]"),
+            re.compile(rb"\[(\d{1,9})\](?: |$)"))  # fmt: skip
+#: Share of the lines that a mark needs; lines, and their texts without digits, that numbers need.
+_MOST, _MANY, _MANY_KINDS = 0.9, 5, 6
+_DEEPEST = 3
+
+Layers = list[re.Pattern[bytes]]
+
+
 @dataclass
 class Lines:
     """Splits blocks into lines; what it had to do is counted.
 
     Attributes:
         layers: what stands before every line; None until the first lines are there.
-        table: whose rows the lines are; None where they are none.
         count: lines so far.
-        cut, first_cut: lines longer than `LONGEST_LINE`, and the first one's number.
-        foreign, first_foreign: lines with bytes that are not UTF-8, likewise.
+        cut, foreign: number and first of the lines longer than `longest`, and of those with bytes
+            that are not UTF-8.
         nulls: zero bytes left out.
     """
 
     longest: int = LONGEST_LINE
     layers: Layers | None = None
-    table: Exported | None = None
     count: int = 0
-    cut: int = 0
-    first_cut: int = 0
-    foreign: int = 0
-    first_foreign: int = 0
+    cut: tuple[int, int] = (0, 0)
+    foreign: tuple[int, int] = (0, 0)
     nulls: int = 0
 
     def lists(self, blocks: Iterator[bytes]) -> Iterator[list[bytes]]:
@@ -86,53 +97,42 @@ class Lines:
         notes = ["a mark, number or indent before every line was left out"] if self.layers else []
         longer = f"are longer than {self.longest:,} bytes: only their beginning was read"
         foreign = "hold bytes that are not UTF-8: they were replaced"
-        for count, first, what in (
-            (self.cut, self.first_cut, longer),
-            (self.foreign, self.first_foreign, foreign),
-        ):
-            if count:
-                notes.append(f"{count:,} lines, the first is line {first:,}, {what}")
-        if self.nulls:
-            notes.append(f"{self.nulls:,} zero bytes were left out")
-        return notes
+        notes += [
+            f"{count:,} lines, the first is line {first:,}, {what}"
+            for (count, first), what in ((self.cut, longer), (self.foreign, foreign))
+            if count
+        ]
+        return notes + [f"{self.nulls:,} zero bytes were left out"] * bool(self.nulls)
 
     def _lines(self, body: bytes) -> list[bytes]:
         """Split complete lines; the last has no line end."""
         for mark, cleaned in _CLEANED:
             if mark in body:
                 body = cleaned(body)
-        body = self._without_nulls(body)
-        lines = body.split(b"\n")
+        lines = self._without_nulls(body).split(b"\n")
         if self.layers is None:
-            self.table = Exported.of(lines[0])
-        if self.table is not None:
-            lines = self.table.lines(lines)
-        if self.layers is None:
-            self.layers = wrapping(lines)
+            self.layers = _layers(lines)
         for layer in self.layers:
-            lines = without(layer, lines)
+            lines = _without(layer, lines)
         if b"\r" in body:
             lines = [_left(line) if b"\r" in line else line for line in lines]
         if not body.isascii() and not _is_utf8(body):
             # A line that was cut may end within a letter.
             short = ((at, line) for at, line in enumerate(lines) if len(line) < self.longest)
-            if bad := [at for at, line in short if not _is_utf8(line)]:
-                self.first_foreign = self.first_foreign or self.count + bad[0] + 1
-                self.foreign += len(bad)
-        lines = self._shortened(lines)
-        self.count += len(lines)
-        return lines
-
-    def _shortened(self, lines: list[bytes]) -> list[bytes]:
+            self.foreign = self._more(self.foreign, [at for at, one in short if not _is_utf8(one)])
         longest = max(map(len, lines))
         if longest > self.longest:
             long = [at for at, line in enumerate(lines) if len(line) > self.longest]
-            self.first_cut = self.first_cut or self.count + long[0] + 1
-            self.cut += len(long)
+            self.cut = self._more(self.cut, long)
             lines = [line[: self.longest] for line in lines]
         if longest > LONGEST_NUMBER:
             lines = [_with_short_numbers(line) for line in lines]
+        self.count += len(lines)
         return lines
+
+    def _more(self, known: tuple[int, int], places: list[int]) -> tuple[int, int]:
+        first = known[1] or (self.count + places[0] + 1 if places else 0)
+        return known[0] + len(places), first
 
     def _without_nulls(self, text: bytes) -> bytes:
         """The text without the hole that a file may have, which can be larger than memory."""
@@ -141,6 +141,45 @@ class Lines:
         kept = text.translate(None, b"\0")
         self.nulls += len(text) - len(kept)
         return kept
+
+
+def _layers(lines: Sequence[bytes]) -> Layers:
+    """What stands before the lines of a file that begins so, the outermost first."""
+    sample = list(islice((line for line in lines if line.strip()), SAMPLE))
+    layers = Layers()
+    while len(sample) >= FEWEST and len(layers) < _DEEPEST:
+        enough = _MOST * len(sample)
+        marks = (one for one in _MARKS if sum(map(bool, map(one.match, sample))) >= enough)
+        layer = next((one for one in _NUMBERS if _numbers(one, sample)), None) or next(marks, None)
+        blank = min(map(_indent, sample), key=len)
+        blank = blank if all(line.startswith(blank) for line in sample) else b""
+        if layer is None and len(blank.expandtabs()) > 1:  # one space Megatron's lines have
+            layer = re.compile(re.escape(blank))
+        if layer is None:
+            break
+        layers.append(layer)
+        sample = [line for line in _without(layer, sample) if line.strip()]
+    return layers
+
+
+def _numbers(form: re.Pattern[bytes], sample: Sequence[bytes]) -> bool:
+    numbers = [int(found[1]) for found in map(form.match, sample) if found]
+    if len(numbers) < len(sample) or any(b - a != 1 for a, b in pairwise(numbers)):
+        return False
+    rests = _without(form, sample)
+    kinds = {rest.translate(None, b"0123456789") for rest in rests}
+    many = len(rests) >= _MANY and len(kinds) >= min(_MANY_KINDS, len(rests) // 2 + 1)
+    set_in = form is _NUMBERS[1] and not any(rest[:1].strip() for rest in rests)
+    return form is _NUMBERS[0] or (many and not set_in)
+
+
+def _indent(line: bytes) -> bytes:
+    return line[: len(line) - len(line.lstrip(b" \t"))]
+
+
+def _without(layer: re.Pattern[bytes], lines: Sequence[bytes]) -> list[bytes]:
+    """The lines, those that begin with the layer without it."""
+    return [line[found.end() :] if (found := layer.match(line)) else line for line in lines]
 
 
 def _left(line: bytes) -> bytes:
@@ -170,11 +209,11 @@ def unwrapped(text: bytes) -> bytes:
 
 def said(
     blocks: Iterator[bytes], *, may_turn: bool = True
-) -> tuple[Iterator[bytes], JsonRecords | None]:
-    """Blocks of what was logged, and the records of a collector that hold it; None without."""
+) -> tuple[Iterator[bytes], Export | None]:
+    """Blocks of what was logged, and the export that holds it; None without."""
     first = next(blocks, b"")
-    records, blocks = JsonRecords.of(first), chain([first], blocks)
-    return (records.blocks(blocks, may_turn=may_turn) if records else blocks), records
+    export, blocks = Export.of(first), chain([first], blocks)
+    return (export.blocks(blocks, may_turn=may_turn) if export else blocks), export
 
 
 def decoded(blocks: Iterator[bytes]) -> Iterator[bytes]:

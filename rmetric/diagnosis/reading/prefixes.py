@@ -50,8 +50,7 @@ class Prefix:
 
     Attributes:
         kinds: the forms found, outermost first: ("srun", "torchrun").
-        rank: global rank.
-        local_rank: rank within its node.
+        rank, local_rank: global rank, rank within its node.
         task: task number of srun or its like: a rank, or a node's number where each task launches
             several ranks.
         node: the node's name or address.
@@ -74,18 +73,18 @@ NO_PREFIX = Prefix()
 class PrefixParser:
     """The forms of prefixes that a file uses.
 
-    Attributes:
-        pattern: matches the whole prefix of any line, possibly empty; its groups decide the
-            `Prefix`, which `split` looks up in a dictionary. The text begins at `match.end()`.
-        forms: equal for parsers that split all lines alike.
+    Args:
+        counted: names of the forms that count in this file only (forms.py).
         behind: as `counted`, behind the time that a collector put before every line; None where
             none did.
         tasks_launch: the tasks of srun are launchers of several ranks each.
         role_is_rank: "[rank3]:" states the rank within the node: torchrun's role is called so, as
             torchtitan calls it.
 
-    Args:
-        counted: names of the forms that count in this file only (forms.py).
+    Attributes:
+        pattern: matches the whole prefix of any line, possibly empty; its groups decide the
+            `Prefix`, which `split` looks up in a dictionary. The text begins at `match.end()`.
+        forms: equal for parsers that split all lines alike.
     """
 
     def __init__(
@@ -258,7 +257,7 @@ def _are_ranks(heads: list[re.Match[bytes]], distinct: int, share: float) -> boo
 
 
 def _are_hosts(heads: list[re.Match[bytes]], distinct: int, share: float) -> bool:
-    """Words with digits, of one form, that recur on most lines."""
+    """Words with digits, of one form, that recur on most lines; before ranks, no rank on two."""
     hosts = {match["node"] for match in heads}
     forms = {re.sub(rb"\d+", b"0", host) for host in hosts}
     # Devices are counted from 0, and their numbers have no zero before them.
@@ -266,14 +265,10 @@ def _are_hosts(heads: list[re.Match[bytes]], distinct: int, share: float) -> boo
     named = len(numbers) == len(hosts) and all(len(one) == 2 for one in numbers)
     if any((NO_HOST.match(host) and not named) or host.endswith(_CODE) for host in hosts):
         return False
-    enough = 0.5 if len(hosts) > 1 else 0.9
-    return len(forms) == 1 and share >= enough and len(heads) >= 2 * distinct
-
-
-def _are_hosts_and_ranks(heads: list[re.Match[bytes]], distinct: int, share: float) -> bool:
-    """Before most lines a host and a rank, no rank on two hosts."""
-    ranks = {int(match["rank"]) for match in heads}
-    return share > 0.5 and len(ranks) == distinct and _are_hosts(heads, distinct, share)
+    ranks = {match["rank"] for match in heads if "rank" in match.re.groupindex}
+    enough = 0.5 if len(hosts) > 1 or ranks else 0.9
+    once = not ranks or len(ranks) == distinct
+    return len(forms) == 1 and share >= enough and len(heads) >= 2 * distinct and once
 
 
 def _are_pods(heads: list[re.Match[bytes]], distinct: int, share: float) -> bool:
@@ -287,8 +282,7 @@ def _are_pods(heads: list[re.Match[bytes]], distinct: int, share: float) -> bool
 
 _ARE: dict[str, Callable[[list[re.Match[bytes]], int, float], bool]] = {
     "host": _are_hosts,
-    "host_bracket": _are_hosts,
     "node_rank": _are_hosts,
-    "pals": _are_hosts_and_ranks,
+    "pals": _are_hosts,
     "stern": _are_pods,
 }

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 
 from rmetric._util.unpacked import is_packed, unpacked
-from rmetric.diagnosis.reading.json_records import newest_first
-from rmetric.diagnosis.reading.lines import LONGEST_LINE, Lines, decoded, said, utf16
-from rmetric.diagnosis.reading.lsf import LsfReports
-from rmetric.diagnosis.reading.timestamps import DATE_TIME
-
-__all__ = ["BLOCK", "LONGEST_LINE", "LogSource"]
+from rmetric.diagnosis.reading.lines import Lines, decoded, said, utf16
 
 #: Bytes read at a time.
 BLOCK = 1 << 20
@@ -24,11 +18,8 @@ BLOCK = 1 << 20
 SAMPLED_HEAD = 1 << 17
 SAMPLED_PIECE = 1 << 14
 PIECES = 8
-#: Least number of times that fall of a file whose newest line comes first; bytes of such a file
-#: that are turned round in memory.
-MIN_FALLS_OF_LINES = 10
+#: Bytes of an export whose newest line comes first that are turned round in memory.
 MOST_BACKWARDS = 1 << 28
-_STAMP = re.compile(DATE_TIME.encode())
 
 
 @dataclass(kw_only=True)
@@ -40,7 +31,6 @@ class LogSource:
         name: as the user gave it, or below the folder given.
         size: bytes on disk.
         rank, node, local_rank: as its name states them, else None (file_names.py).
-        backwards: its newest line comes first, as collectors export it; known after `sample`.
         lines: number of lines; this and the following once `chunks` has been read to its end.
         cut_off: why its end is missing, "" where it is not.
         notes: on cut or replaced bytes.
@@ -52,7 +42,6 @@ class LogSource:
     rank: int | None = None
     node: str | None = None
     local_rank: int | None = None
-    backwards: bool = False
     lines: int = 0
     cut_off: str = ""
     notes: list[str] = field(default_factory=list)
@@ -64,11 +53,9 @@ class LogSource:
     def chunks(self) -> Iterator[list[bytes]]:
         """All lines in order, about `BLOCK` bytes at a time, as UTF-8 (bytes that are none stay).
 
-        Without line ends, ANSI colours, zero bytes and what a tool put before them (wrapping.py);
-        of a line that carriage returns overwrite, the last text; each cut at `LONGEST_LINE`.
-        Empty lines are kept: the n-th is line n, but for the reports of LSF, which stand above the
-        output that they are about and come after it, and where the file is `backwards`: the oldest
-        comes first.
+        Without line ends, ANSI colours, zero bytes and what a tool put before them (lines.py); of
+        a line that carriage returns overwrite, the last text; each cut at `LONGEST_LINE`. Empty
+        lines are kept: the n-th is line n, but in exports of collectors (records.py).
 
         Raises:
             LogError: it cannot be opened, or it needs a package that is missing.
@@ -76,31 +63,18 @@ class LogSource:
         if self._held is not None:
             held, self._held = self._held, None
             yield from held
-        elif self.backwards:
-            yield [line for some in self._forwards() for line in some][::-1]
-        else:
-            yield from self._forwards()
-
-    def _forwards(self) -> Iterator[list[bytes]]:
-        """The lines in the order of the file."""
-        damage: list[str] = []
-        lines, report = Lines(LONGEST_LINE), LsfReports()
-        blocks, records = said(
+            return
+        damage, lines = list[str](), Lines()
+        blocks, export = said(
             decoded(unpacked(self.path, BLOCK, damage, may_be_empty=True)),
             may_turn=self.size <= MOST_BACKWARDS,
         )
-        for some in lines.lists(blocks):
-            yield report.moved(some)
-        if rest := report.rest():
-            yield rest
-        self._pieces = report.pieces if records is None else records.pieces
-        self.lines = lines.count
-        self.cut_off, self.notes = "; ".join(damage), lines.notes()
+        yield from lines.lists(blocks)
+        self._pieces = export.pieces if export else []
+        self.lines, self.cut_off, self.notes = lines.count, "; ".join(damage), lines.notes()
 
     def line(self, number: int) -> int:
         """The line of the file that `chunks` gave as that of a number, both from 1."""
-        if self.backwards:
-            return self.lines + 1 - number
         at = bisect_right(self._pieces, number, key=itemgetter(0)) - 1
         return number if at < 0 else number - self._pieces[at][0] + self._pieces[at][1]
 
@@ -113,48 +87,26 @@ class LogSource:
             start = file.read(4096)
             packed = is_packed(start)
             if self.size <= SAMPLED_HEAD and not packed:
-                held = list(self.chunks())
-                lines = [line for some in held for line in some]
-                if not self.backwards and lines_newest_first(lines):
-                    self.backwards = True
-                    lines.reverse()
-                    held = [lines]
-                self._held = held
-                return lines
-            beginning = Lines(LONGEST_LINE)
-            blocks, records = said(iter([b"".join(decoded(self.head()))]))
-            lines = _all(beginning, blocks)
-            if packed or utf16(start) is not None or records is not None:
+                self._held = list(self.chunks())
+                return [line for some in self._held for line in some]
+            beginning = Lines()
+            blocks, export = said(iter([b"".join(decoded(self.head()))]))
+            lines = [line for some in beginning.lists(blocks) for line in some]
+            if packed or utf16(start) is not None or export is not None:
                 return lines
             for at in range(1, PIECES + 1):
                 place = SAMPLED_HEAD + (self.size - SAMPLED_HEAD) * at // PIECES - SAMPLED_PIECE
                 if place > SAMPLED_HEAD:
                     file.seek(place)
                     # The first began elsewhere, the last ends elsewhere but in the last piece.
-                    of_piece = Lines(LONGEST_LINE, beginning.layers, beginning.table)
-                    piece = _all(of_piece, iter([file.read(SAMPLED_PIECE)]))
+                    of_piece = Lines(layers=beginning.layers).lists(
+                        iter([file.read(SAMPLED_PIECE)])
+                    )
+                    piece = [line for some in of_piece for line in some]
                     lines += piece[1:] if at == PIECES else piece[1:-1]
-        if self.size <= MOST_BACKWARDS and lines_newest_first(lines):
-            self.backwards = True
-            lines.reverse()
         return lines
 
     def head(self) -> Iterator[bytes]:
         """Blocks from its beginning, unpacked, about `SAMPLED_HEAD` bytes in all."""
         small = SAMPLED_HEAD // 4
         return islice(unpacked(self.path, small, [], may_be_empty=True), SAMPLED_HEAD // small)
-
-
-def lines_newest_first(lines: Sequence[bytes]) -> bool:
-    """True where the times of the lines fall and hardly ever rise.
-
-    >>> stamps = [f"2025-05-06T17:{59 - at}:00Z step".encode() for at in range(20)]
-    >>> [lines_newest_first(some) for some in (stamps, stamps[::-1], stamps[:1] * 20)]
-    [True, False, False]
-    """
-    times = [found[0] for line in lines if (found := _STAMP.search(line, 0, 120))]
-    return newest_first(times, MIN_FALLS_OF_LINES)
-
-
-def _all(split: Lines, blocks: Iterator[bytes]) -> list[bytes]:
-    return [line for lines in split.lists(blocks) for line in lines]

@@ -36,11 +36,7 @@ _CODE_FOLLOWS = re.compile(r'\s*File ".+", line \d+, in ')
 
 
 def shortened(text: str, most: int) -> str:
-    """`text` at no more than `most` characters: its head and its tail.
-
-    >>> shortened("/scratch/team/run-7/attempt_0/rank_12.log", 21)
-    '/scratch/t…ank_12.log'
-    """
+    """`text` at no more than `most` characters: its head and its tail."""
     if len(text) <= most:
         return text
     tail = (most - 1) // 2
@@ -63,11 +59,7 @@ def brief(text: str, most: int) -> str:
 
 
 def partly(text: str, most: int) -> str:
-    """As `brief`, and it shows that something is left out.
-
-    >>> partly("Look at the disk. Free what is not used.", 30)
-    'Look at the disk. …'
-    """
+    """As `brief`, and it shows that something is left out."""
     if len(text) <= most:
         return text
     short = brief(text, most - 2)
@@ -84,21 +76,13 @@ def _begun(text: str, most: int, least: int = 0) -> str:
 
 
 def file_name(path: str, most: int) -> str:
-    """A path, at no more than `most` characters, without its first folders.
-
-    >>> file_name("/scratch/team/run-7/attempt_0/rank_12.log:7", 27)
-    '…/attempt_0/rank_12.log:7'
-    """
+    """A path, at no more than `most` characters, without its first folders."""
     slash = path.find("/", max(0, len(path) - most + 1))
     return f"…{path[slash:]}" if len(path) > most and slash >= 0 else shortened(path, most)
 
 
 def without_folders(text: str) -> str:
-    """Prose with each file's name alone.
-
-    >>> without_folders("the clock of /data/run/a.log is 3 h ahead")
-    'the clock of a.log is 3 h ahead'
-    """
+    """Prose with each file's name alone."""
     return _PATH.sub("", text)
 
 
@@ -123,13 +107,7 @@ def around(text: str, most: int, *, point: str) -> str:
 
 
 def excerpt(evidence: Evidence) -> str:
-    r"""Logged text on one line; of a traceback the exception, not the frames.
-
-    >>> excerpt(Evidence(role="cause", signature="", why="", template="", file="a.log", line=1,
-    ...      time=None, who=(), count=1, text="Traceback (most recent call last):\n"
-    ...      '  File "train.py", line 7, in <module>\nValueError: no such axis'))
-    'ValueError: no such axis'
-    """
+    """Logged text on one line; of a traceback the exception, not the frames."""
     lines = [line for line in evidence.text.splitlines() if line.strip()]
     raised, whole = _raised(lines), _without_frames(lines)
     pointed = [one for one in raised if evidence.point and evidence.point in "\n".join(one)]
@@ -186,11 +164,7 @@ def wrapped(
 
 
 def plain(text: str) -> str:
-    r"""On one line, control characters escaped.
-
-    >>> print(plain("a\n  b\x1b[2J"))
-    a b\x1b[2J
-    """
+    """On one line, control characters escaped."""
     # Not str.split alone: it also removes control characters that are to be shown.
     words = text.replace("\t", " ").replace("\n", " ").split(" ")
     return printable(" ".join(filter(None, words)))

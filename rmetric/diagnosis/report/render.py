@@ -57,10 +57,10 @@ WHO_ACTS = {
 
 
 class _Part(NamedTuple):
-    """One label and the texts beside it.
+    """A label and the texts beside it: each has a line, the last all that are left.
 
     Attributes:
-        texts: each has a line, the last all that are left; empty ones are left out.
+        texts: empty ones are left out.
         most: largest number of lines.
         cut: shortens a text to a number of characters.
     """
@@ -233,24 +233,29 @@ def sureness(diagnosis: Diagnosis) -> str:
 
 
 def _parts(diagnosis: Diagnosis) -> list[_Part]:
-    quoted, since = shown(diagnosis), diagnosis.since
+    quoted, since, job = shown(diagnosis), diagnosis.since, diagnosis.job
     line = f"{plain(quoted.file)}:{quoted.line}" if quoted else ""
     log = [layout.file_name(line, _ROOM), excerpt(quoted)] if quoted else []
     differs = f"iteration {since}, the first that differs from its predecessors"
+    first, times = headline(diagnosis), [when(diagnosis, date=date) for date in (True, False)]
+    # Step, stage and time stand here where the first line has no room for them.
+    omitted = "" if any(time in first for time in times) else times[0]
+    places = [f"{place(one)}: {plain(one.why)}" for one in diagnosis.nodes]
+    alone = diagnosis.outcome == "healthy" or job.get("ranks_heard") in (0, 1)
     return [
-        _Part("When", [_omitted_times(diagnosis)]),
+        _Part("When", [omitted]),
         _Part("Owner", [WHO_ACTS.get(diagnosis.actor or "", plain(diagnosis.actor or ""))]),
         _Part("To do", [plain(" ".join(diagnosis.to_do))], 4),
         _Part("Restart", [diagnosis.restart.text if diagnosis.restart else ""]),
         _Part("Confidence", [_why(diagnosis)], 2, shortened),
         _Part("Log", log, 3, partial(layout.around, point=layout.point(quoted))),
-        _Part("Where", _places(diagnosis), 3),
+        _Part("Where", places or ["" if alone else "no node stands out"], 3),
         _Part("Since", [differs if since is not None else ""]),
-        _Part("Echo", [_echoes(diagnosis)]),
+        _Part("Echo", [_echoes(diagnosis, quoted)]),
         _Part("Candidates", _candidates(diagnosis), 2 if diagnosis.cause else 4),
         _Part("Attempts", [_attempts(diagnosis)], 2),
         _Part("Note", [layout.without_folders(plain(note)) for note in diagnosis.notes], 3),
-        _Part("Input", [_input_size(diagnosis.job)]),
+        _Part("Input", [_input_size(job)]),
     ]
 
 
@@ -266,13 +271,6 @@ def _attempts(diagnosis: Diagnosis) -> str:
     return f"{number} of {count}, {which} is diagnosed; others: {words}"
 
 
-def _omitted_times(diagnosis: Diagnosis) -> str:
-    """Step, stage and time where the first line has no room for them."""
-    first = headline(diagnosis)
-    shown_there = any(when(diagnosis, date=date) in first for date in (True, False))
-    return "" if shown_there else when(diagnosis)
-
-
 def _why(diagnosis: Diagnosis) -> str:
     why = plain(diagnosis.why)
     if diagnosis.outcome == "unknown" and diagnosis.cause is None:
@@ -280,43 +278,26 @@ def _why(diagnosis: Diagnosis) -> str:
     return f"{sureness(diagnosis)}: {why}" if why else sureness(diagnosis)
 
 
-def _places(diagnosis: Diagnosis) -> list[str]:
-    alone = diagnosis.outcome == "healthy" or diagnosis.job.get("ranks_heard") in (0, 1)
-    named = [f"{place(one)}: {plain(one.why)}" for one in diagnosis.nodes]
-    return named or ([] if alone else ["no node stands out"])
-
-
-def _echoes(diagnosis: Diagnosis) -> str:
-    quoted = shown(diagnosis)
-    said = quoted.signature if quoted else None
-    echoes = [one for one in diagnosis.events[1:] if one.role == "echo" and one.signature != said]
+def _echoes(diagnosis: Diagnosis, quoted: Evidence | None) -> str:
+    own = quoted.signature if quoted else None
+    echoes = [one for one in diagnosis.events[1:] if one.role == "echo" and one.signature != own]
     if not echoes:
         return ""
-    first = echoes[0]
-    seconds = _apart(diagnosis.time, first.time)
-    late = "later" if seconds is None else f"{seconds:.0f} s later"
+    first, since = echoes[0], diagnosis.time
+    late = "later"
+    # Times without a year, or since a node's start, are on other scales.
+    scales = {bisect_right(NO_YEAR, time) for time in (since, first.time) if time is not None}
+    if since is not None and first.time is not None and first.time >= since and len(scales) == 1:
+        late = f"{first.time - since:.0f} s later"
     more = f" (and {len(echoes) - 1} more)" if len(echoes) > 1 else ""
+    who = [_speaker(one) for one in first.who[:1]] or ["others"]
+    if len(first.who) > 1:  # of more than eight, eight are known
+        who += ["7 or more others" if len(first.who) >= 8 else counted(len(first.who) - 1, "other")]
     # The name of the only file is no information.
     alone = diagnosis.job.get("files") == 1 and first.who[:1] == (first.file,)
-    start = f"{late}{'' if alone else f' on {_speakers(first.who)}'}: "
+    start = late + ("" if alone else f" on {' and '.join(who)}") + ": "
     text = plain(first.why).rstrip(".") or excerpt(first)
     return start + brief(text, max(_ROOM - len(start + more), 1)) + more
-
-
-def _apart(since: float | None, then: float | None) -> float | None:
-    """Seconds to a later time; None on another scale: without a year, since a node's start."""
-    if since is None or then is None or then < since:
-        return None
-    same = bisect_right(NO_YEAR, since) == bisect_right(NO_YEAR, then)
-    return then - since if same else None
-
-
-def _speakers(who: Sequence[str]) -> str:
-    if len(who) < 2:
-        return _speaker(who[0]) if who else "others"
-    # Of more than eight, eight are known.
-    more = "7 or more others" if len(who) >= 8 else counted(len(who) - 1, "other")
-    return f"{_speaker(who[0])} and {more}"
 
 
 def _speaker(stream: str) -> str:
@@ -331,30 +312,21 @@ def _candidates(diagnosis: Diagnosis) -> list[str]:
     room = _ROOM - len(_AND_MORE.format(9))
     texts = []
     for one in diagnosis.candidates:
-        why = _why_behind(plain(one.why), diagnosis.cause, titles)
+        why = plain(one.why)
+        if why.startswith(FOLLOWS):
+            earlier = why.removeprefix(FOLLOWS)
+            why = f"later than: {brief(plain(titles.get(earlier, earlier)), 40)}"
+            why = "later, likely a consequence" if earlier == diagnosis.cause else why
         end = f" ({100 * one.confidence:.0f} %)" + (f": {why}" if why else "")
         title = plain(one.title).rstrip(".") or plain(one.cause)
         texts.append((title if alone else brief(title, max(room - len(end), _FEWEST))) + end)
     return texts
 
 
-def _why_behind(why: str, cause: str | None, titles: dict[str, str]) -> str:
-    """A candidate's reason; where it follows another fault, that one by its title."""
-    if not why.startswith(FOLLOWS):
-        return why
-    earlier = why.removeprefix(FOLLOWS)
-    if earlier == cause:
-        return "later, likely a consequence"
-    return f"later than: {brief(plain(titles.get(earlier, earlier)), 40)}"
-
-
 def _input_size(job: dict[str, Any]) -> str:
     """Size of the input; unknown values are omitted."""
-    texts = [
-        counted(job[name], name.removesuffix("s"))
-        for name in ("files", "lines")
-        if isinstance(job.get(name), int)
-    ]
+    sizes = [(job.get("files"), "file"), (job.get("lines"), "line")]
+    texts = [counted(size, name) for size, name in sizes if isinstance(size, int)]
     ranks, world = job.get("ranks_heard"), job.get("world_size")
     if isinstance(ranks, int) and ranks:
         some = f"{ranks} of {counted(world, 'rank')}" if world and world >= ranks else ""

@@ -1,7 +1,6 @@
 """Timelines of an incident: lanes of stages, alarms, GPUs and events over one time axis.
 
-The template draws them without a script. Positions are percentages of the axis, so that a lane
-scales with the page and text does not.
+Positions are percentages of the axis, so that a lane scales with the page and text does not.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from rmetric.reporting.page.render import MOST_ALARMS
 from rmetric.telemetry.lines import LAST_TIME
 
 if TYPE_CHECKING:
-    from rmetric.diagnosis.report.gpus import Gpus
-    from rmetric.diagnosis.report.metric import Metric
+    from rmetric.diagnosis.report.incident import Gpus, Metric
 
 #: Seconds; what is earlier has no year, or counts from a machine's start.
 FIRST_TIME = 1e8
@@ -73,20 +71,11 @@ class Timeline(NamedTuple):
     lanes: Sequence[Lane]
 
     def place(self, time: float) -> str:
-        """Position of a moment; of one beyond the axis, its end.
-
-        >>> Timeline(start=0.0, end=8.0, lanes=()).place(1.0)
-        '12.5%'
-        """
+        """Position of a moment; of one beyond the axis, its end."""
         return self._percent(min(time, self.end) - self.start)
 
     def width(self, mark: Mark) -> str:
-        """Width of a stretch, as far as it is on the axis.
-
-        >>> mark = Mark(start=6.0, end=99.0, kind="fatal", label="Xid 79")
-        >>> Timeline(start=0.0, end=8.0, lanes=()).width(mark)
-        '25%'
-        """
+        """Width of a stretch, as far as it is on the axis."""
         return self._percent(min(mark.until, self.end) - max(mark.start, self.start))
 
     def _percent(self, seconds: float) -> str:
@@ -171,7 +160,7 @@ def _stages(diagnosis: Diagnosis, end: float) -> list[Lane]:
         kind = f"stage{STAGES.index(name) + 1 if name in STAGES else 7}"
         label = f"{name}, from {clock(time)}"
         marks.append(Mark(time, kind, label, end=max(after, time), shown=name))
-    return [Lane("Stage", marks)] if marks else []
+    return [Lane("Stage", marks)]
 
 
 def _alarms(metric: Metric | None) -> list[Lane]:
@@ -201,7 +190,7 @@ def decisions_lane(metric: Metric | None) -> list[Lane]:
         if at := bisect_right(timed, step, key=itemgetter(0)):
             label = f"step {event.step}: {event.reason or short_words(event)}"
             marks.append(Mark(timed[at - 1][1] + metric.offset, "decision", label))
-    return [Lane("Decisions of the rescue", marks)] if marks else []
+    return [Lane("Decisions of the rescue", marks)]
 
 
 def _gpu_lanes(gpus: Gpus | None) -> list[Lane]:
@@ -211,18 +200,12 @@ def _gpu_lanes(gpus: Gpus | None) -> list[Lane]:
     for key in gpus.unwell[:_MOST_GPUS]:
         own = [one for one in gpus.news if one.key == key]
         ends = [*(one.time for one in own[1:]), max(gpus.until[key], own[-1].time)]
-        marks = [
-            Mark(
-                one.time,
-                one.level,
-                f"{one.level}: {'; '.join(one.reasons)}".rstrip(": "),
-                end=end,
-                shown="" if one.level == "healthy" else one.level,
-            )
-            for one, end in zip(own, ends, strict=True)
-            if one.time >= FIRST_TIME
-        ]
-        lanes.append(Lane(f"GPU {key}", marks))
+        marks = []
+        for one, end in zip(own, ends, strict=True):
+            label = f"{one.level}: {'; '.join(one.reasons)}".rstrip(": ")
+            shown = "" if one.level == "healthy" else one.level
+            marks.append(Mark(one.time, one.level, label, end, shown))
+        lanes.append(Lane(f"GPU {key}", [one for one in marks if one.start >= FIRST_TIME]))
     return lanes
 
 

@@ -8,9 +8,11 @@ from functools import partial
 from math import floor
 from typing import Generic, TypeVar
 
-from rmetric.diagnosis.reading.prefixes import PrefixParser
-from rmetric.diagnosis.reading.steps import StepMatch
+from rmetric.diagnosis.reading.prefixes import NO_PREFIX, PrefixParser
+from rmetric.diagnosis.reading.steps import StepMatch, match_step, never_states_step
 from rmetric.diagnosis.reading.timestamps import UNITS, may_state, stated
+from rmetric.diagnosis.templates.facts import BoundedCache, Facts, LineAnalyser
+from rmetric.diagnosis.templates.masks import plain_numbers, plain_pointers
 
 Stream = TypeVar("Stream")
 
@@ -22,6 +24,95 @@ MOST_MINUTES = 64
 #: Prefixes of one form that are remembered, and different lengths of them.
 MOST_HEADS = 4096
 MOST_LENGTHS = 8
+#: Lines of one form whose time is parsed before the place of the time is learnt.
+PARSED_TIMES = 3
+#: Forms of prefixes whose patterns are remembered.
+MAX_PLACES = 4096
+
+
+class LineShape:
+    """What the lines of one form have in common, whatever their file.
+
+    Attributes:
+        heads: matches their prefix; None where they have none.
+        step, time: find their step and time; None before the first use.
+        timed: number of times that were parsed.
+    """
+
+    __slots__ = ("facts", "heads", "step", "time", "timed")
+
+    def __init__(self, facts: Facts, heads: re.Pattern[bytes] | None) -> None:
+        self.facts, self.heads, self.timed = facts, heads, 0
+        self.step: StepPlace | None = None
+        self.time: TimePlace | None = None
+
+
+class ShapeReader:
+    """Shapes of the lines of all files whose prefixes are alike.
+
+    Attributes:
+        prefixes: of their lines.
+    """
+
+    def __init__(self, prefixes: PrefixParser, analyser: LineAnalyser) -> None:
+        self.prefixes, self._analyser = prefixes, analyser
+        self._shapes: BoundedCache[LineShape] = BoundedCache()
+        self._places: dict[object, re.Pattern[bytes]] = {}
+
+    def shape(self, line: bytes) -> LineShape:
+        """The shape of a line."""
+        # Without its digits "0, a" would be ", a", and the first file would decide for all.
+        key = plain_pointers(plain_numbers(line))
+        shape = self._shapes.get(key)
+        if shape is None:
+            prefix, start = self.prefixes.split(line)
+            heads = None if prefix is NO_PREFIX else self._place(line)
+            shape = LineShape(self._analyser.facts(line[start:]), heads)
+            self._shapes.put(key, shape)
+        return shape
+
+    def _place(self, line: bytes) -> re.Pattern[bytes]:
+        """Matches lines of the form up to where their prefix ends; its groups decide the stream.
+
+        Lines with like prefixes share it.
+        """
+        found = self.prefixes.pattern.match(line)
+        assert found is not None
+        ends = [end for _, end in found.regs]
+        key = plain_numbers(line[: max(ends)]), *(end < 0 for end in ends), ends[0] == max(ends)
+        if key not in self._places:
+            if len(self._places) >= MAX_PLACES:
+                self._places.clear()
+            spans = [found.span(at) for at in range(1, found.re.groups + 1) if found[at]]
+            self._places[key] = same_places(line, spans, found.end())
+        return self._places[key]
+
+    def step_place(self, shape: LineShape, line: bytes, start: int) -> StepPlace:
+        """Finds the step in lines of the shape; the text of this one begins at `start`."""
+        if shape.step is None:
+            plain = plain_numbers(line[start:]).decode("utf-8", "replace")
+            shape.step = StepPlace(line, self._match_step, start, never=never_states_step(plain))
+        return shape.step
+
+    def time(self, line: bytes, shape: LineShape) -> float | None:
+        """As `PrefixParser.time`, quicker for lines of shapes that recur."""
+        if shape.time is None:
+            if shape.timed < PARSED_TIMES:
+                shape.timed += 1
+                return self.prefixes.time(line)
+            shape.time = TimePlace(line, self.prefixes)
+        return shape.time.time(line)
+
+    def _match_step(self, line: bytes) -> StepMatch | None:
+        return match_step(line[self.prefixes.split(line)[1] :].decode("utf-8", "replace"))
+
+
+def shape_reader(prefixes: PrefixParser, analyser: LineAnalyser) -> ShapeReader:
+    """The reader for files with these prefixes; those that are alike share it."""
+    if prefixes.forms not in analyser.readers:
+        analyser.readers[prefixes.forms] = ShapeReader(prefixes, analyser)
+    reader: ShapeReader = analyser.readers[prefixes.forms]
+    return reader
 
 
 def same_places(line: bytes, spans: Sequence[tuple[int, int]], text: int) -> re.Pattern[bytes]:
@@ -35,24 +126,16 @@ def same_places(line: bytes, spans: Sequence[tuple[int, int]], text: int) -> re.
     >>> same_places(b"[rank3]: step 10 of 20", [(0, 9)], 9).match(b"[rank12]: step 11 of 20")[1]
     b'[rank12]: '
     """
+
+    def loose(text: bytes) -> bytes:
+        return rb"[0-9]+".join(map(re.escape, _NUMBER.split(text)))
+
     groups = sorted([*((begin, end, b"(") for begin, end in spans), (text, text, b"(?P<text>")])
     parts, at = [], 0
     for begin, end, opening in groups:
-        parts += [_loose(line[at:begin]), opening, _loose(line[begin:end]), b")"]
+        parts += [loose(line[at:begin]), opening, loose(line[begin:end]), b")"]
         at = end
     return re.compile(b"".join(parts))
-
-
-def _loose(text: bytes) -> bytes:
-    return rb"[0-9]+".join(map(re.escape, _NUMBER.split(text)))
-
-
-def prefix_place(prefixes: PrefixParser, line: bytes) -> re.Pattern[bytes]:
-    """Matches lines of the form up to where their prefix ends; its groups decide the stream."""
-    found = prefixes.pattern.match(line)
-    assert found is not None
-    spans = [found.span(at) for at in range(1, found.re.groups + 1) if found[at]]
-    return same_places(line, spans, found.end())
 
 
 class Heads(Generic[Stream]):
@@ -136,12 +219,11 @@ class StepPlace:
         numbers = list(_NUMBER.finditer(line, start))
         if first is None or len(numbers) > MOST_NUMBERS:
             return
-        self._form = first.form
-        moved = [
-            (number, there)
-            for number in numbers
-            if (there := read(_with_next(line, number))) != first
-        ]
+        self._form, moved = first.form, []
+        for number in numbers:
+            following = str(int(number[0]) + 1).encode().rjust(len(number[0]), b"0")
+            there = read(line[: number.start()] + following + line[number.end() :])
+            moved += [(number, there)] if there != first else []
         if len(moved) == 1:
             number, there = moved[0]
             if int(number[0]) == first.step and there == (first.form, first.step + 1):
@@ -155,12 +237,6 @@ class StepPlace:
         if found is None or len(step := found[1]) > 12:
             return self._read(line)
         return _step_match((self._form, int(step)))
-
-
-def _with_next(line: bytes, number: re.Match[bytes]) -> bytes:
-    """The line with a number that is higher by one."""
-    following = str(int(number[0]) + 1).encode().rjust(len(number[0]), b"0")
-    return line[: number.start()] + following + line[number.end() :]
 
 
 class TimePlace:

@@ -10,11 +10,15 @@ not scripted.
 from dataclasses import replace
 
 from studies.fault_lab.faults import batch, gradients, settings, weights
-from studies.fault_lab.faults.contract import PLACES, Fault, Turn
+from studies.fault_lab.faults.contract import Fault, Turn
 
-__all__ = ["FAULTS", "PLACES", "Fault", "Turn", "fault", "register"]
+__all__ = ["FAULTS", "Fault", "Turn", "fault"]
 
-FAULTS: dict[str, Fault] = {}
+FAULTS: dict[str, Fault] = {
+    entry.name: replace(entry, place=module.__name__.rpartition(".")[2])
+    for module in (settings, weights, batch, gradients)
+    for entry in module.FAULTS
+}
 
 
 def fault(name: str) -> Fault:
@@ -22,17 +26,3 @@ def fault(name: str) -> Fault:
     if name not in FAULTS:
         raise ValueError(f"unknown fault {name!r}: known are {', '.join(FAULTS)}")
     return FAULTS[name]
-
-
-def register(new: Fault) -> None:
-    """Register a fault under its name."""
-    if new.name in FAULTS:
-        raise ValueError(f"fault {new.name!r} is registered already")
-    if new.place not in PLACES:
-        raise ValueError(f"place is {new.place!r}: known are {', '.join(PLACES)}")
-    FAULTS[new.name] = new
-
-
-for module in (settings, weights, batch, gradients):
-    for entry in module.FAULTS:
-        register(replace(entry, place=module.__name__.rpartition(".")[2]))

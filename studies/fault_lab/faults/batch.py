@@ -32,24 +32,12 @@ def repeat_batch(turn: Turn) -> None:
 
 
 FAULTS = (
-    Fault(
-        name="DATA_CORRUPTION", act=corrupt_data, severities=(0.1, 0.3, 0.6, 1.0),
-        duration_steps=100, highest=1,
-        unit="share of the bytes that are random", summary="Part of every batch is random bytes.",
-    ),
-    Fault(
-        name="LABEL_SHUFFLE", act=shuffle_labels, severities=(0.3, 0.6, 1.0), duration_steps=100,
-        highest=1,
-        unit="share of the labels that change places", summary="Labels of a batch are mixed up.",
-    ),
-    Fault(
-        name="BAD_BATCH", act=corrupt_data, severities=(0.3, 0.6, 1.0), duration_steps=1, highest=1,
-        benign=True,
-        unit="share of the bytes that are random", summary="One batch of rubbish.",
-    ),
-    Fault(
-        name="REPEATED_BATCH", act=repeat_batch, severities=(3, 10), duration_steps=10, lowest=1,
-        whole=True, benign=True,
-        unit="steps on the same batch", summary="The loader hands out one batch several times.",
-    ),
+    Fault("DATA_CORRUPTION", corrupt_data, (0.1, 0.3, 0.6, 1.0), 100,
+          "share of the bytes that are random", "Part of every batch is random bytes.", highest=1),
+    Fault("LABEL_SHUFFLE", shuffle_labels, (0.3, 0.6, 1.0), 100,
+          "share of the labels that change places", "Labels of a batch are mixed up.", highest=1),
+    Fault("BAD_BATCH", corrupt_data, (0.3, 0.6, 1.0), 1, "share of the bytes that are random",
+          "One batch of rubbish.", highest=1, benign=True),
+    Fault("REPEATED_BATCH", repeat_batch, (3, 10), 10, "steps on the same batch",
+          "The loader hands out one batch several times.", lowest=1, whole=True, benign=True),
 )  # fmt: skip

@@ -14,8 +14,6 @@ from torch import Tensor
 from studies.fault_lab.models import FlatModel
 from studies.fault_lab.training import WORKERS, Batch, Settings, Training
 
-PLACES = ("settings", "weights", "batch", "gradients")
-
 
 @dataclass
 class Turn:
@@ -48,18 +46,18 @@ class Turn:
         return self.training.model
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Fault:
     """A fault or a benign change.
 
     Attributes:
         name: as in the logs; the simulator's name if it has the same fault.
-        unit: of the severity.
+        act: applies it, once per step from the onset on.
         severities: from mild to severe.
         duration_steps: duration; 0 for the rest of the run.
-        act: applies it, once per step from the onset on.
+        unit: of the severity.
         summary: its effect, in one sentence.
-        place: of the step where it acts, the name of its file; see `PLACES`.
+        place: of the step where it acts, the name of its file.
         lowest, highest: valid severities.
         whole: the severity is a count.
         benign: a change that a healthy run goes through.
@@ -69,10 +67,10 @@ class Fault:
     """
 
     name: str
-    unit: str
+    act: Callable[[Turn], None]
     severities: tuple[float, ...]
     duration_steps: int
-    act: Callable[[Turn], None]
+    unit: str
     summary: str
     place: str = ""
     lowest: float = 0.0

@@ -43,40 +43,22 @@ def corrupt_first_moment(turn: Turn) -> None:
 
 
 FAULTS = (
-    Fault(
-        name="EXPERT_FAILURE", act=lose_experts, severities=(1, 2, 4), duration_steps=1, lowest=1,
-        highest=NUM_EXPERTS, whole=True, only="mixtral",
-        unit="experts reset to fresh weights",
-        summary="Experts lose what they have learnt; the router does not know.",
-    ),
-    Fault(
-        name="ATTENTION_SCALE", act=scale_queries, severities=(2, 4, 8), duration_steps=1,
-        lowest=0.01,
-        unit="multiple of the query weights",
-        summary="Query weights, and with them the attention logits, are too large at once.",
-    ),
-    Fault(
-        name="ATTENTION_GROWTH", act=scale_queries, severities=(1.05, 1.1, 1.2), duration_steps=40,
-        lowest=1.0, highest=2.0,
-        unit="growth of the query weights a step",
-        summary="Query weights, and with them the attention logits, grow at every step.",
-    ),
-    Fault(
-        name="WEIGHT_BIT_FLIP", act=flip_bits, severities=(1, 4, 16), duration_steps=1, lowest=1,
-        highest=1000, whole=True,
-        unit="weights of which one exponent bit flips",
-        summary="Exponent bits of some weights flip, once.",
-    ),
-    Fault(
-        name="SECOND_MOMENT_ZEROED", act=zero_second_moment, severities=(0.1, 0.5, 1.0),
-        duration_steps=1, highest=1, optimizer="adamw",
-        unit="share of AdamW's second moments that are zeroed",
-        summary="AdamW forgets how large gradients were, and not where they pointed.",
-    ),
-    Fault(
-        name="FIRST_MOMENT_CORRUPTED", act=corrupt_first_moment, severities=(3, 10, 30),
-        duration_steps=1,
-        unit="size of the noise, in units of the moments' own",
-        summary="AdamW's first moments are overlaid with noise, once.",
-    ),
+    Fault("EXPERT_FAILURE", lose_experts, (1, 2, 4), 1, "experts reset to fresh weights",
+          "Experts lose what they have learnt; the router does not know.", lowest=1,
+          highest=NUM_EXPERTS, whole=True, only="mixtral"),
+    Fault("ATTENTION_SCALE", scale_queries, (2, 4, 8), 1, "multiple of the query weights",
+          "Query weights, and with them the attention logits, are too large at once.", lowest=0.01),
+    Fault("ATTENTION_GROWTH", scale_queries, (1.05, 1.1, 1.2), 40,
+          "growth of the query weights a step",
+          "Query weights, and with them the attention logits, grow at every step.", lowest=1.0,
+          highest=2.0),
+    Fault("WEIGHT_BIT_FLIP", flip_bits, (1, 4, 16), 1, "weights of which one exponent bit flips",
+          "Exponent bits of some weights flip, once.", lowest=1, highest=1000, whole=True),
+    Fault("SECOND_MOMENT_ZEROED", zero_second_moment, (0.1, 0.5, 1.0), 1,
+          "share of AdamW's second moments that are zeroed",
+          "AdamW forgets how large gradients were, and not where they pointed.", highest=1,
+          optimizer="adamw"),
+    Fault("FIRST_MOMENT_CORRUPTED", corrupt_first_moment, (3, 10, 30), 1,
+          "size of the noise, in units of the moments' own",
+          "AdamW's first moments are overlaid with noise, once."),
 )  # fmt: skip

@@ -62,10 +62,10 @@ def run(options: argparse.Namespace) -> int:
     """Run the seeds, or what was asked for instead; returns the exit code."""
     from studies.fault_lab.rescue import campaign
     from studies.fault_lab.rescue.policies import KNOWN, NOTHING, PARTS, POLICIES, RESCUE
-    from studies.fault_lab.rescue.report import OPEN, SEALED, pack, report
+    from studies.fault_lab.rescue.tables import OPEN, SEALED, made, pack, write
 
     if options.report:
-        return report(RESULTS)
+        return write(made(RESULTS), RESULTS)
     open_groups = campaign.development_failures if options.parts else campaign.old_seeds
     groups = campaign.sealed() if options.sealed else open_groups()
     groups = groups[: options.seeds]
@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(
             f"--policies: {', '.join(sorted(unknown))} unknown; accepted: {', '.join(KNOWN)}"
         )
-    print(f"{len(groups)} seeds, specs {campaign.digest(groups)}")
+    print(f"{len(groups)} seeds, specs {campaign.digest_of(groups)}")
     work = campaign.run(groups, options.out, policies=policies, num_processes=options.jobs)
     for _ in tqdm(work, total=len(groups), unit="seed"):
         pass

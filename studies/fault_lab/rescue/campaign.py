@@ -6,11 +6,10 @@ again ends with the bytes of an uninterrupted one.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import isfinite, isnan
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from rmetric._util.workers import delayed
 from rmetric.logs import write_atomically
 from rmetric.readers.archive import read_runs
 from studies.fault_lab.branches import injected
-from studies.fault_lab.campaign import by_seed
+from studies.fault_lab.campaign import by_seed, digest
 from studies.fault_lab.design import campaign
 from studies.fault_lab.faults import fault
 from studies.fault_lab.outcome import judge
@@ -30,10 +29,12 @@ from studies.fault_lab.rescue.policies import KNOWN, NOTHING
 from studies.fault_lab.rescue.runner import (
     Control,
     Outcome,
+    Seen,
+    Treatment,
     train_control,
     train_untreated,
+    treat,
 )
-from studies.fault_lab.rescue.treatment import seen_of, treat
 from studies.fault_lab.spec import LabSpec, entries_of
 
 FIRST_SEALED, NUM_SEALED = 160, 100
@@ -47,8 +48,7 @@ LOGS = Path(__file__).resolve().parents[1] / "data"
 
 def development() -> list[list[LabSpec]]:
     """The calibration and development seeds of the laboratory with all their branches."""
-    specs = [spec for spec in campaign() if spec.split != "test"]
-    return by_seed(specs)
+    return by_seed([spec for spec in campaign() if spec.split != "test"])
 
 
 def old_seeds() -> list[list[LabSpec]]:
@@ -84,10 +84,8 @@ def sealed() -> list[list[LabSpec]]:
     return groups
 
 
-def digest(groups: Sequence[Sequence[LabSpec]]) -> str:
-    """SHA-256 of the specs."""
-    whole = json.dumps([[entries_of(spec) for spec in group] for group in groups], sort_keys=True)
-    return hashlib.sha256(whole.encode()).hexdigest()
+def digest_of(groups: Sequence[Sequence[LabSpec]]) -> str:
+    return digest([[entries_of(spec) for spec in group] for group in groups])
 
 
 def run(
@@ -137,9 +135,7 @@ def _rows(
 ) -> Iterator[dict[str, Any]]:
     """Rows of one branch: one for each policy."""
     untreated = train_untreated(control, spec)
-    before = control.lineage.records[: (spec.onset_step or 1) - 1]
-    records = before + untreated.lineage.records
-    truth = judge(injected(spec), records, control.lineage.records)
+    truth = judge(injected(spec), untreated.lineage.records, control.lineage.records)
     about = {
         "run": spec.run_id,
         "seed": spec.seed,
@@ -172,10 +168,10 @@ def _control_row(control: Control, policies: Sequence[str]) -> dict[str, Any]:
     return {"run": spec.run_id, "seed": spec.seed, "policy": NOTHING, "control": acted}
 
 
-def first_action(control: Control, treatment: Any) -> int | None:
+def first_action(control: Control, treatment: Treatment) -> int | None:
     """Step of the first action on a control; None if there is none, so the run is bit-equal."""
     for record in control.lineage.records:
-        if treatment.before(seen_of(record)).action != "go_on":
+        if treatment.before(Seen.of(record)).action != "go_on":
             return record.step
         if treatment.after(record).action != "go_on" or treatment.changes_steps:
             return record.step
@@ -185,11 +181,10 @@ def first_action(control: Control, treatment: Any) -> int | None:
 
 
 def _entries(outcome: Outcome) -> dict[str, Any]:
-    above = None if isnan(outcome.above) or not isfinite(outcome.above) else outcome.above
     return {
         "end": outcome.end,
         "step": outcome.step,
-        "above": None if above is None else round(above, 5),
+        "above": round(outcome.above, 5) if isfinite(outcome.above) else None,
         "executed": outcome.executed,
         "extra": outcome.extra,
         "actions": len(outcome.actions),

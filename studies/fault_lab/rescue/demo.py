@@ -14,9 +14,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmetric._util.errors import exit_code_of, exit_with, fail
 from rmetric._util.options import add_jobs
@@ -37,16 +37,10 @@ ACTIONS = {
 }
 
 
-@dataclass(frozen=True)
-class Panel:
-    """One training of the demonstration.
+class Panel(NamedTuple):
+    """One training of the demonstration: a failing run of the open seeds.
 
-    Attributes:
-        name: key in the results.
-        title: of the panel.
-        run: id of the failing run, among the open seeds.
-        rule: key of the policy in `policies.POLICIES` that it is compared with.
-        label: of that rule.
+    `rule` is the key of the policy in `policies.POLICIES` that rescue is compared with.
     """
 
     name: str
@@ -108,15 +102,7 @@ def open_runs() -> dict[str, tuple[LabSpec, LabSpec]]:
 def train(
     chosen: Sequence[tuple[Panel, LabSpec, LabSpec]], *, num_processes: int
 ) -> dict[str, Any]:
-    """Train everything that the picture shows.
-
-    Args:
-        chosen: panel, control and failing run.
-        num_processes: that run side by side.
-
-    Returns:
-        The numbers of the picture, ready for JSON.
-    """
+    """The numbers of the picture, ready for JSON: of each panel, control and failing run."""
     import joblib
 
     from studies.fault_lab.corpus import corpus
@@ -127,21 +113,20 @@ def train(
 
 
 def train_panel(panel: Panel, control_spec: LabSpec, spec: LabSpec) -> dict[str, Any]:
-    """Train the four runs of one panel."""
     import torch
 
     from studies.fault_lab.rescue.policies import POLICIES, RESCUE
-    from studies.fault_lab.rescue.runner import train_control, train_untreated, twin_loss
-    from studies.fault_lab.rescue.treatment import treat
+    from studies.fault_lab.rescue.runner import train_control, train_untreated, treat, twin_loss
 
     assert spec.onset_step is not None
     assert spec.duration_steps is not None
     torch.set_num_threads(1)  # the bytes depend on it
     control = train_control(control_spec, {spec.onset_step})
     untreated = train_untreated(control, spec)
-    before = control.lineage.records[: spec.onset_step - 1]
-    alone = [(record.step, record) for record in before + untreated.lineage.records]
-    twin = [(record.step, record) for record in control.lineage.records]
+    alone, twin = (
+        [(record.step, record) for record in lineage.records]
+        for lineage in (untreated.lineage, control.lineage)
+    )
     runs = {"fault alone": _entries(untreated.outcome, alone)}
     for label, key in ((panel.label, panel.rule), ("rescue", RESCUE)):
         make, trace = POLICIES[key].make, list[tuple[int, "Record"]]()
@@ -149,7 +134,7 @@ def train_panel(panel: Panel, control_spec: LabSpec, spec: LabSpec) -> dict[str,
         outcome = treat(control, spec, untreated, make(), trace)
         runs[label] = _entries(outcome, trace)
     for entries in runs.values():
-        entries["final_loss"] = _rounded(entries["above"], plus=twin_loss(control, entries["step"]))
+        entries["final_loss"] = _rounded(entries["above"] + twin_loss(control, entries["step"]))
         entries["above"] = _rounded(entries["above"])
     return {
         "name": panel.name,
@@ -189,11 +174,9 @@ def _curve(trace: Sequence[tuple[int, Record]]) -> list[list[float | None]]:
     return points
 
 
-def _rounded(value: float | None, plus: float = 0.0) -> float | None:
+def _rounded(value: float | None) -> float | None:
     """To four decimals; None for what is not finite, which JSON does not have."""
-    from math import isfinite
-
-    return None if value is None or not isfinite(value) else round(value + plus, 4)
+    return None if value is None or not isfinite(value) else round(value, 4)
 
 
 # -- output
@@ -242,11 +225,8 @@ def lines_of(panel: dict[str, Any]) -> list[str]:
         done = action_words(run)
         lines.append(f"  {label:{width}}  {words}{f'; {done}' if done else ''}")
     actions = panel["runs"]["rescue"]["actions"]
-    for place, number in ((0, 1), (-1, len(actions))):
-        if number > 1 or (actions and place == 0):
-            reason = actions[place][3]
-            lines.append(f"    {reason}")
-    return lines
+    shown = [*actions[:1], *actions[1:][-1:]]
+    return [*lines, *(f"    {reason}" for *_, reason in shown)]
 
 
 def outcome_words(run: dict[str, Any]) -> str:
@@ -260,13 +240,8 @@ def outcome_words(run: dict[str, Any]) -> str:
 
 
 def action_words(run: dict[str, Any]) -> str:
-    """What a policy did, counted."""
     counts = Counter(action[2] for action in run["actions"])
-    words = []
-    for kind, number in counts.items():
-        once, often = ACTIONS[kind]
-        words.append(once if number == 1 else often.format(number))
-    return ", ".join(words)
+    return ", ".join(ACTIONS[kind][n > 1].format(n) for kind, n in counts.items())
 
 
 if __name__ == "__main__":

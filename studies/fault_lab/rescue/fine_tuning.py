@@ -26,10 +26,9 @@ from rmetric._util.options import add_jobs, whole
 from rmetric._util.workers import delayed
 from rmetric.evaluation.intervals import wilson
 from studies.common.command import command_parser
-from studies.common.renderers import write_tables
 from studies.common.table import Cell, Table
 from studies.fault_lab.rescue.fine_tuning_run import row
-from studies.fault_lab.rescue.report import PAGE, fill_tables, pack, unpack
+from studies.fault_lab.rescue.tables import pack, unpack, write
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 SEALED, BEFORE = "fine_tuning_sealed", "fine_tuning_sealed_before"
@@ -100,23 +99,23 @@ WHICH = {"nothing": "Nothing", "before": "Rescue, as it was before", "rescue": "
 
 
 def summary(rows: dict[str, list[dict[str, Any]]]) -> Table:
-    """All runs, by what acted on them."""
     cells: list[tuple[Cell, ...]] = []
     for name, of_one in rows.items():
         failing = [found for found in of_one if failed(found)]
-        ends = Counter(ending(found) for found in failing)
+        number = len(failing)
         if name == "nothing":
-            ends = Counter(lost=len(failing))
-        averted, held, number = ends["averted"], ends["held"], len(failing)
-        harms = [0.0] if name == "nothing" else [harm(found) for found in of_one]
-        idle = sum(not untouched(found) for found in of_one) if name != "nothing" else 0
-        others = [f for f in of_one if not failed(f)] if name != "nothing" else []
+            ends, harms, held_others, changed = Counter(lost=number), [0.0], 0, 0
+        else:
+            ends = Counter(map(ending, failing))
+            harms = list(map(harm, of_one))
+            held_others = sum(f["rescue"]["held"] for f in of_one if not failed(f))
+            changed = sum(not untouched(found) for found in of_one)
+        averted, held = ends["averted"], ends["held"]
         cells.append(
             (
                 WHICH[name], number, averted, held, ends["lost"],
                 wilson(averted, number), wilson(averted + held, number),
-                max(harms), sum(one > COSTS for one in harms),
-                sum(found["rescue"]["held"] for found in others), idle,
+                max(harms), sum(one > COSTS for one in harms), held_others, changed,
             )
         )  # fmt: skip
     return Table(
@@ -139,7 +138,6 @@ def summary(rows: dict[str, list[dict[str, Any]]]) -> Table:
 
 
 def by_fault(rows: dict[str, list[dict[str, Any]]]) -> Table:
-    """The failing runs of each fault under rescue."""
     cells: list[tuple[Cell, ...]] = []
     for fault in sorted({found["run"]["fault"] for found in rows["rescue"]}):
         for for_good in (False, True):
@@ -170,16 +168,13 @@ def by_fault(rows: dict[str, list[dict[str, Any]]]) -> Table:
     )
 
 
-def report(results: Path = RESULTS, page: Path = PAGE) -> int:
-    """Write the tables and fill the page."""
+def made(results: Path) -> list[Table]:
+    """The tables of the rows in `results`."""
     sealed = unpack(results / f"{SEALED}.jsonl.xz")
     before = results / f"{BEFORE}.jsonl.xz"
-    rows = {"nothing": sealed, **({"before": unpack(before)} if before.exists() else {})}
-    tables = [summary(rows | {"rescue": sealed}), by_fault(rows | {"rescue": sealed})]
-    write_tables(tables, results)
-    fill_tables(page, tables)
-    print(f"{len(tables)} tables: {results}")
-    return 0
+    rows = {"nothing": sealed} | ({"before": unpack(before)} if before.exists() else {})
+    rows["rescue"] = sealed
+    return [summary(rows), by_fault(rows)]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -195,7 +190,7 @@ def main(argv: list[str] | None = None) -> int:
     add_jobs(parser)
     options = parser.parse_args(argv)
     if options.report:
-        return report()
+        return write(made(RESULTS), RESULTS)
     seeds = SEALED_SEEDS if options.sealed else range(options.seeds)
     rows = run_seeds(seeds, options.jobs)
     options.out.mkdir(parents=True, exist_ok=True)

@@ -12,8 +12,8 @@ import hashlib
 import logging
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from math import cos, isfinite, pi
@@ -35,6 +35,7 @@ SHAPE = Shape(layers=2, heads=4, kv_heads=2, hidden=64, ffn=172, vocabulary=256,
 BATCH, PRETRAINING, HELD_OUT_BATCHES = 16, 1200, 4
 #: Steps of the twin whose loss is known: those that a snapshot may be of.
 EVERY = 10
+NEVER = 10**9  # the onset of no fault
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,14 +43,10 @@ class Run:
     """One fine-tuning and its fault.
 
     Attributes:
-        seed: of data order and fault.
-        steps: of the schedule.
-        rate: highest learning rate.
-        warm_up: steps of it.
-        shape: of the schedule after it, ``cosine``, ``linear`` or ``constant``.
+        rate: highest learning rate, after `warm_up` steps.
+        shape: of the schedule after them, ``cosine``, ``linear`` or ``constant``.
         scheduler: whether rescue is given the scheduler.
-        fault, severity: a name in `FAULTS`, and its size.
-        onset: first executed step under it.
+        onset: first executed step under the fault.
         duration: executed steps; 0 for good.
     """
 
@@ -95,7 +92,6 @@ FAULTS: dict[str, tuple[float, ...]] = {
 
 
 def draw(seed: int) -> Run:
-    """The run of a seed."""
     rng = np.random.default_rng([seed, 45])
     steps = int(rng.integers(60, 201))
     fault = str(rng.choice(list(FAULTS)))
@@ -220,12 +216,11 @@ class Trained:
 
 
 def train(run: Run, *, disturbed: bool, rescued: bool) -> Trained:
-    """Train one run."""
     model = Llama(SHAPE)
     model.load_state_dict(base())
     optimizer = torch.optim.AdamW(model.parameters(), lr=run.rate)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, run.factor)
-    fault = Disturbed(run, model, optimizer)
+    fault = Disturbed(run if disturbed else replace(run, onset=NEVER), model, optimizer)
     rescue = monitor = None
     batches: Iterator[tuple[int, Any]] = enumerate(islice(forever(run), run.steps), start=1)
     if rescued:
@@ -239,20 +234,14 @@ def train(run: Run, *, disturbed: bool, rescued: bool) -> Trained:
     losses: dict[int, float] = {}
     step = alarm = 0
     for step, (tokens,) in batches:
-        inputs, labels = tokens[:, :-1], tokens[:, 1:]
-        if disturbed:
-            fault.begin()
-            labels = fault.labels(labels)
-        loss = loss_of(model, inputs, labels)
-        if disturbed:
-            loss = fault.loss(loss)
+        fault.begin()
+        loss = fault.loss(loss_of(model, tokens[:, :-1], fault.labels(tokens[:, 1:])))
         loss.backward()
-        if disturbed:
-            fault.gradients()
-            fault.settings(float(scheduler.get_last_lr()[0]))
+        fault.gradients()
+        fault.settings(float(scheduler.get_last_lr()[0]))
         if monitor is not None:
             monitor.check_before_step(loss)
-            if disturbed and not alarm and fault.executed >= run.onset and monitor.alerts:
+            if not alarm and fault.executed >= fault.run.onset and monitor.alerts:
                 alarm = fault.executed
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         fault.before_update()
@@ -265,16 +254,15 @@ def train(run: Run, *, disturbed: bool, rescued: bool) -> Trained:
             if monitor is not None:
                 monitor.evaluated(losses[step])
     held, decisions = None, Counter[str]()
-    if rescue is not None:
+    if rescue is not None and monitor is not None:
         held, decisions = rescue.held, Counter(entry["action"] for entry in rescue.decisions)
-    if monitor is not None:
         monitor.close()
     return Trained(
         step=step if held is None else held["step"],
         loss=held_out(model),
         losses=losses,
         held=held is not None,
-        executed=fault.executed if disturbed else step,
+        executed=fault.executed,
         digest=digest_of(model),
         decisions=dict(decisions),
         alarm=alarm,
@@ -339,10 +327,11 @@ def row(seed: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     logging.getLogger("rmetric").setLevel(logging.CRITICAL)
     run = draw(seed)
-    kinds: dict[str, Callable[[], Trained]] = {
-        "twin": lambda: train(run, disturbed=False, rescued=False),
-        "idle": lambda: train(run, disturbed=False, rescued=True),
-        "nothing": lambda: train(run, disturbed=True, rescued=False),
-        "rescue": lambda: train(run, disturbed=True, rescued=True),
+    kinds = {
+        "twin": (False, False), "idle": (False, True),
+        "nothing": (True, False), "rescue": (True, True),
+    }  # fmt: skip
+    return {"run": asdict(run)} | {
+        name: asdict(train(run, disturbed=disturbed, rescued=rescued))
+        for name, (disturbed, rescued) in kinds.items()
     }
-    return {"run": asdict(run)} | {name: asdict(make()) for name, make in kinds.items()}

@@ -13,49 +13,30 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf, nan
+from math import inf, isfinite, nan
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rmetric.records import Record
+from rmetric.rescue.policy import Decision
 from rmetric.rescue.recent_batches import position_after
-from studies.fault_lab.branches import Disturbance, new_training, rounded, take_step
+from studies.fault_lab.branches import Disturbance, gradients, rounded, take_step
 from studies.fault_lab.faults import fault
 from studies.fault_lab.spec import LabSpec
 from studies.fault_lab.training import Average, Settings, Snapshot, Training
 
-EVERY = 10  # steps between two saved states of a lineage
-
-
-class Lineage:
-    """Records of a run that is trained already, and its states at some steps.
-
-    Attributes:
-        first: step of the first record.
-        records: one a step.
-        states: step -> state after it.
-    """
-
-    def __init__(self, first: int, states: dict[int, State]) -> None:
-        self.first, self.states = first, states
-        self.records: list[Record] = []
-
-    @property
-    def last(self) -> int:
-        """Step of the last record."""
-        return self.first + len(self.records) - 1
-
-    def record(self, step: int) -> Record:
-        return self.records[step - self.first]
+EVERY = 10  # steps between two saved states of a control
+GO_ON = Decision()
+#: A run that has computed so many times the steps of its branch is stopped, and lost.
+MOST = 2
 
 
 class State(NamedTuple):
     """Everything that a branch is after a step.
 
     Attributes:
-        training: weights, moments, step.
         executed: steps that were computed so far; the clock of the fault.
         fault: its generator and memory.
     """
@@ -65,14 +46,23 @@ class State(NamedTuple):
     fault: Any
 
 
-@dataclass(frozen=True)
-class Control:
+class Lineage(NamedTuple):
+    """A run that is trained already.
+
+    Attributes:
+        records: of all its steps from the first one on.
+        states: step -> state after it, at some steps.
+    """
+
+    records: list[Record]
+    states: dict[int, State]
+
+
+class Control(NamedTuple):
     """A control, which its branches and the policies start from.
 
     Attributes:
-        spec: of the control.
         training: reused for every branch.
-        lineage: of all its steps.
         losses: step -> validation loss on the whole held-out batch, at multiples of `EVERY`.
     """
 
@@ -104,13 +94,20 @@ class Outcome:
     actions: list[tuple[int, int, str, str]]
 
 
+class Untreated(NamedTuple):
+    """A branch without a policy: its steps, with a state at each from the onset on, and its end."""
+
+    lineage: Lineage
+    outcome: Outcome
+
+
 def train_control(spec: LabSpec, onsets: set[int]) -> Control:
     """Train the control of a seed, with its states before `onsets` and at multiples of `EVERY`."""
-    training = new_training(spec)
-    lineage = Lineage(1, {0: State(training.snapshot(), 0, None)})
+    training = Training(spec)
+    lineage = Lineage([], {0: State(training.snapshot(), 0, None)})
     losses = {}
     for step in range(1, spec.total_steps + 1):
-        lineage.records.append(rounded(take_step(training)))
+        lineage.records.append(take_step(training))
         if step % EVERY == 0 or step + 1 in onsets:
             lineage.states[step] = State(training.snapshot(), step, None)
         if step % EVERY == 0:
@@ -120,7 +117,24 @@ def train_control(spec: LabSpec, onsets: set[int]) -> Control:
 
 def validation_loss(training: Training) -> float:
     """On the whole held-out batch, nats per token, whatever a fault does to evaluations."""
-    return training.model.evaluate(*training._held_out)
+    return training.model.evaluate(*training.held_out)
+
+
+def twin_loss(control: Control, step: int) -> float:
+    """Validation loss of the control's weights after `step`."""
+    if step not in control.losses:
+        training = control.training
+        present = training.snapshot()
+        training.restore(_nearest(control.lineage, step).training)
+        while training.step < step:
+            take_step(training)
+        control.losses[step] = validation_loss(training)
+        training.restore(present)
+    return control.losses[step]
+
+
+def _nearest(lineage: Lineage, step: int) -> State:
+    return lineage.states[max(s for s in lineage.states if s <= step)]
 
 
 class Branch:
@@ -132,20 +146,19 @@ class Branch:
     """
 
     def __init__(self, control: Control, spec: LabSpec) -> None:
-        assert spec.onset_step is not None
+        onset, duration = spec.onset_step, spec.duration_steps
+        assert onset is not None
+        assert duration is not None
         self.control, self.spec, self.training = control, spec, control.training
         self._disturbance = Disturbance(spec)
         kind = fault(spec.fault or "")
         self._by_schedule = kind.planned is not None
         # A fault that lasts to the end of a run lasts beyond it if steps are repeated.
-        duration = spec.duration_steps if kind.duration_steps else None
-        self.fault_end = inf if duration is None else spec.onset_step + duration
-        if duration is None:
-            self._disturbance.lasts()
+        self._disturbance.forever = not kind.duration_steps
+        self._fault_end = onset + duration if kind.duration_steps else inf
         self.executed = 0
         self.left_out: list[tuple[int, int]] = []
-        state = control.lineage.states[spec.onset_step - 1]
-        self.load(state._replace(fault=self._fault_state()))
+        self.load(control.lineage.states[onset - 1])
 
     @property
     def step(self) -> int:
@@ -153,134 +166,310 @@ class Branch:
         return self.training.step
 
     @property
-    def done(self) -> bool:
-        return self.step >= self.spec.total_steps
-
-    @property
     def is_finite(self) -> bool:
-        """All weights are numbers."""
         return bool(torch.isfinite(self.training.model.weights_N).all())
 
     @property
     def fault_is_over(self) -> bool:
         """No step from the next one on is disturbed, however often it is repeated."""
-        return not self._by_schedule and self.executed + 1 >= self.fault_end
+        return not self._by_schedule and self.executed + 1 >= self._fault_end
 
-    def gradients(self, adjust: Callable[[Settings], None]) -> tuple[Settings, Tensor, Tensor]:
-        """Settings, losses (workers,) and gradients (workers, parameters) of the next step.
-
-        Args:
-            adjust: called with the settings after the fault has changed them.
-        """
-        training, act = self.training, self._disturbance.act
-        step = self.step + 1
+    def gradients(
+        self, adjust: Callable[[Settings], None] = lambda settings: None
+    ) -> tuple[Settings, Tensor, Tensor]:
+        """As `branches.gradients`, of the next step."""
         self.executed += 1
-        settings = training.settings(step)
-        clock = step if self._by_schedule else self.executed
-        turn = self._disturbance.turn(training, clock, settings)
-        if turn is not None:
-            act("settings", turn)
-            act("weights", turn)
-        adjust(settings)
-        batch = training.batch(self._batch_of(step), settings)
-        if turn is None:
-            gradients_WN, losses_W = training.gradients(batch, settings)
-            return settings, losses_W, gradients_WN
-        turn.batch = batch
-        act("batch", turn)
-        turn.gradients_WN, losses_W = training.gradients(turn.batch, settings)
-        act("gradients", turn)
-        return settings, losses_W, turn.gradients_WN
+        clock = self.step + 1 if self._by_schedule else self.executed
+        batch = self.batch_of(self.step + 1)
+        return gradients(self.training, self._disturbance, clock=clock, batch=batch, adjust=adjust)
 
-    def take(self, settings: Settings, average: Average) -> Record:
-        """Take the step; returns its record."""
-        return rounded(self.training.finish_step(settings, average))
-
-    def leave_out(self, settings: Settings, average: Average) -> Record:
-        """Count the step without an update: its batch is used, weights and moments stay."""
-        record = rounded(self.training.skip_step(settings, average))
-        record.skipped = True
+    def take(self, settings: Settings, average: Average, *, update: bool = True) -> Record:
+        """Take the step, or count it without an update: its batch is used; its record."""
+        record = rounded(self.training.finish_step(settings, average, update=update))
+        if not update:
+            record.skipped = True
         return record
 
+    def advance(self) -> Record:
+        """Take the next step as the run itself would."""
+        settings, losses_W, gradients_WN = self.gradients()
+        return self.take(settings, self.training.average(losses_W, gradients_WN))
+
     def state(self) -> State:
-        return State(self.training.snapshot(), self.executed, self._fault_state())
+        fault_state = copy.deepcopy(self._disturbance.state)
+        return State(self.training.snapshot(), self.executed, fault_state)
 
     def load(self, state: State) -> None:
         """Continue from a state as if nothing had come after it."""
         self.training.restore(state.training)
         self.executed = state.executed
         if state.fault is not None:
-            self._disturbance.restore(copy.deepcopy(state.fault))
-
-    def go_back(self, state: State) -> None:
-        """Restore weights, moments and data; time, and with it the fault, goes on."""
-        self.training.restore(state.training)
+            self._disturbance.state = copy.deepcopy(state.fault)
 
     def leave_out_data(self, first: int, last: int) -> None:
         """Use the batches of these steps no more."""
-        stretch = self._batch_of(first), self._batch_of(last) + 1
-        self.left_out = [*self.left_out, stretch]
+        self.left_out = [*self.left_out, (self.batch_of(first), self.batch_of(last) + 1)]
 
-    def _batch_of(self, step: int) -> int:
-        """Number of the batch of a step."""
+    def batch_of(self, step: int) -> int:
         return position_after(1, step, self.left_out) - 1
 
-    def _fault_state(self) -> Any:
-        return copy.deepcopy(self._disturbance.state())
-
-
-@dataclass(frozen=True)
-class Untreated:
-    """A branch without any policy.
-
-    Attributes:
-        lineage: from the onset on, with a state at every step.
-        outcome: its end.
-    """
-
-    lineage: Lineage
-    outcome: Outcome
-
-
-def nothing(_: Settings) -> None:
-    """Change no setting."""
+    def outcome(self, actions: list[tuple[int, int, str, str]], *, held: bool = False) -> Outcome:
+        """Outcome with the present weights as the final ones."""
+        step, before = self.step, (self.spec.onset_step or 1) - 1
+        above, end = nan, "not_finite"
+        if self.is_finite:
+            above = validation_loss(self.training) - twin_loss(self.control, step)
+            end = "finished" if step >= self.spec.total_steps else end
+        executed = self.executed - before
+        extra = executed - (step - before)
+        return Outcome("held" if held else end, step, above, executed, extra, actions)
 
 
 def train_untreated(control: Control, spec: LabSpec) -> Untreated:
     """Train a branch without a policy, to its end or to the first weights that are not finite."""
     branch = Branch(control, spec)
-    lineage = Lineage(branch.step + 1, {branch.step: branch.state()})
-    while not branch.done:
-        settings, losses_W, gradients_WN = branch.gradients(nothing)
-        record = branch.take(settings, branch.training.average(losses_W, gradients_WN))
-        lineage.records.append(record)
+    before = control.lineage.records[: branch.step]
+    lineage = Lineage(before, {branch.step: branch.state()})
+    while branch.step < spec.total_steps and branch.is_finite:
+        lineage.records.append(branch.advance())
         lineage.states[branch.step] = branch.state()
-        if not branch.is_finite:
-            break
-    return Untreated(lineage, outcome_of(branch, [], held=False))
+    return Untreated(lineage, branch.outcome([]))
 
 
-def outcome_of(branch: Branch, actions: list[tuple[int, int, str, str]], *, held: bool) -> Outcome:
-    """Outcome with the present weights as the final ones."""
-    step, before = branch.step, (branch.spec.onset_step or 1) - 1
-    finite = branch.is_finite
-    above = nan
-    if finite:
-        above = validation_loss(branch.training) - twin_loss(branch.control, step)
-    end = "held" if held else "finished" if finite and branch.done else "not_finite"
-    executed = branch.executed - before
-    return Outcome(end, step, above, executed, executed - (step - before), actions)
+# -- policies
 
 
-def twin_loss(control: Control, step: int) -> float:
-    """Validation loss of the control's weights after `step`."""
-    if step not in control.losses:
-        state = max(s for s in control.lineage.states if s <= step)
-        training = control.training
-        present = training.snapshot()
-        training.restore(control.lineage.states[state].training)
-        while training.step < step:
-            take_step(training)
-        control.losses[step] = validation_loss(training)
-        training.restore(present)
-    return control.losses[step]
+class Seen(NamedTuple):
+    """What a training knows of a step before its update.
+
+    Attributes:
+        step: of the schedule.
+        loss, norm: of the mean of all workers.
+    """
+
+    step: int
+    loss: float
+    norm: float
+
+    @property
+    def finite(self) -> bool:
+        return isfinite(self.loss) and isfinite(self.norm)
+
+    @classmethod
+    def of(cls, record: Record) -> Seen:
+        assert record.training_loss is not None
+        assert record.gradient_norm is not None
+        return cls(record.step, record.training_loss, record.gradient_norm)
+
+
+class Treatment:
+    """One policy in one branch. It sees what a training sees, and changes what one can change.
+
+    Attributes:
+        every_step: it may change any gradient, so no step is shared with the untreated branch.
+        total_steps: of the run, set by `treat`.
+    """
+
+    every_step = False
+    total_steps = 0
+
+    def before(self, seen: Seen) -> Decision:
+        """Decide on a step whose gradient is there."""
+        return GO_ON
+
+    def after(self, record: Record) -> Decision:
+        """Decide after a step."""
+        return GO_ON
+
+    def settings(self, settings: Settings) -> None:
+        """Change the settings of the next step."""
+
+    def combine(self, training: Training, losses_W: Tensor, gradients_WN: Tensor) -> Average:
+        return training.average(losses_W, gradients_WN)
+
+    def clip(self, training: Training, average: Average) -> Average:
+        """Change a gradient that is about to be used."""
+        return average
+
+    @property
+    def changes_steps(self) -> bool:
+        """`settings` or `combine` change something at present."""
+        return self.every_step
+
+    def snapshot_due(self, step: int) -> bool:
+        return False
+
+    def snapshot_taken(self, step: int) -> tuple[int, ...]:
+        """Steps of the snapshots that are dropped now."""
+        return ()
+
+    def state(self) -> Any:
+        """State that goes back with a snapshot."""
+        return None
+
+    def load(self, state: Any) -> None:
+        """Restore what `state` gave."""
+
+
+def treat(
+    control: Control,
+    spec: LabSpec,
+    untreated: Untreated,
+    treatment: Treatment,
+    trace: list[tuple[int, Record]] | None = None,
+) -> Outcome:
+    """Run a branch under a policy to its end.
+
+    Args:
+        control: that the branch starts from.
+        spec: of the branch.
+        untreated: the branch without a policy.
+        treatment: the policy.
+        trace: filled with (executed step, record) of every step that was taken or left out, from
+            the first step of the control on.
+    """
+    return _Run(control, spec, untreated, treatment, [] if trace is None else trace).run()
+
+
+class _Run:
+    """The loop of `treat`.
+
+    The present lineage is that of the untreated branch, of the control, or None while the steps
+    are trained.
+    """
+
+    def __init__(
+        self,
+        control: Control,
+        spec: LabSpec,
+        untreated: Untreated,
+        treatment: Treatment,
+        trace: list[tuple[int, Record]],
+    ) -> None:
+        self.control, self.spec, self.untreated = control, spec, untreated
+        self.treatment, self.trace = treatment, trace
+        treatment.total_steps = spec.total_steps
+        self.branch = Branch(control, spec)
+        self.actions: list[tuple[int, int, str, str]] = []
+        self.kept: dict[int, tuple[State, Any]] = {}
+        self.lineage: Lineage | None = control.lineage
+        self.step = self.branch.executed = 0
+        assert spec.onset_step is not None
+        for record in control.lineage.records[: spec.onset_step - 1]:
+            # What a policy decides before the onset is not done.
+            treatment.before(Seen.of(record))
+            if self._passed(record).action == "go_on":
+                self._keep()
+        self.lineage = None if treatment.every_step else untreated.lineage
+        self.limit = self.step + MOST * (spec.total_steps - self.step)
+
+    def run(self) -> Outcome:
+        while self.step < self.spec.total_steps and self.branch.executed < self.limit:
+            lineage = self.lineage
+            if lineage is not None and self.step >= len(lineage.records):
+                break  # the untreated branch has ended before its schedule
+            decision = self._live_step() if lineage is None else self._shared_step(lineage)
+            if decision.action in ("go_back", "hold"):
+                self._note(decision)
+                self._go_back(decision)
+                if decision.action == "hold":
+                    return self.branch.outcome(self.actions, held=True)
+            elif self.lineage is None and not self.branch.is_finite:
+                break
+        self._leave_lineage()
+        return self.branch.outcome(self.actions)
+
+    def _shared_step(self, lineage: Lineage) -> Decision:
+        """A step of a run that is trained already; it becomes our own if the policy acts."""
+        record = lineage.records[self.step]
+        decision = self.treatment.before(Seen.of(record))
+        if decision.action != "go_on":
+            self._leave_lineage()
+            if decision.action == "leave_out":
+                return self._leave_out(*self._gradient(), decision)
+            self.branch.executed += 1
+            return decision
+        decision = self._passed(record)
+        if decision.action == "go_on" and not self.treatment.changes_steps:
+            self._keep()
+        else:
+            self._leave_lineage()
+        return decision
+
+    def _passed(self, record: Record) -> Decision:
+        self.step += 1
+        self.branch.executed += 1
+        self.trace.append((self.branch.executed, record))
+        return self.treatment.after(record)
+
+    def _live_step(self) -> Decision:
+        settings, average = self._gradient()
+        norm = float(torch.linalg.vector_norm(average.gradient_N))
+        decision = self.treatment.before(Seen(self.step + 1, average.loss, norm))
+        if decision.action == "leave_out":
+            return self._leave_out(settings, average, decision)
+        if decision.action != "go_on":
+            return decision
+        average = self.treatment.clip(self.branch.training, average)
+        return self._after(self.branch.take(settings, average))
+
+    def _leave_out(self, settings: Settings, average: Average, decision: Decision) -> Decision:
+        record = self.branch.take(settings, average, update=False)
+        self._note(decision)
+        return self._after(record)
+
+    def _after(self, record: Record) -> Decision:
+        self.step = record.step
+        self.trace.append((self.branch.executed, record))
+        decision = self.treatment.after(record)
+        if decision.action not in ("go_back", "hold"):
+            self._keep()
+        return decision
+
+    def _gradient(self) -> tuple[Settings, Average]:
+        settings, losses_W, gradients_WN = self.branch.gradients(self.treatment.settings)
+        return settings, self.treatment.combine(self.branch.training, losses_W, gradients_WN)
+
+    def _leave_lineage(self) -> None:
+        """Train from here on: bring the branch to the present step."""
+        lineage, self.lineage = self.lineage, None
+        if lineage is None:
+            return
+        executed = self.branch.executed
+        if lineage is self.untreated.lineage:
+            self.branch.load(lineage.states[self.step])
+        else:
+            self.branch.training.restore(_nearest(lineage, self.step).training)
+            while self.branch.step < self.step:
+                self.branch.advance()
+        self.branch.executed = executed
+
+    def _go_back(self, decision: Decision) -> None:
+        """Restore weights, moments and data; time, and with it the fault, goes on."""
+        self._leave_lineage()
+        assert decision.to is not None
+        branch = self.branch
+        state, of_treatment = self.kept[decision.to]
+        branch.training.restore(state.training)
+        if decision.skip is not None:
+            branch.leave_out_data(*decision.skip)
+        # Live, an alarm is known with the next gradient, which is thrown away.
+        branch.executed += 1
+        self.treatment.load(of_treatment)
+        self.kept = {s: kept for s, kept in self.kept.items() if s <= decision.to}
+        self.step = decision.to
+        of_control = self.step < (self.spec.onset_step or 1) and not branch.left_out
+        if of_control and branch.fault_is_over and not self.treatment.changes_steps:
+            self.lineage = self.control.lineage
+
+    def _keep(self) -> None:
+        if not self.treatment.snapshot_due(self.step):
+            return
+        state = self.branch.state() if self.lineage is None else self.lineage.states[self.step]
+        self.kept[self.step] = state, self.treatment.state()
+        for old in self.treatment.snapshot_taken(self.step):
+            self.kept.pop(old, None)
+
+    def _note(self, decision: Decision) -> None:
+        what = self.branch.executed, self.step, decision.action, decision.reason
+        self.actions.append(what)

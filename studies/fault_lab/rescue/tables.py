@@ -1,23 +1,48 @@
-"""Tables of the rescue study, from the rows of `campaign.read_rows`."""
+"""Tables of the rescue study and its page, from the committed rows."""
 
 from __future__ import annotations
 
+import json
+import lzma
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rmetric.evaluation.intervals import Estimate, estimate, wilson
+from rmetric.logs import write_atomically
+from studies.common.markers import fill, parts
+from studies.common.renderers import to_markdown, write_tables
 from studies.common.table import Cell, Table
+from studies.fault_lab.design import SEEDS
 from studies.fault_lab.faults import fault
-from studies.fault_lab.rescue.policies import KNOWN, NOTHING, POLICIES, RESCUE
+from studies.fault_lab.rescue.policies import KNOWN, NEWER, NOTHING, PARTS, POLICIES, RESCUE
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "rescue.md"
+SEALED, OPEN = "rescue_sealed", "rescue_open"
+#: The seeds of the laboratory itself, which were known before the policies were written.
+OLD = "rescue_old"
+#: The same seeds, known by then, with a detector that came after their opening.
+NEWER_DETECTOR = "rescue_sealed_newer_detector"
 
 #: Nats above the twin up to which a run counts as averted or held.
 ABOVE = 0.05
 CONTROL_STEPS = 400
 Row = dict[str, Any]
+
+
+def pack(rows: Sequence[Row], path: Path) -> None:
+    """Write rows as compressed JSON lines; the same rows give the same bytes."""
+    lines = b"".join(json.dumps(row, sort_keys=True).encode() + b"\n" for row in rows)
+    write_atomically(path, [lzma.compress(lines)])
+
+
+def unpack(path: Path) -> list[Row]:
+    """The rows of `pack`. Raises FileNotFoundError where there are none."""
+    return [json.loads(line) for line in lzma.decompress(path.read_bytes()).splitlines()]
 
 
 def outcome(row: Row) -> str:
@@ -49,7 +74,7 @@ def policies(
         averted, held, lost = (ends.count(end) for end in ("averted", "held", "lost"))
         shares = wilson(averted, len(ends)), wilson(averted + held, len(ends))
         difference = None if found is reference else _difference(reference, found)
-        return label, len(ends), averted, held, lost, *shares, difference, _ratio(found.values())
+        return label, len(ends), averted, held, lost, *shares, difference, _ratio(found)
 
     oracle = {run: _of_oracle(row) for run, row in reference.items()}
     return Table(
@@ -123,53 +148,56 @@ def harm(
 def aims(rows: Sequence[Row]) -> Table:
     """The aims that were set before the seeds were opened, beside what was measured."""
     found = _by_run(failing(rows), RESCUE)
-    ends = [outcome(row) for row in found.values()]
-    averted, held = ends.count("averted") / len(ends), ends.count("held") / len(ends)
+    ends = Counter(map(outcome, found.values()))
+    averted = ends["averted"] / len(found)
+    good = averted + ends["held"] / len(found)
     others = {row["policy"] for row in rows} - {RESCUE}
     lowest = min(_difference(found, _by_run(failing(rows), name)).low for name in others)
     healthy = [row for row in branches(rows) if not row["failed"]]
     without, treated = _by_run(healthy, NOTHING), _by_run(healthy, RESCUE)
     worse = [row["above"] - without[run]["above"] for run, row in treated.items()]
+    mean, most = float(np.mean(worse)), sum(value > ABOVE for value in worse)
     controls = [row for row in rows if "control" in row]
+    acted = sum(row["control"][RESCUE] is not None for row in controls)
     steps = sum(row["executed"] for row in without.values()) + CONTROL_STEPS * len(controls)
     extra = 100 * sum(row["extra"] for row in treated.values()) / steps
-    ratio = _ratio(found.values())
-    acted = sum(row["control"][RESCUE] is not None for row in controls)
-    most = sum(value > ABOVE for value in worse)
-    mean = float(np.mean(worse))
-    good = averted + held
-    measured: dict[str, tuple[str, bool]] = {
-        "averted, of the failing runs: at least 85 %": (f"{100 * averted:.0f} %", averted >= 0.85),
-        "averted or held: at least 95 %": (f"{100 * good:.0f} %", good >= 0.95),
-        "every baseline is beaten: paired interval above 0": (
+    ratio = _ratio(found)
+    measured = (
+        ("averted, of the failing runs: at least 85 %", f"{100 * averted:.0f} %", averted >= 0.85),
+        ("averted or held: at least 95 %", f"{100 * good:.0f} %", good >= 0.95),
+        (
+            "every baseline is beaten: paired interval above 0",
             f"lowest end {lowest:.2f}", lowest > 0,
         ),
-        "controls without an alarm are bit-equal": (
+        (
+            "controls without an alarm are bit-equal",
             f"{acted} of {len(controls)} have an alarm; the others are", True,
         ),
-        "benign and absorbed runs: at most 0.01 nat worse on average": (
+        (
+            "benign and absorbed runs: at most 0.01 nat worse on average",
             f"{mean:+.3f}", mean <= 0.01,
         ),
-        "none of them worse by more than 0.05 nat": (
+        (
+            "none of them worse by more than 0.05 nat",
             f"{most} of {len(worse)}, worst {max(worse):+.3f}", most == 0,
         ),
-        "extra steps of runs that do not fail: at most 3 %": (f"{extra:.1f} %", extra <= 3),
-        "extra steps of failing runs: at most twice the fault's": (
+        ("extra steps of runs that do not fail: at most 3 %", f"{extra:.1f} %", extra <= 3),
+        (
+            "extra steps of failing runs: at most twice the fault's",
             f"{ratio:.2f} times", ratio <= 2,
         ),
-    }  # fmt: skip
+    )  # fmt: skip
     return Table(
         "rescue_aims",
         "Aims on the sealed seeds, set before",
         "Aim | Measured | ",
-        [(aim, value, "reached" if met else "missed") for aim, (value, met) in measured.items()],
+        [(aim, value, "reached" if met else "missed") for aim, value, met in measured],
         notes=["Extra steps of runs that do not fail count the controls' steps, too."],
         number=12,
     )
 
 
 def by_fault(rows: Sequence[Row], names: Sequence[str]) -> Table:
-    """Averted, held and lost for each fault."""
     runs = failing(rows)
     cells: list[tuple[Cell, ...]] = []
     for kind in sorted({row["fault"] for row in runs}):
@@ -206,8 +234,61 @@ def _difference(reference: dict[str, Row], other: dict[str, Row]) -> Estimate:
     return estimate(mean, len(runs), groups_R)
 
 
-def _ratio(rows: Any) -> float:
+def _ratio(found: dict[str, Row]) -> float:
     """Extra steps of all runs over the steps of their faults."""
-    rows = list(rows)
-    durations = sum(row["duration"] for row in rows)
-    return sum(row["extra"] for row in rows) / durations if durations else np.nan
+    durations = sum(row["duration"] for row in found.values())
+    return sum(row["extra"] for row in found.values()) / durations if durations else np.nan
+
+
+# -- from the committed rows
+
+
+def made(results: Path) -> list[Table]:
+    """All tables of the rows in `results`."""
+
+    def known(name: str) -> list[Row]:
+        path = results / f"{name}.jsonl.xz"
+        return unpack(path) if path.exists() else []
+
+    sealed = unpack(results / f"{SEALED}.jsonl.xz")
+    both = sealed + [
+        row | ({"control": {NEWER: row["control"][RESCUE]}} if "control" in row
+               else {"policy": NEWER})
+        for row in known(NEWER_DETECTOR) if "control" in row or row["policy"] == RESCUE
+    ]  # fmt: skip
+    names = _policies_of(both)
+    title = "Policies on the failing runs of 100 sealed seeds"
+    found = [
+        policies(both, names, name="rescue", title=title),
+        aims(sealed),
+        harm(both, names),
+        by_fault(sealed, [NOTHING, "palm", "back_and_halve", RESCUE]),
+    ]
+    if opened := known(OPEN):
+        title = "Rescue, its parts alone and left out, on failing runs of the open seeds"
+        found.append(
+            policies(opened, [RESCUE, *PARTS], name="rescue_parts", title=title, number=13)
+        )
+    if old := known(OLD):
+        names, seeds = _policies_of(old), len({row["seed"] for row in old})
+        which = "all" if seeds == SEEDS else f"{seeds} of the"
+        which = f"{which} {SEEDS} open seeds"
+        title = f"Policies on the failing runs of {which}"
+        found.append(policies(old, names, name="rescue_old", title=title, number=14))
+        title = f"Runs of {which} that do not fail: what a policy does to them"
+        found.append(harm(old, names, name="rescue_old_harm", title=title, number=15, note=""))
+    return found
+
+
+def _policies_of(rows: Sequence[Row]) -> list[str]:
+    ran = {row["policy"] for row in rows}
+    return [name for name in (*POLICIES, NEWER) if name in ran]
+
+
+def write(tables: Sequence[Table], results: Path, page: Path = PAGE) -> int:
+    """Write the tables, and fill their parts of the page; those of others stay as they are."""
+    write_tables(tables, results)
+    texts = {f"table {table.name}": to_markdown(table) for table in tables}
+    fill(page, (parts(page) | texts).get, texts)
+    print(f"{len(tables)} tables: {results}")
+    return 0

@@ -18,14 +18,11 @@ from studies.paper.analysis import OWN_SETTINGS
 from studies.paper.anatomy import ANATOMY_SEEDS, anatomy
 from studies.paper.claims import PAPER_F1
 from studies.paper.figures.anatomy_figure import anatomy_figure
-from studies.paper.figures.columns import by_columns
-from studies.paper.figures.diagram import Diagram
+from studies.paper.figures.diagram import Diagram, by_columns, draw
 from studies.paper.figures.dot import by_dot, dot_version
-from studies.paper.figures.drawing import draw
 from studies.paper.figures.example_runs import RULE, example_runs, pick_examples
-from studies.paper.figures.failure_process import failure_process
+from studies.paper.figures.failure_process import failure_process, system_diagram
 from studies.paper.figures.lead_times import lead_times
-from studies.paper.figures.system import system_diagram
 from studies.paper.figures.threshold_curves import DETECTORS_NEEDED, threshold_curves
 from studies.paper.metric_traces import metric_trace
 from studies.paper.published_tables import is_published
@@ -34,8 +31,6 @@ __all__ = ["Captioned", "build_figures", "dot_version"]
 
 
 class Captioned(NamedTuple):
-    """A figure, the name of its files, and its caption."""
-
     name: str
     caption: str
     figure: Figure
@@ -44,11 +39,8 @@ class Captioned(NamedTuple):
 def build_figures(study: Study, *, with_dot: bool, num_processes: int = 1) -> Iterator[Captioned]:
     """All of them, in the order of their numbers; draw and save them inside `style()`.
 
-    Only the published study has figure 6.
-
-    Args:
-        with_dot: use Graphviz to place the two diagrams.
-        num_processes: for simulating the studies of figure 6.
+    With `with_dot` Graphviz places the two diagrams. Only the published study has figure 6, whose
+    studies `num_processes` simulate.
     """
     runs = study.reference
     traces = {name: traces_of(name, study) for name in DETECTORS_NEEDED}

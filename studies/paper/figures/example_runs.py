@@ -56,16 +56,14 @@ def pick_examples(runs: Sequence[Run]) -> list[Example]:
 
     A fault without effect on its architecture gives no example, unless there is no other run.
     """
-    known = [(run.truth, run) for run in runs if run.truth is not None]
+    known = [run for run in runs if run.truth is not None]
     by_kind: dict[str, list[Run]] = {}
-    for truth, run in [(truth, run) for truth, run in known if truth.applicable] or known:
-        by_kind.setdefault(_kind(truth), []).append(run)
+    for run in [run for run in known if run.truth and run.truth.applicable] or known:
+        assert run.truth is not None
+        benign = run.truth.benign and not run.truth.failed
+        by_kind.setdefault(BENIGN if benign else name_of(run.truth), []).append(run)
     kinds = in_order(set(by_kind) - {BENIGN}) + [BENIGN] * (BENIGN in by_kind)
     return [Example(kind, _middle(by_kind[kind])) for kind in kinds]
-
-
-def _kind(truth: Truth) -> str:
-    return BENIGN if truth.benign and not truth.failed else name_of(truth)
 
 
 def _middle(runs: list[Run]) -> Run:
@@ -77,6 +75,13 @@ def _steps_to_failure(truth: Truth | None) -> float:
     if truth is None or truth.failure_step is None:
         return inf
     return truth.failure_step - (truth.onset_step or 0)
+
+
+#: Inches: the legend, and one row of examples with its titles and its axis.
+_LEGEND, _BLOCK = 0.32, 3.1
+_MARGINS = {
+    "left": 0.07, "right": 0.975, "top": 0.87, "bottom": 0.12, "wspace": 0.22, "hspace": 0.1
+}  # fmt: skip
 
 
 def example_runs(runs: Sequence[Run], traces: Sequence[Trace]) -> Figure:
@@ -108,13 +113,6 @@ def example_runs(runs: Sequence[Run], traces: Sequence[Trace]) -> Figure:
         _scale(panels[:, 0], losses, top)
         block.align_ylabels()
     return figure
-
-
-#: Inches: the legend, and one row of examples with its titles and its axis.
-_LEGEND, _BLOCK = 0.32, 3.1
-_MARGINS = {
-    "left": 0.07, "right": 0.975, "top": 0.87, "bottom": 0.12, "wspace": 0.22, "hspace": 0.1
-}  # fmt: skip
 
 
 def _top(run: Run) -> float:
@@ -158,17 +156,14 @@ def _plot(panels: Sequence[Axes], example: Example, trace: Trace) -> None:
     missing = _missing(run)
     normalised = np.where(missing, nan, normalised)
     if all(missing):
-        of_signals.text(
-            0.5, 0.5, "no signal in the log", transform=of_signals.transAxes, ha="center"
-        )
-    for values, name in zip(normalised.T, SIGNALS, strict=True):
-        of_signals.step(steps, values, where="post", **_LOOKS[name])
-    of_score.step(steps, trace.scores, where="post", **_LOOKS["score"])
+        middle: dict[str, Any] = {"transform": of_signals.transAxes, "ha": "center"}
+        of_signals.text(0.5, 0.5, "no signal in the log", **middle)
+    drawn = [(of_signals, *pair) for pair in zip(normalised.T, SIGNALS, strict=True)]
+    drawn.append((of_score, trace.scores, "score"))
+    for axes, values, name in drawn:
+        axes.step(steps, values, where="post", **_LOOKS[name])
     # A step ends where the next begins: without a mark the last value would not be seen.
-    for axes, values, name in (
-        *((of_signals, values, name) for values, name in zip(normalised.T, SIGNALS, strict=True)),
-        (of_score, trace.scores, "score"),
-    ):
+    for axes, values, name in drawn:
         axes.plot(steps[-1:], values[-1:], "o", color=MEANING[name], markersize=2, zorder=4)
     of_score.axhline(config.threshold, color=MEANING["alert"], linestyle="--", linewidth=0.8)
     _mark_alerts(of_score, steps, trace.alarms, _top(run))
@@ -212,20 +207,17 @@ def _mark_truth(panels: Sequence[Axes], run: Run) -> None:
 
     A failure a few steps after its onset is less than the width of a line away.
     """
-    truth, above = run.truth, panels[0].get_xaxis_transform()
-    if truth is None:
-        return
-    if truth.failure_step is not None:
-        for axes in panels:
-            axes.axvline(truth.failure_step, **FAILURE_LINE)
-        panels[0].plot(truth.failure_step, 1, transform=above, **FAILURE_MARK, **_AT_THE_EDGE)
-    if truth.onset_step is not None:
-        for axes in panels:
-            axes.axvline(truth.onset_step, **ONSET_LINE)
-        panels[0].plot(truth.onset_step, 0, transform=above, **_ONSET_MARK, **_AT_THE_EDGE)
+    truth, above = run.truth or Truth(), panels[0].get_xaxis_transform()
+    for step, height, line, mark in (
+        (truth.failure_step, 1, FAILURE_LINE, FAILURE_MARK),
+        (truth.onset_step, 0, ONSET_LINE, _ONSET_MARK),
+    ):
+        if step is not None:
+            for axes in panels:
+                axes.axvline(step, **line)
+            panels[0].plot(step, height, transform=above, **mark, clip_on=False, zorder=5)
 
 
-_AT_THE_EDGE: dict[str, Any] = {"clip_on": False, "zorder": 5}
 _ONSET_MARK: dict[str, Any] = {
     "color": MEANING["onset"], "marker": "^", "markersize": 5, "markeredgewidth": 0,
 }  # fmt: skip
@@ -248,19 +240,14 @@ def _length(run: Run) -> int:
 
 
 def _meanings(unlogged: dict[str, str]) -> list[Artist]:
-    colour = MEANING
-    lines = [
-        Line2D([], [], **_LOOKS["training_loss"], label="training loss"),
-        Line2D([], [], **_LOOKS["validation_loss"], label="validation loss"),
-        *(
-            Line2D([], [], **_LOOKS[name], label=label + unlogged.get(name, ""))
-            for name, label in SIGNALS.items()
-        ),
-        Line2D([], [], **_LOOKS["score"], label="R"),
-        Line2D([], [], color=colour["alert"], linestyle="--", label="threshold"),
-        Line2D([], [], color=colour["alert"], linestyle="", marker="v", label="first alert"),
-        Patch(color=colour["alert"], alpha=0.22, linewidth=0, label="alerted"),
+    alert: dict[str, Any] = {"color": MEANING["alert"]}
+    names = {"training_loss": "training loss", "validation_loss": "validation loss"}
+    names |= {name: label + unlogged.get(name, "") for name, label in SIGNALS.items()}
+    return [
+        *(Line2D([], [], **_LOOKS[n], label=label) for n, label in {**names, "score": "R"}.items()),
+        Line2D([], [], **alert, linestyle="--", label="threshold"),
+        Line2D([], [], **alert, linestyle="", marker="v", label="first alert"),
+        Patch(**alert, alpha=0.22, linewidth=0, label="alerted"),
         Line2D([], [], **ONSET_LINE | _ONSET_MARK, label="onset"),
         Line2D([], [], **FAILURE_LINE | FAILURE_MARK, label="failure"),
     ]
-    return lines

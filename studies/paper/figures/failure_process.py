@@ -1,4 +1,4 @@
-"""Figure 2: mechanism and outcome of each fault, with the number of runs on each path."""
+"""The two diagrams: the system (figure 1), and mechanism and outcome of each fault (figure 2)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,20 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
+from rmetric.evaluation import Study
+from rmetric.metric_settings import settings_of
 from rmetric.records import Run, Truth
-from rmetric.reporting.style import BLACK, GREY, ORANGE, PURPLE, SKY
+from rmetric.reporting.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    MEANING,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+)
 from studies.paper.figures.diagram import Diagram, Edge, Node
 from studies.paper.figures.outcomes import in_order, look_of, name_of
 
@@ -61,12 +73,12 @@ def failure_process(runs: Sequence[Run]) -> Diagram:
     ways = [way_of(run.truth) for run in runs if run.truth is not None]
     flows = Counter(arrow for way in ways for arrow in pairwise(way))
     totals = Counter(box for way in ways for box in way)
-    nodes = {ALL: Node(text=f"{totals[ALL]} runs", colour=BLACK)}
+    nodes = {ALL: Node(f"{totals[ALL]} runs", BLACK)}
     for name, colour in ((NO_FAULT, GREY), (BENIGN, SKY), (FAULT, PURPLE)):
-        nodes[name] = Node(text=name, colour=colour)
+        nodes[name] = Node(name, colour)
     for name in (*dict.fromkeys(MECHANISM.values()), OTHER, SCRIPT):
-        nodes[name] = Node(text=name, colour=ORANGE)
-    nodes[DYNAMICS] = Node(text="training\ndynamics:\nloss, gradients,\nweights", colour=BLACK)
+        nodes[name] = Node(name, ORANGE)
+    nodes[DYNAMICS] = Node("training\ndynamics:\nloss, gradients,\nweights", BLACK)
     for name in in_order({way[-1] for way in ways}):
         nodes[name] = _end(name, totals[name])
     if all(run.config.get("recipe") == "published" for run in runs):
@@ -90,3 +102,44 @@ def _end(name: str, total: int) -> Node:
     look = look_of(name)
     meaning = f"\n{look.meaning}" if look.meaning else ""
     return Node(text=f"{look.title}: {total}{meaning}", colour=look.colour)
+
+
+def system_diagram(study: Study) -> Diagram:
+    """Sources and uses of records, with the size of the study."""
+    config = settings_of(study.reference[0]).config
+    scripted = study.reference[0].config.get("recipe") == "published"
+    simulator = "faults and\ncrashes scripted" if scripted else "faults turn\nmechanisms"
+    past = "first value" if config.variant == "authors_simulator" else "recent mean"
+    of_rate, of_variance, of_drift = config.weights
+    weights = f"R =\n{of_rate:.2f} n(λ) +\n{of_variance:.2f} n(σ²) +\n{of_drift:.2f} n(ΔL)"
+    variance, drift = MEANING["gradient_variance"], MEANING["loss_drift"]
+    nodes = {
+        "simulator": Node(f"Simulator:\n{simulator}", SKY),
+        "other_logs": Node("Other logs:\nHugging Face,\nCSV, JSONL", SKY),
+        "live": Node("Live training:\nthe monitor", SKY),
+        "records": Node(f"Records\n({len(study.reference)} runs\nhere)", BLACK),
+        "failure_rate": Node("λ: hardware\nevents per hour", MEANING["failure_rate"]),
+        "gradient_variance": Node("σ²: variance of\nworkers' gradient\nnorms", variance),
+        "loss_drift": Node(f"ΔL: validation\nloss above its\n{past}", drift),
+        "baselines": Node("Baselines\nand anchors", GREY),
+        "min_max": Node(f"n: min-max\nof the last\n{config.component_window} values", BLACK),
+        "score": Node(weights, BLACK),
+        "alert": Node(f"Alert:\nR > {config.threshold:g}", VERMILION),
+        "evaluation": Node("Evaluation:\npublished and\ncausal protocol", GREEN),
+        "replay": Node("Replay\nreport", BLUE),
+        "results": Node("Tables,\nfigures", BLUE),
+    }
+    signals = ("failure_rate", "gradient_variance", "loss_drift")
+    arrows = (
+        *((source, "records") for source in ("simulator", "other_logs", "live")),
+        *(("records", signal) for signal in signals),
+        *((signal, "min_max") for signal in signals),
+        ("min_max", "score"),
+        ("score", "alert"),
+        ("alert", "replay"),
+        ("alert", "evaluation"),
+        ("records", "baselines"),
+        ("baselines", "evaluation"),
+        ("evaluation", "results"),
+    )
+    return Diagram(nodes=nodes, edges=[Edge(tail=tail, head=head) for tail, head in arrows])

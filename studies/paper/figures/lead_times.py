@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 import seaborn as sns
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -19,78 +17,81 @@ from rmetric.reporting.style import GREY, TEXT_WIDTH, VERMILION
 from studies.paper.claims import PAPER_LEAD_STEPS
 from studies.paper.figures.outcomes import in_order, look_of, name_of
 
+_MARGINS = {"left": 0.085, "right": 0.985, "bottom": 0.13, "top": 0.8, "wspace": 0.08}
+_TICKS = (0, 1, 10, 100, 1000, 10_000)
 
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """One failing run and the leads of its alarms, in steps; nan without an alarm.
 
-    Attributes:
-        kind: of the failure.
-        time_left: steps from onset to failure.
-        published: failure minus first alarm, at any time.
-        causal: the same, if the first alarm came after the onset and before the failure.
-        any_alert: failure minus the first alarm between onset and failure.
+def failures(runs: Sequence[Run], traces: Sequence[Trace]) -> pd.DataFrame:
+    """The failing runs whose onset and failure are both known, in the order of the runs.
+
+    Columns: `kind` of the failure; `time_left`, steps from onset to failure; and leads in steps,
+    nan without an alarm: `published`, failure minus first alarm at any time; `causal`, the same
+    if that alarm came after the onset and before the failure; `any_alert`, failure minus the first
+    alarm between onset and failure.
     """
+    found = pd.DataFrame({
+        "kind": [name_of(run.truth) if run.truth else "" for run in runs],
+        "time_left": [_time_left(run) for run in runs],
+        "published": judge(runs, traces, "published").lead_steps,
+        "causal": judge(runs, traces, "causal").lead_steps,
+        "any_alert": judge(runs, traces, "causal_unlatched").lead_steps,
+    })  # fmt: skip
+    return found.dropna(subset=["time_left"]).reset_index(drop=True)
 
-    kind: str
-    time_left: int
-    published: float
-    causal: float
-    any_alert: float
 
-
-def failures(runs: Sequence[Run], traces: Sequence[Trace]) -> list[Failure]:
-    """The failing runs whose onset and failure are both known, in the order of the runs."""
-    of = {
-        protocol: judge(runs, traces, protocol).lead_steps
-        for protocol in ("published", "causal", "causal_unlatched")
-    }
-    found = []
-    for index, run in enumerate(runs):
-        truth = run.truth
-        if truth and truth.failed and truth.onset_step is not None and truth.failure_step:
-            published, causal, any_alert = (float(leads[index]) for leads in of.values())
-            found.append(
-                Failure(
-                    kind=name_of(truth),
-                    time_left=truth.failure_step - truth.onset_step,
-                    published=published,
-                    causal=causal,
-                    any_alert=any_alert,
-                )
-            )
-    return found
+def _time_left(run: Run) -> float:
+    truth = run.truth
+    if not (truth and truth.failed and truth.onset_step is not None and truth.failure_step):
+        return np.nan
+    return truth.failure_step - truth.onset_step
 
 
 def lead_times(runs: Sequence[Run], traces: Sequence[Trace]) -> Figure:
     """A point for each failing run: its lead by the published rule and by the causal rule."""
     found = failures(runs, traces)
     figure = Figure(figsize=(TEXT_WIDTH, 3.1))
-    panels = figure.subplots(1, 2, sharex=True, sharey=True, gridspec_kw=_MARGINS)
-    for axes in panels:
+    left, right = figure.subplots(1, 2, sharex=True, sharey=True, gridspec_kw=_MARGINS)
+    for axes in (left, right):
         _prepare(axes, found)
-    _plot_published(panels[0], found)
-    _plot_causal(panels[1], found)
-    panels[0].set_ylabel(LEAD)
-    panels[1].set_ylabel("")
-    figure.legend(handles=_meanings(found), loc="upper center", ncols=6)
+    _mark(left, found, "published", filled=True)
+    before = (found.published > found.time_left).sum()
+    left.set_title(
+        f"(a) R-Metric by the published rule: {_number(found.published)} of {len(found)}\n"
+        f"announced, {before} before the fault{_mean(found.published)}", loc="left", fontsize=7,
+    )  # fmt: skip
+    announced = found.causal.notna()
+    _mark(right, found[announced], "causal", filled=True)
+    _mark(right, found[~announced], "any_alert", filled=False)
+    right.set_title(
+        f"(b) R-Metric between fault and failure: the first alert in {_number(found.causal)}\n"
+        f"of {len(found)} (filled), some alert in {_number(found.any_alert)} (hollow)"
+        f"{_mean(found.any_alert)}",
+        loc="left", fontsize=7,
+    )  # fmt: skip
+    left.set_ylabel("lead: failure − alert (steps)")
+    right.set_ylabel("")
+    looks = [look_of(kind) for kind in in_order(set(found.kind))]
+    meanings = [
+        Line2D([], [], color=look.colour, marker=look.marker, linestyle="", label=look.title)
+        for look in looks
+    ]
+    meanings += [
+        Line2D([], [], color=GREY, linewidth=0.8, label="an alert right at the fault"),
+        Line2D([], [], color=VERMILION, linestyle=":",
+               label=f"mean lead in the paper: {PAPER_LEAD_STEPS}"),
+    ]  # fmt: skip
+    figure.legend(handles=meanings, loc="upper center", ncols=6)
     return figure
 
 
-TIME_LEFT = "fault to failure (steps)"
-LEAD = "lead: failure − alert (steps)"
-_MARGINS = {"left": 0.085, "right": 0.985, "bottom": 0.13, "top": 0.8, "wspace": 0.08}
-_TICKS = (0, 1, 10, 100, 1000, 10_000)
-
-
-def _prepare(axes: Axes, found: Sequence[Failure]) -> None:
+def _prepare(axes: Axes, found: pd.DataFrame) -> None:
     """Logarithmic from 1 on; what was not announced lies at 0."""
-    longest = max([PAPER_LEAD_STEPS, *(f.time_left for f in found)])
-    highest = np.nanmax([longest, *(f.published for f in found)])
+    longest = max([PAPER_LEAD_STEPS, *found.time_left])
+    highest = np.nanmax([longest, *found.published])
     axes.set_xscale("symlog", linthresh=1, linscale=0.4)
     axes.set_yscale("symlog", linthresh=1, linscale=0.4)
     axes.set(
-        xlim=(0, 2 * longest), ylim=(-0.25, 2 * highest), xlabel=TIME_LEFT,
+        xlim=(0, 2 * longest), ylim=(-0.25, 2 * highest), xlabel="fault to failure (steps)",
         yticks=[tick for tick in _TICKS if tick < 2 * highest],
         xticks=[tick for tick in _TICKS if tick < 2 * longest],
     )  # fmt: skip
@@ -100,7 +101,7 @@ def _prepare(axes: Axes, found: Sequence[Failure]) -> None:
     axes.plot(edge, edge, color=GREY, linewidth=0.8)
     axes.fill_between(edge, edge, 2 * highest, color=VERMILION, alpha=0.1, linewidth=0)
     axes.axhline(PAPER_LEAD_STEPS, color=VERMILION, linestyle=":", linewidth=1)
-    if not found:
+    if found.empty:
         axes.text(0.5, 0.5, "no run failed", transform=axes.transAxes, ha="center")
     axes.text(
         0.03, 0.62, "alert before the fault existed", transform=axes.transAxes, va="top",
@@ -108,72 +109,29 @@ def _prepare(axes: Axes, found: Sequence[Failure]) -> None:
     )  # fmt: skip
 
 
-def _plot_published(axes: Axes, found: Sequence[Failure]) -> None:
-    leads = [failure.published for failure in found]
-    _mark(axes, found, leads, filled=True)
-    before = sum(failure.published > failure.time_left for failure in found)
-    axes.set_title(
-        f"(a) R-Metric by the published rule: {_number(leads)} of {len(found)}\n"
-        f"announced, {before} before the fault{_mean(leads)}", loc="left", fontsize=7,
-    )  # fmt: skip
-
-
-def _plot_causal(axes: Axes, found: Sequence[Failure]) -> None:
-    announced = [failure for failure in found if failure.causal == failure.causal]
-    others = [failure for failure in found if failure.causal != failure.causal]
-    _mark(axes, announced, [failure.causal for failure in announced], filled=True)
-    _mark(axes, others, [failure.any_alert for failure in others], filled=False)
-    first, some = ([getattr(f, name) for f in found] for name in ("causal", "any_alert"))
-    axes.set_title(
-        f"(b) R-Metric between fault and failure: the first alert in {_number(first)}\n"
-        f"of {len(found)} (filled), some alert in {_number(some)} (hollow){_mean(some)}",
-        loc="left", fontsize=7,
-    )  # fmt: skip
-
-
-def _mark(axes: Axes, found: Sequence[Failure], leads: Sequence[float], *, filled: bool) -> None:
+def _mark(axes: Axes, found: pd.DataFrame, leads: str, *, filled: bool) -> None:
     """A point for each failure. An alert at or after the failure announces nothing either."""
-    if not found:
+    if found.empty:
         return
-    kinds = in_order({failure.kind for failure in found})
-    frame = pd.DataFrame(
-        {
-            TIME_LEFT: [max(failure.time_left, 0) for failure in found],
-            LEAD: [lead if lead > 0 else 0.0 for lead in leads],
-            "kind": [failure.kind for failure in found],
-        }
-    )
+    kinds = in_order(set(found.kind))
+    label = axes.get_xlabel()
+    shown = found.assign(time_left=found.time_left.clip(lower=0), lead=found[leads].clip(lower=0))
     sns.scatterplot(
-        frame, x=TIME_LEFT, y=LEAD, hue="kind", style="kind",
+        shown.fillna({"lead": 0.0}), x="time_left", y="lead", hue="kind", style="kind",
         palette={kind: look_of(kind).colour for kind in kinds},
         markers={kind: look_of(kind).marker for kind in kinds},
         s=16, alpha=0.7, linewidth=0.8, clip_on=False, zorder=3, legend=False, ax=axes,
     )  # fmt: skip
+    axes.set_xlabel(label)
     points = axes.collections[-1]
     points.set_edgecolor(points.get_facecolor())
     if not filled:
         points.set_facecolor("none")
 
 
-def _number(leads: Sequence[float]) -> int:
-    return sum(lead > 0 for lead in leads)
+def _number(leads: pd.Series) -> int:
+    return int((leads > 0).sum())
 
 
-def _mean(leads: Sequence[float]) -> str:
-    known = [lead for lead in leads if lead == lead]
-    return f"; mean lead {np.mean(known):.0f}" if known else ""
-
-
-def _meanings(found: Sequence[Failure]) -> list[Artist]:
-    looks = [look_of(kind) for kind in in_order({failure.kind for failure in found})]
-    return [
-        *(
-            Line2D([], [], color=look.colour, marker=look.marker, linestyle="", label=look.title)
-            for look in looks
-        ),
-        Line2D([], [], color=GREY, linewidth=0.8, label="an alert right at the fault"),
-        Line2D(
-            [], [], color=VERMILION, linestyle=":",
-            label=f"mean lead in the paper: {PAPER_LEAD_STEPS}",
-        ),
-    ]  # fmt: skip
+def _mean(leads: pd.Series) -> str:
+    return f"; mean lead {leads.mean():.0f}" if leads.notna().any() else ""

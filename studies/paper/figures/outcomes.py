@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from rmetric.records import Truth
 from rmetric.reporting.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION
 from rmetric.simulation.outcome import DEGRADED_NATS, DIVERGED_RATIO
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """An end, as figures show it.
-
-    Attributes:
-        title: a word or two.
-        meaning: when a run ends so, in a few short lines; empty where unknown.
-        colour, marker: as matplotlib names them.
-    """
+class Outcome(NamedTuple):
+    """An end, as figures show it; `meaning`: when a run ends so, in a few short lines."""
 
     title: str
     meaning: str = ""
@@ -26,39 +19,22 @@ class Outcome:
 
 
 OUTCOMES = {
-    "healthy": Outcome(title="healthy", meaning="nothing was injected", colour=GREEN),
-    "absorbed": Outcome(title="absorbed", meaning="the training recovers", colour=GREEN),
-    "not_applicable": Outcome(
-        title="not applicable", meaning="nothing to act on\nin this architecture", colour=GREY
-    ),
+    "healthy": Outcome("healthy", "nothing was injected", GREEN),
+    "absorbed": Outcome("absorbed", "the training recovers", GREEN),
+    "not_applicable": Outcome("not applicable", "nothing to act on\nin this architecture", GREY),
     "degraded": Outcome(
-        title="degraded",
-        meaning=f"over {DEGRADED_NATS:.2f} nat above its\ntwin without the fault",
-        colour=BLUE,
-        marker="o",
+        "degraded", f"over {DEGRADED_NATS:.2f} nat above its\ntwin without the fault", BLUE, "o"
     ),
     "diverged": Outcome(
-        title="diverged",
-        meaning=f"{100 * (DIVERGED_RATIO - 1):.0f} % above the best\nloss, to the end",
-        colour=VERMILION,
-        marker="^",
+        "diverged", f"{100 * (DIVERGED_RATIO - 1):.0f} % above the best\nloss, to the end",
+        VERMILION, "^",
     ),
-    "non_finite": Outcome(
-        title="non-finite",
-        meaning="a loss or gradient\nthat is no number",
-        colour=BLACK,
-        marker="s",
-    ),
+    "non_finite": Outcome("non-finite", "a loss or gradient\nthat is no number", BLACK, "s"),
     "scripted_crash": Outcome(
-        title="scripted crash",
-        meaning="drawn: (k / 15)² at\nstep k of the fault",
-        colour=BLACK,
-        marker="s",
+        "scripted crash", "drawn: (k / 15)² at\nstep k of the fault", BLACK, "s"
     ),
-    "lost_worker": Outcome(
-        title="lost worker", meaning="the synchronous\njob stops", colour=ORANGE, marker="D"
-    ),
-}
+    "lost_worker": Outcome("lost worker", "the synchronous\njob stops", ORANGE, "D"),
+}  # fmt: skip
 
 
 def name_of(truth: Truth) -> str:
@@ -68,7 +44,7 @@ def name_of(truth: Truth) -> str:
 
 def look_of(name: str) -> Outcome:
     """The look of an end in the figures; an end that is not listed gets the default look."""
-    return OUTCOMES.get(name) or Outcome(title=name.replace("_", " "))
+    return OUTCOMES.get(name) or Outcome(name.replace("_", " "))
 
 
 def in_order(names: set[str]) -> list[str]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,11 +14,12 @@ from matplotlib.lines import Line2D
 
 from rmetric.detectors import DETECTORS
 from rmetric.evaluation import Scores, Trace, evaluate
+from rmetric.evaluation import scores as of
+from rmetric.evaluation.protocols import Windows, first_alerts, judge_alerts
 from rmetric.metric import RMetricConfig
 from rmetric.records import Run
 from rmetric.reporting.style import BLACK, GREY, MEANING, TEXT_WIDTH, VERMILION
 from studies.paper.analysis import is_measured
-from studies.paper.sweep import Sweep, threshold_sweep
 
 #: Protocol -> its rule in a few words.
 RULES = {
@@ -53,17 +54,33 @@ LARGEST = max(sum(preset().weights) for preset in (RMetricConfig, RMetricConfig.
 THRESHOLDS = [k / 100 for k in range(round(100 * LARGEST) + 1)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Curve:
-    """One detector under one protocol.
+class Curve(NamedTuple):
+    """One detector under one protocol: at each of `THRESHOLDS`, and with its own threshold."""
 
-    Attributes:
-        sweep: at each of `THRESHOLDS`.
-        operating: with its own threshold.
-    """
-
-    sweep: Sweep
+    sweep: pd.DataFrame
     operating: Scores
+
+
+def threshold_sweep(
+    runs: Sequence[Run], traces: Sequence[Trace], thresholds: Sequence[float], protocol: str
+) -> pd.DataFrame:
+    """Counts and ratios of one detector with an alarm wherever its scores exceed each threshold.
+
+    A threshold selected from the sweep overestimates the detector on the runs of the sweep.
+    """
+    windows = Windows.of(runs)
+    # nan is above nothing
+    alarms = (trace.scores[:, None] > np.asarray(thresholds) for trace in traces)
+    alerts = first_alerts(windows, [trace.steps for trace in traces], alarms)
+    outcomes, once = judge_alerts(windows, alerts, protocol), np.ones(len(runs))
+    return pd.DataFrame({
+        "threshold": thresholds,
+        "hits": outcomes.hit @ once,
+        "false_alarms": outcomes.false_alarm @ once,
+        "precision": of.precision(outcomes, once),
+        "recall": of.recall(outcomes, once),
+        "f1": of.f1(outcomes, once),
+    })  # fmt: skip
 
 
 def curves(runs: Sequence[Run], traces: dict[str, list[Trace]], protocol: str) -> dict[str, Curve]:
@@ -125,7 +142,7 @@ def _plot_f1(axes: Axes, shown: dict[str, Curve], always: Scores) -> None:
     axes.axvline(THRESHOLD, **_THRESHOLD)
     axes.axhline(always.f1.point, **_ALWAYS)
     for name, curve in shown.items():
-        axes.plot(curve.sweep.thresholds, curve.sweep.f1, **LINES[name])
+        axes.plot(curve.sweep.threshold, curve.sweep.f1, **LINES[name])
         f1 = curve.operating.f1
         axes.plot(THRESHOLD, f1.point, **_point(name))
         if name == "r_metric":

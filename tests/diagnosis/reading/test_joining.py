@@ -96,7 +96,7 @@ def test_no_line_takes_long(part):
 def test_an_entry_keeps_its_beginning_and_its_end(lines):
     entry = EntryText(lines[0])
     for line in lines[1:]:
-        entry.add(line)
+        entry.lines.append(line)
     whole, text = "\n".join(lines), entry.text()
     assert len(text) <= MAX_TEXT
     if len(whole) <= MAX_TEXT:
@@ -110,7 +110,7 @@ def test_an_entry_is_full_some_time():
     entry = EntryText("first")
     for number in range(1, MAX_LINES):
         assert not entry.full
-        entry.add(f"  {number}")
+        entry.lines.append(f"  {number}")
     assert entry.full
 
 

@@ -21,9 +21,7 @@ WRITTEN = {
     "torchrun": ("[default{local_rank}]:", "local_rank"),
     "mpirun": ("[1,{rank}]<stderr>:", "rank"),
     "sagemaker": ("[1,mpirank:{rank},algo-{local_rank}]<stderr>:", "rank node"),
-    "cloudwatch": ("jobs/fit-3/algo-{local_rank}-1700000000 ", "node"),
     "loki": ('{{app="fit", pod="{node}", stream="stderr"}} ', "node"),
-    "swarm": ("fit.{rank}.k2jx@{node}    | ", "node"),
     "ray": ("(RayTrainWorker pid={pid}, ip={node}) ", "pid node"),
     "kubectl": ("[pod/job-{node}/pytorch] ", "node"),
     "nccl": ("{node}:{pid}:22055 [{local_rank}] ", "node pid device"),
@@ -33,13 +31,11 @@ WRITTEN = {
 }
 COUNTED = {
     "srun": ("{rank:4d}: ", "rank task"),
-    "number": ("{rank} :: ", "rank"),
     "bracket": ("[{rank}]: ", "rank"),
     "word": ("Rank {rank}: ", "rank"),
     "stern": ("fit-worker-{rank} main ", "node"),
     "node_rank": ("[{node}:{local_rank}] ", "node local_rank"),
     "host": ("{node}: ", "node"),
-    "host_bracket": ("[{node}] ", "node"),
     "pals": ("{node} {rank}: ", "node rank"),
 }
 
@@ -49,7 +45,7 @@ def written(form: str, rank: int, host: str = "") -> tuple[str, Prefix]:
     node = "10.0.0.9" if form == "ray" else host or f"gpu{rank // 8:03d}"
     fields = dict(rank=rank, task=rank, local_rank=rank % 8, pid=rank, node=node)
     fields["device"] = rank % 8
-    if form in ("sagemaker", "cloudwatch"):
+    if form == "sagemaker":
         fields["node"] = f"algo-{rank % 8}"
     if form == "stern":
         fields["node"] = f"fit-worker-{rank}"

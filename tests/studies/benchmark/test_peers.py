@@ -11,8 +11,8 @@ import pytest
 from rmetric.detectors import DETECTORS
 from rmetric.monitor import MonitorConfig
 from rmetric.records import Record
-from studies.detector_benchmark.peers import PEERS, TrainProof, TrainPulse, TrainScope
-from studies.detector_benchmark.peers.trainproof import PART, STRIDE
+from studies.detector_benchmark import peers
+from studies.detector_benchmark.peers import PART, PEERS, STRIDE, TrainProof, TrainPulse, TrainScope
 
 
 def needs(package: str):
@@ -33,8 +33,6 @@ def test_exactly_the_installed_ones_are_registered_and_stand_before_the_anchors(
 
 
 def test_a_package_that_is_missing_is_not_registered(monkeypatch):
-    from studies.detector_benchmark import peers
-
     monkeypatch.setattr(peers, "find_spec", lambda name: None)
     assert peers.installed() == {}
 
@@ -51,19 +49,17 @@ def test_a_name_that_is_taken_and_the_papers_rows_are_closed():
 
 
 @pytest.mark.parametrize("name", [n for n, e in DETECTORS.items() if e.kind == "peer"])
-def test_the_live_monitor_offers_no_peer(name):
-    with pytest.raises(ValueError, match="unknown detector"):
-        MonitorConfig(detectors=(name,))
-
-
-@pytest.mark.parametrize("name", [n for n, e in DETECTORS.items() if e.kind == "peer"])
-def test_a_peer_prints_nothing_and_writes_nothing(name, tmp_path, monkeypatch, capfd):
+def test_a_peer_prints_and_writes_nothing_and_the_live_monitor_does_not_offer_it(
+    name, tmp_path, monkeypatch, capfd
+):
     monkeypatch.chdir(tmp_path)
     detector = DETECTORS[name].make(np.random.default_rng(0))
     for record in steps([3.0, 2.9] * 40 + [90.0, nan, inf] * 10):
         detector.update(record)
     assert list(tmp_path.iterdir()) == []
     assert capfd.readouterr() == ("", "")
+    with pytest.raises(ValueError, match="unknown detector"):
+        MonitorConfig(detectors=(name,))
 
 
 @needs("trainpulse")

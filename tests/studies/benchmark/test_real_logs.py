@@ -12,15 +12,12 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from math import inf
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from benchmarks import real_logs as maker
-from rmetric.evaluation import Trace
 from rmetric.logs import LogError
 from studies.detector_benchmark.fetch import fetch, main, url_of
-from studies.detector_benchmark.measure import Judged
-from studies.detector_benchmark.measure_real import measure_real
+from studies.detector_benchmark.measure import Judged, measure_real
 from studies.detector_benchmark.real_logs import (
     COLUMNS,
     LABELS,
@@ -30,6 +27,7 @@ from studies.detector_benchmark.real_logs import (
     real,
 )
 from tests.authors_data import DATA
+from tests.studies.benchmark.runs import said
 
 ROOT = Path(__file__).parents[3]
 LOGS = DATA / "training_logs"
@@ -167,12 +165,7 @@ def test_the_real_runs_are_cases_of_their_labels():
 
 
 def measured(data, *alerts: tuple[int, ...]):
-    steps = [[record.step for record in run.records] for run in data.runs]
-    traces = []
-    for run, mine, at in zip(data.runs, steps, alerts, strict=True):
-        alarms = np.isin(mine, at)
-        traces.append(Trace(detector="d", run_id=run.id, steps=np.array(mine),
-                            scores=alarms * 1.0, alarms=alarms))  # fmt: skip
+    traces = [said(run, *at) for run, at in zip(data.runs, alerts, strict=True)]
     return measure_real(data, Judged.of(data.cases, traces), references={})
 
 
@@ -195,10 +188,6 @@ def test_caught_by_the_two_rules(folder, manifest, alert):
     assert (row["caught"].point, row["causal"].point) == RULES[alert]
     assert row["healthy"].point == 0
     assert row["missed"]["missed"] == ([] if RULES[alert][0] else ["broken"])
-
-
-def test_healthy_runs_and_delays(folder, manifest):
-    data = real(folder, manifest)
     row = measured(data, (300,), (220,))
     assert row["healthy"].point == row["healthy_high"].point == 1
     assert row["delay_50"] == pytest.approx(1.0)
@@ -243,61 +232,54 @@ def publish(root: Path, listed: Listed, content: bytes) -> None:
     path.write_bytes(content)
 
 
-def test_files_are_fetched_checked_and_not_fetched_again(server, tmp_path, manifest):
+@pytest.fixture
+def served(server, manifest):
+    """The address, the folder, and the lines of the manifest whose files it has."""
     pytest.importorskip("pooch")
     base, root = server
     calm, broken = read_manifest(manifest)
     publish(root, calm, CALM)
     publish(root, broken, BROKEN)
+    return base, root, calm, broken
+
+
+def test_files_are_fetched_checked_and_not_fetched_again(served, tmp_path, manifest):
+    base, root, *lines = served
     out = tmp_path / "fetched"
-    assert [got.problem for got in fetch([calm, broken], out, base_url=base)] == ["", ""]
+    assert [got.problem for got in fetch(lines, out, base_url=base)] == ["", ""]
     assert (out / "calm.jsonl").read_bytes() == CALM
     assert len(real(out, manifest).runs) == 2
-    (root / calm.repository / calm.commit / calm.path).unlink()
-    assert [got.note for got in fetch([calm, broken], out, base_url=base)] == ["is there"] * 2
+    (root / lines[0].repository / lines[0].commit / lines[0].path).unlink()
+    assert [got.note for got in fetch(lines, out, base_url=base)] == ["is there"] * 2
 
 
-def test_other_bytes_and_missing_files_are_said_and_the_rest_goes_on(server, tmp_path, manifest):
-    pytest.importorskip("pooch")
-    base, root = server
-    calm, broken = read_manifest(manifest)
-    gone = Listed(**vars(calm) | {"run": "gone", "file": "gone.jsonl", "path": "gone.jsonl"})
+def test_other_bytes_and_missing_files_are_said_and_the_rest_goes_on(
+    served, tmp_path, manifest, capsys
+):
+    base, root, calm, broken = served
+    gone = calm._replace(run="gone", file="gone.jsonl", path="gone.jsonl")
     publish(root, calm, b"not what was published")
-    publish(root, broken, BROKEN)
     out = tmp_path / "fetched"
     found = {got.file: got for got in fetch([calm, gone, broken], out, base_url=base)}
     assert "hash" in found["calm.jsonl"].problem
     assert "404" in found["gone.jsonl"].problem
     assert not found["broken.jsonl"].problem
     assert sorted(path.name for path in out.iterdir()) == ["broken.jsonl"]
+    assert main(["--out", str(out), "--manifest", str(manifest), "--base-url", base]) == 1
+    printed = capsys.readouterr().out
+    assert "broken.jsonl: is there" in printed
+    assert printed.endswith(f"1 of 2 files are in {out}\n")
 
 
-def test_bytes_that_nobody_knows_are_kept_and_said_to_be_unchecked(server, tmp_path):
-    pytest.importorskip("pooch")
-    base, root = server
+def test_bytes_that_nobody_knows_are_kept_and_said_to_be_unchecked(served, tmp_path):
     rows = [line("calm", b"the step lines alone", published_bytes="unknown")]
     (calm,) = read_manifest(write_manifest(tmp_path / "m.csv", rows))
-    publish(root, calm, CALM)
-    (got,) = fetch([calm], tmp_path / "fetched", base_url=base)
+    (got,) = fetch([calm], tmp_path / "fetched", base_url=served[0])
     assert not got.problem
     assert got.note.startswith("unchecked")
 
 
-def test_the_command_says_what_became_of_each(server, tmp_path, manifest, capsys):
-    pytest.importorskip("pooch")
-    base, root = server
-    publish(root, read_manifest(manifest)[0], CALM)
-    out = tmp_path / "fetched"
-    code = main(["--out", str(out), "--manifest", str(manifest), "--base-url", base])
-    printed = capsys.readouterr().out
-    assert code == 1
-    assert "calm.jsonl: fetched" in printed
-    assert "404" in printed
-    assert printed.endswith(f"1 of 2 files are in {out}\n")
-
-
 def test_the_address_is_made_of_the_manifest():
-    listed = read_manifest(ROOT / MANIFEST)
-    for entry in listed:
+    for entry in read_manifest(ROOT / MANIFEST):
         assert entry.commit in url_of(entry)
         assert " " not in url_of(entry)

@@ -16,7 +16,7 @@ from rmetric.evaluation.protocols import alerts_of
 from rmetric.evaluation.scores import f1
 from rmetric.records import Run, Truth
 from studies.detector_benchmark.cases import Cases, kind_of, seen_before_step, visibly_broken
-from studies.detector_benchmark.leave_out import left_out
+from studies.detector_benchmark.hindsight import left_out
 from studies.detector_benchmark.measure import Judged, curve, operating
 from studies.detector_benchmark.verdicts import (
     Costs,

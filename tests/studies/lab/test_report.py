@@ -19,12 +19,9 @@ from rmetric.readers.archive import run_to_line, write_archive
 from rmetric.records import Record, Run, Truth
 from rmetric.simulation.study import stress_specs
 from studies.fault_lab import __main__ as run_fault_lab
-from studies.fault_lab import against_simulator
-from studies.fault_lab.against_simulator import comparison
+from studies.fault_lab import tables
 from studies.fault_lab.signals import SIGNALS, SignalResponse, area, response
-from studies.fault_lab.tables import by_fault, outcomes, wilson
-from studies.fault_lab.times import times
-from studies.fault_lab.twins import twins
+from studies.fault_lab.tables import by_fault, comparison, facts, outcomes, times, twins, wilson
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = " ".join((ROOT / "docs/fault_lab.md").read_text(encoding="utf-8").split())
@@ -160,8 +157,9 @@ def test_outcomes_are_counted_by_fault_those_that_fail_most_first():
         a_branch(control, "LR_SPIKE", failure=111),
         a_branch(control, "BAD_BATCH", failure=None),
     ]
-    assert list(by_fault(runs)) == ["LR_SPIKE", "DEAD_WORKER", "BAD_BATCH", "NONE"]
-    rows = {row[0]: row for row in outcomes(runs).rows}
+    found = facts(runs)
+    assert list(by_fault(found)) == ["LR_SPIKE", "DEAD_WORKER", "BAD_BATCH", "NONE"]
+    rows = {row[0]: row for row in outcomes(found).rows}
     name, kind, number, share, *counts, _, middle, _ = rows["LR_SPIKE"]
     assert (name, kind, number, share.point, counts) == ("LR_SPIKE", "fault", 2, 1.0, [0, 0, 2])
     assert middle == (10 + 29) / 2
@@ -172,7 +170,7 @@ def test_the_comparison_keeps_both_sides_apart():
     control = a_control()
     real = [a_branch(control, "ATTENTION_SCALE", failure=None)]
     made = [a_branch(control, "GQA_MISMATCH")]
-    (row,) = [row for row in comparison(real, made).rows if row[0] == "GQA_MISMATCH"]
+    (row,) = [row for row in comparison(facts(real), facts(made)).rows if row[0] == "GQA_MISMATCH"]
     _, severity, real_runs, real_share, _, made_runs, made_share, made_times = row
     assert (severity, real_runs, made_runs) == ("5", 1, 1)
     assert (real_share.point, made_share.point, made_times) == (0.0, 1.0, "29 (29 to 29)")
@@ -182,7 +180,7 @@ def test_times_are_counted_from_the_onset_benign_failures_apart():
     control = a_control()
     runs = [control, a_branch(control, "BAD_BATCH", failure=150)]
     runs += [a_branch(control, failure=ONSET + after) for after in (0, 10, 30, 31)]
-    rows = {row[0]: row[1:] for row in times(runs).rows}
+    rows = {row[0]: row[1:] for row in times(facts(runs)).rows}
     assert rows["degraded"] == rows["all"]
     assert rows["all"][:3] == (4, 1, 3)
     assert rows["all"][3:] == pytest.approx(np.percentile([0, 10, 30, 31], [10, 25, 50, 75, 90]))
@@ -285,27 +283,26 @@ def write_part(folder, split: str, seeds, **worse) -> None:
 def few_simulated(monkeypatch):
     """A simulated study of seconds instead of a minute."""
     monkeypatch.setattr(
-        against_simulator,
+        tables,
         "stress_specs",
         lambda seed: [s for s in stress_specs(seed) if s.fault == "LR_SPIKE"][:3],
     )
 
 
 def test_the_report_does_not_open_the_test_parts_signals(tmp_path, few_simulated, capsys):
-    tables = {}
+    made = {}
     for name, worse in (("plain", {}), ("absurd", {"training_loss": 99.0, "update_norm": 99.0})):
         write_part(tmp_path / name, "development", range(2), update_norm=9.0)
         write_part(tmp_path / name, "test", range(2, 4), **worse)
         out = tmp_path / f"{name}_out"
         options = ["--report", "--archives", str(tmp_path / name), "--out", str(out)]
         assert run_fault_lab.main(options) == 0
-        tables[name] = {p.name: p.read_bytes() for p in out.iterdir()}
-    assert tables["plain"] == tables["absurd"]
+        made[name] = {p.name: p.read_bytes() for p in out.iterdir()}
+    assert made["plain"] == made["absurd"]
     names = {"outcomes", "outcomes_by_severity", "signals", "signals_by_fault", "detectors"}
-    assert {f"{n}.csv" for n in names | {"simulator"}} <= tables["plain"].keys()
-    assert {"fault_lab.png", "fault_lab.pdf"} <= tables["plain"].keys()
-    assert {"times.csv", "twins.csv"} <= tables["plain"].keys()
-    assert b"4,1," in tables["plain"]["outcomes.csv"]  # outcomes are those of all runs
+    files = {f"{name}.csv" for name in names | {"simulator", "times", "twins"}}
+    assert files | {"fault_lab.png", "fault_lab.pdf"} <= made["plain"].keys()
+    assert b"4,1," in made["plain"]["outcomes.csv"]  # outcomes are those of all runs
 
 
 def test_a_report_without_archives_says_so(tmp_path, capsys):

@@ -13,11 +13,16 @@ import torch
 from rmetric.rescue.policy import Decision
 from studies.fault_lab.rescue import campaign
 from studies.fault_lab.rescue.__main__ import RESULTS
-from studies.fault_lab.rescue.policies import NOTHING, POLICIES, RESCUE
-from studies.fault_lab.rescue.runner import Branch, train_control, train_untreated
+from studies.fault_lab.rescue.policies import NOTHING, POLICIES, RESCUE, Rescue
+from studies.fault_lab.rescue.runner import (
+    GO_ON,
+    Branch,
+    Treatment,
+    train_control,
+    train_untreated,
+    treat,
+)
 from studies.fault_lab.rescue.tables import aims, by_fault, harm, outcome, policies
-from studies.fault_lab.rescue.treatment import GO_ON, Treatment, treat
-from studies.fault_lab.rescue.treatments import Rescue
 from studies.fault_lab.spec import LabSpec
 
 CONTROL = LabSpec(run_id="seed007", seed=7, architecture="llama", total_steps=70)
@@ -25,23 +30,14 @@ ONSET = 45
 
 
 def branch(fault, severity, **more):
-    return replace(
-        CONTROL,
-        run_id=f"seed007_{fault}",
-        fault=fault,
-        severity=severity,
-        onset_step=ONSET,
-        **more,
-    )
+    run_id = f"seed007_{fault}"
+    return replace(CONTROL, run_id=run_id, fault=fault, severity=severity, onset_step=ONSET, **more)
 
 
 class Scripted(Treatment):
-    """Goes back at given executed steps, to step 40.
+    """Goes back to step 40 after the steps `at`, in turn, and leaves out the data of `skip`.
 
-    Args:
-        at: steps of the schedule at which it goes back, in turn.
-        live: train every step, also those that are known already.
-        skip: first and last step whose data are left out, at each return in turn.
+    With `live` every step is trained, also those that are known already.
     """
 
     def __init__(self, at=(), live=False, skip=(), action="go_back"):
@@ -76,11 +72,14 @@ def flipped(control):
     return spec, train_untreated(control, spec)
 
 
-def test_a_policy_that_does_nothing_leaves_the_branch_as_it_is(control, flipped):
+@pytest.mark.parametrize("at", [(), (48,), (50,), (46, 42), (48, 69)])
+def test_shared_steps_are_those_that_would_be_trained(control, flipped, at):
     spec, untreated = flipped
-    shared = treat(control, spec, untreated, Scripted())
-    trained = treat(control, spec, untreated, Scripted(live=True))
-    assert shared == trained == untreated.outcome
+    shared, trained = Scripted(at), Scripted(at, live=True)
+    outcome = treat(control, spec, untreated, shared)
+    assert outcome == treat(control, spec, untreated, trained)
+    assert shared.seen == trained.seen
+    assert (outcome == untreated.outcome) == (not at)
     assert untreated.outcome.above > 0
 
 
@@ -90,14 +89,6 @@ def test_a_policy_of_every_step_begins_at_the_onset(control, flipped):
 
     spec, untreated = flipped
     assert treat(control, spec, untreated, Every()) == untreated.outcome
-
-
-@pytest.mark.parametrize("at", [(48,), (50,), (46, 42), (48, 69)])
-def test_shared_steps_are_those_that_would_be_trained(control, flipped, at):
-    spec, untreated = flipped
-    shared, trained = Scripted(at), Scripted(at, live=True)
-    assert treat(control, spec, untreated, shared) == treat(control, spec, untreated, trained)
-    assert shared.seen == trained.seen
 
 
 def test_a_return_after_the_fault_ends_as_the_twin_bit_for_bit(control, flipped):
@@ -129,7 +120,7 @@ def test_data_that_are_left_out_are_not_used_again(control, flipped):
     assert ended.above != 0.0
     once, again = scripted.seen[50:60], scripted.seen[60:]
     assert [r.step for r in (*once, *again)] == [*range(41, 51), *range(41, 71)]
-    known = [control.lineage.record(step) for step in range(41, 51)]
+    known = control.lineage.records[40:50]
     assert once == known
     assert again[:5] == known[:5]
     assert again[5].training_loss != known[5].training_loss
@@ -138,11 +129,11 @@ def test_data_that_are_left_out_are_not_used_again(control, flipped):
 def test_stretches_that_are_left_out_follow_each_other(control, flipped):
     branch_of = Branch(control, flipped[0])
     branch_of.leave_out_data(46, 55)
-    assert [branch_of._batch_of(step) for step in (45, 46, 47)] == [45, 56, 57]
+    assert [branch_of.batch_of(step) for step in (45, 46, 47)] == [45, 56, 57]
     branch_of.leave_out_data(46, 50)  # as counted now: batches 56 to 60
-    assert [branch_of._batch_of(step) for step in (45, 46)] == [45, 61]
+    assert [branch_of.batch_of(step) for step in (45, 46)] == [45, 61]
     branch_of.leave_out_data(44, 46)  # around the others
-    assert [branch_of._batch_of(step) for step in (43, 44)] == [43, 62]
+    assert [branch_of.batch_of(step) for step in (43, 44)] == [43, 62]
 
 
 def test_a_held_run_has_the_weights_of_the_snapshot(control, flipped):
@@ -187,7 +178,7 @@ def test_rescue_ignores_a_control(control):
 def test_the_sealed_seeds_are_those_of_the_seal():
     seal = json.loads((RESULTS / "rescue_seal.json").read_bytes())
     groups = campaign.sealed()
-    assert campaign.digest(groups) == seal["specs_sha256"]
+    assert campaign.digest_of(groups) == seal["specs_sha256"]
     assert len(groups) == 100
     seeds = {group[0].seed for group in groups}
     assert not seeds & {group[0].seed for group in campaign.development()}

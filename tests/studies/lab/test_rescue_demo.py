@@ -77,21 +77,6 @@ def test_a_run_without_an_end_is_lost(results):
     assert "lost" in [text.get_text() for text in drawn.axes[0].texts]
 
 
-def test_the_trace_changes_no_result(specs):
-    from studies.fault_lab.rescue.runner import train_control, train_untreated
-    from studies.fault_lab.rescue.treatment import treat
-    from studies.fault_lab.rescue.treatments import Rescue
-
-    trained = train_control(specs[0], {ONSET})
-    untreated = train_untreated(trained, specs[1])
-    trace: list = []
-    assert treat(trained, specs[1], untreated, Rescue()) == treat(
-        trained, specs[1], untreated, Rescue(), trace
-    )
-    assert len(trace) >= STEPS
-    assert [record for _, record in trace[: ONSET - 1]] == trained.lineage.records[: ONSET - 1]
-
-
 def test_the_demonstration_shows_open_seeds_alone():
     runs = demo.open_runs()
     assert {runs[panel.run][0].split for panel in demo.PANELS} <= {"calibration", "development"}

@@ -19,7 +19,13 @@ pytest.importorskip("transformers", reason="the laboratory's models are those of
 from rmetric.logs import read_log
 from rmetric.readers import read_runs as replay_runs
 from studies.fault_lab import __main__ as run_fault_lab
-from studies.fault_lab import read_runs
+from studies.fault_lab import campaign as campaigns
+from studies.fault_lab import design, read_runs
+from studies.fault_lab.campaign import SEAL, check_seal, describe
+from studies.fault_lab.faults import FAULTS
+from studies.fault_lab.outcome import Definitions
+from studies.fault_lab.spec import LabSpec
+from tests.studies.lab.training import branch, control
 
 ROOT = Path(__file__).resolve().parents[3]
 SMALL = ["--seeds", "2", "--steps", "12", "--corpus", "generated", "--jobs", "1"]
@@ -94,16 +100,8 @@ def test_unpacked_runs_are_ordinary_logs(campaign, tmp_path):
 
 
 def test_one_run_and_its_twin_are_written_as_logs(tmp_path, capsys):
-    options = [
-        "--fault",
-        "INFINITE_GRADIENT",
-        "--steps",
-        "12",
-        "--onset",
-        "5",
-        "--corpus",
-        "generated",
-    ]
+    options = ["--fault", "INFINITE_GRADIENT", "--steps", "12", "--onset", "5"]
+    options += ["--corpus", "generated"]
     assert run_fault_lab.main([*options, "--out", str(tmp_path)]) == 0
     truth = read_log(tmp_path / "seed000_INFINITE_GRADIENT.jsonl").truth
     assert (truth.failure_kind, truth.failure_step, truth.onset_step) == ("non_finite", 5, 5)
@@ -114,8 +112,6 @@ def test_one_run_and_its_twin_are_written_as_logs(tmp_path, capsys):
 
 
 def test_the_list_names_every_fault(capsys):
-    from studies.fault_lab.faults import FAULTS
-
     assert run_fault_lab.main(["--list"]) == 0
     listed = capsys.readouterr().out
     assert all(name in listed for name in FAULTS)
@@ -148,17 +144,22 @@ def test_bad_input_gets_one_sentence(tmp_path, capsys, options, code, message):
 
 def test_the_kept_archives_are_what_the_command_makes():
     """Whoever changes the registry or the design must train the campaign again."""
-    from studies.fault_lab.campaign import describe
-    from studies.fault_lab.design import campaign as design
-    from studies.fault_lab.outcome import Definitions
-
-    manifest = json.loads((ROOT / "studies/fault_lab/data" / "manifest.json").read_bytes())
-    described = describe(design(), Definitions())
-    assert manifest["specs_sha256"] == described["specs_sha256"]
-    assert manifest["runs"] == described["runs"]
-    for name, entry in manifest["archives"].items():
-        content = (ROOT / "studies/fault_lab/data" / name).read_bytes()
-        assert hashlib.sha256(content).hexdigest() == entry["sha256"]
+    data = ROOT / "studies/fault_lab/data"
+    manifest = json.loads((data / "manifest.json").read_bytes())
+    second = manifest["second"]
+    for specs, of in ((design.campaign(), manifest), (design.second_campaign(), second)):
+        described = describe(specs, Definitions())
+        assert (of["specs_sha256"], of["runs"]) == (described["specs_sha256"], described["runs"])
+        for name, entry in of["archives"].items():
+            assert hashlib.sha256((data / name).read_bytes()).hexdigest() == entry["sha256"]
+            ids = [spec.run_id for spec in specs if f"{spec.split}.tar.xz" == name]
+            assert [run.id for run in read_runs(data / name)] == ids
+    check_seal(design.second_campaign(), Definitions())
+    sealed = json.loads(SEAL.read_bytes())
+    assert second["definitions"] == sealed["definitions"]
+    assert {name.split(".")[0]: e["runs"] for name, e in second["archives"].items()} == (
+        sealed["runs"]
+    )
 
 
 def test_the_folder_of_another_campaign_is_refused(campaign, capsys):
@@ -174,3 +175,48 @@ def test_a_folder_that_holds_other_things_is_refused(tmp_path, capsys):
     (tmp_path / "runs" / "thesis.tex").write_text("years of work")
     assert run_small(tmp_path) == 1
     assert "not empty and no campaign's" in capsys.readouterr().err
+
+
+# -- the second set
+
+
+def few_runs() -> list[LabSpec]:
+    base = control(steps=12, seed=1000, split="training2", optimizer="sgd")
+    specs = [base, branch(base, "INFINITE_GRADIENT", onset=5)]
+    return [*specs, control(steps=12, seed=1001, split="sealed2", optimizer="sgd")]
+
+
+def test_the_command_trains_packs_and_counts_what_is_sealed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(design, "second_campaign", few_runs)
+    monkeypatch.setattr(campaigns, "SEAL", tmp_path / "seal.json")
+    archives = tmp_path / "archives"
+    places = ["--out", str(tmp_path / "runs"), "--archives", str(archives)]
+    options = ["--set", "second", "--jobs", "1", *places]
+    assert run_fault_lab.main(options) == 1
+    assert "seal.json is missing" in capsys.readouterr().err
+    (tmp_path / "seal.json").write_text(json.dumps(describe(few_runs(), Definitions())))
+    archives.mkdir()
+    first = {"runs": 524, "archives": {"test.tar.xz": {}}}
+    (archives / "manifest.json").write_text(json.dumps(first))
+    for _ in range(2):  # the second time nothing is trained
+        assert run_fault_lab.main(options) == 0
+        said = capsys.readouterr().out
+        assert "training2: 1 control not failed, 1 fault failed" in said
+        assert "sealed2: 1 control not failed" in said
+    manifest = json.loads((archives / "manifest.json").read_bytes())
+    second = manifest.pop("second")
+    assert manifest == first
+    assert set(second["archives"]) == {"training2.tar.xz", "sealed2.tar.xz"}
+    assert second["specs_sha256"] == describe(few_runs(), Definitions())["specs_sha256"]
+    assert run_small(tmp_path, "--out", str(tmp_path / "first")) == 0
+    manifest = json.loads((archives / "manifest.json").read_bytes())
+    assert (manifest["second"], manifest["seeds"]) == (second, 2)
+    monkeypatch.setattr(design, "second_campaign", lambda: few_runs()[:2])
+    assert run_fault_lab.main(options) == 1
+    assert "is of another specs_sha256" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", [["--seeds", "3"], ["--only", "LR_SPIKE"], ["--steps", "9"]])
+def test_the_second_sets_design_cannot_be_changed_by_options(option, capsys):
+    assert run_fault_lab.main(["--set", "second", *option]) == 2
+    assert f"{option[0]} is of the first set" in capsys.readouterr().err

@@ -1,9 +1,10 @@
-"""The training itself: against plain torch, against its own twin, on real ranks."""
+"""The training itself: against plain torch, against its own twin, on real ranks; the designs."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,19 +12,25 @@ import pytest
 torch = pytest.importorskip("torch", reason="the laboratory trains with torch")
 transformers = pytest.importorskip("transformers", reason="the laboratory's models are theirs")
 
-from studies.fault_lab.branches import new_training, rounded, take_step, train_seed  # noqa: E402
+from rmetric.readers.archive import run_to_line  # noqa: E402
+from studies.fault_lab.branches import take_step, train_seed  # noqa: E402
+from studies.fault_lab.campaign import by_seed  # noqa: E402
 from studies.fault_lab.corpus import CORPORA, corpus, generated_text  # noqa: E402
-from studies.fault_lab.design import DESIGN, campaign  # noqa: E402
+from studies.fault_lab.design import DESIGN, PARTS, campaign, second_campaign  # noqa: E402
 from studies.fault_lab.faults import FAULTS  # noqa: E402
 from studies.fault_lab.models import ARCHITECTURES, BALANCE, FlatModel, build_module  # noqa: E402
-from studies.fault_lab.spec import LabSpec  # noqa: E402
-from studies.fault_lab.training import Settings, schedule  # noqa: E402
+from studies.fault_lab.optimizers import Weights, muon, orthogonal, sgd  # noqa: E402
+from studies.fault_lab.spec import AXES, LabSpec, config_of, entries_of  # noqa: E402
+from studies.fault_lab.training import Settings, Training, schedule  # noqa: E402
 from tests.studies.lab.training import branch, control, trained  # noqa: E402
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_branch_without_a_fault_is_its_control_bit_for_bit(architecture):
-    base = control(architecture)
+@pytest.mark.parametrize(
+    ("architecture", "optimizer"),
+    [*((name, "adamw") for name in ARCHITECTURES), ("mixtral", "muon"), ("mixtral", "sgd")],
+)
+def test_a_branch_without_a_fault_is_its_control_bit_for_bit(architecture, optimizer):
+    base = control(architecture, optimizer=optimizer)
     nothing = branch(base, "GRADIENT_SCALE", severity=1.0)
     something = branch(base, "LR_SPIKE", severity=25.0)
     twin, disturbed, same = train_seed([base, something, nothing])
@@ -33,11 +40,33 @@ def test_a_branch_without_a_fault_is_its_control_bit_for_bit(architecture):
     assert disturbed.records[-1].validation_loss != twin.records[-1].validation_loss
 
 
-def test_the_same_seed_trains_the_same_run_and_another_another():
-    first, again = (list(train_seed([control()])) for _ in range(2))
-    assert first[0].records == again[0].records
-    other = list(train_seed([control(seed=4)]))
-    assert other[0].records[0].training_loss != first[0].records[0].training_loss
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"size": "small"},
+        {"context": 128},
+        {"optimizer": "muon"},
+        {"optimizer": "sgd", "peak_rate": 0.1},
+        {"restarts": 2},
+        {"text": "documentation"},
+    ],
+    ids=str,
+)
+def test_each_axis_trains_and_gives_the_same_bytes_again(changes):
+    base = replace(control(steps=60), **changes)
+    specs = [base, branch(base, "INFINITE_GRADIENT", onset=58)]
+    first, again = (list(train_seed(specs)) for _ in range(2))
+    assert list(map(run_to_line, first)) == list(map(run_to_line, again))
+    run = first[0]
+    assert run.records[-1].training_loss < run.records[0].training_loss - 0.5
+    assert [record.learning_rate for record in run.records] == [
+        float(f"{base.peak_rate * schedule(step, 60, base.restarts):.6g}") for step in range(1, 61)
+    ]
+    named = {name: value for name, value in changes.items() if name in AXES}
+    assert named.items() <= run.config.items()
+    other = Training(replace(base, seed=4))
+    assert take_step(other).training_loss != run.records[0].training_loss
 
 
 def test_nothing_touches_the_global_random_state():
@@ -52,19 +81,19 @@ def global_states() -> tuple[str, str, str]:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_architecture_learns(architecture):
-    training = new_training(control(architecture, steps=60))
+@pytest.mark.parametrize(("optimizer", "rate"), [("adamw", 2e-3), ("muon", 4e-3), ("sgd", 0.1)])
+def test_every_optimiser_trains_every_architecture(architecture, optimizer, rate):
+    training = Training(control(architecture, steps=60, optimizer=optimizer, peak_rate=rate))
     losses = [take_step(training).training_loss for _ in range(25)]
     assert losses[0] == pytest.approx(np.log(256), abs=0.2)
-    assert np.mean(losses[-5:]) < losses[0] - 1
+    assert np.mean(losses[-5:]) < losses[0] - (1 if optimizer == "adamw" else 0.5)
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "mixtral"])
 def test_a_step_is_that_of_plain_torch(architecture):
     """The mean of the micro-batches by autograd, clip_grad_norm_ and torch's own AdamW."""
-    spec = control(architecture)
-    training = new_training(spec)
-    module = build_module(architecture, spec.seed)
+    training = Training(control(architecture))
+    module = build_module(architecture, training.spec.seed)
     decayed = [p for p in module.parameters() if p.ndim > 1]
     plain = [p for p in module.parameters() if p.ndim == 1]
     groups = [{"params": decayed}, {"params": plain, "weight_decay": 0.0}]
@@ -74,30 +103,27 @@ def test_a_step_is_that_of_plain_torch(architecture):
         batch = training.batch(step, settings)
         optimizer.zero_grad()
         for tokens, labels in zip(batch.tokens_WBT, batch.labels_WBT, strict=True):
-            loss = reference_loss(module, architecture, tokens, labels)
-            (loss / 4).backward()
+            (reference_loss(module, architecture, tokens, labels) / 4).backward()
         norm = torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
         for group in optimizer.param_groups:
             group["lr"] = settings.scheduled_rate
         optimizer.step()
-        record = take_step(training)
-        assert record.gradient_norm == pytest.approx(float(norm), rel=1e-4)
+        assert take_step(training).gradient_norm == pytest.approx(float(norm), rel=1e-4)
     flat_N = torch.cat([p.detach().flatten() for p in module.parameters()])
-    moved = float((flat_N - training.model.weights_N).abs().max())
-    assert moved < 1e-5
+    assert float((flat_N - training.model.weights_N).abs().max()) < 1e-5
 
 
 def reference_loss(module, architecture, tokens, labels):
     """As transformers computes it, with its own mask, experts and balancing loss."""
     inputs, targets = torch.from_numpy(tokens), torch.from_numpy(labels)
+    if architecture == "mixtral":
+        module.config._experts_implementation = "eager"
+    logits = module(input_ids=inputs).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
     if architecture != "mixtral":
-        logits = module(input_ids=inputs).logits
-        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-    module.config._experts_implementation = "eager"
-    output = module(input_ids=inputs)
+        return loss
     routers = tuple(layer.mlp.gate.last_logits for layer in module.model.layers)
     balance = transformers.models.mixtral.modeling_mixtral.load_balancing_loss_func
-    loss = torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), targets.flatten())
     # a layer at a time: together theirs would balance the layers' mean only
     return loss + BALANCE * sum(balance((logits,), 4, 2) for logits in routers)
 
@@ -111,6 +137,51 @@ def test_mistral_looks_back_no_further_than_its_window():
     assert torch.allclose(theirs, ours, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("size", "millions"), [("tiny", "0.16"), ("small", "0.46"), ("large", "1.95")]
+)
+def test_the_sizes_are_those_of_the_page(size, millions):
+    for architecture in ARCHITECTURES:
+        number = len(FlatModel(architecture, 0, size).weights_N) / 1e6
+        assert number == pytest.approx(float(millions), abs=0.011)
+
+
+# Theirs iterates in bfloat16, so its directions agree to a few percent.
+@pytest.mark.parametrize(
+    ("name", "shape", "ours", "close", "options"),
+    [
+        ("SGD", (50,), sgd, 1e-6, {"momentum": 0.9, "weight_decay": 1e-4}),
+        *(
+            ("Muon", shape, muon, 0.02,
+             {"momentum": 0.95, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"})
+            for shape in ((24, 40), (40, 24))
+        ),
+    ],
+)  # fmt: skip
+def test_an_optimiser_is_that_of_torch(name, shape, ours, close, options):
+    if not hasattr(torch.optim, name):
+        pytest.skip(f"this torch has no {name}")
+    start, *gradients = torch.randn(4, *shape, generator=torch.Generator().manual_seed(0))
+    plain = start.clone().requires_grad_()
+    optimizer = getattr(torch.optim, name)([plain], lr=0.01, **options)
+    weights = start.clone()
+    first, second_moment = torch.zeros(2, *shape)
+    for gradient in gradients:
+        plain.grad = gradient.clone()
+        optimizer.step()
+        ours(Weights(weights, first, second_moment, gradient, torch.ones(shape)), 0.01)
+    moved = torch.linalg.vector_norm(plain.detach() - start)
+    assert torch.linalg.vector_norm(weights - plain.detach()) < close * moved
+
+
+def test_a_stack_of_experts_is_orthogonalised_one_by_one():
+    stack = torch.randn(3, 8, 5, generator=torch.Generator().manual_seed(0))
+    for expert, alone in zip(orthogonal(stack), map(orthogonal, stack), strict=True):
+        assert torch.allclose(expert, alone, atol=1e-5)
+    sizes = torch.linalg.svdvals(orthogonal(stack))
+    assert 0.5 < float(sizes.min()) < float(sizes.max()) < 1.3
+
+
 def test_a_snapshot_is_taken_and_given_back_whole():
     training = trained(steps=3)
     snapshot = training.snapshot()
@@ -122,14 +193,13 @@ def test_a_snapshot_is_taken_and_given_back_whole():
 def test_a_run_that_is_no_longer_finite_ends_soon_after():
     base = control()
     _, broken = train_seed([base, branch(base, "INFINITE_GRADIENT", onset=12)])
-    assert broken.truth.failure_kind == "non_finite"
-    assert broken.truth.failure_step == 12
+    assert (broken.truth.failure_kind, broken.truth.failure_step) == ("non_finite", 12)
     assert [record.step for record in broken.records] == list(range(1, 16))
     assert broken.records[11].non_finite_gradients == 1
 
 
 def test_records_hold_everything_that_is_measured_to_six_digits():
-    record = rounded(take_step(trained("mixtral", steps=9)))
+    record = take_step(trained("mixtral", steps=9))
     assert record.validation_loss is not None
     assert set(record.layer_gradient_norms) >= {"model.layers.0", "model.layers.1"}
     assert record.router_load >= 1
@@ -151,12 +221,22 @@ def test_a_planned_change_is_announced_once_and_a_fault_never():
     assert not any(record.planned_events for record in fault.records)
 
 
-def test_the_rate_warms_up_and_falls_to_its_floor():
-    rates = [schedule(step, 400) for step in range(1, 401)]
-    assert rates.index(max(rates)) == 39
-    assert rates[:39] == sorted(rates[:39])
-    assert rates[39:] == sorted(rates[39:], reverse=True)
-    assert rates[-1] == pytest.approx(0.1)
+def test_a_longer_context_can_be_doubled_as_planned():
+    base = control(steps=4, context=128)
+    _, longer = train_seed([base, branch(base, "SEQUENCE_LENGTH", severity=2.0, onset=3)])
+    assert len(longer.records) == 4
+
+
+def test_the_rate_warms_up_falls_to_its_floor_and_jumps_to_the_peak_at_restarts():
+    plain, restarted = (
+        [schedule(step, 400, restarts=number) for step in range(1, 401)] for number in (0, 2)
+    )
+    assert plain.index(max(plain)) == 39
+    assert plain[:39] == sorted(plain[:39])
+    assert plain[39:] == sorted(plain[39:], reverse=True)
+    assert plain[-1] == restarted[-1] == pytest.approx(0.1)
+    assert [step for step, rate in enumerate(restarted, start=1) if rate == 1.0] == [40, 160, 280]
+    assert restarted[158] == pytest.approx(0.1, abs=1e-3)
 
 
 @pytest.mark.slow
@@ -168,9 +248,8 @@ def test_four_ranks_train_what_four_micro_batches_train():
     for ours, theirs in zip(together, apart, strict=True):
         assert (ours.id, ours.truth, ours.config) == (theirs.id, theirs.truth, theirs.config)
         for one, other in zip(ours.records, theirs.records, strict=True):
-            assert other.training_loss == pytest.approx(one.training_loss, rel=1e-3)
-            assert other.gradient_norm == pytest.approx(one.gradient_norm, rel=1e-3)
-            assert other.worker_gradient_norms == pytest.approx(one.worker_gradient_norms, rel=1e-3)
+            for name in ("training_loss", "gradient_norm", "worker_gradient_norms"):
+                assert getattr(other, name) == pytest.approx(getattr(one, name), rel=1e-3)
             assert other.worker_gradient_cosines == pytest.approx(
                 one.worker_gradient_cosines, abs=1e-3
             )
@@ -179,11 +258,17 @@ def test_four_ranks_train_what_four_micro_batches_train():
 # -- corpora
 
 
-def test_generated_text_is_the_same_bytes_everywhere():
+def test_corpora_are_real_text_or_the_same_bytes_everywhere():
     assert corpus("generated").digest == (
         "1115bd3812ee5b114c4a6276124eefec0bf785506787319f585c5959db5c145e"
     )
     assert not np.array_equal(generated_text(1)[:1000], generated_text(2)[:1000])
+    assert b"def " in corpus("standard_library").home[:100_000].tobytes()
+    manual = corpus("documentation")
+    assert b"The standard type hierarchy" in manual.home.tobytes() + manual.held_out.tobytes()
+    assert b"def " in manual.other[:100_000].tobytes()
+    with pytest.raises(ValueError, match="unknown corpus 'wiki': known are standard_library"):
+        corpus("wiki")
 
 
 def test_held_out_text_is_not_trained_on():
@@ -191,55 +276,82 @@ def test_held_out_text_is_not_trained_on():
     whole, _ = CORPORA["generated"]()
     assert np.array_equal(np.concatenate([text.home, text.held_out]), whole)
     assert len(text.held_out) == len(whole) // 10
-    batch = new_training(control()).batch(1, Settings(0.001, batch_size=2000))
+    batch = Training(control()).batch(1, Settings(0.001, batch_size=2000))
     assert batch.tokens_WBT.shape == (4, 2000, 48)
 
 
-def test_the_standard_library_is_real_text_of_this_machine():
-    assert b"def " in corpus("standard_library").home[:100_000].tobytes()
-    with pytest.raises(ValueError, match="unknown corpus 'wiki': known are standard_library"):
-        corpus("wiki")
+# -- the designs
+
+FIRST, SECOND = campaign(), second_campaign()
 
 
-# -- the design
+@pytest.mark.parametrize(
+    ("specs", "earliest", "latest"), [(FIRST, 0.3, 0.6), (SECOND, 0.4, 0.7)], ids=["first", "2nd"]
+)
+def test_a_branch_is_its_control_but_for_the_fault(specs, earliest, latest):
+    assert len({spec.run_id for spec in specs}) == len(specs)
+    for base, *branches in by_seed(specs):
+        assert base.fault is None
+        for spec in branches:
+            only = ("run_id", "fault", "severity", "onset_step", "duration_steps")
+            assert replace(spec, **{name: getattr(base, name) for name in only}) == base
+            onset = spec.onset_step / base.total_steps
+            assert earliest <= onset <= latest
 
 
-def test_the_campaign_covers_every_fault_and_severity_on_every_architecture():
-    specs = campaign()
-    controls = [spec for spec in specs if spec.fault is None]
-    assert len(controls) == 160
-    assert len({spec.run_id for spec in specs}) == len(specs) > 500
-    cells = Counter((s.fault, s.severity, s.architecture) for s in specs if s.fault)
+def test_the_first_set_covers_every_fault_and_severity_on_every_architecture():
+    assert sum(spec.fault is None for spec in FIRST) == 160
+    assert len(FIRST) > 500
+    cells = Counter((s.fault, s.severity, s.architecture) for s in FIRST if s.fault)
     assert len(set(DESIGN)) == len(DESIGN)
-    for name in DESIGN:
-        kind = FAULTS[name]
+    for kind in map(FAULTS.get, DESIGN):
         for severity in kind.severities:
             for architecture in ARCHITECTURES:
                 wanted = {None: 1, architecture: 4}.get(kind.only, 0)
-                assert cells[name, float(severity), architecture] == wanted
-    benign = [spec for spec in specs if spec.fault and FAULTS[spec.fault].benign]
-    assert len(benign) >= 90
-    assert len({spec.fault for spec in benign}) >= 8
+                assert cells[kind.name, float(severity), architecture] == wanted
 
 
-def test_the_campaign_is_split_by_seed():
-    specs = campaign()
-    splits = {spec.seed: spec.split for spec in specs if spec.fault is None}
-    assert all(spec.split == splits[spec.seed] for spec in specs)
+def test_the_first_set_is_split_by_seed():
+    splits = {spec.seed: spec.split for spec in FIRST if spec.fault is None}
     shares = Counter(splits.values())
     assert shares == {"calibration": 48, "development": 48, "test": 64}
-    kinds = {(spec.fault, spec.split) for spec in specs}
+    kinds = {(spec.fault, spec.split) for spec in FIRST}
     common = [name for name in DESIGN if len(FAULTS[name].severities) > 1]
     assert kinds >= {(name, split) for name in common for split in shares}
 
 
-def test_a_branch_is_its_controls_but_for_the_fault():
-    specs = campaign()
-    controls = {spec.seed: spec for spec in specs if spec.fault is None}
-    for spec in specs:
-        twin = controls[spec.seed]
-        assert (spec.peak_rate, spec.architecture) == (twin.peak_rate, twin.architecture)
-        assert spec.onset_step is None or 120 <= spec.onset_step <= 240
+@pytest.mark.parametrize("part", PARTS)
+def test_each_part_of_the_second_set_has_every_fault_and_covers_the_axes(part):
+    num_controls, num_faults, num_benign = PARTS[part]
+    runs = [spec for spec in SECOND if spec.split == part]
+    controls = [spec for spec in runs if spec.fault is None]
+    assert len(controls) == num_controls == len({spec.seed for spec in controls})
+    assert min(spec.seed for spec in controls) >= 1000
+    assert Counter(spec.fault for spec in runs if spec.fault) == {
+        name: num_benign if FAULTS[name].benign else num_faults for name in DESIGN
+    }
+    mild = {(name, float(FAULTS[name].severities[0])) for name in DESIGN}
+    assert len(mild & {(s.fault, s.severity) for s in runs}) > 20
+    assert sum(spec.restarts > 0 for spec in controls) >= len(controls) / 5
+    for name, values in {
+        "optimizer": {"adamw", "muon", "sgd"},
+        "size": {"tiny", "small", "large"},
+        "context": {48, 96, 128},
+        "total_steps": {400, 800, 1500},
+        "text": {"documentation", "generated"},
+        "architecture": set(ARCHITECTURES),
+    }.items():
+        assert {getattr(spec, name) for spec in controls} == values
+
+
+def test_the_first_sets_runs_are_described_as_before():
+    spec = FIRST[0]
+    assert not set(AXES) & set(entries_of(spec))
+    assert not set(AXES) & set(config_of(spec, ""))
+    assert entries_of(replace(spec, restarts=1)) == entries_of(spec) | {"restarts": 1}
+
+
+SPIKE, DEAD = ({"fault": name, "onset_step": 9} for name in ("LR_SPIKE", "DEAD_WORKER"))
 
 
 @pytest.mark.parametrize(
@@ -248,17 +360,23 @@ def test_a_branch_is_its_controls_but_for_the_fault():
         ({"total_steps": 0}, "total_steps is 0: at least 1"),
         ({"architecture": "gpt"}, "unknown architecture 'gpt': known are llama, "),
         ({"text": "wiki"}, "unknown text 'wiki'"),
+        ({"size": "huge"}, "unknown size 'huge': known are tiny, small, large"),
+        ({"optimizer": "lion"}, "unknown optimizer 'lion': known are adamw, muon, sgd"),
+        ({"context": 1}, "context is 1"),
+        ({"restarts": -1}, "restarts is -1"),
+        ({"restarts": 2, "total_steps": 42}, "restarts is 2"),
         ({"peak_rate": 0.0}, "peak_rate is 0.0"),
         ({"seed": -1}, "seed is -1"),
         ({"fault": "GREMLIN"}, "unknown fault 'GREMLIN'"),
-        ({"fault": "LR_SPIKE", "onset_step": 21}, r"onset_step is 21: .* from 1 to .*\(20\)"),
-        ({"fault": "LR_SPIKE", "onset_step": 0}, "onset_step is 0"),
-        ({"fault": "LR_SPIKE"}, "onset_step is None"),
-        ({"fault": "EXPERT_FAILURE", "onset_step": 9}, "acts on mixtral only, not on llama"),
-        ({"fault": "DEAD_WORKER", "onset_step": 9, "severity": 5.0}, "at most 4"),
-        ({"fault": "DEAD_WORKER", "onset_step": 9, "severity": 1.5}, "a whole number"),
-        ({"fault": "LR_SPIKE", "onset_step": 9, "severity": float("nan")}, "severity of LR_SPIKE"),
-        ({"fault": "LR_SPIKE", "onset_step": 9, "duration_steps": -1}, "duration_steps is -1"),
+        (SPIKE | {"onset_step": 21}, r"onset_step is 21: .* from 1 to .*\(20\)"),
+        (SPIKE | {"onset_step": 0}, "onset_step is 0"),
+        (SPIKE | {"onset_step": None}, "onset_step is None"),
+        (SPIKE | {"severity": float("nan")}, "severity of LR_SPIKE"),
+        (SPIKE | {"duration_steps": -1}, "duration_steps is -1"),
+        (SPIKE | {"fault": "EXPERT_FAILURE"}, "acts on mixtral only, not on llama"),
+        (SPIKE | {"fault": "BETA_FAULT", "optimizer": "sgd"}, "acts on adamw only, not on sgd"),
+        (DEAD | {"severity": 5.0}, "at most 4"),
+        (DEAD | {"severity": 1.5}, "a whole number"),
     ],
 )
 def test_a_run_that_makes_no_sense_is_refused(changes, message):

@@ -224,12 +224,14 @@ def test_the_script_runs_for_real_and_says_what_it_left(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     "argv",
-    [["--jobs", "0"], ["--seed", "-1"], ["--recipe", "soup"], ["--backend", "dask"],
-     ["--limit", "0"], ["--backend", "dask", "--scheduler", "tcp://127.0.0.1:1"]],
+    [
+        "--jobs 0", "--seed -1", "--recipe soup", "--limit 0", "--backend dask",
+        "--backend dask --scheduler tcp://127.0.0.1:1",
+    ],
 )  # fmt: skip
 def test_bad_arguments_exit_with_2(argv):
     with pytest.raises(SystemExit) as exit_:
-        run_modern_experiments.main(argv)
+        run_modern_experiments.main(argv.split())
     assert exit_.value.code == 2
 
 
@@ -296,28 +298,29 @@ def test_the_published_simulator_names_the_faults_without_effect(fault, tmp_path
     assert f"fault {fault} has no effect in this simulator" in capsys.readouterr().out
 
 
+ONSET, SCRIPTED = "from 1 to total_steps (5000)", "--dynamics published"
+NAMES = "known are Llama-3-8B, Mistral-7B, GPT-4-MoE"
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([*PUBLISHED, "--severity", "3"], "--severity is not for --dynamics published"),
-        ([*PUBLISHED, "--duration", "9"], "--duration is not for --dynamics published"),
-        ([*PUBLISHED, "--fault", "BAD_BATCH"], "known are LR_SPIKE, DATA_CORRUPTION"),
-        ([*PUBLISHED, "--seed", "-1"], "seed is -1: it must be at least 0"),
-        ([*PUBLISHED, "--onset", "6000"], "from 1 to total_steps (5000)"),
-        ([*PUBLISHED, "--architecture", "BERT"], "known are Llama-3-8B, Mistral-7B, GPT-4-MoE"),
-        ([*PUBLISHED, "--id", "../../escape"], "cannot name a file"),
-        (["--architecture", "BERT"], "known are Llama-3-8B, Mistral-7B, GPT-4-MoE"),
-        (["--fault", "FIRE"], "known are NONE, EXPERT_FAILURE"),
-        (["--severity", "-2"], "severity of LR_SPIKE is -2.0"),
-        (["--severity", "nan"], "severity of LR_SPIKE is nan"),
-        (["--onset", "6000"], "from 1 to total_steps (5000)"),
-        (["--id", "../../escape"], "cannot name a file"),
-        (["--id", ""], "cannot name a file"),
+        (f"{SCRIPTED} --severity 3", "--severity is not for --dynamics published"),
+        (f"{SCRIPTED} --duration 9", "--duration is not for --dynamics published"),
+        (f"{SCRIPTED} --fault BAD_BATCH", "known are LR_SPIKE, DATA_CORRUPTION"),
+        (f"{SCRIPTED} --seed -1", "seed is -1: it must be at least 0"),
+        *((f"{which} --onset 6000", ONSET) for which in ("", SCRIPTED)),
+        *((f"{which} --architecture BERT", NAMES) for which in ("", SCRIPTED)),
+        *((f"{which} --id ../../escape", "cannot name a file") for which in ("", SCRIPTED)),
+        ("--fault FIRE", "known are NONE, EXPERT_FAILURE"),
+        ("--severity -2", "severity of LR_SPIKE is -2.0"),
+        ("--severity nan", "severity of LR_SPIKE is nan"),
+        ("--id=", "cannot name a file"),
     ],
 )
 def test_simulator_refuses_what_cannot_be(argv, message, tmp_path, capsys):
     with pytest.raises(SystemExit) as exit_:
-        simulator.main([*argv, "--out", str(tmp_path)])
+        simulator.main([*argv.split(), "--out", str(tmp_path)])
     assert exit_.value.code == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -1,0 +1,388 @@
+"""Exports of log collectors: JSON records on lines or in a list of one document, and tables.
+
+Cloud Logging, CloudWatch, Elastic and its shippers, fluentd, Loki, Datadog, Splunk, the journal and
+docker state of each line of a program when and where it was written. A program that writes JSON
+itself is left alone, as its fields are its text.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from functools import lru_cache
+from itertools import chain, islice, pairwise
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import orjson
+
+from rmetric.diagnosis.reading.timestamps import DATE_TIME, ZONE
+
+#: Names of columns, and ends of the dotted keys of records, in lower case; of several the first
+#: here counts.
+TIME_KEYS = (
+    "__realtime_timestamp", "timestamp", "@timestamp", "_time", "time", "timegenerated", "ts",
+    "datetime", "date", "last_timestamp", "lasttimestamp", "eventtime", "firsttimestamp",
+)  # fmt: skip
+TEXT_KEYS = (
+    "textpayload", "text_payload", "jsonpayload.message", "jsonpayload.log", "jsonpayload.msg",
+    "result._raw", "attributes.message", "message", "msg", "_raw", "log", "line", "body", "content",
+    "logentry", "logmessage",
+)  # fmt: skip
+WRITER_KEYS = (
+    "pod_name", "pod.name", "podname", "pod", "compute.googleapis.com/resource_name", "task_name",
+    "replica", "logstreamname", "log_stream", "kubernetes.host", "_hostname", "host.name",
+    "hostname", "host", "node", "node_name", "node_id", "instance", "instance_id",
+    "container_name", "container.name", "container",
+)  # fmt: skip
+_KEYS = (TEXT_KEYS, TIME_KEYS, WRITER_KEYS, ("syslog_identifier",), ("_pid", "syslog_pid"))
+#: Payloads that are the text themselves where they have no message, or one of training beside it.
+_PAYLOADS = ("jsonPayload", "protoPayload")
+_OF_TRAINING = frozenset(("step", "global_step", "iteration", "loss", "rank"))
+#: Keys that only collectors write.
+_KEYS_OF_COLLECTORS = frozenset(
+    (
+        "textPayload", *_PAYLOADS, "_source", "logStreamName", "log_stream", "ingestionTime",
+        "__REALTIME_TIMESTAMP", "LogEntry", "LogMessage",
+    )
+)  # fmt: skip
+#: Keys beside "log" that state which container wrote it, and those that may stand there alone.
+_ORIGINS = frozenset(("stream", "container_id", "container_name"))
+_BESIDE_A_LINE = frozenset(("log", "attrs", *TIME_KEYS))
+_TIMES_OF_EVENTS = {"lastTimestamp", "firstTimestamp", "eventTime"}
+#: Columns of Kubernetes' events that stand before the text, as `kubectl get events` prints them.
+_OF_EVENTS = ("type", "reason", "object")
+#: Bytes in which the list of a document begins, and those of it that are read.
+_NEAR, _MOST = 4096, 1 << 28
+_LIST, _NEXT = re.compile(r"\[\s*(?=\{)"), re.compile(r"[,\s]*(?=\{)")
+#: Records of which one must be a collector's, and those by which the order of all is known.
+_FIRST, _SAMPLE = 5, 1000
+#: Least number of times that fall, and largest share of such that rise, where the newest is first.
+MIN_FALLS, MAX_RISES = 3, 0.02
+#: Bytes of a record, and of those given at a time.
+_LONGEST, _BLOCK = 1 << 22, 1 << 20
+_DEEPEST = 6
+_FOREIGN = re.compile(r"[^\w.-]+", re.ASCII)
+_STAMP = re.compile(rf"{DATE_TIME}\S*")
+#: The zone or unit behind a column's name.
+_UNIT = re.compile(r"\(\w+\)$")
+#: The cells of a table without names: a time, a level or none, who wrote the line, and the line.
+_NAMELESS = re.compile(
+    rf"{DATE_TIME}{ZONE}?\t(?P<level>[A-Z]{{4,9}}\t)?(?=[^\t]*\d)[A-Za-z][\w.-]*\t[^\t]*"
+)
+#: Columns of a table; a line of a log may have a few of these words too.
+MIN_COLUMNS = 3
+
+#: Line of the file, time, lines of text.
+_Entry = tuple[int, str, list[str]]
+
+
+class Export:
+    """Gives the lines that the records of a file hold, the oldest first.
+
+    Attributes:
+        pieces: (number of a line that was given, line of its record), both from 1, wherever the
+            distance of the two changes.
+    """
+
+    def __init__(self, read: Callable[[Iterator[bytes]], Iterator[_Entry]]) -> None:
+        self._read = read
+        self.pieces: list[tuple[int, int]] = []
+
+    @classmethod
+    def of(cls, head: bytes) -> Export | None:
+        """The export that begins so; None for any other log.
+
+        >>> Export.of(b'{"textPayload": "step 3"}') is None
+        False
+        >>> Export.of(b'{"time": "2025-05-06T17:39:56Z", "message": "step", "loss": 2.5}')
+        """
+        if head.lstrip()[:1] not in (b"{", b"["):
+            table = _Table.of(head.partition(b"\n")[0].decode("utf-8", "replace"))
+            return cls(table.entries) if table else None
+        lines = islice(filter(None, map(bytes.strip, head.split(b"\n", 99))), _FIRST)
+        if any(map(_of_collector, map(_record, lines))):
+            return cls(_of_lines)
+        text = head.decode("utf-8", "replace")
+        found = _LIST.search(text, 0, _NEAR)
+        try:
+            record = json.JSONDecoder().raw_decode(text, found.end())[0] if found else None
+        except (ValueError, RecursionError):
+            return None
+        return cls(_listed) if _of_collector(record) else None
+
+    def blocks(self, blocks: Iterator[bytes], *, may_turn: bool = True) -> Iterator[bytes]:
+        """Blocks of the lines that the records in blocks of the file hold."""
+        records = self._read(blocks)
+        first = list(islice(records, _SAMPLE))
+        records = chain(first, records)
+        if may_turn:
+            times = [time for _, time, _ in first if time]
+            rises = sum(before < after for before, after in pairwise(times))
+            falls = sum(before > after for before, after in pairwise(times))
+            if falls >= MIN_FALLS and rises <= MAX_RISES * falls:
+                records = reversed([*records])
+        number = apart = 0
+        self.pieces, given = [], bytearray()
+        for at, _, lines in records:
+            for line in lines:
+                number += 1
+                if at - number != apart:
+                    apart = at - number
+                    self.pieces.append((number, at))
+                given += line.encode("utf-8", "surrogateescape") + b"\n"
+            if len(given) >= _BLOCK:
+                yield bytes(given)
+                given.clear()
+        if given:
+            yield bytes(given)
+
+
+def _of_lines(blocks: Iterator[bytes]) -> Iterator[_Entry]:
+    for number, line in _lines(blocks):
+        record = _record(line) if line[:1] == b"{" else None
+        text = line.decode("utf-8", "surrogateescape")
+        yield (number, "", [text]) if record is None else (number, *_entry(record, text))
+
+
+def _lines(blocks: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Lines with their numbers; an endless one in parts."""
+    number, held = 0, b""
+    for block in blocks:
+        *lines, held = (held + block).split(b"\n")
+        for line in lines:
+            number += 1
+            yield number, line
+        if len(held) > _LONGEST:
+            yield number + 1, held
+            held = b""
+    if held:
+        yield number + 1, held
+
+
+def _listed(blocks: Iterator[bytes]) -> Iterator[_Entry]:
+    data = bytearray()
+    for block in blocks:
+        data += block
+        if len(data) > _MOST:
+            break
+    text, streams = data.decode("utf-8", "replace"), list[_Entry]()
+    found, decoder, number, before = _LIST.search(text), json.JSONDecoder(), 1, 0
+    while found:
+        at = found.end()
+        number, before = number + text.count("\n", before, at), at
+        try:
+            record, end = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):  # cut off
+            rest = enumerate(text[at:].split("\n"), number)
+            yield from ((place, "", [line]) for place, line in rest)
+            break
+        values, labels = record.get("values"), record.get("stream")
+        if isinstance(values, list) and isinstance(labels, dict):  # a stream of Loki, all its lines
+            said = [one for one in values if isinstance(one, list) and len(one) > 1]
+            for time, line, *_ in said[:: -1 if said and said[0][0] > said[-1][0] else 1]:
+                one = {"labels": labels, "timestamp": time, "line": line}
+                streams.append((number, *_entry(one, "")))
+        else:
+            yield number, *_entry(record, text[at:end])
+        found = _NEXT.match(text, end) or _LIST.search(text, end)
+    yield from sorted(streams, key=itemgetter(1))
+
+
+@lru_cache(maxsize=1000)
+def _places(keys: tuple[str, ...]) -> list[str]:
+    """Keys of a record's text, time, writer, program and process; "" for none."""
+    return [place(keys, known) for known in _KEYS]
+
+
+def place(keys: Iterable[str], known: Sequence[str]) -> str:
+    """The key that is known, or ends in a known one behind a dot; "" for none.
+
+    >>> place(["a.pod_name", "host"], WRITER_KEYS)
+    'a.pod_name'
+    """
+    keys = list(keys)
+    ways = (key for name in known for key in keys if key == name or key.endswith(f".{name}"))
+    return next(ways, "")
+
+
+def _entry(record: Mapping[str, Any], raw: str) -> tuple[str, list[str]]:
+    """The time of a record, and its lines as the tools of the collectors print them."""
+    source = record.get("_source")
+    record = source if isinstance(source, dict) else record
+    flat = dict(_flat(record))
+    of_text, of_time, of_writer, of_program, of_process = _places(tuple(flat))
+    text = _event(record) if _is_event(record) else _text(flat.get(of_text))
+    for name in _PAYLOADS:
+        payload = record.get(name)
+        if isinstance(payload, dict) and (not of_text or _OF_TRAINING & payload.keys()):
+            text = orjson.dumps(payload).decode("utf-8", "replace")
+    if text is None:
+        return "", [raw.replace("\n", " ")]
+    time, writer = _time(flat.get(of_time)), str(flat.get(of_writer, ""))
+    before = None
+    if of_program and writer:
+        process, program = flat.get(of_process), flat[of_program]
+        ended = f"[{process}]" if process and program != "kernel" else ""
+        before = f"{time} {_FOREIGN.sub('-', writer)} {program}{ended}: "
+    return time, [_line(time, writer, line, before) for line in text.rstrip("\n").split("\n")]
+
+
+def _line(time: str, writer: str, text: str, before: str | None = None) -> str:
+    """A line as `kubectl logs --prefix --timestamps` prints it.
+
+    A writer without a number is none: a service of the platform.
+    """
+    if before is None:
+        named = re.search("[0-9]", writer)
+        before = f"[pod/{_FOREIGN.sub('-', writer)}] " if named else ""
+        before += f"{time} " if time else ""
+    return before + text
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _of_collector(record: Any) -> bool:
+    if not isinstance(record, dict):
+        return False
+    keys, objects = record.keys(), {key for key, one in record.items() if isinstance(one, dict)}
+    return bool(
+        _KEYS_OF_COLLECTORS & keys
+        or "kubernetes" in objects
+        # docker and the runtimes of Kubernetes
+        or ("log" in keys and (_ORIGINS & keys or keys <= _BESIDE_A_LINE))
+        or ("labels" in objects and "line" in keys)
+        or ("stream" in objects and isinstance(record.get("values"), list))
+        or ("attributes" in objects and "message" in record["attributes"])
+        or ("result" in objects and "_raw" in record["result"])
+        or _is_event(record)
+        or ({"@timestamp", "message"} <= keys and objects & {"agent", "host", "ecs"})
+    )
+
+
+def _is_event(record: Mapping[str, Any]) -> bool:
+    """True for an event of Kubernetes."""
+    return {"reason", "message"} <= record.keys() and bool(_TIMES_OF_EVENTS & record.keys())
+
+
+def _event(record: Mapping[str, Any]) -> str:
+    """An event as `kubectl get events` prints it."""
+    of = record.get("involvedObject", record.get("regarding", record))
+    of = of if isinstance(of, dict) else {}
+    name = f"{str(of.get('kind', '')).lower()}/{of.get('name', '')}"
+    return f"{record.get('type', '')} {record['reason']} {name} {record['message']}"
+
+
+def _flat(record: Mapping[str, Any], before: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    for key, value in record.items():
+        name = f"{before}{key.lower()}"
+        if not isinstance(value, dict):
+            yield name, value
+        elif depth < _DEEPEST:
+            yield from _flat(value, f"{name}.", depth + 1)
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, list):  # as the journal writes what is no UTF-8
+        try:
+            return bytes(value).decode("utf-8", "replace")
+        except (TypeError, ValueError):
+            return None
+    return value if isinstance(value, str) else None
+
+
+def _time(value: Any) -> str:
+    """A time in ISO 8601; "" for what is none.
+
+    >>> _time(1746553196123), _time("1746553196123456789"), _time("yesterday")
+    ('2025-05-06T17:39:56.123Z', '2025-05-06T17:39:56.123Z', '')
+    """
+    if isinstance(value, str) and _STAMP.match(value):
+        return value.strip().replace(" ", "T", 1).replace(" ", "")
+    try:
+        seconds = float(value)
+        while seconds > 1e11:  # milli-, micro- or nanoseconds
+            seconds /= 1000
+        date = datetime.fromtimestamp(seconds, timezone.utc) if seconds > 1e8 else None
+    except (TypeError, ValueError, OverflowError, OSError):
+        return ""
+    return "" if date is None else f"{date.isoformat(timespec='milliseconds')[:-6]}Z"
+
+
+class _Table(NamedTuple):
+    """A table of log lines, of which a line is made of each row.
+
+    The level is left out: collectors give that of the stream, "ERROR" for all of stderr.
+
+    Attributes:
+        columns: their number.
+        time, text: places of these columns.
+        writer: that of who wrote the line; None without one.
+        event: those of an event's kind and object, which its line begins with.
+    """
+
+    delimiter: str
+    columns: int
+    time: int
+    text: int
+    writer: int | None
+    event: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, row: str) -> _Table | None:
+        r"""The table that begins with such a line; None for any other log.
+
+        >>> _Table.of("TIMESTAMP,SEVERITY,POD,MESSAGE").text
+        3
+        >>> _Table.of("2025-05-06T17:39:56Z\tERROR\tfit-0-1\tstep 3").writer
+        2
+        >>> _Table.of("time, host, message: each of them")
+        """
+        if found := _NAMELESS.fullmatch(row):
+            last = 3 if found["level"] else 2
+            return cls("\t", last + 1, 0, last, last - 1)
+        for delimiter in "\t,;":
+            if row.count(delimiter) < MIN_COLUMNS - 1:
+                continue  # as nearly every log's
+            names = [_UNIT.sub("", name.lower()) for name in _cells(row, delimiter)]
+            plain = [name.rpartition(".")[2] for name in names]
+            text, time, writer = (place(names, known) for known in _KEYS[:3])
+            if all(re.fullmatch(r"\S+", name) for name in names) and time and text:
+                of_event = set(_OF_EVENTS) <= set(plain)
+                return cls(
+                    delimiter, len(names), names.index(time), names.index(text),
+                    None if of_event or not writer else names.index(writer),
+                    tuple(map(plain.index, _OF_EVENTS)) if of_event else (),
+                )  # fmt: skip
+        return None
+
+    def entries(self, blocks: Iterator[bytes]) -> Iterator[_Entry]:
+        """The lines of the rows; one that is none stays: the text of the row before goes on."""
+        for number, raw in _lines(blocks):
+            row = raw.rstrip(b"\r").decode("utf-8", "surrogateescape")
+            cells = row.split(self.delimiter, self.columns - 1)
+            if '"' in row and len(cells) == self.columns:  # a quote may be open, over several rows
+                cells = _cells(row, self.delimiter)
+            if len(cells) < self.columns:
+                yield number, "", [row.removesuffix('"')]
+                continue
+            said = " ".join(cells[at].strip() for at in (*self.event, self.text))
+            writer = "" if self.writer is None else cells[self.writer]
+            time = cells[self.time].strip()
+            yield number, time, [_line(time, writer, said)]
+
+
+def _cells(row: str, delimiter: str) -> list[str]:
+    try:
+        return next(csv.reader([row], delimiter=delimiter), [])
+    except csv.Error:  # a carriage return, or a field that is too long
+        return []
