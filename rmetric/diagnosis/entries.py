@@ -117,7 +117,7 @@ class EntryPass:
             stream = self.streams[prefix] = LogStream(str(len(self.streams)), prefix)
         return stream
 
-    def _stream(self, line: bytes, form: LogLineForm) -> tuple[LogStream, int]:
+    def stream(self, line: bytes, form: LogLineForm) -> tuple[LogStream, int]:
         """The stream of a line, and the offset of its text."""
         if form.heads is None:
             return self.own, self.prefixes.start(line)
@@ -387,12 +387,6 @@ class EntryPass:
 
         if len(stream.head) < HEAD:
             stream.head += map(raw, range(min(HEAD - len(stream.head), number)))
-        for order in range(min(stream.fresh, number)):
-            if stream.first_time is not None:
-                break
-            entry = raw(order)
-            stream.first_time = self.shapes.time(entry[1], entry[7].shape)
-        stream.fresh = max(0, stream.fresh - number)
         stream.tail.extend(map(raw, range(max(0, number - TAIL), number)))
         first, last = self.first, self.last
         for template, order in dict(zip(templates, range(number), strict=True)).items():
