@@ -15,11 +15,11 @@ from rmetric.guard.batch_share import batch_share
 from rmetric.guard.layout import Layout
 from rmetric.guard.planner import BatchSpec, PlanOptions, check, plan
 from rmetric.guard.planner.cluster import Cluster
-from rmetric.guard.planner.model_shape import ModelShape
 from rmetric.guard.planner.rules import Problem
 from rmetric.guard.planner.search import idle_hints, nearest_batch
 from rmetric.guard.planner.settings import ENGINES
 from rmetric.guard.supervisor.allocation import by_model, shrink_data
+from tests.guard.planner.test_planner import LLAMA_8B, LLAMA_70B
 
 
 @st.composite
@@ -158,16 +158,6 @@ def test_the_batch_is_only_changed_when_and_as_far_as_that_is_allowed(
     assert abs(layout.global_batch - batch) <= change * batch
     assert layout.data <= survivors
     assert uneven or layout.samples is None
-
-
-LLAMA_8B = ModelShape(
-    layers=32, hidden=4096, heads=32, kv_heads=8, head_size=128, ffn=14336, vocabulary=128256,
-    sequence=8192,
-)  # fmt: skip
-LLAMA_70B = ModelShape(
-    layers=80, hidden=8192, heads=64, kv_heads=8, head_size=128, ffn=28672, vocabulary=128256,
-    sequence=8192,
-)  # fmt: skip
 
 
 @pytest.mark.parametrize("engine", ["megatron", "torchtitan", "fsdp"])

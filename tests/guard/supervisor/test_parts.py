@@ -19,6 +19,9 @@ from rmetric.cli import supervise
 from rmetric.cli.main import main
 from rmetric.guard.checkpoint_dir import CheckpointDirectory, LastCheckpoint, last_checkpoint
 from rmetric.guard.layout import Layout
+from rmetric.guard.planner import BatchSpec, plan
+from rmetric.guard.planner.cluster import Cluster
+from rmetric.guard.planner.model_shape import ModelShape
 from rmetric.guard.run_folder import LAUNCH_VARIABLE, Heartbeat, RunFolder
 from rmetric.guard.supervisor import launch_failure, processes
 from rmetric.guard.supervisor.allocation import Allocation, NothingFitsError, by_model, shrink_data
@@ -577,10 +580,6 @@ class TestPlans:
         assert found.layout.data == most
 
     def test_with_the_shape_of_the_model_any_layout_may_be_planned(self):
-        from rmetric.guard.planner import BatchSpec
-        from rmetric.guard.planner.cluster import Cluster
-        from rmetric.guard.planner.model_shape import ModelShape
-
         model = ModelShape.gpt(layers=24, hidden=2048, heads=16, vocabulary=50304, sequence=2048)
         plan = by_model(
             model, Cluster.of([1], "a100").gpu, BatchSpec(samples=64), engine="megatron"
@@ -592,10 +591,6 @@ class TestPlans:
         assert len({len(gpus) for gpus in less.gpus.values()}) == 1
 
     def test_the_planner_s_choice_stands_before_a_faster_layout_that_changes_more(self):
-        from rmetric.guard.planner import BatchSpec, plan
-        from rmetric.guard.planner.cluster import Cluster
-        from rmetric.guard.planner.model_shape import ModelShape
-
         model = ModelShape(layers=32, heads=32, kv_heads=8, hidden=4096, head_size=128,
                            ffn=14336, vocabulary=128256, sequence=8192)  # fmt: skip
         cluster, batch, now = (
@@ -610,10 +605,6 @@ class TestPlans:
         assert chosen({"": tuple(range(8))}, now).layout == found.best.layout
 
     def test_a_size_that_the_training_is_not_told_of_stays(self):
-        from rmetric.guard.planner import BatchSpec
-        from rmetric.guard.planner.cluster import Cluster
-        from rmetric.guard.planner.model_shape import ModelShape
-
         shape = dict(heads=32, kv_heads=8, hidden=4096, head_size=128, ffn=14336,
                      vocabulary=128256)  # fmt: skip
         gpu, pool = Cluster.of([1], "h100").gpu, {"": tuple(range(8))}
@@ -768,8 +759,6 @@ def test_a_wrong_command_line_is_said_and_starts_nothing(tmp_path, capsys, argum
     [("", (0, 1)), ("4,6,7", (4, 6)), ("GPU-8f2c,GPU-11aa", "say the numbers of these GPUs")],
 )
 def test_the_gpus_that_may_be_used_are_those_that_are_visible(monkeypatch, visible, pool):
-    from rmetric.cli import supervise
-
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     parser = argparse.ArgumentParser()
     supervise.add_arguments(parser)
