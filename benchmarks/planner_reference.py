@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from rmetric.guard.layout import Layout
 from rmetric.guard.planner import BatchSpec
-from rmetric.guard.planner.cluster import Cluster
-from rmetric.guard.planner.engines import Engine
+from rmetric.guard.planner.cluster import Cluster, Reach
 from rmetric.guard.planner.memory import memory
 from rmetric.guard.planner.model_shape import ModelShape
-from rmetric.guard.planner.throughput import Reach, estimate
+from rmetric.guard.planner.settings import Engine
+from rmetric.guard.planner.throughput import estimate
 
 
 class Tried(NamedTuple):

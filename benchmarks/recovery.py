@@ -33,8 +33,7 @@ from benchmarks.report import RESULTS, write_between, write_report
 from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.supervisor.journal import Line, read_journal
 from rmetric.logs import read_log
-from rmetric.telemetry.lines import verdict_line
-from rmetric.telemetry.verdict import GpuVerdict
+from rmetric.telemetry.lines import GpuVerdict, verdict_line
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "supervisor.md"
 MODULE = "studies.tiny_llama"

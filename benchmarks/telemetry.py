@@ -37,7 +37,7 @@ TURNS, CALLS = 7, 200
 
 def watch(seconds: float) -> dict[str, Any]:
     """Measure in a separate process the share of a core over the given seconds, and the parts."""
-    from rmetric.telemetry.gpu_watch import GpuWatch
+    from rmetric.telemetry.sources import GpuWatch
 
     with GpuWatch() as watch:
         if not watch.hardware.ready(30.0):

@@ -132,15 +132,10 @@ _FULL_DECODER = msgspec.json.Decoder(FullMetricsLine)
 
 
 def records_from_lines(lines: bytes, *, ours: bool) -> tuple[list[Record], bool] | None:
-    """The records in METRICS lines of plain numbers, decoded together.
+    """The records in whole METRICS lines of plain numbers, and whether the log is ours.
 
-    Args:
-        lines: whole lines.
-        ours: as for `record_from_json`.
-
-    Returns:
-        The records, and True if the log is one of ours; None if any line is of another kind,
-        holds a nan or an infinity, or is wrong.
+    None if any line is of another kind, holds a nan or an infinity, or is wrong. For `ours` see
+    `record_from_json`.
     """
     try:
         decoded: Any = (_DECODER if ours else _FULL_DECODER).decode_lines(lines)

@@ -41,16 +41,9 @@ _LOG_EVENTS = {"ALERT": ("alert", "source"), "RESCUE": ("decision", "action")}
 
 
 def start_line(run_config: dict[str, Any], run_id: str, config: RMetricConfig, mode: str) -> bytes:
-    """The first line of a log, which follows from the settings alone.
+    """The first line of a log, with its line end, which follows from the settings alone.
 
-    Args:
-        run_config: description of the run; it becomes ``config`` of the line.
-        run_id: becomes ``experiment_id``.
-        config: of the metric.
-        mode: an ablation, a key of `metric.MODES`.
-
-    Returns:
-        One line of JSON with its line end.
+    `run_config`, the description of the run, becomes its ``config``; `mode` is of `metric.MODES`.
     """
     settings = asdict(config.with_mode(mode))
     if config.variant == "paper":
@@ -83,15 +76,10 @@ def log_path(folder: Path, run_id: str) -> Path:
 def metrics_line(
     record: Record, metric: RMetric, alarms: Mapping[str, bool] | None = None
 ) -> bytes:
-    """Serialise one record and the metric's state after it as a METRICS line.
+    """One record and the metric's state after it as a METRICS line, with its line end.
 
-    Args:
-        record: the measurements of one step.
-        metric: already updated with `record`; it is read, not advanced.
-        alarms: of other detectors, by name, logged beside R's.
-
-    Returns:
-        One line of JSON with its line end.
+    The metric, already updated with `record`, is read, not advanced. `alarms` are those of other
+    detectors, by name, logged beside R's.
     """
     measured = record_to_json(record)
     for key in (*SIGNAL_KEYS.values(), *NORMALISED_KEYS.values()):
@@ -103,15 +91,9 @@ def metrics_line(
 
 
 def run_lines(run: Run, metric_config: RMetricConfig, mode: str = "FULL_METRIC") -> Iterator[bytes]:
-    """Serialise a finished run as the lines of its log, with the metric computed on the way.
+    """The lines of a finished run's log, with the metric computed on the way.
 
-    Args:
-        run: a run whose truth is not known gets no final line.
-        metric_config: settings of the metric.
-        mode: an ablation, a key of `metric.MODES`.
-
-    Returns:
-        The lines, each with its line end.
+    A run whose truth is not known gets no final line. `mode` is an ablation of `metric.MODES`.
     """
     metric = RMetric(metric_config.with_mode(mode))
     injected = fault_lines(run.truth)

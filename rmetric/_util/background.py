@@ -13,13 +13,9 @@ logger = logging.getLogger("rmetric")
 class Background:
     """Runs functions one after the other on a daemon thread, which begins with the first.
 
-    A function that raises is reported and the next one runs. A queue that is
-    full takes nothing more: what is dropped is counted, and nobody waits. An
-    executor of `concurrent.futures` would not do: its queue has no bound, and the
-    interpreter waits at its end for what hangs.
-
-    Args:
-        size: functions that may wait, at least 1.
+    A function that raises is reported and the next one runs. Of more than `size` functions that
+    wait, the others are dropped and counted. An executor of `concurrent.futures` would not do: its
+    queue has no bound, and the interpreter waits at its end for what hangs.
 
     >>> background = Background()
     >>> background.submit(lambda: None)

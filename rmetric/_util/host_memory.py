@@ -18,14 +18,7 @@ _RANKS_HERE = "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PE
 
 
 def available_memory(root: Path = Path("/")) -> int | None:
-    """What the kernel counts as available, or less where a control group allows less.
-
-    Args:
-        root: of the file system; another one in tests.
-
-    Returns:
-        Bytes; None where the system does not tell.
-    """
+    """Bytes that the kernel counts as available, or that a control group allows; or None."""
     rooms = [*_of_machine(root / "proc/meminfo"), *_of_groups(root)]
     return max(0, min(rooms)) if rooms else None
 
@@ -48,11 +41,8 @@ def available_to_rank() -> int | None:
 def check_fits(needed: int, what: str, *, freed: int = 0, advice: str = "") -> None:
     """Raise MemoryError rather than let the kernel end the training for want of memory.
 
-    Args:
-        needed: bytes that are to be taken.
-        what: it is for, as the subject of the message.
-        freed: bytes that it takes the place of.
-        advice: end of the message.
+    `what` is the subject of the message for the bytes `needed`, which take the place of those
+    `freed`.
     """
     room = available_to_rank()
     if room is not None and needed > MOST_OF_MEMORY * room + freed:

@@ -20,15 +20,7 @@ EXTRAS = {
 
 
 def install_hint(module: str | None) -> str:
-    """Command that installs the package of a missing module.
-
-    Args:
-        module: name of the module, dotted or not.
-
-    Returns:
-        The command, also right where rmetric is installed from a clone; empty if the module is
-        of no extra.
-    """
+    """Command that installs the package of a missing module; empty if the module is of no extra."""
     name = (module or "").partition(".")[0]
     extra = next((extra for extra, names in EXTRAS.items() if name in names.split()), "")
     return extra and f'pip install "rmetric[{extra}]"'
@@ -36,12 +28,6 @@ def install_hint(module: str | None) -> str:
 
 def needed(module: str) -> Any:
     """Import a module that the base installation lacks.
-
-    Args:
-        module: name of the module, dotted or not.
-
-    Returns:
-        The module.
 
     Raises:
         ModuleNotFoundError: it is not installed; the message names the command to install it.
@@ -68,16 +54,10 @@ def lazy(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Make the `__getattr__` and `__dir__` of a package (PEP 562).
 
-    Args:
-        package: its `__name__`.
-        exports: dotted module -> the names that the package offers from it, with spaces between;
-            ``Offered=Name`` offers `Name` under another one.
-
-    Returns:
-        The two functions. The first imports the module of a name and keeps the object in the
-        package, so that it runs once for each name. It raises AttributeError for a name that is
-        not offered, and ModuleNotFoundError that names the command to install it where an
-        optional package is not installed.
+    `exports` maps a dotted module to the names that the package offers from it, with spaces
+    between; ``Offered=Name`` offers `Name` under another one. A module is imported when a name is
+    first asked for. AttributeError: a name that is not offered; ModuleNotFoundError, which names
+    the command to install it: an optional package is missing.
     """
     found_at: dict[str, tuple[str, str]] = {}
     for module, names in exports.items():

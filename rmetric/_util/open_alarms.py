@@ -24,10 +24,8 @@ class _Entry:
 class OpenAlarms:
     """Open alarms of one process.
 
-    An alarm ends by `end`, or, unless it `lasts`, when it was not repeated in `quiet_steps`.
-
-    Args:
-        quiet_steps: steps without a repetition after which an alarm is over, at least 1.
+    An alarm ends by `end`, or, unless it `lasts`, when it was not repeated in `quiet_steps`, at
+    least 1.
 
     >>> alarms = OpenAlarms(quiet_steps=10)
     >>> alarms.open("loss", 120, "loss 9.1", step=125)
@@ -46,12 +44,7 @@ class OpenAlarms:
     def open(self, key: str, since: int, reason: str, *, step: int, lasts: bool = False) -> None:
         """Open an alarm, or repeat an open one, which keeps its earlier onset and its text.
 
-        Args:
-            key: identifies the alarm.
-            since: onset, a step.
-            reason: text of the alarm.
-            step: current step.
-            lasts: the alarm ends only by `end`.
+        One that `lasts` ends only by `end`.
         """
         self._expire(step)
         entry = self._entries.setdefault(key, _Entry(since, reason, step, lasts))

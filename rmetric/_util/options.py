@@ -30,9 +30,7 @@ class _Renamed(argparse.Action):
 def renamed(parser: argparse.ArgumentParser | argparse._ArgumentGroup, **now: str) -> None:
     """Refuse options of earlier versions with exit code 2 and the name of the new option.
 
-    Args:
-        parser: of the command.
-        now: new option by old name, both without the leading dashes; a space begins a value.
+    `now` maps old to new names, without the leading dashes; a space begins a value.
 
     >>> parser = argparse.ArgumentParser()
     >>> renamed(parser, cores="jobs", fault_step="onset")
@@ -45,7 +43,6 @@ def renamed(parser: argparse.ArgumentParser | argparse._ArgumentGroup, **now: st
 
 
 def usable_cores() -> int:
-    """Processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -55,13 +52,7 @@ def add_jobs(
     *,
     default: int | None = None,
 ) -> None:
-    """Add `--jobs N`, the number of processes.
-
-    Args:
-        parser: of the command.
-        words: help text, without the default.
-        default: number of processes; None for one a core.
-    """
+    """Add `--jobs N`, the number of processes; by default one a core. `words` are its help text."""
     said = "one a core, here %(default)s" if default is None else "%(default)s"
     parser.add_argument(
         "--jobs", type=whole(1), default=usable_cores() if default is None else default,
@@ -79,12 +70,7 @@ def add_preset(parser: argparse.ArgumentParser) -> None:
 
 
 def number(text: str, what: str = "a number") -> float:
-    """A finite number from 0.
-
-    Args:
-        text: as it was typed.
-        what: name of the number in the error.
-    """
+    """A finite number from 0, called `what` in the error."""
     try:
         value = float(text)
     except ValueError:

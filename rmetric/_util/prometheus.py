@@ -27,14 +27,10 @@ def family(
     *,
     counter: bool = False,
 ) -> Any:
-    """One metric with its samples.
+    """A metric with its samples, each the values of the `labels` and a number; None: no sample.
 
-    Args:
-        name: without the prefix ``rmetric_`` and without the ``_total`` of a counter.
-        words: HELP text.
-        labels: names of the labels.
-        samples: values of the labels, and the value; a value of None has no sample.
-        counter: it only rises; else it is a gauge.
+    The name is without the prefix ``rmetric_`` and without the ``_total`` of a counter, which only
+    rises; else it is a gauge. `words` are its HELP text.
     """
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
@@ -59,18 +55,9 @@ def write_textfile(path: Path, collector: Collector) -> None:
 
 
 def serve(collector: Collector, port: int, address: str = "127.0.0.1") -> Any:
-    """Serve the metrics over HTTP in a thread.
+    """Serve the metrics over HTTP in a thread; `stop` ends the server that it returns.
 
-    Args:
-        collector: exported source.
-        port: TCP port; 0 for any free one.
-        address: address to bind.
-
-    Returns:
-        The server; `stop` ends it.
-
-    Raises:
-        OSError: the address is not available; the message names it.
+    Port 0 is any free one. Raises OSError that names the address if it is not available.
     """
     from prometheus_client import start_http_server
 

@@ -11,12 +11,9 @@ from typing import Any, TextIO
 
 
 class OutputError(Exception):
-    """The standard output takes no more.
+    """The standard output takes no more; `closed`: nobody reads it any more, as after `| head -1`.
 
     It is no OSError: a command catches those of the files that it reads and writes.
-
-    Attributes:
-        closed: nobody reads it any more, as after `| head -1`.
     """
 
     def __init__(self, error: OSError) -> None:

@@ -66,15 +66,9 @@ def restore_state(target: Any, state: Any) -> Any:
 
 
 def restore_or_keep(target: Any, state: Any, name: str) -> bool:
-    """Restore `target` in place; a state that does not fit leaves it as it is, with one warning.
+    """Restore `target` in place and return True, unless the state does not fit.
 
-    Args:
-        target: object of rmetric.
-        state: of `state_of`, maybe of other settings or of an earlier version.
-        name: of the target in the warning.
-
-    Returns:
-        True if it was restored.
+    Such a one, of other settings or of an earlier version, leaves it as it is, with one warning.
     """
     try:
         restore_state(deepcopy(target), state)

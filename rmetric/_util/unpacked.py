@@ -101,13 +101,9 @@ def _zstd(path: Path) -> tuple[Callable[[], Any], type[Exception]]:
 def _of_frames(
     file: IO[bytes], block: int, begin: Callable[[], Any], damage: type[Exception]
 ) -> Iterator[bytes]:
-    """Unpack frames, or streams, one behind the other.
+    """Unpack frames, or streams, one behind the other, in blocks of about `block` bytes.
 
-    Args:
-        file: at its beginning.
-        block: bytes that are gathered.
-        begin: makes the decompressor of the next frame.
-        damage: what it raises.
+    `begin` makes the decompressor of the next frame, and `damage` is what it raises.
     """
     gathered = bytearray()
     piece, frame = file.read(_PACKED), begin()

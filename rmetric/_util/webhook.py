@@ -51,18 +51,14 @@ class WebhookSender:
     """Posts JSON to a URL from a thread of its own, so that the caller never waits for it.
 
     Args:
-        url: http or https.
+        url: http or https. One that cannot be posted to raises ValueError.
         name: of the URL, for an error's message.
-        report: called in that thread or the caller's with what happened to a message that was not
-            taken, in words for "the webhook ...".
+        report: called with why a message was not taken, in words for "the webhook ...".
         timeout: seconds for one try, above 0.
         tries: of each message, at least 1, with pauses between them that double.
         pause: seconds before the second try.
         waiting: messages that may wait to be sent.
         form: where neither the URL nor its host tells one; of `FORMS`.
-
-    Raises:
-        ValueError: the URL is not one to post to.
     """
 
     def __init__(

@@ -23,12 +23,6 @@ def delayed(function: Callable[..., Any]) -> Callable[..., Any]:
     """`joblib.delayed`, for a task whose worker ends when this process has been killed.
 
     A worker of joblib notices that only between two tasks, and a task may take minutes.
-
-    Args:
-        function: the task.
-
-    Returns:
-        A function that makes the task from its arguments.
     """
     made: Callable[..., Any] = joblib.delayed(partial(_run, os.getpid(), function))
     return made
@@ -51,12 +45,7 @@ def _end_with(parent: int) -> None:
 
 
 class ShareFile:
-    """Callable in a worker: writes the share of its task that is done to a file.
-
-    Args:
-        path: of the file; where it cannot be written nothing is.
-        total: number of steps of the task.
-    """
+    """Called in a worker: writes the share of its `total` steps that is done to a file."""
 
     def __init__(self, path: Path, total: int) -> None:
         self._path, self._total, self._next = path, total, 0.0
@@ -74,13 +63,9 @@ class ShareFile:
 def follow_shares(on_progress: Callable[[float], None] | None) -> Iterator[Callable[..., Any]]:
     """Report what workers on this machine have done so far, also in the middle of a task.
 
-    Args:
-        on_progress: called on a thread of its own, about twice a second, with the sum of the
-            shares, each times the size of its task; it never falls. None: nothing is followed.
-
-    Yields:
-        A function of the size of a task and its number of steps that makes the `ShareFile` of the
-        task; it returns None where nothing is followed.
+    `on_progress` is called on a thread of its own, about twice a second, with the sum of the
+    shares, each times the size of its task; it never falls. Yields a function of a task's size and
+    number of steps that makes its `ShareFile`, or None where nothing is followed.
     """
     if on_progress is None:
         yield lambda size, total: None

@@ -1,4 +1,4 @@
-"""Runs the audits of one training on one rank."""
+"""All audits, and what runs those of one training on one rank."""
 
 from __future__ import annotations
 
@@ -10,30 +10,53 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rmetric.audits.batches import Batches
 from rmetric.audits.contract import Audit
 from rmetric.audits.finding import Finding
 from rmetric.audits.fingerprint import fingerprints, halves, joined, peaks
+from rmetric.audits.groups import Groups
+from rmetric.audits.modes import Modes
+from rmetric.audits.replicas import Replicas
+from rmetric.audits.resume import Resume
+from rmetric.audits.schedule import Schedule
 from rmetric.audits.training import Seen, Training
+from rmetric.audits.updates import Updates
 
 logger = logging.getLogger("rmetric")
 
 #: All parameters are measured at each of the first steps, and at two of `EVERY` afterwards.
 FIRST, EVERY = 20, 20
 
+AUDITS: dict[str, type[Audit]] = {
+    audit.name: audit for audit in (Groups, Updates, Replicas, Batches, Modes, Schedule, Resume)
+}
+
+
+def make_audits(names: object = True) -> list[Audit]:
+    """The audits of these names; all for True, none for False.
+
+    Raises:
+        TypeError: not a bool or an iterable of names.
+        ValueError: an unknown name.
+
+    >>> [audit.name for audit in make_audits(["schedule"])]
+    ['schedule']
+    """
+    if isinstance(names, bool):
+        return [audit() for audit in AUDITS.values()] if names else []
+    if isinstance(names, str) or not hasattr(names, "__iter__"):
+        raise TypeError(f"audits is {names!r}: True, False or names are accepted")
+    wanted = list(names)
+    if unknown := [name for name in wanted if name not in AUDITS]:
+        raise ValueError(f"audits has {unknown[0]!r}: known are {', '.join(AUDITS)}")
+    return [AUDITS[name]() for name in wanted]
+
 
 class Auditor:
-    """Measures what the audits need, passes it to them and reports each finding once.
+    """Measures what the audits need, passes it to them and reports each finding at its first time.
 
     `measure` gives tensors that the monitor copies to the host with its own; `received` takes them
     back at the next check. So nothing waits for a device.
-
-    Args:
-        training: what the audits see.
-        audits: see `make_audits`.
-        report: is called with each finding, at its first time.
-
-    Attributes:
-        findings: all so far.
     """
 
     def __init__(
@@ -47,17 +70,14 @@ class Auditor:
         self._begun = False
 
     def __bool__(self) -> bool:
-        """True if any audit is on."""
         return bool(self._audits)
 
     def install(self) -> Iterator[Callable[[], Any]]:
-        """Install the hooks; yields the functions that remove them."""
         removers = list(self.training.install())
         self._each(lambda audit: removers.extend(audit.install(self.training)))
         yield from removers
 
     def on_batch(self, batch: Any) -> None:
-        """A batch is about to be trained on."""
         self._each(lambda audit: audit.on_batch(self.training, batch))
 
     def measure(self, step: int) -> dict[str, Tensor]:
@@ -99,12 +119,7 @@ class Auditor:
         return rows | {"peaks": peaks(gradients)}
 
     def received(self, values: Mapping[str, list[float]], loss: float | None) -> None:
-        """Take the values of the last step back, on the host.
-
-        Args:
-            values: of `measure`, each as a list.
-            loss: of that step.
-        """
+        """Take the values of `measure` for the last step back, on the host, and its loss."""
         facts, self._facts = self._facts, None
         if facts is None:
             return
@@ -118,7 +133,6 @@ class Auditor:
         self._each(lambda audit: audit.on_step(self.training, seen))
 
     def on_evaluation(self) -> None:
-        """The validation loss of the step before is there."""
         self._each(lambda audit: audit.on_evaluation(self.training))
 
     def on_save(self) -> dict[str, Any]:
@@ -128,11 +142,9 @@ class Auditor:
         return {name: state for name, state in kept.items() if state}
 
     def loaded(self, saved: Mapping[str, Any], logged: Sequence[Mapping[str, Any]] = ()) -> None:
-        """A checkpoint was loaded, which is compared at the next check.
+        """A checkpoint, with what `on_save` gave, was loaded; it is compared at the next check.
 
-        Args:
-            saved: what `on_save` had given it.
-            logged: entries of the log on the batches after each save.
+        `logged` has the entries of the log on the batches after each save.
         """
         self._resumed, self._facts, self._measured = {**saved, "logged": logged}, None, 0
         for audit in self._audits:

@@ -15,10 +15,7 @@ class Audit:
     """Looks for one kind of silent error; each method does nothing unless an audit overrides it.
 
     None of them changes the training or waits for a device. An audit that raises is switched off
-    alone, and the training goes on.
-
-    Attributes:
-        name: by which it is switched off.
+    by its name, alone, and the training goes on.
     """
 
     name: ClassVar[str]
@@ -55,12 +52,7 @@ class Audit:
         return {}
 
     def on_resume(self, training: Training, saved: Mapping[str, Any]) -> Iterable[Finding]:
-        """Before the first optimiser's step after a checkpoint was loaded.
-
-        Args:
-            training: as it is now.
-            saved: of `on_save`, by the name of the audit.
-        """
+        """Before the first optimiser step after a checkpoint was loaded; what `on_save` gave."""
         return ()
 
     def restart(self) -> None:

@@ -108,17 +108,7 @@ class Finding:
         parameters: Sequence[str] = (), ranks: Sequence[int] = (),
         rows: Sequence[Mapping[str, Any]] = (), **facts: object,
     ) -> Finding:  # fmt: skip
-        """A finding with the words of its kind.
-
-        Args:
-            kind: a key of `KINDS`.
-            step: at which it was found.
-            severity: see the class.
-            parameters: names.
-            ranks: that it is about.
-            rows: what was compared.
-            facts: further values in the words.
-        """
+        """A finding with the words of its kind, in which `facts` are further values."""
         facts |= {"parameters": named(parameters), "ranks": numbered(ranks)}
         return cls(
             kind=kind, severity=severity, words=KINDS[kind].format(**facts), step=step,

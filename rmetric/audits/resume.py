@@ -40,14 +40,7 @@ _HARMLESS = {"scaler", "random states", "first data", "other data"}
 
 @dataclass(frozen=True)
 class Row:
-    """A part of the training's state before and after a resume.
-
-    Attributes:
-        part: of the state.
-        was, now: in words.
-        equal: it came back.
-        key: of `OUTLOOK`, where that is not the part.
-    """
+    """A part of the training's state before and after a resume; `key` of `OUTLOOK`."""
 
     part: str
     was: str
@@ -133,13 +126,11 @@ class Resume(Audit):
 def _data(
     batch: int, saved: Mapping[str, Any], logged: Mapping[int, list[int]], epoch: int | None
 ) -> Iterator[Row]:
-    """The place of the first batch among those that are known, if it is there.
+    """The place of the first batch, by its fingerprint, among those that are known, if it is there.
 
-    Args:
-        batch: its fingerprint.
-        saved: number of batches by the save, and stretches of them: first number, fingerprints.
-        logged: number of batches by a save -> those after it.
-        epoch: that has the batch; None where it is not known.
+    `saved` has the number of batches by the save, and stretches of them: first number,
+    fingerprints. `logged` maps the number of batches by a save to those after it. `epoch` has the
+    batch.
     """
     number, chains = int(saved["number"]), list(saved["chains"])
     was, last, due = f"next: batch {number:,}", chains[-1][1][-1:], logged.get(number, [])

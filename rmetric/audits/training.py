@@ -136,7 +136,6 @@ class Training:
 
     @property
     def groups(self) -> list[dict[str, Any]]:
-        """The groups of all optimisers."""
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     @property
@@ -173,7 +172,6 @@ class Training:
         return [found.get(id(p)) for p in self.parameters]
 
     def named(self, which: np.ndarray) -> tuple[str, ...]:
-        """Names of the parameters at the places that are True, shape (parameters,)."""
         return tuple(name for name, there in zip(self.names, which, strict=True) if there)
 
     def share(self, which: np.ndarray) -> float:

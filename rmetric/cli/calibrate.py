@@ -125,7 +125,6 @@ class _Calibration(NamedTuple):
 def _calibrate(
     used: Sequence[Shown], suspects: Sequence[Shown], options: argparse.Namespace
 ) -> _Calibration:
-    """Thresholds with everything that the file states on them."""
     thresholds = thresholds_from(used, options.budget)
     found = recall(thresholds, logged_by([each for each in used if each.judged]))
     raised = raised_by(used, options.budget)
@@ -141,7 +140,6 @@ def _calibrate(
 
 
 def _refuse(calibration: _Calibration, used: Sequence[Shown], budget: float) -> None:
-    """Print why nothing was written, and the runs that it comes from."""
     found = calibration.recall
     lost, before = len(found.lost), len(found.before)
     fail(

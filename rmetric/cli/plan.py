@@ -12,13 +12,12 @@ from rmetric._util.options import DEFAULT_GPU, layout_of, number, path_in, renam
 from rmetric._util.strict_json import encode
 from rmetric.guard.layout import Layout
 from rmetric.guard.planner import BatchSpec, PlanOptions
-from rmetric.guard.planner.choose import answer
 from rmetric.guard.planner.cluster import GIB, GPUS, Cluster, ClusterNode
-from rmetric.guard.planner.engines import ENGINES
 from rmetric.guard.planner.model_shape import ModelShape
 from rmetric.guard.planner.report import as_json, as_text
 from rmetric.guard.planner.rules import Problem
-from rmetric.guard.planner.settings import SIZES
+from rmetric.guard.planner.search import answer
+from rmetric.guard.planner.settings import ENGINES, SIZES
 
 #: Far above any cluster; a plan for so many takes some seconds.
 LARGEST_CLUSTER = 65_536

@@ -212,7 +212,6 @@ def free_folder(folder: Path, logs: Sequence[Path]) -> Path:
 
 
 def _is_index(path: Path) -> bool:
-    """True for a table that a replay wrote."""
     try:
         with open(path, newline="", encoding="utf-8") as file:
             return {"source", "problem"} <= set(next(csv.reader(file), ()))

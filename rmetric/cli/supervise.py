@@ -21,19 +21,18 @@ from rmetric._util.options import DEFAULT_GPU, layout_of, path_in, seconds, shar
 from rmetric.guard.layout import Layout
 from rmetric.guard.planner import BatchSpec
 from rmetric.guard.planner.cluster import GPUS, Cluster
-from rmetric.guard.planner.engines import ENGINES
 from rmetric.guard.planner.model_shape import ModelShape
-from rmetric.guard.planner.settings import LARGEST_CHANGE, SIZES
+from rmetric.guard.planner.settings import ENGINES, LARGEST_CHANGE, SIZES
 from rmetric.guard.run_folder import RESUMES, RunFolder
 from rmetric.guard.supervisor.allocation import allot, by_model, shrink_data
 from rmetric.guard.supervisor.core import RestartPolicy
 from rmetric.guard.supervisor.journal import FolderLockedError
 from rmetric.guard.supervisor.launch_processes import Program, option_of, unit_of
-from rmetric.guard.supervisor.supervise import Intervals, Supervisor, WatchOptions
+from rmetric.guard.supervisor.supervise import Intervals, Supervisor
 from rmetric.guard.supervisor.watch import Timeouts
 from rmetric.guard.trust import make_private, require_trusted
-from rmetric.telemetry.gpu_watch import GpuWatch
 from rmetric.telemetry.risk import RiskConfig
+from rmetric.telemetry.sources import GpuWatch
 
 LOCKED = 3
 NVML_SECONDS = 10.0
@@ -268,12 +267,10 @@ def _supervisor(options: argparse.Namespace) -> Supervisor:
         restart_policy=restart_policy,
         timeouts=timeouts,
         intervals=intervals,
-        watching=WatchOptions(
-            sources=_sources(options, pool),
-            log=options.watch_log,
-            echo=options.echo,
-            webhook=options.webhook,
-        ),
+        sources=_sources(options, pool),
+        watch_log=options.watch_log,
+        echo=options.echo,
+        webhook=options.webhook,
         again=options.again,
         spare=options.spare,
         preload=options.preload,

@@ -23,12 +23,10 @@ from rmetric._util.printed import printable
 from rmetric._util.prometheus import serve, stop, write_textfile
 from rmetric.guard.run_folder import RunFolder
 from rmetric.telemetry.export import JsonlFile, PrometheusCollector
-from rmetric.telemetry.gpu_watch import GpuWatch
-from rmetric.telemetry.lines import TelemetryEvent
-from rmetric.telemetry.replayed import ReplayedReadings
+from rmetric.telemetry.judge import rule_of
+from rmetric.telemetry.lines import LEVELS, GpuVerdict, TelemetryEvent
 from rmetric.telemetry.risk import RiskConfig
-from rmetric.telemetry.rules import rule_of
-from rmetric.telemetry.verdict import LEVELS, GpuVerdict
+from rmetric.telemetry.sources import GpuWatch, ReplayedReadings
 
 UNWELL = 3
 LOOPBACK = "127.0.0.1"

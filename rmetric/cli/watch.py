@@ -126,7 +126,6 @@ class _Following:
         )
 
     def run(self) -> int:
-        """Follow to the end; returns the exit code."""
         code = 0
         try:
             self.follower.run()

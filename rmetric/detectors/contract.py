@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from math import inf, isfinite, nan
 from typing import ClassVar, Protocol, TypeVar
 
+from rmetric.detectors.advice import NOT_FINITE
 from rmetric.records import Record, Run
 
 Self = TypeVar("Self", bound="NumberDetector")
@@ -53,34 +54,47 @@ class PeekingDetector(Detector, Protocol):
 class NumberDetector(ABC):
     """A detector that scores one number of each record.
 
-    A subclass reads the number, judges it where it is finite, and explains an alarm. A number
-    that is nan or infinite scores inf and is not judged; a record without it changes nothing.
+    A subclass judges the number where it is finite, and explains an alarm. A number that is nan or
+    infinite scores inf and is not judged; a record without it changes nothing.
     """
 
-    #: The attribute above which a score alarms.
+    #: The field of `Record` that holds the number.
+    FIELD: ClassVar[str] = "training_loss"
+    #: The attribute above which a score alarms; from which on, where `REACHED`.
     BOUND: ClassVar[str] = "threshold"
+    REACHED: ClassVar[bool] = False
 
     def __init__(self) -> None:
-        self.score = nan
+        self.score = self._value = nan
 
     @property
     def alarm(self) -> bool:
-        return bool(self.score > getattr(self, self.BOUND))
+        bound = getattr(self, self.BOUND)
+        return bool(self.score >= bound if self.REACHED else self.score > bound)
 
     @property
     def reason(self) -> str:
-        return self._explain() if self.alarm else ""
+        if not self.alarm:
+            return ""
+        if not isfinite(self._value):
+            return self._not_finite()
+        return self._explain()
 
     def update(self: Self, record: Record) -> Self:
         """Take the next record; one without the number changes nothing."""
         x = self._read(record)
         if x is not None:
+            self._value = x
             self.score = self._judge(x) if isfinite(x) else inf
         return self
 
-    @abstractmethod
     def _read(self, record: Record) -> float | None:
         """The number, nan and inf as logged; None where the record has none."""
+        value: float | None = getattr(record, self.FIELD)
+        return value
+
+    def _not_finite(self) -> str:
+        return f"{self.FIELD.replace('_', ' ')} is {self._value}: {NOT_FINITE}"
 
     @abstractmethod
     def _judge(self, x: float) -> float:
@@ -88,4 +102,4 @@ class NumberDetector(ABC):
 
     @abstractmethod
     def _explain(self) -> str:
-        """The reason of an alarm."""
+        """The reason of an alarm of a finite number."""

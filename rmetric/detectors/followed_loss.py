@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from math import inf, isfinite, log, nan
+from math import isfinite, log, nan
 from typing import ClassVar
 
 from rmetric.detectors.advice import LOSS, NOT_FINITE
@@ -81,10 +81,11 @@ class LossDetector(NumberDetector):
         followed = self._followed
         return followed.log_of(record) if self.ON_LOGARITHM else followed.of(record)
 
+    def _not_finite(self) -> str:
+        return f"{self._followed.shown}: {NOT_FINITE}"
+
     def _explain(self) -> str:
-        seen = self._followed.shown
-        words, action = ("", NOT_FINITE) if self.score == inf else (self._why(), LOSS)
-        return f"{seen}{words}: {action}"
+        return f"{self._followed.shown}{self._why()}: {LOSS}"
 
     @abstractmethod
     def _why(self) -> str:

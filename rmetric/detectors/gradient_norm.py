@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from math import inf, isfinite, nan
+from math import inf, nan
 from statistics import median
 
 from rmetric._util.errors import require
-from rmetric.detectors.advice import GRADIENT, NOT_FINITE
+from rmetric.detectors.advice import GRADIENT
 from rmetric.detectors.contract import NumberDetector
-from rmetric.records import Record
 
 
 class GradientNorm(NumberDetector):
@@ -31,11 +30,13 @@ class GradientNorm(NumberDetector):
 
     None of the three was tuned on any log.
 
+    >>> from rmetric import Record
     >>> norm = GradientNorm(least=2)
     >>> [norm.update(Record(step=i, gradient_norm=g)).score for i, g in enumerate([1, 3, 8.0])]
     [nan, nan, 4.0]
     """
 
+    FIELD = "gradient_norm"
     BOUND = "factor"
 
     def __init__(self, factor: float = 3.0, window: int = 20, least: int = 5) -> None:
@@ -44,21 +45,14 @@ class GradientNorm(NumberDetector):
         super().__init__()
         self.factor = factor
         self.least = least
-        self._norm = self._usual = nan  # of the last score
+        self._usual = nan
         self._past: deque[float] = deque(maxlen=window)
 
     def _explain(self) -> str:
-        if not isfinite(self._norm):
-            return f"gradient norm is {self._norm}: {NOT_FINITE}"
         return (
-            f"gradient norm {self._norm:.4g}, usual {self._usual:.4g} ({self.score:.3g} times, "
+            f"gradient norm {self._value:.4g}, usual {self._usual:.4g} ({self.score:.3g} times, "
             f"limit {self.factor:g}): {GRADIENT}"
         )
-
-    def _read(self, record: Record) -> float | None:
-        if record.gradient_norm is not None:
-            self._norm = record.gradient_norm
-        return record.gradient_norm
 
     def _judge(self, x: float) -> float:
         ratio = self._ratio(x)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from math import inf, isfinite, nan
+from math import inf, nan
 
 from rmetric._util.errors import require
-from rmetric.detectors.advice import LOSS, NOT_FINITE
-from rmetric.detectors.followed_loss import FollowedLoss
+from rmetric.detectors.followed_loss import LossDetector
 from rmetric.detectors.rolling_baseline import plain_mean
 from rmetric.records import Record
 
 
-class LightningSpike:
+class LightningSpike(LossDetector):
     """A loss that is worse than the last and far from the mean of the last ten.
 
         score = |L(t) - m| / |m| where L(t) > L(last), else 0,    alarm where score >= `factor`
@@ -43,48 +42,37 @@ class LightningSpike:
     and lightning.fabric (2.6).
     """
 
+    ON_LOGARITHM = False
+    REACHED = True
+
     def __init__(self, factor: float = 2.0, window: int = 10, warmup: int = 1) -> None:
         require("factor", factor, 0 < factor < inf, "finite and above 0")
         require("window", window, window >= 1, "at least 1 loss")
         require("warmup", warmup, warmup >= 1, "at least 1 loss")
+        super().__init__(factor)
         self.factor = factor
         self.warmup = warmup
-        self.score = nan
         self._seen = 0
         self._last = self._mean = nan
         self._recent: deque[float] = deque(maxlen=window)
-        self._followed = FollowedLoss()
 
-    @property
-    def alarm(self) -> bool:
-        return self.score >= self.factor
+    def _read(self, record: Record) -> float | None:
+        loss = super()._read(record)
+        self._seen += loss is not None
+        return loss
 
-    @property
-    def reason(self) -> str:
-        if not self.alarm:
-            return ""
-        seen = self._followed.shown
-        if not isfinite(self._followed.loss):
-            return f"{seen}: {NOT_FINITE}"
+    def _judge(self, x: float) -> float:
+        distance = self._distance(x) if self._seen > self.warmup else nan
+        if not distance >= self.factor:
+            self._recent.append(x)
+            self._last = x
+        return distance
+
+    def _why(self) -> str:
         return (
-            f"{seen}, usual {self._mean:.4g} ({self.score:.3g} times that away from it, "
-            f"limit {self.factor:g}): {LOSS}"
+            f", usual {self._mean:.4g} ({self.score:.3g} times that away from it, "
+            f"limit {self.factor:g})"
         )
-
-    def update(self, record: Record) -> LightningSpike:
-        """Take the next record; one without a loss changes nothing."""
-        loss = self._followed.of(record)
-        if loss is None:
-            return self
-        self._seen += 1
-        if not isfinite(loss):
-            self.score = inf
-            return self
-        self.score = self._distance(loss) if self._seen > self.warmup else nan
-        if not self.alarm:
-            self._recent.append(loss)
-            self._last = loss
-        return self
 
     def _distance(self, loss: float) -> float:
         if not self._recent:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from math import inf, isfinite, nan, sqrt
+from math import inf, nan, sqrt
 
 from rmetric._util.errors import require
-from rmetric.detectors.advice import LOSS, NOT_FINITE
+from rmetric.detectors.advice import LOSS
 from rmetric.detectors.contract import NumberDetector
-from rmetric.records import Record
 
 
 class LossSlope(NumberDetector):
@@ -34,6 +33,7 @@ class LossSlope(NumberDetector):
 
     Neither was tuned on any log.
 
+    >>> from rmetric import Record
     >>> slope = LossSlope()
     >>> for step, loss in enumerate([2.0, 2.1, 2.1, 2.3, 2.4]):
     ...     _ = slope.update(Record(step=step, validation_loss=loss))
@@ -41,6 +41,7 @@ class LossSlope(NumberDetector):
     (6.12, True)
     """
 
+    FIELD = "validation_loss"
     BOUND = "errors"
 
     def __init__(self, window: int = 5, errors: float = 2.5) -> None:
@@ -49,21 +50,14 @@ class LossSlope(NumberDetector):
         super().__init__()
         self.window = window
         self.errors = errors
-        self._loss = nan
         self._last: deque[float] = deque(maxlen=window)
 
     def _explain(self) -> str:
-        if not isfinite(self._loss):
-            return f"validation loss is {self._loss}: {NOT_FINITE}"
         return (
-            f"validation loss climbs from {self._last[0]:.4g} to {self._loss:.4g} in {self.window} "
-            f"evaluations: {self.score:.3g} standard errors, above {self.errors:g}: {LOSS}"
+            f"validation loss climbs from {self._last[0]:.4g} to {self._value:.4g} in "
+            f"{self.window} evaluations: {self.score:.3g} standard errors, above "
+            f"{self.errors:g}: {LOSS}"
         )
-
-    def _read(self, record: Record) -> float | None:
-        if record.validation_loss is not None:
-            self._loss = record.validation_loss
-        return record.validation_loss
 
     def _judge(self, x: float) -> float:
         self._last.append(x)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from math import inf, isfinite, nan, sqrt
+from math import inf, nan, sqrt
 
 from rmetric._util.errors import require
-from rmetric.detectors.advice import LOSS, NOT_FINITE
+from rmetric.detectors.advice import LOSS
 from rmetric.detectors.contract import NumberDetector
-from rmetric.records import Record
 from rmetric.signals.gradient_variance import mean_and_variance
 
 
@@ -32,6 +31,7 @@ class LossZScore(NumberDetector):
 
     The window and the threshold are conventional and were not tuned on any log.
 
+    >>> from rmetric import Record
     >>> z = LossZScore()
     >>> for step, loss in enumerate([2.0, 2.2, 2.0, 2.2, 2.1, 2.9]):
     ...     _ = z.update(Record(step=step, validation_loss=loss))
@@ -39,27 +39,21 @@ class LossZScore(NumberDetector):
     (8.94, True)
     """
 
+    FIELD = "validation_loss"
+
     def __init__(self, window: int = 20, threshold: float = 3.0, least: int = 5) -> None:
         require("least", least, 2 <= least <= window, f"from 2 to the window of {window} losses")
         require("threshold", threshold, 0 < threshold < inf, "finite and above 0")
         super().__init__()
         self.threshold = threshold
         self.least = least
-        self._loss = nan
         self._past: deque[float] = deque(maxlen=window)
 
     def _explain(self) -> str:
-        if not isfinite(self._loss):
-            return f"validation loss is {self._loss}: {NOT_FINITE}"
         return (
-            f"validation loss {self._loss:.4g} is {self.score:.3g} standard deviations from its "
+            f"validation loss {self._value:.4g} is {self.score:.3g} standard deviations from its "
             f"recent mean, above {self.threshold:g}: {LOSS}"
         )
-
-    def _read(self, record: Record) -> float | None:
-        if record.validation_loss is not None:
-            self._loss = record.validation_loss
-        return record.validation_loss
 
     def _judge(self, x: float) -> float:
         distance = self._distance(x)

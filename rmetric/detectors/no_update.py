@@ -53,8 +53,6 @@ class NoUpdate:
 
 
 class _Row:
-    """The present row of zeros of one quantity."""
-
     def __init__(self) -> None:
         self.first = self.length = self._longest = 0
         self._was_above, self._last = False, 0.0

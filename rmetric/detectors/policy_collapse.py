@@ -160,43 +160,19 @@ class Rule(NamedTuple):
 
 #: The worst first.
 RULES: dict[PolicyKind, Rule] = {
-    "reward_collapsed": Rule(
-        "reward",
-        ("reward",),
-        _reward_collapsed,
-        "stop, go back to a checkpoint before step {step}; lower the rate",
-    ),
-    "kl_ran_away": Rule(
-        "KL divergence",
-        (),
-        _kl_ran_away,
-        "go back to a checkpoint before step {step}; lower the rate, raise the KL term",
-    ),
-    "entropy_collapsed": Rule(
-        "entropy",
-        ("entropy", "reward"),
-        _entropy_collapsed,
-        "go back to a checkpoint before step {step}; lower the rate, add an entropy bonus",
-    ),
-    "no_advantage": Rule(
-        "rewards within a group",
-        ("reward",),
-        _no_advantage,
-        "equal rewards teach nothing: check the reward function and the prompts' difficulty",
-    ),
-    "length_ran_away": Rule(
-        "tokens an answer",
-        ("response_length",),
-        _length_ran_away,
-        "read some answers of step {step}: a reward may favour length",
-    ),
-    "learns_nothing": Rule(
-        "reward",
-        (),
-        _learns_nothing,
-        "check the learning rate, the trained weights and the reward",
-    ),
-}
+    "reward_collapsed": Rule("reward", ("reward",), _reward_collapsed,
+        "stop, go back to a checkpoint before step {step}; lower the rate"),
+    "kl_ran_away": Rule("KL divergence", (), _kl_ran_away,
+        "go back to a checkpoint before step {step}; lower the rate, raise the KL term"),
+    "entropy_collapsed": Rule("entropy", ("entropy", "reward"), _entropy_collapsed,
+        "go back to a checkpoint before step {step}; lower the rate, add an entropy bonus"),
+    "no_advantage": Rule("rewards within a group", ("reward",), _no_advantage,
+        "equal rewards teach nothing: check the reward function and the prompts' difficulty"),
+    "length_ran_away": Rule("tokens an answer", ("response_length",), _length_ran_away,
+        "read some answers of step {step}: a reward may favour length"),
+    "learns_nothing": Rule("reward", (), _learns_nothing,
+        "check the learning rate, the trained weights and the reward"),
+}  # fmt: skip
 _NAMES = (
     "reward", "kl", "answer_kl", "entropy", "response_length", "equal_rewards", "reward_spread",
 )  # fmt: skip

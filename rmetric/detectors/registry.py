@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -50,70 +51,53 @@ class Entry:
     in_paper: bool = False
 
 
-def _r_metric(mode: str) -> Callable[[np.random.Generator], Detector]:
-    return lambda generator: RMetric(RMetricConfig.simulation().with_mode(mode))
+def _r_metric(mode: str = "FULL_METRIC", **changes: Any) -> Callable[[Any], Detector]:
+    return lambda generator: RMetric(RMetricConfig.simulation(**changes).with_mode(mode))
 
 
 def _ablation(signal: str, mode: str) -> Entry:
-    return Entry(
-        title=f"R-Metric, {signal} only",
-        kind="ablation",
-        make=_r_metric(mode),
-        mode=mode,
-        in_paper=True,
-    )
+    title = f"R-Metric, {signal} only"
+    return Entry(title=title, kind="ablation", make=_r_metric(mode), mode=mode, in_paper=True)
 
 
-def _baseline(
-    title: str, make: Callable[[], Detector], *, kind: str = "baseline", in_paper: bool = False
-) -> Entry:
-    return Entry(title=title, kind=kind, make=lambda generator: make(), in_paper=in_paper)
+def _plain(title: str, make: Callable[[], Detector], kind: str = "baseline", **more: Any) -> Entry:
+    return Entry(title=title, kind=kind, make=lambda generator: make(), **more)
 
 
 DETECTORS: dict[str, Entry] = {
-    "r_metric": Entry(
-        title="R-Metric", kind="metric", make=_r_metric("FULL_METRIC"), in_paper=True
-    ),
+    "r_metric": Entry(title="R-Metric", kind="metric", make=_r_metric(), in_paper=True),
     "r_metric_lambda": _ablation("λ", "LAMBDA_ONLY"),
     "r_metric_sigma": _ablation("σ²", "SIGMA_ONLY"),
     "r_metric_delta_l": _ablation("ΔL", "DELTA_L_ONLY"),
     "r_metric_first_loss": Entry(
-        title="R-Metric, ΔL from first loss",
-        kind="variant",
-        make=lambda generator: RMetric(RMetricConfig.simulation(variant="authors_simulator")),
-        in_paper=True,
+        title="R-Metric, ΔL from first loss", kind="variant", in_paper=True,
+        make=_r_metric(variant="authors_simulator"),
     ),
     "r_metric_per_step": Entry(
-        title="R-Metric, per step",
-        kind="variant",
-        make=lambda generator: RMetric(RMetricConfig.simulation(loss="training_loss")),
+        title="R-Metric, per step", kind="variant", make=_r_metric(loss="training_loss")
     ),
-    "r_metric_calibrated": _baseline("R-Metric, calibrated", CalibratedRMetric, kind="variant"),
-    "calibrated": _baseline("Calibrated detector", CalibratedDetector, kind="ours"),
-    "isolation_forest": Entry(
-        title="Isolation Forest (peeks)",
-        kind="baseline",
-        make=lambda generator: PeekingIsolationForest(),
-        sees_future=True,
-        in_paper=True,
+    "r_metric_calibrated": _plain("R-Metric, calibrated", CalibratedRMetric, "variant"),
+    "calibrated": _plain("Calibrated detector", CalibratedDetector, "ours"),
+    "isolation_forest": _plain(
+        "Isolation Forest (peeks)", PeekingIsolationForest, sees_future=True, in_paper=True
     ),
-    "isolation_forest_online": _baseline("Isolation Forest (past only)", OnlineIsolationForest),
-    "loss_rise": _baseline("Validation loss rises twice", LossRise, in_paper=True),
-    "loss_slope": _baseline("Validation loss slope", LossSlope, in_paper=True),
-    "loss_z_score": _baseline("Loss z-score", LossZScore, in_paper=True),
-    "gradient_norm": _baseline("Gradient norm", GradientNorm, in_paper=True),
-    "robust_gradient_norm": _baseline("Gradient norm, robust z", RobustGradientNorm),
-    "worker_dispersion": _baseline("Worker dispersion, robust z", WorkerDispersion),
-    "loss_ewma": _baseline("EWMA of log loss", LossEwma),
-    "loss_cusum": _baseline("CUSUM of log loss", LossCusum),
-    "page_hinkley": _baseline("Page-Hinkley", PageHinkley),
-    "bayesian_change_point": _baseline("Bayesian change point", BayesianChangePoint),
-    "lightning_spike": _baseline("Lightning SpikeDetection (its rule)", LightningSpike),
-    "llm_foundry_spike": _baseline("LLM Foundry KillLossSpike (its rule)", LlmFoundrySpike),
-    "always": _baseline("Always alarm", Always, kind="anchor", in_paper=True),
-    "never": _baseline("Never alarm", Never, kind="anchor", in_paper=True),
+    "isolation_forest_online": _plain("Isolation Forest (past only)", OnlineIsolationForest),
+    "loss_rise": _plain("Validation loss rises twice", LossRise, in_paper=True),
+    "loss_slope": _plain("Validation loss slope", LossSlope, in_paper=True),
+    "loss_z_score": _plain("Loss z-score", LossZScore, in_paper=True),
+    "gradient_norm": _plain("Gradient norm", GradientNorm, in_paper=True),
+    "robust_gradient_norm": _plain("Gradient norm, robust z", RobustGradientNorm),
+    "worker_dispersion": _plain("Worker dispersion, robust z", WorkerDispersion),
+    "loss_ewma": _plain("EWMA of log loss", LossEwma),
+    "loss_cusum": _plain("CUSUM of log loss", LossCusum),
+    "page_hinkley": _plain("Page-Hinkley", PageHinkley),
+    "bayesian_change_point": _plain("Bayesian change point", BayesianChangePoint),
+    "lightning_spike": _plain("Lightning SpikeDetection (its rule)", LightningSpike),
+    "llm_foundry_spike": _plain("LLM Foundry KillLossSpike (its rule)", LlmFoundrySpike),
+    "always": _plain("Always alarm", Always, "anchor", in_paper=True),
+    "never": _plain("Never alarm", Never, "anchor", in_paper=True),
     "random": Entry(title="Random", kind="anchor", make=Random, in_paper=True),
-}
+}  # fmt: skip
 
 #: Those that a threshold file is for.
 CALIBRATED: dict[str, Callable[[Thresholds | None], Detector]] = {

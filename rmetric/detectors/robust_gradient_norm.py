@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf, log, nan
 
 from rmetric._util.errors import require
-from rmetric.detectors.advice import GRADIENT, NOT_FINITE
+from rmetric.detectors.advice import GRADIENT
 from rmetric.detectors.contract import NumberDetector
 from rmetric.detectors.rolling_baseline import RobustBaseline
 from rmetric.records import Record
@@ -41,27 +41,23 @@ class RobustGradientNorm(NumberDetector):
     Source: Iglewicz, Hoaglin 1993, "How to detect and handle outliers".
     """
 
+    FIELD = "gradient_norm"
+
     def __init__(self, threshold: float = 3.5, window: int = 100, least: int = 20) -> None:
         require("threshold", threshold, 0 < threshold < inf, "finite and above 0")
         super().__init__()
         self.threshold = threshold
-        self._norm = nan
         self._past = RobustBaseline(window, least)
 
     def _explain(self) -> str:
-        if self.score == inf:
-            return f"gradient norm is {self._norm}: {NOT_FINITE}"
         return (
-            f"gradient norm {self._norm:.4g}: its logarithm is {self.score:.3g} robust standard "
+            f"gradient norm {self._value:.4g}: its logarithm is {self.score:.3g} robust standard "
             f"deviations above its recent median, more than {self.threshold:g}: {GRADIENT}"
         )
 
     def _read(self, record: Record) -> float | None:
         norm = record.gradient_norm
-        if norm is None or -inf < norm <= 0:
-            return None
-        self._norm = norm
-        return norm
+        return None if norm is None or -inf < norm <= 0 else norm
 
     def _judge(self, x: float) -> float:
         logarithm = log(x)

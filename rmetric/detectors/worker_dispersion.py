@@ -49,14 +49,15 @@ class WorkerDispersion(NumberDetector):
         require("threshold", threshold, 0 < threshold < inf, "finite and above 0")
         super().__init__()
         self.threshold = threshold
-        self._dispersion = self._usual = nan
+        self._usual = nan
         self._past = RobustBaseline(window, least)
 
+    def _not_finite(self) -> str:
+        return f"a worker's gradient norm is not finite: {WORKERS}"
+
     def _explain(self) -> str:
-        if self.score == inf:
-            return f"a worker's gradient norm is not finite: {WORKERS}"
         return (
-            f"the workers' gradient norms lie {self._dispersion:.3g} of their mean apart, usually "
+            f"the workers' gradient norms lie {self._value:.3g} of their mean apart, usually "
             f"{self._usual:.3g}: {self.score:.3g} robust standard deviations, above "
             f"{self.threshold:g}: {WORKERS}"
         )
@@ -71,7 +72,6 @@ class WorkerDispersion(NumberDetector):
         return sqrt(variance) / mean if mean > 0 else None
 
     def _judge(self, x: float) -> float:
-        self._dispersion = x
         usual = self._past.median_and_deviation()
         self._past.remember(x)
         if usual is None:

@@ -261,7 +261,6 @@ def _memory(run: Run) -> float | None:
 
 
 def _speed(run: Run) -> float | None:
-    """Steps a second."""
     seconds = [r.step_seconds for r in run.records if r.step_seconds]
     if seconds:
         return 1 / median(seconds)

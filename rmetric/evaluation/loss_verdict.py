@@ -255,7 +255,6 @@ def judge_loss(loss: Loss, alarms: Sequence[int], *, is_loss: bool = False) -> R
 def _lasting(
     course: Course, rise: Rise, earlier: Sequence[Rise], alarms: Sequence[int], *, is_loss: bool
 ) -> RunVerdict:
-    """The verdict on a rise that is not over at the end of the log."""
     loss, first, lasted = course.loss, rise.first, course.lasted(rise)
     later, end = course.level[first:], level_of(loss.values[first:][-WIDTH:])
     peak = float(np.max(later[np.isfinite(later)], initial=rise.base))
@@ -297,7 +296,6 @@ def _lasting(
 
 
 def _recovered(course: Course, alarms: Sequence[int]) -> RunVerdict:
-    """The verdict on rises that were all over before the end."""
     loss, rises, first = course.loss, course.rises, course.rises[0]
     rise = highest = max(rises, key=lambda rise: rise.height)
     ends = [rise.end or 0 for rise in rises]

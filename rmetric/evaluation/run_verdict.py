@@ -222,7 +222,6 @@ def _with_learning(
 
 
 def _as_stated(verdict: RunVerdict, truth: Truth) -> RunVerdict:
-    """The verdict on a run that failed by its own log."""
     seen = "its loss does not show it"
     if verdict.kind != "healthy" and verdict.onset_step is not None:
         rise = levels("loss", verdict.before, verdict.after)

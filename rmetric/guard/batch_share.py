@@ -35,13 +35,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Samples of one forward and backward pass.
+    """Samples of one forward and backward pass, at least 1, from `first` in the global batch.
 
-    Attributes:
-        first: index of its first sample in the global batch.
-        samples: number of samples, at least 1.
-        weight: factor of the mean loss of these samples; 0.0 where a sample is computed only
-            because another copy has one more micro-batch.
+    `weight` is the factor of their mean loss; 0.0 where a sample is computed only because
+    another copy has one more micro-batch.
     """
 
     first: int
@@ -55,35 +52,20 @@ class MicroBatch:
 
 
 @dataclass(frozen=True)
-class BatchShare:
-    """Share of one copy in the global batch.
+class BatchShare(MicroBatch):
+    """Share of one copy in the global batch, likewise; `most` are the samples of the fullest copy.
 
-    Attributes:
-        first: index of its first sample in the global batch.
-        samples: number of samples, at least 1.
-        weight: factor of the mean loss of these samples: the mean over the copies of the
-            weighted losses is the mean over the batch.
-        most: samples of the fullest copy.
+    The mean over the copies of their mean losses times `weight` is the mean over the batch.
     """
 
-    first: int
-    samples: int
-    weight: float
     most: int
 
     def micro_batches(self, at_most: int) -> tuple[MicroBatch, ...]:
-        """Cut the share into micro-batches, the same number on each copy.
+        """Cut the share into `ceil(most / at_most)` micro-batches, so many on each copy.
 
-        Args:
-            at_most: greatest number of samples of a micro-batch.
-
-        Returns:
-            `ceil(most / at_most)` micro-batches whose sizes differ by at most one. The sum of
-            their weights is the weight of the share. A copy with fewer samples than there are
-            micro-batches repeats its first sample with the weight 0.0.
-
-        Raises:
-            ValueError: `at_most` is below 1.
+        Their sizes differ by at most one, and the sum of their weights is that of the share. A
+        copy with fewer samples than there are micro-batches repeats its first sample with the
+        weight 0.0. Raises ValueError if `at_most`, the most samples of one, is below 1.
         """
         if type(at_most) is not int or at_most < 1:
             raise ValueError(f"at_most is {at_most!r}: a whole number from 1 is accepted")
@@ -99,18 +81,10 @@ class BatchShare:
 
 
 def batch_share(batch: int, copies: int, copy: int) -> BatchShare:
-    """Share of a copy in a global batch.
+    """Share of a copy, counted from 0, in a global batch of `batch` samples.
 
-    Args:
-        batch: samples of a step over all copies.
-        copies: number of data-parallel copies, from 1 to `batch`.
-        copy: index of the copy, from 0.
-
-    Returns:
-        The share: `batch // copies` samples, one more for the first `batch % copies` copies.
-
-    Raises:
-        ValueError: there are more copies than samples, or no such copy.
+    It has `batch // copies` samples, one more for the first `batch % copies` copies. Raises
+    ValueError if there are more copies than samples, or no such copy.
 
     >>> tuple(batch_share(16, 3, copy).samples for copy in range(3))
     (6, 5, 5)

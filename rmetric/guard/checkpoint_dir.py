@@ -23,11 +23,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rmetric._util.durable import durable_file, no_follow, sync_folder
 from rmetric.guard.retention import SuspectMark, surplus, suspects_of
-from rmetric.guard.run_files import converted
+from rmetric.guard.run_folder import converted
 from rmetric.guard.trust import distrusted_file, make_private, require_trusted
 
 logger = logging.getLogger("rmetric")
@@ -168,12 +168,7 @@ class CheckpointDirectory:
         self._lock = threading.Lock()
 
     def make(self, launch: str) -> None:
-        """Create the folder if it is missing.
-
-        Raises:
-            OSError: it is not writable.
-            ValueError: other users can write it.
-        """
+        """Create the folder; OSError if it is not writable, ValueError if it is for others."""
         make_private(self.folder)
         require_trusted(self.folder)
         probe = self.folder / f".writable-{launch}{PART}"
@@ -204,17 +199,13 @@ class CheckpointDirectory:
             self.alarm = alarm
             if alarm is None:
                 return
-            found = [
-                checkpoint
-                for checkpoint in candidates(self.folder)[0]
-                if not self.differs(checkpoint)
-            ]
-            for checkpoint in suspects_of(found, since=alarm.since, step=step):
+            found = [one for one in candidates(self.folder)[0] if not self.differs(one)]
+            for one in suspects_of(found, since=alarm.since, step=step):
                 try:
-                    _mark(checkpoint.path, alarm)
-                    logger.warning("rmetric: checkpoint %s is suspect now", checkpoint.path)
+                    _mark(one.path, alarm)
+                    logger.warning("rmetric: checkpoint %s is suspect now", one.path)
                 except (OSError, ValueError) as error:
-                    logger.error("rmetric: %s cannot be marked suspect: %s", checkpoint.path, error)
+                    logger.error("rmetric: %s cannot be marked suspect: %s", one.path, error)
 
     def commit(
         self, part: Path, step: int, *, suspect: SuspectMark | None = None, **entry: Any
@@ -228,17 +219,17 @@ class CheckpointDirectory:
             FileExistsError: a checkpoint of another model has the name.
             OSError: the folder cannot be written.
         """
+        final = self.folder / f"step-{step}"
         with self._lock:
-            older, final = self._commit(part, step, suspect, entry)
+            older = self._commit(part, final, step, suspect, entry)
         good = read_manifest(final)
         self._tidy(good, older)
         return good
 
     def _commit(
-        self, part: Path, step: int, suspect: SuspectMark | None, entry: dict[str, Any]
-    ) -> tuple[list[CheckpointManifest], Path]:
+        self, part: Path, final: Path, step: int, suspect: SuspectMark | None, entry: dict[str, Any]
+    ) -> list[CheckpointManifest]:
         older, _ = candidates(self.folder)
-        final = self.folder / f"step-{step}"
         for other in older:
             if other.path == final and self.differs(other):
                 raise FileExistsError(f"{final} is of another model: {self.differs(other)}")
@@ -258,7 +249,7 @@ class CheckpointDirectory:
         with contextlib.suppress(OSError):  # only disk space is lost
             remove(old)
         self.damaged.discard(final)
-        return older, final
+        return older
 
     def put_aside(self, part: Path, step: int) -> Path:
         """Keep a non-finite checkpoint for inspection in place of an earlier one; its path."""
@@ -271,16 +262,15 @@ class CheckpointDirectory:
 
     def _tidy(self, newest: CheckpointManifest, older: list[CheckpointManifest]) -> None:
         others = [
-            each
-            for each in older
-            if each.path != newest.path and each.path.exists() and not self.differs(each)
+            one
+            for one in older
+            if one.path != newest.path and one.path.exists() and not self.differs(one)
         ]
-        damaged = [each for each in others if each.path in self.damaged]
-        for each in surplus(
-            [newest, *others], keep=self.keep, keep_suspect=self.keep_suspect, damaged=damaged
-        ):
+        damaged = [one for one in others if one.path in self.damaged]
+        quotas = {"keep": self.keep, "keep_suspect": self.keep_suspect}
+        for one in surplus([newest, *others], damaged=damaged, **quotas):
             with contextlib.suppress(OSError):  # only disk space is lost
-                remove(each.path)
+                remove(one.path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,15 +288,75 @@ def last_checkpoint(folder: Path) -> LastCheckpoint:
     """
     try:
         found, _ = candidates(folder)
-        readable = {each.path for each in found}
-        unreadable = [
+        readable = {one.path for one in found}
+        steps = [
             int(match[1])
             for path in folder.glob(f"*/{MANIFEST_NAME}")
             if (match := FINAL_NAME.fullmatch(path.parent.name)) and path.parent not in readable
         ]
     except OSError:
         return LastCheckpoint()
-    good = found[0].step if found else None
-    return LastCheckpoint(
-        good=good, there=max([*unreadable, *([] if good is None else [good])], default=None)
-    )
+    good = [one.step for one in found[:1]]
+    return LastCheckpoint(good=next(iter(good), None), there=max(steps + good, default=None))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedCheckpoint:
+    """A save that succeeded.
+
+    `good` is None if another program saved it in its own format. The seconds are those that
+    training waited, until all files were on disk, and until the checkpoint was verified.
+    """
+
+    step: int
+    path: Path
+    good: CheckpointManifest | None = None
+    blocking_seconds: float
+    durable_seconds: float
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailedSave:
+    """A save that failed; earlier good checkpoints are unchanged.
+
+    `kept`: folder of the rejected files, for inspection; None if nothing was kept.
+    """
+
+    step: int
+    problem: str
+    kept: Path | None = None
+
+
+SaveOutcome = SavedCheckpoint | FailedSave
+
+
+class Saver(Protocol):
+    """Saves one checkpoint at a time, on all ranks together; see `Checkpoints` for the methods.
+
+    `saves_later`: `begin` only schedules the save, which runs after the step hook returns; the
+    guard must not wait for it inside the hook.
+    """
+
+    # Optional: set_alarm(since: int | None, reason: str, step: int), see `Checkpoints`.
+
+    saves_later: bool
+
+    def begin(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        about: Mapping[str, Any] | None = None,
+        *,
+        own: Any = None,
+        request: int = 0,
+        problem: str = "",
+    ) -> None: ...
+
+    def poll(self) -> SaveOutcome | None: ...
+
+    def wait(self, timeout: float | None = None) -> SaveOutcome | None: ...
+
+    def newest_good(self, *, trusted_only: bool = False) -> CheckpointManifest | None: ...
+
+    def load(self, good: CheckpointManifest, state: dict[str, Any]) -> dict[str, Any]: ...

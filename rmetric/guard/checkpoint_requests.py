@@ -68,13 +68,10 @@ class SignalListener:
 
 
 class RequestSources:
-    """Collects checkpoint requests of one rank and forwards them to its policy.
+    """Collects checkpoint requests of one rank, forwards them to its policy, holds its alarms.
 
-    Arguments as of `Guard`; `folder` is None on all ranks but rank 0. It also holds the open
-    alarms of the rank.
-
-    Attributes:
-        deadline: clock time at which the grace period ends; inf without a stop signal.
+    Arguments as of `Guard`; `folder` is None on all ranks but rank 0. `deadline` is the clock
+    time at which the grace period ends; inf without a stop signal.
     """
 
     def __init__(
@@ -99,10 +96,7 @@ class RequestSources:
         self._listener = SignalListener(signals)
 
     def ask(self, **request: Any) -> None:
-        """Queue a request, from any thread; arguments as of `CheckpointPolicy.request`.
-
-        With ``since`` and ``lasts`` of `Guard.request`.
-        """
+        """Queue a request, from any thread; arguments as of `Guard.request`."""
         self._queued.put(request)
 
     def end_alarm(self, key: str | None) -> None:

@@ -25,12 +25,22 @@ from rmetric.guard.checkpoint_dir import (
     PART,
     CheckpointDirectory,
     CheckpointManifest,
+    FailedSave,
+    SavedCheckpoint,
+    SaveOutcome,
     UnfitCheckpoint,
     candidates,
     own_name,
     write_durably,
 )
-from rmetric.guard.dcp_load import IndexReader, PlainLoadPlanner, unloadable
+from rmetric.guard.dcp_load import (
+    IndexReader,
+    PlainLoadPlanner,
+    damaged,
+    digest,
+    non_finite,
+    unloadable,
+)
 from rmetric.guard.dcp_save import (
     FailingSavePlanner,
     HostMemoryStager,
@@ -41,9 +51,7 @@ from rmetric.guard.dcp_save import (
 )
 from rmetric.guard.ranks import Ranks
 from rmetric.guard.retention import SuspectMark, suspect_note
-from rmetric.guard.saver import FailedSave, SavedCheckpoint, SaveOutcome
 from rmetric.guard.trust import withdraw_write
-from rmetric.guard.verify import damaged, digest, non_finite
 
 __all__ = ["CheckpointManifest", "Checkpoints", "FailedSave", "SavedCheckpoint", "UnfitCheckpoint"]
 
@@ -78,10 +86,6 @@ class Checkpoints:
             string, or a mapping of plain values.
         may_be_infinite: patterns of tensor names that may hold infinities, such as masks.
 
-    Raises:
-        ValueError: `keep` or `keep_suspect` below 1, or the folder cannot be created or
-            written.
-
     No code of a checkpoint is run. The index of DCP, a pickle, is decoded by
     `rmetric.guard.dcp_index`; values that are no tensors are loaded with
     ``weights_only=True``, and a save of others fails. A folder that other users can write is
@@ -101,8 +105,8 @@ class Checkpoints:
         fingerprint: str | Mapping[str, Any],
         may_be_infinite: Collection[str] = (),
     ) -> None:
-        for name, number in (("keep", keep), ("keep_suspect", keep_suspect)):
-            require(name, number, number >= 1, "at least 1")
+        require("keep", keep, keep >= 1, "at least 1")
+        require("keep_suspect", keep_suspect, keep_suspect >= 1, "at least 1")
         self.folder = Path(folder)
         self._directory = CheckpointDirectory(
             self.folder,
@@ -135,7 +139,8 @@ class Checkpoints:
     ) -> None:
         """Begin to save the state after `step`; on return the state may be changed.
 
-        A failure of the save is not raised; `poll` and `wait` return it.
+        A failure of the save is not raised; `poll` and `wait` return it. Raises RuntimeError if
+        another save is in flight.
 
         Args:
             step: last completed step, the same on all ranks.
@@ -144,9 +149,6 @@ class Checkpoints:
             own: JSON values of this rank, such as its random state.
             request: number of the answered request in the run folder.
             problem: reason why this rank cannot save; the save then fails on all ranks.
-
-        Raises:
-            RuntimeError: another save is in flight.
         """
         if self._save is not None:
             raise RuntimeError(f"the save of step {self._save.step} is still in flight")
@@ -156,9 +158,9 @@ class Checkpoints:
         name = f"step-{step}.{self._launch}-{self._num_saves}{PART}"
         alarm = self._directory.alarm
         suspect = alarm if alarm is not None and step >= alarm.since else None
-        save = Save(step=step, part=self.folder / name, request=request, suspect=suspect)
-        self._save = save
-        save.problem = problem
+        save = self._save = Save(
+            step=step, part=self.folder / name, request=request, suspect=suspect, problem=problem
+        )
         with save.catching("plain values"):
             save.about = json.loads(json.dumps(dict(about or {})))
             save.own = None if own is None else json.dumps(own)
@@ -173,12 +175,11 @@ class Checkpoints:
             save.blocking_seconds = save.seconds()
             thread = threading.Thread(target=self._finish, args=(save, written))
             thread.start()
+            self._thread = thread
         except Exception as error:  # no thread available: the other ranks time out in gloo
             save.outcome = FailedSave(step=step, problem=f"{type(error).__name__}: {error}")
-            return
-        self._thread = thread
-        if not self._asynchronous:
-            thread.join()
+        if self._thread and not self._asynchronous:
+            self._thread.join()
             save.blocking_seconds = save.seconds()
 
     def poll(self) -> SaveOutcome | None:
@@ -199,17 +200,12 @@ class Checkpoints:
         return self.poll()
 
     def set_alarm(self, since: int | None, reason: str, step: int) -> None:
-        """Set the alarm that is open at `step`; all ranks call it.
+        """Set the alarm that is open at `step`, None for none; all ranks call it.
 
         Checkpoints that are saved during the alarm with a step of at least `since` are marked
         suspect in their manifest. So are earlier ones of the same course of training, and the
         save in flight, from that step on. A suspect checkpoint stays suspect when the alarm
         ends, and never causes the deletion of a clean one.
-
-        Args:
-            since: first step whose state is suspect; None if no alarm is open.
-            reason: text of the alarm.
-            step: current step.
         """
         if self.ranks.rank == 0:
             alarm = None if since is None else SuspectMark(since=since, reason=reason)
@@ -229,10 +225,10 @@ class Checkpoints:
         """
         if self._save is not None:
             raise RuntimeError(f"the save of step {self._save.step} is still in flight")
-        here = candidates(self.folder) if self.ranks.rank == 0 else ([], [])
-        found, _ = self.ranks.broadcast(here)
-        for problem in here[1]:
+        found, problems = candidates(self.folder) if self.ranks.rank == 0 else ([], [])
+        for problem in problems:
             logger.error("rmetric: checkpoint skipped: %s", problem)
+        found = self.ranks.broadcast(found)
         for good in found:
             if differing := self._directory.differs(good):
                 raise UnfitCheckpoint(f"{good.path} is of another model: {differing}")
@@ -241,38 +237,23 @@ class Checkpoints:
                     logger.warning("rmetric: checkpoint %s skipped: %s", good.path, good.suspect)
                 continue
             names = sorted(good.files)[self.ranks.rank :: self.ranks.size]
-            problems = self.ranks.gather(damaged(good.path, good.files, names))
-            problem = "; ".join(filter(None, problems))
+            found_damaged = self.ranks.gather(damaged(good.path, good.files, names))
+            problem = "; ".join(filter(None, found_damaged))
             if not problem:
-                self._log_suspect(good, found)
+                if good.suspect is not None and self.ranks.rank == 0:
+                    older = (one.path for one in found[found.index(good) :] if not one.suspect)
+                    note = suspect_note(good.suspect, next(older, None))
+                    logger.warning("rmetric: checkpoint %s %s", good.path, note)
                 return good
             self._directory.damaged.add(good.path)
             logger.error("rmetric: checkpoint %s skipped: %s", good.path, problem)
         return None
 
-    def _log_suspect(self, good: CheckpointManifest, found: list[CheckpointManifest]) -> None:
-        if good.suspect is None or self.ranks.rank != 0:
-            return
-        older = (
-            checkpoint.path
-            for checkpoint in found[found.index(good) :]
-            if checkpoint.suspect is None
-        )
-        note = suspect_note(good.suspect, next(older, None))
-        logger.warning("rmetric: checkpoint %s %s", good.path, note)
-
     def load(self, good: CheckpointManifest, state: dict[str, Any]) -> dict[str, Any]:
         """Load a checkpoint into `state`, in place and resharded to the current layout.
 
-        Args:
-            good: manifest of the checkpoint.
-            state: tensors or objects with a `state_dict`, by name.
-
-        Returns:
-            The values saved as `about`.
-
-        Raises:
-            ValueError: on all ranks, if the checkpoint lacks a part of `state`.
+        Returns the values saved as `about`. Raises ValueError on all ranks if the checkpoint
+        lacks a part of `state`.
         """
         reader = IndexReader(good.path, good.files)
         try:

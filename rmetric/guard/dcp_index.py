@@ -47,8 +47,9 @@ _CODES = {opcode.name: opcode.code.encode("latin-1")[0] for opcode in pickletool
 
 
 class _Record:
-    """One object of the index as it was pickled; nothing in it is checked."""
+    """One object of the index as it was pickled, or a call, not made; nothing in it is checked."""
 
+    arguments: tuple[Any, ...] = ()
     state: Any = None
 
     def __init__(self, *arguments: Any) -> None:
@@ -58,35 +59,26 @@ class _Record:
         self.state = state
 
 
-class _Call(_Record):
-    """Call of a function or class with arguments, not made."""
-
-
 _KEYS = (str, _Record)
 
 
 def _names() -> dict[tuple[str, str], type[_Record]]:
     """Names that an index may hold, each as a new class of records."""
-    objects = [(_METADATA, name) for name in (
-        "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties", "TensorStorageMetadata",
-        "BytesStorageMetadata", "ChunkStorageMetadata",
-    )]  # fmt: skip
-    objects.append(("torch.distributed.checkpoint.filesystem", "_StorageInfo"))
-    calls = [
-        (_METADATA, "_MEM_FORMAT_ENCODING"),
-        ("torch.serialization", "_get_layout"),
-        ("torch", "Size"),
-        *(("pathlib", name) for name in ("Path", "PosixPath", "WindowsPath")),
-        *(("pathlib._local", name) for name in ("Path", "PosixPath", "WindowsPath")),
-    ]
-    made: dict[tuple[str, str], type[_Record]] = {
-        name: type(name[1], (_Record,), {}) for name in objects
-    }
-    return made | {name: type(name[1], (_Call,), {}) for name in calls}
+    paths = ("Path", "PosixPath", "WindowsPath")
+    names = {
+        _METADATA: (
+            "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties", "TensorStorageMetadata",
+            "BytesStorageMetadata", "ChunkStorageMetadata", "_MEM_FORMAT_ENCODING",
+        ),
+        "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+        "torch.serialization": ("_get_layout",), "torch": ("Size",),
+        "pathlib": paths, "pathlib._local": paths,
+    }  # fmt: skip
+    return {(m, name): type(name, (_Record,), {}) for m, of in names.items() for name in of}
 
 
 class _Reader(_Machine):  # type: ignore[misc]
-    """Pickle machine with the operations above; calls are recorded and not made.
+    """Pickle machine with the operations above, in which nothing but records can be called.
 
     The one written in Python: its memo takes no more memory than the file.
     """
@@ -109,20 +101,6 @@ class _Reader(_Machine):  # type: ignore[misc]
             return dtype
         raise ValueError(f"it names {module}.{name}, which no index holds")
 
-    def load_reduce(self) -> None:
-        arguments = self.stack.pop()
-        self.stack[-1] = self._made(self.stack[-1], arguments, _Call)
-
-    def load_newobj(self) -> None:
-        arguments = self.stack.pop()
-        self.stack[-1] = self._made(self.stack[-1], arguments, _Record)
-
-    def load_build(self) -> None:
-        state = self.stack.pop()
-        if not isinstance(self.stack[-1], _Record):
-            raise ValueError(f"it sets the state of {shown(self.stack[-1])}")
-        self.stack[-1].__setstate__(state)
-
     def load_setitem(self) -> None:
         value = self.stack.pop()
         key = self.stack.pop()
@@ -138,16 +116,6 @@ class _Reader(_Machine):  # type: ignore[misc]
     def _set(self, items: dict[Any, Any]) -> None:
         _of(dict, self.stack[-1]).update(items)
 
-    def _made(self, kind: Any, arguments: Any, base: type[_Record]) -> _Record:
-        known = isinstance(kind, type) and issubclass(kind, base)
-        if not known or not isinstance(arguments, tuple):
-            raise ValueError(f"it calls {shown(kind)} with {shown(arguments)}")
-        found: _Record = kind(*arguments)
-        return found
-
-    dispatch[_CODES["REDUCE"]] = load_reduce
-    dispatch[_CODES["NEWOBJ"]] = load_newobj
-    dispatch[_CODES["BUILD"]] = load_build
     dispatch[_CODES["SETITEM"]] = load_setitem
     dispatch[_CODES["SETITEMS"]] = load_setitems
 
@@ -195,6 +163,16 @@ def _fields(found: Any, name: str) -> Mapping[str, Any]:
     return found.state
 
 
+def _object(found: Any, kind: type[T], **fields: Callable[[Any], Any]) -> T:
+    """The object of a record, each of its fields made by a function; one that lacks is None."""
+    state = _fields(found, kind.__name__)
+    return kind(**{name: made(state.get(name)) for name, made in fields.items()})
+
+
+def _optional(made: Callable[[Any], T]) -> Callable[[Any], T | None]:
+    return lambda found: None if found is None else made(found)
+
+
 def _of(kind: type[T], found: Any) -> T:
     if type(found) is not kind:
         _fail(found, f"a value of type {kind.__name__}")
@@ -209,19 +187,22 @@ def _count(found: Any) -> int:
     return found if type(found) is int and found >= 0 else _fail(found, "a number from 0")
 
 
-def _mapping(found: Any, key: Callable[[Any], Any], value: Callable[[Any], Any]) -> dict[Any, Any]:
-    return {key(name): value(of) for name, of in _of(dict, found).items()}
+def _mapping(key: Callable[[Any], Any], value: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda found: {key(name): value(of) for name, of in _of(dict, found).items()}
 
 
 def _size(found: Any) -> torch.Size:
-    if type(found).__name__ != "Size" or not isinstance(found, _Call) or len(found.arguments) != 1:
+    if (
+        type(found).__name__ != "Size"
+        or not isinstance(found, _Record)
+        or len(found.arguments) != 1
+    ):
         _fail(found, "a torch.Size")
     return torch.Size([_count(number) for number in _of(tuple, found.arguments[0])])
 
 
 def _chunk(found: Any) -> ChunkStorageMetadata:
-    fields = _fields(found, "ChunkStorageMetadata")
-    return ChunkStorageMetadata(offsets=_size(fields["offsets"]), sizes=_size(fields["sizes"]))
+    return _object(found, ChunkStorageMetadata, offsets=_size, sizes=_size)
 
 
 def _properties(found: Any) -> TensorProperties:
@@ -250,21 +231,15 @@ def _properties(found: Any) -> TensorProperties:
 def _content(found: Any) -> TensorStorageMetadata | BytesStorageMetadata:
     if type(found).__name__ == "BytesStorageMetadata":
         return BytesStorageMetadata()
-    fields = _fields(found, "TensorStorageMetadata")
-    return TensorStorageMetadata(
-        properties=_properties(fields["properties"]),
-        size=_size(fields["size"]),
-        chunks=[_chunk(chunk) for chunk in _of(list, fields["chunks"])],
-    )
+    return _object(
+        found, TensorStorageMetadata, properties=_properties, size=_size,
+        chunks=lambda chunks: [_chunk(chunk) for chunk in _of(list, chunks)],
+    )  # fmt: skip
 
 
 def _index(found: Any) -> MetadataIndex:
-    fields = _fields(found, "MetadataIndex")
-    offset, index = fields.get("offset"), fields.get("index")
-    return MetadataIndex(
-        fqn=_of(str, fields["fqn"]),
-        offset=None if offset is None else _size(offset),
-        index=None if index is None else _count(index),
+    return _object(
+        found, MetadataIndex, fqn=_text, offset=_optional(_size), index=_optional(_count)
     )
 
 
@@ -274,11 +249,7 @@ def _storage_info(found: Any, files: Collection[str]) -> _StorageInfo:
         _fail(fields["relative_path"], "a file of the checkpoint")
     if fields.get("transform_descriptors"):
         _fail(fields["transform_descriptors"], "no transform")
-    return _StorageInfo(
-        relative_path=fields["relative_path"],
-        offset=_count(fields["offset"]),
-        length=_count(fields["length"]),
-    )
+    return _object(found, _StorageInfo, relative_path=_text, offset=_count, length=_count)
 
 
 def _place(found: Any) -> tuple[str | int, ...]:
@@ -290,14 +261,11 @@ def _place(found: Any) -> tuple[str | int, ...]:
 
 
 def _metadata(found: Any, files: Collection[str]) -> Metadata:
-    fields = _fields(found, "Metadata")
-    planner_data, version = fields.get("planner_data"), fields.get("version")
-    return Metadata(
-        state_dict_metadata=_mapping(fields["state_dict_metadata"], _text, _content),
-        planner_data=None if planner_data is None else _mapping(planner_data, _text, _place),
-        storage_data=_mapping(
-            fields["storage_data"], _index, lambda info: _storage_info(info, files)
-        ),
-        storage_meta=StorageMeta(),
-        version=None if version is None else _of(str, version),
-    )
+    made = _object(
+        found, Metadata, state_dict_metadata=_mapping(_text, _content),
+        planner_data=_optional(_mapping(_text, _place)),
+        storage_data=_mapping(_index, lambda info: _storage_info(info, files)),
+        version=_optional(_text),
+    )  # fmt: skip
+    made.storage_meta = StorageMeta()
+    return made

@@ -20,8 +20,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.utils._pytree import tree_leaves
 
 from rmetric._util.host_memory import check_fits
+from rmetric.guard.checkpoint_dir import SaveOutcome
 from rmetric.guard.retention import SuspectMark
-from rmetric.guard.saver import SaveOutcome
 from rmetric.monitor.gradients import local
 
 try:

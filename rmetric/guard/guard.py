@@ -12,19 +12,18 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from rmetric._util.errors import require
-from rmetric.guard.checkpoint_dir import CheckpointManifest
+from rmetric.guard.checkpoint_dir import (
+    CheckpointManifest,
+    FailedSave,
+    SavedCheckpoint,
+    SaveOutcome,
+    Saver,
+)
 from rmetric.guard.checkpoint_requests import SIGNALS, RequestSources
 from rmetric.guard.interval import Advice, FailureRateEstimate, advise
-from rmetric.guard.policy import (
-    CheckpointPolicy,
-    PolicyConfig,
-    Vote,
-    check_since,
-    check_source,
-)
+from rmetric.guard.policy import CheckpointPolicy, PolicyConfig, Vote, check_since, check_source
 from rmetric.guard.ranks import Ranks, restarts_on_a_shared_store
 from rmetric.guard.run_folder import RESUME_VARIABLE, RESUMES, RunFolder
-from rmetric.guard.saver import FailedSave, SavedCheckpoint, SaveOutcome, Saver
 from rmetric.telemetry.sources import VerdictSource
 
 logger = logging.getLogger("rmetric")
@@ -62,30 +61,28 @@ class Guard:
     sets `should_stop` on all ranks at the same step.
 
     Args:
-        checkpoints: saver, or a directory for checkpoints, or None for the one of the run
-            folder. A directory needs `fingerprint`; see `Checkpoints`.
+        checkpoints: saver, or a directory, which needs `fingerprint`; None for the directory of
+            the run folder.
         policy: when to save.
         state: returns the state to save: tensors or objects with a `state_dict`, by name.
-        about: returns plain values to save with it, such as the position in the data; the
-            values of rank 0 are kept.
+        about: returns plain values to save with it, such as the position in the data; those of
+            rank 0 are kept.
         own: returns plain values of this rank, such as `random_values`.
         folder: run folder; None for that of the supervisor that launched this process.
         fingerprint: identifies the model; see `Checkpoints`.
         signals: signal number -> ``"stop"`` or ``"save"``; empty to handle none.
-        telemetry: verdicts on the GPUs of this rank's node, such as `GpuWatch()`. Give it
-            to one rank per node.
+        telemetry: verdicts on this node's GPUs, such as `GpuWatch()`, for one rank per node.
         check_every: steps between two votes, at least 1.
-        grace_seconds: time to stop after the step at which a stop signal was processed,
-            saved or not.
+        grace_seconds: time to stop after the step at which a stop signal was processed.
         heartbeat_seconds: least time between two heartbeats in the run folder.
-        alarm_steps: steps after which an alarm that is not repeated is over, unless it `lasts`;
-            at least 1; see `request`.
+        alarm_steps: steps after which an alarm that is not repeated is over, unless it `lasts`.
         clock: current time, seconds; for tests.
 
     Attributes:
         should_stop: training must end now; the same on all ranks.
         resumed: checkpoint that `resume` loaded; None without one.
         own_values: values that this rank had saved as `own`; None without any.
+        last_step: last step that was processed, or that of the checkpoint that was loaded.
         last: outcome of the last save; None before the first.
         problem: reason why the last save failed; empty if it did not.
 
@@ -132,7 +129,7 @@ class Guard:
         self._heartbeat_seconds = heartbeat_seconds
         self._outcome: SaveOutcome | None = None
         self._recent_saves: list[SavedCheckpoint] = []
-        self._calls = self._last_step = 0
+        self._calls = self.last_step = 0
         self._beat_at = -inf
         self._phase = self._logged_reason = ""
         self._grace_is_over = False
@@ -150,17 +147,15 @@ class Guard:
     # -- called by the training
 
     def resume(self, *, trusted_only: bool | None = None) -> dict[str, Any] | None:
-        """Load the newest good checkpoint into `state()`.
+        """Load the newest good checkpoint into `state()`; all ranks call it before the first step.
 
-        All ranks call it before the first step. Where the checkpoint is suspect, that is
-        logged with the newest clean one, and its alarm is open for another `alarm_steps`.
+        Where it is suspect, that is logged with the newest clean one, and its alarm is open for
+        another `alarm_steps`. Returns the values saved as `about` and ``step``; None if there is
+        no checkpoint.
 
         Args:
-            trusted_only: load the newest clean checkpoint, which was not saved during an
-                alarm. None: as ``rmetric supervise --resume`` says, else False.
-
-        Returns:
-            The values saved as `about` and ``step``; None if there is no checkpoint.
+            trusted_only: load the newest that was not saved during an alarm. None: as ``rmetric
+                supervise --resume`` says, else False.
 
         Raises:
             UnfitCheckpoint: the newest checkpoint is of another model.
@@ -185,7 +180,7 @@ class Guard:
         """Continue after `step`, which `resume` or the caller has loaded."""
         self.policy = CheckpointPolicy(self._config, now=self._clock(), step=step)
         self._requests.forget()
-        self._last_step = step
+        self.last_step = step
         self._beat("starting")  # reports the step of the checkpoint
 
     def step(self, step: int) -> None:
@@ -194,7 +189,7 @@ class Guard:
         Raises:
             RuntimeError: from gloo, if a rank is lost.
         """
-        self._last_step = step
+        self.last_step = step
         self._beat("training")
         self._calls += 1
         if self._calls % self._check_every:
@@ -204,10 +199,10 @@ class Guard:
 
     def look(self, step: int) -> None:
         """Vote with all ranks and act on the result; part of `step`."""
-        goes_on = True
-        while goes_on and not self.should_stop:
+        while not self.should_stop:
             agreed = self._agree(step)
-            goes_on = self._act(step, agreed) and agreed.ending
+            if not (self._act(step, agreed) and agreed.ending):
+                return
 
     def request(
         self,
@@ -246,12 +241,8 @@ class Guard:
     def clear_alarm(self, key: str | None = None) -> None:
         """End an alarm of this rank, from any thread; processed at the next vote.
 
-        Later checkpoints are clean again once no rank has an open alarm. Suspect ones stay
-        suspect.
-
-        Args:
-            key: key of the request that opened it, or its source if it had none; None ends
-                all alarms of this rank.
+        Later checkpoints are clean again once no rank has an open alarm. `key` is that of the
+        request that opened it, or its source if it had none; None ends all alarms of this rank.
         """
         self._requests.end_alarm(key)
 
@@ -264,12 +255,7 @@ class Guard:
     def save(self, step: int, reason: str = "the training asks") -> SaveOutcome | None:
         """Save now and wait until it is durable; all ranks call it, at the end for example.
 
-        Args:
-            step: last completed step.
-            reason: text for the log.
-
-        Returns:
-            Outcome of the save; None if `step` is durable already.
+        `step` is the last completed one. Returns None if it is durable already.
         """
         if self.policy.in_flight is not None:
             self._settle_together()
@@ -283,12 +269,11 @@ class Guard:
     def close(self, *, finished: bool = False) -> None:
         """Wait for the save in flight and restore the signal handlers; all ranks call it.
 
-        Args:
-            finished: training reached its end and must not be restarted. Its last step is
-                saved, unless a checkpoint holds it.
+        `finished`: training reached its end and must not be restarted. Its last step is saved,
+        unless a checkpoint holds it.
         """
         if finished and self._calls and not self.checkpoints.saves_later:
-            self.save(self._last_step, "the training has finished")
+            self.save(self.last_step, "the training has finished")
         if self.policy.in_flight is not None:
             self._beat("saving")
             self._settle(
@@ -313,14 +298,7 @@ class Guard:
         """Recommended checkpoint interval from the measured saves; see `rmetric.guard.interval`.
 
         The cost of a save is its median blocking time; the slowdown of steps during an
-        asynchronous save is not included.
-
-        Args:
-            failures_per_hour: rate of failures, or an estimate with its interval.
-            restart_seconds: time from a failure until training continues.
-
-        Raises:
-            ValueError: no save is durable yet.
+        asynchronous save is not included. Raises ValueError if no save is durable yet.
         """
         if not self._recent_saves:
             raise ValueError("no save is durable yet: its duration is unknown")
@@ -330,11 +308,6 @@ class Guard:
             failures_per_hour=failures_per_hour,
             restart_seconds=restart_seconds,
         )
-
-    @property
-    def last_step(self) -> int:
-        """Last step that was processed, or that of the checkpoint that was loaded."""
-        return self._last_step
 
     # -- on all ranks
 
@@ -347,17 +320,20 @@ class Guard:
         if self.policy.pending and why and why != self._logged_reason:
             logger.info("rmetric: %s", self.policy.why_not)
             self._logged_reason = why
-        running = self.policy.in_flight is not None and self._outcome is None
-        over = self._requests.deadline <= now
-        failed = isinstance(self._outcome, FailedSave)
-        own = (vote, running, failed, self.policy.ending, over)
+        own = _Agreed(
+            vote=vote,
+            running=self.policy.in_flight is not None and self._outcome is None,
+            failed=isinstance(self._outcome, FailedSave),
+            ending=self.policy.ending,
+            over=self._requests.deadline <= now,
+        )
         alarm = self._requests.alarm(step)
         onset = _NO_ALARM if alarm is None else -alarm.since
-        *agreed, onset = self.ranks.maximum([*(int(value) for value in own), onset])
+        *agreed, onset = self.ranks.maximum([*map(int, own), onset])
         since = None if onset == _NO_ALARM else -onset
         if since != self._alarm_since:
             self._set_alarm(since, alarm.reason if alarm and alarm.since == since else "", step)
-        return _Agreed(Vote(agreed[0]), *(bool(value) for value in agreed[1:]))
+        return _Agreed(Vote(agreed[0]), *map(bool, agreed[1:]))
 
     def _set_alarm(self, since: int | None, reason: str, step: int) -> None:
         """Follow a change of the alarm that is open; `since` is the same on all ranks."""
@@ -469,7 +445,7 @@ class Guard:
         self._beat_at, self._phase = now, phase
         rank, every = self.ranks.rank, self._heartbeat_seconds
         try:
-            self.folder.beat(rank, self._last_step, phase, every=every, problem=self.problem)
+            self.folder.beat(rank, self.last_step, phase, every=every, problem=self.problem)
         except OSError as error:
             logger.error("rmetric: heartbeat cannot be written: %s", error)
 

@@ -28,16 +28,7 @@ HOUR = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class FailureRateEstimate:
-    """Failures per hour, with a confidence interval.
-
-    Attributes:
-        per_hour: failures / hours.
-        low: lower end of the exact (Gamma) interval of a Poisson rate.
-        high: upper end of that interval.
-        failures: counted failures; None for a given rate.
-        hours: observed hours; None for a given rate.
-        level: confidence level.
-    """
+    """Failures per hour, `low` to `high` at a confidence `level`; counted in `hours`, or given."""
 
     per_hour: float
     low: float
@@ -48,15 +39,7 @@ class FailureRateEstimate:
 
 
 def failure_rate(failures: int, hours: float, *, level: float = 0.95) -> FailureRateEstimate:
-    """Rate of a Poisson process from a count, with its exact interval.
-
-    Args:
-        failures: number of failures, at least 0.
-        hours: observed time, above 0.
-        level: confidence level, between 0 and 1.
-
-    Raises:
-        ValueError: an argument is out of range.
+    """Rate of a Poisson process from a count, with its exact (Gamma) interval.
 
     >>> rate = failure_rate(4, 100.0)
     >>> f"{rate.per_hour:.2f} ({rate.low:.3f} to {rate.high:.3f}) an hour"
@@ -77,11 +60,7 @@ def failure_rate(failures: int, hours: float, *, level: float = 0.95) -> Failure
 
 
 def young(save_seconds: float, failure_seconds: float) -> float:
-    """Young's interval, seconds; inf without failures.
-
-    Args:
-        save_seconds: cost of one save, above 0.
-        failure_seconds: mean time between failures, above 0.
+    """Young's interval from the cost of one save and the mean time between failures, seconds.
 
     >>> round(young(120.0, 1.8 * 3600)), round(young(20.0, 1.8 * 3600))
     (1247, 509)
@@ -111,20 +90,15 @@ def expected_ettr(
     restart_seconds: float,
     failures_per_hour: float,
 ) -> float:
-    """Expected effective training time ratio, E[ETTR].
+    """Expected effective training time ratio, E[ETTR], by arXiv 2410.21680.
 
-    The closed form of arXiv 2410.21680, for a whole job: `failures_per_hour` is its nodes
-    times their rate. Never below 0, where its assumption (failures are rare beside the
-    interval) no longer holds.
+    Never below 0, where its assumption (failures are rare beside the interval) no longer holds.
 
     Args:
-        interval_seconds: time between two saves, above 0.
-        save_seconds: cost of one save, from 0.
-        restart_seconds: time from a failure until training continues, from 0.
-        failures_per_hour: failure rate of the whole job, from 0.
-
-    Raises:
-        ValueError: an argument is out of range.
+        interval_seconds: time between two saves.
+        save_seconds: cost of one save.
+        restart_seconds: time from a failure until training continues.
+        failures_per_hour: of the whole job: its nodes times their rate.
 
     >>> f"{expected_ettr(3600, save_seconds=20, restart_seconds=300, failures_per_hour=0.1):.3f}"
     '0.936'
@@ -145,10 +119,7 @@ def best_interval(
     """Interval that maximises `expected_ettr`, seconds; inf without failures.
 
     Where the derivative of (a - b D) D / (D + w), with a = 1 - r u and b = r / 2, is zero:
-    D = sqrt(w² + a w / b) - w. Arguments as for `expected_ettr`.
-
-    Raises:
-        ValueError: an argument is out of range, or restarts alone take all the time.
+    D = sqrt(w² + a w / b) - w.
     """
     require("save_seconds", save_seconds, 0 < save_seconds < inf, "above 0")
     _check_from_0(restart_seconds=restart_seconds, failures_per_hour=failures_per_hour)
@@ -166,14 +137,12 @@ def best_interval(
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """Recommended checkpoint interval.
+    """Recommended checkpoint interval, seconds.
 
     Attributes:
-        young: Young's interval at the counted rate, seconds.
-        daly: Daly's interval at the counted rate, seconds.
-        best: interval of the greatest expected ETTR, seconds.
-        shortest: `best` at the upper end of the rate's interval.
-        longest: `best` at the lower end of the rate's interval.
+        young, daly: theirs at the counted rate.
+        best: that of the greatest expected ETTR.
+        shortest, longest: `best` at the ends of the rate's interval.
         ettr: expected ETTR at `best`; None without failures.
         words: the recommendation as a sentence.
     """
@@ -208,39 +177,30 @@ def advise(
         _check_from_0(failures_per_hour=rate)
         rate = FailureRateEstimate(per_hour=rate, low=rate, high=rate)
     _check_from_0(durable_seconds=durable_seconds)
-    lost = restart_seconds + durable_seconds
-    mean = HOUR / rate.per_hour if rate.per_hour else inf
-
-    at_best, shortest, longest = (
-        best_interval(save_seconds=save_seconds, restart_seconds=lost, failures_per_hour=per_hour)
+    costs = {"save_seconds": save_seconds, "restart_seconds": restart_seconds + durable_seconds}
+    best, shortest, longest = (
+        best_interval(failures_per_hour=per_hour, **costs)
         for per_hour in (rate.per_hour, rate.high, rate.low)
     )
     counted = "" if rate.failures is None else f", counted {rate.failures} in {rate.hours:g} h"
-    why = (
+    words = (
         f"a save costs {save_seconds:.3g} s and {rate.per_hour:.3g} failures an hour are met"
-        f"{counted}"
+        f"{counted}: "
     )
     ettr = None
-    if at_best < inf:
-        ettr = expected_ettr(
-            at_best, save_seconds=save_seconds, restart_seconds=lost,
-            failures_per_hour=rate.per_hour,
-        )  # fmt: skip
+    if best < inf:
+        ettr = expected_ettr(best, failures_per_hour=rate.per_hour, **costs)
         end = "no end" if longest == inf else f"{longest:.0f}"
         between = "" if shortest == longest else f" ({shortest:.0f} to {end})"
-        words = f"{why}: save every {at_best:.0f} s{between}, expected ETTR {ettr:.4f}"
+        words += f"save every {best:.0f} s{between}, expected ETTR {ettr:.4f}"
     else:
-        least = f"at least every {shortest:.0f} s, " if shortest < inf else ""
-        words = f"{why}: {least}no failure was seen, so no longest interval follows"
+        words += f"at least every {shortest:.0f} s, " if shortest < inf else ""
+        words += "no failure was seen, so no longest interval follows"
+    mean = HOUR / rate.per_hour if rate.per_hour else inf
     return Advice(
-        young=young(save_seconds, mean),
-        daly=daly(save_seconds, mean),
-        best=at_best,
-        shortest=shortest,
-        longest=longest,
-        ettr=ettr,
-        words=words,
-    )
+        young=young(save_seconds, mean), daly=daly(save_seconds, mean), best=best,
+        shortest=shortest, longest=longest, ettr=ettr, words=words,
+    )  # fmt: skip
 
 
 def _check_from_0(**values: float) -> None:

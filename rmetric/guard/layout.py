@@ -24,10 +24,7 @@ def batch_remark(batch: int, asked: int) -> str:
 def nearest_multiple(batch: int, unit: int, largest_change: float) -> int:
     """Multiple of `unit`, at least one, that is nearest to a batch; 0 if it is too far.
 
-    Args:
-        batch: samples of a step.
-        unit: samples that the copies take at once.
-        largest_change: share by which the batch may change.
+    `largest_change` is the share by which the batch may change.
 
     >>> nearest_multiple(100, 12, 0.1), nearest_multiple(100, 12, 0.01)
     (96, 0)
@@ -90,16 +87,10 @@ class Layout:
 
     @classmethod
     def split(cls, batch: int, *, data: int, micro_batch: int = 1, **sizes: int) -> Layout:
-        """Layout of a batch that the copies and micro-batches need not divide.
+        """Layout of a batch that the `data` copies and micro-batches need not divide.
 
-        Args:
-            batch: samples of a step, at least `data`.
-            data: number of copies.
-            micro_batch: greatest number of samples of a micro-batch.
-            **sizes: the other sizes.
-
-        Raises:
-            ValueError: a size is below 1, or there are more copies than samples.
+        `micro_batch` is the greatest number of samples of one. Raises ValueError if a size is
+        below 1, or there are more copies than samples.
         """
         accumulation = -(-batch // (max(data, 1) * max(micro_batch, 1)))
         return cls(

@@ -19,12 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from rmetric._util.errors import require
-from rmetric.guard.checkpoint_dir import CheckpointManifest
+from rmetric.guard.checkpoint_dir import (
+    CheckpointManifest,
+    FailedSave,
+    SavedCheckpoint,
+    SaveOutcome,
+)
 from rmetric.guard.checkpoint_requests import SAVE
 from rmetric.guard.guard import Guard
 from rmetric.guard.policy import PolicyConfig
 from rmetric.guard.run_folder import RunFolder
-from rmetric.guard.saver import FailedSave, SavedCheckpoint, SaveOutcome
 from rmetric.telemetry.sources import VerdictSource
 
 #: SIGTERM is left to Megatron's own --exit-signal-handler.
@@ -87,11 +91,8 @@ def guard_megatron(
         telemetry: see `Guard`.
         signals: see `Guard`.
 
-    Returns:
-        Function that returns the guard; None before the first iteration.
-
-    Raises:
-        ValueError: the module lacks these functions, or their arguments differ.
+    Returns a function that returns the guard; None before the first iteration. Raises ValueError
+    if the module lacks these functions, or their arguments differ.
     """
     for name, needed in (
         ("checkpoint_and_decide_exit", ("iteration",)),
@@ -103,59 +104,51 @@ def guard_megatron(
                 f"{getattr(training, '__name__', training)!r} has no {name}({', '.join(needed)}): "
                 "megatron.training.training is needed, of a version that guard_megatron knows"
             )
-    hook = _Hook(training, policy, dict(folder=folder, telemetry=telemetry, signals=signals))
-    return lambda: hook.guard
+    saver = _MegatronSaver(training)
+    guard: Guard | None = None
+    save, decide = training.save_checkpoint_and_time, training.checkpoint_and_decide_exit
+    save_takes, decide_takes = inspect.signature(save), inspect.signature(decide)
 
-
-class _Hook:
-    """Wraps the two functions of one Megatron training."""
-
-    def __init__(
-        self, training: Any, policy: PolicyConfig | None, settings: dict[str, Any]
-    ) -> None:
-        self.training = training
-        self.guard: Guard | None = None
-        self._policy, self._settings = policy, settings
-        self._saver = _MegatronSaver(training)
-        save, decide = training.save_checkpoint_and_time, training.checkpoint_and_decide_exit
-        save_takes, decide_takes = inspect.signature(save), inspect.signature(decide)
-
-        @wraps(save)
-        def save_and_record(*args: Any, **kwargs: Any) -> Any:
-            result = save(*args, **kwargs)
-            given = save_takes.bind(*args, **kwargs).arguments
-            if not given.get("non_persistent_ckpt"):
-                self._saver.saved_at = given["iteration"]
-            return result
-
-        @wraps(decide)
-        def decide_and_guard(*args: Any, **kwargs: Any) -> bool:
-            if decide(*args, **kwargs):
-                return True
-            given = decide_takes.bind(*args, **kwargs).arguments
-            iteration = given["iteration"]
-            guard = self.guard = self.guard or self._new_guard(iteration)
-            if self._saver.saved_at == iteration:
-                self._saver.follows(iteration)
-                guard.adopt(iteration)
-            self._saver.save = lambda: self.training.save_checkpoint_and_time(
-                **{name: value for name, value in given.items() if name in save_takes.parameters}
-            )
-            guard.step(iteration)
-            return guard.should_stop
-
-        training.save_checkpoint_and_time = save_and_record
-        training.checkpoint_and_decide_exit = decide_and_guard
-
-    def _new_guard(self, iteration: int) -> Guard:
-        args = self.training.get_args()
+    def new_guard(iteration: int) -> Guard:
+        args = training.get_args()
         if not args.save:
             raise ValueError("Megatron has no --save: there is nowhere to save to")
-        policy = self._policy or PolicyConfig(interval_steps=args.save_interval)
-        self._saver.folder = Path(args.save)
-        guard = Guard(self._saver, policy=policy, state=dict, **self._settings)
-        guard.start(iteration - 1)
-        return guard
+        saver.folder = Path(args.save)
+        made = Guard(
+            saver, policy=policy or PolicyConfig(interval_steps=args.save_interval), state=dict,
+            folder=folder, telemetry=telemetry, signals=signals,
+        )  # fmt: skip
+        made.start(iteration - 1)
+        return made
+
+    @wraps(save)
+    def save_and_record(*args: Any, **kwargs: Any) -> Any:
+        result = save(*args, **kwargs)
+        given = save_takes.bind(*args, **kwargs).arguments
+        if not given.get("non_persistent_ckpt"):
+            saver.saved_at = given["iteration"]
+        return result
+
+    @wraps(decide)
+    def decide_and_guard(*args: Any, **kwargs: Any) -> bool:
+        nonlocal guard
+        if decide(*args, **kwargs):
+            return True
+        given = decide_takes.bind(*args, **kwargs).arguments
+        iteration = given["iteration"]
+        guard = guard or new_guard(iteration)
+        if saver.saved_at == iteration:
+            saver.follows(iteration)
+            guard.adopt(iteration)
+        saver.save = lambda: training.save_checkpoint_and_time(
+            **{name: value for name, value in given.items() if name in save_takes.parameters}
+        )
+        guard.step(iteration)
+        return guard.should_stop
+
+    training.save_checkpoint_and_time = save_and_record
+    training.checkpoint_and_decide_exit = decide_and_guard
+    return lambda: guard
 
 
 class _MegatronSaver:

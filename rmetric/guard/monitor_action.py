@@ -6,8 +6,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from rmetric.monitor.actions.action import Action
-from rmetric.monitor.alerts import Alert
-from rmetric.monitor.episodes import SEVERE, Episode
+from rmetric.monitor.alerts import SEVERE, Alert, Episode
 
 if TYPE_CHECKING:
     from rmetric.guard.guard import Guard

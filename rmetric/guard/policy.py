@@ -127,10 +127,7 @@ class CheckpointPolicy:
     also skips the bound, and once the wait after a failure. A lasting condition is answered
     once between two durable saves, unless it becomes fatal.
 
-    Args:
-        config: settings.
-        now: start time, seconds.
-        step: step at which the run starts or resumes; its state counts as durable.
+    The state of `step`, at which the run starts or resumes, counts as durable at `now`.
 
     >>> policy = CheckpointPolicy(PolicyConfig(interval_steps=100), now=0.0, step=0)
     >>> policy.request("risk", "GPU 3 at 0.97", now=9.0)
@@ -168,22 +165,11 @@ class CheckpointPolicy:
         final: bool = False,
         key: str | None = None,
     ) -> int | None:
-        """Request a checkpoint.
+        """Request a checkpoint; arguments as in `Request`, `now` in seconds.
 
-        Args:
-            source: one of `SOURCES`.
-            reason: human-readable reason.
-            now: current time, seconds.
-            fatal: skip the filter on the gap.
-            final: end training when it is durable.
-            key: identity of the cause; None for source and reason. A pending request with
-                this key is the same request and becomes fatal or final if this one is.
-
-        Returns:
-            Number of the request; None for a lasting condition that was answered.
-
-        Raises:
-            ValueError: unknown source.
+        A pending request with the same `key`, None for source and reason, is the same request
+        and becomes fatal or final if this one is. Returns its number; None for a lasting
+        condition that was answered. Raises ValueError for an unknown source.
         """
         check_source(source)
         key, fatal = f"{source}: {reason}" if key is None else key, fatal or final
@@ -192,8 +178,7 @@ class CheckpointPolicy:
             return None
         same = self._same(source, key, fatal)
         if same is None:
-            self._last_number += 1
-            number = self._last_number
+            number = self._last_number = self._last_number + 1
         else:
             number, fatal, final = same.number, fatal or same.fatal, final or same.final
             if (fatal, final) == (same.fatal, same.final):
@@ -226,15 +211,9 @@ class CheckpointPolicy:
         return wanted
 
     def begin(self, now: float, step: int, vote: Vote) -> None:
-        """Record that all ranks begin to save.
+        """Record that all ranks begin to save `step`, with the greatest vote of all.
 
-        Args:
-            now: current time, seconds.
-            step: last completed step, whose state is saved.
-            vote: greatest vote of all ranks.
-
-        Raises:
-            RuntimeError: another save is in flight.
+        Raises RuntimeError if another save is in flight.
         """
         if self.in_flight is not None:
             raise RuntimeError(f"the save of step {self.in_flight.step} is still in flight")

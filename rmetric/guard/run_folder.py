@@ -40,8 +40,8 @@ from rmetric._util.durable import no_follow, write_atomically
 from rmetric._util.errors import require
 from rmetric.guard.layout import Layout
 from rmetric.guard.policy import check_since, check_source
-from rmetric.guard.run_files import AnsweredFile, Count, Seconds, decode_file
 from rmetric.guard.trust import distrust, make_private
+from rmetric.telemetry.reading import Time
 
 logger = logging.getLogger("rmetric")
 T = TypeVar("T")
@@ -60,19 +60,56 @@ STACK_SIGNAL = getattr(signal, "SIGRTMAX", 64) - 7
 
 PHASES = ("starting", "training", "saving", "finished")
 
+#: Greatest size of a small file, bytes.
+MOST_BYTES = 1 << 20
+#: Greatest number that is exact as a float, too.
+MOST = 2**53
+Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+
+
+def decode_file(path: Path, kind: type[T]) -> T | None:
+    """Content of a file as `kind`; None if the file is missing.
+
+    Raises:
+        ValueError: the content is not of this kind.
+        OSError: the file cannot be read.
+    """
+    try:
+        with open(path, "rb", opener=no_follow) as file:
+            data = file.read(MOST_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"it has more than {MOST_BYTES} bytes")
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(str(error) or type(error).__name__) from None
+
+
+def converted(entry: Any, kind: type[T]) -> T:
+    """A decoded JSON value as `kind`. Raises ValueError if it is of another."""
+    try:
+        return msgspec.convert(entry, type=kind)
+    except (msgspec.MsgspecError, RecursionError, OverflowError) as error:
+        raise ValueError(str(error) or type(error).__name__) from None
+
 
 @dataclass(frozen=True, kw_only=True)
 class FileRequest:
-    """Checkpoint request in the run folder; fields as in `rmetric.guard.policy.Request`.
+    """Checkpoint request in the run folder.
 
     Attributes:
         number: running number from 1 over the life of the folder.
+        source: one of `rmetric.guard.policy.SOURCES`.
+        reason: human-readable reason.
+        fatal: skips the filter on the gap since the last checkpoint.
         stop: training ends when the checkpoint is durable.
         since: onset of the alarm, a step; None without one. Checkpoints from there on are
             marked suspect; see `Guard.request`.
     """
 
-    number: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+    number: Annotated[int, msgspec.Meta(ge=1, le=MOST)]
     source: str
     reason: str
     fatal: bool = False
@@ -101,10 +138,18 @@ class Heartbeat:
     launch: str
     step: Count
     phase: str
-    time: Seconds
+    time: Time
     resumed: Count | None = None
-    every: Seconds = 0.0
+    every: Time = 0.0
     problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """Last answered request; `step` is None for a withdrawn one."""
+
+    number: Count
+    step: Count | None = None
 
 
 class RunFolder:
@@ -150,24 +195,10 @@ class RunFolder:
         stop: bool = False,
         since: int | None = None,
     ) -> int:
-        """Write a checkpoint request.
+        """Write a checkpoint request, with the fields of `FileRequest`; returns its number.
 
-        A request replaces a pending one and keeps its fatal and stop flags and the earlier
-        onset of the two.
-
-        Args:
-            source: one of `rmetric.guard.policy.SOURCES`.
-            reason: human-readable reason.
-            fatal: skip the filter on the gap since the last checkpoint.
-            stop: end training when the checkpoint is durable.
-            since: onset of an alarm, a step from 0; see `Guard.request`.
-
-        Returns:
-            Number of the request.
-
-        Raises:
-            ValueError: unknown source, or `since` is no step.
-            OSError: the folder cannot be written.
+        It replaces a pending one and keeps its fatal and stop flags and the earlier onset of the
+        two. Raises ValueError for an unknown source, or where `since` is no step.
         """
         check_source(source)
         check_since(since)
@@ -182,10 +213,8 @@ class RunFolder:
                 onsets = [onset for onset in (since, last.since) if type(onset) is int]
                 since = min(onsets, default=None)
                 reason = last.reason if reason in last.reason else f"{reason}; {last.reason}"[:500]
-            asked = FileRequest(
-                number=number, source=source, reason=reason, fatal=fatal, stop=stop, since=since
-            )
-            entry = asdict(asked)
+            entry = {"number": number, "source": source, "reason": reason, "fatal": fatal,
+                     "stop": stop, "since": since}  # fmt: skip
             if since is None:  # earlier versions know no such field
                 del entry["since"]
             _replace(self.request_file, entry)
@@ -213,7 +242,7 @@ class RunFolder:
 
     def answered(self) -> int:
         """Number of the last answered request; 0 before the first."""
-        last = self._read(self.answered_file, AnsweredFile)
+        last = self._read(self.answered_file, Answer)
         return last.number if last else 0
 
     def held(self) -> str:
@@ -242,7 +271,7 @@ class RunFolder:
 
     def answered_step(self) -> int | None:
         """Step of the checkpoint that answered; None if there is none."""
-        last = self._read(self.answered_file, AnsweredFile)
+        last = self._read(self.answered_file, Answer)
         return last.step if last else None
 
     def set_layout(self, layout: Layout) -> None:
@@ -267,18 +296,9 @@ class RunFolder:
         every: float = 0.0,
         problem: str = "",
     ) -> None:
-        """Write the heartbeat of this process; each rank calls it, about once a second.
+        """Write the `Heartbeat` of this process; each rank calls it, about once a second.
 
-        Args:
-            rank: rank of this process.
-            step: last completed step.
-            phase: one of `PHASES`.
-            every: least time between heartbeats while training, seconds; 0 for each step.
-            problem: reason why the last save failed; empty if it did not.
-
-        Raises:
-            ValueError: unknown phase.
-            OSError: the folder cannot be written.
+        Raises ValueError for an unknown phase.
         """
         require("phase", phase, phase in PHASES, f"of {', '.join(PHASES)}")
         if phase == "starting":

@@ -63,17 +63,10 @@ def open_parent(path: Path) -> str:
 
 
 def distrust(path: Path, *, parents: bool = True) -> str:
-    """Reason to refuse a file or folder, with the remedy; empty if there is none.
+    """Reason, on one line, to refuse a file or folder that may be missing; empty for none.
 
-    Args:
-        path: file or folder, which may be missing.
-        parents: examine its parents, too.
-
-    Returns:
-        One line.
-
-    Raises:
-        ValueError: RMETRIC_TRUST_FOLDER is neither 0 nor 1.
+    `parents`: examine its parents, too. Raises ValueError if RMETRIC_TRUST_FOLDER is neither 0
+    nor 1.
     """
     if os.name != "posix" or is_trusted_by_user():
         return ""

@@ -17,14 +17,13 @@ from transformers.trainer_callback import TrainerControl, TrainerState
 from transformers.training_args import TrainingArguments
 
 from rmetric.integrations.hugging_face_guard import GuardCallback, newest_checkpoint
-from rmetric.integrations.hugging_face_loop import followed
-from rmetric.integrations.hugging_face_trainer import (
+from rmetric.integrations.hugging_face_loop import (
     RMetricState,
     calling_trainer,
+    followed,
     loop_methods,
 )
-from rmetric.integrations.replaced import replaced
-from rmetric.integrations.trainer_callback import MonitorCallback
+from rmetric.integrations.trainer_callback import MonitorCallback, replaced
 from rmetric.readers.columns import POLICY, columns_among
 
 __all__ = ["GuardCallback", "RMetricCallback", "newest_checkpoint"]
@@ -35,23 +34,19 @@ logger = logging.getLogger("rmetric")
 class RMetricCallback(MonitorCallback, TrainerCallback):
     """Runs a `Monitor` in the Trainer's own training loop.
 
-    The Trainer shows its callbacks neither the loss of a step nor the gradient
-    norm before clipping, and leaves a loss that is nan out of its own log. So
-    while a training runs, `trainer.training_step` and
-    `trainer.accelerator.clip_grad_norm_` are followed on that one trainer: the monitor
+    The Trainer shows its callbacks neither the loss of a step nor the gradient norm before
+    clipping, and leaves a loss that is nan out of its own log. So while a training runs,
+    `trainer.training_step` and `trainer.accelerator.clip_grad_norm_` are followed: the monitor
     takes what they return. When the training ends or raises, both are as before.
 
         loss of a step = Σ over its micro-batches of what training_step returned
 
-    which is what the Trainer adds up, too: each is already divided by the number
-    of micro-batches, or of tokens in all of them.
-
-    Its weakness: under DeepSpeed the optimiser's step is part of the backward
-    pass, so a step is checked after it was made.
+    as the Trainer adds it up: each is divided by the number of micro-batches, or of tokens in all
+    of them. Its weakness: under DeepSpeed the optimiser's step is part of the backward pass, so a
+    step is checked after it was made.
 
     Args and attributes are those of `rmetric.integrations.trainer_callback.MonitorCallback`;
-    `validation_loss` is ``eval_loss`` by default, and with several evaluation datasets
-    ``eval_<name>_loss``.
+    `validation_loss` is ``eval_loss`` by default, and with several datasets ``eval_<name>_loss``.
 
     >>> callback = RMetricCallback("run.jsonl", actions=[print])
     """
@@ -163,13 +158,9 @@ class RMetricCallback(MonitorCallback, TrainerCallback):
         take: Callable[[Any], None] = lambda result: None,
         given: Callable[[Any], None] = lambda arguments: None,
     ) -> None:
-        """Call `take` with what this method of `owner` returns; an exception ends the monitor.
+        """Call `given` with the arguments of this method, and `take` with what it returns.
 
-        Args:
-            owner: of the method.
-            name: of the method.
-            take: is called with what it returns.
-            given: is called before with its positional arguments.
+        An exception of the method ends the monitor.
         """
         method = getattr(owner, name)
 

@@ -22,18 +22,22 @@ from transformers.trainer_callback import TrainerControl, TrainerState
 from transformers.trainer_utils import SaveStrategy
 from transformers.training_args import TrainingArguments
 
-from rmetric.guard.checkpoint_dir import NOT_FINITE, CheckpointManifest
+from rmetric.guard.checkpoint_dir import (
+    NOT_FINITE,
+    CheckpointManifest,
+    FailedSave,
+    SavedCheckpoint,
+    SaveOutcome,
+)
 from rmetric.guard.checkpoint_requests import SIGNALS
 from rmetric.guard.guard import Guard, resume_of_environment
 from rmetric.guard.policy import PolicyConfig
 from rmetric.guard.ranks import Ranks
-from rmetric.guard.retention import SuspectMark
+from rmetric.guard.retention import SuspectMark, mark_since, mark_suspect, newest_first, rotate
 from rmetric.guard.run_folder import RunFolder
-from rmetric.guard.saver import FailedSave, SavedCheckpoint, SaveOutcome
-from rmetric.guard.trainer_retention import mark_since, mark_suspect, newest_first, rotate
 from rmetric.guard.trust import distrust, distrusted_file, require_trusted
-from rmetric.integrations.hugging_face_trainer import calling_trainer, loop_methods
-from rmetric.integrations.replaced import replaced
+from rmetric.integrations.hugging_face_loop import calling_trainer, loop_methods
+from rmetric.integrations.trainer_callback import replaced
 from rmetric.telemetry.sources import VerdictSource
 
 logger = logging.getLogger("rmetric")
@@ -45,16 +49,14 @@ _TORCH_FILES = ("*.pt", "*.pth", "pytorch_model*.bin", "optimizer*.bin")
 class GuardCallback(TrainerCallback):
     """Trainer callback: saves on request, on all ranks at the same step.
 
-    The Trainer saves in its own format; `newest_checkpoint` finds what to resume from, at the
-    first launch too. Its regular saves count as well. A checkpoint answers a request when its
-    weights were read back and are finite; a non-finite one is renamed, so that the Trainer
-    never resumes from it. A failed save, on a full disk for example, is deleted and
-    reported, and training continues.
+    The Trainer saves in its own format; `newest_checkpoint` finds what to resume from. Its regular
+    saves count as well. A checkpoint answers a request when its weights were read back and are
+    finite; a non-finite one is renamed, so that the Trainer never resumes from it. A failed save,
+    on a full disk for example, is deleted and reported, and training continues.
 
-    With `save_total_limit` the guard deletes older checkpoints in place of the Trainer, when
-    the new one is verified: the limit is that of the clean ones, and two suspect ones, which
-    were saved during an alarm, stay in addition. `newest_checkpoint` returns the one to resume
-    from.
+    With `save_total_limit` the guard deletes older checkpoints in place of the Trainer, when the
+    new one is verified: the limit is that of the clean ones, and two suspect ones, which were saved
+    during an alarm, stay in addition.
 
     Limits: training waits during a save. A failure in the middle of a sharded save (FSDP,
     DeepSpeed), which all ranks make together, can still end training.
@@ -62,8 +64,7 @@ class GuardCallback(TrainerCallback):
     Args:
         policy: when to save; None for the Trainer's `save_steps` as the interval.
         folder: run folder; None for the supervisor's.
-        telemetry: see `Guard`.
-        signals: see `Guard`.
+        telemetry, signals: see `Guard`.
         read_back: verify the weights after each save.
 
     Attributes:
@@ -193,7 +194,6 @@ class _TrainerSaver:
             mark_since(self._folder, self._alarm, step)
 
     def mark(self, path: Path, step: int) -> None:
-        """Mark the new checkpoint as suspect or clean."""
         if self._marks:
             alarm = self._alarm
             mark_suspect(path, alarm if alarm and step >= alarm.since else None)
@@ -234,20 +234,17 @@ def not_finite(checkpoint: Path) -> str:
 
 
 def newest_checkpoint(output_dir: Path | str, *, trusted_only: bool | None = None) -> str | None:
-    """Newest checkpoint of a Trainer that is whole, for ``train(resume_from_checkpoint=...)``.
+    """Newest whole checkpoint of a Trainer, for ``train(resume_from_checkpoint=...)``, or None.
 
     At the first launch there is none: training then begins at step 0, while
-    ``resume_from_checkpoint=True`` would raise ValueError. A damaged one, such as that of a
-    killed save, is skipped with a warning; nothing is deleted. Each file is read once, by rank
-    0 alone. All ranks call it, after the TrainingArguments were made.
+    ``resume_from_checkpoint=True`` would raise ValueError. A damaged one, such as that of a killed
+    save, is skipped with a warning. Each file is read once, by rank 0 alone. All ranks call it,
+    after the TrainingArguments were made.
 
     Args:
         output_dir: `output_dir` of the TrainingArguments; it may not exist yet.
         trusted_only: skip suspect checkpoints, which were saved during an alarm. None: as
             ``rmetric supervise --resume`` says, else False.
-
-    Returns:
-        Path of the whole checkpoint that was written last; None if there is none.
 
     Raises:
         OSError: the folder cannot be listed.
@@ -313,7 +310,6 @@ def _incomplete(checkpoint: Path) -> str:
 
 
 def _checkpoint_of(args: TrainingArguments, state: TrainerState) -> Path:
-    """Folder to which the Trainer saves the current step."""
     return Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
 
 

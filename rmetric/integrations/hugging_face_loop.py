@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 from torch import Tensor
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import has_length
 
-from rmetric.integrations.hugging_face_trainer import RMetricState
-from rmetric.integrations.replaced import replaced
-from rmetric.integrations.replayed_data import ReplayedData
-from rmetric.rescue.recent_batches import RecentBatches, host_random_state
+from rmetric.integrations.trainer_callback import replaced
+from rmetric.monitor.monitor import Monitor
+from rmetric.rescue.data_position import DataPosition
+from rmetric.rescue.recent_batches import host_random_state
 
 if TYPE_CHECKING:
     from rmetric.monitor.monitor import Monitor
@@ -34,17 +36,54 @@ _SUMS = ("_total_loss_scalar", "_globalstep_last_logged", "current_flos")
 _NOT_SET_BACK = {"log_history", "stateful_callbacks"}
 
 
+class RMetricState(TrainerCallback, ExportableState):
+    """Keeps the monitor's state in the Trainer's checkpoints; exists while a training runs.
+
+    It is not RMetricCallback itself: with `restore_callback_states_from_checkpoint` the
+    Trainer makes such callbacks anew from what it saved, and actions cannot be saved.
+    """
+
+    def __init__(self, monitor: Monitor) -> None:
+        self._monitor = monitor
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {}, "attributes": self._monitor.state_dict()}
+
+
+def loop_methods(trainer: Trainer) -> list[tuple[Any, str]]:
+    """Methods through which an exception leaves the steps, or what lies between them.
+
+    The loop of transformers before 5.5 has no method of its own for an epoch: there the batches,
+    the callbacks and the evaluations are followed, and an exception of the optimiser itself is not
+    seen.
+    """
+    if hasattr(trainer, "_run_epoch"):
+        return [(trainer, "_run_epoch")]
+    methods = ("get_batch_samples", "_maybe_log_save_evaluate")
+    parts = [(trainer, name) for name in methods if hasattr(trainer, name)]
+    return [*parts, (trainer.callback_handler, "call_event")]
+
+
+def calling_trainer() -> Trainer | None:
+    """The Trainer that has just called, from the stack: callbacks are not passed it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, Trainer):
+            return caller
+        frame = frame.f_back
+    return None
+
+
 @contextmanager
 def followed(rescue: Rescue, trainer: Trainer, monitor: Monitor) -> Iterator[None]:
     """Within it, a rescue can set the loop of this Trainer back.
 
-    The loop counts its steps in local variables, which nobody can set back. So the steps that
-    are to be made again are made between two of its steps: inside `get_batch_samples`, with which
-    it begins each step, the Trainer's own `_run_epoch` runs them, from the batch of the snapshot
-    up to the one at which the loop stands. Then the loop's own counters are right again. It needs
-    no copy of the loop, no resumption from a checkpoint, and no extra steps at the end; and the
-    loop of a training that never goes back is the Trainer's, with a second reference to each
-    batch.
+    The loop counts its steps in local variables, which nobody can set back. So the repeated steps
+    are made inside `get_batch_samples`, with which it begins each step: there the Trainer's own
+    `_run_epoch` runs them, from the batch of the snapshot up to the one at which the loop stands.
+    Then the loop's own counters are right again, and a training that never goes back runs the
+    Trainer's loop.
     """
     for name in ("_run_epoch", "get_batch_samples"):
         if not hasattr(trainer, name):
@@ -92,21 +131,16 @@ class _Rest(int):
         return (self.begun + batches) / self.whole
 
 
-class TrainerLoop(ReplayedData):
+class TrainerLoop(DataPosition):
     """Position of a Trainer in its steps and data, for `Rescue`.
 
-    The repeated steps use batches that were kept, so that the data need not be rewindable: a
+    The repeated steps use batches that were kept, so that the data need no positions: a
     stream and a loader with workers give the same bits again.
-
-    Args:
-        rescue: its `boundary` is called between two steps.
-        trainer: that trains.
-        monitor: whose steps are counted.
     """
 
     def __init__(self, rescue: Rescue, trainer: Trainer, monitor: Monitor) -> None:
-        super().__init__(rescue, monitor, RecentBatches())
-        self._trainer = trainer
+        super().__init__(rescue)
+        self.monitor, self._trainer = monitor, trainer
         self._run_epoch: Any = trainer._run_epoch
         self._get_batch_samples: Any = trainer.get_batch_samples
         self._signature = inspect.signature(self._run_epoch)
@@ -209,7 +243,7 @@ class TrainerLoop(ReplayedData):
         """Act between two steps; true if the training went back."""
         if self.monitor.weights_step == self._acted:  # a stream without data: no step was made
             return False
-        went_back = self.at_boundary(last=last)
+        went_back = self.at_boundary(self.monitor.weights_step, last=last)
         self._acted = self.monitor.weights_step
         if self.monitor.should_stop:
             self._trainer.control.should_training_stop = True
@@ -217,11 +251,7 @@ class TrainerLoop(ReplayedData):
         return went_back
 
     def _repeat(self, until: tuple[int, int | None]) -> None:
-        """Make the steps from the restored position again, up to `until`.
-
-        Args:
-            until: epoch, and steps made in it; None for the end of the epoch.
-        """
+        """Make the steps again from the restored position up to a later one."""
         trainer = self._trainer
         trainer.control.should_training_stop = trainer.control.should_epoch_stop = False
         self._until = until

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -113,12 +113,7 @@ class MonitorCallback:
         followed: Callable[[Rescue, Any, Monitor], AbstractContextManager[None]],
         trainer: Any,
     ) -> None:
-        """Let each rescue set the trainer's own loop back until the training ends.
-
-        Args:
-            followed: the context in which it can.
-            trainer: that trains.
-        """
+        """Let each rescue set the trainer's loop back, while it trains."""
         for action in self._settings["actions"]:
             if isinstance(action, Rescue) and self.monitor is not None:
                 try:
@@ -157,5 +152,19 @@ class MonitorCallback:
 
     @property
     def _should_stop(self) -> bool:
-        """True if an action asks the training to end."""
         return self.monitor is not None and self.monitor.should_stop
+
+
+@contextmanager
+def replaced(owner: Any, name: str, method: Callable[..., Any]) -> Iterator[None]:
+    """A method of this one object is another one inside."""
+    before = vars(owner).get(name)
+    setattr(owner, name, method)
+    try:
+        yield
+    finally:
+        if vars(owner).get(name) is method:  # else it was replaced once more since
+            if before is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)

@@ -5,22 +5,20 @@ from __future__ import annotations
 import logging
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rmetric._util.strict_json import encode_line
 from rmetric.monitor.actions.action import Action, as_actions
-from rmetric.monitor.alerts import Alert
-from rmetric.monitor.episodes import Episodes, needs_call
+from rmetric.monitor.alerts import Alert, Episodes, needs_call
 from rmetric.monitor.log_file import MonitorLog
 from rmetric.monitor.rank_sync import DISABLED, RankSync
-from rmetric.records import Record
 
 if TYPE_CHECKING:
+    from rmetric.monitor.exchange import WholeNorm
     from rmetric.monitor.monitor import Monitor
-    from rmetric.monitor.whole_norm import WholeNorm
 
 logger = logging.getLogger("rmetric")
 
@@ -33,13 +31,6 @@ class AlertDelivery:
     A condition that lasts is one episode, see `Episodes`: an action is called when it begins,
     and once more if a severe source joins. Actions that need the verdict of every step are
     called at each bad one.
-
-    Attributes:
-        alerts: the last `ALERTS_KEPT`, of each episode the first of each source and rank.
-        actions: those that have not failed.
-        rank_sync: with the other ranks; None for a single process.
-        whole_norm: of a sharded model, where the ranks wait for it; else None.
-        non_finite_step: step of the last ``non_finite`` alert; 0 before the first.
     """
 
     def __init__(
@@ -48,11 +39,11 @@ class AlertDelivery:
         actions: Iterable[Action | Callable[[Alert], None]],
         log: MonitorLog,
     ) -> None:
-        self.alerts: list[Alert] = []
-        self.rank_sync: RankSync | None = None
+        self.alerts: list[Alert] = []  # of each episode the first of each source and rank
+        self.rank_sync: RankSync | None = None  # with the other ranks, as the next one
         self.whole_norm: WholeNorm | None = None
-        self.non_finite_step = 0
-        self.actions = as_actions(actions)
+        self.non_finite_step = 0  # of the last ``non_finite`` alert
+        self.actions = as_actions(actions)  # those that have not failed
         self._episodes = Episodes()
         # Of the actions that all ranks run together: by what is equal on all of them.
         self._joint_episodes = Episodes()
@@ -64,18 +55,13 @@ class AlertDelivery:
 
     @property
     def needs_verdict_now(self) -> bool:
-        """True if an action must have the verdict before the optimiser's step."""
         return any(action.needs_verdict_now for action in self.actions)
 
     def new_alert(self, step: int, source: str, reason: str, since: int | None = None) -> Alert:
-        """An alert of this rank; it is not raised yet.
+        """An alert of this rank, which is not raised yet.
 
-        Args:
-            step: that it is about.
-            source: of the alert.
-            reason: in words and numbers.
-            since: step at which the condition began; None for `step`. An open episode has its
-                own onset.
+        `since` is the step at which the condition began, None for `step`; an open episode has its
+        own.
         """
         onset = self._episodes.onset(source, step) or since or step
         return Alert(step=step, source=source, reason=reason, rank=self._monitor.rank, since=onset)
@@ -83,9 +69,8 @@ class AlertDelivery:
     def raise_alert(self, alert: Alert, *, shared: bool = True) -> None:
         """Report an alert, share it with the other ranks and call the actions.
 
-        Args:
-            alert: ignored if its source is not in `alert_on`.
-            shared: all ranks raise the same alert at the same step.
+        `shared`: all ranks raise the same alert at the same step. A source that is not in
+        `alert_on` is ignored.
         """
         monitor = self._monitor
         if alert.source not in monitor.config.alert_on:
@@ -106,9 +91,7 @@ class AlertDelivery:
     def report(self, alert: Alert, *, joins: bool = False) -> None:
         """Keep an alert; write it to the log and to `logging`.
 
-        Args:
-            alert: of this monitor or of another rank's.
-            joins: it adds a source or a rank to an episode that was reported before.
+        `joins`: it adds a source or a rank to an episode that was reported before.
         """
         self.alerts.append(alert)
         del self.alerts[:-ALERTS_KEPT]
@@ -132,7 +115,6 @@ class AlertDelivery:
             logger.warning("rmetric: alarms that came again at repeated steps: %s", counts)
 
     def lasts(self, source: str, step: int) -> None:
-        """Record that a source is still alarmed, which continues its episode."""
         self._episodes.lasts(source, step)
 
     def end_episodes(self, step: int) -> None:
@@ -156,7 +138,6 @@ class AlertDelivery:
                     self._run_action(action, partial(action.ended, episode, self._monitor))
 
     def state_dict(self) -> dict[str, Any]:
-        """The open episodes, as plain values."""
         return {
             "non_finite_step": self.non_finite_step,
             "open": self._episodes.state_dict(),
@@ -164,7 +145,6 @@ class AlertDelivery:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
         self.non_finite_step = state["non_finite_step"]
         self._episodes.load_state_dict(state["open"])
         self._joint_episodes.load_state_dict(state["joint"])
@@ -177,7 +157,7 @@ class AlertDelivery:
             if state := action.state_dict():
                 states[type(action).__name__] = dict(state)
 
-        self._each(keep)
+        self.each(keep)
         return states
 
     def load_action_states(self, states: Mapping[str, Mapping[str, Any]]) -> None:
@@ -187,14 +167,13 @@ class AlertDelivery:
             if (state := states.get(type(action).__name__)) is not None:
                 action.load_state_dict(state)
 
-        self._each(load)
+        self.each(load)
 
     def already_reported(self, step: int) -> bool:
         """True if the rule ``non_finite`` was broken at this step or the one before."""
         return 0 <= step - self.non_finite_step <= 1
 
     def run_joint_actions(self, check: int) -> None:
-        """Call the actions that all ranks run at the same check."""
         for alert in self.rank_sync.due_alerts(check) if self.rank_sync is not None else ():
             # The check is the same on all ranks; the step of the alert may not be.
             due, earlier, _ = self._joint_episodes.take(replace(alert, step=check, rank=0))
@@ -202,18 +181,6 @@ class AlertDelivery:
                 delayed = action.on_all_ranks and not action.needs_verdict_now
                 if delayed and _calls_for(action, due, earlier):
                     self._run_action(action, partial(action, alert, self._monitor))
-
-    def start(self) -> None:
-        """Call `Action.start` of every action."""
-        self._each(lambda action: action.start(self._monitor))
-
-    def before_update(self, broken: Sequence[tuple[str, str]]) -> None:
-        """Call `Action.before_update` of every action with the rules that the step breaks."""
-        self._each(lambda action: action.before_update(broken, self._monitor))
-
-    def pass_record(self, record: Record) -> None:
-        """Call `Action.record` of every action with a completed record."""
-        self._each(lambda action: action.record(record, self._monitor))
 
     def pass_decision(self, by: Action, entry: Mapping[str, Any]) -> None:
         """Call `Action.decided` of every action but the one that decided."""
@@ -235,8 +202,8 @@ class AlertDelivery:
         may = shared and action.needs_verdict_now and weights_step < step
         return may and self.rank_sync.agreed(step)
 
-    def _each(self, call: Callable[[Action], None]) -> None:
-        """Call a function with each action."""
+    def each(self, call: Callable[[Action], None]) -> None:
+        """Call a function with each action; one that raises is switched off."""
         for action in tuple(self.actions):
             self._run_action(action, partial(call, action))
 

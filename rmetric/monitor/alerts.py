@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 
@@ -69,3 +69,125 @@ class Verdict:
 
     def __bool__(self) -> bool:
         return self.ok
+
+
+#: Steps without the condition that end an episode.
+GAP = 20
+#: Alerts kept of one episode, beside the first of each source: a bound for large jobs in which
+#: every rank raises one.
+MOST_ALERTS = 32
+#: Sources that judge whether the training diverges: they share an episode. Every other source
+#: has its own, so that one which alarms often does not hide these.
+DIVERGENCE = frozenset({"non_finite", "gradient_explosion", "calibrated"})
+#: A source that is worse than the other ones of its episode.
+SEVERE = frozenset({"non_finite"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episode:
+    """A condition from its onset to its last step.
+
+    `alerts` are the first of each source and rank, in the order in which they were raised.
+    """
+
+    since: int
+    last: int
+    alerts: tuple[Alert, ...] = ()
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Sources of its alerts, without repetition."""
+        return tuple(dict.fromkeys(alert.source for alert in self.alerts))
+
+
+class Episodes:
+    """Assigns alerts to episodes; `open` has the open one of each group of sources.
+
+    The first alert opens an episode. Further ones belong to it until its sources have been quiet
+    for more than `gap` steps, at least 1.
+
+    >>> episodes = Episodes(gap=5)
+    >>> for step in (713, 714, 718):
+    ...     alert = Alert(step=step, source="non_finite", reason="loss is nan")
+    ...     alert, earlier, is_new = episodes.take(alert)
+    ...     print(alert.since, is_new, needs_call(alert, earlier))
+    713 True True
+    713 False False
+    713 False False
+    >>> [(episode.since, episode.last) for episode in episodes.end(723)]
+    [(713, 718)]
+    """
+
+    def __init__(self, gap: int = GAP) -> None:
+        self.gap = gap
+        self.open: dict[str, Episode] = {}
+
+    def take(self, alert: Alert) -> tuple[Alert, tuple[Alert, ...], bool]:
+        """Assign an alert to its episode.
+
+        Returns:
+            The alert with the onset of its episode; the earlier alerts of the episode; True if
+            it is the first of its source and rank there. A resumed training repeats the step
+            of its checkpoint: the alert of that step is then a first one again.
+        """
+        group = _group(alert.source)
+        episode = self.open.get(group)
+        if episode is None or alert.step - episode.last > self.gap:
+            episode = Episode(since=alert.since, last=alert.step)
+        alert = replace(alert, since=episode.since)
+        earlier = episode.alerts
+        same = [
+            before
+            for before in earlier
+            if (before.source, before.rank) == (alert.source, alert.rank)
+        ]
+        is_new = all(before.step == alert.step for before in same)
+        if is_new and alert not in earlier:
+            # A source that joins is kept: its actions are called when the episode ends.
+            is_new = len(earlier) < MOST_ALERTS or alert.source not in episode.sources
+            if is_new:
+                episode = replace(episode, alerts=(*earlier, alert))
+        self.open[group] = replace(episode, last=max(episode.last, alert.step))
+        return alert, earlier, is_new
+
+    def onset(self, source: str, step: int) -> int | None:
+        """Onset of the episode that an alert of this source and step belongs to, if it is open."""
+        episode = self.open.get(_group(source))
+        return episode.since if episode and step - episode.last <= self.gap else None
+
+    def lasts(self, source: str, step: int) -> None:
+        """Record that a source is still alarmed at this step; it continues an open episode."""
+        group = _group(source)
+        episode = self.open.get(group)
+        if episode and source in episode.sources:
+            self.open[group] = replace(episode, last=max(episode.last, step))
+
+    def end(self, step: int) -> list[Episode]:
+        """Close and return the episodes whose sources were quiet for `gap` steps by this one."""
+        over = [group for group, one in self.open.items() if step - one.last >= self.gap]
+        return [self.open.pop(group) for group in over]
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        return [asdict(episode) | {"alerts": _entries(episode)} for episode in self.open.values()]
+
+    def load_state_dict(self, state: Iterable[Mapping[str, Any]]) -> None:
+        self.open = {}
+        for saved in state:
+            alerts = tuple(Alert(**entry) for entry in saved["alerts"])
+            self.open[_group(alerts[0].source)] = Episode(**{**saved, "alerts": alerts})
+
+
+def needs_call(alert: Alert, earlier: Iterable[Alert], severe: Collection[str] = SEVERE) -> bool:
+    """True if an alert needs a call of its own beside the earlier ones of its episode.
+
+    The first one does, and the first one of a severe source.
+    """
+    return all(alert.source in severe and before.source not in severe for before in earlier)
+
+
+def _group(source: str) -> str:
+    return "divergence" if source in DIVERGENCE else source
+
+
+def _entries(episode: Episode) -> list[dict[str, Any]]:
+    return [alert.as_entry() for alert in episode.alerts]

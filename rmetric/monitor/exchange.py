@@ -9,6 +9,7 @@ import weakref
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -26,31 +27,23 @@ _exchanges: Counter[str] = Counter()  # made in this process, by name
 class Exchange:
     """Gathers a fixed number of floats from every rank, once a step at most.
 
-    `post` sends this rank's numbers and returns at once; `take`, a step later, returns
-    those of all ranks, or None until they have arrived. At most one message is under
-    way. The training keeps the ranks in step: a rank at the next step has passed a
-    collective of the training, so every other rank has posted.
+    `post` sends this rank's numbers and returns at once; `take`, a step later, returns those of all
+    ranks, or None until they have arrived. The training keeps the ranks in step: a rank at the next
+    step has passed a collective of the training, so every other rank has posted.
 
-    Its gloo group is its own, found through the training's store and unknown to
-    torch.distributed: a rank that never makes an Exchange leaves the others without one
-    and disturbs no group of the training. The group is made in the background. A failure
-    ends the exchange, not the training; `problem` holds the reason.
+    Its gloo group is its own, found through the training's store in the background: a rank that
+    never makes an Exchange leaves the others without one and disturbs no group of the training. A
+    failure ends the exchange, not the training; `problem` holds the reason.
 
-    Its weakness: a rank that stays away ends it for all, and a late message does not
-    name the ranks that it waits for.
+    Its weakness: a rank that stays away ends it for all, and a late message does not name the ranks
+    that it waits for.
 
     Args:
         width: numbers in a message, the same on all ranks.
         name: the same on all ranks.
-        group: of the training, whose ranks take part; None for all.
+        group: of the training, whose `ranks` take part; None for all.
         join_seconds: how long to wait for the others at the beginning.
-        patience: seconds that `take` may wait for a message that is late; less
-            for the next ones, until they come in time again.
-
-    Attributes:
-        ranks: that take part, as torch.distributed counts them.
-        rank: this one.
-        problem: why it has ended; empty while it has not.
+        patience: seconds that `take` may wait for a message that is late; less for the next ones.
     """
 
     def __init__(
@@ -99,7 +92,6 @@ class Exchange:
 
     @property
     def under_way(self) -> bool:
-        """A message was sent and has not been taken."""
         return self._work is not None
 
     @property
@@ -140,7 +132,6 @@ class Exchange:
         return gathered
 
     def end(self, problem: str) -> None:
-        """End the exchange; `problem` holds the reason."""
         self.problem = self.problem or problem.partition("\n")[0]
         self._ended.set()
 
@@ -186,3 +177,57 @@ class Exchange:
         # A group with an operation under way waits for it when it is destroyed; not once aborted.
         self._free = weakref.finalize(self, group.abort)
         self._group = group
+
+
+#: A rank is waited for that long at a check; its training waits for it too, in the next forward.
+NORM_SECONDS = 60.0
+
+
+class WholeNorm:
+    """Gradient norm of a sharded model before the optimiser's step: sums the ranks' squares.
+
+    All ranks get the same sum by messages of this object's own, so they judge the step alike. A
+    rank that leaves sends a last message, so that no other waits for it. Its weakness: a rank that
+    is late by more than `NORM_SECONDS` takes a step that the others may leave out; that is
+    reported.
+    """
+
+    def __init__(self, name: str, join_seconds: float) -> None:
+        self._exchange = Exchange(
+            3, f"{name}/norm", join_seconds=join_seconds, patience=NORM_SECONDS
+        )
+        self._join_seconds = join_seconds
+        self._problem, self._reported = "", False
+
+    def of_step(self, step: int, norm: float | None) -> float | None:
+        """The norm over all ranks from this rank's share of it; None where it cannot be known."""
+        exchange = self._exchange
+        if not exchange.active and not exchange.wait_joined(self._join_seconds):
+            self._problem = exchange.problem or "not all ranks are in touch"
+            return None
+        exchange.take()  # of a rank that was late at the step before
+        norm = norm or 0.0
+        rows = exchange.take() if exchange.post([step, 0.0, norm * norm]) else None
+        if rows is None:
+            late = f"a rank was not at its check of step {step} within {NORM_SECONDS:g} s"
+            self._problem = exchange.problem or late
+            return None
+        left = [rank for rank, row in zip(exchange.ranks, rows, strict=True) if row[1]]
+        if left:
+            exchange.end(f"the monitor of rank {left[0]} takes part no more")
+            self._problem = exchange.problem
+            return None
+        if (rows[:, 0] != step).any():
+            return None
+        return sqrt(square) if (square := float(rows[:, 2].sum())) >= 0.0 else square
+
+    def new_problem(self) -> str:
+        """Why a norm is not known, reported once; empty if there is nothing new."""
+        if not self._problem or self._reported:
+            return ""
+        self._reported = True
+        return f"{self._problem}; no step is skipped without the gradient norm of all ranks"
+
+    def leave(self) -> None:
+        self._exchange.post([0.0, 1.0, 0.0])
+        self._exchange.close()

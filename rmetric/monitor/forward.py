@@ -27,19 +27,14 @@ LOGITS_AT_ONCE = 2**25  # 128 MiB
 class ForwardProbes:
     """Activation headroom, the largest attention logit and the router's load.
 
-    Activations are those that go into and out of every linear layer: the
-    products inside a gated MLP, where half precision overflows first, are among
-    them. Attention logits are computed anew from the queries and keys of the
-    first sequence of a batch, or read where the model computes them itself. A
-    router is a module that returns the experts it chose, as those of
-    transformers' mixtures of experts do.
+    Activations are those that go into and out of every linear layer. Attention logits are computed
+    anew from the queries and keys of the first sequence of a batch, or read where the model
+    computes them itself. A router is a module that returns the experts it chose, as those of
+    transformers do.
 
-    Not measured, and absent: logits in a fused attention kernel that torch does not know
-    (flash-attn) and in nn.MultiheadAttention, logits once torch.compile has compiled something,
-    and everything in a compiled model. The first error is reported and ends the measurements.
-
-    Args:
-        model: whose forward passes, or those of its parts, are measured.
+    Not measured: logits in a fused attention kernel that torch does not know (flash-attn), in
+    nn.MultiheadAttention and once torch.compile has compiled something, and everything in a
+    compiled model. The first error is reported and ends the measurements.
 
     >>> model = nn.Linear(4, 2)
     >>> probes = ForwardProbes(model)
@@ -78,9 +73,7 @@ class ForwardProbes:
     def arm(self, *, attention: bool = True) -> None:
         """Measure the model's own forward passes in training mode, until `remove`.
 
-        Args:
-            attention: intercept calls of attention functions; a compiled part of the model is then
-                compiled anew.
+        To intercept attention functions makes a compiled part of the model be compiled anew.
         """
         self._attention = attention
         self._forget()
@@ -184,13 +177,7 @@ class ForwardProbes:
 
 
 class ForwardValues(NamedTuple):
-    """Measurements of forward passes, on the device.
-
-    Attributes:
-        largest: of the activations, by their type.
-        logit: largest attention logit.
-        load: largest load of a router.
-    """
+    """Activations by type, attention logits and router loads of forward passes, on the device."""
 
     largest: dict[torch.dtype, Tensor]
     logit: Tensor | None
@@ -240,7 +227,6 @@ def entrances(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """True if the module itself runs through torch.compile."""
     return _compiled_in_place(module) or hasattr(module, "_orig_mod")
 
 

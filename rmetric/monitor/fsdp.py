@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,22 +24,12 @@ from rmetric.monitor.gradients import gradients_of, tensor_norms
 from rmetric.monitor.pending import Pending
 from rmetric.monitor.workers import SAMPLED, GradientListener, WorkerStatistics, of_one_worker
 
-__all__ = [
-    "DefaultReduceScatter",
-    "OwnShardedGradient",
-    "Shards",
-    "known_to_all",
-    "reduce_scatter_of",
-    "share_of_whole",
-]
-
 
 class Shards:
     """The gradient norm of a model of which each rank holds a part.
 
-    Nothing here is a collective unless the loop itself asks for clipping, so no
-    rank waits for another's monitor: the squares of the parts travel with the
-    monitors' messages and are added up there.
+    Nothing here is a collective unless the loop itself asks for clipping: the squares of the parts
+    travel with the monitors' messages and are added up there.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -84,8 +75,7 @@ def known_to_all(norm: Tensor | float | None) -> Tensor | float | None:
 def share_of_whole(parameter: nn.Parameter) -> float:
     """One over the ranks that hold the same numbers as this one does.
 
-    The squares of the norms, times these shares, add up over the ranks to the
-    square of the whole norm.
+    The squares of the norms, times these shares, add up to the square of the whole norm.
     """
     if not isinstance(parameter, DTensor):
         return 1.0 / dist.get_world_size()
@@ -99,27 +89,22 @@ def share_of_whole(parameter: nn.Parameter) -> float:
 class OwnShardedGradient(GradientListener):
     """This rank's own gradient, before FSDP2 reduces it; statistics of shape (1,).
 
-    FSDP2 lets a module's reduce-scatter be replaced. Ours measures its input, which is
-    the rank's whole own gradient of that module, calls the one that was there, and
-    measures its output: the mean, of this rank's shard. So the norm is that of the
-    whole gradient, the cosine that of the shard.
-
-    Its weakness: with accumulation FSDP2 reduces each micro-batch unless it is
-    told to wait, and then the last one alone is measured. With replicas (HSDP) the
-    cosine is to the mean of those that share the shards.
-
-    Args:
-        model: whose modules `fully_shard` was applied to.
-        size: entries sampled for the cosine.
+    A module's reduce-scatter is replaced by one that measures its input, the rank's whole own
+    gradient of that module, and its output, the mean of this rank's shard: the norm is that of the
+    whole, the cosine that of the shard. Its weakness: with accumulation FSDP2 reduces each
+    micro-batch unless it is told to wait, and the last one alone is measured; with replicas (HSDP)
+    the cosine is to the mean of those that share the shards.
     """
 
     def __init__(self, model: nn.Module, size: int = SAMPLED) -> None:
         super().__init__(model.parameters(), size)
         self._modules = [m for m in model.modules() if isinstance(m, FSDPModule)]
 
+    def _measure_input(self, place: int, own: Tensor, shard: Tensor, group: Any) -> None:
+        self.measure(place, own, own.view(-1, shard.numel())[group.rank()])
+
     @torch.no_grad()
-    def keep_mean(self, place: int, shard: Tensor) -> None:
-        """After the reduction: `shard` holds the mean over the ranks."""
+    def _keep_mean(self, place: int, shard: Tensor) -> None:
         try:
             if place in self._parts:
                 self._means[place] = self._sample(shard)
@@ -129,7 +114,8 @@ class OwnShardedGradient(GradientListener):
     def _install(self) -> Iterable[Any]:
         for place, module in enumerate(self._modules):
             if reduce_scatter_of(module) is not None:
-                yield _Listener(self, place, module)
+                before, after = partial(self._measure_input, place), partial(self._keep_mean, place)
+                yield OwnReduceScatter(module, before, after)
 
     def _statistics(self) -> WorkerStatistics | None:
         own = [part[1] for part in self._parts.values()]
@@ -140,30 +126,38 @@ class OwnShardedGradient(GradientListener):
         self._means: dict[int, Tensor] = {}
 
 
-class _Listener(DefaultReduceScatter):
-    """Reduce-scatter of one module that measures its input and its output."""
+class OwnReduceScatter(DefaultReduceScatter):
+    """Reduce-scatter of one module that lets others look at it, around the one that was there.
 
-    def __init__(self, listening: OwnShardedGradient, place: int, module: FSDPModule) -> None:
-        self.listening, self.place, self.module = listening, place, module
-        self.inner = reduce_scatter_of(module)
+    `before` is called with the input, the output and the group, `after` with the output, the mean.
+    """
+
+    def __init__(
+        self,
+        module: FSDPModule,
+        before: Callable[[Tensor, Tensor, Any], None],
+        after: Callable[[Tensor], None] = lambda output: None,
+    ) -> None:
+        self._module, self._before, self._after = module, before, after
+        self._inner = reduce_scatter_of(module)
         module.set_custom_reduce_scatter(self)
 
     def remove(self) -> None:
-        """Restore the one before, unless another has replaced ours since."""
-        if reduce_scatter_of(self.module) is self:
-            self.module.set_custom_reduce_scatter(self.inner)
+        """Restore the one before; where another has replaced ours since, ours does nothing more."""
+        if reduce_scatter_of(self._module) is self:
+            self._module.set_custom_reduce_scatter(self._inner)
+        self._before, self._after = (lambda *_: None), (lambda output: None)
 
     def allocate(self, *args: Any, **kwargs: Any) -> Tensor:
-        tensor: Tensor = self.inner.allocate(*args, **kwargs)
+        tensor: Tensor = self._inner.allocate(*args, **kwargs)
         return tensor
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        shard = input_tensor.view(-1, output_tensor.numel())[group.rank()]
-        self.listening.measure(self.place, input_tensor, shard)
-        work = self.inner(output_tensor, input_tensor, group, *args, **kwargs)
-        self.listening.keep_mean(self.place, output_tensor)
+        self._before(input_tensor, output_tensor, group)
+        work = self._inner(output_tensor, input_tensor, group, *args, **kwargs)
+        self._after(output_tensor)
         return work
 
 

@@ -16,9 +16,7 @@ LAYER = re.compile(r"^(.*?\.\d+)(?:\.|$)")
 def gradients_of(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
     """The gradients that there are: dense, real and local.
 
-    A sparse gradient stands for its coalesced values, a complex one for its
-    parts, a sharded one (DTensor) for the shard of this rank: the norm of what
-    comes back is that of the gradient, for a sharded one that of the shard.
+    The norm of what comes back is that of the gradient, for a sharded one that of the shard.
     """
     return [plain(p.grad.detach()) for p in parameters if p.grad is not None]
 
@@ -85,7 +83,6 @@ def layer_names(names: Iterable[str]) -> list[str]:
 
 
 def norms_by_layer(names: Sequence[str], norms: Sequence[float]) -> dict[str, float]:
-    """Norm of each layer, from the norms of its tensors on the host."""
     squares: dict[str, float] = {}
     for name, norm in zip(names, norms, strict=True):
         squares[name] = squares.get(name, 0.0) + norm * norm

@@ -24,10 +24,11 @@ from rmetric.metric import RMetric
 from rmetric.monitor.alert_delivery import AlertDelivery
 from rmetric.monitor.alerts import Alert
 from rmetric.monitor.config import LEARNING_RATE, MEMORY, NO_UPDATE, POLICY, MonitorConfig
-from rmetric.monitor.learning_rates import LearningRates
 from rmetric.monitor.optimizer_steps import is_scaling
 from rmetric.monitor.pending import Pending
-from rmetric.monitor.rules import StepRules
+from rmetric.monitor.rank_sync import RankMessages
+from rmetric.monitor.rules import LearningRates, StepRules
+from rmetric.monitor.stalls import StepTimeRules
 from rmetric.monitor.step_recorder import StepRecorder
 from rmetric.records import Record
 
@@ -56,12 +57,8 @@ class RuleJudge:
     def judge(self, pending: Pending, *, before_update: bool) -> tuple[Alert, ...]:
         """Judge a step; the first call raises its alerts, which runs the actions.
 
-        Args:
-            pending: the step; its loss and norm are read from the device.
-            before_update: the optimiser has not taken the step: its gradient exists.
-
-        Returns:
-            The alerts against taking the step; none unless all ranks decide alike.
+        `before_update`: the optimiser has not taken the step, so its gradient exists. Returns the
+        alerts against taking the step; none unless all ranks decide alike.
         """
         step, rank_sync = pending.record.step, self._delivery.rank_sync
         if pending.broken_rules is None:
@@ -97,7 +94,6 @@ class RuleJudge:
             self._delivery.raise_alert(self._alert(step, rule, reason))
 
     def _alert(self, step: int, rule: str, reason: str) -> Alert:
-        """An alert with a suggested action."""
         since = step - self.rules.overflows_before if rule == "non_finite" else step
         alert = self._delivery.new_alert(step, rule, reason, since)
         return replace(alert, reason=f"{reason}: {leave_out_or_roll_back(alert.since)}")
@@ -114,12 +110,7 @@ class RuleJudge:
 
 
 class UpdateJudge:
-    """Raises alerts on rates off their plan, steps that change nothing, lost rewards, memory.
-
-    Attributes:
-        rates: of the optimiser.
-        no_update: as of the last complete record.
-    """
+    """Raises alerts on rates off their plan, steps that change nothing, lost rewards, memory."""
 
     def __init__(self, optimizer: Any, delivery: AlertDelivery) -> None:
         self.rates, self.no_update, self._learning = LearningRates(), NoUpdate(), NoLearning()
@@ -127,7 +118,6 @@ class UpdateJudge:
         self._optimizer, self._delivery = optimizer, delivery
 
     def before_update(self, record: Record, schedulers: Iterable[Any]) -> None:
-        """Judge the learning rates of the step at hand."""
         if self._optimizer is None:
             return
         if any(event.startswith(LEARNING_RATE) for event in record.planned_events or ()):
@@ -138,7 +128,6 @@ class UpdateJudge:
             self._raise(record.step, LEARNING_RATE, f"{self.rates.off[0]}: {advice}", record.step)
 
     def update(self, record: Record) -> None:
-        """Take a complete record."""
         self.no_update.update(record)
         if reason := self.no_update.reason:
             self._raise(record.step, NO_UPDATE, f"{reason}: {ADVICE}", self.no_update.since)
@@ -163,12 +152,10 @@ class UpdateJudge:
         return {event: words for event, words in said.items() if words}
 
     def restart(self) -> None:
-        """The training went back to an earlier step."""
         self.no_update.restart()
         self._policy, self._memory, self._input_wait = PolicyCollapse(), MemorySlope(), InputWait()
 
     def _raise(self, step: int, source: str, reason: str, since: int) -> None:
-        """An alert of this rank alone."""
         alert = self._delivery.new_alert(step, source, reason, since)
         if self._delivery.rank_sync is not None:
             self._delivery.rank_sync.note_alert(alert, own=True)
@@ -193,7 +180,6 @@ class DetectorJudge:
         return alarms
 
     def raise_new_alarms(self, step: int, detector_alarms: Mapping[str, bool]) -> None:
-        """Raise an alert for each alarm that begins at this step; log each that ends."""
         alarms = {"r_metric": self.metric.alarm} | dict(detector_alarms)
         alarmed = {name for name, alarm in alarms.items() if alarm}
         if self._delivery.already_reported(step) and self._only_non_finite():
@@ -238,3 +224,48 @@ class DetectorJudge:
         """True if non-finite values are the calibrated detector's own evidence already."""
         evidence = getattr(self._detectors.get("calibrated"), "evidence", {})
         return bool(evidence.get("not_finite", 0.0) >= 1)
+
+
+class StepTimeJudge:
+    """Raises the alarms of `StepTimeRules` for each step once its times are known.
+
+    With the messages of all ranks, every rank judges the same numbers and so raises the same
+    alarms; without them, a rank judges its own times.
+    `ranks` take part in the exchange of messages; empty without one.
+    """
+
+    def __init__(
+        self, config: MonitorConfig, delivery: AlertDelivery, rank: int, ranks: list[int]
+    ) -> None:
+        self.rules = StepTimeRules(
+            stall_seconds=config.stall_seconds,
+            slow_rank_factor=config.slow_rank_factor,
+            slow_drift=config.slow_drift,
+        )
+        self._delivery, self._rank, self._ranks = delivery, rank, ranks
+
+    def judge(self, pending: Pending, messages: RankMessages | None = None) -> None:
+        if pending.times is None:
+            return
+        record = pending.record
+        rows, ranks = [pending.times], [self._rank]
+        if messages is not None and messages.is_complete_for(record.step):
+            if messages.of_all("step_seconds") is None:  # some rank has compiled
+                return
+            rows, ranks = messages.step_times(), self._ranks
+        planned = record.planned_events is not None
+        for alarm in self.rules.update(record.step, rows, ranks=ranks, planned=planned):
+            rank = self._rank if alarm.rank is None else alarm.rank
+            alert = Alert(step=record.step, source=alarm.source, reason=alarm.reason, rank=rank)
+            self._delivery.raise_alert(alert)
+        for source in self.rules.alarmed:
+            self._delivery.lasts(source, record.step)
+
+    def state_dict(self) -> Any:
+        return state_of(self.rules)
+
+    def load_state_dict(self, state: Any) -> None:
+        """Restore what `state_dict` gave; the first steps of the new process are not judged."""
+        if state is not None:
+            restore_or_keep(self.rules, state, "the step times")
+        self.rules.settle()

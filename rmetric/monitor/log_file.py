@@ -25,22 +25,16 @@ ABANDONED = ".abandoned"
 class MonitorLog:
     """Appends lines to a file from a background thread, about once a second.
 
-    A disk that is full, slow or gone costs the log, never the training: the first problem
-    is reported, and nothing more is written.
-
-    An older log of the same name is moved aside, to the name with ``.1``, ``.2``
-    ... after it, unless the run continues in it (`resume_step`).
+    A disk that is full, slow or gone costs the log, never the training: the first `problem` is
+    reported, and nothing more is written. An older log of the same name is moved aside, to the name
+    with ``.1``, ``.2`` ... after it, unless the run continues in it: after the step `resume_step`,
+    read at the first line; lines of later steps, which are about to be measured again, are left
+    out.
 
     Args:
         path: of the log, whose folder is made; None writes nothing.
         background: the thread that writes.
         start: the first line of a new log.
-
-    Attributes:
-        resume_step: continue an existing log after this step; lines of later steps,
-            which are about to be measured again, are left out. None begins a new log.
-            It is read at the first line.
-        problem: why nothing more is written; empty if there is none.
     """
 
     def __init__(self, path: Path | None, background: Background, start: bytes) -> None:
@@ -55,7 +49,6 @@ class MonitorLog:
 
     @property
     def is_wanted(self) -> bool:
-        """False where nothing is written, or no more."""
         return self._path is not None and not self._reported
 
     def write(self, line: bytes, *, now: bool = False) -> None:
@@ -95,16 +88,12 @@ class MonitorLog:
                 )
 
     def close(self) -> None:
-        """Write the last lines and close the file."""
         if self._begun:
             self._hand_over()
             self._background.submit(self._close)
 
     def validation_loss(self, step: int) -> float | None:
-        """The logged validation loss of a step; None where there is none.
-
-        It may have been logged after the step's checkpoint.
-        """
+        """The logged validation loss of a step, maybe logged after its checkpoint; or None."""
         try:
             metrics = self._newest_first("METRICS")
             found = next((entry for entry in metrics if entry.get("step") == step), None)

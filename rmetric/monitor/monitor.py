@@ -33,10 +33,9 @@ from rmetric.logs import metrics_line, start_line
 from rmetric.monitor.actions.action import Action, is_distributed, rank
 from rmetric.monitor.alert_delivery import AlertDelivery
 from rmetric.monitor.alerts import Alert, Verdict
-from rmetric.monitor.clipped_norm import ClippedNorm
 from rmetric.monitor.config import MonitorConfig
-from rmetric.monitor.exchange import Exchange
-from rmetric.monitor.judges import DetectorJudge, RuleJudge, UpdateJudge
+from rmetric.monitor.exchange import Exchange, WholeNorm
+from rmetric.monitor.judges import DetectorJudge, RuleJudge, StepTimeJudge, UpdateJudge
 from rmetric.monitor.log_file import MonitorLog, path_of_rank
 from rmetric.monitor.optimizer_steps import OptimizerSteps, is_scaling, scaler_of
 from rmetric.monitor.pending import Pending, to_host
@@ -49,11 +48,10 @@ from rmetric.monitor.rank_sync import (
     RankSync,
     complete_from_ranks,
 )
+from rmetric.monitor.rules import ClippedNorm
 from rmetric.monitor.stalls import StepTimes
 from rmetric.monitor.step_recorder import Hardware, StepRecorder, unwrapped
 from rmetric.monitor.step_time import StepTimer
-from rmetric.monitor.step_time_judge import StepTimeJudge, add_times
-from rmetric.monitor.whole_norm import WholeNorm
 from rmetric.records import HardwareEvent, Record
 
 logger = logging.getLogger("rmetric")
@@ -68,10 +66,8 @@ _OF_A_LOOP = frozenset({"check_before_step", "micro_batch", "evaluated"})
 def fail_safe(otherwise: Any = None) -> Callable[[Method], Method]:
     """Disable the monitor at the first exception in the method, and report it once.
 
-    A monitoring error must never stop training. An `ArgumentError` is the caller's.
-
-    Args:
-        otherwise: returned (called first, if it is callable) in place of a result.
+    A monitoring error must never stop training. An `ArgumentError` is the caller's. In place of a
+    result `otherwise` is returned (called first, if it is callable).
     """
 
     def wrap(method: Method) -> Method:
@@ -258,7 +254,7 @@ class Monitor:
         self._arm_next_step()
         others = [other.protocol for other in _OPEN if other is not self and other.is_open]
         self.protocol.begins(self.log_path, self._delivery.actions, others)
-        self._delivery.start()
+        self._delivery.each(lambda action: action.start(self))
 
     def _start_audits(self, ranks: Sequence[int]) -> None:
         if not self._auditor:
@@ -334,7 +330,8 @@ class Monitor:
             _ = verdict.ok
             known = set(self.config.alert_on)
             self.weights_step = self.step - 1
-            self._delivery.before_update([b for b in pending.broken_rules or () if b[0] in known])
+            broken = [b for b in pending.broken_rules or () if b[0] in known]
+            self._delivery.each(lambda action: action.before_update(broken, self))
         if self._leave_next_out:
             self._leave_next_out, pending.record.skipped = False, True
             self._steps.leave_out()
@@ -369,11 +366,7 @@ class Monitor:
 
     @fail_safe()
     def audit_batch(self, batch: Any) -> None:
-        """Show the audits of data what the step is trained on, for trainers and actions.
-
-        Args:
-            batch: a tensor, or lists and dicts of them.
-        """
+        """Show the audits of data a step's tensor, or lists and dicts of tensors."""
         if self._auditor:
             self._auditor.on_batch(batch)
 
@@ -416,11 +409,7 @@ class Monitor:
         self._recorder.planned.append(f"{kind}: {details}" if details else kind)
 
     def acted(self, change: str) -> None:
-        """Log a change that an action has made; it applies to the next step that is taken.
-
-        Args:
-            change: in words; it becomes one of `Record.actions`.
-        """
+        """Log a change that an action has made, in words; it applies to the next step."""
         pending = self._pending
         if pending is None or pending.record.step <= self.weights_step:
             self._recorder.acted.append(change)
@@ -439,29 +428,15 @@ class Monitor:
         self._steps.leave_out()
 
     def log_event(self, event: str, **values: Any) -> None:
-        """Write an entry of an action to the log.
-
-        Args:
-            event: name of the entry, in capitals.
-            values: JSON values.
-        """
+        """Write an entry of an action to the log: its name in capitals, and JSON values."""
         self._log.write(encode_line({"event": event} | values), now=True)
 
     def decided(self, by: Action, entry: Mapping[str, Any]) -> None:
-        """Pass a decision of an action that changes the training to all other actions.
-
-        Args:
-            by: the action that decided.
-            entry: see `Action.decided`.
-        """
+        """Pass a decision of an action to all other actions; for the entry see `Action.decided`."""
         self._delivery.pass_decision(by, entry)
 
     def leave_workers_out(self, ranks: Iterable[int]) -> None:
-        """Leave ranks out of the records, for an action that leaves out their gradients.
-
-        Args:
-            ranks: all that are left out from now on.
-        """
+        """Leave all these ranks out of the records, as an action does with their gradients."""
         if self._rank_sync is not None:
             self._rank_sync.left_out = frozenset(ranks)
 
@@ -556,13 +531,9 @@ class Monitor:
     def go_back(self, state: Mapping[str, Any]) -> None:
         """Return to an earlier step of this run, for an action on all ranks.
 
-        The log loses the lines of the steps that are about to be measured again; they are
-        appended to the file of the same name with ``.abandoned`` after it.
-
-        The actions' own states stay as they are.
-
-        Args:
-            state: of `state_dict`, taken in this run.
+        The state is one of `state_dict`; the actions' own states stay as they are. The log loses
+        the lines of the steps that are about to be measured again; they are appended to the file of
+        the same name with ``.abandoned`` after it.
         """
         before = self._log.resume_step
         self._load(state)
@@ -661,8 +632,8 @@ class Monitor:
         if pending is None:
             return
         self._read(pending)
-        if self.config.step_times:
-            add_times(pending, times)
+        if self.config.step_times and times is not None:
+            pending.add_times(times)
         self._judge_rules(pending)
         self._pending = None
         if self._rank_sync is not None and self._rank_sync.post(
@@ -700,7 +671,6 @@ class Monitor:
             self._delivery.report(self._delivery.new_alert(self.step, "exchange", problem))
 
     def _finish(self, record: Record) -> None:
-        """Pass a complete record to the detectors, the metric, the log and the actions."""
         alarms = self._detector_judge.update(record)
         self.updates.update(record)
         self.protocol.finished(record, sharded=self._recorder.sharded)
@@ -711,7 +681,7 @@ class Monitor:
             self._log.write(metrics_line(record, self.metric, alarms))
         self._detector_judge.raise_new_alarms(record.step, alarms)
         self._delivery.end_episodes(record.step)
-        self._delivery.pass_record(record)
+        self._delivery.each(lambda action: action.record(record, self))
 
     # -- the end
 
@@ -732,12 +702,7 @@ class Monitor:
             self.log_event(event, reason=words, rank=self.rank)
 
     def disable(self, where: str, error: Exception) -> None:
-        """End the measurements after an internal error and report it; training continues.
-
-        Args:
-            where: part of rmetric that raised it.
-            error: that was raised.
-        """
+        """End the measurements after an internal error and report it; training continues."""
         self.usable, self.problem = False, f"{where}: {type(error).__name__}: {error}"
         logger.error(
             "rmetric monitor disabled after an internal error; training continues. %s",
@@ -762,7 +727,6 @@ class Monitor:
         _run_all(endings)
 
     def _end(self) -> None:
-        """End the actions and the background thread."""
         if self._ended:
             return
         self._ended = True

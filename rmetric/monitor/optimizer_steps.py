@@ -22,23 +22,14 @@ class OptimizerSteps:
     are dropped there. The same holds for a sharded model, where clipping is a collective that every
     rank must call with gradients. Otherwise they are dropped at once: inside of a step that was
     called with a closure that is the only way.
-
-    Args:
-        model: whose gradients are dropped, with those of the optimiser.
-        optimizer: the optimiser itself, without wrappers; None for none.
-        scaler: the GradScaler, where it is known; None for none.
-
-    Attributes:
-        scaler: the one passed in, or the one that was found to call the optimiser's step.
-        sharded: each of several ranks holds a part of the model.
-        hooked: the steps are followed; `made` counts them, and `inside` is true within one.
     """
 
     def __init__(self, model: nn.Module, optimizer: Any, scaler: Any = None) -> None:
-        self.scaler, self.sharded = scaler, False
+        self.scaler = scaler  # or the one that was found to call the optimiser's step
+        self.sharded = False  # each of several ranks holds a part of the model
         self._model, self._optimizer = model, optimizer
         self.hooked = self.inside = self._seen = self._leave_out = False
-        self.made = 0
+        self.made = 0  # steps, where they are followed (`hooked`)
 
     def install(self, *, find_scaler: bool = True) -> Iterator[Callable[[], Any]]:
         """Follow the optimiser's step; yield the functions that remove the hooks."""

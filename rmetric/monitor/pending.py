@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rmetric.monitor.forward import ForwardValues
 from rmetric.monitor.gradients import nine_digits, norms_by_layer
-from rmetric.monitor.stalls import StepTimes
+from rmetric.monitor.stalls import SECONDS, StepTimes
 from rmetric.monitor.workers import WorkerStatistics
 from rmetric.records import Record
 
@@ -23,53 +23,30 @@ class Pending:
 
     `send` begins it, once all is measured; `read` waits for it. What a CUDA device does after
     `send` is not waited for.
-
-    Attributes:
-        record: what the host knows already; completed by `read`.
-        loss, norm: training loss and gradient norm before clipping.
-        tensor_norms, layers: norm of each parameter's gradient, shape
-            (parameters,), and the layer that each is part of.
-        workers: of each worker's own gradient.
-        moved: update norm and parameter norm.
-        probe_loss: on the fixed batch.
-        forward: of the forward passes.
-        own: of this rank's own gradient, where there are several ranks.
-        sharded: this rank holds a part of the weights. `moved` is of that part,
-            and the record waits for the other ranks.
-        shard_norm: of that part of the gradient, where the whole norm is not known.
-        moved_share: one over the ranks that hold the same part; None where that
-            differs between parameters.
-        broken_rules: (rule, reason) of each broken rule; None until it is judged.
-        sent: the transfer, once it has begun.
-        is_read: everything is in the record.
-        where: text on which part of the gradient is not finite.
-        times: of the step and its parts on the host; None before the next check.
-        message: values sent to the other ranks, once it is read; see
-            `rmetric.monitor.rank_sync`.
-        audits: measurements of the audits, by name; `audited` once they are read.
     """
 
-    record: Record
+    record: Record  # what the host knows already; `read` completes it
     loss: Scalar = None
-    norm: Scalar = None
-    tensor_norms: Tensor | None = None
-    layers: Sequence[str] = ()
-    workers: WorkerStatistics | None = None
-    moved: tuple[Tensor, Tensor] | None = None
-    probe_loss: Tensor | None = None
+    norm: Scalar = None  # of the gradient, before clipping
+    tensor_norms: Tensor | None = None  # of each parameter's gradient, shape (parameters,)
+    layers: Sequence[str] = ()  # that each of these parameters is part of
+    workers: WorkerStatistics | None = None  # of each worker's own gradient
+    moved: tuple[Tensor, Tensor] | None = None  # update norm and parameter norm
+    probe_loss: Tensor | None = None  # on the fixed batch
     forward: ForwardValues | None = None
-    own: WorkerStatistics | None = None
-    sharded: bool = False
-    shard_norm: Tensor | None = None
+    own: WorkerStatistics | None = None  # of this rank's own gradient, of several ranks
+    sharded: bool = False  # `moved` is of this rank's part; the record waits for the other ranks
+    shard_norm: Tensor | None = None  # of that part of the gradient, without the whole norm
+    #: One over the ranks that hold the same part; None where that differs between parameters.
     moved_share: float | None = None
-    broken_rules: list[tuple[str, str]] | None = None
-    sent: Transfer | None = None
-    is_read: bool = False
-    where: str = ""
-    times: StepTimes | None = None
-    message: dict[str, float | None] = field(default_factory=dict)
-    audits: dict[str, Tensor] = field(default_factory=dict)
-    audited: dict[str, list[float]] = field(default_factory=dict)
+    broken_rules: list[tuple[str, str]] | None = None  # (rule, reason); None until it is judged
+    sent: Transfer | None = None  # once it has begun
+    is_read: bool = False  # everything is in the record
+    where: str = ""  # which part of the gradient is not finite, in words
+    times: StepTimes | None = None  # on the host; None before the next check
+    message: dict[str, float | None] = field(default_factory=dict)  # to other ranks, once read
+    audits: dict[str, Tensor] = field(default_factory=dict)  # measurements of the audits, by name
+    audited: dict[str, list[float]] = field(default_factory=dict)  # the same, once read
 
     @classmethod
     def of(cls, record: Record) -> Pending:
@@ -107,7 +84,6 @@ class Pending:
         self.sent = Transfer(values | (self.forward.named() if self.forward else {}))
 
     def read(self) -> Record:
-        """The record, completed."""
         record = self.record
         if self.is_read:
             return record
@@ -142,6 +118,16 @@ class Pending:
             record.layer_gradient_norms = self._by_layer(host["tensor_norms"])
         return record
 
+    def add_times(self, times: StepTimes) -> None:
+        self.times, record = times, self.record
+        record.step_seconds = round(times.total, 6)
+        for name, part in SECONDS.items():
+            if (value := getattr(times, part)) is not None:
+                setattr(record, name, round(value, 6))
+        if not times.compiled:
+            self.message |= {name: getattr(record, name) for name in ("step_seconds", *SECONDS)}
+            self.message["step_size"] = times.size
+
     def _by_layer(self, norms: list[float]) -> dict[str, float]:
         """As before clipping, also where they were measured after it."""
         measured = sum(norm * norm for norm in norms) ** 0.5
@@ -151,11 +137,7 @@ class Pending:
 
 
 class Transfer:
-    """Values on their way to the host, all tensors in one copy.
-
-    Args:
-        values: by name; None for those that were not measured.
-    """
+    """Values by name on their way to the host, all tensors in one copy; None was not measured."""
 
     @torch.no_grad()
     def __init__(self, values: Mapping[str, Scalar]) -> None:

@@ -52,16 +52,9 @@ class ArgumentError(TypeError):
 class Protocol:
     """The order in which a loop calls its monitor. Each slip is told once, by one warning.
 
-    Everything is found on the host, in what the monitor has read anyway.
-
-    Its weakness: a loop is known by its first checks. Of what begins later, only an optimiser that
-    makes no step any more is told.
-
-    Args:
-        model: as trained.
-        optimizer: the optimiser itself, without wrappers; None for none.
-        steps: calls of its step.
-        quiet: another rank tells it.
+    Everything is found on the host, in what the monitor has read anyway. `quiet`: another rank
+    tells. Its weakness: a loop is known by its first checks; of what begins later, only an
+    optimiser that makes no step any more is told.
     """
 
     def __init__(
@@ -89,7 +82,6 @@ class Protocol:
                     self.tell("shared_action", action=type(action).__name__)
 
     def tell(self, slip: str, **found: Any) -> None:
-        """Warn of one of `SLIPS`, once."""
         if slip not in self.told:
             self.told.add(slip)
             if not self._quiet:
@@ -98,7 +90,7 @@ class Protocol:
     def number(self, name: str, value: Any) -> Tensor | float | None:
         """An argument that must be a number. A wrong one raises until a step has been checked.
 
-        Later the training is under way, which is not ended: the slip is told, and it is None.
+        Later the training, which is not ended, is under way: the slip is told, and it is None.
         """
         try:
             return number(name, value)
@@ -109,11 +101,7 @@ class Protocol:
             return None
 
     def check_begins(self, before: Pending | None) -> None:
-        """Look for a step of the optimiser between two checks.
-
-        Args:
-            before: the check before, read; None for the first one, or after a return.
-        """
+        """Look for a step of the optimiser since the check before, which is None after a return."""
         made, self._made = self._made, self._steps.made
         self._checks += 1
         left_out = (

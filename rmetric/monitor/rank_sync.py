@@ -12,7 +12,7 @@ from rmetric.monitor.alerts import Alert
 from rmetric.monitor.config import MonitorConfig
 from rmetric.monitor.exchange import Exchange
 from rmetric.monitor.gradients import nine_digits
-from rmetric.monitor.step_time_judge import TIMES
+from rmetric.monitor.stalls import SECONDS, TIMES, StepTimes
 from rmetric.records import Record
 
 #: Measurements of a step in a message; squares are of the shards that a rank holds.
@@ -35,14 +35,11 @@ ACTION_DELAY = 3
 def encode_message(
     step: int, values: Mapping[str, float | None], *, leaving: int, settings: int, alarms: int
 ) -> list[float]:
-    """Encode one rank's message on one step as `WIDTH` numbers; `RankMessages` decodes them.
+    """One rank's message on one step as `WIDTH` numbers; `RankMessages` decodes them.
 
-    Args:
-        step: that it is about.
-        values: measurements by name, of `FIELDS`; None or absent where not measured.
-        leaving: RUNNING, or why this is the rank's last message.
-        settings: checksum of the settings that must be equal on all ranks.
-        alarms: one bit for each source of `alert_on` that is alarmed.
+    `values` are measurements of `FIELDS`, absent or None where not measured; `leaving` is RUNNING
+    or why this is the rank's last message; `settings` a checksum of those that must be equal on all
+    ranks; `alarms` one bit for each source of `alert_on`.
     """
     measurements = [values.get(name) for name in FIELDS]
     measured = sum(1 << i for i, value in enumerate(measurements) if value is not None)
@@ -53,10 +50,8 @@ def encode_message(
 class RankMessages:
     """The messages of all ranks on one step, one row a rank.
 
-    Attributes:
-        steps, leaving, settings, alarms: as in `encode_message`, each of shape (ranks,).
-        suspect_rows: rows with an alarm, or with what no other rank can see: a non-finite
-            loss or non-finite parts of the rank's own gradient.
+    `suspect_rows` are those with an alarm, or with what no other rank can see: a non-finite loss or
+    non-finite parts of the rank's own gradient.
     """
 
     def __init__(self, rows: np.ndarray) -> None:
@@ -67,7 +62,6 @@ class RankMessages:
         self.suspect_rows = np.flatnonzero((self.alarms != 0) | ~fine).tolist()
 
     def is_complete_for(self, step: int) -> bool:
-        """True if the message of every rank is about this step."""
         return bool((self.steps == step).all())
 
     def of_each(self, name: str) -> np.ndarray:
@@ -79,29 +73,29 @@ class RankMessages:
         bit = 1 << FIELDS.index(name)
         return self.of_each(name) if (self._measured & bit).all() else None
 
+    def step_times(self) -> list[StepTimes]:
+        """The times of each rank; a part that one did not measure is None."""
+        columns = {part: self.of_all(name) for name, part in SECONDS.items()}
+        columns["size"] = self.of_all("step_size")
+        rows = []
+        for place, total in enumerate(self.of_each("step_seconds").tolist()):
+            measured = {p: float(c[place]) for p, c in columns.items() if c is not None}
+            row = StepTimes(**measured)  # type: ignore[arg-type]
+            row.check = max(0.0, total - row.total)
+            rows.append(row)
+        return rows
+
 
 class RankSync:
     """Synchronises the monitors of all ranks and schedules their joint actions.
 
-    A message about step t is sent when step t+1 is checked, and has arrived when
-    step t+2 is. All ranks then hold the same messages, so they raise the same
-    alerts and complete the same record. Joint actions run at the check of step t+3: a
-    rank whose messages are late by one step still runs them with the others.
+    A message about step t is sent when step t+1 is checked, and has arrived when step t+2 is. All
+    ranks then hold the same messages, raise the same alerts and complete the same record. Joint
+    actions run at the check of step t+3: a rank whose messages are late by one step still runs them
+    with the others. Ranks at different steps send no message until all are at the same step again.
 
-    Ranks at different steps (one message came late) send none until all are at the same
-    step again.
-
-    Its weakness: two steps pass before a rank receives another's alarm, and a rank whose
-    messages are late by two steps acts late.
-
-    Args:
-        config: of the monitor.
-        exchange: of messages that are `WIDTH` numbers wide.
-        scaled: a gradient scaler overflows on purpose now and then.
-        waits_for_norm: each step waits for the norm of all ranks' shards.
-
-    Attributes:
-        left_out: ranks whose losses and gradients do not count in the records.
+    Its weakness: two steps pass before a rank receives another's alarm, and a rank whose messages
+    are late by two steps acts late.
     """
 
     def __init__(
@@ -112,7 +106,8 @@ class RankSync:
         scaled: bool = False,
         waits_for_norm: bool = False,
     ) -> None:
-        self._sources, self.scaled = config.alert_on, scaled
+        self._sources = config.alert_on
+        self.scaled = scaled  # a gradient scaler overflows on purpose now and then
         settings = (config.alert_on, config.workers_every, waits_for_norm)
         self._settings = zlib.crc32(repr(settings).encode())
         self.exchange = exchange
@@ -125,7 +120,7 @@ class RankSync:
         self._agenda: list[tuple[int, Alert]] = []
         self._has_left = self._stale = False
         self._reported: set[str] = set()
-        self.left_out: frozenset[int] = frozenset()
+        self.left_out: frozenset[int] = frozenset()  # ranks that do not count in the records
 
     @property
     def places(self) -> list[int]:
@@ -180,7 +175,6 @@ class RankSync:
         return messages
 
     def new_alerts(self, messages: RankMessages) -> list[Alert]:
-        """Alerts that this rank has not raised itself."""
         alerts = []
         for place in messages.suspect_rows:
             rank, step = self.exchange.ranks[place], int(messages.steps[place])
@@ -196,7 +190,6 @@ class RankSync:
         return alerts
 
     def reset(self) -> None:
-        """Restart the count of steps after a checkpoint was loaded."""
         self._next_step, self._agreed, self._own_step = 0, (inf, inf), 0
         self._agenda = []
         self._raised, self._posted = {}, {}
@@ -204,7 +197,6 @@ class RankSync:
         self._stale = self.exchange.take() is None and self.exchange.under_way
 
     def due_alerts(self, check: int) -> list[Alert]:
-        """Alerts that all ranks act upon at this check."""
         due = [alert for step, alert in self._agenda if step <= check]
         self._agenda = [(step, alert) for step, alert in self._agenda if step > check]
         return due
@@ -226,7 +218,6 @@ class RankSync:
         self.exchange.close()
 
     def _end_if_ranks_differ(self, messages: RankMessages) -> None:
-        """End the exchange if a rank has left or is set differently."""
         pairs = zip(messages.leaving.tolist(), self.exchange.ranks, strict=True)
         left = {why: rank for why, rank in pairs if why != RUNNING}
         if (messages.settings != messages.settings[0]).any():
@@ -270,13 +261,8 @@ def complete_from_ranks(
 ) -> None:
     """Complete a record from the messages of all ranks: workers' gradients, whole norms of shards.
 
-    The training loss becomes the mean over the ranks. What one of them did not
-    measure stays as it was.
-
-    Args:
-        record: of this rank.
-        messages: of all ranks on the same step.
-        places: rows of the ranks whose losses and own gradients count; None for all.
+    The training loss becomes the mean over the ranks; of losses and own gradients the rows of
+    `places` count, None for all. What a rank did not measure stays as it was.
     """
     places = range(len(messages.steps)) if places is None else places
     losses, norms = messages.of_all("loss"), messages.of_all("own_norms")

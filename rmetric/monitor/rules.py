@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from math import isfinite
+from collections.abc import Iterable, Sequence
+from math import inf, isfinite
 from statistics import median
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 
 class StepRules:
@@ -66,3 +68,166 @@ class StepRules:
             f"the last {past})"
         )
         return [("gradient_explosion", reason)]
+
+
+logger = logging.getLogger("rmetric")
+
+WINDOW = 50
+#: A norm counts as the bound within this share of it: clipping in half precision rounds.
+TOLERANCE = 1e-3
+
+
+class ClippedNorm:
+    """Reports once that gradient norms look clipped, to `bound`, which hides explosions.
+
+    They do where most of the last `WINDOW` are equal to the largest of them. Its weakness: so do
+    those of a training whose gradient hardly changes.
+
+    >>> clipped = ClippedNorm()
+    >>> for step in range(60):
+    ...     clipped.update(min(0.8, 0.5 + 0.02 * (step % 50)))
+    >>> clipped.bound
+    0.8
+    """
+
+    def __init__(self) -> None:
+        self.bound: float | None = None
+        self._norms: deque[float] = deque(maxlen=WINDOW)
+
+    def update(self, norm: float | None) -> None:
+        """Take the norm of the next step, as measured; None where it was not."""
+        if self.bound is not None or norm is None or not isfinite(norm):
+            return
+        self._norms.append(norm)
+        if len(self._norms) < WINDOW:
+            return
+        largest = max(self._norms)
+        equal = sum(norm >= largest * (1.0 - TOLERANCE) for norm in self._norms)
+        if largest > 0.0 and equal > WINDOW // 2:
+            self.bound = largest
+            logger.warning(
+                "rmetric: the gradient norm was %.4g in %d of the last %d steps and never larger: "
+                "the gradients seem to be clipped before the check, so gradient_explosion sees "
+                "nothing. Call check_before_step before clipping, or pass it "
+                "gradient_norm=norm, which clip_grad_norm_ returns",
+                largest,
+                equal,
+                WINDOW,
+            )
+
+
+#: Times the scheduler's rate, and times the highest rate so far where there is no scheduler.
+_OFF, _OFF_PEAK = 1.5, 4.0
+#: First steps whose ratio to the scheduler's rate is the usual one; and steps without a new highest
+#: rate that end a warm-up.
+_FIRST, _SETTLED = 5, 5
+
+
+class OffPlan(NamedTuple):
+    """A group whose learning rate is not the planned one.
+
+    `planned` is of this step where a scheduler states it (`known`), else the rate used last.
+    """
+
+    group: int
+    rate: float
+    planned: float
+    known: bool
+
+    def __str__(self) -> str:
+        times = f"{self.rate / self.planned:.3g} times" if self.planned else "beside"
+        whose = "the scheduler's" if self.known else "the last one before"
+        return (
+            f"the learning rate of group {self.group} is {self.rate:.4g}, {times} {whose} "
+            f"{self.planned:.4g}"
+        )
+
+
+class LearningRates:
+    """The learning rates of an optimiser's groups against their plan; `off` has those that left it.
+
+    With a scheduler (`get_last_lr`, a rate for each group) a rate is off above 1.5 times the
+    scheduler's, times the largest such ratio of the first five steps if that is above 1, and where
+    it is 0 and the scheduler's is not. Without one it is off above 4 times the highest rate of the
+    warm-up, which five steps without a higher one end.
+
+    Its weakness: a scheduler that a fault has reached states the wrong rate itself.
+    """
+
+    def __init__(self) -> None:
+        self.off: list[OffPlan] = []
+        self._groups: list[_Group] = []
+
+    def update(
+        self, groups: Sequence[dict[str, Any]], schedulers: Iterable[Any], *, learn: bool = True
+    ) -> None:
+        """Judge the rates of a step before it is taken; once a step `learn` what is usual."""
+        rates = [_host_value(group.get("lr")) for group in groups]
+        plans = _plans(schedulers, len(rates))
+        if len(self._groups) != len(rates):
+            self._groups = [_Group() for _ in rates]
+        self.off = []
+        for place, (known, rate) in enumerate(zip(self._groups, rates, strict=True)):
+            planned = plans[place] if plans else None
+            if rate is None:
+                continue
+            if (off := known.planned_where_off(rate, planned)) is not None:
+                self.off.append(OffPlan(place, rate, off, planned is not None))
+            elif learn:
+                known.learn(rate, planned)
+
+    def restart(self) -> None:
+        """A change was announced: what was usual before is no measure for it."""
+        self._groups = []
+
+
+class _Group:
+    """What is usual of one group."""
+
+    def __init__(self) -> None:
+        self._usual_ratio = 1.0
+        self._last = self._peak = 0.0
+        self._count = self._peak_age = 0
+
+    def planned_where_off(self, rate: float, planned: float | None) -> float | None:
+        if planned is not None:
+            off = rate > _OFF * self._usual_ratio * planned or (rate == 0 < planned)
+            return planned if off and self._last > 0 else None
+        return self._last if self._settled and rate > _OFF_PEAK * self._peak else None
+
+    def learn(self, rate: float, planned: float | None) -> None:
+        self._count += 1
+        if planned and self._count <= _FIRST:
+            self._usual_ratio = max(self._usual_ratio, rate / planned)
+        if not self._settled:  # or a rate that runs away would take its limit along
+            self._peak_age = 0 if rate > self._peak else self._peak_age + 1
+            self._peak = max(self._peak, rate)
+        self._last = rate
+
+    @property
+    def _settled(self) -> bool:
+        return self._peak_age >= _SETTLED
+
+
+def _host_value(rate: Any) -> float | None:
+    """The rate as a number; None for one on a device, which is not waited for."""
+    if getattr(getattr(rate, "device", None), "type", "cpu") != "cpu":
+        return None
+    try:
+        value = float(rate)
+    except (TypeError, ValueError):
+        return None
+    return value if isfinite(value) else inf
+
+
+def _plans(schedulers: Iterable[Any], number: int) -> list[float] | None:
+    """The rates that schedulers state, for each group the largest; None without any."""
+    found = []
+    for scheduler in schedulers:
+        try:
+            rates = [_host_value(rate) for rate in scheduler.get_last_lr()]
+        except Exception:  # of a class that is not torch's, or before its first step
+            continue
+        if len(rates) == number and None not in rates:
+            found.append(rates)
+    return [max(of_group) for of_group in zip(*found, strict=True)] if found else None

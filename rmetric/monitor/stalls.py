@@ -16,6 +16,14 @@ STALL, SLOW_RANK, SLOW_DRIFT = SOURCES = ("stall", "slow_rank", "slow_drift")
 #: Parts of a step, in the order in which they are suspected: the time that a rank waits for data
 #: is its own, while waiting for another rank may show in any part below the first.
 PARTS = ("data_wait", "forward_backward", "optimizer", "exchange", "check")
+#: Values in the message of a rank -> part of a step; the seconds are fields of `Record` too.
+SECONDS = {
+    "data_wait_seconds": "data_wait",
+    "forward_backward_seconds": "forward_backward",
+    "exchange_seconds": "exchange",
+    "optimizer_seconds": "optimizer",
+}
+TIMES = ("step_seconds", *SECONDS, "step_size")
 WORDS = {
     "data_wait": "waiting for data",
     "forward_backward": "in forward and backward",
@@ -50,36 +58,21 @@ RESIZED = 1.25  # ratio of step sizes from which the best level is taken anew
 
 @dataclass(slots=True)
 class StepTimes:
-    """Host time of one step on one rank, in seconds; None for what was not measured.
+    """Host time of one step on one rank, in seconds; None for what was not measured."""
 
-    Attributes:
-        data_wait: from the optimiser's step before to the forward pass.
-        forward_backward: the rank's own; without `exchange` it includes waiting for others.
-        exchange: waiting in backward for the gradients of the other ranks.
-        optimizer: from the end of the monitor's check to the end of the optimiser's step.
-        check: in the monitor's check, where the host waits for an accelerator.
-        size: elements of the model's input (tokens), None where unknown.
-        compiled: torch.compile has compiled during the step.
-    """
-
-    data_wait: float | None = None
-    forward_backward: float | None = None
-    exchange: float | None = None
-    optimizer: float | None = None
-    check: float | None = None
-    size: float | None = None
-    compiled: bool = False
+    data_wait: float | None = None  # from the optimiser's step before to the forward pass
+    forward_backward: float | None = None  # without `exchange` it includes waiting for others
+    exchange: float | None = None  # waiting in backward for the gradients of the other ranks
+    optimizer: float | None = None  # from the check's end to the end of the optimiser's step
+    check: float | None = None  # in the monitor's check, where the host waits for an accelerator
+    size: float | None = None  # elements of the model's input (tokens)
+    compiled: bool = False  # torch.compile has compiled during the step
 
     @property
     def total(self) -> float:
         """Sum of the measured parts; pauses that are known as such are not among them."""
-        return (
-            (self.data_wait or 0.0)
-            + (self.forward_backward or 0.0)
-            + (self.exchange or 0.0)
-            + (self.optimizer or 0.0)
-            + (self.check or 0.0)
-        )
+        seconds: float = sum(getattr(self, part) or 0.0 for part in PARTS)
+        return seconds
 
 
 class StepTimeAlarm(NamedTuple):
@@ -126,16 +119,9 @@ class StepTimeRules:
         ranks: Sequence[int] = (0,),
         planned: bool = False,
     ) -> list[StepTimeAlarm]:
-        """Take the times of one step.
+        """The alarms that begin with a step, by the times of each rank, or of this rank alone.
 
-        Args:
-            step: number of the step.
-            times: of each rank in `ranks`, or of this rank alone.
-            ranks: ranks that the times are of.
-            planned: a change was announced for this step.
-
-        Returns:
-            The alarms that begin.
+        `planned`: a change was announced for this step.
         """
         if any(row.compiled for row in times):
             return []
@@ -146,7 +132,6 @@ class StepTimeRules:
 
     @property
     def alarmed(self) -> list[str]:
-        """Sources whose condition lasts."""
         lasting = ((SLOW_RANK, self._slow_rank.alarmed), (SLOW_DRIFT, self._drift.alarmed))
         return [source for source, alarmed in lasting if alarmed]
 
@@ -190,7 +175,6 @@ class StallDetector:
     def update(
         self, step: int, times: Sequence[StepTimes], ranks: Sequence[int] = (0,)
     ) -> StepTimeAlarm | None:
-        """Take one step; return the alarm of a stall that begins with it."""
         if self._settling:
             self._settling -= 1
             return None
@@ -275,15 +259,14 @@ class StallDetector:
 class SlowRankDetector:
     """A rank whose own time is persistently longer than that of the others.
 
-    The own time of a rank is what it waits for data, and its forward and backward pass
-    without the wait for the others' gradients; where that wait is not measured on all
-    ranks, it is the wait for data alone. At a step before which a rank has evaluated, the
-    wait for data does not count. The own time is averaged over `RANK_WINDOW` steps without
-    each rank's largest, so single stalls do not count. A rank is slow where two averages in
-    a row exceed `factor` times the median of the other ranks, by at least `RANK_SHARE` of a step.
+    The own time of a rank is what it waits for data, and its forward and backward pass without the
+    wait for the others' gradients, where that is measured on all ranks. It is averaged over
+    `RANK_WINDOW` steps without each rank's largest, so single stalls do not count. A rank is slow
+    where two averages in a row exceed `factor` times the median of the others, by at least
+    `RANK_SHARE` of a step.
 
-    Its weakness: with asynchronous kernels (CUDA) the host's time is not the device's, so a
-    slow GPU is not named.
+    Its weakness: with asynchronous kernels the host's time is not the device's: no slow GPU is
+    named.
     """
 
     SETTINGS: ClassVar[frozenset[str]] = frozenset({"_factor"})
@@ -300,11 +283,9 @@ class SlowRankDetector:
 
     @property
     def alarmed(self) -> bool:
-        """True if a rank is still slow."""
         return bool(self._slow)
 
     def update(self, times: Sequence[StepTimes], ranks: Sequence[int]) -> list[StepTimeAlarm]:
-        """Take one step of all ranks; return an alarm for each rank that begins to be slow."""
         waited = all(row.data_wait is not None for row in times)
         own = all(row.exchange is not None and row.forward_backward is not None for row in times)
         if self._rows and len(self._rows[0][0]) != len(times):
@@ -372,10 +353,9 @@ class SlowRankDetector:
 class DriftDetector:
     """Steps that become slower little by little.
 
-    The median time of each `BLOCK` steps, a token where the size of the steps is known, is
-    compared with the best level that two blocks in a row have held. Two blocks in a row
-    that lost more than `drop` of that throughput are an alarm. An announced change, or
-    steps of another size, begin a new level.
+    The median time of each `BLOCK` steps (a token, where the size is known) is compared with the
+    best level that two blocks in a row have held. Two blocks in a row that lost more than `drop` of
+    that throughput are an alarm. An announced change, or steps of another size, begin a new level.
     """
 
     SETTINGS: ClassVar[frozenset[str]] = frozenset({"_drop"})
@@ -392,13 +372,11 @@ class DriftDetector:
 
     @property
     def alarmed(self) -> bool:
-        """True if the steps are still slower than they were."""
         return self._alarmed
 
     def update(
         self, step: int, times: Sequence[StepTimes], *, planned: bool
     ) -> StepTimeAlarm | None:
-        """Take one step; return the alarm if it begins here."""
         if planned:
             self._forget()
         parts = [max(getattr(row, part) or 0.0 for row in times) for part in PARTS]

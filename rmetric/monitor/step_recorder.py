@@ -11,11 +11,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from rmetric._util.host_memory import available_to_rank, resident_memory
 from rmetric.monitor.actions.action import is_distributed
 from rmetric.monitor.config import MonitorConfig
 from rmetric.monitor.forward import ForwardProbes, is_compiled
 from rmetric.monitor.gradients import gradients_of, is_sharded, layer_names, local, tensor_norms
-from rmetric.monitor.memory import MemoryInUse
 from rmetric.monitor.pending import Pending
 from rmetric.monitor.step_time import compilations
 from rmetric.monitor.weights import WeightSample
@@ -49,7 +49,6 @@ class RunClock:
         return round(self.offset + time.monotonic() - self.start, 6)
 
     def resume(self, seconds: float) -> None:
-        """Continue from the time that a checkpoint holds."""
         self.offset, self.start = seconds, time.monotonic()
 
 
@@ -82,23 +81,35 @@ class EventCollector:
         return events if getattr(self.hardware, "available", True) else events or None
 
 
+class MemoryInUse:
+    """Reads the memory of this process, without waiting for a device.
+
+    What it shares with its data loaders' workers counts through the limit alone.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._device = next((p.device for p in parameters if p.device.type == "cuda"), None)
+
+    def measure(self) -> dict[str, float] | None:
+        """The value of `Record.memory`; None where the system tells nothing."""
+        found: dict[str, float] = {}
+        resident, available = resident_memory(), available_to_rank()
+        if resident is not None:
+            found["host"] = resident
+            if available is not None:
+                found["host_limit"] = resident + available
+        if self._device is not None:
+            free, _ = torch.cuda.mem_get_info(self._device)
+            found["device"] = torch.cuda.memory_allocated(self._device)
+            found["device_limit"] = torch.cuda.memory_reserved(self._device) + free
+        return found or None
+
+
 class StepRecorder:
     """Measures a step between its backward pass and the optimiser's step.
 
     The measurements stay on the device in a `Pending`, so an accelerator is not made to
     wait. `arm` installs the hooks that the next step needs and no others.
-
-    Args:
-        model: as trained.
-        optimizer: the optimiser itself, without wrappers; None for none.
-        config: cadence of each measurement.
-        scaler: the GradScaler; None for none.
-        hardware: source of hardware events; None for none.
-        probe: returns the loss on a fixed batch; None for none.
-
-    Attributes:
-        removers: functions that remove what `install` has installed so far.
-        sees_updates: the optimiser has a hook for them.
     """
 
     _sample: WeightSample
@@ -162,7 +173,6 @@ class StepRecorder:
             self.removers.append(self._optimizer.register_step_post_hook(after_optimizer).remove)
 
     def arm(self, step: int, *, ranks_connected: bool) -> None:
-        """Install the hooks of what is due at `step`, and remove all others."""
         self._workers.remove()
         if self._own is not None:
             self._own.remove()
@@ -179,7 +189,6 @@ class StepRecorder:
                 self._forward.arm(attention=compilations() == self._compilations)
 
     def add_micro_batch(self, loss: Tensor | float | None) -> None:
-        """One micro-batch of the present step has ended, with this loss."""
         if loss is not None:
             self._micro_losses.append(_copied(loss))
         self._micro_batches += 1

@@ -27,24 +27,17 @@ BETWEEN, PASSES, CHECK, OPTIMIZER = range(4)
 class StepTimer:
     """Divides the time of each step into its parts.
 
-    A forward pre-hook on the model ends the wait for data, the monitor's check ends forward
-    and backward, the optimiser's post-step hook ends the optimiser's part. With several
-    ranks, two callbacks at the end of backward enclose the wait for the other ranks'
-    gradients under DistributedDataParallel, which queues its own between them.
+    A forward pre-hook ends the wait for data, the check ends forward and backward, the optimiser's
+    post-step hook ends the optimiser's part. With several ranks (`several_ranks`), two callbacks at
+    the end of backward enclose the wait for the other ranks' gradients, which
+    DistributedDataParallel queues between them. Evaluations, checkpoints and other pauses are left
+    out: `pause` marks them, and so do forward passes between two steps without gradients, or of
+    whose output no backward pass takes the gradient.
 
-    An evaluation, a checkpoint and other pauses are left out of the step. `pause` marks them,
-    and so do forward passes between two steps, of the model, of what it wraps or of a part that
-    is trained, without gradients, or of whose output no backward pass takes the gradient.
-
-    Its weaknesses: kernels of an accelerator run asynchronously, so the host's time in a part
-    is not the device's; what the host waits for is then in `check`. A model that is
-    compiled in place (`model.compile()`) shows no forward pass: the wait for data is then part
-    of `forward_backward`, unless the loop calls `batch_ready`. An evaluation of a copy of the
-    model is not seen, nor one of parts alone with gradients.
-
-    Args:
-        model: as trained.
-        several_ranks: measure the wait for the other ranks.
+    Its weaknesses: the host's time in a part is not an accelerator's; what the host waits for is in
+    `check`. A model that is compiled in place shows no forward pass: the wait for data is then part
+    of `forward_backward`, unless the loop calls `batch_ready`. An evaluation of a copy of the model
+    is not seen.
     """
 
     def __init__(self, model: nn.Module, *, several_ranks: bool = False) -> None:
@@ -81,7 +74,6 @@ class StepTimer:
                 self._handles.append(parameter.register_hook(self._backward_begins))  # type: ignore[no-untyped-call]
 
     def remove(self) -> None:
-        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -126,14 +118,12 @@ class StepTimer:
         return before
 
     def check_ends(self) -> None:
-        """The monitor's check has ended."""
         now = time.perf_counter()
         if self._last is not None and not self._paused:
             self._last.check = now - self._mark
         self._state, self._mark, self._paused = OPTIMIZER, now, False
 
     def optimizer_ends(self) -> None:
-        """The optimiser has moved the weights."""
         now = time.perf_counter()
         if self._state == OPTIMIZER and self._last is not None and not self._paused:
             self._last.optimizer = now - self._mark
@@ -141,7 +131,6 @@ class StepTimer:
             self._state, self._mark = BETWEEN, now
 
     def finish(self) -> StepTimes | None:
-        """The times of the last step, if no other follows."""
         before, self._last = self._last, None
         return before
 
@@ -150,7 +139,6 @@ class StepTimer:
     def _forward_begins(
         self, whole: bool, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
-        """A forward pass of the whole model or of a part begins."""
         if not torch.is_grad_enabled():
             # A part that is never trained, such as a frozen encoder, belongs to the step.
             if self._state in (BETWEEN, OPTIMIZER) and (whole or module in self._trained):

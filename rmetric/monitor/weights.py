@@ -17,16 +17,12 @@ class WeightSample:
 
         |Δθ|² ≈ Σ over tensors (n / m) Σ over its m sampled weights of Δθ²
 
-    with n the weights of a tensor. Exact where the model has at most `size` weights. The
-    sampled places stay the same, so the growth of the parameter norm is resolved far below
-    the sampling error. Only the sample is copied; nothing is read from the device.
+    with n the weights of a tensor. Exact where at most `size` weights train. The sampled places
+    stay the same, so the growth of the parameter norm is resolved far below the sampling error.
+    Only the sample is copied; nothing is read from the device.
 
-    Its weakness: an update of a few weights only (one flipped bit) is missed unless they
-    are in the sample.
-
-    Args:
-        parameters: those that the optimiser moves; frozen ones are left out.
-        size: weights looked at, at least 1.
+    Its weakness: an update of a few weights (one flipped bit) is missed unless they are in the
+    sample.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], size: int = 16384) -> None:
@@ -55,7 +51,6 @@ class WeightSample:
 
     @torch.no_grad()
     def remember(self) -> None:
-        """Keep the weights as they are before a step."""
         if [place() for place in self._place_of] != self._places:
             self._choose()  # their memory is another now
         for part in self._parts:

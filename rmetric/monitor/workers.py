@@ -18,17 +18,12 @@ Measured = tuple[Tensor, Tensor]  # norm, sample of the entries
 
 
 class WorkerStatistics(NamedTuple):
-    """One number a worker, each a tensor of shape (workers,).
+    """One number a worker, each a tensor of shape (workers,)."""
 
-    Attributes:
-        norms: L2 norm of the worker's own gradient.
-        cosines: to the mean over all workers; nan where either is zero or not finite.
-        non_finite: parts of the gradient that have entries that are nan or inf, by their
-            norms: to count the entries would take another two passes over the gradient.
-    """
-
-    norms: Tensor
-    cosines: Tensor
+    norms: Tensor  # L2, of the worker's own gradient
+    cosines: Tensor  # to the mean over all workers; nan where either is zero or not finite
+    #: Parts of the gradient with entries that are nan or inf, by their norms: to count the entries
+    #: would take another two passes over the gradient.
     non_finite: Tensor
 
 
@@ -47,13 +42,8 @@ def _cosines(gradients_WD: Tensor, mean_D: Tensor) -> Tensor:
 class GradientListener:
     """Measures gradients in hooks that exist from `start` to `stop`, on measured steps only.
 
-    A norm and an evenly spaced sample of entries are kept, so memory does not grow with
-    the model; cosines are those of the samples. An exception in a hook must not end the
-    backward pass: it is kept, and `stop` raises it.
-
-    Args:
-        parameters: all that get gradients.
-        size: entries sampled for the cosines.
+    A norm and an evenly spaced sample of `size` entries are kept; cosines are those of the samples.
+    An exception in a hook must not end the backward pass: it is kept, and `stop` raises it.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], size: int = SAMPLED) -> None:
@@ -84,7 +74,6 @@ class GradientListener:
         return found
 
     def remove(self) -> None:
-        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -121,24 +110,21 @@ class GradientListener:
 class MicroBatchWorkers(GradientListener):
     """Takes each micro-batch of an accumulated step for a worker.
 
-    A hook on every parameter sees the gradient of one backward pass before it is
-    added to the others. It keeps them until `TOGETHER` bytes are there: a GPU waits for the host
-    where each gradient is measured for itself. Norms are scaled to what each micro-batch would
-    have been alone: its loss is assumed to be divided by the number of micro-batches.
+    A hook on every parameter sees the gradient of one backward pass before it is added to the
+    others, and keeps it until `TOGETHER` bytes are there, which few kernels measure. Norms are
+    scaled to what each micro-batch would have been alone: its loss is assumed to be divided by
+    their number.
 
-    Its weakness: micro-batches share the weights and the machine, so they differ through
-    their data alone. No sick machine shows here.
+    Its weakness: micro-batches share the weights and the machine: no sick machine shows here.
     """
 
     _kept: dict[int, Tensor]  # gradients that are not measured yet, by the place of the parameter
 
     @property
     def several(self) -> bool:
-        """True if more than one micro-batch came since `start`."""
         return len(self._micro_batches) > 1
 
     def next(self) -> None:
-        """A micro-batch's backward pass has ended."""
         self._measure_kept()
         if self._parts:
             self._micro_batches.append(self._parts)
@@ -198,17 +184,15 @@ class MicroBatchWorkers(GradientListener):
 
 
 class OwnGradient(GradientListener):
-    """This rank's own gradient, before DistributedDataParallel averages it.
+    """This rank's own gradient before DistributedDataParallel averages it, of shape (1,).
 
-    A hook on every parameter runs once its gradient is accumulated: before the reduction,
-    and after the micro-batches under `no_sync` are summed. The communication stays as it
-    is, and a user's hook on it too: the reduced gradient is bit for bit the same with and
-    without us, for any number of ranks. (A communication hook in place of the default
-    divides in another place, and there can be only one.) The mean is read when the step
-    is checked. The statistics are of shape (1,).
+    A hook on every parameter runs once its gradient is accumulated: before the reduction, and after
+    the micro-batches under `no_sync` are summed. The reduced gradient stays bit for bit the same.
+    (A communication hook in place of the default divides in another place, and there can be only
+    one.)
 
-    Its weakness: a gradient that a loop averages itself is compared with the mean only
-    where it does so before the check; else the cosine is to itself.
+    Its weakness: a gradient that a loop averages itself is compared with the mean only where it
+    does so before the check; else the cosine is to itself.
     """
 
     def _install(self) -> Iterable[Any]:
@@ -243,10 +227,7 @@ def of_one_worker(
 ) -> WorkerStatistics | None:
     """Statistics of one rank, each of shape (1,); None where nothing was measured.
 
-    Args:
-        parts: measurements of the parts of its gradient.
-        own: samples of its gradient, part by part.
-        mean: the same of the mean over the ranks.
+    `own` and `mean` are samples of its gradient and of the mean over the ranks, part by part.
     """
     if not parts:
         return None

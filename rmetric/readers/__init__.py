@@ -143,14 +143,10 @@ class OpenLog:
     def _batches(self) -> Batches:
         with _errors_of(self.path):
             yield from self._stream.batches
-        self._note_replacements(self.runs.values())
-
-    def _note_replacements(self, runs: Iterable[Run]) -> None:
-        if self._source is None:
-            return
-        for run in runs:
-            run.notes += self._source.notes
-            run.unread = "; ".join(filter(None, [run.unread, self._source.unread]))
+        if (source := self._source) is not None:
+            for run in self.runs.values():
+                run.notes += source.notes
+                run.unread = "; ".join(filter(None, [run.unread, source.unread]))
 
 
 @contextmanager
@@ -190,7 +186,9 @@ def split_files(paths: Iterable[str | Path]) -> FolderFiles:
     for given in paths:
         path = Path(given)
         refuse_special(path)
-        matching = [path] if path.exists() else _matching(str(given))
+        # Path.glob takes no absolute pattern, and its ** does not match files before 3.13.
+        named = sorted(glob.glob(str(given), recursive=True))  # noqa: PTH207
+        matching = [path] if path.exists() else list(map(Path, named))
         files: list[Path] = []
         for match in matching:
             below = _files(match)
@@ -228,8 +226,7 @@ def open_log(
     if trackers.run_folder(path / "metrics" / "loss") == path:
         return OpenLog("MLflow run (folder)", path, trackers.stream_folder(path, mapping))
     if path.is_dir():
-        files = tensorboard_events.event_files(path)
-        stream = tensorboard_events.stream_files(path, files, mapping)
+        stream = tensorboard_events.stream_folder(path, mapping)
         return OpenLog(tensorboard_events.READER.name, path, stream)
     source = growing or Source(path, longest_line=longest_line, on_bytes=on_bytes)
     with _errors_of(path):
@@ -269,24 +266,24 @@ def read_log(
         UnknownFormat: a LogError; no reader recognises the file.
     """
     log = open_log(Path(path), mapping, on_bytes=on_bytes)
-    if log.format == experiment_log.READER.name and log._source is not None:
-        with _errors_of(log.path):
-            run, note = experiment_log.read(log._source, mapping or {}, most_records)
-        log._note_replacements([run])
-        return ReadLog(log.format, [run], {run.id: note} if note else {})
     collected = collect(log._batches(), log.runs, most_records)
-    thinned = []
+    thinned: dict[str, str] = {}
     for name, run in log.runs.items():
-        run.records = collected.records(name)
+        run.records += collected.records(name)
         if note := collected.note(name):
             run.notes.append(note)
-            thinned.append((run, note))
-    runs = with_evaluations_in_place(list(log.runs.values()))
-    return ReadLog(log.format, runs, {run.id: note for run, note in thinned})
+            thinned[name] = note
+    # A run of our own log has two names where its id changes in the middle.
+    runs = list({id(run): run for run in log.runs.values()}.values())
+    if log.format == experiment_log.READER.name:
+        for run in runs:
+            experiment_log.compare(run, thinned=bool(thinned))
+    else:
+        runs = with_evaluations_in_place(runs)
+    return ReadLog(log.format, runs, {log.runs[name].id: note for name, note in thinned.items()})
 
 
 def _reader_of(source: Source, mapping: Mapping[str, str]) -> Reader:
-    """The first reader that knows the file."""
     head = source.head_text()
     for reader in _BY_BYTES:
         if reader.matches(head):
@@ -357,13 +354,7 @@ def _why_none(path: Path, num_passed_over: int) -> str:
     return "no such file or folder"
 
 
-def _matching(pattern: str) -> list[Path]:
-    # Path.glob takes no absolute pattern, and its ** does not match files before 3.13.
-    return [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]  # noqa: PTH207
-
-
 def _files(folder: Path) -> list[Path]:
-    """All files below `folder`, or itself where it is one."""
     if folder.is_file():
         return [folder]
     return [

@@ -109,7 +109,14 @@ class RunState:
             self.unplaced += 1
             step = self.last or 0
         before, last = self.pending, self.last
-        if before is not None and step == before.step and not _clash(before, values):
+        # Both rows know the time and the learning rate; that is no reason to keep them apart.
+        if (
+            before is not None
+            and step == before.step
+            and not any(
+                getattr(before, name) is not None for name in values if name not in _CIRCUMSTANCES
+            )
+        ):
             for name, value in values.items():
                 setattr(before, name, value)
             return None
@@ -247,7 +254,6 @@ class Assembler:
         )
 
     def _parts_of(self, row: Row) -> dict[str, float]:
-        """The losses of a log that states several."""
         found = {}
         for column, part in self.columns.parts.items():
             try:
@@ -354,14 +360,8 @@ class Assembler:
 
 
 def _reader(target: str, column: str) -> Callable[[Any], Any]:
-    """Of a cell of the column."""
     if target == "skipped":
         return flag
     if target not in WITH_UNIT or (factor := unit(column)) == 1:
         return number
     return lambda cell: None if (value := number(cell)) is None else factor * value
-
-
-def _clash(record: Record, values: dict[str, Any]) -> bool:
-    # Both rows know the time and the learning rate; that is no reason to keep them apart.
-    return any(getattr(record, name) is not None for name in values if name not in _CIRCUMSTANCES)

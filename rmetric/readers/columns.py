@@ -106,7 +106,6 @@ def find_column(names: Iterable[str], column: str) -> str | None:
 
 
 def _path(column: str) -> list[str]:
-    """Parts of a nested or dotted name."""
     return [part for part in re.split(r"[/.]", column) if part]
 
 
@@ -163,7 +162,6 @@ def choose_columns(
 
 
 def _choose_parts(columns: Columns, names: Sequence[str]) -> None:
-    """Take the losses of a log that states several and no whole."""
     parts = _parts_among(names)
     if len({part for part in parts.values() if not part.startswith("validation ")}) < 2:
         return
@@ -231,16 +229,20 @@ def _guess(name: str, free: Sequence[str], columns: Columns, *, quiet: bool = Fa
 def _found(name: str, free: Sequence[str]) -> tuple[str | None, list[str], bool]:
     """A column for the target `name`, notes, and True if it is on no list of names."""
     target = TARGETS[name]
+
+    def rank(column: str) -> tuple[bool, int]:
+        return not target.is_preferred(column), len(plain_name(column).split("_"))
+
     by_plain_name: dict[str, str] = {}
     for column in free:
         by_plain_name.setdefault(plain_name(column), column)
     known = [by_plain_name[n] for n in target.names if n in by_plain_name]
     meant = [c for c in by_plain_name.values() if c not in known and target.means(c)]
     # The fewest words are the whole and not a part of it.
-    meant.sort(key=lambda c: _rank(target, c))
+    meant.sort(key=rank)
     by_meaning = bool(meant) and (target.is_preferred(meant[0]) or not known)
     if by_meaning:
-        fitting = [c for c in meant if _rank(target, c) == _rank(target, meant[0])]
+        fitting = [c for c in meant if rank(c) == rank(meant[0])]
         best, *others = *meant[:1], *known, *meant[1:]
     elif known:
         fitting, (best, *others) = [], known
@@ -250,17 +252,9 @@ def _found(name: str, free: Sequence[str]) -> tuple[str | None, list[str], bool]
             return None, [], False
         best, others, by_meaning = fitting[0], [], True
     if len(fitting) > 1:
-        return None, [_could_each_be(fitting, name)], False
+        none = f"none was taken, --map {name}=... says which"
+        return None, [f"{_shown(fitting)} could each be {name}: {none}"], False
     return best, _could_be(others, name), by_meaning
-
-
-def _rank(target: Target, column: str) -> tuple[bool, int]:
-    """To sort columns by, the best first."""
-    return not target.is_preferred(column), len(plain_name(column).split("_"))
-
-
-def _could_each_be(columns: Sequence[str], name: str) -> str:
-    return f"{_shown(columns)} could each be {name}: none was taken, --map {name}=... says which"
 
 
 #: What is suggested where nothing was taken, by a word of `meaning` that points to it.

@@ -19,12 +19,13 @@ def with_evaluations_in_place(runs: list[Run]) -> list[Run]:
     Two parts become one run where the first has no validation loss, the second nothing else, and
     its steps begin within the first's; a run whose steps fall back once at such a border likewise.
     """
-    if len(runs) == 2 and _are_parts(runs):
+    base = runs[0].id.removesuffix("__part1") if runs else ""
+    if [run.id for run in runs] == [f"{base}__part1", f"{base}__part2"]:
         first, second = runs
         joined = _joined([*first.records, *second.records], len(first.records))
         if joined is None:
             return runs
-        first.id, runs = first.id.removesuffix("__part1"), [first]
+        first.id, runs = base, [first]
         _take(first, joined, len(second.records), "the steps start again")
         return runs
     for run in runs:
@@ -39,11 +40,6 @@ def _take(run: Run, records: list[Record], number: int, obsolete: str) -> None:
     run.notes = [note for note in run.notes if not note.startswith(obsolete)]
     run.notes.append(_JOINED.format(number))
     run.records = records
-
-
-def _are_parts(runs: list[Run]) -> bool:
-    base = runs[0].id.removesuffix("__part1")
-    return runs[0].id == f"{base}__part1" and runs[1].id == f"{base}__part2"
 
 
 def _border(records: list[Record]) -> int | None:

@@ -65,37 +65,34 @@ def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
 
 
 class _Reading:
-    """One file while it is read, and the names met so far."""
-
     def __init__(self, source: Source, mapping: Mapping[str, str]) -> None:
         self.source, self.mapping = source, mapping
-        first = self._first_entries()
-        self.names = dict.fromkeys(name for entry in first for name in flat(entry))
+        # Wrong lines in the beginning are reported when they are read.
+        first = map(object_on, source.head.splitlines())
+        plain = [entry for entry in first if entry is not None and _is_plain(entry)]
+        self.names = dict.fromkeys(name for entry in plain for name in flat(entry))
         self.columns = choose_columns(list(self.names), mapping, more_may_come=True)
         self.assembler = Assembler(source.path, self.columns)
         self.cut_off: list[str] = []
 
     def batches(self) -> Batches:
         for number, chunk in self.source.chunks():
-            yield from self._records(number, chunk.split(b"\n"))
+            lines = chunk.split(b"\n")
+            for at, line in enumerate(lines, start=number):
+                last = at == number + len(lines) - 1
+                entry = self._entry(at, line, last=last) if line.strip() else None
+                if entry is None:
+                    continue
+                try:
+                    complete = self._take(at, flat(entry))
+                except (BadRow, RecursionError) as error:
+                    if not self.source.foreign_lines.forgiving:
+                        raise
+                    self._leave_out(at, getattr(error, "problem", "nested too deeply"))
+                    continue
+                if complete is not None:
+                    yield complete
         yield from self._finish()
-
-    def _records(self, number: int, lines: list[bytes]) -> Batches:
-        for at, line in enumerate(lines, start=number):
-            if not line.strip():
-                continue
-            entry = self._entry(at, line, last=at == number + len(lines) - 1)
-            if entry is None:
-                continue
-            try:
-                complete = self._take(at, flat(entry))
-            except (BadRow, RecursionError) as error:
-                if not self.source.foreign_lines.forgiving:
-                    raise
-                self._leave_out(at, getattr(error, "problem", "nested too deeply"))
-                continue
-            if complete is not None:
-                yield complete
 
     def _entry(self, number: int, line: bytes, *, last: bool) -> dict[str, Any] | None:
         """The object on line `number`; None if it is cut off or no object."""
@@ -124,18 +121,14 @@ class _Reading:
             if len(self.names) + len(new) > MOST_NAMES:
                 problem = f"{len(new):,} names that no line before has; the log may have"
                 raise BadRow(number, f"{problem} {MOST_NAMES:,} names")
-            self._learn(new)
+            self.names |= dict.fromkeys(new)
+            add_columns(self.columns, new)
+            self.assembler.use(self.columns)
         return self.assembler.take(Row(number, cells))
 
     def _leave_out(self, number: int, problem: str, *, of_record: bool = True) -> None:
         self.source.foreign_lines.good = self.assembler.num_rows
         self.source.foreign_lines.add(number, problem, of_record=of_record)
-
-    def _learn(self, names: list[str]) -> None:
-        """Take up columns that turn up in the middle of the log."""
-        self.names |= dict.fromkeys(names)
-        add_columns(self.columns, names)
-        self.assembler.use(self.columns)
 
     def _finish(self) -> list[Complete]:
         try:
@@ -150,11 +143,6 @@ class _Reading:
         for run in self.assembler.all_runs():
             run.notes += [*unused, *self.cut_off]
         return last
-
-    def _first_entries(self) -> list[dict[str, Any]]:
-        """The objects in the file's beginning; wrong lines are reported when they are read."""
-        entries = map(object_on, self.source.head.splitlines())
-        return [entry for entry in entries if entry is not None and _is_plain(entry)]
 
 
 def _is_plain(entry: Mapping[str, Any]) -> bool:

@@ -13,7 +13,7 @@ count), so such a name is offered to the user and not taken.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -56,9 +56,7 @@ class Target:
     Attributes:
         field: of `Record`; None for what is not measured (the run's name).
         accepted: column names, the most telling first, separated by blanks.
-        words: a column of other name fits if it has all of these words ...
-        one_of: ... and one of these, where there are any ...
-        none_of: ... and none of these.
+        fits: True for the words of a column of other name that may be it.
         only_beside: targets of which one must be found by name too, or be mapped. Their names
             say what this one's, which has other meanings, does not.
         core: words that a name of this meaning has, as `meaning` returns them, by alternatives.
@@ -68,9 +66,7 @@ class Target:
 
     field: str | None
     accepted: str
-    words: Collection[str] = ()
-    one_of: Collection[str] = ()
-    none_of: Collection[str] = ()
+    fits: Callable[[set[str]], bool] = lambda words: False
     only_beside: Collection[str] = ()
     core: Collection[frozenset[str]] = ()
     neutral: Collection[str] = ()
@@ -79,14 +75,6 @@ class Target:
     @cached_property
     def names(self) -> tuple[str, ...]:
         return tuple(self.accepted.split())
-
-    def fits(self, words: set[str]) -> bool:
-        return (
-            bool(self.words)
-            and words.issuperset(self.words)
-            and (not self.one_of or not words.isdisjoint(self.one_of))
-            and words.isdisjoint(self.none_of)
-        )
 
     def means(self, column: str) -> bool:
         """True for a column of this meaning, in whatever folder and order of words."""
@@ -124,8 +112,7 @@ TARGETS: dict[str, Target] = {
         " reduced_train_loss lm_loss train_lm_loss loss_train_total train_cross_entropy_loss"
         " train_ce_loss ce_loss cross_entropy loss_metrics_global_avg_loss loss_current"
         " train_loss_epoch train_losses training_losses losses loss_history",
-        words={"loss"},
-        none_of=_EVALUATION_WORDS | _OTHER_WORDS,
+        fits=lambda words: "loss" in words and not words & (_EVALUATION_WORDS | _OTHER_WORDS),
         core=_any_of("loss", "xent", "xent loss"),
         neutral=_LOSS,
     ),
@@ -134,9 +121,9 @@ TARGETS: dict[str, Target] = {
         "validation_loss val_loss eval_loss valid_loss dev_loss loss_validation loss_val"
         " loss_eval loss_valid lm_loss_validation val_loss_epoch eval_macro_loss val_losses"
         " validation_losses eval_losses valid_losses dev_losses",
-        words={"loss"},
-        one_of=_EVALUATION_WORDS,
-        none_of=_OTHER_WORDS,
+        fits=lambda words: (
+            "loss" in words and bool(words & _EVALUATION_WORDS) and not words & _OTHER_WORDS
+        ),
         core=_any_of("loss eval", "xent eval", "xent loss eval"),
         neutral=_LOSS,
     ),

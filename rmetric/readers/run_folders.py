@@ -104,7 +104,6 @@ def _states(files: Sequence[Path]) -> dict[Path, list[Path]]:
 
 
 def _highest(file: Path, stated: re.Pattern[bytes]) -> int:
-    """The highest step that a file states; -1 for none."""
     try:
         return max(map(int, stated.findall(file.read_bytes())), default=-1)
     except OSError:

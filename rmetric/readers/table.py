@@ -5,15 +5,14 @@ from __future__ import annotations
 import csv
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
 
 from rmetric._util.errors import LogError
 from rmetric._util.strict_json import shown
 from rmetric.readers.names import is_loss
 from rmetric.readers.rows import Row
 from rmetric.readers.source import Source
-from rmetric.readers.stream import Reader, Stream, columns_of_table, stream_rows
+from rmetric.readers.stream import RUN, Reader, Stream, columns_of_table, stream_rows
 
 _DELIMITERS = ",;\t"
 #: Of tables that are printed for people: with bars, as in Markdown, or aligned by blanks.
@@ -253,60 +252,37 @@ def _is_number(text: str) -> bool:
     return True
 
 
-_OWN_COLUMNS = {"global_step", "score", "accumulated_submission_time"}
+_OF_ALGOPERF = {"global_step", "score", "accumulated_submission_time"}
 _TRAINING = ("loss", "grad_norm")
-
-
-def _matches_algoperf(head: str) -> bool:
-    return set(header_of(head)) >= _OWN_COLUMNS
 
 
 def _stream_algoperf(source: Source, mapping: Mapping[str, str]) -> Stream:
     table = Table(source)
-    return stream_table(source, table, mapping, _algoperf_rows(table))
 
+    def rows() -> Iterator[Row]:
+        """A blank loss means nan, except on the closing line with the score."""
+        blanks = 0
+        for row in table.rows():
+            if any(name.startswith("validation/") for name in row.cells):
+                own = [n for n in table.names if re.match(r"validation/.*loss$", n)]
+            elif "score" in row.cells:
+                continue
+            else:
+                own = [n for n in table.names if n in _TRAINING]
+            missing = [name for name in own if name not in row.cells]
+            blanks += len(missing)
+            yield Row(row.line, {**row.cells, **dict.fromkeys(missing, "nan")})
+        if blanks:
+            table.notes.append(
+                f"{blanks} blank losses and norms were read as nan, as AlgoPerf writes it"
+            )
 
-def _algoperf_rows(table: Table) -> Iterator[Row]:
-    """Its rows, in which a blank loss means nan, except on the closing line with the score."""
-    blanks = 0
-    for row in table.rows():
-        if not _is_evaluation(row) and "score" in row.cells:
-            continue
-        missing = _nan_columns(row, table.names)
-        blanks += len(missing)
-        yield Row(row.line, {**row.cells, **dict.fromkeys(missing, "nan")})
-    if blanks:
-        table.notes.append(
-            f"{blanks} blank losses and norms were read as nan, as AlgoPerf writes it"
-        )
-
-
-def _is_evaluation(row: Row) -> bool:
-    return any(name.startswith("validation/") for name in row.cells)
-
-
-def _nan_columns(row: Row, names: Sequence[str]) -> list[str]:
-    """The columns that this kind of line always holds and that are blank here."""
-    if _is_evaluation(row):
-        own = [n for n in names if n.startswith("validation/") and n.endswith("loss")]
-    else:
-        own = [n for n in names if n in _TRAINING]
-    return [name for name in own if name not in row.cells]
+    return stream_table(source, table, mapping, rows())
 
 
 #: A chart's columns are "run-1 - train/loss", and the same with `_ENDS`: of a bucket of points.
 _BETWEEN = " - "
 _ENDS = ("__MIN", "__MAX")
-_LOGGER_STEP = "Step"
-_RUN = "(run)"
-
-
-class _Curve(NamedTuple):
-    """Split the name of a column into its run and its metric."""
-
-    column: str
-    run: str
-    metric: str
 
 
 def _matches_wandb(head: str) -> bool:
@@ -316,33 +292,33 @@ def _matches_wandb(head: str) -> bool:
 
 def _stream_wandb(source: Source, mapping: Mapping[str, str]) -> Stream:
     table = Table(source)
-    curves = [
-        _Curve(name, *name.rsplit(_BETWEEN, 1))
-        for name in table.names
-        if _BETWEEN in name and not name.endswith(_ENDS)
-    ]
-    shared = [name for name in table.names if _BETWEEN not in name and not name.endswith(_ENDS)]
+    parts = {n: n.rpartition(_BETWEEN) for n in table.names if not n.endswith(_ENDS)}
     # Its "Step" counts calls of the logger; another metric on the axis is what it says.
-    renamed = {name: "_step" if name == _LOGGER_STEP else name for name in shared}
-    metrics = list(dict.fromkeys(curve.metric for curve in curves))
-    names = [*metrics, *renamed.values()]
-    columns = columns_of_table(source, names, mapping)
-    columns.by_target["run"] = _RUN
-    return stream_rows(source, columns, _wandb_rows(table, curves, renamed), table.notes)
+    shared = {n: "_step" if n == "Step" else n for n, part in parts.items() if not part[1]}
+    curves: dict[str, dict[str, str]] = {}
+    for name, (run, between, metric) in parts.items():
+        if between:
+            curves.setdefault(run, {})[name] = metric
 
+    def rows() -> Iterator[Row]:
+        for row in table.rows():
+            common = {to: row.cells[name] for name, to in shared.items() if name in row.cells}
+            for run, own in curves.items():
+                cells = {to: row.cells[name] for name, to in own.items() if name in row.cells}
+                if cells:
+                    yield Row(row.line, common | cells | {RUN: run})
 
-def _wandb_rows(table: Table, curves: list[_Curve], shared: Mapping[str, str]) -> Iterator[Row]:
-    by_run: dict[str, list[_Curve]] = {}
-    for curve in curves:
-        by_run.setdefault(curve.run, []).append(curve)
-    for row in table.rows():
-        common = {to: row.cells[name] for name, to in shared.items() if name in row.cells}
-        for run, own in by_run.items():
-            cells = {c.metric: row.cells[c.column] for c in own if c.column in row.cells}
-            if cells:
-                yield Row(row.line, common | cells | {_RUN: run})
+    metrics = dict.fromkeys(metric for _, between, metric in parts.values() if between)
+    columns = columns_of_table(source, [*metrics, *shared.values()], mapping)
+    columns.by_target["run"] = RUN
+    return stream_rows(source, columns, rows(), table.notes)
 
 
 READER = Reader("CSV with a header line", matches, stream, follows=True)
-ALGOPERF = Reader("AlgoPerf measurements.csv", _matches_algoperf, _stream_algoperf, follows=True)
+ALGOPERF = Reader(
+    "AlgoPerf measurements.csv",
+    lambda head: set(header_of(head)) >= _OF_ALGOPERF,
+    _stream_algoperf,
+    follows=True,
+)
 WANDB_EXPORT = Reader("W&B chart export (CSV)", _matches_wandb, _stream_wandb)

@@ -9,18 +9,11 @@ from typing import Any
 
 from rmetric._util.errors import LogError
 from rmetric.readers.rows import Row
-from rmetric.readers.source import Source
 from rmetric.readers.stream import Reader, Stream, stream_wide
 
 _VERSION = "brain.Event:"
 _IN_NAME = "tfevents"
-_EMPTY = "the event files hold no scalars"
 _STEP, _TIME = "(step)", "(wall time)"
-
-
-def event_files(folder: Path) -> list[Path]:
-    """The event files in `folder`, the oldest first."""
-    return sorted(p for p in folder.iterdir() if is_event_file(p) and p.is_file())
 
 
 def is_event_file(path: Path) -> bool:
@@ -28,36 +21,41 @@ def is_event_file(path: Path) -> bool:
     return _IN_NAME in path.name
 
 
-def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
-    return stream_files(source.path, [source.path], mapping)
+def stream_folder(folder: Path, mapping: Mapping[str, str]) -> Stream:
+    """The records of the one run whose event files are in `folder`, the oldest first."""
+    files = sorted(p for p in folder.iterdir() if is_event_file(p) and p.is_file())
+    return _stream(folder, files, mapping)
 
 
-def stream_files(path: Path, files: list[Path], mapping: Mapping[str, str]) -> Stream:
-    """The records of one run, whose events stand in `files`."""
+def _stream(path: Path, files: list[Path], mapping: Mapping[str, str]) -> Stream:
     loader = _loader(path)
+
+    def rows() -> Iterator[Row]:
+        began: float | None = None
+        for file in files:
+            for step, wall_time, values in _scalars(loader, file):
+                began = wall_time if began is None else began
+                yield Row(None, {_STEP: step, _TIME: wall_time - began, **values})
+
     own = {"step": _STEP, "time": _TIME}
-    return stream_wide(path, lambda: _rows(loader, files), mapping, own=own, empty=_EMPTY)
-
-
-def _rows(loader: Any, files: list[Path]) -> Iterator[Row]:
-    began: float | None = None
-    for file in files:
-        for step, wall_time, values in _scalars(loader, file):
-            began = wall_time if began is None else began
-            yield Row(None, {_STEP: step, _TIME: wall_time - began, **values})
+    return stream_wide(path, rows, mapping, own=own, empty="the event files hold no scalars")
 
 
 def _scalars(loader: Any, file: Path) -> Iterator[tuple[int, float, dict[str, float]]]:
-    """Step, time and scalars of each event in the file that has some."""
     from tensorboard.util.tensor_util import make_ndarray
 
+    number_types = (1, 2, 3, 9)  # float, double, int32, int64
     try:
         for event in loader(str(file)).Load():
             values = {}
             for value in event.summary.value:
                 if value.HasField("simple_value"):
                     values[value.tag] = float(value.simple_value)
-                elif value.HasField("tensor") and _is_scalar(value):
+                elif (
+                    value.HasField("tensor")
+                    and value.tensor.dtype in number_types
+                    and prod(dimension.size for dimension in value.tensor.tensor_shape.dim) == 1
+                ):
                     values[value.tag] = float(make_ndarray(value.tensor).item())
             if values:
                 yield event.step, event.wall_time, values
@@ -65,12 +63,6 @@ def _scalars(loader: Any, file: Path) -> Iterator[tuple[int, float, dict[str, fl
         raise
     except Exception as error:  # the package's own, and those of what it stands on
         raise LogError(file, None, f"no event file that can be read: {error}") from None
-
-
-def _is_scalar(value: Any) -> bool:
-    number_types = (1, 2, 3, 9)  # float, double, int32, int64
-    size = prod(dimension.size for dimension in value.tensor.tensor_shape.dim)
-    return size == 1 and value.tensor.dtype in number_types
 
 
 def _loader(path: Path) -> Any:
@@ -83,4 +75,8 @@ def _loader(path: Path) -> Any:
     return EventFileLoader
 
 
-READER = Reader("TensorBoard event files", lambda head: _VERSION in head[:100], stream)
+READER = Reader(
+    "TensorBoard event files",
+    lambda head: _VERSION in head[:100],
+    lambda source, mapping: _stream(source.path, [source.path], mapping),
+)

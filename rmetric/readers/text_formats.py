@@ -23,7 +23,7 @@ Values = Mapping[str, str]
 #: Adds cells to a row, from the named values of its line, its step and the cells so far.
 Complete = Callable[[Values, str, Cells], None]
 
-_VALUE = r"([-+]?(?:[\d.]+(?:e[-+]?\d+)?|nan|inf(?:inity)?))"
+_VALUE = r"[-+]?(?:[\d.]+(?:e[-+]?\d+)?|nan|inf(?:inity)?)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,39 +31,28 @@ class LineForm:
     """One form of a line.
 
     Attributes:
-        pattern: searched in the line.
-        step: group of the step; None for the step of the line before.
-        groups: target -> group of its value.
-        kind: group of a word, and the target of the value for each word in lower case.
-        value: group of the value whose target depends on `kind`.
-        rest: group of the text that `searches` or `values` are read from.
-        searches: target -> pattern whose first group is the value.
+        pattern: searched in the line. Its named groups are the step (without one it is that of the
+            line before), targets, and ``rest``, from which `added` and `values` are read.
+        added: patterns whose named groups are further targets.
         values: splits the rest into names and values.
         names: target -> names of its value in `values`; the first that is present counts.
         once: a line that repeats the step of the last one of this form is left out.
     """
 
     pattern: re.Pattern[str]
-    step: int | None = 1
-    groups: Mapping[str, int] = field(default_factory=dict)
-    kind: tuple[int, Mapping[str, str]] | None = None
-    value: int = 0
-    rest: int = 0
-    searches: Mapping[str, re.Pattern[str]] = field(default_factory=dict)
+    added: Sequence[re.Pattern[str]] = ()
     values: Callable[[str], Values] | None = None
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
     once: bool = False
 
-    def read(self, found: re.Match[str]) -> tuple[Cells, Values]:
+    def read(self, found: Mapping[str, str | None]) -> tuple[Cells, Values]:
         """The cells of a line, and its named values."""
-        texts: dict[str, str | None] = {name: found[group] for name, group in self.groups.items()}
-        if self.kind is not None:
-            group, targets = self.kind
-            texts[targets[(found[group] or "").lower()]] = found[self.value]
-        for name, pattern in self.searches.items():
-            match = pattern.search(found[self.rest])
-            texts[name] = match[1] if match else None
-        values = self.values(found[self.rest]) if self.values is not None else {}
+        texts = {name: text for name, text in found.items() if name not in ("step", "rest")}
+        rest = found.get("rest") or ""
+        for pattern in self.added:
+            if match := pattern.search(rest):
+                texts |= match.groupdict()
+        values = self.values(rest) if self.values is not None else {}
         for target, names in self.names.items():
             texts[target] = next((values[name] for name in names if name in values), None)
         cells: Cells = {}
@@ -104,58 +93,61 @@ class LineFormat:
         last_of_form: dict[int, str] = {}
         for line, text in pieces(lines):
             for place, form in enumerate(self.forms):
-                found = form.pattern.search(text)
-                if found is not None and not (
-                    form.once and last_of_form.get(place) == found[form.step or 0]
-                ):
+                match = form.pattern.search(text)
+                found = match.groupdict() if match else {}
+                if match and not (form.once and last_of_form.get(place) == found["step"]):
                     break
             else:
                 continue
-            if form.step is not None:
-                step = last_of_form[place] = found[form.step]
+            if "step" in found:
+                step = last_of_form[place] = found["step"]
             cells, values = form.read(found)
             if not cells or (self.needs_loss and not cells.keys() & {"loss", "eval_loss"}):
                 continue
             if self.ranks:
                 if not rank.accepts(rank_of(text), {"step": float(step), **cells}):
                     continue
-                seconds = clock.read(text)
-                if seconds is not None:
-                    cells["time"] = seconds
+                put(cells, time=clock.read(text))
             if complete is not None:
                 complete(values, step, cells)
             yield row(line, step, cells)
 
 
 def _any_of(forms: Iterable[LineForm]) -> re.Pattern[str]:
-    pattern = "|".join(f"(?:{form.pattern.pattern})" for form in forms)
-    return re.compile(pattern, re.IGNORECASE | re.MULTILINE)
+    # Two forms may name the same groups, one pattern may not.
+    patterns = (re.sub(r"\?P<\w+>", "?:", form.pattern.pattern) for form in forms)
+    return re.compile("|".join(patterns), re.IGNORECASE | re.MULTILINE)
 
 
-_ADDED = {
-    "learning_rate": re.compile(r"\b(?:lr|learning[ _]rate)[: =]+(\S+)", re.IGNORECASE),
-    "grad_norm": re.compile(r"\b(?:grad(?:ient)?[ _]?norm|gnorm)[: =]+(\S+)", re.IGNORECASE),
-}
+_ADDED = (
+    re.compile(r"\b(?:lr|learning[ _]rate)[: =]+(?P<learning_rate>\S+)", re.IGNORECASE),
+    re.compile(
+        r"(?:\bgrad(?:ient)?[ _]?norm|\bgnorm|\| *norm)[: =]+(?P<grad_norm>\S+)", re.IGNORECASE
+    ),
+)
 _NANOGPT_FORMS = (
     LineForm(
-        pattern=re.compile(rf"\biter (\d+): loss {_VALUE}(?=,|\s|$)(.*)", re.IGNORECASE),
-        groups={"loss": 2}, rest=3, searches=_ADDED,
+        pattern=re.compile(
+            rf"\biter (?P<step>\d+): loss (?P<loss>{_VALUE})(?=,|\s|$)(?P<rest>.*)", re.IGNORECASE
+        ),
+        added=_ADDED,
     ),
     # The loss is a mean over many batches of the training split.
     LineForm(
         pattern=re.compile(
-            rf"\b(?:step|iter) (\d+): train loss {_VALUE}, val(?:id(?:ation)?)? loss {_VALUE}(.*)",
+            rf"\b(?:step|iter) (?P<step>\d+): train loss (?P<loss>{_VALUE}), "
+            rf"val(?:id(?:ation)?)? loss (?P<eval_loss>{_VALUE})(?P<rest>.*)",
             re.IGNORECASE,
         ),
-        groups={"loss": 2, "eval_loss": 3}, rest=4, searches=_ADDED,
+        added=_ADDED,
     ),
     LineForm(  # llama2.c
         pattern=re.compile(
-            rf"^(\d+) \| loss {_VALUE} \| lr (\S+) \| (\S+?)ms(.*)", re.IGNORECASE
-        ),
-        groups={"loss": 2, "learning_rate": 3},
+            rf"^(?P<step>\d+) \| loss (?P<loss>{_VALUE}) \| lr (?P<learning_rate>\S+) \| \S+?ms",
+            re.IGNORECASE,
+        )
     ),
-)  # fmt: skip
+)
 NANOGPT = LineFormat(NAME="nanoGPT text", MARK=_any_of(_NANOGPT_FORMS), forms=_NANOGPT_FORMS)
 
 _UNITS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0}
@@ -163,16 +155,12 @@ _TIME = re.compile(r"([\d.]+)(ms|s|min|m)$")
 _MODDED_PAIR = re.compile(r"(?<![\w/])[\d_/]*([A-Za-z][\w/]*):\s?(\S+)")
 
 
-def _training_time() -> Complete:
+def _training_time(values: Values, step: str, cells: Cells) -> None:
     """``train_time:900ms`` as seconds."""
-
-    def complete(values: Values, step: str, cells: Cells) -> None:
-        found = _TIME.match(str(values.get("train_time", values.get("t"))))
-        value = number_in(found[1]) if found else None
-        if found is not None and value is not None:
-            cells["time"] = value * _UNITS[found[2]]
-
-    return complete
+    found = _TIME.match(str(values.get("train_time", values.get("t"))))
+    value = number_in(found[1]) if found else None
+    if found is not None and value is not None:
+        cells["time"] = value * _UNITS[found[2]]
 
 
 MODDED_NANOGPT = LineFormat(
@@ -184,8 +172,8 @@ MODDED_NANOGPT = LineFormat(
     ),
     forms=(
         LineForm(
-            pattern=re.compile(r"\bstep:\s?(\d+)(?:/\d+)?\s+(.*)"),
-            rest=2, values=lambda text: dict(_MODDED_PAIR.findall(text)),
+            pattern=re.compile(r"\bstep:\s?(?P<step>\d+)(?:/\d+)?\s+(?P<rest>.*)"),
+            values=lambda text: dict(_MODDED_PAIR.findall(text)),
             names={
                 "loss": ("train_loss", "loss"),
                 "eval_loss": ("val_loss",),
@@ -195,36 +183,32 @@ MODDED_NANOGPT = LineFormat(
         ),
     ),
     needs_loss=True,
-    complete=_training_time,
-)  # fmt: skip
+    complete=lambda: _training_time,
+)
 
 _LLM_C_FORMS = (
     LineForm(  # the screen, which counts from 1
         pattern=re.compile(
-            rf"^ *step +(\d+)(?: */ *\d+)? *\|\s*(?:train )?loss:? {_VALUE}(?=[\s|,])(.*)", re.I
+            rf"^ *step +(?P<step>\d+)(?: */ *\d+)? *\|\s*(?:train )?loss:? (?P<loss>{_VALUE})"
+            r"(?=[\s|,])(?P<rest>.*)",
+            re.IGNORECASE,
         ),
-        groups={"loss": 2}, rest=3,
-        searches={
-            "grad_norm": re.compile(r"\bnorm:? (\S+)"),
-            "learning_rate": re.compile(r"\blr:? (\S+)"),
-        },
+        added=_ADDED,
     ),
     LineForm(  # main.log
         pattern=re.compile(
-            rf"^s:(\d+) (trl|tel):{_VALUE}(?: lr:(\S+) norm:(\S+))?\s*$", re.IGNORECASE
-        ),
-        kind=(2, {"trl": "loss", "tel": "eval_loss"}), value=3,
-        groups={"learning_rate": 4, "grad_norm": 5},
+            rf"^s:(?P<step>\d+) (?:trl:(?P<loss>{_VALUE})|tel:(?P<eval_loss>{_VALUE}))"
+            r"(?: lr:(?P<learning_rate>\S+) norm:(?P<grad_norm>\S+))?\s*$",
+            re.IGNORECASE,
+        )
     ),
     LineForm(  # build-nanogpt's log.txt
-        pattern=re.compile(rf"^(\d+) (train|val) {_VALUE}\s*$"),
-        kind=(2, {"train": "loss", "val": "eval_loss"}), value=3,
+        pattern=re.compile(
+            rf"^(?P<step>\d+) (?:train (?P<loss>{_VALUE})|val (?P<eval_loss>{_VALUE}))\s*$"
+        )
     ),
-    LineForm(
-        pattern=re.compile(rf"^\s*val(?:idation)? loss:? {_VALUE}\s*$", re.IGNORECASE),
-        step=None, groups={"eval_loss": 1},
-    ),
-)  # fmt: skip
+    LineForm(pattern=re.compile(rf"^\s*val(?:idation)? loss:? (?P<eval_loss>{_VALUE})\s*$", re.I)),
+)
 LLM_C = LineFormat(
     NAME="llm.c or build-nanogpt text", MARK=_any_of(_LLM_C_FORMS[:-1]), forms=_LLM_C_FORMS
 )
@@ -236,16 +220,15 @@ TORCHTITAN = LineFormat(
     ),
     forms=(
         LineForm(
-            pattern=re.compile(r"\b(validate )?step:\s+(\d+)\s+(?:\w*_)?loss:\s+(\S+)(.*)"),
-            step=2, kind=(1, {"": "loss", "validate ": "eval_loss"}), value=3, rest=4,
-            searches={
-                "grad_norm": re.compile(r"\bgrad_norm:\s+(\S+)"),
-                "learning_rate": re.compile(r"\blr:\s+(\S+)"),
-            },
+            pattern=re.compile(
+                r"\b(validate )?step:\s+(?P<step>\d+)\s+(?:\w*_)?loss:\s+"
+                r"(?(1)(?P<eval_loss>\S+)|(?P<loss>\S+))(?P<rest>.*)"
+            ),
+            added=_ADDED,
         ),
     ),
     ranks=True,
-)  # fmt: skip
+)
 
 _TORCHTUNE_PAIR = re.compile(r"\b(\w+):(\S+)")
 TORCHTUNE = LineFormat(
@@ -255,8 +238,8 @@ TORCHTUNE = LineFormat(
     ),
     forms=(
         LineForm(
-            pattern=re.compile(r"\bStep (\d+) \| (.*)"),
-            rest=2, values=lambda text: dict(_TORCHTUNE_PAIR.findall(text)),
+            pattern=re.compile(r"\bStep (?P<step>\d+) \| (?P<rest>.*)"),
+            values=lambda text: dict(_TORCHTUNE_PAIR.findall(text)),
             names={
                 "loss": ("loss",),
                 "eval_loss": ("val_loss", "valid_loss"),
@@ -266,11 +249,11 @@ TORCHTUNE = LineFormat(
         ),
         # The progress bar is drawn again and again with the loss of the last step.
         LineForm(
-            pattern=re.compile(r"(?:^|:)\s*\d+\|(\d+)\|Loss: ([-+\w.]+):"),
-            groups={"loss": 2}, once=True,
+            pattern=re.compile(r"(?:^|:)\s*\d+\|(?P<step>\d+)\|Loss: (?P<loss>[-+\w.]+):"),
+            once=True,
         ),
     ),
-)  # fmt: skip
+)
 
 #: nanochat's evaluation in bits per byte, which is no loss per token.
 BITS = "validation_bpb"
@@ -303,9 +286,9 @@ NANOCHAT = LineFormat(
     forms=(
         LineForm(
             pattern=re.compile(
-                r"\bstep (\d+)(?:\s*/\s*\d+)?(?: \([\d.]+ ?%\))? \| (.*)", re.IGNORECASE
+                r"\bstep (?P<step>\d+)(?:\s*/\s*\d+)?(?: \([\d.]+ ?%\))? \| (?P<rest>.*)", re.I
             ),
-            rest=2, values=fields,
+            values=fields,
             names={
                 "loss": ("loss", "training loss", "train loss"),
                 "eval_loss": ("validation loss", "val loss"),
@@ -322,4 +305,4 @@ NANOCHAT = LineFormat(
         "the evaluation is in bits per byte, which is no loss per token, and was left out: "
         f"--map eval_loss={BITS} reads it",
     ),
-)  # fmt: skip
+)

@@ -54,14 +54,12 @@ def finest_step(head: str) -> str | None:
 
     ``iter 16 step 1: loss 2.1`` has a line for each micro-batch, of which many make a step.
     """
-    names, known = _names(())
+    names, _ = _names(())
     seen: dict[str, set[float]] = {}
-    for _, text in pieces(enumerate(head.splitlines())):
-        found = taken_apart(text, known)
-        if _cells(found, names, text).keys() & _JUDGED:
-            for name in names["step"]:
-                if name in found.exact:
-                    seen.setdefault(name, set()).add(found.exact[name])
+    for found in _judged(head, {}):
+        for name in names["step"]:
+            if name in found.exact:
+                seen.setdefault(name, set()).add(found.exact[name])
     if len(seen) < 2:
         return None
     usual = next(name for name in names["step"] if name in seen)
@@ -148,33 +146,28 @@ def stated_step(text: str) -> int | None:
     found = taken_apart(text, known)
     if not _cells(found, names, text) and not any(map(is_loss, (*found.exact, *found.loose))):
         return None
+    target = TARGETS["step"]
     for values in (found.exact, found.loose):
-        for name in (*names["step"], *filter(_is_step, values)):
+        steps = (n for n in values if n != "epoch" and (n in target.names or target.means(n)))
+        for name in (*names["step"], *steps):
             step = _whole(values.get(name))
             if step is not None:
                 return step
     return None
 
 
-def _is_step(name: str) -> bool:
-    target = TARGETS["step"]
-    return name != "epoch" and (name in target.names or target.means(name))
-
-
 def notes(head: str, mapping: Mapping[str, str] | None = None) -> list[str]:
     """Notes on how the names in the beginning of a file were guessed, as sentences."""
-    names, known = _names(tuple(sorted((mapping or {}).items())))
+    names, _ = _names(tuple(sorted((mapping or {}).items())))
     taken: dict[str, str] = {}
     steps, epochs = False, False
-    for _, text in pieces(enumerate(head.splitlines())):
-        found = taken_apart(text, known)
-        if _cells(found, names, text).keys() & _JUDGED:
-            for target in names.keys() - (mapping or {}).keys():
-                name = _taken(found, names[target])
-                if name:
-                    taken.setdefault(target, name)
-            steps = steps or _step(found, names["step"])[0] is not None
-            epochs = epochs or found.get("epoch") is not None
+    for found in _judged(head, mapping or {}):
+        for target in names.keys() - (mapping or {}).keys():
+            name = _taken(found, names[target])
+            if name:
+                taken.setdefault(target, name)
+        steps = steps or _step(found, names["step"])[0] is not None
+        epochs = epochs or found.get("epoch") is not None
     if epochs and not steps and "step" not in taken:
         taken["step"] = "epoch"
     guessed = ", ".join(f"{name!r} as {target}" for target, name in sorted(taken.items()))
@@ -185,9 +178,17 @@ def notes(head: str, mapping: Mapping[str, str] | None = None) -> list[str]:
     return said
 
 
+def _judged(head: str, mapping: Mapping[str, str]) -> Iterator[Words]:
+    """The numbers of each line that states a loss or a reward."""
+    names, known = _names(tuple(sorted(mapping.items())))
+    for _, text in pieces(enumerate(head.splitlines())):
+        found = taken_apart(text, known)
+        if _cells(found, names, text).keys() & _JUDGED:
+            yield found
+
+
 @cache
 def _names(mapping: tuple[tuple[str, str], ...]) -> tuple[Names, frozenset[str]]:
-    """The names of each target, and all of them."""
     names: dict[str, tuple[str, ...]] = {}
     for target, printed in (PRINTED | dict.fromkeys(POLICY, "")).items():
         usual = () if target == "step" or target not in TARGETS else TARGETS[target].names
@@ -211,11 +212,6 @@ def _cells(found: Words, names: Names, text: str) -> dict[str, Any]:
             taken |= {"loss": None, "eval_loss": loss}
         elif _TEST.search(plain):
             taken["loss"] = None
-    return _values(found, taken)
-
-
-def _values(found: Words, taken: Mapping[str, str | None]) -> dict[str, Any]:
-    """The value of each target whose name was taken."""
     values: dict[str, Any] = {target: found.get(name) for target, name in taken.items() if name}
     # The text is no number where it is read, which gives an error with the line.
     commas = {target: found.commas.get(taken[target] or "") for target in _DECIMALS}
@@ -255,7 +251,6 @@ class _Place:
     given: set[str] = field(default_factory=set)
 
     def of(self, found: Words, names: Iterable[str], cells: dict[str, Any]) -> int | None:
-        """The step of a line; None where it has none."""
         raw, total, alone = _step(found, names)
         epoch, losses = found.get("epoch"), cells.keys() & _JUDGED
         self.now = self.now if epoch is None else epoch

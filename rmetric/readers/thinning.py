@@ -45,8 +45,6 @@ class _Pool:
 
 
 class _KeptRun:
-    """The records of one run that are kept, and what it takes to tell their kinds."""
-
     def __init__(self, run: Run | None) -> None:
         self.pools = {kind: _Pool() for kind in Kind}
         self.waiting: list[Record] = []  # up to the limit no kind is asked for

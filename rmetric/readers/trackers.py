@@ -126,7 +126,6 @@ def _text(file: Path) -> str:
 
 
 def _stored(path: Path) -> Iterator[Row]:
-    """The rows of an SQLite file."""
     # Without a journal beside it nothing writes, and none has to be made.
     state = "mode=ro" if Path(f"{path}-wal").exists() else "immutable=1"
     with closing(sqlite3.connect(f"file:{quote(str(path))}?{state}", uri=True)) as database:

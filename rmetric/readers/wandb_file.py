@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from rmetric._util.errors import LogError
 from rmetric._util.printed import counted
@@ -61,9 +61,9 @@ def _entries(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
         for place, record in _records(file, problems):
             try:
                 found: dict[str, Any] = {}
-                for part in _fields(record):
-                    if part.number == _HISTORY and isinstance(part.value, bytes):
-                        found |= _history(part.value)
+                for number, value in _fields(record):
+                    if number == _HISTORY and isinstance(value, bytes):
+                        found |= _history(value)
             except (ValueError, IndexError):
                 problems.append(f"at byte {place:,}")
                 continue
@@ -102,20 +102,15 @@ def _records(file: BinaryIO, problems: list[str]) -> Iterator[tuple[int, bytes]]
                 held = b""
 
 
-class _Field(NamedTuple):
-    number: int
-    value: int | bytes
-
-
-def _fields(data: bytes) -> Iterator[_Field]:
-    """The fields of a message. Raises ValueError and IndexError for what is none."""
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Fields of a message. Raises ValueError and IndexError for what is none."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)
         number, kind = key >> 3, key & 7
         if kind == _VARINT:
             value, at = _varint(data, at)
-            yield _Field(number, value)
+            yield number, value
             continue
         if kind == _BYTES:
             size, at = _varint(data, at)
@@ -125,7 +120,7 @@ def _fields(data: bytes) -> Iterator[_Field]:
             raise ValueError(f"wire type {kind}")
         if at + size > len(data):
             raise ValueError("a field longer than its message")
-        yield _Field(number, data[at : at + size])
+        yield number, data[at : at + size]
         at += size
 
 
@@ -143,28 +138,26 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 def _history(message: bytes) -> dict[str, Any]:
     entry: dict[str, Any] = {}
-    for part in _fields(message):
-        if part.number == _ITEM and isinstance(part.value, bytes):
-            name, value = _item(part.value)
+    for number, part in _fields(message):
+        if number == _ITEM and isinstance(part, bytes):
+            name, value = _item(part)
             if name and isinstance(value, (int, float, str)):
                 entry[name] = value
-        elif part.number == _STEP and isinstance(part.value, bytes):
-            for inner in _fields(part.value):
-                if isinstance(inner.value, int):
-                    entry.setdefault("_step", inner.value)
+        elif number == _STEP and isinstance(part, bytes):
+            for _, step in _fields(part):
+                if isinstance(step, int):
+                    entry.setdefault("_step", step)
     return entry
 
 
 def _item(message: bytes) -> tuple[str, Any]:
     names: list[str] = []
     value: Any = None
-    for part in _fields(message):
-        if not isinstance(part.value, bytes):
-            continue
-        if part.number in (_KEY, _NESTED) and part.value:
-            names.append(part.value.decode("utf-8", "replace"))
-        elif part.number == _JSON:
-            value = parse_line(part.value)
+    for number, part in _fields(message):
+        if isinstance(part, bytes) and part and number in (_KEY, _NESTED):
+            names.append(part.decode("utf-8", "replace"))
+        elif isinstance(part, bytes) and number == _JSON:
+            value = parse_line(part)
     return "/".join(names), value
 
 

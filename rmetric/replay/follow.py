@@ -93,7 +93,6 @@ class Follower:
                 self._begun_again()
 
     def _await(self) -> None:
-        """Wait for the file, where that was asked for."""
         if not self.path.exists():
             if not self.wait:
                 raise LogError(self.path, None, "no such file (--wait SECONDS waits for it)")
@@ -209,7 +208,6 @@ class _Growing(Source):
 
 
 def _how_replaced(path: Path, handle: int, position: int) -> str | None:
-    """Describe how the open file was replaced or cut; None if it was not."""
     opened = os.fstat(handle)
     if opened.st_size < position:
         return f"it shrank from {position:,} to {opened.st_size:,} bytes"

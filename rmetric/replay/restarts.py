@@ -149,7 +149,6 @@ class Restarts:
 
 
 def _parts(course: Course) -> list[Course]:
-    """The course, parted where the step falls."""
     falls = np.flatnonzero(np.diff(course.step) < 0) + 1
     if len(falls) > _MOST:
         return [course]

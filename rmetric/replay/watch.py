@@ -105,7 +105,6 @@ class Watch:
             self._judge(id, detector.step, detector)
 
     def _judge(self, id: str, step: int, detector: WithLogEnd) -> None:
-        """Report what has changed in the alarm of a run."""
         before = self.in_alarm.get(id)
         if before is None:
             if not detector.alarm:

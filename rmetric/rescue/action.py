@@ -6,6 +6,7 @@ import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,8 @@ from rmetric.detectors.no_update import NoUpdate
 from rmetric.monitor.actions.action import Action, is_distributed, rank
 from rmetric.monitor.optimizer_steps import is_scaling
 from rmetric.records import Record
-from rmetric.rescue.agreement import Agreement, DisagreementError
-from rmetric.rescue.arguments import checked_config, checked_parts, checked_steps, checked_where
-from rmetric.rescue.data_position import DataPosition, LoaderPosition, NoData
+from rmetric.rescue.agreement import Agreement, DisagreementError, RankLeftError
+from rmetric.rescue.data_position import DataPosition, NoData
 from rmetric.rescue.hold import (
     HELD,
     ON_HOLD,
@@ -30,12 +30,9 @@ from rmetric.rescue.hold import (
 from rmetric.rescue.judgement import Judgement
 from rmetric.rescue.own_loop import OwnLoop
 from rmetric.rescue.policy import AUTO, Decision, RescueConfig, RescuePolicy
-from rmetric.rescue.settings import PlannedSettings, assign
+from rmetric.rescue.remedies import PlannedSettings, WorkersOut, assign, check_most
 from rmetric.rescue.snapshot import Parts, Snapshot, Stateful
-from rmetric.rescue.snapshot_keeper import SnapshotKeeper
-from rmetric.rescue.snapshot_pace import SnapshotPace
-from rmetric.rescue.vote import RankLeftError
-from rmetric.rescue.workers_out import WorkersOut, check_most
+from rmetric.rescue.snapshot_keeper import SnapshotKeeper, SnapshotPace
 
 if TYPE_CHECKING:
     from rmetric.monitor.monitor import Monitor
@@ -45,6 +42,8 @@ logger = logging.getLogger("rmetric")
 _DECISIONS_SAVED = 50
 #: Checks without such a step after which a learning rate that is set back is reported again.
 _SET_BACK_AGAIN = 20
+#: A snapshot folder of such a name was meant to be something else; with ``./`` it is a folder.
+_NO_FOLDERS = frozenset({"", "cpu", "cuda", "device", "disk", "gpu", "host", "memory", "ram"})
 _STEPS_ALONE = 3  # without a boundary, until it is reported
 
 
@@ -64,26 +63,24 @@ class Rescue(Action):
             scheduler.step()
             optimizer.zero_grad()
 
-    A step that must not be taken is left out before the optimiser's step. A learning rate that is
-    not its scheduler's is set back there. A decision to go back
-    also leaves the step at hand out, and is carried out at the next `boundary`, between two
-    steps. Snapshots are taken there too. A trainer's adaptor sets `data` and calls `boundary`.
+    A step that must not be taken is left out before the optimiser's step, where a learning rate
+    that is not its scheduler's is set back, too. A return also leaves the step at hand out, and is
+    carried out at the next `boundary`, between two steps, where snapshots are taken. A trainer's
+    adaptor sets `data` and calls `boundary`.
 
-    Everything that a run is comes back bit for bit: weights of the model and of the optimiser,
-    buffers, extra states of modules, the optimiser, the schedulers, the GradScaler, random
-    states, the position of the data, the monitor's state.
-    The monitor counts from the snapshot again, so `step` repeats; its log is cut back to the
-    snapshot, and the lines of the abandoned steps are moved to ``<log>.abandoned``.
+    Everything that a run is comes back bit for bit: weights, buffers and extra states of modules,
+    the optimiser, schedulers, the GradScaler, random states, the position of the data, the
+    monitor's state. The monitor counts from the snapshot again, so `step` repeats; the log's lines
+    of the abandoned steps are moved to ``<log>.abandoned``.
 
     With several ranks every rank makes a `Rescue`, in the same order. A bad step is left out at
-    once, by the reduced gradient norm, which is equal on all ranks. Alarms of the detector are
-    exchanged after each step on a gloo group and acted upon after the next, so all ranks decide
-    by the same numbers: with the monitor's own delay that is 3 steps after the step of the alarm.
-    A return that the step rules ask for is one step late. After a return the ranks' monitors
-    need 3 steps to agree again; under FSDP2 no step is left out in them.
+    once, by the reduced gradient norm. Alarms of the detector are exchanged after each step on a
+    gloo group and acted upon after the next, so all ranks decide by the same numbers: with the
+    monitor's own delay that is 3 steps after the step of the alarm. A return that the step rules
+    ask for is one step late. After a return the ranks' monitors need 3 steps to agree again; under
+    FSDP2 no step is left out in them.
 
-    A failure (no memory, a hook that raises) is reported once. The training goes on without
-    rescue.
+    A failure (no memory, a hook that raises) is reported once; the training goes on without rescue.
 
     Args:
         config: settings of the policy.
@@ -121,7 +118,8 @@ class Rescue(Action):
         hold_seconds: float | None = None,
     ) -> None:
         super().__init__(on=())
-        checked_config(config)
+        if config is not None and not isinstance(config, RescueConfig):
+            raise ValueError(f"config is {config!r}: a RescueConfig is accepted")
         checked_where(where)
         checked_parts(scheduler, extra)
         if on_hold not in ON_HOLD:
@@ -132,13 +130,12 @@ class Rescue(Action):
         self.scheduler, self.extra, self.where = scheduler, dict(extra or {}), where
         self.on_hold, self.hold_seconds = on_hold, hold_seconds
         self.hold_folder = None if hold_folder is None else Path(hold_folder)
-        self._data: DataPosition = NoData()
+        self._data: DataPosition | NoData = NoData()
         self._on = False
         self._monitor_ref: weakref.ref[Monitor] | None = None
         self._begin(NoUpdate())
 
     def _begin(self, no_update: NoUpdate) -> None:
-        """Forget all trainings before."""
         self._judgement = Judgement(self.config, no_update)
         self.decisions: list[dict[str, Any]] = []
         self.problem = ""
@@ -157,15 +154,13 @@ class Rescue(Action):
     ) -> Iterator[tuple[int, Any]]:
         """Hand out the batches of a training, with the number of each step.
 
-        Epochs follow each other. After a return the numbers and, if the loader can be rewound,
-        the batches are those after the snapshot. It ends after `total` steps, when
-        `monitor.should_stop` is set, or with the data of an iterator: one warning names the steps
-        that are missing then.
+        Epochs follow each other. After a return the numbers and the batches are those after the
+        snapshot: kept ones, at most 1 GiB, or those of a loader with `state_dict` and
+        `load_state_dict`. It ends after `total` steps, when `monitor.should_stop` is set, or with
+        the data of an iterator: one warning names the steps that are missing then.
 
         Args:
-            loader: of batches: with `state_dict` and `load_state_dict`; or one that can be
-                iterated again with the same result under the same random state; or an iterator,
-                which cannot be rewound.
+            loader: of batches: an iterable, or an iterator.
             total: steps of the schedule, from 1. A monitor that was resumed at a step counts from
                 there; the data begin where the loader does.
             per_step: batches of one step; above 1 each step has a list of them.
@@ -177,8 +172,13 @@ class Rescue(Action):
         Raises:
             ValueError: an argument is not of that kind.
         """
-        checked_steps(loader, total, per_step)
-        return OwnLoop(self, LoaderPosition(loader, per_step), total).steps()
+        iterable = isinstance(loader, Iterable) or hasattr(loader, "__getitem__")
+        if isinstance(loader, type) or not iterable:
+            raise ValueError(f"loader is {loader!r}: it cannot be iterated")
+        for name, value, least in (("total", total, 0), ("per_step", per_step, 1)):
+            if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+                raise ValueError(f"{name} is {value!r}: it must be a whole number from {least}")
+        return OwnLoop(self, loader, per_step, total).steps()
 
     @property
     def monitor(self) -> Monitor | None:
@@ -190,7 +190,12 @@ class Rescue(Action):
         return self._judgement.policy
 
     @property
-    def data(self) -> DataPosition:
+    def is_on(self) -> bool:
+        """True from the beginning of a training until it ends or the rescue fails."""
+        return self._on
+
+    @property
+    def data(self) -> DataPosition | NoData:
         return self._data
 
     @data.setter
@@ -337,7 +342,7 @@ class Rescue(Action):
 
     def _prepare_update(self) -> None:
         if self._snapshots is not None:
-            self._snapshots.wait()
+            self._keeper.snapshots.wait()
         monitor = self._monitor
         monitor.updates.rates.update(
             monitor.optimizer.param_groups, monitor.schedulers, learn=False
@@ -415,7 +420,6 @@ class Rescue(Action):
             agreement.leave()
 
     def _any_rank(self, value: bool) -> bool:
-        """True on all ranks if the value of one is True."""
         return bool(self._most_of_ranks(int(value)))
 
     def _most_of_ranks(self, value: int) -> int:
@@ -423,7 +427,7 @@ class Rescue(Action):
         if self._agreement is None:
             return value
         try:
-            return self._agreement.most(value)
+            return self._agreement.vote.most(value)
         except RankLeftError:
             self._agreement = None
             raise
@@ -448,7 +452,7 @@ class Rescue(Action):
 
     def _go_back(self, decision: Decision, step: int) -> bool:
         target = self._restore(decision)
-        out = decision.skip if self.data.rewindable else None
+        out = None if isinstance(self.data, NoData) else decision.skip
         self._write(decision, step, step - target.step, skipped=None if out is None else list(out))
         return True
 
@@ -456,12 +460,11 @@ class Rescue(Action):
         snapshot = self._keeper.restore(decision, self._parts())
         losses, detector = snapshot.small["losses"], self._monitor.detector("calibrated")
         self._judgement.went_back(snapshot.step, losses, detector)
-        self._keeper.keep_only(self.policy.state.snapshots)
+        self._keeper.snapshots.keep_only(self.policy.state.snapshots)
         self._planned.use(snapshot.groups)
         return snapshot
 
     def _hold(self, decision: Decision, step: int) -> bool:
-        """Save the weights of the snapshot, and stop, end the process or wait."""
         target = self._restore(decision)
         monitor, ranks = self._monitor, None if self._agreement is None else self._agreement.ranks
         folder = self.hold_folder or hold_folder(monitor.log_path)
@@ -530,10 +533,9 @@ class Rescue(Action):
             self._start_policy(RescuePolicy(self.config))
 
     def _start_policy(self, policy: RescuePolicy) -> None:
-        """Go on by a policy without snapshots."""
         self._judgement.restart(policy)
         if self._snapshots is not None:
-            self._snapshots.keep_only(())
+            self._keeper.snapshots.keep_only(())
 
     # -- reports, and the end
 
@@ -591,7 +593,7 @@ class Rescue(Action):
         self._on, self._judgement.due = False, None
         endings, self._removers = self._removers, []
         if self._snapshots is not None:
-            endings = [*endings, self._snapshots.clear]
+            endings = [*endings, self._keeper.snapshots.clear]
             self._snapshots = None
         for end in endings:
             try:
@@ -600,6 +602,29 @@ class Rescue(Action):
                 logger.error("rmetric: rescue: %s", error)
 
 
+def checked_where(where: object) -> None:
+    wrong = not isinstance(where, (str, Path)) or (
+        where not in ("host", "device") and isinstance(where, str) and where.lower() in _NO_FOLDERS
+    )
+    if wrong:
+        raise ValueError(f"where is {where!r}: host, device or a folder (./gpu) are accepted")
+
+
+def checked_parts(scheduler: object, extra: object) -> None:
+    schedulers = scheduler if isinstance(scheduler, (list, tuple)) else [scheduler]
+    named = {f"scheduler {i}": one for i, one in enumerate(schedulers) if one is not None}
+    if extra is not None:
+        if not isinstance(extra, Mapping):
+            raise ValueError(f"extra is {extra!r}: a mapping from names to objects is accepted")
+        for name in extra:
+            if name == "scaler" or str(name).startswith("scheduler "):
+                raise ValueError(f"extra[{name!r}]: this name is the rescue's own")
+        named |= {f"extra[{name!r}]": one for name, one in extra.items()}
+    for name, one in named.items():
+        for method in ("state_dict", "load_state_dict"):
+            if isinstance(one, type) or not callable(getattr(one, method, None)):
+                raise ValueError(f"{name} is {one!r}: it has no {method}")
+
+
 def several(value: Any) -> list[Any]:
-    """A list of one or more."""
     return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -23,15 +23,9 @@ from rmetric.monitor.actions.action import rank
 class SnapshotFolder:
     """Folder ``rescue-snapshots-rank-N`` of one rank's snapshots; earlier ones are removed.
 
-    Each rank writes its own part without the others, so a save needs no collective.
-
-    Args:
-        folder: made if missing; shared by the ranks or not.
-
-    Raises:
-        RuntimeError: this torch cannot save one rank alone.
-        ValueError: other users can write the folder.
-        OSError: it cannot be written.
+    Each rank writes its own part without the others, so a save needs no collective. RuntimeError:
+    this torch cannot save one rank alone. ValueError: other users can write the folder. OSError: it
+    cannot be written.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -49,12 +43,9 @@ class SnapshotFolder:
         self._under_way: Future[None] | None = None
 
     def write(self, step: int, memory: dict[str, Tensor], after: list[Any]) -> None:
-        """Begin to write a snapshot, when the CUDA events of `after` have come.
+        """Begin to write blocks of bytes, once the CUDA events of `after` have come.
 
-        Args:
-            step: of the snapshot.
-            memory: blocks of bytes; they must not change before `wait` returns.
-            after: events; the copies to `memory` are complete then.
+        The blocks must not change before `wait` returns.
         """
         self._under_way = self._writer.submit(self._write, step, memory, after)
 
@@ -65,11 +56,7 @@ class SnapshotFolder:
             under_way.result()
 
     def read(self, step: int, memory: dict[str, Tensor]) -> None:
-        """Read a snapshot into blocks of the same sizes.
-
-        Raises:
-            ValueError: it is damaged, or no snapshot.
-        """
+        """Read a snapshot into blocks of the same sizes. Raises ValueError if it is damaged."""
         folder = self._of(step)
         reader = IndexReader(folder, {path.name for path in folder.iterdir()})
         try:
@@ -79,11 +66,9 @@ class SnapshotFolder:
             raise ValueError(f"{folder} cannot be read: {problem}") from None
 
     def remove(self, step: int) -> None:
-        """Remove a snapshot."""
         shutil.rmtree(self._of(step), ignore_errors=True)
 
     def close(self) -> None:
-        """Remove all snapshots."""
         self._writer.shutdown()
         shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -20,10 +20,8 @@ from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.training_state import ModelState
 from rmetric.monitor.actions.action import rank
 from rmetric.monitor.actions.checkpoint_file import (
-    FORMAT,
     POINTER,
-    bare,
-    plain,
+    checkpoint_content,
     plain_states,
     random_state,
     write_whole,
@@ -47,21 +45,12 @@ def hold_folder(log: Path | None) -> Path:
 
 
 def save_held(folder: Path, parts: Parts, step: int, group: Any = None) -> Path:
-    """Save the state that a run is held at.
+    """Save the state that a run is held at, and return the file or the folder.
 
     Whole weights go to one file, by the first rank; `rmetric.monitor.actions.restore` restores
     it. A part that is no plain value is left out of it, with an error in the log. Sharded weights
-    are saved by all ranks with torch.distributed.checkpoint, in the form of
+    are saved by all ranks of the gloo `group` with torch.distributed.checkpoint, in the form of
     `rmetric.guard.ModelState`.
-
-    Args:
-        folder: made if missing.
-        parts: of the training.
-        step: that the state is of.
-        group: gloo group over all ranks; None for a single process.
-
-    Returns:
-        The file or the folder.
     """
     if is_sharded(parts.parameters):
         path = folder / f"step_{step:08d}"
@@ -77,24 +66,12 @@ def save_held(folder: Path, parts: Parts, step: int, group: Any = None) -> Path:
 
 def _content(parts: Parts, step: int) -> dict[str, Any]:
     left_out: dict[str, str] = {}
-    others = plain_states(parts.others, left_out)
-    own = {"optimizer": parts.optimizer, "monitor": parts.monitor}
-    content = {
-        "format": FORMAT,
-        "step": step,
-        "alert": None,
-        "suspect": None,
-        "model": plain(bare(parts.model).state_dict(), "model"),
-        "random": plain(random_state(parts.devices()), "random"),
-        **plain_states(own, left_out),
-        "scheduler": others.get("scheduler 0"),
-        "scaler": others.get("scaler"),
-        "extra": others,
-        "left_out": left_out,
-    }
-    for name, error in left_out.items():
-        logger.error("rmetric: the held state is saved without %s: %s", name, error)
-    return content
+    others = plain_states({name: one.state_dict for name, one in parts.others.items()}, left_out)
+    optimizer = None if parts.optimizer is None else parts.optimizer.state_dict
+    own = plain_states({"optimizer": optimizer, "monitor": parts.monitor.state_dict}, left_out)
+    own |= {"scheduler": others.get("scheduler 0"), "scaler": others.get("scaler"), "extra": others}
+    random = random_state(parts.devices())
+    return checkpoint_content(parts.model, step, random, left_out, **own)
 
 
 def save_verdict(folder: Path, verdict: Mapping[str, Any]) -> None:
@@ -129,13 +106,9 @@ def wait_to_go_on(
     any_rank: Callable[[bool], bool],
     woken: threading.Event,
 ) -> str:
-    """Wait for SIGUSR1, the file `GO` in the folder, or the time; returns which it was.
+    """Wait for SIGUSR1, which sets `woken`, for the file `GO` in the folder, or for the time.
 
-    Args:
-        folder: of the hold; the file is removed.
-        seconds: longest wait; None for no limit.
-        any_rank: True on all ranks if the value of one is True.
-        woken: of `signalled`.
+    Returns which it was. `any_rank` is True on all ranks if the value of one is True.
     """
     logger.warning(
         "rmetric: rescue waits: SIGUSR1 to process %d or the file %s ends it",
@@ -160,6 +133,5 @@ def wait_to_go_on(
 
 
 def remove_go(folder: Path) -> None:
-    """Remove the file `GO`, if there is one."""
     with suppress(OSError):
         (folder / GO).unlink()

@@ -12,8 +12,7 @@ from typing import Any
 from rmetric.detectors.calibrated import CalibratedDetector
 from rmetric.detectors.no_update import NoUpdate
 from rmetric.records import Record
-from rmetric.rescue.evidence import evidence_of
-from rmetric.rescue.loss_level import LossLevel
+from rmetric.rescue.evidence import LossLevel, evidence_of
 from rmetric.rescue.policy import Decision, Evidence, RescueConfig, RescuePolicy
 
 logger = logging.getLogger("rmetric")
@@ -26,36 +25,24 @@ class Judgement:
     """Collects the evidence of this rank, asks the policy, and keeps what it decided.
 
     It calls neither the monitor nor the training: `Rescue` carries out what is `due`.
-
-    Args:
-        config: settings of the policy.
-        no_update: the monitor's judge of steps that change nothing.
-
-    Attributes:
-        policy: that decides.
-        level: of the loss, now and before the incident.
-        due: a decision to go back or to hold, and the step after which it was made.
-        own: evidence of this rank's detector at its last record.
-        unsent: evidence that the other ranks have not received.
     """
 
     def __init__(self, config: RescueConfig, no_update: NoUpdate) -> None:
         self._no_update = no_update
         self.policy, self.level = RescuePolicy(config), LossLevel()
+        #: A decision to go back or to hold, and the step after which it was made.
         self.due: tuple[Decision, int] | None = None
-        self.own: Evidence | None = None
-        self.unsent: Evidence | None = None
+        self.own: Evidence | None = None  # of this rank's detector at its last record
+        self.unsent: Evidence | None = None  # that the other ranks have not received
         self._judged = 0  # last step of the training, once its record is judged
         self._first_records: deque[Record] = deque(maxlen=_COLD)
         self._gave_up = False  # in this incident, and it is reported
 
     def restart(self, policy: RescuePolicy) -> None:
-        """Go on by a policy without snapshots."""
         self.policy = policy
         self.forget_evidence()
 
     def forget_evidence(self) -> None:
-        """Nothing is due, and no evidence is left."""
         self.due = self.own = self.unsent = None
 
     # -- evidence
@@ -65,12 +52,8 @@ class Judgement:
     ) -> None:
         """Take a complete record; a single process decides now, several ranks by their ballots.
 
-        Args:
-            record: of a step.
-            detector: after its update with it.
-            workers: ranks that the record's workers are; empty for those of a single process,
-                which are its micro-batches.
-            alone: this is a single process.
+        `workers` are the ranks that the record's workers are; empty for those of a single process
+        (`alone`), which are its micro-batches.
         """
         if record.step == self._judged:
             return
@@ -109,12 +92,7 @@ class Judgement:
     # -- decisions
 
     def before_update(self, step: int, broken: Sequence[tuple[str, str]]) -> Decision:
-        """Decide about the step at hand.
-
-        Args:
-            step: that is not taken yet.
-            broken: (rule, reason) of each step rule that it breaks.
-        """
+        """Decide about the step at hand, by (rule, reason) of each step rule that it breaks."""
         evidence = None
         if broken:
             rule, reason = broken[0]
@@ -123,11 +101,9 @@ class Judgement:
         return self._note(self.policy.before_update(step, evidence), step)
 
     def after_step(self, step: int, evidence: Evidence | None, *, back: bool | None = None) -> None:
-        """Decide after a step; see `RescuePolicy.after_step`."""
         self._note(self.policy.after_step(step, evidence, back=back), step)
 
     def at_end(self, step: int, *, back: bool | None) -> None:
-        """Decide before the training ends; see `RescuePolicy.at_end`."""
         self._note(self.policy.at_end(step, back=back), step)
 
     def _note(self, decision: Decision, step: int) -> Decision:
@@ -148,14 +124,9 @@ class Judgement:
     # -- after a return
 
     def went_back(self, step: int, losses: list[tuple[int, float]], detector: Any) -> None:
-        """Go on from the snapshot of a step.
+        """Go on from the snapshot of a step, with its losses and its detector.
 
         A detector that is back at its first records is shown what it knew before the incident.
-
-        Args:
-            step: of the snapshot.
-            losses: of `LossLevel.state`, from the snapshot.
-            detector: the restored one.
         """
         state = self.policy.state
         # A hold may be at an earlier one than the newest.

@@ -148,10 +148,8 @@ class Incident:
     """Everything between the first evidence and the first quiet stretch beyond it.
 
     Attributes:
-        onset: earliest step of its evidence.
-        farthest: latest step with evidence.
-        tries: restorations so far.
-        repeated: steps that were repeated.
+        onset, farthest: earliest and latest step of its evidence.
+        tries, repeated: restorations so far, and steps that they repeated.
         target: snapshot of the last restoration; None before the first.
         observed_until: end of the observation after the budget; None before it.
         place: `since` of the first evidence.
@@ -180,11 +178,7 @@ class Incident:
 
 @dataclass
 class PolicyState:
-    """Everything that changes; plain values for a checkpoint.
-
-    Attributes:
-        every: distance of two snapshots that was found; 0 where it was not.
-    """
+    """Everything that changes, as plain values; `every` is the distance that was found, or 0."""
 
     snapshots: list[int] = field(default_factory=list)
     incident: Incident | None = None
@@ -224,7 +218,6 @@ class RescuePolicy:
 
     @property
     def every(self) -> int:
-        """Steps between two snapshots."""
         if self.state.every:
             return self.state.every
         return _EVERY if isinstance(self.config.every, str) else self.config.every
@@ -236,12 +229,10 @@ class RescuePolicy:
 
     @property
     def budget(self) -> int:
-        """Repeated steps of one incident, at most."""
         tries = _TRIES * (self.every + self.probation) if self.state.every else 0
         return max(self.config.budget, tries)
 
     def snapshot_due(self, step: int) -> bool:
-        """True if a snapshot of the state after `step` is to be taken."""
         state = self.state
         if state.held or state.incident is not None or step % self.every:
             return False
@@ -287,12 +278,9 @@ class RescuePolicy:
     def after_step(
         self, step: int, evidence: Evidence | None = None, *, back: bool | None = None
     ) -> Decision:
-        """Decision after a step.
+        """Decision after a step, by the evidence of a detector.
 
-        Args:
-            step: that is complete.
-            evidence: of a detector; None without an alarm.
-            back: the loss is where it was before the incident; None if that is not known.
+        `back`: the loss is where it was before the incident; None if that is not known.
         """
         state = self.state
         for worker, (until, _) in list(state.out.items()):
@@ -317,7 +305,6 @@ class RescuePolicy:
 
     @property
     def workers_out(self) -> tuple[int, ...]:
-        """Ranks that are left out of the gradient now."""
         return tuple(sorted(w for w, (until, _) in self.state.out.items() if until >= 0))
 
     # -- decisions
@@ -448,11 +435,9 @@ class RescuePolicy:
     # -- state
 
     def state_dict(self) -> dict[str, Any]:
-        """State as plain values."""
         return asdict(self.state) | {"out": [[w, *entry] for w, entry in self.state.out.items()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
         incident = state["incident"]
         self.state = PolicyState(
             **{

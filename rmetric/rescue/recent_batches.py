@@ -6,7 +6,7 @@ import copy
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,38 +22,26 @@ KEPT_BYTES = 1 << 30
 
 @dataclass
 class KeptBatch:
-    """One batch, and the random states of the host before and after it was drawn.
+    """A copy of one batch, its place in the loader's own terms, and whether its pass ended.
 
-    Attributes:
-        value: copy of the batch, on the device where it was.
-        bytes: of its tensors.
-        where: position in the data, in the trainer's own terms.
-        states: before and after, where drawing it moved a generator; None otherwise.
-        ended: it was the last one of its pass.
+    `states` has the random states of the host before and after, where drawing it moved a generator.
     """
 
     value: Any
-    bytes: int
     where: Mapping[str, int]
-    states: States | None
     ended: bool = False
+    bytes: int = 0
+    states: States | None = None
 
 
 @dataclass
 class RecentBatches:
-    """Source of batches that can be set back.
+    """Source of batches that can be set back: the last ones are kept, at most `limit` bytes.
 
-    A data loader cannot be set back in general: workers are ahead of the training, a stream has
-    no positions, and an augmentation draws random numbers. Batches that are kept are the same
-    bits by construction, whatever the loader is.
-
-    Args:
-        limit: bytes of the batches that are kept; older ones are dropped beyond it.
-
-    Attributes:
-        position: batches drawn before the next one, in the order of the data.
-        skipped: intervals of positions, the end excluded, that are not used again.
-        problem: why older batches are not kept; empty while all of them are.
+    A data loader cannot be set back in general: workers are ahead of the training, a stream has no
+    positions, an augmentation draws random numbers. `problem` says why older batches are not kept;
+    `position` counts the batches before the next one, in the order of the data, of which the
+    intervals in `skipped` are not used again.
     """
 
     limit: int = KEPT_BYTES
@@ -66,54 +54,49 @@ class RecentBatches:
 
     @property
     def first(self) -> int:
-        """Oldest position that can be set."""
         return self._drawn - len(self._kept)
 
     @property
     def waiting(self) -> bool:
         """True if the next batch is one that was drawn before."""
-        self._pass_skipped()
+        while self.position < self._drawn and self._is_skipped(self.position):
+            self.position += 1
         return self.position < self._drawn
 
-    def next(
-        self,
-        draw: Callable[[], Any],
-        where: Mapping[str, int] | None = None,
-        ended: Callable[[], bool] = bool,
-    ) -> KeptBatch:
+    def next(self, draw: Callable[[], KeptBatch]) -> KeptBatch:
         """The batch at the position: the kept one, else what `draw` returns.
 
-        Args:
-            draw: next batch of the loader; its StopIteration is passed on.
-            where: kept with a new batch.
-            ended: after `draw`, true if the pass over the data has ended.
+        StopIteration of `draw`, at the end of the data, is passed on.
         """
         while not self.waiting:
             before = host_random_state()
-            value = draw()
-            after = host_random_state()
-            states = None if same_state(before, after) else (before, after)
-            try:
-                copy_of, size = copied(value)
-            except Exception as error:  # of the user's own class
-                self.problem = f"a {type(value).__name__} cannot be copied: {error}"
-                copy_of, size = None, self.limit + 1
-            made = KeptBatch(copy_of, size, where or {}, states, ended())
-            self._kept.append(made)
-            self._bytes += made.bytes
-            self._drawn += 1
-            self.position += 1
-            if self._bytes > self.limit:
-                self.problem = self.problem or f"they take more than {self.limit} bytes"
-                self._drop(lambda: self._bytes > self.limit)
+            new = draw()
+            self._keep(new, before)
             if not self._is_skipped(self.position - 1):
-                return KeptBatch(value, made.bytes, made.where, states, made.ended)
+                return new
         kept = self._kept[self.position - self.first]
         self.position += 1
         if kept.states is not None and same_state(kept.states[0], host_random_state()):
             set_host_random_state(kept.states[1])
-        value, size = copied(kept.value)  # the training may change a batch in place
-        return KeptBatch(value, size, kept.where, kept.states, kept.ended)
+        return replace(kept, value=_copy(kept.value))  # the training may change a batch in place
+
+    def _keep(self, new: KeptBatch, before: HostState) -> None:
+        self._drawn += 1
+        self.position += 1
+        if not self.limit:
+            return
+        after = host_random_state()
+        new.states = None if same_state(before, after) else (before, after)
+        try:
+            kept = replace(new, value=_copy(new.value), bytes=bytes_of(new.value))
+        except Exception as error:  # of the user's own class
+            self.problem = f"a {type(new.value).__name__} cannot be copied: {error}"
+            kept = replace(new, value=None, bytes=self.limit + 1)
+        self._kept.append(kept)
+        self._bytes += kept.bytes
+        if self._bytes > self.limit:
+            self.problem = self.problem or f"they take more than {self.limit} bytes"
+            self._drop(lambda: self._bytes > self.limit)
 
     def place(self) -> Mapping[str, int] | None:
         """`KeptBatch.where` of the next batch, if it is a kept one."""
@@ -126,11 +109,15 @@ class RecentBatches:
         self.position = position
         return True
 
+    def go_to(self, position: int) -> None:
+        """The loader itself was set to a position."""
+        self._kept.clear()
+        self._bytes, self.position, self._drawn = 0, position, position
+
     def skip(self, start: int, end: int) -> list[KeptBatch]:
         """Never use the batches from `start` to before `end` again.
 
-        Returns:
-            Those that are still kept and were not skipped before.
+        Returns those that are still kept and were not skipped before.
         """
         inside = range(max(start, self.first), min(end, self._drawn))
         found = [self._kept[i - self.first] for i in inside if not self._is_skipped(i)]
@@ -139,9 +126,9 @@ class RecentBatches:
         return found
 
     def forget(self, position: int) -> None:
-        """Drop the batches before `position`."""
         self._drop(lambda: self.first < min(position, self.position))
-        self.skipped = [interval for interval in self.skipped if interval[1] > self.first]
+        oldest = min(position, self.first)  # a loader that is set back itself has none kept
+        self.skipped = [interval for interval in self.skipped if interval[1] > oldest]
 
     def used(self, start: int, end: int) -> int:
         """Batches from `start` to before `end` that were not skipped."""
@@ -150,23 +137,13 @@ class RecentBatches:
     def _is_skipped(self, position: int) -> bool:
         return any(start <= position < end for start, end in self.skipped)
 
-    def _pass_skipped(self) -> None:
-        while self.position < self._drawn and self._is_skipped(self.position):
-            self.position += 1
-
     def _drop(self, excess: Callable[[], bool]) -> None:
         while self._kept and excess():
             self._bytes -= self._kept.popleft().bytes
 
 
 def position_after(position: int, batches: int, left_out: Iterable[tuple[int, int]]) -> int:
-    """Position after `batches` more that are used.
-
-    Args:
-        position: batches before the next one, in the order of the data.
-        batches: number of those that are used.
-        left_out: intervals of positions, the end excluded, that are passed over.
-    """
+    """Position after `batches` more, without the intervals of `left_out` (the end excluded)."""
     left = batches
     for start, end in sorted(left_out):
         if end <= position:
@@ -178,15 +155,8 @@ def position_after(position: int, batches: int, left_out: Iterable[tuple[int, in
     return position + left
 
 
-def copied(value: Any) -> tuple[Any, int]:
-    """A copy of a batch that shares no memory with it, and its bytes.
-
-    A tensor is copied as the view that it is: a batch may be a slice of the whole data set.
-    """
-    return _copy(value), bytes_of(value)
-
-
 def _copy(value: Any) -> Any:
+    """Shares no memory with the batch; of a slice of the whole data set it is the slice alone."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, Mapping):
@@ -220,7 +190,6 @@ def bytes_of(value: Any, seen: set[int] | None = None) -> int:
 
 
 def host_random_state() -> HostState:
-    """States of the generators of the host: Python's, NumPy's and torch's."""
     return random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
 
 
@@ -232,7 +201,6 @@ def set_host_random_state(state: HostState) -> None:
 
 
 def same_state(state: HostState, other: HostState) -> bool:
-    """True if two results of `host_random_state` are equal."""
     return (
         torch.equal(state[2], other[2])
         and state[0] == other[0]

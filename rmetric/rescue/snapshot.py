@@ -6,19 +6,21 @@ import contextlib
 import copy
 import logging
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
 from rmetric._util.host_memory import check_fits
 from rmetric.monitor.actions.checkpoint_file import random_state, set_random_state
-from rmetric.rescue.data_position import DataPosition
+from rmetric.monitor.gradients import local
+from rmetric.rescue.data_position import DataPosition, NoData
 from rmetric.rescue.disk import SnapshotFolder
 
 logger = logging.getLogger("rmetric")
@@ -34,53 +36,34 @@ class Stateful(Protocol):
     def load_state_dict(self, state: Any) -> Any: ...
 
 
-@torch.no_grad()
-def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this rank holds, not a copy."""
-    if isinstance(tensor, DTensor):
-        return tensor.to_local()
-    return tensor.detach()
-
-
 @dataclass
 class Parts:
-    """The parts of a training that a snapshot holds.
+    """The parts of a training that a snapshot holds."""
 
-    Attributes:
-        model: whose buffers are kept, and what its modules give as `get_extra_state`.
-        parameters: of the model and of the optimiser, sharded or not.
-        optimizer: the optimiser itself; None for none.
-        others: by name: schedulers, the scaler, whatever else has a state.
-        data: position of the data.
-        monitor: the monitor.
-    """
-
-    model: nn.Module
-    parameters: list[Any]
-    optimizer: Any
-    others: Mapping[str, Stateful]
-    data: DataPosition
+    model: nn.Module  # whose buffers are kept, and what its modules give as `get_extra_state`
+    parameters: list[Any]  # of the model and of the optimiser, sharded or not
+    optimizer: Any  # the optimiser itself; None for none
+    others: Mapping[str, Stateful]  # schedulers, the scaler, whatever else has a state
+    data: DataPosition | NoData
     monitor: Any
 
     def model_tensors(self) -> list[Tensor]:
         """Parameters and buffers, each memory once."""
         unique = {id(t): t for t in (*self.parameters, *self.model.buffers())}
-        return [local(tensor) for tensor in unique.values()]
+        return [local(tensor.detach()) for tensor in unique.values()]
 
     def optimizer_tensors(self) -> Iterator[tuple[int, Any, Tensor]]:
         """(index of the parameter, key, tensor) of the optimiser's state."""
         for place, parameter in enumerate(self.optimized()):
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 if isinstance(value, Tensor):
-                    yield place, key, local(value)
+                    yield place, key, local(value.detach())
 
     def groups(self) -> list[list[Any]]:
-        """Parameters of each of the optimiser's groups."""
         groups = self.optimizer.param_groups if self.optimizer is not None else ()
         return [list(group["params"]) for group in groups]
 
     def optimized(self) -> list[Any]:
-        """Parameters in the order of the optimiser's groups."""
         return [parameter for group in self.groups() for parameter in group]
 
     def with_extra_state(self) -> dict[str, nn.Module]:
@@ -92,33 +75,25 @@ class Parts:
         }
 
     def devices(self) -> set[torch.device]:
-        """CUDA devices of the parameters."""
         return {p.device for p in self.parameters if p.device.type == "cuda"}
 
     @torch.no_grad()
     def not_finite(self) -> bool:
-        """True if a weight or a number of the optimiser's state is nan or infinite."""
-        tensors = [local(p) for p in self.parameters]
-        if self.optimizer is not None:
-            tensors += [tensor for _, _, tensor in self.optimizer_tensors()]
-        by_device: dict[torch.device, list[Tensor]] = {}
+        tensors = [local(p.detach()) for p in self.parameters]
+        tensors += [tensor for _, _, tensor in self.optimizer_tensors()]
+        by_device = defaultdict[torch.device, list[Tensor]](list)
         for tensor in tensors:
             if tensor.is_floating_point() and tensor.numel():
-                by_device.setdefault(tensor.device, []).append(tensor)
-        for those in by_device.values():
-            largest = torch.stack([n.float() for n in torch._foreach_norm(those, torch.inf)])
-            if not bool(largest.isfinite().all()):
-                return True
-        return False
+                by_device[tensor.device].append(tensor)
+        norms = (torch._foreach_norm(those, torch.inf) for those in by_device.values())
+        largest = (torch.stack([norm.float() for norm in of_device]) for of_device in norms)
+        return not all(bool(of_device.isfinite().all()) for of_device in largest)
 
 
 class Buffer:
     """One block of memory that holds the tensors of a snapshot one behind the other.
 
-    Args:
-        size: bytes.
-        device: where it is.
-        pinned: the copies from a GPU run beside its computations.
+    To a pinned one the copies from a GPU run beside its computations.
     """
 
     def __init__(self, size: int, device: torch.device, *, pinned: bool = False) -> None:
@@ -143,7 +118,6 @@ class Buffer:
             self._unpin()
 
     def views(self, like: Collection[Tensor]) -> list[Tensor]:
-        """A place for each tensor, of its shape and type."""
         out, offset = [], 0
         for tensor in like:
             size = tensor.numel() * tensor.element_size()
@@ -165,118 +139,81 @@ def forget_cuda_error() -> None:
         torch.ones(1, device="cuda")
 
 
-def memory_of(snapshot: Snapshot) -> dict[str, Tensor]:
-    """The blocks of memory of a snapshot by device."""
-    return {str(device): buffer.memory for device, buffer in snapshot.buffers.items()}
-
-
 def aligned(size: int) -> int:
     return -(-size // _ALIGNED) * _ALIGNED
 
 
-def size_of(tensors: Collection[Tensor]) -> int:
-    """Bytes that they take in a buffer."""
-    return sum(aligned(t.numel() * t.element_size()) for t in tensors)
-
-
 @dataclass
 class Snapshot:
-    """State of a training after a step.
-
-    Attributes:
-        step: the last one that it contains.
-        buffers: memory of the tensors, by the device of the originals.
-        bulk: place of each tensor in the buffers: model, then optimiser.
-        optimizer_keys: (index of the parameter, key) of the optimiser's tensors.
-        optimizer_values: the optimiser's state that is no tensor, by index of the parameter.
-        groups: settings of the optimiser's groups.
-        parameters: number of parameters of each group.
-        small: state of everything else, by name.
-        copied: the event after which the copies are complete; None for now.
-    """
+    """State of a training after a step, the last one that it contains."""
 
     step: int
-    buffers: dict[torch.device, Buffer]
-    bulk: list[Tensor] = field(default_factory=list)
+    buffers: dict[torch.device, Buffer]  # memory of the tensors, by the device of the originals
+    bulk: list[Tensor] = field(default_factory=list)  # in the buffers: model, then optimiser
+    #: (index of the parameter, key) of the optimiser's tensors.
     optimizer_keys: list[tuple[int, Any]] = field(default_factory=list)
+    #: The optimiser's state that is no tensor, by index of the parameter.
     optimizer_values: list[dict[Any, Any]] = field(default_factory=list)
-    groups: list[dict[str, Any]] = field(default_factory=list)
-    parameters: list[int] = field(default_factory=list)
-    small: dict[str, Any] = field(default_factory=dict)
-    copied: Any = None
+    groups: list[dict[str, Any]] = field(default_factory=list)  # settings of the optimiser's groups
+    parameters: list[int] = field(default_factory=list)  # number of parameters of each group
+    small: dict[str, Any] = field(default_factory=dict)  # state of everything else, by name
+    copied: list[Any] = field(default_factory=list)  # events after which the copies are complete
+
+    @property
+    def memory(self) -> dict[str, Tensor]:
+        return {str(device): buffer.memory for device, buffer in self.buffers.items()}
 
     @property
     def size(self) -> int:
-        """Bytes of the buffers."""
         return sum(buffer.size for buffer in self.buffers.values())
 
 
-@contextlib.contextmanager
-def reported(part: str) -> Iterator[None]:
-    """Log an exception: the other parts are restored all the same."""
-    try:
-        yield
-    except Exception as error:
-        logger.error("rmetric: rescue: %s is not as it was: %s", part, error)
-
-
 def small_state(parts: Parts) -> dict[str, Any]:
-    """State of everything but weights and optimiser."""
+    """State of everything but weights, optimiser and monitor."""
+    modules = parts.with_extra_state()
     return {
         # First: what follows may draw random numbers.
         "random": random_state(parts.devices()),
         "data": parts.data.state(),
         "others": {name: copy.deepcopy(one.state_dict()) for name, one in parts.others.items()},
-        "modules": extra_states(parts),
-        "monitor": parts.monitor.state_dict(audited=False),
+        "modules": {name: copy.deepcopy(one.get_extra_state()) for name, one in modules.items()},
     }
 
 
-def extra_states(parts: Parts) -> dict[str, Any]:
-    """What the modules give as `get_extra_state`, copied, by name."""
-    return {n: copy.deepcopy(m.get_extra_state()) for n, m in parts.with_extra_state().items()}
+def restorers(
+    parts: Parts, state: Mapping[str, Any], skip: tuple[int, int] | None = None
+) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Name of each part of `small_state`, and what restores it; but for the random state."""
+    if isinstance(parts.data, DataPosition):
+        yield "the position of the data", partial(parts.data.seek, state["data"], skip)
+    owners = {"others": (parts.others, "load_state_dict"),
+              "modules": (parts.with_extra_state(), "set_extra_state")}  # fmt: skip
+    for kind, (parts_of_kind, method) in owners.items():
+        for name, one in parts_of_kind.items():
+            if name in state[kind]:
+                yield name, partial(_load, one, method, state[kind][name])
 
 
-def set_extra_states(parts: Parts, states: Mapping[str, Any]) -> None:
-    """Restore `extra_states`."""
-    for name, module in parts.with_extra_state().items():
-        module.set_extra_state(copy.deepcopy(states[name]))
-
-
-def load_small_state(parts: Parts, state: Mapping[str, Any], skip: tuple[int, int] | None) -> None:
-    """Restore `small_state`, but for the monitor and the random state.
-
-    Args:
-        parts: to restore.
-        state: of `small_state`.
-        skip: first and last step whose data are not used again; None for none.
-    """
-    if parts.data.rewindable:
-        parts.data.seek(state["data"], skip)
-    for name, one in parts.others.items():
-        if name in state["others"]:
-            one.load_state_dict(copy.deepcopy(state["others"][name]))
-    set_extra_states(parts, state["modules"])
+def _load(one: Any, method: str, state: Any) -> None:
+    getattr(one, method)(copy.deepcopy(state))
 
 
 class Snapshots:
     """The snapshots of one training; memory of those that are dropped is used again.
 
-    Args:
-        parts: of the training.
-        where: ``host``, ``device``, or a folder. In a folder the newest snapshot has a buffer in
-            host memory while it is written.
-        most: snapshots at a time, for which there must be memory.
+    In a folder the newest one has a buffer in host memory while it is written. There must be memory
+    for `most` at a time. `parts` are those of the training as they are now.
     """
 
-    def __init__(self, parts: Parts, where: str | Path = "host", most: int = 1) -> None:
-        self.parts, self.where = parts, where
-        self._disk = None if where in ("host", "device") else SnapshotFolder(where)
-        self._most = most if self._disk is None else 1
+    parts: Parts
+
+    def __init__(self, where: str | Path = "host", most: int = 1) -> None:
+        self.where = where
+        self._disk: SnapshotFolder | None = None
+        self._most = most if where in ("host", "device") else 1
         self.kept: dict[int, Snapshot] = {}
         self._spare: list[Buffer] = []
         self._streams: dict[torch.device, Any] = {}
-        self.allocated = 0
 
     # -- take
 
@@ -287,16 +224,20 @@ class Snapshots:
         The copy of weights from a GPU is under way on return; `wait` before they change.
         """
         parts = self.parts
-        if self._disk is not None:
+        if self.where not in ("host", "device"):
+            # Made here: a folder that cannot be written is a failure of the first snapshot.
+            self._disk = self._disk or SnapshotFolder(self.where)
             self._disk.wait()
-        snapshot = Snapshot(step, {}, small=small_state(parts))
+        small = small_state(parts)
+        snapshot = Snapshot(step, {}, small=small)
+        small["monitor"] = parts.monitor.state_dict(audited=False)
         tensors = self._describe(snapshot)
         self._reserve(snapshot, tensors)
         snapshot.bulk = self._views(snapshot, tensors)
         self._copy(snapshot, tensors)
         self.kept[step] = snapshot
         if self._disk is not None:
-            self._disk.write(step, memory_of(snapshot), snapshot.copied or [])
+            self._disk.write(step, snapshot.memory, snapshot.copied)
             # The next snapshot takes this memory, when the write is complete.
             self._spare += snapshot.buffers.values()
         return snapshot
@@ -304,13 +245,11 @@ class Snapshots:
     def wait(self) -> None:
         """Let the present CUDA stream wait for the copies that are under way."""
         for snapshot in self.kept.values():
-            if snapshot.copied is not None:
-                for event in snapshot.copied:
-                    torch.cuda.current_stream().wait_event(event)
-                snapshot.copied = None
+            for event in snapshot.copied:
+                torch.cuda.current_stream().wait_event(event)
+            snapshot.copied = []
 
     def keep_only(self, steps: Collection[int]) -> None:
-        """Drop the snapshots of other steps."""
         for step in [step for step in self.kept if step not in steps]:
             dropped = self.kept.pop(step)
             if self._disk is None:
@@ -336,38 +275,28 @@ class Snapshots:
     def restore_small(self, snapshot: Snapshot, skip: tuple[int, int] | None) -> Callable[[], None]:
         """Restore everything but weights, optimiser, monitor and random state; all or nothing.
 
-        Args:
-            snapshot: to restore.
-            skip: first and last step whose data are not used again; None for none.
-
-        Returns:
-            A function that undoes it.
+        The data from the first to the last step of `skip` are not used again. Returns what undoes
+        it.
         """
         parts = self.parts
         self._check_fits(snapshot)
         if self._disk is not None:
             self._disk.wait()
-            self._disk.read(snapshot.step, memory_of(snapshot))
-        before = {name: copy.deepcopy(one.state_dict()) for name, one in parts.others.items()}
-        modules = extra_states(parts)
-        data = parts.data.state() if parts.data.rewindable else None
-        left_out = list(parts.data.left_out)
-        randoms = random_state(parts.devices())
+            self._disk.read(snapshot.step, snapshot.memory)
+        before, left_out = small_state(parts), list(parts.data.left_out)
 
         def undo() -> None:
-            if parts.data.rewindable:
-                with reported("the position of the data"):
-                    parts.data.left_out = left_out
-                    parts.data.seek(data)
-            for name, one in parts.others.items():
-                with reported(name):
-                    one.load_state_dict(before[name])
-            with reported("the extra state of the modules"):
-                set_extra_states(parts, modules)
-            set_random_state(randoms)
+            parts.data.left_out = left_out
+            for part, restore in restorers(parts, before):
+                try:
+                    restore()
+                except Exception as error:  # the other parts are restored all the same
+                    logger.error("rmetric: rescue: %s is not as it was: %s", part, error)
+            set_random_state(before["random"])
 
         try:
-            load_small_state(parts, snapshot.small, skip)
+            for _, restore in restorers(parts, snapshot.small, skip):
+                restore()
         except BaseException:
             undo()
             raise
@@ -375,7 +304,6 @@ class Snapshots:
 
     @torch.no_grad()
     def restore_rest(self, snapshot: Snapshot) -> None:
-        """Restore weights, optimiser, monitor and random state."""
         parts = self.parts
         self.wait()
         weights = parts.model_tensors()
@@ -395,9 +323,8 @@ class Snapshots:
         """Raise ValueError if a tensor of the snapshot has no place in the training any more."""
         now = self.parts.model_tensors()
         groups = [len(of_one) for of_one in self.parts.groups()]
-        if self.parts.optimizer is not None:
-            held = {(place, key): t for place, key, t in self.parts.optimizer_tensors()}
-            now += [held[key] for key in snapshot.optimizer_keys if key in held]
+        held = {(place, key): t for place, key, t in self.parts.optimizer_tensors()}
+        now += [held[key] for key in snapshot.optimizer_keys if key in held]
         shapes = [t.shape for t in now]
         if groups != snapshot.parameters or shapes != [t.shape for t in snapshot.bulk]:
             raise ValueError(
@@ -421,7 +348,7 @@ class Snapshots:
                 continue
             for key, value in state.items():
                 if isinstance(value, Tensor) and isinstance(now.get(key), Tensor):
-                    local(now[key]).copy_(value)
+                    local(now[key].detach()).copy_(value)
                 else:
                     now[key] = value
         for group, settings in zip(optimizer.param_groups, snapshot.groups, strict=True):
@@ -453,12 +380,12 @@ class Snapshots:
         return tensors
 
     def _reserve(self, snapshot: Snapshot, tensors: list[Tensor]) -> None:
-        by_device: dict[torch.device, list[Tensor]] = {}
+        by_device = defaultdict[torch.device, list[Tensor]](list)
         for tensor in tensors:
-            by_device.setdefault(self._place(tensor), []).append(tensor)
+            by_device[self._place(tensor)].append(tensor)
         pinned = any(tensor.device.type == "cuda" for tensor in tensors)
         for device, those in by_device.items():
-            size = size_of(those)
+            size = sum(aligned(t.numel() * t.element_size()) for t in those)
             fitting = [b for b in self._spare if b.memory.device == device and b.size == size]
             if fitting:
                 buffer = fitting[0]
@@ -471,17 +398,11 @@ class Snapshots:
                 if on_host:
                     self._check_room(size)
                 buffer = Buffer(size, device, pinned=pinned and on_host)
-                self.allocated += 1
             snapshot.buffers[device] = buffer
 
     def _check_room(self, size: int) -> None:
         """Raise MemoryError if the snapshots of `size` bytes to come do not fit."""
-        kept = [
-            b
-            for snapshot in self.kept.values()
-            for d, b in snapshot.buffers.items()
-            if d.type == "cpu"
-        ]
+        kept = [s.buffers[d] for s in self.kept.values() for d in s.buffers if d.type == "cpu"]
         there = sum(block.size == size for block in kept)
         check_fits(
             max(1, self._most - there) * size,
@@ -503,8 +424,7 @@ class Snapshots:
         return tensor.device if self.where == "device" else torch.device("cpu")
 
     def _copy(self, snapshot: Snapshot, tensors: list[Tensor]) -> None:
-        buffers = {local(b).data_ptr() for b in self.parts.model.buffers()}
-        events = []
+        buffers = {local(b.detach()).data_ptr() for b in self.parts.model.buffers()}
         for device in {tensor.device for tensor in tensors}:
             pairs = [
                 (view, tensor)
@@ -527,12 +447,10 @@ class Snapshots:
                 for view, tensor in pairs:
                     if tensor.data_ptr() not in buffers:
                         view.copy_(tensor, non_blocking=True)
-            events.append(stream.record_event())
-        snapshot.copied = events or None
+            snapshot.copied.append(stream.record_event())
 
 
 def settings_of(optimizer: Any) -> list[dict[str, Any]]:
-    """Settings of each group of the optimiser, copied."""
     return [
         {
             key: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)

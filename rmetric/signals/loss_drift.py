@@ -10,16 +10,13 @@ class LossDrift:
 
         ΔL(t) = L(t) - mean of the previous `window` losses (fewer at first)
 
-    nan at the first evaluation, which has no past. A loss that is nan or ±inf
-    gives +inf, "very large", and is not remembered: one overflow must not hide
-    what comes after. Its weakness: while the loss still falls fast ΔL is
-    negative, so a rise back to the mean of the past goes unseen.
+    nan at the first evaluation, which has no past. A loss that is nan or ±inf gives +inf, "very
+    large", and is not remembered: one overflow must not hide what comes after. Its weakness: while
+    the loss still falls fast ΔL is negative, so a rise back to the mean of the past goes unseen.
 
-    Amortised O(1): the mean is held as sums over blocks of `window` losses, never
-    by subtracting what leaves, so no rounding error builds up. They are sums of
-    differences to a loss in the window: where the loss stands still ΔL is exactly
-    0, and a scale has no noise to enlarge. (Where finite losses are so huge that
-    a sum overflows, ΔL is ±inf or nan until they have left.)
+    Amortised O(1): the mean is held as sums of differences to a loss in the window, over blocks of
+    `window` losses: no rounding error builds up, and where the loss stands still ΔL is exactly 0.
+    (Where finite losses are so huge that a sum overflows, ΔL is ±inf or nan until they have left.)
 
     Args:
         window: number of earlier evaluations, at least 1 (paper: 100).

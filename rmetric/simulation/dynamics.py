@@ -18,9 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rmetric.simulation.architectures import Architecture
-from rmetric.simulation.exact import exp, log
-from rmetric.simulation.spectrum import (
+from rmetric.simulation.architectures import (
     ATTENTION,
     CONSTANTS,
     EXPERTS,
@@ -28,10 +26,12 @@ from rmetric.simulation.spectrum import (
     NUM_BLOCKS,
     NUM_EXPERTS,
     NUM_MODES,
+    Architecture,
     Floats,
     curvatures,
     start_distance,
 )
+from rmetric.simulation.exact import exp, log
 from rmetric.simulation.state import Forward, Gradient, Knobs, Noise, Step, TrainingState
 
 FLOAT32_MAX = 3.4028234663852886e38

@@ -14,20 +14,20 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from rmetric.records import HardwareEvent, Record, Run, Truth
-from rmetric.simulation.architectures import architecture
-from rmetric.simulation.dynamics import Dynamics
-from rmetric.simulation.faults import Turn
-from rmetric.simulation.hardware import HardwareHistory, simulate_hardware
-from rmetric.simulation.outcome import TRUTH_EVERY, soft_failure
-from rmetric.simulation.spec import RunSpec, config_of
-from rmetric.simulation.spectrum import (
+from rmetric.simulation.architectures import (
     CONSTANTS,
     MODES_PER_BLOCK,
     NUM_BLOCKS,
     NUM_MODES,
     Floats,
+    architecture,
     schedule,
 )
+from rmetric.simulation.dynamics import Dynamics
+from rmetric.simulation.faults import Turn
+from rmetric.simulation.hardware import HardwareHistory, simulate_hardware
+from rmetric.simulation.outcome import TRUTH_EVERY, soft_failure
+from rmetric.simulation.spec import RunSpec, config_of
 from rmetric.simulation.state import Knobs, Noise, Step, TrainingState
 
 CHUNK = 25  # steps whose noise is drawn at a time; changes no number
@@ -164,7 +164,6 @@ class _Batch:
         return knobs
 
     def _record(self, step: int, shown: Step, validation_R: Floats) -> None:
-        """One record of every run that is still going."""
         # Each worker's norm is drawn only here, where it is logged.
         shape = self.workers - 1, NUM_MODES + 1
         draws = np.stack([rng.standard_normal(shape) for rng in self.share_rngs])
@@ -239,7 +238,6 @@ def _hardware(spec: RunSpec, rng: np.random.Generator) -> HardwareHistory:
 
 
 def _take_events(events: list[HardwareEvent], until: float) -> tuple[HardwareEvent, ...]:
-    """Remove and return the events up to `until`, seconds."""
     taken = tuple(event for event in events if event.time <= until)
     del events[: len(taken)]
     return taken

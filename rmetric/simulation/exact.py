@@ -57,7 +57,6 @@ def half_cosine(fraction: Floats) -> Floats:
 
 
 def _polynomial(coefficients: list[float], x: Floats) -> Floats:
-    """Horner's rule, highest power first."""
     total = np.full_like(x, coefficients[0])
     for coefficient in coefficients[1:]:
         total *= x

@@ -2,7 +2,7 @@
 
 A fault turns a mechanism and nothing else; whether, when and how the run fails
 follows from the dynamics. To add one, write a function that turns the knobs for
-one run and one step, and register it: see CONTRIBUTING.md.
+one run and one step, and an entry of `FAULTS`: see CONTRIBUTING.md.
 """
 
 from __future__ import annotations
@@ -14,9 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from rmetric.simulation.architectures import Architecture
+from rmetric.simulation.architectures import (
+    CONSTANTS,
+    EXPERTS,
+    NUM_EXPERTS,
+    Architecture,
+    start_distance,
+)
 from rmetric.simulation.exact import log
-from rmetric.simulation.spectrum import CONSTANTS, EXPERTS, NUM_EXPERTS, start_distance
 from rmetric.simulation.state import Knobs, TrainingState
 
 
@@ -79,21 +84,11 @@ class Fault:
     hardware: str | None = None
 
 
-FAULTS: dict[str, Fault] = {}
-
-
 def fault(name: str) -> Fault:
     """The fault or benign change called `name`; ValueError names the known ones."""
     if name not in FAULTS:
         raise ValueError(f"unknown fault {name!r}: known are {', '.join(FAULTS)}")
     return FAULTS[name]
-
-
-def register(new: Fault) -> None:
-    """Make a fault known by its name."""
-    if new.name in FAULTS:
-        raise ValueError(f"fault {new.name!r} is registered already")
-    FAULTS[new.name] = new
 
 
 def has_experts(architecture: Architecture) -> bool:
@@ -166,7 +161,7 @@ def bad_batch(turn: Turn) -> None:
     turn.knobs.training_offset_R[turn.row] += turn.severity
 
 
-for entry in (
+_ALL = (
     Fault(
         name="NONE",
         unit="none",
@@ -302,5 +297,5 @@ for entry in (
         act=multiply("batch_size_R"),
         benign=True,
     ),
-):
-    register(entry)
+)
+FAULTS: dict[str, Fault] = {entry.name: entry for entry in _ALL}

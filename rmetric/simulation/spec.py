@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from rmetric._util.errors import require
-from rmetric.simulation.architectures import architecture
+from rmetric.simulation.architectures import CONSTANTS, SIMULATOR_VERSION, architecture
 from rmetric.simulation.faults import Fault, fault
 from rmetric.simulation.published import check_training
-from rmetric.simulation.spectrum import CONSTANTS, SIMULATOR_VERSION
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
+from rmetric.simulation.architectures import CONSTANTS, NUM_EXPERTS, NUM_MODES, Floats
 from rmetric.simulation.exact import exp
-from rmetric.simulation.spectrum import CONSTANTS, NUM_EXPERTS, NUM_MODES, Floats
 
 
 @dataclass

@@ -12,26 +12,22 @@ from typing import TYPE_CHECKING
 from rmetric._util.lazy import lazy
 
 if TYPE_CHECKING:
-    from rmetric.telemetry.gpu_watch import GpuWatch
     from rmetric.telemetry.judge import Judge
+    from rmetric.telemetry.lines import GpuVerdict
     from rmetric.telemetry.nvml import NvmlEvents
     from rmetric.telemetry.reading import GpuSign, Reading
-    from rmetric.telemetry.replayed import ReplayedReadings
     from rmetric.telemetry.risk import RiskConfig, RiskScore
-    from rmetric.telemetry.sources import VerdictSource
-    from rmetric.telemetry.verdict import GpuVerdict
+    from rmetric.telemetry.sources import GpuWatch, ReplayedReadings, VerdictSource
 else:
     __getattr__, __dir__ = lazy(
         __name__,
         {
-            "rmetric.telemetry.gpu_watch": "GpuWatch",
             "rmetric.telemetry.judge": "Judge",
             "rmetric.telemetry.nvml": "NvmlEvents",
-            "rmetric.telemetry.replayed": "ReplayedReadings",
             "rmetric.telemetry.reading": "Reading GpuSign",
             "rmetric.telemetry.risk": "RiskConfig RiskScore",
-            "rmetric.telemetry.sources": "VerdictSource",
-            "rmetric.telemetry.verdict": "GpuVerdict",
+            "rmetric.telemetry.sources": "GpuWatch ReplayedReadings VerdictSource",
+            "rmetric.telemetry.lines": "GpuVerdict",
         },
     )
 

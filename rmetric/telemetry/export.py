@@ -9,10 +9,16 @@ from typing import Any, BinaryIO
 
 from rmetric._util.durable import no_follow
 from rmetric._util.prometheus import family
-from rmetric.telemetry.lines import TelemetryEvent, event_line, verdict_line
+from rmetric.telemetry.lines import (
+    ACTIONS,
+    LEVELS,
+    GpuVerdict,
+    TelemetryEvent,
+    event_line,
+    verdict_line,
+)
 from rmetric.telemetry.reading import Reading
 from rmetric.telemetry.sources import JudgedGpus
-from rmetric.telemetry.verdict import ACTIONS, LEVELS, GpuVerdict
 
 MEGA = 1e6
 
@@ -55,14 +61,9 @@ class JsonlFile:
 class _Metric:
     """One Prometheus metric and the fields of a reading that it exports.
 
-    Attributes:
-        name: without the prefix and without ``_total``.
-        words: HELP text.
-        fields: fields of `Reading` -> value of the label, if there is one; empty where the
-            values are those of `_other_samples`.
-        label: name of the label; empty for none.
-        scale: factor from the field to the base unit.
-        counter: it only rises until the driver is reloaded.
+    `name` is without the prefix and ``_total``, `words` the HELP text. `fields` maps fields of
+    `Reading` to the value of the label; empty where the values are those of `_other_samples`.
+    `scale` is the factor to the base unit. A `counter` only rises until the driver is reloaded.
     """
 
     name: str

@@ -11,35 +11,73 @@ Times are seconds since the epoch, the other names and units those of `Reading` 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+import msgspec
 
 from rmetric._util.errors import LogError
-from rmetric._util.strict_json import (
-    encode_line,
-    field,
-    mapping,
-    number,
-    parse_line,
-    text,
-    whole_number,
-)
-from rmetric.telemetry.reading import GpuSign, Reading
-from rmetric.telemetry.verdict import GpuVerdict
+from rmetric._util.strict_json import encode_line, mapping, parse_line
+from rmetric.telemetry.reading import GpuIndex, GpuSign, JsonRecord, Reading, Time
 
 READING, SIGN, VERDICT = "READING", "SIGN", "VERDICT"
-#: Seconds since the epoch at the end of the year 9999, the greatest accepted time.
-LAST_TIME = 253_402_300_799.0
 #: Input of a judge.
 TelemetryEvent = Reading | GpuSign
+#: Recommended actions, the mildest first.
+ACTIONS = ("none", "watch", "restart_application", "reset", "drain", "reboot")
+#: `risk`: the score reached its threshold; save a checkpoint. `fatal`: a rule holds; the GPU
+#: must not be used in its present state.
+LEVELS = ("healthy", "risk", "fatal")
+
+
+def one_of(words: tuple[str, ...]) -> msgspec.Meta:
+    return msgspec.Meta(pattern=f"^({'|'.join(words)})$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuVerdict(JsonRecord):
+    """Verdict on one GPU at one time.
+
+    Attributes:
+        gpu: index on its node, as in nvidia-smi.
+        node: name of the node; empty with a single node.
+        time: seconds since the epoch.
+        level: one of `LEVELS`.
+        action: one of `ACTIONS`.
+        risk: weighted score, 0 to 1; None if no factor is known.
+        reachable: greatest score that the known factors allow, 0 to 1.
+        factors: normalised factors of the score by name, 0 to 1; None if unknown.
+        rules: kinds of the active signs, most severe first (see `judge.RULES`).
+        reasons: human-readable reasons, most severe first; empty if there are none.
+    """
+
+    gpu: GpuIndex
+    node: str = ""
+    time: Time
+    level: Annotated[str, one_of(LEVELS)] = "healthy"
+    action: Annotated[str, one_of(ACTIONS)] = "none"
+    risk: float | None = None
+    reachable: float | None = None
+    factors: dict[str, float | None] = field(default_factory=dict)
+    rules: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Unique name of the GPU: `node:gpu`, or `gpu` with a single node."""
+        return f"{self.node}:{self.gpu}" if self.node else str(self.gpu)
+
+    @property
+    def gist(self) -> tuple[str, str, tuple[str, ...]]:
+        """Level, action and rules: two verdicts with the same gist count as unchanged."""
+        return self.level, self.action, self.rules
 
 
 def event_line(event: TelemetryEvent, node: str = "") -> bytes:
     """Encode a reading or a sign as one line, including the newline."""
-    if isinstance(event, Reading):
-        return encode_line({"event": READING, "node": node} | event.as_json())
-    return encode_line({"event": SIGN, "node": node} | asdict(event))
+    name = READING if isinstance(event, Reading) else SIGN
+    return encode_line({"event": name, "node": node} | event.as_json())
 
 
 def verdict_line(verdict: GpuVerdict) -> bytes:
@@ -56,15 +94,18 @@ def read_line(line: bytes) -> tuple[str, TelemetryEvent | GpuVerdict] | None:
     if not line.strip():
         return None
     entry = mapping(parse_line(line))
-    node = field(entry, "node", text) or ""
-    event = entry.get("event")
+    node, event = entry.get("node") or "", entry.get("event")
+    if not isinstance(node, str):
+        raise ValueError(f"'node': found {node!r}; a string is accepted")
     if event == READING:
-        return node, _checked(Reading.from_json(entry))
+        return node, Reading.from_json(entry)
     if event == SIGN:
-        return node, _checked(_sign(entry))
-    if event == VERDICT:
-        return node, _checked(GpuVerdict.from_json(entry))
-    return None
+        return node, GpuSign.from_json(entry)
+    if event != VERDICT:
+        return None
+    if entry.get("level") is None or entry.get("action") is None:
+        raise ValueError("a verdict has a level and an action")
+    return node, GpuVerdict.from_json(entry)
 
 
 def read_recording(path: Path) -> Iterator[tuple[int, str, TelemetryEvent]]:
@@ -85,19 +126,3 @@ def read_recording(path: Path) -> Iterator[tuple[int, str, TelemetryEvent]]:
             raise LogError(path, line_number, str(error)) from None
         if entry is not None and not isinstance(entry[1], GpuVerdict):
             yield line_number, entry[0], entry[1]
-
-
-def _checked(found: Any) -> Any:
-    if found.gpu < 0:
-        raise ValueError(f"'gpu': found {found.gpu}; a whole number from 0 is accepted")
-    if not 0 <= found.time <= LAST_TIME:
-        raise ValueError(f"'time': found {found.time}; seconds since the epoch are accepted")
-    return found
-
-
-def _sign(entry: dict[str, Any]) -> GpuSign:
-    gpu, time = field(entry, "gpu", whole_number), field(entry, "time", number)
-    kind = field(entry, "kind", text)
-    if gpu is None or time is None or kind is None:
-        raise ValueError(f"a sign has gpu, time and kind; found {gpu!r}, {time!r} and {kind!r}")
-    return GpuSign(gpu=gpu, time=time, kind=kind)

@@ -9,9 +9,8 @@ from time import monotonic
 
 from rmetric._util.errors import require
 from rmetric.records import HardwareEvent
-from rmetric.telemetry.changes import Changes
 from rmetric.telemetry.nvml_library import GpuGone, NvmlClosed, NvmlLibrary
-from rmetric.telemetry.reading import GpuSign, Reading
+from rmetric.telemetry.reading import Changes, GpuSign, Reading
 from rmetric.telemetry.xid import xid_kind
 
 HUNG_AFTER_SECONDS = 10.0
@@ -56,7 +55,11 @@ class NvmlEvents:
         quiet: float = 60.0,
         keep: bool = False,
     ) -> None:
-        _check(devices, interval, quiet)
+        require("interval", interval, interval > 0, "above 0 seconds")
+        require("quiet", quiet, quiet >= 0, "at least 0 seconds")
+        listed = not isinstance(devices, str) and isinstance(devices, Sequence | None)
+        if not listed or not all(isinstance(device, int | str) for device in devices or ()):
+            raise ValueError(f"devices are {devices!r}: a list of GPU indices or UUIDs is needed")
         self.start = monotonic()
         self._devices, self._interval, self._quiet = devices, interval, quiet
         self._gpus: list[int] = []
@@ -204,14 +207,3 @@ class NvmlEvents:
 
     def _changes_of(self, gpu: int) -> Changes:
         return self._changes.setdefault(gpu, Changes(self._quiet))
-
-
-def _check(devices: object, interval: float, quiet: float) -> None:
-    require("interval", interval, interval > 0, "above 0 seconds")
-    require("quiet", quiet, quiet >= 0, "at least 0 seconds")
-    if devices is not None and (
-        isinstance(devices, str)
-        or not isinstance(devices, Sequence)
-        or not all(isinstance(device, int | str) for device in devices)
-    ):
-        raise ValueError(f"devices are {devices!r}: a list of GPU indices or UUIDs is needed")

@@ -9,8 +9,7 @@ from math import inf, isfinite, sqrt
 from operator import mul
 
 from rmetric._util.errors import require
-from rmetric.telemetry.changes import Counters
-from rmetric.telemetry.reading import Reading
+from rmetric.telemetry.reading import Counters, Reading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +164,7 @@ class RiskScore:
 
     Source: the proactive fault-tolerance system for Megatron-LM, for weights, interval,
     window and threshold. Weaknesses: it is a sum, so one fatal sign alone gives 0.25 at
-    most (see `rmetric.telemetry.rules`); a cold start is a rise, the end of a job a drop;
+    most (see `rmetric.telemetry.judge`); a cold start is a rise, the end of a job a drop;
     0.95 needs nearly all six at their worst at the same time.
     """
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from time import monotonic, time
 from typing import Protocol
 
+from rmetric._util.errors import LogError, require
 from rmetric.telemetry.judge import GONE, Judge
-from rmetric.telemetry.lines import TelemetryEvent
+from rmetric.telemetry.lines import GpuVerdict, TelemetryEvent, read_line, read_recording
+from rmetric.telemetry.nvml import NvmlEvents
 from rmetric.telemetry.reading import Reading
 from rmetric.telemetry.risk import RiskConfig
-from rmetric.telemetry.verdict import GpuVerdict
 
 
 class VerdictSource(Protocol):
@@ -33,36 +38,31 @@ class VerdictSource(Protocol):
 
 
 class VerdictStore:
-    """Latest verdict of each GPU, and the changed ones.
-
-    >>> verdicts = VerdictStore()
-    >>> verdicts.add(GpuVerdict(gpu=0, time=1.0)), verdicts.add(GpuVerdict(gpu=0, time=2.0))
-    (True, False)
-    >>> [verdict.time for verdict in verdicts.changed()], verdicts.latest["0"].time
-    ([1.0], 2.0)
-    """
+    """Latest verdict of each GPU, and the changed ones: the base of the sources."""
 
     def __init__(self) -> None:
-        self.latest: dict[str, GpuVerdict] = {}
+        self._latest: dict[str, GpuVerdict] = {}
         self._changed: list[GpuVerdict] = []
 
-    def add(self, verdict: GpuVerdict) -> bool:
-        """Store a verdict; True if it differs from the last one of its GPU."""
-        before = self.latest.get(verdict.key)
-        self.latest[verdict.key] = verdict
-        is_changed = before is None or before.gist != verdict.gist
-        if is_changed:
+    def verdicts(self) -> dict[str, GpuVerdict]:
+        """The latest verdict of each GPU, by its `key`."""
+        return dict(self._latest)
+
+    def add(self, verdict: GpuVerdict) -> None:
+        """Store a verdict."""
+        before = self._latest.get(verdict.key)
+        self._latest[verdict.key] = verdict
+        if before is None or before.gist != verdict.gist:
             self._changed.append(verdict)
-        return is_changed
 
     def changed(self) -> tuple[GpuVerdict, ...]:
-        """Verdicts that changed since the last call."""
+        """Verdicts that differ from the one before of their GPU, since the last call."""
         changed, self._changed = tuple(self._changed), []
         return changed
 
 
-class JudgedGpus:
-    """Judges of all GPUs, with their verdicts and last readings: the base of a `VerdictSource`.
+class JudgedGpus(VerdictStore):
+    """Judges of all GPUs, with their verdicts and last readings.
 
     Args:
         config: configuration of the risk score.
@@ -74,15 +74,11 @@ class JudgedGpus:
         config: RiskConfig | None = None,
         record: Callable[[str, TelemetryEvent], None] | None = None,
     ) -> None:
+        super().__init__()
         self.config = config or RiskConfig()
-        self._verdicts = VerdictStore()
         self._readings: dict[str, Reading] = {}
         self._record = record
         self._judges: dict[tuple[str, int], Judge] = {}
-
-    def verdicts(self) -> dict[str, GpuVerdict]:
-        """The latest verdict of each GPU, by its `key`."""
-        return dict(self._verdicts.latest)
 
     def readings(self) -> dict[str, Reading]:
         """Last reading of each responding GPU, by the `key` of its verdicts."""
@@ -103,19 +99,18 @@ class JudgedGpus:
             verdict = judge.happened(event.kind, event.time)
             if event.kind in GONE:
                 self._readings.pop(verdict.key, None)
-        self._verdicts.add(verdict)
+        self.add(verdict)
 
     def silent(self, node: str, gpu: int, time: float, why: str) -> None:
         """Record that a known GPU no longer sends readings; `why` is the reason."""
         verdict = self._judge(node, gpu).silent(time, why)
         self._readings.pop(verdict.key, None)
-        self._verdicts.add(verdict)
+        self.add(verdict)
 
     def _judge(self, node: str, gpu: int) -> Judge:
-        key = (node, gpu)
-        if key not in self._judges:
-            self._judges[key] = Judge(gpu, node, self.config)
-        return self._judges[key]
+        if (node, gpu) not in self._judges:
+            self._judges[node, gpu] = Judge(gpu, node, self.config)
+        return self._judges[node, gpu]
 
 
 class AllSources:
@@ -137,3 +132,197 @@ class AllSources:
     def close(self) -> None:
         for source in self._sources:
             source.close()
+
+
+class GpuWatch(JudgedGpus):
+    """A `VerdictSource` of the NVIDIA GPUs of this machine.
+
+    `NvmlEvents` reads them on its own thread every `config.interval` seconds; `poll` judges
+    the new readings, which takes microseconds. A GPU without readings for `silence` seconds,
+    because a call hangs or the driver is unavailable, is at risk.
+
+    Args:
+        devices: as of `NvmlEvents`.
+        config: configuration of the score; its interval is that of the readings.
+        node: name of the node in the verdicts.
+        quiet: as of `NvmlEvents`.
+        silence: time without readings until a GPU is at risk, seconds, above 0.
+        record: called with the node and each event, with times since the epoch.
+
+    Attributes:
+        hardware: the `NvmlEvents`, which the monitor accepts as its `hardware`.
+
+    >>> watch = GpuWatch()
+    >>> changed = watch.poll()
+    >>> watch.close()
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[int | str] | None = None,
+        config: RiskConfig | None = None,
+        *,
+        node: str = "",
+        quiet: float = 60.0,
+        silence: float = 60.0,
+        record: Callable[[str, TelemetryEvent], None] | None = None,
+    ) -> None:
+        require("silence", silence, silence > 0, "above 0 seconds")
+        self.node, self._silence = node, silence
+        super().__init__(config, record)
+        # A constant offset: times of verdicts do not jump when the system clock is set.
+        self._epoch = time() - monotonic()
+        self._last_event: dict[int, float] = {}
+        self.hardware = NvmlEvents(devices, interval=self.config.interval, quiet=quiet, keep=True)
+
+    @property
+    def problem(self) -> str | None:
+        return self.hardware.problem
+
+    def poll(self) -> tuple[GpuVerdict, ...]:
+        for event in self.hardware.recorded():
+            self._last_event[event.gpu] = event.time
+            self.process(self.node, replace(event, time=event.time + self._epoch))
+        now = monotonic()
+        for gpu, last in self._last_event.items():
+            if now - last > self._silence + self.config.interval:
+                why = self.hardware.problem or "no reason is known"
+                self.silent(self.node, gpu, now + self._epoch, why)
+        return self.changed()
+
+    def close(self) -> None:
+        self.hardware.close()
+
+    def __enter__(self) -> GpuWatch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class ReplayedReadings(JudgedGpus):
+    """A `VerdictSource` that replays readings and signs from a JSONL file (see `lines`).
+
+    The first poll starts the clock; each poll processes what is due. Verdicts in the file
+    are ignored and computed again, with the recorded times.
+
+    Args:
+        path: recording, read completely. A truncated line is skipped.
+        speed: recorded seconds per second, above 0; infinity replays all at the first poll.
+        config: as of `GpuWatch`.
+        record: as of `GpuWatch`.
+        clock: current time, seconds; for tests.
+
+    Raises:
+        OSError: the file cannot be read.
+        LogError: a line is not telemetry, or times decrease; with file and line number.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        speed: float = 1.0,
+        config: RiskConfig | None = None,
+        *,
+        record: Callable[[str, TelemetryEvent], None] | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        require("speed", speed, speed > 0, "above 0")
+        super().__init__(config, record)
+        self._waiting = _read(Path(path))
+        self._speed, self._clock = speed, clock
+        self._started: float | None = None
+        self._next = 0
+        self.problem: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        """All events were replayed."""
+        return self._next >= len(self._waiting)
+
+    def poll(self) -> tuple[GpuVerdict, ...]:
+        due = self._due()
+        while not self.finished and self._waiting[self._next][1].time <= due:
+            self.process(*self._waiting[self._next])
+            self._next += 1
+        return self.changed()
+
+    def close(self) -> None:
+        self._next = len(self._waiting)
+
+    def _due(self) -> float:
+        """Recorded time that corresponds to now."""
+        now = self._clock()
+        self._started = now if self._started is None else self._started
+        if self._speed == inf or not self._waiting:
+            return inf
+        return self._waiting[0][1].time + (now - self._started) * self._speed
+
+
+def _read(path: Path) -> list[tuple[str, TelemetryEvent]]:
+    found: list[tuple[str, TelemetryEvent]] = []
+    for number, node, event in read_recording(path):
+        if found and not event.time >= found[-1][1].time:
+            after = found[-1][1].time
+            raise LogError(path, number, f"time {event.time} after {after}: it must not fall")
+        found.append((node, event))
+    if not found:
+        raise LogError(path, None, "found no readings; lines of READING and SIGN are accepted")
+    return found
+
+
+class VerdictFiles(VerdictStore):
+    """A `VerdictSource` that follows the files ``*.jsonl`` of a folder (see `lines`).
+
+    `rmetric telemetry --run FOLDER` writes FOLDER/telemetry/NODE.jsonl; this reads what
+    was added since the last poll. An incomplete line is read later; an invalid one is
+    skipped and reported in `problem`. A truncated or replaced file is read from its
+    beginning; earlier verdicts stay valid for GPUs that it no longer names.
+
+    The folder may be created later. Limit: the last verdicts of a dead node stay; missing
+    heartbeats of its ranks reveal it.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        super().__init__()
+        self._folder = Path(folder)
+        #: Inode of each file, and the offset after the last complete line that was read.
+        self._places: dict[Path, tuple[int, int]] = {}
+        self._closed = False
+        self.problem: str | None = None
+
+    def poll(self) -> tuple[GpuVerdict, ...]:
+        if not self._closed:
+            for path in sorted(self._folder.glob("*.jsonl")):
+                self._follow(path)
+        return self.changed()
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _follow(self, path: Path) -> None:
+        try:
+            lines = self._new_lines(path)
+        except OSError as error:
+            self.problem = f"{path}: {error.strerror or error}"
+            return
+        for line in lines:
+            try:
+                entry = read_line(line)
+            except ValueError as error:
+                self.problem = f"{path}: {error}"
+                continue
+            if entry is not None and isinstance(entry[1], GpuVerdict):
+                self.add(entry[1])
+
+    def _new_lines(self, path: Path) -> list[bytes]:
+        """Complete lines since the last call."""
+        before, place = self._places.get(path, (0, 0))
+        with open(path, "rb") as file:
+            inode = path.stat().st_ino
+            if inode != before or file.seek(0, 2) < place:
+                place = 0
+            file.seek(place)
+            whole, end, _ = file.read().rpartition(b"\n")
+        self._places[path] = inode, place + len(whole) + len(end)
+        return whole.split(b"\n") if end else []

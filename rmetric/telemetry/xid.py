@@ -16,15 +16,7 @@ TABLE = Path(__file__).with_name("xids.yaml")
 
 @dataclass(frozen=True)
 class Xid:
-    """One entry of the Xid catalogue.
-
-    Attributes:
-        number: the driver's.
-        words: what happened.
-        about: one of `CLASSES`.
-        level: of `rmetric.telemetry.verdict.LEVELS`.
-        action: of `rmetric.telemetry.verdict.ACTIONS`.
-    """
+    """Entry of the Xid catalogue; level and action are those of `rmetric.telemetry.lines`."""
 
     number: int
     words: str

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rmetric.telemetry.judge import EXPLAINED_BY, rule_of
 from rmetric.telemetry.risk import RiskConfig
-from rmetric.telemetry.rules import EXPLAINED_BY, rule_of
 from rmetric.telemetry.xid import xid_kind
 from studies.fleet.gpu_usage import HOUR, Bools, Floats
 from studies.fleet.telemetry_simulation import SLOWDOWN_CELSIUS, GpuHistory

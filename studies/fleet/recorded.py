@@ -15,12 +15,10 @@ import numpy as np
 from rmetric._util.strict_json import field, mapping, number, parse_line, text, whole_number
 from rmetric.evaluation.intervals import wilson
 from rmetric.logs import LogError
-from rmetric.telemetry.changes import Counters
-from rmetric.telemetry.judge import Judge
-from rmetric.telemetry.lines import LAST_TIME, TelemetryEvent, read_recording
-from rmetric.telemetry.reading import Reading
+from rmetric.telemetry.judge import Judge, rule_of
+from rmetric.telemetry.lines import TelemetryEvent, read_recording
+from rmetric.telemetry.reading import LAST_TIME, Counters, Reading
 from rmetric.telemetry.risk import RiskScore
-from rmetric.telemetry.rules import rule_of
 from studies.common.table import Cell, Table, percent
 from studies.fleet.gpu_usage import HOUR, Floats
 from studies.fleet.predictors import PREDICTORS

@@ -40,10 +40,10 @@ from rmetric.logs import write_atomically
 from rmetric.monitor import Monitor
 from rmetric.monitor.gradients import local
 from rmetric.rescue import Rescue
-from rmetric.telemetry.gpu_watch import GpuWatch
 from rmetric.telemetry.nvml_library import NvmlLibrary
 from rmetric.telemetry.reading import Reading
 from rmetric.telemetry.risk import RiskConfig
+from rmetric.telemetry.sources import GpuWatch
 
 #: Turns of each model, and steps of a trace; the small form is for a CPU.
 LARGE = {"qwen2.5-3B": 24, "100M": 60}

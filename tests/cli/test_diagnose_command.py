@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import subprocess
 import sys
@@ -96,11 +95,6 @@ def test_a_job_that_ran_out_of_memory(broken, capsys):
     assert "rank_2.log:23" in printed.out
     assert printed.err == ""
     assert len(printed.out.splitlines()) <= 15
-
-
-def test_a_healthy_job_ends_with_zero(well, capsys):
-    assert main(["diagnose", str(well)]) == 0
-    assert capsys.readouterr().out.startswith("HEALTHY")
 
 
 @pytest.mark.parametrize(
@@ -198,16 +192,6 @@ def test_a_time_without_a_year_is_null_and_as_it_is_written(tmp_path, capsys):
     assert "1970" not in capsys.readouterr().out
 
 
-def test_times_of_a_file_without_years_take_that_of_the_others(broken, capsys):
-    log = broken / "rank_2.log"
-    log.write_text(log.read_text().replace("2024-05-03 ", "I0503 ").replace(",000 INFO", ".5"))
-    main(["diagnose", str(broken), "--json"])
-    document = json.loads(capsys.readouterr().out)
-    assert document["events"][0]["clock"] == document["clock"] == "2024-05-03 00:01:10"
-    assert document["events"][0]["time"] == document["time"] == 1714694470.5
-    assert all(one["clock"].startswith("2024-05-03 ") for one in document["job"]["stages"])
-
-
 def test_json_and_page_are_the_same_each_time_and_with_any_number_of_cores(broken, tmp_path):
     def files(name, *more):
         paths = tmp_path / f"{name}.json", tmp_path / f"{name}.html"
@@ -217,11 +201,6 @@ def test_json_and_page_are_the_same_each_time_and_with_any_number_of_cores(broke
         return [path.read_bytes() for path in paths]
 
     assert files("a", "--jobs", "1") == files("b", "--jobs", "2")
-
-
-def test_healthy_siblings_are_looked_at(broken, well, capsys):
-    assert main(["diagnose", str(broken), "--healthy", str(well)]) == 3
-    assert "rank 2" in capsys.readouterr().out.splitlines()[0]
 
 
 def test_a_silence_stands_before_the_cancellation_that_followed_and_why_is_said(tmp_path, capsys):
@@ -242,21 +221,6 @@ def test_a_silence_stands_before_the_cancellation_that_followed_and_why_is_said(
     [after] = [one for one in document["candidates"] if one["cause"].startswith("slurm")]
     assert after["why"].startswith("follows training_hung")
     assert all(one["confidence"] <= document["confidence"] for one in document["candidates"])
-
-
-def test_a_packed_log_is_read(broken, tmp_path, capsys):
-    packed = tmp_path / "all.log.gz"
-    packed.write_bytes(gzip.compress((broken / "rank_2.log").read_bytes()))
-    assert main(["diagnose", str(packed)]) == 3
-    assert "memory" in capsys.readouterr().out.splitlines()[0].lower()
-
-
-def test_as_a_module(broken):
-    command = [sys.executable, "-m", "rmetric", "diagnose", str(broken / "rank_2.log")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 3
-    assert done.stdout.startswith("FAILED")
-    assert done.stderr == ""
 
 
 # What cannot be done
@@ -286,14 +250,6 @@ def test_wrong_use_is_one_clear_line(arguments, words, broken, capsys):
     assert printed.err.count("\n") == 1
     assert words in printed.err
     assert log.read_bytes() == before
-
-
-@pytest.mark.parametrize("cores", ["0", "-1", "two", "1.5", "²"])
-def test_cores_are_counted_from_one(cores, broken, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["diagnose", str(broken), "--jobs", cores])
-    assert ended.value.code == 2
-    assert "a whole number from 1 is accepted" in capsys.readouterr().err
 
 
 def test_a_broken_signature_file_is_named(broken, tmp_path, capsys):

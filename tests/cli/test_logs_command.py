@@ -125,9 +125,3 @@ def test_bad_input(
     assert err.startswith("error: ")
     assert words in err
     assert len(err.splitlines()) == 1
-
-
-def test_cores_are_a_number_from_one(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        learn("--job", "x", "a.log", "--jobs", "0")
-    assert "a whole number from 1 is accepted" in capsys.readouterr().err

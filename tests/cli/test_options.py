@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from rmetric._util.options import layout_of, wait_seconds
-from rmetric.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -107,14 +106,3 @@ def test_plan_and_supervise_plan_for_the_same_gpu():
         import_module(f"rmetric.cli.{name}").add_arguments(parser)
         defaults.append(parser.get_default("gpu"))
     assert defaults[0] == defaults[1]
-
-
-def test_a_command_that_needs_an_extra_names_it_in_one_line(monkeypatch, capsys):
-    def missing(parser):
-        raise ModuleNotFoundError("No module named 'psutil'", name="psutil")
-
-    monkeypatch.setattr("rmetric.cli.supervise.add_arguments", missing)
-    with pytest.raises(SystemExit) as exit_:
-        main(["supervise", "--help"])
-    assert exit_.value.code == 2
-    assert 'needs psutil: pip install "rmetric[guard]"' in capsys.readouterr().err

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from rmetric.cli import COMMANDS
-from rmetric.cli import main as command_line
 
 ROOT = Path(__file__).resolve().parents[2]
 #: A write there always fails for want of space.
@@ -70,12 +69,3 @@ def test_unbuffered_it_is_no_error_of_a_log(tmp_path):
     assert done.returncode == 1
     assert done.stderr == "error: standard output: No space left on device\n"
     assert (tmp_path / "a.json").exists()
-
-
-def test_an_interrupted_command_ends_with_one_line(monkeypatch, capsys):
-    def interrupted(given):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(command_line, "_run", interrupted)
-    assert command_line.main([]) == 130
-    assert capsys.readouterr() == ("", "stopped\n")

@@ -14,9 +14,8 @@ import pytest
 from rmetric.cli.main import main
 from rmetric.guard.run_folder import RunFolder
 from rmetric.telemetry.export import JsonlFile
-from rmetric.telemetry.lines import event_line, read_line
+from rmetric.telemetry.lines import GpuVerdict, event_line, read_line
 from rmetric.telemetry.reading import GpuSign, Reading
-from rmetric.telemetry.verdict import GpuVerdict
 from tests.telemetry.fake_nvml import SOURCE, build, environment_of
 
 T = 1_800_000_000.0  # 2027-01-15 08:00:00Z

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rmetric.detectors import DETECTORS, make_detector
-from rmetric.detectors.calibrated.sources import sources
+from rmetric.detectors.calibrated.thresholds import sources
 from rmetric.records import Record
 from rmetric.replay.watch import Watch
 

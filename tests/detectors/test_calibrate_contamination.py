@@ -109,13 +109,6 @@ def test_diverged_runs_of_several_kinds_do_not_hide_each_other(calibrated):
     assert all(alarms(thresholds, losses) for losses in DIVERGED.values())
 
 
-def test_of_two_runs_the_diverged_one_is_left_out(calibrated):
-    code, told, thresholds = calibrated({"fine": healthy(1), "bad": diverged(2)})
-    assert code == 0
-    assert "left out: bad" in told.err
-    assert thresholds.provenance["runs"] == 1
-
-
 def test_where_every_run_diverged_nothing_is_written(calibrated):
     code, told, thresholds = calibrated({f"bad{n}": diverged(n) for n in range(5)})
     assert (code, thresholds) == (1, None)
@@ -170,6 +163,8 @@ def test_the_budget_gives_a_spike_up_and_nothing_is_lost(calibrated):
     code, told, thresholds = calibrated(crowd() | {"spiky": spiked(80)}, "--budget", "0.05")
     assert code == 0
     assert "may alarm, by the budget: spiky" in told.out
+    assert "28 of 36 with the shipped thresholds, 28 with these" in told.out
+    assert "cannot show" not in told.out
     assert thresholds.provenance["recall"]["no_longer_detected"] == []
 
 
@@ -239,22 +234,6 @@ def test_an_announced_change_of_level_is_no_failure():
     assert watch(Run(id="a", records=records)).failure
     records[ONSET].planned_events = ("data_mixture",)
     assert not watch(Run(id="a", records=records)).failure
-
-
-def test_the_output_and_the_file_state_the_recall(calibrated):
-    code, told, thresholds = calibrated(crowd())
-    assert code == 0
-    assert (
-        "failing runs of the laboratory detected by training_loss: "
-        "28 of 36 with the shipped thresholds, 28 with these"
-    ) in told.out
-    assert thresholds.provenance["recall"] == {
-        "signals": ["training_loss"],
-        "runs": 36,
-        "detected_before": 28,
-        "detected_after": 28,
-        "no_longer_detected": [],
-    }
 
 
 # The shipped failing runs

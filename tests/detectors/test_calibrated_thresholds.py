@@ -23,7 +23,7 @@ from rmetric.detectors.calibrated import (
     thresholds_to_json,
 )
 from rmetric.detectors.calibrated.calibration import FLOORS, MARGIN, NotHealthy, calibrate
-from rmetric.detectors.calibrated.sources import sources
+from rmetric.detectors.calibrated.thresholds import sources
 from rmetric.readers.archive import read_runs
 from rmetric.records import HardwareEvent, Record, Run
 

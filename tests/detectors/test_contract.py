@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import studies.detector_benchmark  # noqa: F401 (registers the peers)
+from rmetric import detectors
 from rmetric._util.state import restore_state, state_of
 from rmetric.detectors import DETECTORS, IN_PAPER
 from rmetric.evaluation import trace
@@ -247,3 +248,47 @@ def _every_other(seen):
         scores=seen.scores[::2],
         alarms=seen.alarms[::2],
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "value"),
+    [
+        ("LossRise", "times", 0),
+        ("LossSlope", "window", 2),
+        ("LossSlope", "errors", nan),
+        ("LossZScore", "least", 21),
+        ("LossZScore", "threshold", nan),
+        ("GradientNorm", "factor", 1.0),
+        ("GradientNorm", "least", 21),
+        ("RobustGradientNorm", "threshold", 0),
+        ("RobustGradientNorm", "least", 101),
+        ("WorkerDispersion", "threshold", inf),
+        ("WorkerDispersion", "least", 1),
+        ("LossEwma", "smoothing", 0),
+        ("LossEwma", "limit", nan),
+        ("LossEwma", "least", 101),
+        ("LossCusum", "slack", -1),
+        ("LossCusum", "limit", 0),
+        ("PageHinkley", "least", 0),
+        ("PageHinkley", "slack", inf),
+        ("PageHinkley", "limit", 0),
+        ("PageHinkley", "forgetting", 1.5),
+        ("BayesianChangePoint", "hazard", 1),
+        ("BayesianChangePoint", "recent", 0),
+        ("BayesianChangePoint", "shift", -1),
+        ("OnlineIsolationForest", "threshold", 1.0),
+        ("OnlineIsolationForest", "least", 2),
+        ("LightningSpike", "factor", 0),
+        ("LightningSpike", "window", 0),
+        ("LightningSpike", "warmup", 0),
+        ("LlmFoundrySpike", "patience", -1),
+        ("LlmFoundrySpike", "factor", 1.0),
+        ("LlmFoundrySpike", "window", 0),
+        ("LlmFoundrySpike", "cap", nan),
+    ],
+)
+def test_settings_out_of_range_are_refused_by_name(name, setting, value):
+    with pytest.raises(ValueError, match=f"{setting} is {value}"):
+        getattr(detectors, name)(**{setting: value})
+    with pytest.raises(ValueError, match=r"probability is 1\.5"):
+        detectors.Random(np.random.default_rng(0), probability=1.5)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf, nan
+from math import nan
 
 import numpy as np
 import pytest
@@ -130,12 +130,3 @@ def test_the_fates_of_the_failing_runs_add_up(cases):
     found = outcome_counts(windows, alerts_of(windows, traces))
     assert sum(found) == windows.failed.sum()
     assert found.in_time == judge(runs, traces, "causal").hit.sum()
-
-
-def test_an_alarm_from_the_start_is_never_in_time_where_the_first_alert_decides():
-    always = [seen(*STEPS)] * 2
-    runs = [run(600), run(None)]
-    assert not judge(runs, always, "causal").hit.any()
-    assert judge(runs, always, "causal_unlatched").hit.tolist() == [True, False]
-    assert np.isinf(alerts_of(Windows.of(runs), [seen(), seen()]).first).all()
-    assert alerts_of(Windows.of([run(600)]), [seen(700)]).inside[0] == inf

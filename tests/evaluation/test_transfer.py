@@ -139,10 +139,3 @@ def test_an_architecture_with_runs_in_one_half_has_nothing_to_be_judged_on(runs)
     grid = weight_grids(even, ("causal",))["causal"]
     assert transfers(grid) == []
     assert np.isnan(mean_overfit(grid).point)
-
-
-def test_one_architecture_alone_has_nowhere_to_move(runs):
-    alone = [run for run in runs if run.config["model_type"] == ARCHITECTURES[0]]
-    grid = weight_grids(alone, ("causal",))["causal"]
-    assert transfers(grid) == []
-    assert np.isnan(mean_loss(grid).point)

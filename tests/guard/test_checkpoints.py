@@ -119,13 +119,6 @@ def test_an_outcome_is_handed_out_once_and_one_save_runs_at_a_time(tmp_path):
     assert not checkpoints.in_flight
 
 
-def test_so_many_are_kept(tmp_path):
-    checkpoints = at(tmp_path, keep=2)
-    for step in (1, 2, 3):
-        saved(checkpoints, step)
-    assert names(tmp_path) == ["step-2", "step-3"]
-
-
 def test_a_file_that_vanishes_before_it_is_read_back_makes_no_good_one(tmp_path):
     checkpoints = at(tmp_path)
     saved(checkpoints, 1)

@@ -22,8 +22,7 @@ from rmetric.guard.run_folder import RunFolder  # noqa: E402
 from rmetric.guard.supervisor import processes  # noqa: E402
 from rmetric.guard.supervisor.journal import read_journal  # noqa: E402
 from rmetric.guard.supervisor.summary import summarise  # noqa: E402
-from rmetric.telemetry.lines import verdict_line  # noqa: E402
-from rmetric.telemetry.verdict import GpuVerdict  # noqa: E402
+from rmetric.telemetry.lines import GpuVerdict, verdict_line  # noqa: E402
 from tests.studies.reference_runs import SMALL, losses_of, plain_losses, settings  # noqa: E402
 from tests.telemetry import fake_nvml  # noqa: E402
 
@@ -106,16 +105,6 @@ class Guarded:
 
 
 @pytest.mark.slow
-def test_a_killed_worker_costs_no_more_than_the_interval_and_no_digit(tmp_path):
-    run = Guarded(tmp_path, "--steps=8", "--inject=kill@6:1").end()
-    assert (tmp_path / "injected" / "kill@6:1.json").exists()
-    assert run.failures[0].startswith("rank 1 was killed by SIGKILL")
-    assert [line["step"] for line in run.of("resumed")] in ([0, 3], [0, 0])
-    assert run.summary.outcome == "finished"
-    run.losses_are_those_of_an_uninterrupted_run()
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
@@ -129,19 +118,6 @@ def test_an_exception_or_a_hang_of_one_rank(tmp_path, kind, words):
     assert (tmp_path / "injected" / f"{kind}@6:1.json").exists()
     assert run.failures[0].startswith(words)
     assert kind == "hang" or "InjectedError: injected at step 6" in run.failures[0]
-    run.losses_are_those_of_an_uninterrupted_run()
-
-
-@pytest.mark.slow
-def test_a_killed_agent_leaves_no_orphans(tmp_path):
-    run = Guarded(tmp_path, "--steps=12", "--sleep=0.2")
-    run.until_step(5)
-    workers = [run.worker(rank) for rank in (0, 1)]
-    os.kill(run.of("started")[0]["pids"][""], signal.SIGKILL)
-    run.end()
-    assert run.failures == ["the launcher was killed by SIGKILL"]
-    assert run.of("ended")[1]["found"] >= 2, "its ranks outlived it"
-    assert not any(map(psutil.pid_exists, workers))
     run.losses_are_those_of_an_uninterrupted_run()
 
 
@@ -239,17 +215,6 @@ def test_from_4_ranks_to_3_to_2(tmp_path):
     answered = [line["step"] for line in run.of("answered")]
     assert [line["step"] for line in run.of("resumed")] == [0, *answered]
     assert run.summary.steps_lost == 0
-    run.losses_are_those_of_an_uninterrupted_run()
-
-
-@pytest.mark.slow
-def test_a_second_failure_during_recovery(tmp_path):
-    run = Guarded(tmp_path, "--steps=12", "--sleep=0.1", "--inject=kill@5:1")
-    run.until(lambda: len(run.of("started")) == 2)
-    os.kill(run.of("started")[1]["pids"][""], signal.SIGKILL)
-    run.end()
-    assert len(run.of("launch")) == 3
-    assert run.failures[1] == "the launcher was killed by SIGKILL"
     run.losses_are_those_of_an_uninterrupted_run()
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rmetric._util.strict_json import encode_line, parse_line
-from rmetric.guard import trainer_retention
+from rmetric.guard import retention
 from rmetric.guard.checkpoint_dir import MANIFEST_NAME, _seal, candidates
 from rmetric.guard.checkpoints import Checkpoints
 from rmetric.guard.guard import Guard
@@ -126,7 +126,7 @@ def test_a_trainer_checkpoint_that_goes_during_the_rotation_ends_nothing(
 ):
     for step in (1, 2, 3):
         (tmp_path / f"checkpoint-{step}").mkdir()
-        (tmp_path / f"checkpoint-{step}" / trainer_retention.STATE_NAME).write_text("{}")
+        (tmp_path / f"checkpoint-{step}" / retention.STATE_NAME).write_text("{}")
     stat = Path.stat
 
     def going(path, **more):
@@ -137,11 +137,11 @@ def test_a_trainer_checkpoint_that_goes_during_the_rotation_ends_nothing(
 
     with monkeypatch.context() as race:
         race.setattr(Path, "stat", going)
-        found = trainer_retention.checkpoints_in(tmp_path)
+        found = retention.checkpoints_in(tmp_path)
     assert {one.step for one in found} >= {1, 3}
     with monkeypatch.context() as broken:
         broken.setattr(Path, "iterdir", stale)
-        trainer_retention.rotate(tmp_path, 1, None)
+        retention.rotate(tmp_path, 1, None)
     assert f"rmetric: checkpoints in {tmp_path} cannot be rotated: [Errno 116]" in caplog.text
     assert len(list(tmp_path.iterdir())) == 3
 
@@ -208,7 +208,7 @@ def planted(path):
 
 
 def test_the_log_of_the_spare_is_no_link_and_needs_no_folder_that_can_be_made(tmp_path):
-    from rmetric.guard.supervisor.warm_spare import WarmSpare
+    from rmetric.guard.supervisor.launch_processes import WarmSpare
 
     command = [sys.executable, "-m", "torch.distributed.run", "a.py"]
     target = planted(tmp_path / "logs" / "spare.log")

@@ -8,47 +8,8 @@ from pathlib import Path
 import pytest
 
 from rmetric.cli.main import main
-from rmetric.guard.layout import Layout
-from rmetric.guard.run_folder import Heartbeat, RunFolder
-from rmetric.guard.supervisor import launch_failure
-from rmetric.guard.supervisor.allocation import Allocation
+from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.supervisor.summary import summarise, to_markdown
-
-TWO = Allocation(gpus={"": (0, 1)}, layout=Layout(data=2))
-AGENT = """usage: train.py [-h] [--steps STEPS]
-train.py: error: unrecognized arguments: --nope
-E1121 22:02:26.623000 14997 torch/x/api.py:1002] failed (exitcode: 2) local_rank: 0 (pid: 15002)
-Traceback (most recent call last):
-torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
-============================================================
-Root Cause (first observed failure):
-[0]:
-  rank      : 0 (local_rank: 0)
-  exitcode  : 2 (pid: 15002)
-============================================================
-"""
-
-
-def beat(rank, step, time, every=1.0):
-    return Heartbeat(rank=rank, pid=1, node="n", launch="x", step=step, phase="training",
-                     time=time, every=every)  # fmt: skip
-
-
-def test_a_wrong_option_of_the_training_is_the_cause_and_not_the_agents_ruler():
-    failure = launch_failure.explain_exit(
-        2, node="", allocation=TWO, log=AGENT, error_file=None, beats={}
-    )
-    assert failure.words == (
-        "rank 0 failed with exit code 2: train.py: error: unrecognized arguments: --nope"
-    )
-
-
-@pytest.mark.parametrize(("seconds", "blamed"), [(0.06, None), (0.99, None), (1.0, 1), (30.0, 1)])
-def test_a_lag_that_the_pace_of_the_heartbeats_explains_blames_nobody(seconds, blamed):
-    beats = {0: beat(0, 349, 100.0 + seconds), 1: beat(1, 348, 100.0)}
-    failure = launch_failure.explain_hang(beats, 61.0, 60.0, TWO)
-    assert failure.rank == blamed
-    assert ("all ranks are at step 349" in failure.words) == (blamed is None)
 
 
 def test_what_a_training_without_heartbeats_achieved_is_unknown_and_not_nothing():
@@ -101,29 +62,6 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert main(["supervise", str(tmp_path / "file" / "run"), "--", "true"]) == 1
     assert capsys.readouterr().err.startswith("error: ")
-
-
-def test_a_launch_that_dies_before_its_last_checkpoint_did_not_end_as_was_asked():
-    import numpy as np
-
-    from rmetric.guard.supervisor.allocation import shrink_data
-    from rmetric.guard.supervisor.core import Core, RestartPolicy
-    from rmetric.guard.supervisor.events import (
-        GpuVerdictChanged,
-        LaunchExited,
-        LaunchFailure,
-        ProcessesEnded,
-        SupervisorStarted,
-    )
-
-    plan = shrink_data(Layout(data=2), None)
-    core = Core(RestartPolicy(), {"": (0, 1)}, plan, rng=np.random.default_rng(0))
-    core.on(SupervisorStarted(time=0.0))
-    core.on(ProcessesEnded(time=0.0))
-    core.on(GpuVerdictChanged(time=1.0, gpu=("", 1), level="fatal", action="drain", words="Xid 79"))
-    failure = LaunchFailure(kind="signal", words="rank 1 was killed by SIGKILL", code=-9)
-    (end,) = core.on(LaunchExited(time=2.0, failure=failure))
-    assert end.why == "rank 1 was killed by SIGKILL"
 
 
 @pytest.mark.parametrize("asked", ["nothing", "stop"])

@@ -8,15 +8,14 @@ import time
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from rmetric.guard.checkpoints import Checkpoints, FailedSave, SavedCheckpoint
 from rmetric.guard.guard import Guard
-from rmetric.guard.policy import PolicyConfig, Vote
+from rmetric.guard.policy import PolicyConfig
 from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.training_state import ModelState, random_values, set_random_values
-from rmetric.telemetry.verdict import GpuVerdict
+from rmetric.telemetry.lines import GpuVerdict
 from tests.monitor.ranks import on_ranks
 
 NO_SIGNALS = {}
@@ -383,13 +382,6 @@ def test_advice_comes_from_its_own_saves():
     assert advice.words.startswith("a save costs 0.1 s and 0.1 failures an hour are met")
 
 
-def test_the_clock_of_an_interval_in_seconds():
-    clock, saver = Clock(), Saver()
-    guard = a_guard(saver, clock=clock, policy=PolicyConfig(interval_seconds=60.0))
-    run(guard, range(1, 20), clock=clock, seconds=7.0)
-    assert saver.began == [9, 18]
-
-
 def test_the_end_is_saved_once(tmp_path):
     guard = a_guard(Checkpoints(tmp_path, fingerprint="m"), state=lambda: {"w": torch.ones(2)})
     run(guard, range(1, 4))
@@ -494,22 +486,6 @@ def training(
     }
 
 
-def asked_on_one(rank, folder, who):
-    def at(step, rank, guard):
-        if (step, rank) == (7, who):
-            guard.request("alarm", "the loss leaps", fatal=True)
-
-    return training(rank, folder, 12, at=at)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("who", [0, 2])
-def test_all_ranks_save_the_same_step_whoever_is_asked(tmp_path, who):
-    for result in on_ranks(asked_on_one, tmp_path, who, ranks=3):
-        assert result["saves"] == [7]
-        assert result["good"] == 7
-
-
 def different_times(rank, folder):
     def at(step, rank, guard):
         time.sleep(0.02 * ((step * 7 + rank * 3) % 4))
@@ -549,30 +525,6 @@ def test_sigterm_in_the_middle_of_a_save_makes_a_last_one_and_ends_all_ranks(tmp
         assert result["saves"] == [5, 6]
         assert result["last"] == result["good"] == 6
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step-5", "step-6"]
-
-
-def without_room(rank, folder):
-    import resource
-
-    def at(step, rank, guard):
-        if rank == 1 and step == 4:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (64, resource.RLIM_INFINITY))
-        if step == 4:
-            guard.policy.config = PolicyConfig(interval_steps=4, retry_seconds=0.2)
-        if rank == 1 and step == 30:
-            assert "rank 1" in guard.problem, "no save failed"
-            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
-
-    return training(rank, folder, 80, at=at, interval=4, pause=0.02)
-
-
-@pytest.mark.long
-def test_a_full_disk_does_not_end_the_training_and_it_saves_again_when_there_is_room(tmp_path):
-    for result in on_ranks(without_room, tmp_path, ranks=2):
-        assert result["last"] == 80
-        assert result["saves"][0] == 4
-        assert result["good"] is not None
-        assert result["good"] > 30
 
 
 def killed_in_its_second_save(rank, folder):
@@ -618,20 +570,3 @@ def disagreed(rank, folder):
 def test_ranks_that_saw_a_save_end_otherwise_still_do_the_same(tmp_path):
     for result in on_ranks(disagreed, tmp_path, ranks=2):
         assert result == ("FailedSave", "SavedCheckpoint", [1, 1])
-
-
-def fewer(rank, folder, steps):
-    return training(rank, folder, steps, interval=5, pause=0.03)
-
-
-@pytest.mark.long
-def test_four_ranks_then_two_then_one(tmp_path):
-    for start, steps, ranks in ((0, 7, 4), (5, 12, 2), (10, 16, 1)):
-        for result in on_ranks(fewer, tmp_path, steps, ranks=ranks):
-            assert result["start"] == start
-            assert result["last"] == steps
-
-
-def test_the_vote_is_over_all_ranks():
-    assert max(Vote) is Vote.FINAL
-    assert not dist.is_initialized()

@@ -108,7 +108,7 @@ import torch
 from rmetric.guard.checkpoints import Checkpoints
 from rmetric.guard.guard import Guard
 from rmetric.guard.policy import PolicyConfig
-from rmetric.telemetry.gpu_watch import GpuWatch
+from rmetric.telemetry.sources import GpuWatch
 from rmetric.telemetry.risk import RiskConfig
 
 with GpuWatch(config=RiskConfig(interval=0.01)) as watch:
@@ -507,16 +507,6 @@ def test_megatron_leaves_its_loop_when_the_checkpoint_is_there(tmp_path, asynchr
     assert megatron.saved == [41]
     assert folder.answered() == 1
     assert (tmp_path / "ckpt" / TRACKER).read_text() == "41"
-
-
-def test_megatrons_tracker_has_the_last_word(tmp_path, caplog):
-    megatron = Megatron(tmp_path / "ckpt")
-    megatron.finish = megatron.queue.clear  # it writes nothing
-    guard_of = guard_megatron(megatron, signals={})
-    with caplog.at_level(logging.ERROR, logger="rmetric"):
-        megatron.train(100, 103)
-    assert "says -1, not 100" in caplog.text
-    assert guard_of().policy.durable_step == 99
 
 
 def test_a_module_that_is_not_megatrons_is_refused():

@@ -173,15 +173,6 @@ def test_saves_at_the_interval_are_suspect_until_the_alarm_is_cleared(tmp_path, 
     assert "the alarm is over" in caplog.text
 
 
-def test_what_was_saved_between_the_onset_and_the_alarm_becomes_suspect(tmp_path):
-    guard = a_guard(tmp_path)
-    run(guard, range(1, 35))
-    assert kept(tmp_path) == {10: None, 20: None, 30: None}
-    guard.request("alarm", "drift", since=15)
-    run(guard, range(35, 36))
-    assert kept(tmp_path) == {10: None, 30: 15, 35: 15}
-
-
 def test_an_alarm_that_is_not_repeated_is_over(tmp_path):
     guard = a_guard(tmp_path, alarm_steps=15, keep=9)
     guard.request("alarm", "spike", since=1)

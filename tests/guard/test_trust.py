@@ -25,11 +25,11 @@ from rmetric.cli.main import main
 from rmetric.guard.checkpoint_dir import MANIFEST_NAME, _seal, candidates
 from rmetric.guard.checkpoints import Checkpoints, FailedSave, SavedCheckpoint
 from rmetric.guard.dcp_index import read_index
+from rmetric.guard.dcp_load import digest
 from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.supervisor.journal import Journal, folder_lock
 from rmetric.guard.training_state import ModelState
 from rmetric.guard.trust import TRUST_VARIABLE, distrust, foreign_writers
-from rmetric.guard.verify import digest
 from rmetric.rescue.disk import SnapshotFolder
 from tests.monitor.ranks import on_ranks
 

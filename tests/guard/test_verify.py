@@ -5,7 +5,7 @@ from math import inf, nan
 import pytest
 import torch
 
-from rmetric.guard.verify import num_non_finite
+from rmetric.guard.dcp_load import num_non_finite
 
 DTYPES = [
     torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.complex64,

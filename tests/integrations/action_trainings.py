@@ -1,7 +1,6 @@
 """One small training under each trainer, with bad steps put in: what the actions' contract runs."""
 
 import dataclasses
-import warnings
 from math import isfinite
 
 import torch
@@ -12,9 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rmetric.logs import read_log
 from rmetric.monitor import Monitor, MonitorConfig
+from tests.integrations.trainers import TRAINERS, make_scaler
 from tests.monitor.ranks import on_ranks
-
-torch.set_num_threads(1)
 
 FEATURES, ROWS, STEPS, RATE = 6, 8, 36, 0.01
 #: Off the cadence of ten steps, on it, and a finite gradient that is far too large.
@@ -112,18 +110,17 @@ def flat(model):
 # -- loops; `left_out` is by hand, `actions` by a monitor
 
 
-def plain(folder, actions=None, left_out=(), bad=BAD, kind="plain", rank=0):
+def plain(folder, actions=None, left_out=(), kind="plain", rank=0):
     """`kind`: plain, bf16, ddp, fsdp2, or how a GradScaler is used."""
     scaled = kind.startswith("scaler")
-    net = Net(bad)
-    model = net
+    net = model = Net(BAD)
     if kind == "ddp":
         model = DistributedDataParallel(net)
     elif kind == "fsdp2":
         fully_shard(net)
     optimizer = make_optimizer(model)
     scheduler = make_scheduler(optimizer)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=scaled, growth_interval=10)
+    scaler = make_scaler(enabled=scaled)
     monitor, log = None, folder / f"rank{rank}.jsonl"
     if actions is not None:
         known = {"scaler": scaler} if "passed" in kind else {}
@@ -160,9 +157,8 @@ def plain(folder, actions=None, left_out=(), bad=BAD, kind="plain", rank=0):
     return outcome(flat(model), step, monitor, log)
 
 
-def hugging_face(folder, actions=None, left_out=(), bad=BAD, precision="32", **settings):
-    from accelerate.state import AcceleratorState
-    from transformers import Trainer, TrainerCallback, TrainingArguments
+def hugging_face(folder, actions=None, left_out=(), precision="32"):
+    from transformers import Trainer, TrainerCallback
 
     from rmetric.integrations.hugging_face import RMetricCallback
 
@@ -175,88 +171,34 @@ def hugging_face(folder, actions=None, left_out=(), bad=BAD, precision="32", **s
         def _get_train_sampler(self, *args):
             return torch.utils.data.SequentialSampler(self.train_dataset)
 
-    log = folder / "rank0.jsonl"
-    callback = RMetricCallback(log, config=CONFIG, actions=actions or ())
-    model = Net(bad)
-    optimizer = make_optimizer(model)
-    trainer = InOrder(
-        model=model,
-        args=TrainingArguments(
-            output_dir=str(folder / "out"),
-            max_steps=STEPS,
-            per_device_train_batch_size=ROWS,
-            save_strategy="no",
-            report_to=[],
-            use_cpu=True,
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
-            logging_strategy="no",
-            bf16=precision == "bf16",
-            **settings,
-        ),
-        train_dataset=rows(),
-        callbacks=[LeaveOut()] + ([] if actions is None else [callback]),
-        optimizers=(optimizer, make_scheduler(optimizer)),
-    )
-    if precision == "fp16":  # which accelerate itself only offers on a GPU
-        accelerator = trainer.accelerator
-        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=10)
-        accelerator.native_amp = True
-        accelerator.state._mixed_precision = "fp16"
-    try:
-        trainer.train()
-    finally:
-        AcceleratorState._reset_state(reset_partial_state=True)
-    return outcome(flat(model), trainer.state.global_step, callback.monitor, log)
+    own = dict(kind=InOrder, logging_strategy="no")
+    return in_trainer("hugging_face", RMetricCallback, LeaveOut, folder, actions, precision, own)
 
 
-def lightning(folder, actions=None, left_out=(), bad=BAD, precision="32", **settings):
-    warnings.filterwarnings("ignore", module="lightning")
-    import lightning as package
-    from lightning.pytorch.plugins.precision import MixedPrecision
+def lightning(folder, actions=None, left_out=(), precision="32"):
+    from lightning import Callback
 
     from rmetric.integrations.lightning import RMetricCallback
 
-    class Module(package.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.net = Net(bad)
-
-        def training_step(self, batch, index):
-            return self.net(**batch)["loss"]
-
-        def configure_optimizers(self):
-            optimizer = make_optimizer(self.net)
-            scheduler = {"scheduler": make_scheduler(optimizer), "interval": "step"}
-            return {"optimizer": optimizer, "lr_scheduler": scheduler}
-
-    class LeaveOut(package.Callback):
+    class LeaveOut(Callback):
         def on_before_optimizer_step(self, trainer, module, optimizer):
             if trainer.global_step + 1 in left_out:
                 module.zero_grad(set_to_none=True)
 
-    log = folder / "rank0.jsonl"
-    callback = RMetricCallback(log, config=CONFIG, actions=actions or ())
-    module = Module()
-    if precision == "fp16":
-        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=10)
-        settings["plugins"] = [MixedPrecision("16-mixed", "cpu", scaler)]
-    elif precision == "bf16":
-        settings["precision"] = "bf16-mixed"
-    trainer = package.Trainer(
-        max_steps=STEPS,
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        limit_val_batches=0,
-        callbacks=[LeaveOut()] + ([] if actions is None else [callback]),
-        **settings,
-    )
-    trainer.fit(module, torch.utils.data.DataLoader(rows(), ROWS))
-    return outcome(flat(module), trainer.global_step, callback.monitor, log)
+    return in_trainer("lightning", RMetricCallback, LeaveOut, folder, actions, precision, {})
+
+
+def in_trainer(name, make_callback, leave_out, folder, actions, precision, own):
+    log, model = folder / "rank0.jsonl", Net(BAD)
+    callback = make_callback(log, config=CONFIG, actions=actions or ())
+    optimizer = make_optimizer(model)
+    trainer = TRAINERS[name](
+        model, rows(), folder, [leave_out()] + ([] if actions is None else [callback]),
+        optimizers=(optimizer, make_scheduler(optimizer)), batch_size=ROWS, max_steps=STEPS,
+        precision=precision, **own,
+    )  # fmt: skip
+    steps = (trainer.state if name == "hugging_face" else trainer).global_step
+    return outcome(flat(model), steps, callback.monitor, log)
 
 
 def on_one_rank(rank, folder, kind, makers):

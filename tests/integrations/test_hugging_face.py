@@ -1,7 +1,6 @@
-"""The callback in trainings with the real Trainer: it sees the raw step and changes nothing."""
+"""The callback in the Trainer: what is of this trainer alone; see also test_trainers."""
 
 import json
-import logging
 import math
 import traceback
 from types import SimpleNamespace
@@ -10,26 +9,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="4.50")
-from accelerate.state import AcceleratorState  # noqa: E402
-from transformers import (  # noqa: E402
-    LlamaConfig,
-    LlamaForCausalLM,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
-)
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback  # noqa: E402
 
-from rmetric import RMetric, RMetricConfig  # noqa: E402
 from rmetric.integrations.hugging_face import RMetricCallback  # noqa: E402
-from rmetric.integrations.hugging_face_trainer import loop_methods  # noqa: E402
+from rmetric.integrations.hugging_face_loop import loop_methods  # noqa: E402
 from rmetric.logs import read_log  # noqa: E402
 from rmetric.monitor import MonitorConfig  # noqa: E402
-from rmetric.monitor.actions import SkipStep, Stop  # noqa: E402
-from rmetric.monitor.pending import Pending  # noqa: E402
+from tests.integrations.trainers import hugging_face_trainer  # noqa: E402
 from tests.monitor.training import same_weights  # noqa: E402
-
-torch.set_num_threads(1)
-logging.getLogger("accelerate").setLevel(logging.ERROR)
 
 VOCABULARY, LENGTH = 32, 12
 FIVE = int(transformers.__version__.split(".")[0]) >= 5
@@ -65,26 +52,10 @@ def examples(count, seed=1, masked=False):
     return rows
 
 
-def make_trainer(folder, callbacks=(), *, kind=Trainer, model=None, masked=False, **settings):
-    arguments = dict(
-        output_dir=str(folder / "out"),
-        max_steps=6,
-        per_device_train_batch_size=2,
-        learning_rate=1e-2,
-        logging_steps=1,
-        save_strategy="no",
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-    )
-    return kind(
-        model=model or make_model(),
-        args=TrainingArguments(**arguments | settings),
-        train_dataset=examples(200, masked=masked),
-        eval_dataset=examples(4, seed=2),
-        callbacks=list(callbacks),
-    )
+def make_trainer(folder, callbacks=(), *, model=None, masked=False, **settings):
+    usual = dict(max_steps=6, learning_rate=1e-2, logging_steps=1, evaluated=examples(4, seed=2))
+    data = examples(200, masked=masked)
+    return hugging_face_trainer(model or make_model(), data, folder, callbacks, **usual | settings)
 
 
 def train(folder, callbacks=(), **settings):
@@ -134,39 +105,6 @@ class RaisesAt(TrainerCallback):
             raise RuntimeError("the machine is gone")
 
 
-def is_finite(model):
-    return all(bool(p.isfinite().all()) for p in model.parameters())
-
-
-# -- training is the same with it and without
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("bf16", [False, True])
-@pytest.mark.parametrize("accumulation", [1, 4])
-@pytest.mark.parametrize("clip", [0.0, 0.1])
-def test_the_weights_come_out_bit_equal(tmp_path, clip, accumulation, bf16):
-    settings = dict(max_grad_norm=clip, gradient_accumulation_steps=accumulation, bf16=bf16)
-    plain = train(tmp_path, **settings)
-    model = make_model()
-    fixed = {name: row[None] for name, row in examples(1, seed=5)[0].items()}
-    callback = watch(tmp_path, config=EVERYTHING, probe=lambda: model(**fixed).loss)
-    seen = train(tmp_path, [callback], model=model, **settings)
-    assert callback.monitor.problem is None
-    assert same_weights(plain.model, seen.model)
-    assert stock_log(plain, "loss") == stock_log(seen, "loss")
-    records = records_of(tmp_path)
-    assert [r.step for r in records] == [1, 2, 3, 4, 5, 6]
-    for record in records:
-        assert record.learning_rate
-        assert record.update_norm
-        assert record.probe_loss
-        if record.step > 1:  # a first forward pass may compile
-            assert record.activation_headroom > 100
-            assert record.attention_logit_max is not None
-        assert len(record.worker_gradient_norms or ()) == (4 if accumulation == 4 else 0)
-
-
 def test_gradient_checkpointing_is_left_alone(tmp_path):
     plain = train(tmp_path, gradient_checkpointing=True)
     callback = watch(tmp_path, config=EVERYTHING)
@@ -174,18 +112,6 @@ def test_gradient_checkpointing_is_left_alone(tmp_path):
     assert callback.monitor.problem is None
     assert same_weights(plain.model, seen.model)
     assert records_of(tmp_path)[-1].attention_logit_max is not None
-
-
-# -- what can never be right, and a slip
-
-
-@pytest.mark.parametrize("make", [lambda kind: kind, lambda kind: kind()], ids=["class", "object"])
-def test_the_callback_of_lightning_is_refused(tmp_path, make):
-    pytest.importorskip("lightning")
-    from rmetric.integrations.lightning import RMetricCallback as OfLightning
-
-    with pytest.raises(TypeError, match=r"pass that of rmetric\.integrations\.hugging_face"):
-        make_trainer(tmp_path, [make(OfLightning)])
 
 
 def test_the_class_itself_is_one_without_a_log_or_actions(tmp_path):
@@ -198,47 +124,13 @@ def test_the_class_itself_is_one_without_a_log_or_actions(tmp_path):
     assert callback.monitor.log_path is None
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"actions": [SkipStep]}, {"actions": SkipStep()}, {"config": {}}],
-    ids=["a class", "no list", "no config"],
-)
-def test_wrong_settings_are_refused_when_it_is_made(settings):
-    with pytest.raises(TypeError, match=r"SkipStep|config is {}"):
-        RMetricCallback(**settings)
-
-
-def test_an_optimizer_of_another_model_is_told(tmp_path):
-    callback, other = watch(tmp_path), make_model()
-    trainer = make_trainer(tmp_path, [callback])
-    trainer.optimizer = torch.optim.AdamW(other.parameters(), lr=1e-2)
-    trainer.train()
-    assert callback.monitor.protocol.told == {"other_model"}
-
-
-def slips(caplog):
-    """Warnings about validation losses that never came."""
-    return [m for m in caplog.messages if "had the metric" in m]
-
-
-@pytest.mark.parametrize("steps", [2, 6], ids=["evaluated three times", "evaluated once"])
-def test_a_validation_loss_that_never_comes_is_told_once(tmp_path, steps, caplog):
-    callback = watch(tmp_path, validation_loss="eval_los")
-    trainer = train(tmp_path, [callback], eval_strategy="steps", eval_steps=steps)
-    trainer.evaluate()  # after the training
-    [message] = slips(caplog)
-    assert "'eval_los'" in message
-    assert "eval_loss" in message
-    assert callback.monitor.protocol.told == {"validation_loss"}
-
-
 def test_the_losses_of_other_data_sets_may_come_before(tmp_path, caplog):
     callback = watch(tmp_path, validation_loss="eval_second_loss")
     trainer = make_trainer(tmp_path, [callback], eval_strategy="steps", eval_steps=2)
     trainer.eval_dataset = {"first": examples(4, seed=2), "second": examples(4, seed=3)}
     trainer.train()
     trainer.evaluate()
-    assert slips(caplog) == []
+    assert not [message for message in caplog.messages if "had the metric" in message]
     assert callback.monitor.protocol.told == set()
     assert sum(record.validation_loss is not None for record in records_of(tmp_path)) == 3
 
@@ -268,31 +160,18 @@ class Independent(Trainer):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("accumulation", [1, 4])
-@pytest.mark.parametrize("clip", [0.0, 0.1])
-def test_loss_and_norm_are_the_raw_ones(tmp_path, clip, accumulation, masked):
-    trainer = train(
-        tmp_path,
-        [watch(tmp_path)],
-        kind=Independent,
-        masked=masked,
-        max_grad_norm=clip,
-        gradient_accumulation_steps=accumulation,
-    )
+def test_loss_and_norm_are_those_of_the_tokens_that_count(tmp_path, accumulation):
+    settings = dict(max_grad_norm=0.1, gradient_accumulation_steps=accumulation, masked=True)
+    trainer = train(tmp_path, [watch(tmp_path)], kind=Independent, **settings)
     records = records_of(tmp_path)
     losses, norms = zip(*trainer.seen, strict=True)
     if FIVE:
         assert [r.training_loss for r in records] == pytest.approx(losses, rel=1e-5)
-        assert [r.gradient_norm for r in records] == pytest.approx(norms, rel=1e-5)
-    else:  # transformers 4 has a mean of its own; it logs no norm where it does not clip
-        assert [r.training_loss for r in records] == pytest.approx(
-            stock_log(trainer, "loss"), abs=STOCK
-        )
-        norms = [r.gradient_norm for r in records]
-        if clip:
-            assert norms == pytest.approx(stock_log(trainer, "grad_norm"), rel=1e-6)
-    assert min(norms) > 0.1  # so that clipping had something to do
+    else:  # transformers 4 has a mean of its own
+        losses, norms = stock_log(trainer, "loss"), stock_log(trainer, "grad_norm")
+        assert [r.training_loss for r in records] == pytest.approx(losses, abs=STOCK)
+    assert [r.gradient_norm for r in records] == pytest.approx(norms, rel=1e-5)
     rates, logged = [r.learning_rate for r in records], stock_log(trainer, "learning_rate")
     assert (rates == logged) if FIVE else (rates[1:] == logged[:-1])  # 4 logs the next step's
 
@@ -354,13 +233,6 @@ def test_a_trainer_that_clips_by_itself_is_watched_too(tmp_path):
     )
 
 
-def test_an_evaluation_belongs_to_its_step(tmp_path):
-    trainer = train(tmp_path, [watch(tmp_path)], eval_strategy="steps", eval_steps=2)
-    validated = {r.step: r.validation_loss for r in records_of(tmp_path) if r.validation_loss}
-    assert list(validated) == [2, 4, 6]
-    assert list(validated.values()) == pytest.approx(stock_log(trainer, "eval_loss"))
-
-
 def test_of_several_evaluations_one_is_chosen(tmp_path):
     trainer = make_trainer(
         tmp_path,
@@ -387,145 +259,11 @@ def test_the_log_says_what_ran(tmp_path):
     )
 
 
-def test_a_replay_of_the_log_gives_the_same_r(tmp_path):
-    train(tmp_path, [watch(tmp_path)], eval_strategy="steps", eval_steps=1)
-    metric = RMetric(RMetricConfig.case_study())
-    replayed = [metric.update(record).score for record in records_of(tmp_path)]
-    logged = [entry["r_metric"] for entry in entries_of(tmp_path) if "r_metric" in entry]
-    assert replayed == logged
-    assert max(logged) > 0.0
-
-
-# -- a nan at step 60, under stock settings
-
-
 @pytest.mark.long
-def test_a_nan_at_step_60_is_not_in_the_stock_log_and_is_in_ours(tmp_path):
-    trainer = train(tmp_path, [NanAt(60), watch(tmp_path)], max_steps=64)
-    assert not is_finite(trainer.model)
-    stock = stock_log(trainer, "loss")
-    assert len(stock) == 64
-    assert all(map(math.isfinite, stock))
-    assert stock[59:] == [0.0] * 5
-    records = records_of(tmp_path)
-    assert math.isfinite(records[58].training_loss)
-    assert math.isnan(records[59].training_loss)
-    assert math.isnan(records[59].gradient_norm)
-    alerts = [entry for entry in entries_of(tmp_path) if entry["event"] == "ALERT"]
-    assert [(a["step"], a["source"]) for a in alerts] == [(60, "non_finite")]  # said once
-
-
-@pytest.mark.long
-def test_skipping_the_step_keeps_the_weights_finite(tmp_path):
-    callback = watch(tmp_path, actions=[SkipStep()])
-    trainer = train(tmp_path, [NanAt(60), callback], max_steps=64)
-    assert is_finite(trainer.model)
-    records = records_of(tmp_path)
-    assert math.isnan(records[59].training_loss)
-    assert records[59].update_norm == 0.0
-    assert all(math.isfinite(r.training_loss) for r in records[60:])
-    assert all(r.update_norm > 0.0 for r in records[60:])
-    assert [alert.step for alert in callback.monitor.alerts] == [60]
-
-
-def test_stop_ends_the_training(tmp_path):
-    callback = watch(tmp_path, actions=[SkipStep(), Stop()])
-    trainer = train(tmp_path, [NanAt(4), callback], max_steps=64)
-    assert trainer.state.global_step == 4
-    assert [r.step for r in records_of(tmp_path)] == [1, 2, 3, 4]
-
-
-class HalfPrecision(Trainer):
-    """fp16 with a gradient scaler, which accelerate itself only offers on a GPU."""
-
-    def create_accelerator_and_postprocess(self):
-        super().create_accelerator_and_postprocess()
-        accelerator = self.accelerator
-        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
-        accelerator.native_amp = True
-        accelerator.state._mixed_precision = "fp16"
-
-
-@pytest.fixture
-def fresh_accelerate():
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("fresh_accelerate")
-def test_a_gradient_scaler_is_followed(tmp_path):
-    settings = dict(gradient_accumulation_steps=2, max_steps=8, max_grad_norm=0.1)
-    full = train(tmp_path / "full", [watch(tmp_path / "full", config=EVERYTHING)], **settings)
-    assert full.accelerator.scaler is None
-    plain = train(tmp_path, kind=HalfPrecision, **settings)
-    callback = watch(tmp_path, config=EVERYTHING)
-    seen = train(tmp_path, [callback], kind=HalfPrecision, **settings)
-    assert callback.monitor.problem is None
-    assert same_weights(plain.model, seen.model)
-    assert not same_weights(plain.model, full.model)
-    for half, whole in zip(records_of(tmp_path), records_of(tmp_path / "full"), strict=True):
-        assert half.training_loss == pytest.approx(whole.training_loss, rel=0.02)
-        assert half.gradient_norm == pytest.approx(whole.gradient_norm, rel=0.05)
-        assert half.worker_gradient_norms == pytest.approx(whole.worker_gradient_norms, rel=0.05)
-
-
-@pytest.mark.usefixtures("fresh_accelerate")
-def test_a_step_is_skipped_under_a_gradient_scaler_too(tmp_path):
-    callback = watch(tmp_path, actions=[SkipStep()])
-    trainer = train(tmp_path, [NanAt(4), callback], kind=HalfPrecision, max_steps=8)
-    assert is_finite(trainer.model)
-    assert [alert.step for alert in callback.monitor.alerts] == [4]
-    assert all(r.update_norm > 0.0 for r in records_of(tmp_path) if r.step != 4)
-
-
-# -- a checkpoint, and the way on from it
-
-
-def lines_without_time(folder):
-    entries = [entry for entry in entries_of(folder) if entry["event"] == "METRICS"]
-    return [
-        {k: v for k, v in entry.items() if not k.endswith(("_seconds", "memory"))}
-        for entry in entries
-    ]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("restore_callbacks", [False, True])
-def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path, restore_callbacks):
-    settings = dict(
-        max_steps=12,
-        eval_strategy="steps",
-        eval_steps=3,
-        save_strategy="steps",
-        save_steps=6,
-        gradient_accumulation_steps=2,
-        restore_callback_states_from_checkpoint=restore_callbacks,
-    )
-    config = MonitorConfig(detectors=("loss_z_score",), workers_every=2, layers_every=3)
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    uninterrupted = train(whole, [watch(whole, config=config)], **settings)
-    with pytest.raises(RuntimeError, match="the machine is gone"):
-        train(broken, [watch(broken, config=config), RaisesAt(8)], **settings)
-    assert [r.step for r in records_of(broken)] == list(range(1, 9))
-    callback = watch(broken, config=config)
-    resumed = make_trainer(broken, [callback], model=make_model(seed=9), **settings)
-    resumed.train(resume_from_checkpoint=True)
-    assert callback.monitor.problem is None
-    assert same_weights(uninterrupted.model, resumed.model)
-    assert lines_without_time(broken) == lines_without_time(whole)
-    assert [entry["step"] for entry in lines_without_time(broken)] == list(range(1, 13))
-    assert [e["event"] for e in entries_of(broken)].count("EXPERIMENT_START") == 1
-    times = [r.time for r in records_of(broken)]
-    assert times == sorted(times)
-
-
-def test_a_checkpoint_of_a_run_that_was_not_watched_is_gone_on_from(tmp_path):
-    settings = dict(max_steps=6, save_strategy="steps", save_steps=3)
-    train(tmp_path, **settings)
-    resumed = make_trainer(tmp_path, [watch(tmp_path)], **settings)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-3"))
-    assert [r.step for r in records_of(tmp_path)] == [4, 5, 6]
+def test_a_nan_is_not_in_the_stock_log_and_is_in_ours(tmp_path):
+    trainer = train(tmp_path, [NanAt(4), watch(tmp_path)])
+    assert stock_log(trainer, "loss")[3:] == [0.0] * 3
+    assert math.isnan(records_of(tmp_path)[3].training_loss)
 
 
 def test_a_checkpoint_of_a_watched_run_is_gone_on_from_without_the_callback(tmp_path):
@@ -551,29 +289,6 @@ def is_untouched(trainer):
         and "RMetricState" not in names
         and not trainer.model._forward_pre_hooks
     )
-
-
-def test_an_exception_in_the_monitor_does_not_end_the_training(tmp_path, monkeypatch, caplog):
-    def fails(self):
-        raise ValueError("this is a bug")
-
-    plain = train(tmp_path)
-    monkeypatch.setattr(Pending, "read", fails)
-    callback = watch(tmp_path)
-    seen = train(tmp_path, [callback])
-    assert same_weights(plain.model, seen.model)
-    assert not callback.monitor.usable
-    assert "this is a bug" in callback.monitor.problem
-    said = [r for r in caplog.records if r.name == "rmetric"]
-    assert len(said) == 1
-
-
-def test_a_log_that_cannot_be_written_does_not_end_the_training(tmp_path):
-    (tmp_path / "file").write_text("")
-    callback = RMetricCallback(tmp_path / "file" / "run.jsonl")
-    trainer = train(tmp_path, [callback])
-    assert trainer.state.global_step == 6
-    assert callback.monitor.last.step == 6
 
 
 def test_the_trainer_is_as_before_and_can_train_again(tmp_path):
@@ -655,11 +370,6 @@ def test_without_a_trainer_it_says_so_and_does_nothing(tmp_path, caplog):
     callback.on_step_end(None, None, None)
     callback.on_train_end(None, None, None)
     assert "no Trainer" in caplog.text
-
-
-def test_what_is_no_action_is_refused_at_once():
-    with pytest.raises(TypeError, match="no action"):
-        RMetricCallback(actions=["stop"])
 
 
 class CountsItself:

@@ -2,7 +2,6 @@
 
 import re
 from functools import partial
-from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
@@ -195,9 +194,8 @@ def first_number(batch):
 def test_batches_that_are_not_kept_are_reported_once(
     trainer, rescue, monkeypatch, tmp_path, caplog
 ):
-    module = {"hugging_face": "hugging_face_loop", "lightning": "lightning_loops"}[trainer]
-    adaptor = import_module(f"rmetric.integrations.{module}")
-    monkeypatch.setattr(adaptor, "RecentBatches", partial(RecentBatches, limit=100))
+    kept = partial(RecentBatches, limit=100)
+    monkeypatch.setattr("rmetric.rescue.data_position.RecentBatches", kept)
     first = Evidence(step=FOUND, since=21, words="planted")
     action = rescue(first, Evidence(step=18, since=17, words="planted"))
     found = TRAINERS[trainer](tmp_path, [action], wrong=WRONG)
@@ -241,24 +239,6 @@ def test_a_held_training_ends_at_the_snapshot(monkeypatch, rescue, tmp_path):
     found = hugging_face(tmp_path, [action], wrong=range(21, 99))
     assert [one["action"] for one in action.decisions] == ["hold"]
     assert found.steps == action.decisions[0]["to"] == 15
-
-
-def test_a_gradient_that_is_not_finite_is_left_out(rescue, tmp_path):
-    action = rescue()
-    found = hugging_face(tmp_path, [action], nan=(20,))
-    by_hand = hugging_face(tmp_path, left_out=(20,), nan=(20,))
-    assert [one["action"] for one in action.decisions] == ["leave_out"]
-    assert found.weights.isfinite().all()
-    assert is_same(found, by_hand)
-
-
-def test_a_healthy_run_is_not_touched(rescue, undisturbed, tmp_path):
-    settings = SETTINGS["hugging_face"]["plain"]
-    action = rescue()
-    found = hugging_face(tmp_path, [action], **settings)
-    assert not action.decisions
-    assert found.seen == undisturbed("hugging_face", **settings).seen
-    assert is_same(found, undisturbed("hugging_face", **settings))
 
 
 def test_a_trainer_of_an_older_transformers_is_named_and_trains_on(caplog):

@@ -7,6 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
+from tests.integrations import trainers  # noqa: E402
+
 STEPS, STALLED = 44, 36
 
 
@@ -47,6 +49,9 @@ def stalls(callback):
     return [(a.step, a.reason) for a in callback.monitor.alerts if a.source == "stall"]
 
 
+EVALUATED = [{"inputs": torch.ones(4), "labels": torch.ones(())}] * 2
+
+
 def train_with_hugging_face(folder, rows, pause):
     transformers = pytest.importorskip("transformers")
     from rmetric.integrations.hugging_face import RMetricCallback
@@ -55,26 +60,13 @@ def train_with_hugging_face(folder, rows, pause):
         def on_evaluate(self, *args, **kwargs):
             rows.wait(pause)
 
-        def on_save(self, *args, **kwargs):
-            rows.wait(pause)
-
-        def on_epoch_begin(self, *args, **kwargs):
-            rows.wait(pause)
+        on_save = on_epoch_begin = on_evaluate
 
     callback = RMetricCallback(folder / "run.jsonl")
-    evaluated = [{"inputs": torch.ones(4), "labels": torch.ones(())}] * 2
-    arguments = transformers.TrainingArguments(
-        output_dir=str(folder / "out"), max_steps=STEPS + 8, per_device_train_batch_size=2,
+    trainers.hugging_face(
+        Linear(), rows, folder, [Pause(), callback], evaluated=EVALUATED, max_steps=STEPS + 8,
         eval_strategy="steps", eval_steps=29, save_strategy="steps", save_steps=31,
-        report_to=[], use_cpu=True, disable_tqdm=True,
     )  # fmt: skip
-    transformers.Trainer(
-        model=Linear(),
-        args=arguments,
-        train_dataset=rows,
-        eval_dataset=evaluated,
-        callbacks=[Pause(), callback],
-    ).train()
     return callback
 
 
@@ -82,35 +74,18 @@ def train_with_lightning(folder, rows, pause):
     lightning = pytest.importorskip("lightning.pytorch")
     from rmetric.integrations.lightning import RMetricCallback
 
-    class Module(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.model = Linear()
-
-        def training_step(self, batch, place):  # it does not call the module's own forward
-            return self.model(**batch)["loss"]
-
-        def validation_step(self, batch, place):
-            self.log("val_loss", self.model(**batch)["loss"])
-
-        def on_validation_start(self):
+    class Pause(lightning.Callback):
+        def on_validation_start(self, *_):
             rows.wait(pause)
 
-        def on_train_epoch_start(self):
-            rows.wait(pause)
+        on_train_epoch_start = on_validation_start
 
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=1e-3)
-
-    callback = RMetricCallback(folder / "run.jsonl")
-    trainer = lightning.Trainer(
-        max_steps=STEPS + 8, callbacks=[callback], accelerator="cpu", logger=False,
-        val_check_interval=29, enable_progress_bar=False, enable_model_summary=False,
-        default_root_dir=folder, num_sanity_val_steps=0, devices=1,
+    callback, net = RMetricCallback(folder / "run.jsonl"), Linear()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    trainers.lightning(
+        net, rows, folder, [Pause(), callback], evaluated=EVALUATED, max_steps=STEPS + 8,
+        val_check_interval=29, optimizers=(optimizer, None),
     )  # fmt: skip
-    evaluated = [{"inputs": torch.ones(4), "labels": torch.ones(())}] * 2
-    loaders = [torch.utils.data.DataLoader(data, batch_size=2) for data in (rows, evaluated)]
-    trainer.fit(Module(), *loaders)
     return callback
 
 

@@ -231,19 +231,6 @@ def test_memory_is_constant(trend):
     assert size_after(range(200, 3000)) <= 1.2 * full
 
 
-def test_update_all_is_update_for_each():
-    records = losses(3.0, 2.5, 2.4, 2.9)
-    one_by_one = RMetric()
-    for record in records:
-        one_by_one.update(record)
-    at_once = RMetric().update_all(iter(records))
-    assert (at_once.score, at_once.raw, at_once.alarm) == (
-        one_by_one.score,
-        one_by_one.raw,
-        one_by_one.alarm,
-    )
-
-
 def test_the_example_on_the_page_gives_what_it_shows():
     page = Path(__file__).resolve().parents[2] / "docs" / "metric.md"
     tried = doctest.testfile(str(page), module_relative=False)

@@ -47,16 +47,6 @@ def test_the_unit_of_the_values_does_not_matter(values, window, power):
     assert [one.update(x) for x in values] == [other.update(x * 2.0**power) for x in values]
 
 
-@given(st.lists(MODERATE, min_size=8, max_size=8), st.lists(MODERATE, max_size=30))
-def test_nothing_older_than_the_window_matters(window_full, before):
-    scale, fresh = SlidingMinMax(8), SlidingMinMax(8)
-    for value in before + window_full[:-1]:
-        scale.update(value)
-    for value in window_full[:-1]:
-        fresh.update(value)
-    assert scale.update(window_full[-1]) == fresh.update(window_full[-1])
-
-
 @pytest.mark.parametrize(("bad", "score"), [(nan, 0.0), (-inf, 0.0), (inf, 1.0)])
 def test_a_value_that_is_no_number_scores_and_does_not_enter(bad, score):
     scale = SlidingMinMax(3)

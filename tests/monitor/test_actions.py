@@ -17,7 +17,7 @@ from torch.optim import lr_scheduler as schedulers  # noqa: E402
 from rmetric._util.background import Background  # noqa: E402
 from rmetric._util.webhook import FORMS, _request, checked_url  # noqa: E402
 from rmetric.logs import read_log  # noqa: E402
-from rmetric.monitor import Alert, Monitor, MonitorConfig  # noqa: E402
+from rmetric.monitor import Monitor  # noqa: E402
 from rmetric.monitor.actions import (  # noqa: E402
     CutLearningRate,
     EmergencyCheckpoint,
@@ -29,11 +29,17 @@ from rmetric.monitor.actions import (  # noqa: E402
 )
 from rmetric.monitor.actions.dashboards import Dashboard  # noqa: E402
 from tests.monitor.training import (  # noqa: E402
+    alert,
+    backward_passes,
     batches,
+    entries,
     make_model,
+    nan_at,
     same_weights,
     squared_error,
+    times,
     train,
+    watched,
     weights,
 )
 from tests.monitor.webhook_server import WebhookServer  # noqa: E402
@@ -41,25 +47,8 @@ from tests.monitor.webhook_server import WebhookServer  # noqa: E402
 SECRET = "T0PSECRET"
 
 
-def nan_at(*steps):
-    return lambda step, loss: loss * math.nan if step in steps else loss
-
-
-def explosion_at(*steps):
-    return lambda step, loss: loss * 1e6 if step in steps else loss
-
-
-def watched(*actions, **settings):
-    settings.setdefault("config", MonitorConfig(explosion_window=6))
-    return lambda model, optimizer: Monitor(model, optimizer, actions=actions, **settings)
-
-
-def alert(step=5, source="non_finite"):
-    return Alert(step=step, source=source, reason="gradient norm is nan")
-
-
 class TestSkipStep:
-    @pytest.mark.parametrize("spoil", [nan_at(12), explosion_at(12, 13)])
+    @pytest.mark.parametrize("spoil", [nan_at(12), times(1e6, 12, 13)])
     def test_a_skipped_step_is_as_if_the_optimiser_had_not_been_called(self, spoil):
         skipped, refused = make_model(), make_model()
         train(skipped, watched(SkipStep()), spoil=spoil)
@@ -140,10 +129,7 @@ class TestSkipStep:
         for action in (SkipStep(), SkipStep(on={"calibrated"})):
             monitor = watched(action)(model, torch.optim.AdamW(model.parameters()))
             taken.append([])
-            for step, [batch] in enumerate(batches(6), start=1):
-                monitor.optimizer.zero_grad()
-                loss = squared_error(model, batch)
-                loss.backward()
+            for step, loss in backward_passes(model, 6, monitor.optimizer):
                 if step == 4:  # as the detector's alarm on the step before
                     monitor._delivery.raise_alert(alert(step=3, source="calibrated"))
                 monitor.check_before_step(loss)
@@ -204,15 +190,6 @@ class TestCutLearningRate:
         torch.testing.assert_close(cut[: cut_at - 1], usual[: cut_at - 1])
         torch.testing.assert_close(cut[cut_at - 1 :], 0.25 * usual[cut_at - 1 :])
 
-    def test_a_schedule_that_is_not_passed_in_takes_the_cut_back(self):
-        optimizer = optimiser()
-        scheduler = schedulers.LambdaLR(optimizer, lambda step: 1.0)
-        CutLearningRate()(alert(), Monitor(make_model(), optimizer))
-        assert optimizer.param_groups[0]["lr"] == 0.01
-        optimizer.step()
-        scheduler.step()
-        assert optimizer.param_groups[0]["lr"] == 0.02
-
     def test_no_rate_is_cut_below_the_floor_nor_raised_to_it(self):
         optimizer = optimiser((0.02, 0.004, 0.001, 0.0))
         CutLearningRate(0.1, floor=0.003)(alert(), Monitor(make_model(), optimizer))
@@ -237,32 +214,23 @@ class TestCutLearningRate:
         assert held.item() == pytest.approx(0.01)
         assert optimizer.param_groups[0]["lr"] is held
 
-    def test_the_cut_stands_in_the_log_as_the_monitors_own(self, tmp_path):
+    @pytest.mark.parametrize(("ask", "acted"), [(False, 11), (True, 10)])
+    def test_the_cut_stands_in_the_log_as_the_monitors_own(self, tmp_path, ask, acted):
         log = tmp_path / "run.jsonl"
-        train(make_model(), watched(CutLearningRate(), log=log), spoil=explosion_at(10))
+        train(make_model(), watched(CutLearningRate(), log=log), spoil=times(1e6, 10), ask=ask)
         records = read_log(log).records
-        acted = {r.step: r.actions for r in records if r.actions}
-        assert acted == {11: ("learning rate cut from 0.01 to 0.005",)}
+        found = {r.step: r.actions for r in records if r.actions}
+        assert found == {acted: ("learning rate cut from 0.01 to 0.005",)}
         assert not any(r.planned_events for r in records)
-        assert [r.learning_rate for r in records] == [0.01] * 10 + [0.005] * 20
-
-    def test_a_step_that_the_cut_comes_before_is_logged_with_its_rate(self, tmp_path):
-        log = tmp_path / "run.jsonl"
-        monitor = watched(CutLearningRate(), log=log)
-        train(make_model(), monitor, spoil=explosion_at(10), ask=True)
-        records = read_log(log).records
-        assert [r.step for r in records if r.actions] == [10]
-        assert [r.learning_rate for r in records] == [0.01] * 9 + [0.005] * 21
+        assert [r.learning_rate for r in records] == [0.01] * (acted - 1) + [0.005] * (31 - acted)
 
     def test_an_alarm_goes_on_after_the_cut(self, tmp_path):
         """A change that was announced would end it, and the detector would learn anew."""
         log = tmp_path / "run.jsonl"
-        config = MonitorConfig(explosion_window=6)
         rising = lambda step, loss: loss * (1.3 ** max(0, step - 40))  # noqa: E731
         cut = CutLearningRate(on={"calibrated"}, factor=0.9)
-        train(make_model(), watched(cut, log=log, config=config), spoil=rising, steps=60)
-        entries = [json.loads(line) for line in log.read_text().splitlines()]
-        metrics = [entry for entry in entries if entry["event"] == "METRICS"]
+        train(make_model(), watched(cut, log=log), spoil=rising, steps=60)
+        metrics = entries(log, "METRICS")
         [at] = [entry["step"] for entry in metrics if "actions" in entry]
         assert at < 55
         assert all(entry["alerts"]["calibrated"] for entry in metrics[at - 2 :])
@@ -285,14 +253,10 @@ class TestCutLearningRate:
             assert "CutLearningRate(scheduler=...)" in reports[0]
 
     def test_the_scheduler_inside_a_trainers_wrapper_is_scaled(self):
-        class Wrapper:
-            def __init__(self, scheduler):
-                self.scheduler = scheduler
-
         optimizer = optimiser()
         scheduler = schedulers.LambdaLR(optimizer, lambda step: 1.0)
         monitor = Monitor(make_model(), optimizer)
-        monitor.schedulers = [Wrapper(scheduler)]
+        monitor.schedulers = [types.SimpleNamespace(scheduler=scheduler)]
         CutLearningRate(0.5)(alert(), monitor)
         optimizer.step()
         scheduler.step()
@@ -398,14 +362,6 @@ class TestWebhook:
         assert same_weights(model, unwatched)
         assert SECRET not in caplog.text
 
-    def test_a_server_that_is_not_there_is_reported(self, caplog):
-        with socket.socket() as unused:
-            unused.bind(("127.0.0.1", 0))
-            url = f"http://127.0.0.1:{unused.getsockname()[1]}/{SECRET}"
-            train(make_model(), watched(Webhook(url)), spoil=nan_at(12))
-        assert "could not be reached (ConnectionRefusedError)" in caplog.text
-        assert SECRET not in caplog.text
-
     @pytest.mark.parametrize(
         "url",
         [
@@ -421,13 +377,15 @@ class TestWebhook:
             Webhook(url)
         assert SECRET not in str(refused.value)
 
-    def test_the_address_appears_nowhere(self, monkeypatch, caplog):
+    def test_a_server_that_is_not_there_is_reported_without_its_address(self, monkeypatch, caplog):
         caplog.set_level(logging.DEBUG)
-        address = f"http://127.0.0.1:9/{SECRET}"
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            address = f"http://127.0.0.1:{unused.getsockname()[1]}/{SECRET}"
         monkeypatch.setenv("RMETRIC_TEST_WEBHOOK", address)
         webhook = Webhook(variable="RMETRIC_TEST_WEBHOOK", timeout=0.5)
         monitor = train(make_model(), watched(webhook), spoil=nan_at(12))
-        assert "could not be reached" in caplog.text
+        assert "could not be reached (ConnectionRefusedError)" in caplog.text
         assert SECRET not in caplog.text + repr(webhook) + str(webhook) + str(monitor.problem)
 
     def test_the_name_of_a_variable_that_is_not_set_is_told(self, monkeypatch):
@@ -555,20 +513,6 @@ class TestTogether:
         assert checkpoint.last_good == tmp_path / "step_00000011.pt"
         assert all(w.isfinite().all() for w in weights(model))
 
-    def test_actions_that_hear_nothing_change_nothing(self, tmp_path):
-        model, unwatched = make_model(), make_model()
-        deaf = {"on": {"r_metric"}}
-        actions = (
-            SkipStep(**deaf),
-            CutLearningRate(**deaf),
-            Stop(**deaf),
-            EmergencyCheckpoint(tmp_path, **deaf),
-        )
-        train(model, watched(*actions), spoil=explosion_at(12))
-        train(unwatched, spoil=explosion_at(12))
-        assert same_weights(model, unwatched)
-        assert list(tmp_path.iterdir()) == []
-
     def test_a_second_training_may_use_the_same_actions(self, tmp_path):
         with WebhookServer() as server:
             actions = (Webhook(server.url, min_interval=0.0), EmergencyCheckpoint(tmp_path))
@@ -578,13 +522,6 @@ class TestTogether:
 
 
 class TestBackground:
-    def test_all_is_done_in_order_before_it_is_closed(self):
-        background, done = Background(), []
-        for number in range(50):
-            assert background.submit(lambda n=number: done.append(n))
-        assert background.close(10.0)
-        assert done == list(range(50))
-
     def test_what_fails_is_reported_and_the_next_is_done(self, caplog):
         background, done = Background(), []
         background.submit(lambda: 1 / 0)
@@ -602,14 +539,13 @@ class TestBackground:
         assert time.monotonic() - began < 2.0
         release.set()
 
-    def test_it_may_be_used_again_after_it_was_closed(self):
+    def test_all_is_done_in_order_before_it_is_closed_and_it_may_be_used_again(self):
         background, done = Background(), []
-        assert background.close(1.0)
-        background.submit(lambda: done.append(1))
-        assert background.close(10.0)
-        background.submit(lambda: done.append(2))
-        assert background.close(10.0)
-        assert done == [1, 2]
+        for first in (0, 50):
+            for number in range(first, first + 50):
+                assert background.submit(lambda n=number: done.append(n))
+            assert background.close(10.0)
+            assert done == list(range(first + 50))
 
 
 @pytest.mark.slow

@@ -17,14 +17,8 @@ from rmetric.logs import read_log  # noqa: E402
 from rmetric.monitor import Monitor, MonitorConfig  # noqa: E402
 from rmetric.monitor.actions import SkipStep, Stop  # noqa: E402
 from rmetric.monitor.actions.action import Action  # noqa: E402
-from tests.monitor.ranks import (  # noqa: E402
-    batch_of,
-    die,
-    on_ranks,
-    plain_model,
-    train_on_rank,
-)
-from tests.monitor.training import squared_error  # noqa: E402
+from tests.monitor.ranks import batch_of, die, on_ranks, plain_model, train_on_rank  # noqa: E402
+from tests.monitor.training import Heard, squared_error  # noqa: E402
 
 EVERY_STEP = MonitorConfig(workers_every=1, join_seconds=10.0)
 #: No message counts as late, however busy the machine.
@@ -141,16 +135,6 @@ def test_all_ranks_stop_at_the_same_step(tmp_path):
 
 def infinite_loss(step, rank, loss, monitor):
     return loss + inf if (rank, step) == (1, 8) else loss  # its gradient is fine
-
-
-class Heard(Action):
-    def __init__(self, *, now=False, on_all_ranks=False):
-        super().__init__()
-        self.needs_verdict_now, self.on_all_ranks = now, now or on_all_ranks
-        self.calls = []
-
-    def __call__(self, alert, monitor):
-        self.calls.append((monitor.step, alert.step, alert.source, alert.rank))
 
 
 def with_an_infinite_loss(rank):
@@ -466,24 +450,34 @@ def test_the_norms_of_a_sharded_model_are_those_of_the_whole(tmp_path, shape):
             assert all(-1.01 < c < 1.01 for c in record.worker_gradient_cosines)
 
 
-def clipped_shards(rank):
+def sharded_monitor(rate=1e-2, **settings):
     from torch.distributed.fsdp import fully_shard
 
     model = plain_model()
     fully_shard(model)
-    monitor = watched()(model, torch.optim.SGD(model.parameters(), lr=1e-3))
+    config = MonitorConfig(explosion_window=8, join_seconds=10.0, patience=10.0)
+    monitor = watched(config=config, **settings)(model, torch.optim.SGD(model.parameters(), rate))
     monitor.wait_for_ranks(10.0)
-    norms = []
-    for step in range(1, 5):
-        model.zero_grad()
-        loss = squared_error(model, batch_of(rank, step))
+    dist.barrier()
+    return monitor
+
+
+def sharded_losses(rank, monitor, steps):
+    """Number and loss of each step, before its backward pass."""
+    for step in range(1, steps + 1):
+        monitor.model.zero_grad()
+        yield step, squared_error(monitor.model, batch_of(rank, step))
+
+
+def clipped_shards(rank):
+    monitor = sharded_monitor()
+    for _, loss in sharded_losses(rank, monitor, 4):
         loss.backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-        norms.append(norm.full_tensor().item())
+        norm = nn.utils.clip_grad_norm_(monitor.model.parameters(), 1e-3)
         monitor.check_before_step(loss, gradient_norm=norm)
         monitor.optimizer.step()
     monitor.close()
-    return monitor.problem, monitor.last.gradient_norm, norms[-1]
+    return monitor.problem, monitor.last.gradient_norm, norm.full_tensor().item()
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -494,24 +488,13 @@ def test_the_norm_that_clipping_shards_returned_may_be_passed_on(ranks):
 
 
 def sharded_explosion(rank):
-    from torch.distributed.fsdp import fully_shard
-
-    model = plain_model()
-    fully_shard(model)
     now, together = Heard(now=True, on_all_ranks=True), Heard(on_all_ranks=True)
-    config = MonitorConfig(explosion_window=8, join_seconds=10.0, patience=10.0)
-    monitor = watched(config=config, actions=[now, together])(
-        model, torch.optim.SGD(model.parameters(), lr=1e-9)
-    )
-    monitor.wait_for_ranks(10.0)
-    dist.barrier()
-    for step in range(1, 21):
-        model.zero_grad()
-        loss = squared_error(model, batch_of(rank, step))
+    monitor = sharded_monitor(1e-9, actions=[now, together])
+    for step, loss in sharded_losses(rank, monitor, 20):
         (loss * 1e4 if step in (11, 16) else loss).backward()
         norm = None
         if step == 16:
-            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            norm = nn.utils.clip_grad_norm_(monitor.model.parameters(), 1.0)
         monitor.check_before_step(loss, gradient_norm=norm)
         monitor.optimizer.step()
     monitor.close()
@@ -527,24 +510,13 @@ def test_of_shards_a_step_is_judged_before_it_where_an_action_needs_that():
 
 def sharded_training(rank, actions, at, *, ask=False):
     """Twelve steps of a sharded model; rank 1 does `at(step, monitor)` before each check."""
-    from torch.distributed.fsdp import fully_shard
-
     reports = []
     handler = logging.Handler()
     handler.emit = lambda record: reports.append(record.getMessage())
     logging.getLogger("rmetric").addHandler(handler)
-    model = plain_model()
-    fully_shard(model)
-    config = MonitorConfig(join_seconds=10.0, patience=10.0)
-    monitor = Monitor(
-        model, torch.optim.SGD(model.parameters(), lr=1e-2), config=config, actions=actions
-    )
-    monitor.wait_for_ranks(10.0)
-    dist.barrier()
+    monitor = sharded_monitor(actions=actions)
     slowest, taken = 0.0, 0
-    for step in range(1, 13):
-        model.zero_grad()
-        loss = squared_error(model, batch_of(rank, step))
+    for step, loss in sharded_losses(rank, monitor, 12):
         loss.backward()
         if rank == 1:
             at(step, monitor)
@@ -558,7 +530,7 @@ def sharded_training(rank, actions, at, *, ask=False):
     alerts = [alert.reason for alert in monitor.alerts if alert.source == "exchange"]
     logging.getLogger("rmetric").removeHandler(handler)
     return {
-        "weights": whole_weights(model).tolist(),
+        "weights": whole_weights(monitor.model).tolist(),
         "slowest": slowest,
         "taken": taken,
         "alerts": alerts,
@@ -586,7 +558,9 @@ def leaving_a_sharded_run(rank):
         sharded_training(rank, [SkipStep()], closed_early),
         sharded_training(rank, [SkipStep()], broken_inside),
         sharded_training(rank, [], lambda *_: None, ask=True),
-        sharded_training(rank, [Heard(now=True), Late()][: 1 + rank], lambda *_: None),
+        sharded_training(
+            rank, [Heard(now=True, on_all_ranks=True), Late()][: 1 + rank], lambda *_: None
+        ),
     ]
 
 

@@ -16,10 +16,10 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from rmetric.logs import read_log  # noqa: E402
-from rmetric.monitor import Alert, Monitor, MonitorConfig  # noqa: E402
+from rmetric.monitor import Monitor, MonitorConfig  # noqa: E402
 from rmetric.monitor.actions import EmergencyCheckpoint, checkpoint_file, restore  # noqa: E402
-from rmetric.monitor.episodes import Episode  # noqa: E402
-from tests.monitor.training import make_model, same_weights, weights  # noqa: E402
+from rmetric.monitor.alerts import Episode  # noqa: E402
+from tests.monitor.training import alert, make_model, same_weights, weights  # noqa: E402
 
 STEPS, EXPLODES_AT = 24, 12
 
@@ -86,10 +86,6 @@ def half_and_die(content, file):
     file.write(b"half")
     file.flush()
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def alert(step=5):
-    return Alert(step=step, source="non_finite", reason="gradient norm is nan")
 
 
 def plain_only(value):
@@ -213,7 +209,7 @@ class TestContent:
         told = restore(tmp_path, make_model())
         assert told["extra"] is None
         assert "extra['sampler'] is a object" in told["left_out"]["extra"]
-        assert "without extra" in caplog.text
+        assert "is without extra" in caplog.text
 
     def test_tied_weights_are_saved_once(self, tmp_path):
         class Tied(nn.Module):

@@ -8,14 +8,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmetric.monitor.alerts import Alert
-from rmetric.monitor.episodes import MOST_ALERTS, Episodes, needs_call
+from rmetric.monitor.alerts import MOST_ALERTS, Episodes, needs_call
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+from rmetric.guard.monitor_action import AskGuard  # noqa: E402
+from rmetric.monitor import Monitor, MonitorConfig  # noqa: E402
+from rmetric.monitor.actions import EmergencyCheckpoint, SkipStep, Webhook  # noqa: E402
+from tests.monitor.training import (  # noqa: E402
+    Heard,
+    alert,
+    backward_passes,
+    entries,
+    make_model,
+    nan_at,
+    train,
+    watched,
+    weights,
+)
+from tests.monitor.webhook_server import WebhookServer  # noqa: E402
 
 SOURCES = ("non_finite", "gradient_explosion", "calibrated", "r_metric", "loss_z_score")
-
-
-def alert(step, source="non_finite", rank=0, since=0):
-    return Alert(step=step, source=source, reason="loss is nan", rank=rank, since=since)
 
 
 # -- the state machine
@@ -118,40 +132,6 @@ def test_a_source_that_lasts_without_alerts_keeps_its_episode_open():
 
 # -- in a training
 
-torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
-
-from rmetric.guard.monitor_action import AskGuard  # noqa: E402
-from rmetric.monitor import Monitor, MonitorConfig  # noqa: E402
-from rmetric.monitor.actions import EmergencyCheckpoint, SkipStep, Webhook  # noqa: E402
-from rmetric.monitor.actions.action import Action  # noqa: E402
-from tests.monitor.training import batches, make_model, squared_error, train, weights  # noqa: E402
-from tests.monitor.webhook_server import WebhookServer  # noqa: E402
-
-
-class Heard(Action):
-    """Keeps what it is called with."""
-
-    def __init__(self, now=False, **settings):
-        super().__init__(**settings)
-        self.needs_verdict_now = now
-        self.alerts, self.episodes = [], []
-
-    def __call__(self, alert, monitor):
-        self.alerts.append(alert)
-
-    def ended(self, episode, monitor):
-        self.episodes.append(episode)
-
-
-def watched(*actions, **settings):
-    settings.setdefault("config", MonitorConfig(explosion_window=6))
-    return lambda model, optimizer: Monitor(model, optimizer, actions=actions, **settings)
-
-
-def bad_from(first, last=inf):
-    return lambda step, loss: loss * nan if first <= step <= last else loss
-
 
 @pytest.mark.long
 def test_a_nan_phase_of_200_steps_is_one_alarm(tmp_path, caplog):
@@ -164,13 +144,12 @@ def test_a_nan_phase_of_200_steps_is_one_alarm(tmp_path, caplog):
             Webhook(server.url, min_interval=0.0, title="run"),
             EmergencyCheckpoint(tmp_path / "saved", wait=1, keep=50),
         )
-        monitor = train(make_model(), watched(*actions, log=log), steps=212, spoil=bad_from(13))
+        monitor = train(make_model(), watched(*actions, log=log), steps=212, spoil=nan_at(first=13))
         assert len(server.texts(1)) == 1
     [only] = heard.alerts
     assert called == heard.alerts == list(monitor.alerts)
     assert (only.step, only.since, only.source) == (13, 13, "non_finite")
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    assert [(e["step"], e["since"]) for e in lines if e["event"] == "ALERT"] == [(13, 13)]
+    assert [(e["step"], e["since"]) for e in entries(log, "ALERT")] == [(13, 13)]
     assert sum("non_finite" in message for message in caplog.messages) == 1
     assert [path.name for path in (tmp_path / "saved").glob("step_*")] == ["step_00000012.pt"]
     assert heard.episodes == []
@@ -183,9 +162,7 @@ def test_an_alarm_that_comes_again_at_repeated_steps_is_one_warning(tmp_path, ca
     with Monitor(model, optimizer, log=tmp_path / "run.jsonl") as monitor:
         first = monitor.state_dict()
         for _ in range(4):
-            for [batch] in batches(6):
-                loss = squared_error(model, batch)
-                loss.backward()
+            for _, loss in backward_passes(model, 6, optimizer):
                 monitor.check_before_step(loss * (nan if monitor.step == 4 else 1.0))
                 optimizer.step()
             monitor.go_back(first)
@@ -199,7 +176,7 @@ def test_an_action_that_needs_each_verdict_acts_at_each_bad_step():
     each, once = Heard(now=True), Heard()
     model = make_model()
     monitor = train(
-        model, watched(each, once, SkipStep(limit=50)), steps=60, spoil=bad_from(13, 40)
+        model, watched(each, once, SkipStep(limit=50)), steps=60, spoil=nan_at(first=13, last=40)
     )
     assert [a.step for a in each.alerts] == list(range(13, 41))
     assert {a.since for a in each.alerts} == {13}
@@ -211,20 +188,15 @@ def test_an_action_that_needs_each_verdict_acts_at_each_bad_step():
 def test_the_end_is_reported_once_and_the_next_episode_is_another_alarm(tmp_path, caplog):
     heard = Heard()
     log = tmp_path / "run.jsonl"
-    spoil = lambda step, loss: loss * nan if 13 <= step <= 15 or step == 50 else loss  # noqa: E731
     with caplog.at_level(logging.INFO, logger="rmetric"):
+        spoil = nan_at(13, 14, 15, 50)
         train(make_model(), watched(heard, SkipStep(), log=log), steps=60, spoil=spoil)
     assert [a.step for a in heard.alerts] == [13, 50]
     [over] = heard.episodes
     assert (over.since, over.last, over.sources) == (13, 15, ("non_finite",))
-    [line] = [e for e in map(json.loads, log.open()) if e["event"] == "ALERT_ENDED"]
-    assert line == {
-        "event": "ALERT_ENDED",
-        "step": 35,
-        "since": 13,
-        "last_step": 15,
-        "sources": ["non_finite"],
-    }
+    [line] = entries(log, "ALERT_ENDED")
+    ended = {"step": 35, "since": 13, "last_step": 15, "sources": ["non_finite"]}
+    assert line == {"event": "ALERT_ENDED"} | ended
     said = "step 35: the alarm since step 13 is over: nothing of non_finite after step 15"
     assert caplog.messages.count(said) == 1
 
@@ -311,29 +283,25 @@ def test_a_resumed_training_does_not_raise_the_episode_again(tmp_path):
     assert second.alerts == []
     [over] = second.episodes
     assert (over.since, over.last) == (13, 25)
-    entries = [json.loads(line) for line in log.read_text().splitlines()]
-    assert [e["step"] for e in entries if e["event"] == "ALERT"] == [13]
+    assert [e["step"] for e in entries(log, "ALERT")] == [13]
 
 
 def test_a_training_resumed_from_the_emergency_checkpoint_keeps_the_alarm_in_its_log(tmp_path):
     """The step of the alarm is made again: its line was cut off with the steps after the state."""
     log, heard, states = tmp_path / "run.jsonl", Heard(), []
 
-    class Saves(Action):
-        needs_verdict_now = True
-
+    class Saves(Heard):
         def __call__(self, alert, monitor):
             states.append(monitor.state_dict())
 
-    train(make_model(), watched(Saves(), log=log), steps=25, spoil=bad_from(13))
+    train(make_model(), watched(Saves(now=True), log=log), steps=25, spoil=nan_at(first=13))
     assert states[0]["step"] == 12
     with Monitor(make_model(), actions=[heard], log=log) as resumed:
         resumed.load_state_dict(states[0])
         for _ in range(3):
             resumed.check_before_step(nan, gradient_norm=nan)
     assert heard.alerts == []
-    entries = [json.loads(line) for line in log.read_text().splitlines()]
-    assert [e["step"] for e in entries if e["event"] == "ALERT"] == [13]
+    assert [e["step"] for e in entries(log, "ALERT")] == [13]
 
 
 def test_overflows_of_a_scaler_begin_with_the_first():

@@ -54,7 +54,7 @@ def test_a_source_that_began_before_the_run_is_given_the_runs_clock(tmp_path):
 TRAINING = """
 import sys, time
 from rmetric.monitor import Monitor
-from rmetric.telemetry.gpu_watch import GpuWatch
+from rmetric.telemetry.sources import GpuWatch
 from rmetric.telemetry.risk import RiskConfig
 from tests.monitor.training import make_model, train
 

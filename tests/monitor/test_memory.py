@@ -1,6 +1,5 @@
 """Memory and waits for data that the monitor measures by itself."""
 
-import json
 import time
 
 import pytest
@@ -10,20 +9,16 @@ from rmetric._util.host_memory import resident_memory
 from rmetric.evaluation import judge_run
 from rmetric.monitor import Monitor, MonitorConfig
 from rmetric.monitor.actions import SkipStep
-from rmetric.monitor.memory import MemoryInUse
+from rmetric.monitor.step_recorder import MemoryInUse
 from rmetric.readers import read_log
 from rmetric.records import Record
-from tests.monitor.training import make_model, train
-
-
-def entries(path, event):
-    return [e for e in map(json.loads, path.read_text().splitlines()) if e["event"] == event]
+from tests.monitor.training import alert, entries, make_model, train, watched
 
 
 def test_memory_stands_in_the_log(tmp_path):
     config = MonitorConfig(memory_every=10)
     log = tmp_path / "run.jsonl"
-    train(make_model(), lambda m, o: Monitor(m, o, log=log, config=config), steps=25)
+    train(make_model(), watched(log=log, config=config), steps=25)
     found = {e["step"]: e["memory"] for e in entries(log, "METRICS") if "memory" in e}
     assert sorted(found) == [1, 10, 20]
     for memory in found.values():
@@ -33,7 +28,7 @@ def test_memory_stands_in_the_log(tmp_path):
 def test_a_cadence_of_0_measures_nothing(tmp_path):
     log = tmp_path / "run.jsonl"
     config = MonitorConfig(memory_every=0)
-    train(make_model(), lambda m, o: Monitor(m, o, log=log, config=config), steps=5)
+    train(make_model(), watched(log=log, config=config), steps=5)
     assert not any("memory" in e for e in entries(log, "METRICS"))
 
 
@@ -43,7 +38,7 @@ def test_resident_memory_is_read_in_bytes(tmp_path):
     assert resident_memory() - before > 0.8 * 4 * len(block)
 
 
-def leaking(monkeypatch, tmp_path, action):
+def test_a_leak_is_one_alert_with_the_step_of_its_end(monkeypatch, tmp_path):
     steps = iter(range(1, 1_000))
     monkeypatch.setattr(
         MemoryInUse,
@@ -53,23 +48,17 @@ def leaking(monkeypatch, tmp_path, action):
     log, alerts, config = tmp_path / "run.jsonl", [], MonitorConfig(memory_every=1, detectors=())
     train(
         make_model(),
-        lambda m, o: Monitor(m, o, log=log, config=config, actions=[alerts.append, *action]),
+        watched(alerts.append, log=log, config=config),
         steps=60,
     )
-    return entries(log, "ALERT"), alerts
-
-
-def test_a_leak_is_one_alert_with_the_step_of_its_end(monkeypatch, tmp_path):
-    logged, alerts = leaking(monkeypatch, tmp_path, [])
     assert [alert.source for alert in alerts] == ["memory"]
     assert "ends about step 100: look for what keeps" in alerts[0].reason
-    assert [entry["source"] for entry in logged] == ["memory"]
+    assert [entry["source"] for entry in entries(log, "ALERT")] == ["memory"]
 
 
 def test_no_action_that_changes_the_training_reacts_to_memory():
-    alert = type("Alert", (), {"source": "memory"})()
-    assert not SkipStep().handles(alert)
-    assert SkipStep(on={"memory"}).handles(alert)
+    assert not SkipStep().handles(alert(source="memory"))
+    assert SkipStep(on={"memory"}).handles(alert(source="memory"))
 
 
 def test_an_input_bound_training_says_so_at_its_end(tmp_path):
@@ -80,7 +69,7 @@ def test_an_input_bound_training_says_so_at_its_end(tmp_path):
         time.sleep(0.004)
         return ((model(inputs) - targets) ** 2).mean()
 
-    train(make_model(), lambda m, o: Monitor(m, o, log=log), steps=40, loss_of=slow)
+    train(make_model(), watched(log=log), steps=40, loss_of=slow)
     [entry] = entries(log, "INPUT_BOUND")
     assert entry["reason"].startswith("input-bound: ")
 

@@ -24,23 +24,19 @@ from rmetric.monitor.monitor import _OPEN  # noqa: E402
 from rmetric.monitor.pending import Transfer  # noqa: E402
 from rmetric.records import HardwareEvent  # noqa: E402
 from tests.monitor.training import (  # noqa: E402
+    backward_passes,
     batches,
+    entries,
     flat_gradient,
     make_model,
+    nan_at,
     same_weights,
     squared_error,
+    times,
     train,
+    watched,
     weights,
 )
-
-
-def watched(path=None, **settings):
-    return lambda model, optimizer: Monitor(model, optimizer, log=path, **settings)
-
-
-def entries(path):
-    return [json.loads(line) for line in Path(path).read_text().splitlines()]
-
 
 EVERYTHING = MonitorConfig(
     workers_every=1, layers_every=1, forward_every=1, probe_every=1, explosion_window=10
@@ -80,7 +76,7 @@ def test_mixed_precision_is_left_alone(tmp_path, dtype):
 
     plain, seen = make_model(), make_model()
     train(plain, loss_of=loss_of)
-    monitor = train(seen, watched(tmp_path / "run.jsonl", config=EVERYTHING), loss_of=loss_of)
+    monitor = train(seen, watched(log=tmp_path / "run.jsonl", config=EVERYTHING), loss_of=loss_of)
     assert monitor.problem is None
     assert same_weights(plain, seen)
     assert monitor.last.activation_headroom < 130
@@ -117,9 +113,7 @@ def test_a_scaler_that_is_switched_off_excuses_nothing():
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     monitor = Monitor(model, optimizer, scaler=scaler, actions=[SkipStep()])
-    [batch] = next(batches(1))
-    loss = squared_error(model, batch)
-    loss.backward()
+    _, loss = next(backward_passes(model, 1))
     model[0].weight.grad[0, 0] = float("nan")
     assert not monitor.check_before_step(loss)
     scaler.step(optimizer)
@@ -172,7 +166,7 @@ def test_a_compiled_model_trains_on(tmp_path, settings):
     train(plain, steps=5)
     torch._dynamo.reset()
     seen = torch.compile(make_model(), backend="eager", **settings)
-    monitor = train(seen, watched(tmp_path / "run.jsonl", config=EVERYTHING), steps=5)
+    monitor = train(seen, watched(log=tmp_path / "run.jsonl", config=EVERYTHING), steps=5)
     assert monitor.problem is None
     assert same_weights(plain, seen)
     assert monitor.last.gradient_norm is not None
@@ -204,10 +198,7 @@ def test_it_records_the_raw_step(tmp_path):
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
     expected = []
     with Monitor(model, optimizer, log=tmp_path / "run.jsonl", run_id="raw") as monitor:
-        for step, [batch] in enumerate(batches(5), start=1):
-            optimizer.zero_grad()
-            loss = squared_error(model, batch)
-            loss.backward()
+        for step, loss in backward_passes(model, 5, optimizer):
             before = torch.cat([w.flatten() for w in weights(model)])
             norm = flat_gradient(model).norm().item()
             monitor.check_before_step(loss)
@@ -229,20 +220,13 @@ def test_it_records_the_raw_step(tmp_path):
         assert record.learning_rate == pytest.approx(rate)
         assert record.update_norm == pytest.approx(moved, rel=1e-5)
         assert record.parameter_norm == pytest.approx(size, rel=1e-6)
-    assert [r.validation_loss is not None for r in run.records] == [
-        False,
-        False,
-        True,
-        False,
-        False,
-    ]
+    assert [r.step for r in run.records if r.validation_loss is not None] == [3]
 
 
 def test_clipping_shares_the_pass_and_clips_alike():
     one, other = make_model().eval(), make_model().eval()
     for model in (one, other):
-        for [batch] in batches(1):
-            squared_error(model, batch).backward()
+        next(backward_passes(model, 1))
     expected = nn.utils.clip_grad_norm_(one.parameters(), 0.1)
     monitor = Monitor(other)
     monitor.check_before_step(1.0)
@@ -277,8 +261,7 @@ def test_clipping_in_any_order_clips_alike(order):
 
 def test_a_norm_that_the_loop_has_is_taken_as_it_is():
     model = make_model()
-    for [batch] in batches(1):
-        squared_error(model, batch).backward()
+    next(backward_passes(model, 1))
     whole = flat_gradient(model).norm().item()
     norm = nn.utils.clip_grad_norm_(model.parameters(), 0.01)
     monitor = Monitor(model)
@@ -291,7 +274,9 @@ def test_a_norm_that_the_loop_has_is_taken_as_it_is():
 
 def test_micro_batches_stand_in_for_workers(tmp_path):
     config = MonitorConfig(workers_every=1)
-    monitor = train(make_model(), watched(tmp_path / "run.jsonl", config=config), steps=3, micro=4)
+    monitor = train(
+        make_model(), watched(log=tmp_path / "run.jsonl", config=config), steps=3, micro=4
+    )
     assert monitor.problem is None
     for record in read_log(tmp_path / "run.jsonl").records:
         assert len(record.worker_gradient_norms) == len(record.worker_gradient_cosines) == 4
@@ -363,7 +348,7 @@ def test_the_log_holds_the_metric_that_replay_computes(tmp_path):
     train(make_model(), make_monitor, steps=40)
     metric = RMetric(RMetricConfig.case_study())
     records = read_log(tmp_path / "run.jsonl").records
-    lines = [e for e in entries(tmp_path / "run.jsonl") if e["event"] == "METRICS"]
+    lines = entries(tmp_path / "run.jsonl", "METRICS")
     for record, line in zip(records, lines, strict=True):
         assert metric.update(record).score == line["r_metric"]
     assert metric.score > 0
@@ -372,18 +357,14 @@ def test_the_log_holds_the_metric_that_replay_computes(tmp_path):
 # -- what it says
 
 
-def spoiled_at(bad, value=nan):
-    return lambda step, loss: loss * value if step == bad else loss
-
-
 def test_a_nan_is_known_before_it_reaches_the_weights(tmp_path):
     model = make_model()
     monitor = train(
-        model, watched(tmp_path / "run.jsonl"), spoil=spoiled_at(20), ask=True, steps=30
+        model, watched(log=tmp_path / "run.jsonl"), spoil=nan_at(20), ask=True, steps=30
     )
     assert all(p.isfinite().all() for p in model.parameters())
     assert [alert.step for alert in monitor.alerts] == [20]
-    said = [e for e in entries(tmp_path / "run.jsonl") if e["event"] == "ALERT"]
+    said = entries(tmp_path / "run.jsonl", "ALERT")
     assert [(e["step"], e["source"]) for e in said] == [(20, "non_finite")]
     assert isnan(read_log(tmp_path / "run.jsonl").records[19].training_loss)
 
@@ -393,7 +374,7 @@ def test_a_loop_that_does_not_ask_hears_of_it_a_step_later():
 
     def spoil(step, loss):
         at.extend([step] * len(made[0].alerts))
-        return spoiled_at(20)(step, loss)
+        return nan_at(20)(step, loss)
 
     made = []
     make = lambda *args: made.append(watched()(*args)) or made[0]  # noqa: E731
@@ -405,7 +386,7 @@ def test_a_loop_that_does_not_ask_hears_of_it_a_step_later():
 def test_an_explosion_is_an_alert():
     config = MonitorConfig(explosion_window=10)
     model = make_model()
-    monitor = train(model, watched(config=config), spoil=spoiled_at(20, 1e6), ask=True)
+    monitor = train(model, watched(config=config), spoil=times(1e6, 20), ask=True)
     assert [(a.step, a.source) for a in monitor.alerts] == [(20, "gradient_explosion")]
     assert max(p.abs().max() for p in model.parameters()) < 10
 
@@ -417,13 +398,13 @@ def test_detectors_are_heard_where_their_alarm_begins(tmp_path):
     heard = []
     monitor = train(
         make_model(),
-        watched(tmp_path / "run.jsonl", config=config, actions=[heard.append]),
-        spoil=spoiled_at(20, 1e6),
+        watched(heard.append, log=tmp_path / "run.jsonl", config=config),
+        spoil=times(1e6, 20),
     )
     assert heard[0].step == 20
     assert heard[0].source == "gradient_norm"
     assert heard == list(monitor.alerts)
-    lines = [e for e in entries(tmp_path / "run.jsonl") if e["event"] == "METRICS"]
+    lines = entries(tmp_path / "run.jsonl", "METRICS")
     assert lines[19]["alerts"]["gradient_norm"] is True
 
 
@@ -523,9 +504,7 @@ def test_an_action_that_raises_is_switched_off_and_the_others_stay(caplog):
     def broken(alert):
         raise OSError("no network")
 
-    monitor = train(
-        make_model(), watched(actions=[broken, heard.append]), spoil=spoiled_at(20), steps=25
-    )
+    monitor = train(make_model(), watched(broken, heard.append), spoil=nan_at(20), steps=25)
     assert monitor.usable
     assert [alert.step for alert in heard] == [20]
     assert sum("switched off" in message for message in caplog.messages) == 1
@@ -622,7 +601,7 @@ def test_frozen_sparse_complex_tied_and_empty_parameters(tmp_path):
     plain, seen = odd_model(), odd_model()
     train(plain, optimizer=adam(plain))
     monitor = train(
-        seen, watched(tmp_path / "run.jsonl", config=EVERYTHING), optimizer=adam(seen), micro=1
+        seen, watched(log=tmp_path / "run.jsonl", config=EVERYTHING), optimizer=adam(seen), micro=1
     )
     assert monitor.problem is None
     assert same_weights(plain, seen)
@@ -712,10 +691,7 @@ def test_the_fixed_batch_is_seen_in_evaluation_mode_and_leaves_the_modes():
 
 
 def test_a_nan_gradient_is_counted_and_located():
-    def bend(step, loss):
-        return loss * nan if step == 5 else loss
-
-    monitor = train(make_model(), watched(), spoil=bend, ask=True, steps=5)
+    monitor = train(make_model(), watched(), spoil=nan_at(5), ask=True, steps=5)
     [alert] = monitor.alerts
     entries_in_all = sum(p.numel() for p in monitor.parameters)
     assert f"{entries_in_all} entries are not finite, first in 0" in alert.reason
@@ -725,16 +701,15 @@ def test_a_nan_gradient_is_counted_and_located():
 def test_without_accumulation_nothing_is_measured_twice():
     model = make_model()
     monitor = Monitor(model, config=MonitorConfig(workers_every=1))
-    for [batch] in batches(3):
-        squared_error(model, batch).backward()
+    for _ in backward_passes(model, 3):
         monitor.check_before_step(1.0)
     assert not monitor._recorder._workers.active
     monitor.close()
 
 
 def test_variance_comes_from_one_source_in_a_run(tmp_path):
-    train(make_model(), watched(tmp_path / "run.jsonl"), steps=25, micro=3)
-    lines = [e for e in entries(tmp_path / "run.jsonl") if e["event"] == "METRICS"]
+    train(make_model(), watched(log=tmp_path / "run.jsonl"), steps=25, micro=3)
+    lines = entries(tmp_path / "run.jsonl", "METRICS")
     sources = {line.get("sigma_sq_source") for line in lines}
     assert sources == {"workers", None}
 
@@ -743,10 +718,8 @@ def test_weights_that_were_moved_to_other_memory_are_still_watched():
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     monitor = Monitor(model, optimizer)
-    for number, [batch] in enumerate(batches(4)):
-        optimizer.zero_grad()
-        squared_error(model, batch).backward()
-        if number == 2:
+    for step, _ in backward_passes(model, 4, optimizer):
+        if step == 3:
             for parameter in model.parameters():
                 parameter.data = parameter.data.clone()
         monitor.check_before_step(1.0)
@@ -843,8 +816,7 @@ def told(monitor):
 
 def test_an_explosion_just_before_does_not_hide_what_drifts_after_it():
     heard = []
-    thousandfold = lambda step, loss: loss * 1000 if step >= 80 else loss  # noqa: E731
-    monitor = train(make_model(), watched(actions=[heard.append]), steps=90, spoil=thousandfold)
+    monitor = train(make_model(), watched(heard.append), steps=90, spoil=times(1000, first=80))
     [alert] = [alert for alert in monitor.alerts if alert.source == "calibrated"]
     assert told(monitor)[0] == (80, "gradient_explosion")
     assert 80 <= alert.step <= 82
@@ -853,7 +825,7 @@ def test_an_explosion_just_before_does_not_hide_what_drifts_after_it():
 
 
 def test_what_the_rule_said_of_a_nan_is_not_said_again():
-    monitor = train(make_model(), watched(), steps=40, spoil=nan_loss_at(20))
+    monitor = train(make_model(), watched(), steps=40, spoil=nan_at(first=20))
     assert told(monitor)[0] == (20, "non_finite")
     assert not [alert for alert in monitor.alerts if alert.source == "calibrated"]
 
@@ -864,7 +836,7 @@ def test_a_nan_does_not_hide_what_comes_after_it():
     def spoil(step, loss):
         return loss * nan if step == 76 else loss * 1000 if step >= 78 else loss
 
-    make = watched(actions=[SkipStep()], config=MonitorConfig(explosion_factor=1e9))
+    make = watched(SkipStep(), config=MonitorConfig(explosion_factor=1e9))
     monitor = train(make_model(), make, steps=90, spoil=spoil)
     assert told(monitor)[0] == (76, "non_finite")
     [alert] = [alert for alert in monitor.alerts if alert.source == "calibrated"]
@@ -873,25 +845,19 @@ def test_a_nan_does_not_hide_what_comes_after_it():
 
 
 def test_the_end_of_an_alarm_is_told_to_logging_with_its_reason(caplog):
-    for_ten = lambda step, loss: loss * 1000 if 80 <= step < 90 else loss  # noqa: E731
     with caplog.at_level(logging.INFO, logger="rmetric"):
         config = MonitorConfig(explosion_factor=1e9)
-        train(make_model(), watched(config=config), steps=110, spoil=for_ten)
+        train(make_model(), watched(config=config), steps=110, spoil=times(1000, first=80, last=89))
     [line] = [r.getMessage() for r in caplog.records if "alarm is over" in r.getMessage()]
     assert re.search("the calibrated alarm is over: the (loss|new level) [a-z]+", line)
-
-
-def nan_loss_at(first):
-    return lambda step, loss: loss * nan if step >= first else loss
 
 
 def test_thresholds_of_ones_own_are_taken_and_broken_ones_refused(tmp_path):
     own = tmp_path / "mine.json"
     limits = {"alone": {"loss_jump": 1e9}, "together": {}, "full_scale": {}}
     own.write_text(json.dumps(limits))
-    thousandfold = lambda step, loss: loss * 1000 if step >= 80 else loss  # noqa: E731
     config = MonitorConfig(thresholds=own, explosion_factor=1e9)
-    monitor = train(make_model(), watched(config=config), steps=90, spoil=thousandfold)
+    monitor = train(make_model(), watched(config=config), steps=90, spoil=times(1000, first=80))
     assert not monitor.alerts
     own.write_text("[]")
     with pytest.raises(ValueError, match="threshold"):

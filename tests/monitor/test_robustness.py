@@ -15,13 +15,18 @@ from rmetric.monitor import forward as forward_module  # noqa: E402
 from rmetric.monitor.actions import EmergencyCheckpoint, WandB, dashboards  # noqa: E402
 from rmetric.monitor.actions import emergency_checkpoint as emergency  # noqa: E402
 from rmetric.monitor.actions.action import Action  # noqa: E402
-from rmetric.monitor.alerts import Alert  # noqa: E402
 from rmetric.monitor.monitor import _OPEN  # noqa: E402
 from rmetric.monitor.optimizer_steps import OptimizerSteps  # noqa: E402
 from rmetric.monitor.pending import Pending  # noqa: E402
 from rmetric.monitor.stalls import StepTimes  # noqa: E402
 from rmetric.records import Record  # noqa: E402
-from tests.monitor.training import batches, make_model, squared_error  # noqa: E402
+from tests.monitor.training import (  # noqa: E402
+    alert,
+    backward_passes,
+    batches,
+    make_model,
+    squared_error,
+)
 
 
 def test_of_shards_the_gradients_stay_until_the_optimizers_own_step():
@@ -31,8 +36,7 @@ def test_of_shards_the_gradients_stay_until_the_optimizers_own_step():
     removers = list(steps.install())
     steps.sharded = True
     before = [p.detach().clone() for p in model.parameters()]
-    for [batch] in batches(3):
-        squared_error(model, batch).backward()
+    for _ in backward_passes(model, 3):
         steps.next()
         steps.leave_out()
         assert all(p.grad is not None for p in model.parameters())  # clipping is a collective
@@ -158,8 +162,7 @@ def test_the_forward_probes_make_nothing_compile_twice():
 
     model = Model()
     monitor = Monitor(model, config=MonitorConfig(forward_every=3))
-    for [batch] in batches(7):
-        squared_error(model, batch).backward()
+    for _ in backward_passes(model, 7):
         monitor.check_before_step(1.0)
     monitor.close()
     assert len(compiled) == 1
@@ -184,10 +187,6 @@ def test_blocks_of_attention_logits_are_bounded_and_change_nothing(monkeypatch, 
     blocks = forward_module._largest_logit(query, key, key, is_causal=is_causal, enable_gqa=True)
     torch.testing.assert_close(whole, blocks)
     assert max(sizes) == 4 * 40 * 3
-
-
-def alert(step):
-    return Alert(step=step, source="non_finite", reason="gradient norm is nan")
 
 
 def test_a_trainers_own_scheduler_is_in_the_emergency_checkpoint(tmp_path):

@@ -8,8 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from rmetric.monitor.actions import MLflow, SkipStep, Trackio  # noqa: E402
-from tests.monitor.test_actions import nan_at, watched  # noqa: E402
-from tests.monitor.training import make_model, train  # noqa: E402
+from tests.monitor.training import make_model, nan_at, train, watched  # noqa: E402
 
 HOLD = {"step": 31, "action": "hold", "reason": "held at step 20"}
 
@@ -73,7 +72,7 @@ def test_mlflow_has_records_as_metrics_and_alerts_as_tags(tmp_path, monkeypatch)
     with pytest.raises(ValueError, match=r"call mlflow\.start_run\(\) first"):
         MLflow()
     experiment = mlflow.create_experiment("rmetric", artifact_location=str(tmp_path))
-    monkeypatch.setattr("rmetric.monitor.actions.mlflow._LARGEST_BATCH", 7)
+    monkeypatch.setattr("rmetric.monitor.actions.dashboards._LARGEST_BATCH", 7)
     monkeypatch.setattr("rmetric.monitor.actions.dashboards.FINISH_SECONDS", 60.0)
     with mlflow.start_run(experiment_id=experiment) as run:
         monitor = watch(MLflow())

@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from rmetric.monitor import Monitor  # noqa: E402
+from rmetric.monitor import Monitor, MonitorConfig  # noqa: E402
 from rmetric.monitor.actions import SkipStep, Stop  # noqa: E402
 from tests.monitor.training import (  # noqa: E402
     batches,
@@ -43,20 +43,15 @@ def clock(monkeypatch):
     return Clock(monkeypatch)
 
 
-def loader(clock, steps=STEPS, at=STALLED, seconds=20.0, micro=1):
-    for step, micros in enumerate(batches(steps, micro), start=1):
-        if step == at:
-            clock.wait(seconds)
-        yield step, micros
-
-
-def train(model, clock, *, at=STALLED, seconds=20.0, between=None, **settings):
+def train(model, clock, *, at=STALLED, between=None, optimizer=None, call=None, **settings):
     """A plain loop over a loader that stalls once."""
     torch.manual_seed(7)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-2)
     monitor = Monitor(model, optimizer, **settings)
-    for step, [batch] in loader(clock, at=at, seconds=seconds):
-        loss = squared_error(model, batch)
+    for step, [batch] in enumerate(batches(STEPS), start=1):
+        if step == at:
+            clock.wait(20.0)
+        loss = squared_error(model if call is None else call, batch)
         loss.backward()
         monitor.check_before_step(loss)
         optimizer.step()
@@ -101,19 +96,12 @@ def test_a_stall_elsewhere_names_its_part(clock, part):
         if len(seen) == STALLED:
             clock.wait(20.0)
 
-    torch.manual_seed(7)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     if part == "optimizer":
         optimizer.register_step_pre_hook(slow)
     else:
         model[1].register_forward_hook(slow)
-    with Monitor(model, optimizer) as monitor:
-        for [batch] in batches(STEPS):
-            loss = squared_error(model, batch)
-            loss.backward()
-            monitor.check_before_step(loss)
-            optimizer.step()
-            optimizer.zero_grad()
+    monitor = train(model, clock, at=None, optimizer=optimizer)
     [alert] = monitor.alerts
     assert (alert.step, alert.source) == (STALLED, "stall")
     words = {"forward_backward": "in forward and backward", "optimizer": "in the optimiser's step"}
@@ -279,6 +267,7 @@ def test_a_stall_stops_and_skips_nothing_unless_an_action_is_given_its_source(cl
     train(plain, clock, at=None)
     monitor = train(watched, clock, actions=[Stop(), SkipStep()])
     assert same_weights(plain, watched)
+    assert not watched._forward_pre_hooks
     assert monitor.step == STEPS
     seen = []
     train(make_model(), clock, actions=[seen.append])
@@ -287,8 +276,6 @@ def test_a_stall_stops_and_skips_nothing_unless_an_action_is_given_its_source(cl
 
 
 def test_step_times_can_be_switched_off(clock, tmp_path):
-    from rmetric.monitor import MonitorConfig
-
     config = MonitorConfig(step_times=False)
     monitor = train(make_model(), clock, log=tmp_path / "run.jsonl", config=config)
     assert named(monitor) == []
@@ -300,27 +287,11 @@ def test_step_times_can_be_switched_off(clock, tmp_path):
     "wrong", [{"stall_seconds": 0.0}, {"slow_rank_factor": 1.0}, {"slow_drift": 1.0}]
 )
 def test_settings_out_of_range_are_refused(wrong):
-    from rmetric.monitor import MonitorConfig
-
     with pytest.raises(ValueError, match=next(iter(wrong))):
         MonitorConfig(**wrong)
 
 
 # -- what must stay as it was
-
-
-def test_weights_are_the_same_and_no_hook_is_left(clock):
-    plain = make_model()
-    watched = twin(plain)
-    torch.manual_seed(7)
-    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-2)
-    for [batch] in batches(STEPS):
-        squared_error(plain, batch).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    train(watched, clock)
-    assert same_weights(plain, watched)
-    assert not watched._forward_pre_hooks
 
 
 def test_a_copy_of_the_model_has_a_hook_that_does_nothing(clock):
@@ -400,19 +371,9 @@ def compiled_in_place(model):
 def test_a_compiled_model_trains_as_before_and_its_stall_is_seen(clock, compile_model, given):
     bare = Small()
     compiled = compile_model(bare)
-    optimizer = torch.optim.SGD(bare.parameters(), lr=1e-2)
     torch._dynamo.reset()
-    from rmetric.monitor import MonitorConfig
-
-    config = MonitorConfig(forward_every=0)
-    monitor = Monitor(compiled if given == "compiled" else bare, optimizer, config=config)
-    for _, [batch] in loader(clock):
-        loss = squared_error(compiled, batch)
-        loss.backward()
-        monitor.check_before_step(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-    monitor.close()
+    model = compiled if given == "compiled" else bare
+    monitor = train(model, clock, call=compiled, config=MonitorConfig(forward_every=0))
     [alert] = monitor.alerts
     assert (alert.step, alert.source) == (STALLED, "stall")
     if (compile_model, given) == (compiled_whole, "compiled"):

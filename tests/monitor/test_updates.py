@@ -13,7 +13,7 @@ from rmetric.evaluation import judge_run
 from rmetric.monitor import Monitor
 from rmetric.monitor.actions import SkipStep
 from rmetric.monitor.judges import UpdateJudge
-from rmetric.monitor.learning_rates import LearningRates
+from rmetric.monitor.rules import LearningRates
 from rmetric.records import Record
 
 

@@ -1,9 +1,15 @@
 """A small real training, with or without the monitor: what the live tests compare."""
 
 import copy
+import json
+from math import inf, nan
+from pathlib import Path
 
 import torch
 from torch import nn
+
+from rmetric.monitor import Alert, Monitor, MonitorConfig
+from rmetric.monitor.actions import Action
 
 torch.set_num_threads(1)
 
@@ -32,6 +38,56 @@ def batches(steps, micro=1, seed=1):
 def squared_error(model, batch):
     inputs, targets = batch
     return nn.functional.mse_loss(model(inputs), targets)
+
+
+def backward_passes(model, count, optimizer=None, seed=1):
+    """Number and loss of each step, after its backward pass."""
+    for step, [batch] in enumerate(batches(count, seed=seed), start=1):
+        model.zero_grad() if optimizer is None else optimizer.zero_grad()
+        loss = squared_error(model, batch)
+        loss.backward()
+        yield step, loss
+
+
+def watched(*actions, **settings):
+    """For `train`."""
+    settings.setdefault("config", MonitorConfig(explosion_window=6))
+    return lambda model, optimizer: Monitor(model, optimizer, actions=actions, **settings)
+
+
+def times(factor, *steps, first=inf, last=inf):
+    """For `train`: the loss is that many times as large at `steps`, or from `first` on."""
+    return lambda step, loss: loss * factor if step in steps or first <= step <= last else loss
+
+
+def nan_at(*steps, **of):
+    return times(nan, *steps, **of)
+
+
+def entries(log, event=None):
+    found = [json.loads(line) for line in Path(log).read_text().splitlines()]
+    return [entry for entry in found if event in (None, entry["event"])]
+
+
+def alert(step=5, source="non_finite", rank=0, since=0):
+    reason = "gradient norm is nan"
+    return Alert(step=step, source=source, reason=reason, rank=rank, since=since)
+
+
+class Heard(Action):
+    """Keeps what it is called with."""
+
+    def __init__(self, now=False, on_all_ranks=False, **settings):
+        super().__init__(**settings)
+        self.needs_verdict_now, self.on_all_ranks = now, on_all_ranks
+        self.alerts, self.calls, self.episodes = [], [], []
+
+    def __call__(self, alert, monitor):
+        self.alerts.append(alert)
+        self.calls.append((monitor.step, alert.step, alert.source, alert.rank))
+
+    def ended(self, episode, monitor):
+        self.episodes.append(episode)
 
 
 def train(

@@ -111,6 +111,11 @@ def test_what_a_command_lacks_is_one_line_with_the_command_that_installs_it(bare
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert 'needs psutil, which is not installed: pip install "rmetric[guard]"' in done.stderr
     assert not (tmp_path / "run").exists()
+    (tmp_path / "job.log").write_text("step 1\n")
+    without = bare | {"WITHOUT": "dtaidistance"}
+    done = run(without, "-m", "rmetric", "diagnose", "job.log", folder=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert done.stderr.startswith("error: rmetric diagnose needs dtaidistance: pip install")
     (tmp_path / "log.jsonl.zst").write_bytes(b"\x28\xb5\x2f\xfd" * 8)
     (tmp_path / "events.out.tfevents.1.a").write_bytes(
         b"\x18" + bytes(11) + b"\x1a\x0dbrain.Event:2" + bytes(9)

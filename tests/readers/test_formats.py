@@ -8,6 +8,7 @@ import io
 import json
 from math import inf, isnan, nan
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -111,29 +112,6 @@ def test_a_format_is_recognised_by_content_whatever_the_name(tmp_path):
         assert read_log(write(tmp_path, "misleading.png", text)).format == name
 
 
-def test_gzip_and_a_byte_order_mark_change_nothing(tmp_path):
-    text = b"step,loss\n1,3.0\n2,2.5\n"
-    plain = only(read(tmp_path, text, "a.csv"))
-    for data in (gzip.compress(text), b"\xef\xbb\xbf" + text, text.replace(b"\n", b"\r\n")):
-        assert only(read(tmp_path, data, "a.csv")).records == plain.records
-
-
-@pytest.mark.parametrize(
-    ("data", "problem"),
-    [
-        (b"", "empty"),
-        (b"\n \n", "empty"),
-        (b"\x89PNG\0\0\0", "binary"),
-        (gzip.compress(b"step,loss\n1,2\n", mtime=0)[:10], "cut off"),
-        (b"step,loss\n1,\xff\xfe\n", "line 2"),
-    ],
-)
-def test_what_cannot_be_a_log_is_one_error_naming_the_file(tmp_path, data, problem):
-    with pytest.raises(LogError, match=problem) as caught:
-        read(tmp_path, data, "bad.csv")
-    assert str(tmp_path / "bad.csv") in str(caught.value)
-
-
 def test_an_unknown_format_names_the_known_ones_the_line_and_the_remedy(tmp_path):
     with pytest.raises(UnknownFormat) as caught:
         read(tmp_path, "\nit 0 | xloss 3.1 | 20ms\nit 1 | xloss 3.0 | 20ms\n")
@@ -162,6 +140,277 @@ def test_a_closing_line_without_loss_and_rate_is_no_blank_loss(tmp_path):
         text = "".join(f"{json.dumps(row)}\n" for row in [*rows, last])
         unread = only(read(tmp_path, text, "run.jsonl")).unread
         assert (words in unread, bool(words)) == (True, bool(unread))
+
+
+def curve(*points: tuple) -> list[tuple]:
+    """Rows of (step, training loss, validation loss, norm); what is left out was not logged."""
+    return [(*point, *[None] * (4 - len(point))) for point in points]
+
+
+def lines(entries: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(entry) + "\n" for entry in entries)
+
+
+def llama_factory(last: int) -> str:
+    entries: list[dict[str, Any]] = [
+        {"current_steps": s, "total_steps": last, "loss": 3.0 - s / 100, "lr": 1e-4,
+         "epoch": s / 10, "percentage": 100.0 * s / last, "elapsed_time": "0:00:05",
+         "remaining_time": "0:01:00", "throughput": 250.5, "total_tokens": 100 * s}
+        for s in range(5, last + 1, 5)
+    ]  # fmt: skip
+    evaluation = {"current_steps": last, "total_steps": last, "eval_loss": 2.75, "epoch": 1.0}
+    end = {"current_steps": last, "total_steps": last, "epoch": 1.0, "percentage": 100.0}
+    return lines([*entries, evaluation, end])
+
+
+TWO = curve((1, 3.0), (2, 2.5))
+LOSSES, LATER = [2.5, 2.25, 2.0, 1.75], [2.625, 2.375, 2.125, 1.875]
+ALONE = curve(*enumerate(LOSSES))
+BOTH = curve(*zip(range(4), LOSSES, LATER, strict=True))
+#: A log of one run -> its rows, and what a note of it says.
+READ: dict[str, tuple[str, list[tuple], str]] = {
+    "an evaluation is merged into its step, nan is bare": (
+        json.dumps({"log_history": HISTORY}, indent=2),
+        curve((10, 3.0, None, 1.5), (20, 2.5, 2.6, "nan"), (30, "nan", None, 2.0)), "",
+    ),
+    "AlgoPerf's blank is nan, and its closing line is no evaluation": (
+        ALGOPERF,
+        curve((0, 32.5, None, 46.9), (1, 32.4, 30.4, 52.2), (100, "nan", None, "nan"),
+              (200, None, "nan")),
+        "3 blank losses and norms were read as nan",
+    ),
+    "nan, infinite, blank and not logged in a table": (
+        "step,loss,val_loss,grad_norm\n1,nan,,inf\n2,,2.5,-Infinity\n3,None,null,0.5\n",
+        curve((1, "nan", None, inf), (2, None, 2.5, -inf), (3, None, None, 0.5)), "",
+    ),
+    "nan, infinite and not logged in lines": (
+        '{"step":1,"loss":NaN}\n{"step":2,"loss":"Infinity"}\n{"step":3,"val_loss":1}',
+        curve((1, "nan"), (2, inf), (3, None, 1.0)), "",
+    ),
+    "a row without a measurement": (
+        "step,loss,lr\n1,3.0,1e-3\n2,,1e-3\n3,2.0,1e-3\n", curve((1, 3.0), (3, 2.0)),
+        "1 of 3 rows hold a step and no loss",
+    ),
+    "semicolons": ("step;train/loss\n1;3.0\n2;2.5\n", TWO, ""),
+    "tabs": ("step\ttrain/loss\n1\t3.0\n2\t2.5\n", TWO, ""),
+    "a first column without a name": (",step,loss\n0,5,3.0\n", curve((5, 3.0)), ""),
+    "nested objects and other spellings": (
+        '{"globalStep": 5, "train": {"loss": 2.0, "gradNorm": 1.0}, "eval": {"loss": 2.5}}\n',
+        curve((5, 2.0, 2.5, 1.0)), "",
+    ),
+    "of two columns that fit equally none": (
+        "step,policy_loss,value_loss,eval_loss\n1,3.0,0.1,2.0\n", curve((1, None, 2.0)),
+        "'policy_loss', 'value_loss' could each be loss",
+    ),
+    "a second column that could be the loss": (
+        "step,train/loss,loss\n1,9.0,3.0\n", curve((1, 3.0)), "'train/loss' could be loss too",
+    ),
+    "a column named twice": ("step,loss,loss\n1,3.0,9.0\n", curve((1, 3.0)), "named twice"),
+    "a last row that is cut": (
+        "step,loss\n1,3.0\n2,2.5\n3", TWO, "is cut off and was left out",
+    ),
+    "a last object that is cut": (
+        '{"step":1,"loss":3.0}\n{"step":2,"loss":2.5}\n{"st', TWO, "is cut off and was left out",
+    ),
+    "an evaluation's own step": (
+        "_step,train/step,train/loss,val/step,val/loss,run_id\n"
+        "0,160,7.6,,,a\n1,,,,,a\n2,320,7.2,,,a\n3,,,320,7.3,a\n",
+        curve((160, 7.6), (320, 7.2, 7.3)), "",
+    ),
+    "a step that comes twice": (
+        "step,loss\n1,3.0\n1,2.0\n", curve((1, 3.0), (1, 2.0)),
+        "1 records have the step of the record before",
+    ),
+    "the counter of a logger": (
+        "_step,loss\n0,7.6\n", curve((0, 7.6)), "'_step' counts calls of the logger",
+    ),
+    "no step": ("loss,lr\n3.0,1\n2.5,1\n", curve((0, 3.0), (1, 2.5)), "rows are counted from 0"),
+    "a run that was resumed": (
+        "step,loss\n0,3\n10,3\n20,3\n30,3\n20,3\n30,3\n40,3\n",
+        curve(*((step, 3.0) for step in (0, 10, 20, 30, 20, 30, 40))),
+        "the step falls back 1 times",
+    ),
+    "a list with holes is no clock": (
+        'seed,train_loss,val_loss,tokens_train\n1,"[4, 3]","[3.5]","[10, null]"\n',
+        curve((0, 4.0), (1, 3.0, 3.5)), "spread evenly",
+    ),
+    "lists of other length and no clock": (
+        'seed,train_loss,grad_norm\n1,"[4, 3, 2, 1]","[9, 8]"\n',
+        curve((0, 4.0), (1, 3.0, None, 9.0), (2, 2.0), (3, 1.0, None, 8.0)), "spread evenly",
+    ),
+    "a chart of W&B over another axis": (
+        "train/global_step,a - loss,a - loss__MIN,a - loss__MAX\n1,3,3,3\n2,2.5,2,2\n", TWO, "",
+    ),
+    "sparse rows of Lightning": (
+        "epoch,step,train_loss_step,val_loss,lr-Adam,train_loss_step\n"
+        "0,49,3.5,,,\n0,99,nan,,,\n0,99,,3.2,,\n1,149,,,0.001,\n",
+        curve((49, 3.5), (99, "nan", 3.2)), "named twice",
+    ),
+    "a list of bare numbers": (
+        json.dumps(LOSSES), ALONE, "a list of bare numbers: read as training losses, counted from 0"
+    ),
+    "a list of pairs": (
+        json.dumps([[10 * i, x] for i, x in enumerate(LOSSES)]),
+        curve(*((10 * i, x) for i, x in enumerate(LOSSES))), "",
+    ),
+    "text that begins with a bracket": (
+        "".join(f"[{i}, 4] step {i} loss: {x} accuracy: 0.5\n" for i, x in enumerate(LOSSES)),
+        ALONE, "",
+    ),
+    "an epoch as step": (
+        "".join(f"Epoch {i}/4, Loss {x}, Accuracy 55.1%, Val Loss {y}\n"
+                for i, x, y, _ in BOTH),
+        BOTH, "no step is stated: a step is an epoch",
+    ),
+    "batches of epochs": (
+        "".join(f"epoch {e} batch {b}/2 loss={2.5 - e}\n" for e in range(2) for b in range(2)),
+        curve((0, 2.5), (1, 2.5), (2, 1.5), (3, 1.5)), "not: a step is an epoch",
+    ),
+    "lines with a loss alone": (
+        "loading 4 files\n" + "".join(f"loss={x} acc=0.5\nval loss=9.0\n" for x in LOSSES),
+        curve(*((i, x, 9.0) for i, x in enumerate(LOSSES))), "no step is stated",
+    ),
+    **{
+        f"a loss after other words: {line[:9]}": (
+            "".join(f"{line.format(x)}\n" for x in LOSSES), ALONE, "",
+        )
+        for line in (
+            "accuracy: 0.5, batch_loss: 9.5, loss: {} ||: : 7it [00:10,  1.2it/s]",
+            "[host] 2024-03-01 10:00:00,123 (trainer:737) INFO: 1epoch:train:1-100batch: "
+            "loss_ctc=50.1, acc=0.5, loss={}, backward_time=0.3",
+            "03/01/2024 10:00:00 - INFO - __main__ - Training loss: {}",
+        )
+    },
+    **{
+        f"the step is {words}": (
+            "".join(f"iter {every * i} step {i // shared}: loss {2 + i / 64}\n"
+                    for i in range(40)),
+            curve(*((i, 2 + i / 64) for i in range(40))), note,
+        )
+        for words, every, shared, note in (
+            ("the name that tells the lines apart", 1, 15, "the step is 'iter'"),
+            ("called so where it does", 15, 1, ""),
+        )
+    },
+    **{
+        f"JSON: {json.dumps(document)[:40]}": (
+            json.dumps(document, indent=indent or None), BOTH, "",
+        )
+        for indent, document in enumerate((
+            {"losses": LOSSES, "val_losses": LATER},
+            {"train_losses": LOSSES, "val_losses": LATER, "train_accs": [0.1, 0.2, 0.3, 0.4]},
+            {"history": {"loss": LOSSES, "val_loss": LATER, "accuracy": [0.1, 0.2, 0.3, 0.4]}},
+            {"train": {"loss": LOSSES, "acc": [1] * 4}, "val": {"loss": LATER, "acc": [0.5] * 4}},
+            {"config": {"betas": [0.9, 0.95]}, "trainLosses": LOSSES, "validation_losses": LATER},
+            {"loss": dict(enumerate(LOSSES)), "val_loss": dict(enumerate(LATER))},
+            [{"step": i, "loss": x, "val_loss": y} for i, x, y, _ in BOTH],
+            {"config": {"lr": 1}, "logs": [{"loss": x, "val_loss": y} for _, x, y, _ in BOTH]},
+        ))
+    },
+    **{
+        f"a printed table with {kind}, {more or 'whole'}": (table + more, BOTH, "")
+        for more in ("", "saved the model of the last epoch\n")
+        for kind, table in (
+            ("blanks", "epoch     train_loss  valid_loss  time    \n"
+             + "".join(f"{i:<9} {x:.6f}    {y:.6f}    00:12     \n" for i, x, y, _ in BOTH)),
+            ("bars", "| Epoch | Training Loss | Validation Loss |\n| ---: | --- | --- |\n"
+             + "".join(f"| {i} | {x:.6f} | {y:.6f} |\n" for i, x, y, _ in BOTH)),
+            ("words", "Epoch  Training Loss  Validation Loss\n"
+             + "".join(f"{i}      {x:.6f}       {y:.6f}\n" for i, x, y, _ in BOTH)),
+        )
+    },
+    "LLaMA-Factory's lines": (
+        llama_factory(20), curve((5, 2.95), (10, 2.9), (15, 2.85), (20, 2.8, 2.75)), "",
+    ),
+    "the lines of ms-swift, with its closing mean and state": (
+        lines([
+            *({"loss": x, "acc": 0.5 + i / 10, "grad_norm": 1.5, "learning_rate": 1e-4,
+               "memory(GiB)": 12.5, "train_speed(iter/s)": 0.75, "epoch": i / 4,
+               "global_step/max_steps": f"{5 * (i + 1)}/20", "percentage": f"{25 * (i + 1)}.00%",
+               "elapsed_time": "5s", "remaining_time": "1m"} for i, x in enumerate(LOSSES)),
+            {"eval_loss": 0.5, "eval_acc": 0.75, "global_step/max_steps": "20/20"},
+            {"train_runtime": 12.0, "total_flos": 1e15, "train_loss": 2.125, "epoch": 1.0,
+             "global_step/max_steps": "20/20"},
+            {"train_dataset": "1.0±2.0, min=1", "last_model_checkpoint": "checkpoint-20",
+             "best_metric": 0.5, "global_step": 20, "log_history": [{"loss": 9.0, "step": 1}],
+             "memory": 12.5},
+        ]),
+        curve((5, 2.5, None, 1.5), (10, 2.25, None, 1.5), (15, 2.0, None, 1.5),
+              (20, 1.75, 0.5, 1.5)), "",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_small_log_is_read_and_what_was_done_is_said(tmp_path, name):
+    text, expected, note = READ[name]
+    run = only(read(tmp_path, text))
+    assert rows(run) == expected
+    assert not note or said(run, note.removeprefix("not: ")) == (not note.startswith("not: "))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("step,loss\n1,3.0\n2,three\n", "line 3: 'loss' is 'three'"),
+        ("step,loss\n1,3.0\nx,2.0\n", "line 3: 'step' is 'x'"),
+        ("step,loss\n1,3.0\n1.5,2.0\n", "line 3: 'step' is '1.5': a whole step"),
+        ("step,loss\nnan,3.0\n", "whole step"),
+        ("step,loss,lr\n1,3.0\n2,2.0\n", "line 2: 2 cells, the header has 3"),
+        ("step,loss\n1,3.0,7\n", "line 2: 3 cells, the header has 2"),
+        ("step,loss\n", "no row holds a measurement"),
+        ("step,loss\n1,\n2,\n", "no row holds a measurement"),
+        ('{"step": 1, "loss": true}\n', "line 1: 'loss' is True"),
+        ('{"step": 1, "loss": [1, 2]}\n', "line 1: 'loss' is"),
+        ('seed,train_loss\n1,"[4, 3"\n', "line 2: 'train_loss' is no list"),
+        ('{"log_history": []}', "'log_history' is empty"),
+        ('{"log_history": [1, 2]}', "list of objects"),
+        ('{"log_history": [{"step": 1, "loss": 2.0}', "no whole JSON"),
+        ('{"log_history": [{"step": 1, "loss": "high"}]}', "'loss' is 'high'"),
+        ('{"log_history": [{"step": 1.5, "loss": 2.0}]}', "whole step"),
+        ('{"log_history": [{"step": 1, "epoch": 0.1}]}', "no column is known to be a loss"),
+        (json.dumps({"log_history": HISTORY[-1:]}), "empty: nothing was logged"),
+        (own_log().partition(b"\n")[0] + b"\n", "no METRICS line"),
+        ("Step,a - loss,a - loss__MIN,a - loss__MAX\n10,3,3,3\n20,high,2,2\n",
+         "line 3: 'loss' is 'high'"),
+        ('{"train_loss": [3.0, 2.5', "no whole JSON"),
+        ('[{"step": 1, "loss": "x"}]', "'loss' is 'x'"),
+        ('{\n"lr": 0.1\n}', "neither a list of objects nor arrays"),
+        *((json.dumps(document), "no list is known to be a loss") for document in (
+            {"name": "x", "size": [1, 2]}, {"accuracy": LOSSES, "val_accuracy": LATER},
+            {"losses": {"ce": LOSSES, "kl": LATER}}, {"loss_scale": LOSSES, "total_flos": LATER},
+            {"train": {"accuracy": LOSSES}, "val": {"accuracy": LATER}},
+        )),
+        ('[1.0, "x", 2.0]', 'line 1: entry 2 of the list is "x"; accepted: a loss'),
+        ("[\n1.0,\n[2.0],\n3.0\n]", "line 3: entry 2 of the list is [2.0]; accepted: a loss"),
+        ("[[1, 2.0], [1, 3.0]]", "entry 2 of the list is [1, 3.0]; accepted: [step, loss]"),
+        ("[[1, 2, 3], [4, 5, 6]]", "entry 1 of the list is [1, 2, 3]"),
+        ("[[0.5, 2.0], [1.5, 3.0]]", "entry 1 of the list is [0.5, 2.0]"),
+        ("[1, 2, 3]", "whole numbers alone"),
+        *((text, "not a log that replay knows") for text in (
+            "val loss=2.0\n" * 5, "best loss: 2.0\n" * 5, "loss_scale=2.0\n" * 5,
+            "loss: 50%\n" * 5, "policy loss 2.5\npolicy loss 2.0\n",
+            "aux loss: 2.5\naux loss: 2.0\n",
+            "total steps, loss scale 2.5\ntotal steps, loss scale 2.0\n",
+            "the loss  falls as it should\nafter 3 epochs  more\n",
+            "| step | accuracy |\n| --- | --- |\n| 1 | 0.5 |\n| 2 | 0.6 |\n",
+            "loss  and  lr\n1  2  3  4\n",
+        )),
+        (b"", "the file is empty"),
+        (b" \n\t\r\n" * 9, "the file is empty"),
+        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\1\0\0\0\1\0\x08", "a binary file"),
+        (bytes(range(256)), "a binary file"),
+        ("step,loss\n1,2\n".encode("utf-16-le"), "a binary file"),
+        (gzip.compress(b"step,loss\n1,2\n", mtime=0)[:10], "cut off"),
+        (b"step,loss\n1,\xff\xfe\n", "line 2"),
+        (b"step,loss\n1,3.0\n2,2\xb70\n", "line 3: 'loss' is '2"),
+    ],
+)  # fmt: skip
+def test_a_damaged_log_is_one_error_naming_the_file_and_the_line(tmp_path, text, problem):
+    with pytest.raises(LogError) as caught:
+        read(tmp_path, text, "bad.csv")
+    assert problem in str(caught.value)
+    assert str(tmp_path / "bad.csv") in str(caught.value)
 
 
 # Our own logs
@@ -195,8 +444,6 @@ def test_logs_in_the_authors_shape_may_lack_keys(tmp_path):
     run = only(read(tmp_path, "\n".join(map(json.dumps, entries))))
     assert [r.step for r in run.records] == list(range(1, 8))
     assert isnan(run.records[5].validation_loss)
-    assert run.records[6].loss_drift is None, "a repeated ΔL is no observation"
-    assert said(run, "loss_drift is stated on 1 lines without validation_loss")
     assert (run.truth.failure_kind, run.truth.failure_step) == ("loss is nan", 8)
 
 
@@ -207,27 +454,6 @@ def test_an_own_log_that_is_cut_keeps_what_is_whole_and_claims_no_outcome(tmp_pa
     assert 0 < len(run.records) < 21
 
 
-def test_an_own_log_without_metrics_is_an_error(tmp_path):
-    with pytest.raises(LogError, match="no METRICS line"):
-        read(tmp_path, own_log().splitlines(keepends=True)[0])
-
-
-# Hugging Face
-
-
-def test_hugging_face_merges_an_evaluation_into_its_step_and_reads_bare_nan(tmp_path):
-    state = json.dumps({"global_step": 30, "log_history": HISTORY}, indent=2)
-    assert "NaN" in state
-    run = only(read(tmp_path, state))
-    assert rows(run) == [(10, 3.0, None, 1.5), (20, 2.5, 2.6, "nan"), (30, "nan", None, 2.0)]
-    assert run.records[0].learning_rate == 1e-4
-
-
-def test_the_closing_mean_of_hugging_face_is_no_step(tmp_path):
-    with pytest.raises(LogError, match="empty: nothing was logged"):
-        read(tmp_path, json.dumps({"log_history": HISTORY[-1:]}))
-
-
 def test_a_checkpoint_is_named_by_its_folders(tmp_path):
     folder = tmp_path / "my-model" / "checkpoint-500"
     folder.mkdir(parents=True)
@@ -235,74 +461,7 @@ def test_a_checkpoint_is_named_by_its_folders(tmp_path):
     assert run.id == "my-model__checkpoint-500__trainer_state"
 
 
-@pytest.mark.parametrize(
-    ("history", "problem"),
-    [
-        ("[]", "'log_history' is empty"),
-        ("[1, 2]", "list of objects"),
-        ('[{"step": 1, "loss": 2.0}', "no whole JSON"),
-        ('[{"step": 1, "loss": "high"}]', "'loss' is 'high'"),
-        ('[{"step": 1.5, "loss": 2.0}]', "whole step"),
-        ('[{"step": 1, "epoch": 0.1}]', "no column is known to be a loss"),
-    ],
-)
-def test_a_damaged_trainer_state_is_one_error(tmp_path, history, problem):
-    end = "" if problem == "no whole JSON" else "}"
-    with pytest.raises(LogError, match=problem.replace("[", r"\[")):
-        read(tmp_path, f'{{"log_history": {history}{end}')
-
-
-# AlgoPerf
-
-
-def test_algoperf_writes_nan_as_a_blank_and_its_closing_line_is_no_evaluation(tmp_path):
-    run = only(read(tmp_path, ALGOPERF))
-    assert rows(run) == [
-        (0, 32.5, None, 46.9),
-        (1, 32.4, 30.4, 52.2),
-        (100, "nan", None, "nan"),
-        (200, None, "nan", None),
-    ]
-    assert said(run, "3 blank losses and norms were read as nan")
-
-
 # Any CSV and JSONL
-
-
-def test_nan_infinite_blank_and_not_logged_are_told_apart(tmp_path):
-    text = "step,loss,val_loss,grad_norm\n1,nan,,inf\n2,,2.5,-Infinity\n3,None,null,0.5\n"
-    assert rows(only(read(tmp_path, text))) == [
-        (1, "nan", None, inf),
-        (2, None, 2.5, -inf),
-        (3, None, None, 0.5),
-    ]
-    lines = ['{"step":1,"loss":NaN}', '{"step":2,"loss":"Infinity"}', '{"step":3,"val_loss":1}']
-    assert rows(only(read(tmp_path, "\n".join(lines)))) == [
-        (1, "nan", None, None),
-        (2, inf, None, None),
-        (3, None, 1.0, None),
-    ]
-
-
-def test_rows_without_a_measurement_are_left_out_and_counted(tmp_path):
-    run = only(read(tmp_path, "step,loss,lr\n1,3.0,1e-3\n2,,1e-3\n3,2.0,1e-3\n"))
-    assert [r.step for r in run.records] == [1, 3]
-    assert said(run, "1 of 3 rows hold a step and no loss")
-
-
-@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
-def test_the_delimiter_is_seen_from_the_header(tmp_path, delimiter):
-    text = "step,train/loss\n1,3.0\n2,2.5\n".replace(",", delimiter)
-    assert rows(only(read(tmp_path, text))) == [(1, 3.0, None, None), (2, 2.5, None, None)]
-
-
-def test_a_first_column_without_a_name_is_an_index(tmp_path):
-    assert rows(only(read(tmp_path, ",step,loss\n0,5,3.0\n"))) == [(5, 3.0, None, None)]
-
-
-def test_nested_objects_and_other_spellings_are_found(tmp_path):
-    text = '{"globalStep": 5, "train": {"loss": 2.0, "gradNorm": 1.0}, "eval": {"loss": 2.5}}\n'
-    assert rows(only(read(tmp_path, text))) == [(5, 2.0, 2.5, 1.0)]
 
 
 def test_what_was_guessed_is_said_and_a_map_needs_no_guess(tmp_path):
@@ -314,64 +473,10 @@ def test_what_was_guessed_is_said_and_a_map_needs_no_guess(tmp_path):
     assert not said(mapped, "guessed")
 
 
-def test_of_two_columns_that_fit_equally_none_is_taken(tmp_path):
-    text = "step,policy_loss,value_loss,eval_loss\n1,3.0,0.1,2.0\n"
-    run = only(read(tmp_path, text))
-    assert rows(run) == [(1, None, 2.0, None)]
-    assert said(run, "'policy_loss', 'value_loss' could each be loss")
-
-
-def test_a_second_column_that_could_be_the_loss_is_said(tmp_path):
-    run = only(read(tmp_path, "step,train/loss,loss\n1,9.0,3.0\n"))
-    assert rows(run) == [(1, 3.0, None, None)]
-    assert said(run, "'train/loss' could be loss too")
-
-
-def test_a_column_named_twice_counts_where_it_comes_first(tmp_path):
-    run = only(read(tmp_path, "step,loss,loss\n1,3.0,9.0\n"))
-    assert rows(run) == [(1, 3.0, None, None)]
-    assert said(run, "named twice")
-
-
 def test_a_table_without_a_known_loss_says_its_columns_and_the_remedy(tmp_path):
     with pytest.raises(UnknownFormat, match=r"'ppl'.*--map loss=COLUMN"):
         read(tmp_path, "step,ppl\n1,20\n")
     assert rows(only(read(tmp_path, "step,ppl\n1,20\n", loss="ppl"))) == [(1, 20.0, None, None)]
-
-
-def test_a_mapped_column_that_is_not_there_is_an_error_with_those_that_are(tmp_path):
-    with pytest.raises(LogError, match=r"--map loss=xent: no such column; .*'step', 'loss'"):
-        read(tmp_path, "step,loss\n1,2\n", loss="xent")
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("step,loss\n1,3.0\n2,three\n", "line 3: 'loss' is 'three'"),
-        ("step,loss\n1,3.0\nx,2.0\n", "line 3: 'step' is 'x'"),
-        ("step,loss\n1,3.0\n1.5,2.0\n", "line 3: 'step' is '1.5': a whole step"),
-        ("step,loss\nnan,3.0\n", "whole step"),
-        ("step,loss,lr\n1,3.0\n2,2.0\n", "line 2: 2 cells, the header has 3"),
-        ("step,loss\n1,3.0,7\n", "line 2: 3 cells, the header has 2"),
-        ("step,loss\n", "no row holds a measurement"),
-        ("step,loss\n1,\n2,\n", "no row holds a measurement"),
-        ('{"step": 1, "loss": true}\n', "line 1: 'loss' is True"),
-        ('{"step": 1, "loss": [1, 2]}\n', "line 1: 'loss' is"),
-    ],
-)
-def test_a_damaged_table_is_one_error_naming_the_line(tmp_path, text, problem):
-    with pytest.raises(LogError) as caught:
-        read(tmp_path, text)
-    assert problem in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "text", ["step,loss\n1,3.0\n2,2.5\n3", '{"step":1,"loss":3.0}\n{"step":2,"loss":2.5}\n{"st']
-)
-def test_a_last_line_that_is_cut_is_left_out_and_said(tmp_path, text):
-    run = only(read(tmp_path, text))
-    assert rows(run) == [(1, 3.0, None, None), (2, 2.5, None, None)]
-    assert said(run, "is cut off and was left out")
 
 
 def test_one_file_may_hold_several_runs_by_name(tmp_path):
@@ -381,13 +486,10 @@ def test_one_file_may_hold_several_runs_by_name(tmp_path):
     assert (b.id, rows(b)) == ("sweep__b", [(1, 4.0, None, None), (2, 3.5, None, None)])
 
 
-def test_sparse_rows_take_the_evaluation_s_own_step(tmp_path):
-    text = (
-        "_step,train/step,train/loss,val/step,val/loss,run_id\n"
-        "0,160,7.6,,,a\n1,,,,,a\n2,320,7.2,,,a\n3,,,320,7.3,a\n"
-    )
-    run = only(read(tmp_path, text))
-    assert rows(run) == [(160, 7.6, None, None), (320, 7.2, 7.3, None)]
+def test_a_plural_step_is_read(tmp_path):
+    document = {"steps": [0, 10, 20, 30], "losses": LOSSES, "lrs": [0.1] * 4}
+    run = only(read(tmp_path, json.dumps(document)))
+    assert [(r.step, r.learning_rate) for r in run.records] == [(s, 0.1) for s in document["steps"]]
 
 
 def test_rows_of_one_step_are_one_record_though_both_know_the_time(tmp_path):
@@ -399,22 +501,6 @@ def test_rows_of_one_step_are_one_record_though_both_know_the_time(tmp_path):
     assert record == Record(step=5, time=2.0, training_loss=2.0, validation_loss=3.0)
 
 
-def test_a_value_that_comes_twice_for_a_step_is_kept_twice_and_said(tmp_path):
-    run = only(read(tmp_path, "step,loss\n1,3.0\n1,2.0\n"))
-    assert rows(run) == [(1, 3.0, None, None), (1, 2.0, None, None)]
-    assert said(run, "1 records have the step of the record before")
-
-
-def test_the_counter_of_a_logger_is_said_to_be_one(tmp_path):
-    assert said(only(read(tmp_path, "_step,loss\n0,7.6\n")), "'_step' counts calls of the logger")
-
-
-def test_without_a_step_rows_are_counted_and_that_is_said(tmp_path):
-    run = only(read(tmp_path, "loss,lr\n3.0,1\n2.5,1\n"))
-    assert [r.step for r in run.records] == [0, 1]
-    assert said(run, "rows are counted from 0")
-
-
 def test_steps_that_start_again_are_another_run(tmp_path):
     steps = [0, 10, 20, 30, 10, 20, 30]
     text = "step,loss\n" + "".join(f"{s},{9 - s / 10}\n" for s in steps)
@@ -423,13 +509,6 @@ def test_steps_that_start_again_are_another_run(tmp_path):
     assert [r.step for r in second.records] == [10, 20, 30]
     assert (first.id, second.id) == ("twice__part1", "twice__part2")
     assert said(first, "the steps start again")
-
-
-def test_a_resumed_run_stays_one(tmp_path):
-    steps = [0, 10, 20, 30, 40, 30, 40, 50]
-    run = only(read(tmp_path, "step,loss\n" + "".join(f"{s},3\n" for s in steps)))
-    assert [r.step for r in run.records] == steps
-    assert said(run, "the step falls back 1 times")
 
 
 # One run a row
@@ -451,25 +530,6 @@ def test_lists_in_cells_are_placed_by_what_they_count(tmp_path):
     assert rows(second) == [(0, 4.1, None, None), (1, 3.6, 3.7, None)]
     assert (first.id, second.id) == ("runs__row0", "runs__row1")
     assert said(first, "placed along 'train_loss' by 'tokens_val'")
-
-
-def test_a_list_with_holes_is_no_clock(tmp_path):
-    text = 'seed,train_loss,val_loss,tokens_train\n1,"[4, 3]","[3.5]","[10, null]"\n'
-    run = only(read(tmp_path, text))
-    assert [record.training_loss for record in run.records] == [4.0, 3.0]
-    assert said(run, "spread evenly")
-
-
-def test_lists_of_other_length_and_no_clock_are_spread_and_that_is_said(tmp_path):
-    text = 'seed,train_loss,grad_norm\n1,"[4, 3, 2, 1]","[9, 8]"\n'
-    run = only(read(tmp_path, text))
-    assert [r.gradient_norm for r in run.records] == [None, 9.0, None, 8.0]
-    assert said(run, "spread evenly")
-
-
-def test_a_broken_list_names_its_line(tmp_path):
-    with pytest.raises(LogError, match="line 2: 'train_loss' is no list"):
-        read(tmp_path, 'seed,train_loss\n1,"[4, 3"\n')
 
 
 # Laws
@@ -522,7 +582,57 @@ def test_accepted_names_are_written_as_they_are_compared():
             assert plain_name(name) == name
 
 
+# Tables whose evaluations stand after all training records
+
+TRAINING = [(10 * i, 5 - 0.01 * i, "") for i in range(1, 101)]
+
+
+def long_table(tmp_path, table):
+    cells = "".join(",".join(map(str, row)) + "\n" for row in table)
+    return read_log(write(tmp_path, "run.csv", f"step,train_loss,eval_loss\n{cells}"))
+
+
+@pytest.mark.parametrize(
+    ("evaluated", "last", "note"),
+    [
+        ((0, 250, 500, 755, 1000), [990, 1000], "each was put at its step"),
+        ((400, 800, 1010), [1000, 1010], ""),
+        ((1, 1720, 72504), [1720, 72504], ""),  # the training is no longer logged there
+    ],
+)
+def test_a_second_counter_is_the_same_run(tmp_path, evaluated, last, note):
+    run = long_table(tmp_path, [*TRAINING, *((s, "", 4.5) for s in evaluated)]).run
+    steps = [record.step for record in run.records]
+    assert steps == sorted(steps)
+    assert steps[-2:] == last
+    assert run.id == "run"
+    assert [r.step for r in run.records if r.validation_loss is not None] == [*evaluated]
+    assert sum(r.training_loss is not None for r in run.records) == 100
+    assert said(run, note)
+    assert not said(run, "start again")
+    assert not said(run, "falls back")
+
+
+def test_two_runs_and_a_resumed_one_stay_what_they_are(tmp_path):
+    assert len(long_table(tmp_path, [*TRAINING, *TRAINING]).runs) == 2
+    assert said(long_table(tmp_path, [*TRAINING, *TRAINING[50:]]).run, "falls back")
+    mixed = [(s, t, 4.0 if s == 500 else "") for s, t, _ in TRAINING]
+    assert len(long_table(tmp_path, [*mixed, *((s, "", 4.5) for s in (0, 250, 500))]).runs) == 2
+
+
 # Finding files
+
+
+@pytest.mark.parametrize(("saved", "name"), [(20, "trainer_state.json"), (10, "trainer_log.jsonl")])
+def test_a_trainers_folder_is_one_run(tmp_path, saved, name):
+    """The state is read, or the log of lines where a run ended after the last state."""
+    write(tmp_path, "trainer_log.jsonl", llama_factory(20))
+    history = [{"step": s, "loss": 2.0} for s in range(5, saved + 1, 5)]
+    folder = tmp_path if saved == 20 else tmp_path / f"checkpoint-{saved}"
+    folder.mkdir(exist_ok=True)
+    state = json.dumps({"global_step": saved, "log_history": history})
+    write(folder, "trainer_state.json", state)
+    assert [path.name for path in find_logs([tmp_path])] == [name]
 
 
 def test_folders_are_searched_and_hidden_and_unfinished_files_are_not(tmp_path):

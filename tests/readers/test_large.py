@@ -15,7 +15,7 @@ import pytest
 from rmetric import Record, RMetricConfig, Run, Truth
 from rmetric.cli.main import main
 from rmetric.logs import run_lines
-from rmetric.readers import read_log
+from rmetric.readers import open_log, read_log
 from rmetric.records import HardwareEvent
 
 
@@ -56,12 +56,20 @@ def test_a_log_below_the_limit_is_read_as_without_it(tmp_path):
 
 
 @pytest.mark.long
-def test_the_memory_of_reading_does_not_grow_with_the_log(tmp_path):
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda path: len(read_log(path, most_records=1000).run.records) <= 1001,
+        lambda path: sum(1 for _ in open_log(path)) >= 20_000,
+    ],
+    ids=["whole", "stream"],
+)
+def test_the_memory_of_reading_does_not_grow_with_the_log(tmp_path, read):
     def peak(count: int) -> int:
         path = written(tmp_path / f"{count}.jsonl", plain(count))
         tracemalloc.start()
         try:
-            assert len(read_log(path, most_records=1000).run.records) <= 1001
+            assert read(path)
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()

@@ -374,15 +374,6 @@ def test_zero_bytes_are_left_out_and_counted_wherever_they_are(tmp_path, form, s
     assert followed == [record.step for record in run.records]
 
 
-PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\1\0\0\0\1\0\x08"
-
-
-@pytest.mark.parametrize("data", [bytes(range(256)), "step,loss\n1,2\n".encode("utf-16-le"), PNG])
-def test_binary_files_stay_binary(tmp_path, data):
-    with pytest.raises(LogError, match="binary"):
-        read(tmp_path, data)
-
-
 @pytest.mark.parametrize("form", ["flat", "nested", "own"])
 @pytest.mark.parametrize("size", [1 << 16, 1 << 18, 3 << 20])
 def test_the_first_of_json_lines_may_be_long(tmp_path, form, size):

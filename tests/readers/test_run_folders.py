@@ -174,13 +174,6 @@ def test_a_folder_of_weights_alone_is_one_error(tmp_path, capsys):
     assert error.count("\n") == 1
 
 
-@pytest.mark.long
-def test_results_of_an_earlier_replay_are_no_logs(tmp_path):
-    write(tmp_path, {"a.csv": TABLE})
-    assert main(["replay", str(tmp_path / "a.csv"), "--out", str(tmp_path / "old")]) == 0
-    assert find_logs([tmp_path]) == [tmp_path / "a.csv"]
-
-
 # The default folder of the results
 
 

@@ -8,10 +8,7 @@ import importlib
 import json
 import os
 import resource
-import subprocess
-import sys
 import time
-from math import isnan
 from pathlib import Path
 
 import orjson
@@ -158,63 +155,11 @@ def test_a_wandb_chart_holds_many_runs_and_its_step_is_said_to_be_no_step(tmp_pa
     assert said(one, "'_step' counts calls of the logger")
 
 
-def test_a_wandb_chart_over_another_axis_takes_its_step(tmp_path):
-    text = "train/global_step,a - loss,a - loss__MIN,a - loss__MAX\n10,3,3,3\n20,2,2,2\n"
-    assert rows(only(read(tmp_path, text))) == [(10, 3.0, None, None), (20, 2.0, None, None)]
-
-
-def test_a_damaged_wandb_chart_names_the_line(tmp_path):
-    text = "Step,a - loss,a - loss__MIN,a - loss__MAX\n10,3,3,3\n20,high,2,2\n"
-    with pytest.raises(LogError, match="line 3: 'loss' is 'high'"):
-        read(tmp_path, text)
-
-
-@pytest.mark.parametrize(
-    "document",
-    [
-        {"train_loss": [3.0, 2.5], "val_loss": [3.1, 2.6]},
-        {"train": {"loss": [3.0, 2.5]}, "val": {"loss": [3.1, 2.6]}, "epochs": 2},
-        {"loss": {"0": 3.0, "1": 2.5}, "val_loss": {"0": 3.1, "1": 2.6}},
-        [{"step": 0, "loss": 3.0, "val_loss": 3.1}, {"step": 1, "loss": 2.5, "val_loss": 2.6}],
-        {"config": {"lr": 1}, "logs": [{"loss": 3.0, "val_loss": 3.1},
-                                       {"loss": 2.5, "val_loss": 2.6}]},
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("indent", [None, 1])
-def test_arrays_and_lists_of_objects_in_json(tmp_path, document, indent):
-    run = only(read(tmp_path, json.dumps(document, indent=indent)))
-    assert rows(run) == [(0, 3.0, 3.1, None), (1, 2.5, 2.6, None)]
-
-
 def test_a_document_may_hold_several_runs_and_nan(tmp_path):
     curves = {"a": {"loss": [3, float("nan")]}, "b": {"loss": [4, 3]}}
     a, b = read(tmp_path, json.dumps(curves), "x.json")
     assert (a.id, rows(a)) == ("x__a", [(0, 3.0, None, None), (1, "nan", None, None)])
     assert (b.id, rows(b)) == ("x__b", [(0, 4.0, None, None), (1, 3.0, None, None)])
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ('{"train_loss": [3.0, 2.5', "no whole JSON"),
-        ('[{"step": 1, "loss": "x"}]', "'loss' is 'x'"),
-        ('{"name": "x", "size": [1, 2]}', "no list is known to be a loss"),
-        ('{\n"lr": 0.1\n}', "neither a list of objects nor arrays"),
-    ],
-)
-def test_a_damaged_document_is_one_error(tmp_path, text, problem):
-    with pytest.raises(LogError, match=problem):
-        read(tmp_path, text)
-
-
-def test_a_lightning_table_of_sparse_rows(tmp_path):
-    text = (
-        "epoch,step,train_loss_step,val_loss,lr-Adam,train_loss_step\n"
-        "0,49,3.5,,,\n0,99,nan,,,\n0,99,,3.2,,\n1,149,,,0.001,\n"
-    )
-    run = only(read(tmp_path, text))
-    assert rows(run) == [(49, 3.5, None, None), (99, "nan", 3.2, None)]
-    assert said(run, "named twice")
 
 
 def event_file(folder: Path, values: dict[int, dict[str, float]], suffix: str = "") -> Path:
@@ -316,20 +261,6 @@ def test_a_mapped_text_needs_no_step(tmp_path):
 TABLE = "step,loss\n" + "".join(f"{s},{3 - s / 100}\n" for s in range(1, 101))
 
 
-@pytest.mark.parametrize(
-    ("data", "problem"),
-    [
-        (b"", "the file is empty"),
-        (b" \n\t\r\n" * 9, "the file is empty"),
-        (os.urandom(100) + b"\0" * 9, "a binary file"),
-        ("step,loss\n1,2\n".encode("utf-16-le"), "a binary file"),
-    ],
-)
-def test_what_is_no_text_is_one_error(tmp_path, data, problem):
-    with pytest.raises(LogError, match=problem):
-        read(tmp_path, data)
-
-
 @pytest.mark.parametrize("head", [b"", TABLE.encode(), jsonl(LINES[:3]), b"step:1 loss:2\n"])
 def test_a_line_of_any_length_is_refused_in_constant_memory(tmp_path, head):
     path = tmp_path / "log"
@@ -374,19 +305,6 @@ def test_a_foreign_byte_beside_the_numbers_is_replaced_and_said(tmp_path):
     run = only(read(tmp_path, b"step,loss,host\n1,3.0,K\xf6ln\n2,2.0,x\n"))
     assert len(run.records) == 2
     assert said(run, "1 lines, the first is line 2, hold bytes that are not UTF-8")
-
-
-def test_a_foreign_byte_in_a_number_is_an_error_of_its_line(tmp_path):
-    with pytest.raises(LogError, match="line 3: 'loss' is '2"):
-        read(tmp_path, b"step,loss\n1,3.0\n2,2\xb70\n")
-
-
-def test_zero_bytes_in_the_middle_are_left_out_and_said(tmp_path):
-    data = (TABLE * 1).encode().replace(b"\n90,", b"\n" + b"\0" * 40 + b"90,")
-    padded = data.replace(b"step,loss\n", b"step,loss\n" + b"\n" * 300_000)
-    run = only(read(tmp_path, padded))
-    assert len(run.records) == 100
-    assert said(run, "40 zero bytes")
 
 
 @pytest.mark.parametrize("step", [2**63, 10**30, -(2**63) - 1, 1e300, 1.5, "x"])
@@ -475,30 +393,3 @@ def test_a_folder_of_ten_thousand_files_is_quick_and_constant(tmp_path):
     number = sum(1 for path in find_logs([tmp_path]) for _ in open_log(path))
     assert number == 30_000
     assert time.process_time() - began < 30
-
-
-@pytest.mark.long
-def test_memory_does_not_grow_with_the_log(tmp_path):
-    script = (
-        "import resource, sys; from pathlib import Path; from rmetric.readers import open_log\n"
-        "for _ in open_log(Path(sys.argv[1])): pass\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
-    )
-    peaks = []
-    for times in (1, 60):
-        path = tmp_path / "x.jsonl"
-        with open(path, "wb") as file:
-            for n in range(times):
-                file.write(jsonl([e | {"step": e["step"] + 900 * n} for e in LINES]))
-        done = subprocess.run(
-            [sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True
-        )
-        peaks.append(int(done.stdout))
-    assert path.stat().st_size > 5_000_000
-    assert peaks[1] < peaks[0] + 3_000, f"{peaks} KiB"
-
-
-def test_nan_is_a_value_on_the_quick_way_too(tmp_path):
-    entries = [e | {"train/loss": float("nan")} if e["step"] % 100 == 0 else e for e in LINES]
-    run = only(read(tmp_path, as_python(entries)))
-    assert [r.step for r in run.records if isnan(r.training_loss)] == list(range(100, 901, 100))

@@ -353,14 +353,6 @@ def test_an_id_that_could_leave_the_folder_names_no_log(tmp_path, name):
         log_path(tmp_path, name)
 
 
-def test_a_file_is_written_whole(tmp_path):
-    path = tmp_path / "run.jsonl"
-    write_atomically(path, [START, METRICS])
-    write_atomically(path, [START])
-    assert path.read_bytes() == START
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_the_error_names_the_file_that_was_to_be_written(tmp_path):
     def full():
         yield START

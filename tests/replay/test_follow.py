@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from base64 import b64encode
-from importlib import import_module
 from math import inf
 from pathlib import Path
 
@@ -18,7 +17,6 @@ import orjson
 import pytest
 
 from rmetric._util.webhook import WebhookSender, checked_url, post
-from rmetric.cli import COMMANDS
 from rmetric.cli.main import main
 from rmetric.detectors import make_detector
 from rmetric.detectors.calibrated.thresholds import default_thresholds, thresholds_to_json
@@ -215,17 +213,6 @@ def test_a_webhook_is_tried_again_and_never_holds_up(tmp_path):
     assert "secret" not in said[0]
 
 
-def test_a_webhook_that_hangs_is_given_up(tmp_path):
-    said = []
-    with WebhookServer(hangs=True) as server:
-        hook = WebhookSender(server.url, "url", said.append, tries=2, pause=0.01, timeout=0.1)
-        hook.post({"text": "x"})
-        began = time.monotonic()
-        hook.close()
-        assert time.monotonic() - began < 2
-    assert len(said) == 1
-
-
 #: URLs that no post can reach.
 NEVER = {
     "http://host:99999/x": "a port that is none of 1 to 65535",
@@ -263,11 +250,6 @@ def test_a_url_that_can_never_work_is_in_no_message(url):
 # The command
 
 
-def test_every_command_has_what_a_command_needs():
-    modules = [import_module(f"rmetric.cli.{name}") for name in COMMANDS]
-    assert all(module.add_arguments and module.run and module.EXAMPLES for module in modules)
-
-
 def test_help_is_quick_and_loads_nothing_heavy():
     code = "import sys; from rmetric.__main__ import main\n"
     code += "sys.argv[1:] = ['--help']\ntry: main()\n"
@@ -276,14 +258,6 @@ def test_help_is_quick_and_loads_nothing_heavy():
     assert "watch" in done.stdout
     loaded = set(done.stdout.split("\n")[-2].split())
     assert loaded.isdisjoint({"torch", "numpy", "msgspec", "scipy"})
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help(command, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main([command, "--help"])
-    assert ended.value.code == 0
-    assert len(capsys.readouterr().out) > 300
 
 
 def watch(*arguments: object) -> int:

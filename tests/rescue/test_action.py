@@ -81,14 +81,6 @@ def test_the_detectors_alarm_goes_back_to_before_its_onset():
     assert same(rescued, twin)
 
 
-def test_the_step_zero_is_a_place_to_go_back_to():
-    """The optimiser has no state there: what it has since is removed."""
-    config = RescueConfig(every=5, probation=1, far=20)
-    rescued = train(Rescue(config), evidence_of=bad(3, since=2))
-    assert [entry["to"] for entry in rescued["decisions"]] == [0]
-    assert same(rescued, train())
-
-
 def test_a_detector_that_went_back_to_the_first_steps_is_told_what_came_before_the_evidence(
     monkeypatch,
 ):
@@ -104,13 +96,6 @@ def test_a_detector_that_went_back_to_the_first_steps_is_told_what_came_before_t
     assert [entry["to"] for entry in rescued["decisions"]] == [0]
     again = told.index(1, 1)
     assert told[again : again + 12] == [*range(1, 12), 1]
-
-
-def test_without_evidence_nothing_is_touched():
-    watched = train(Rescue(SMALL))
-    assert watched["decisions"] == []
-    assert watched["problem"] == ""
-    assert same(watched, train())
 
 
 def test_bad_data_are_not_used_again():
@@ -138,33 +123,25 @@ def test_bad_data_are_not_used_again():
     assert used[42:] == [15, 16, 17, *range(58, 70)]
 
 
-def test_a_stream_goes_on_with_the_data_that_come_next(caplog):
-    caplog.set_level(logging.INFO, "rmetric")
-    drawn = []
-
+def test_an_iterator_is_drawn_from_once_and_gives_its_batches_again():
     def stream():
-        for i in range(100):
-            drawn.append(i)
-            yield torch.full((4, 6), float(i % 7)), torch.zeros(4, 1)
+        source = torch.Generator().manual_seed(5)
+        for _ in range(30):
+            drawn.append(1)
+            yield torch.randn(4, 6, generator=source), torch.randn(4, 1, generator=source)
 
+    drawn = []
     rescued = train(Rescue(SMALL), loader=stream(), evidence_of=bad(23), steps=30)
     assert actions(rescued) == ["go_back"]
-    assert len(drawn) == len(rescued["taken"]) == 24 + 15
-    assert rescued["decisions"][0]["skipped"] is None
-    assert sum("cannot rewind" in record.message for record in caplog.records) == 1
+    assert (len(drawn), len(rescued["taken"])) == (30, 24 + 15)
+    assert same(rescued, train(loader=stream(), steps=30))
 
 
-def test_random_numbers_come_again_where_the_data_do_not():
-    """A position that can be rewound restores them too; a stream has none."""
-    stream = ((torch.zeros(4, 6), torch.zeros(4, 1)) for _ in range(100))
-    states = {}
-
-    def at(executed, step, model, optimizer):
-        states.setdefault(step, []).append(torch.get_rng_state().tolist())
-
-    train(Rescue(SMALL), loader=stream, evidence_of=bad(23), at=at, steps=30)
-    assert len(states[16]) == 2
-    assert states[16][0] == states[16][1]
+def test_batches_that_are_not_kept_are_reported_once_and_the_data_go_on(monkeypatch, caplog):
+    monkeypatch.setattr("rmetric.rescue.own_loop.OwnLoop.keeps_batches", False)
+    rescued = train(Rescue(SMALL), evidence_of=bad(23, times=2), steps=30)
+    assert actions(rescued) == ["go_back", "go_back"]
+    assert sum("are not kept" in record.message for record in caplog.records) == 1
 
 
 def test_the_log_has_each_step_once_and_every_decision(tmp_path):
@@ -355,13 +332,6 @@ def test_planned_settings_are_put_back_before_each_step():
     for step, rate, betas in after:
         assert rate == pytest.approx(1e-2 / (1 + 0.05 * (step - 1)))
         assert betas == (0.9, 0.999)
-
-
-def test_wrong_arguments_are_refused():
-    with pytest.raises(ValueError, match="on_hold is 'sleep': stop, exit, wait are accepted"):
-        Rescue(on_hold="sleep")
-    with pytest.raises(ValueError, match="hold_seconds is -1"):
-        Rescue(hold_seconds=-1)
 
 
 def test_a_training_set_back_by_hand_starts_anew():

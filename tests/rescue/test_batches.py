@@ -2,67 +2,62 @@
 
 import random
 from collections import namedtuple
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from rmetric.rescue.recent_batches import RecentBatches, copied, host_random_state, same_state
+from rmetric.rescue.recent_batches import (
+    KeptBatch,
+    RecentBatches,
+    _copy,
+    bytes_of,
+    host_random_state,
+    same_state,
+)
 
 Pair = namedtuple("Pair", "inputs labels")
 
 
-def source(count=1000):
-    numbers = iter(range(count))
-    return lambda: torch.tensor([next(numbers)])
+def source():
+    numbers = iter(range(1000))
+    return lambda: KeptBatch(torch.tensor([next(numbers)]), {})
 
 
 def take(batches, draw, count):
     return [int(batches.next(draw).value) for _ in range(count)]
 
 
-def test_the_same_batches_come_again_and_then_new_ones():
-    batches, draw = RecentBatches(), source()
-    assert take(batches, draw, 5) == [0, 1, 2, 3, 4]
-    assert batches.set_back(2)
-    assert batches.waiting
-    assert take(batches, draw, 5) == [2, 3, 4, 5, 6]
-    assert not batches.waiting
-
-
-def test_skipped_batches_never_come_again():
-    batches, draw = RecentBatches(), source()
-    take(batches, draw, 6)
-    assert [int(one.value) for one in batches.skip(2, 5)] == [2, 3, 4]
-    assert batches.set_back(2)
-    assert take(batches, draw, 3) == [5, 6, 7]
-    assert batches.skip(2, 4) == []
-    assert batches.set_back(0)
-    assert take(batches, draw, 4) == [0, 1, 5, 6]
-
-
-def test_a_stretch_whose_end_is_to_come_is_passed_over_when_it_is_drawn():
-    batches, draw = RecentBatches(), source()
-    take(batches, draw, 4)
-    assert [int(one.value) for one in batches.skip(2, 7)] == [2, 3]
-    assert batches.set_back(1)
-    assert take(batches, draw, 3) == [1, 7, 8]
-    assert batches.set_back(0)
-    assert take(batches, draw, 4) == [0, 1, 7, 8]
-    assert batches.used(0, 9) == 4
-
-
-def test_forgotten_batches_cannot_be_reached():
-    batches, draw = RecentBatches(), source()
-    take(batches, draw, 6)
-    batches.forget(4)
-    assert batches.first == 4
-    assert not batches.set_back(3)
-    assert batches.position == 6
-    assert batches.set_back(4)
-    assert take(batches, draw, 3) == [4, 5, 6]
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 9), st.integers(0, 12), st.booleans(), st.integers(0, 4)),
+        max_size=12,
+    ),
+    st.integers(0, 20),
+)
+def test_the_order_of_the_data_is_kept_on_any_course(course, far):
+    """What comes is the data in their order, without what was skipped; until it is forgotten."""
+    batches, draw, skipped = RecentBatches(), source(), set()
+    for count, back, leave_out, to_come in course:
+        start, first = batches.position, batches.first
+        values = take(batches, draw, count)
+        assert values == [n for n in range(start, values[-1] + 1) if n not in skipped]
+        target = max(first, batches.position - back)
+        if leave_out:
+            end = batches.position + to_come
+            drawn = range(target, batches.first + len(batches._kept))
+            left = batches.skip(target, end)
+            assert [int(one.value) for one in left] == [
+                n for n in drawn if n < end and n not in skipped
+            ]
+            skipped |= set(range(target, end))
+        assert batches.set_back(target)
+        batches.forget(target - far)
+        assert batches.first >= target - far
+        assert not batches.set_back(batches.first - 1)
 
 
 def test_no_more_bytes_than_the_limit_are_kept():
@@ -74,7 +69,8 @@ def test_no_more_bytes_than_the_limit_are_kept():
 
 def test_a_batch_that_the_training_changes_comes_back_as_it_was():
     batches = RecentBatches()
-    first = batches.next(lambda: {"ids": torch.ones(2), "more": [torch.zeros(1), "text"]}).value
+    value = {"ids": torch.ones(2), "more": [torch.zeros(1), "text"]}
+    first = batches.next(lambda: KeptBatch(value, {})).value
     first["ids"].zero_()
     first.pop("more")
     for _ in range(2):
@@ -85,12 +81,24 @@ def test_a_batch_that_the_training_changes_comes_back_as_it_was():
         again["ids"].zero_()
 
 
-def test_a_slice_is_copied_without_the_rest_of_its_memory():
+@dataclass
+class Batch:
+    rows: torch.Tensor
+    names: tuple
+
+
+def test_a_copy_is_of_any_class_and_has_not_the_rest_of_a_slices_memory():
     whole = torch.zeros(1_000_000)
-    made, size = copied(Pair(whole[:2], (whole[2:3], None)))
+    pair = Pair(whole[:2], (whole[2:3], None))
+    made = _copy(pair)
     assert isinstance(made, Pair)
-    assert size == 12
+    assert bytes_of(pair) == 12
     assert made.inputs.untyped_storage().size() == 8
+    batch = Batch(torch.zeros(10, 10), (np.zeros(25), b"12345", "ä"))
+    made = _copy(batch)
+    assert bytes_of(batch) == 400 + 200 + 5 + 1
+    assert made.rows.data_ptr() != batch.rows.data_ptr()
+    assert made.names[0] is not batch.names[0]
 
 
 def test_a_batch_that_cannot_be_copied_is_passed_on_and_not_kept():
@@ -99,14 +107,14 @@ def test_a_batch_that_cannot_be_copied_is_passed_on_and_not_kept():
             raise RuntimeError("no copies")
 
     odd, batches = Odd(), RecentBatches()
-    assert batches.next(lambda: odd).value is odd
+    assert batches.next(lambda: KeptBatch(odd, {})).value is odd
     assert "no copies" in batches.problem
     assert not batches.set_back(0)
 
 
 def test_drawing_moves_the_random_state_again():
     def draw():
-        return torch.rand(2) + random.random() + np.random.rand()  # noqa: NPY002
+        return KeptBatch(torch.rand(2) + random.random() + np.random.rand(), {})  # noqa: NPY002
 
     batches, before = RecentBatches(), host_random_state()
     batches.next(draw)
@@ -118,27 +126,3 @@ def test_drawing_moves_the_random_state_again():
     assert batches.set_back(0)
     batches.next(pytest.fail)
     assert same_state(host_random_state(), after)
-
-
-@pytest.mark.long
-@given(
-    st.lists(
-        st.tuples(st.integers(1, 9), st.integers(0, 12), st.booleans(), st.integers(0, 4)),
-        max_size=12,
-    )
-)
-@settings(max_examples=60, deadline=None)
-def test_the_order_of_the_data_is_kept_on_any_course(course):
-    """What comes is the data in their order, without what was skipped."""
-    batches, draw, skipped = RecentBatches(), source(), set()
-    for count, back, leave_out, to_come in course:
-        start = batches.position
-        values = take(batches, draw, count)
-        expected = [n for n in range(start, values[-1] + 1) if n not in skipped]
-        assert values == expected
-        target = max(0, batches.position - back)
-        if leave_out:
-            end = batches.position + to_come
-            skipped |= set(range(target, end))
-            batches.skip(target, end)
-        assert batches.set_back(target)

@@ -1,17 +1,17 @@
 """Positions in data: after a return come the batches that came before."""
 
-import copy
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from rmetric.monitor.actions.checkpoint_file import random_state, set_random_state
-from rmetric.rescue.data_position import LoaderPosition
+from rmetric.rescue.own_loop import OwnLoop
 from rmetric.rescue.snapshot import Parts, Snapshots
 
 
@@ -35,15 +35,6 @@ class Stream(IterableDataset):
         return (samples[index] for index in order)
 
 
-class Counted(Noisy):
-    def __init__(self):
-        self.loaded = 0
-
-    def __getitem__(self, index):
-        self.loaded += 1
-        return super().__getitem__(index)
-
-
 class Stateful:
     """As torchdata's loader: it restores itself."""
 
@@ -63,12 +54,21 @@ class Stateful:
         self.place = state["place"]
 
 
+def own_numbers():
+    """Draws from a generator that nobody can find."""
+    generator = torch.Generator().manual_seed(1)
+    while True:
+        yield torch.randn(2, generator=generator)
+
+
 def make(kind):
     generator = torch.Generator().manual_seed(3)
     if kind == "stateful":
         return Stateful()
     if kind == "list":
         return [torch.tensor([float(i)]) for i in range(7)]
+    if kind == "iterator":
+        return own_numbers()
     if kind == "distributed":
         data = Noisy()
         sampler = DistributedSampler(data, num_replicas=2, rank=1, shuffle=True)
@@ -79,14 +79,34 @@ def make(kind):
         "shuffled": {"shuffle": True},
         "generator": {"shuffle": True, "generator": generator},
         "workers": {"shuffle": True, "num_workers": 2},
-        "in order": {},
+        "workers that live on": {"shuffle": True, "num_workers": 1, "persistent_workers": True},
         "no batches": {"batch_size": None, "shuffle": True},
     }[kind]
     return DataLoader(Noisy(), **{"batch_size": 3, **more})
 
 
-KINDS = ["shuffled", "generator", "workers", "in order", "no batches", "stateful", "list",
-         "distributed", "stream", "stream of workers"]  # fmt: skip
+KINDS = ["shuffled", "generator", "workers", "workers that live on", "no batches", "stateful",
+         "list", "distributed", "stream", "stream of workers", "iterator"]  # fmt: skip
+
+
+class Course:
+    """The steps of a loop whose rescue does nothing by itself."""
+
+    def __init__(self, loader, per_step=1):
+        self.snapshots = [0]
+        policy = SimpleNamespace(state=SimpleNamespace(snapshots=self.snapshots))
+        rescue = SimpleNamespace(
+            boundary=lambda last: False, policy=policy, is_on=True, monitor=None
+        )
+        self.data = OwnLoop(rescue, loader, per_step, 10**6)
+
+    def of_step(self, step):
+        self.data.at_boundary(step - 1)
+        return [self.data.next_batch().value for _ in range(self.data.per_step)]
+
+    def state(self, step):
+        self.data.at_boundary(step)
+        return self.data.state()
 
 
 def values(batch):
@@ -101,58 +121,27 @@ def test_the_batches_after_a_position_come_again(kind, at):
     torch.manual_seed(1)
     random.seed(1)
     np.random.seed(1)  # noqa: NPY002
-    position = LoaderPosition(make(kind))
+    course = Course(make(kind))
     for step in range(1, at + 1):
-        position.of_step(step)
+        course.of_step(step)
 
     def taken():
-        return [values(position.of_step(step)[0]) for step in range(at + 1, at + 10)]
+        return [values(course.of_step(step)[0]) for step in range(at + 1, at + 10)]
 
-    state, randoms = copy.deepcopy(position.state()), random_state(set())
+    state, randoms = course.state(at), random_state(set())
+    course.snapshots[:] = [at]
     expected = taken()
-    described = position.describe()
-    position.of_step(at + 10)
-    position.seek(state)
+    course.of_step(at + 10)
+    course.data.seek(state)
     set_random_state(randoms)
     assert taken() == expected
-    assert position.describe() == described
-    position.seek(state, skip=(at + 3, at + 5))
+    course.data.at_boundary(at + 9)
+    course.data.seek(state, skip=(at + 3, at + 5))
     for _ in range(2):  # it stays left out at a later return
         set_random_state(randoms)
         after = taken()
-        assert after[:2] == expected[:2]
-        # The epoch that begins next may be shuffled differently.
-        same = slice(2, min(6, 2 + max(0, 7 - (at + 5) % 7)))
-        if kind in ("stateful", "list"):  # nothing is drawn for a sample
-            assert after[2:6] == expected[5:9]
-        else:
-            assert [int(v) for row in after[same] for v in row] == [
-                int(v) for row in expected[5:9][: same.stop - 2] for v in row
-            ]
-        position.seek(state)
-
-
-def test_the_samples_before_a_position_are_not_loaded_again():
-    data = Counted()
-    position = LoaderPosition(DataLoader(data, 3, shuffle=True))
-    for _ in range(5):
-        next(position)
-    state = position.state()
-    data.loaded = 0
-    position.seek(state)
-    assert data.loaded == 0
-    next(position)
-    assert data.loaded == 3
-
-
-def test_skipping_counts_the_batches_of_a_step():
-    batches = list(range(30))
-    position = LoaderPosition(batches, per_step=3)
-    state = position.state()
-    position.of_step(1)
-    position.seek(state, skip=(2, 3))
-    assert position.of_step(1) == [0, 1, 2]
-    assert position.of_step(2) == [9, 10, 11]
+        assert after[:6] == [*expected[:2], *expected[5:9]]
+        course.data.seek(state)
 
 
 @given(
@@ -161,88 +150,55 @@ def test_skipping_counts_the_batches_of_a_step():
         max_size=8,
     ),
     st.integers(1, 3),
+    st.booleans(),
 )
-@settings(max_examples=100, deadline=None)
-def test_the_data_of_the_steps_of_the_last_try_are_left_out(course, per_step):
+def test_the_data_of_the_steps_of_the_last_try_are_left_out(moves, per_step, restores_itself):
     """The last try's steps that are to come are those that it would have taken.
 
     Each return leaves out a stretch that begins in a step that was taken; `to_come` steps of it
     were not taken yet.
     """
-    count = 2000
-    position = LoaderPosition(list(range(count)), per_step=per_step)
-    left, step = list(range(count)), 0  # the data that are not left out
-    states = {0: position.state()}
-    for more, back, out_back, to_come in course:
+
+    class Numbers(Stateful):
+        def __iter__(self):
+            while self.place < 2000:
+                self.place += 1
+                yield self.place - 1
+
+    course = Course(Numbers() if restores_itself else iter(range(2000)), per_step)
+    left, step = list(range(2000)), 0  # the data that are not left out
+    states = {0: course.state(0)}
+    for more, back, out_back, to_come in moves:
         for _ in range(more):
             step += 1
-            assert position.of_step(step) == left[(step - 1) * per_step : step * per_step]
-            states[step] = position.state()
+            assert course.of_step(step) == left[(step - 1) * per_step : step * per_step]
+            states[step] = course.state(step)
         target = max(0, step - back)
         skip = max(target, step - 1 - out_back) + 1, step + to_come
         if skip[0] <= step:
             del left[(skip[0] - 1) * per_step : skip[1] * per_step]
-            position.seek(states[target], skip)
+            course.data.seek(states[target], skip)
         else:
-            position.seek(states[target])
+            course.data.seek(states[target])
         step = target
 
 
 def test_a_return_that_is_undone_leaves_no_data_out():
-    data, others = LoaderPosition(list(range(30))), {"broken": Broken()}
-    model = torch.nn.Linear(1, 1)
-    parts = Parts(model, list(model.parameters()), None, others, data, StateOnly())
-    snapshots = Snapshots(parts)
+    class StateOnly:
+        def state_dict(self, **_):
+            return {}
+
+    class Broken(StateOnly):
+        def load_state_dict(self, state):
+            raise RuntimeError("it is broken")
+
+    course, model, snapshots = Course(list(range(30))), torch.nn.Linear(1, 1), Snapshots()
+    others = {"broken": Broken()}
+    snapshots.parts = Parts(model, list(model.parameters()), None, others, course.data, StateOnly())
     snapshot = snapshots.take(0)
     for step in range(1, 6):
-        data.of_step(step)
+        course.of_step(step)
+    course.data.at_boundary(5)
     with pytest.raises(RuntimeError, match="it is broken"):
         snapshots.restore_small(snapshot, (2, 8))
-    assert [data.of_step(step) for step in (6, 7, 8)] == [[5], [6], [7]]
-
-
-class StateOnly:
-    def state_dict(self, **_):
-        return {}
-
-
-class Broken(StateOnly):
-    def load_state_dict(self, state):
-        raise RuntimeError("it is broken")
-
-
-@pytest.mark.parametrize(
-    ("source", "rewindable"),
-    [
-        (iter(range(9)), False),
-        (iter(DataLoader(Stream())), False),
-        (DataLoader(Stream()), True),
-        (DataLoader(Noisy()), True),
-        (range(9), True),
-    ],
-)
-def test_only_an_iterator_cannot_be_rewound(source, rewindable):
-    assert LoaderPosition(source).rewindable == rewindable
-
-
-def test_a_stream_that_ends_before_goes_on_with_what_it_gives():
-    """Its first pass has six batches, each later one two."""
-
-    class Shrinks(IterableDataset):
-        passes = 0
-
-        def __iter__(self):
-            self.passes += 1
-            return iter(range(6 if self.passes == 1 else 2))
-
-    position = LoaderPosition(DataLoader(Shrinks(), batch_size=None))
-    assert [position.of_step(step) for step in (1, 2, 3, 4)] == [[0], [1], [2], [3]]
-    state = position.state()
-    position.of_step(5)
-    position.seek(state)
-    assert [position.of_step(step) for step in (5, 6, 7)] == [[0], [1], [0]]
-
-
-def test_an_iterator_and_an_empty_loader_end():
-    assert list(LoaderPosition(iter(range(4)))) == list(range(4))
-    assert list(LoaderPosition([])) == []
+    assert [course.of_step(step) for step in (6, 7, 8)] == [[5], [6], [7]]

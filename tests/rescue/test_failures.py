@@ -13,7 +13,6 @@ from rmetric.monitor.actions import restore
 from rmetric.rescue import Rescue, RescueConfig, hold
 from rmetric.rescue import action as action_module
 from rmetric.rescue.disk import SnapshotFolder
-from rmetric.rescue.recent_batches import copied
 from rmetric.rescue.snapshot import Snapshots
 from tests.rescue.test_action import ALWAYS, lasting
 from tests.rescue.trainings import (
@@ -255,32 +254,10 @@ def test_an_action_may_follow_one_training_after_the_other():
     assert [e["to"] for e in rescue.decisions] == [20]
 
 
-def test_the_names_of_the_rescues_own_parts_are_refused():
-    with pytest.raises(ValueError, match=r"extra\['scaler'\]: this name is the rescue's own"):
-        Rescue(extra={"scaler": nn.Linear(1, 1)})
-
-
 def test_as_many_workers_left_out_as_there_are_ranks_are_refused(monkeypatch, caplog):
-    import rmetric.rescue.workers_out as workers_out
+    from rmetric.rescue import remedies
 
     with pytest.raises(ValueError, match="most_out is 2 with 2 ranks"):
-        workers_out.check_most(2, 2)
-    workers_out.check_most(1, 2)
-    workers_out.check_most(1, 1)  # a single process leaves no worker out
-
-
-def test_the_bytes_of_any_batch_count():
-    from dataclasses import dataclass
-
-    import numpy as np
-
-    @dataclass
-    class Batch:
-        rows: torch.Tensor
-        names: tuple
-
-    batch = Batch(torch.zeros(10, 10), (np.zeros(25), b"12345", "ä"))
-    made, size = copied(batch)
-    assert size == 400 + 200 + 5 + 1
-    assert made.rows.data_ptr() != batch.rows.data_ptr()
-    assert made.names[0] is not batch.names[0]
+        remedies.check_most(2, 2)
+    remedies.check_most(1, 2)
+    remedies.check_most(1, 1)  # a single process leaves no worker out

@@ -3,16 +3,13 @@
 Rates that leave their scheduler's are set back before a step is taken: the run is its twin.
 """
 
-import warnings
-
 import pytest
 import torch
 from torch import nn
 
 from rmetric.monitor import Monitor
 from rmetric.rescue import Rescue, RescueConfig
-
-torch.set_num_threads(1)
+from tests.integrations import trainers
 
 FEATURES, ROWS, STEPS = 6, 16, 80
 #: Nats, here of a squared error, that rescue may cost.
@@ -99,54 +96,25 @@ def plain(net, rescue, folder):
 
 
 def hugging_face(net, rescue, folder):
-    from accelerate.state import AcceleratorState
-    from transformers import Trainer, TrainingArguments
+    from transformers import Trainer
 
     from rmetric.integrations.hugging_face import RMetricCallback
 
     if rescue is not None and not hasattr(Trainer, "_run_epoch"):
         pytest.skip("rescue needs the loop of transformers 5.5.4 or newer")
-    trainer = Trainer(
-        model=net,
-        args=TrainingArguments(
-            output_dir=str(folder), per_device_train_batch_size=ROWS, report_to=[], use_cpu=True,
-            disable_tqdm=True, dataloader_pin_memory=False, save_strategy="no", logging_steps=50,
-            num_train_epochs=1, max_grad_norm=0,
-        ),
-        train_dataset=Data(),
-        callbacks=[] if rescue is None else [RMetricCallback(None, actions=[rescue])],
-        optimizers=net.settings(),
+    trainers.hugging_face(
+        net, Data(), folder, [] if rescue is None else [RMetricCallback(None, actions=[rescue])],
+        optimizers=net.settings(), batch_size=ROWS, num_train_epochs=1, max_grad_norm=0,
     )  # fmt: skip
-    try:
-        trainer.train()
-    finally:
-        AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def lightning(net, rescue, folder):
-    warnings.filterwarnings("ignore", module="lightning")
-    import lightning as package
-
     from rmetric.integrations.lightning import RMetricCallback
 
-    class Module(package.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.net = net
-
-        def training_step(self, batch, index):
-            return self.net(**batch)["loss"]
-
-        def configure_optimizers(self):
-            optimizer, scheduler = net.settings()
-            return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
-
-    trainer = package.Trainer(
-        accelerator="cpu", devices=1, logger=False, enable_progress_bar=False, max_epochs=1,
-        enable_model_summary=False, default_root_dir=folder, enable_checkpointing=False,
-        callbacks=[] if rescue is None else [RMetricCallback(None, actions=[rescue])],
+    trainers.lightning(
+        net, Data(), folder, [] if rescue is None else [RMetricCallback(None, actions=[rescue])],
+        optimizers=net.settings(), batch_size=ROWS, max_epochs=1, shuffle=True,
     )  # fmt: skip
-    trainer.fit(Module(), torch.utils.data.DataLoader(Data(), ROWS, shuffle=True))
 
 
 TRAINERS = {"plain": plain, "hugging_face": hugging_face, "lightning": lightning}

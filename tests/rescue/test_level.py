@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmetric.rescue.loss_level import LossLevel
-from rmetric.rescue.snapshot_pace import BUDGET, SnapshotPace
+from rmetric.rescue.evidence import LossLevel
+from rmetric.rescue.snapshot_keeper import BUDGET, SnapshotPace
 
 
 def level_of(losses, onset, *, after=()):

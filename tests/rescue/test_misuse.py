@@ -17,7 +17,6 @@ from tests.rescue.trainings import (
     make_loader,
     make_model,
     make_optimizer,
-    same,
     train,
 )
 
@@ -167,6 +166,9 @@ def test_a_resumed_loop_reports_where_its_data_begin(at, caplog):
         ({"scheduler": "cosine"}, "scheduler 0 is 'cosine': it has no state_dict"),
         ({"extra": {"best": 3.0}}, r"extra\['best'\] is 3.0: it has no state_dict"),
         ({"extra": [1]}, r"extra is \[1\]: a mapping"),
+        ({"extra": {"scaler": 3.0}}, r"extra\['scaler'\]: this name is the rescue's own"),
+        ({"on_hold": "sleep"}, "on_hold is 'sleep': stop, exit, wait are accepted"),
+        ({"hold_seconds": -1}, "hold_seconds is -1"),
     ],
     ids=str,
 )
@@ -204,9 +206,8 @@ def test_a_loader_that_cannot_be_iterated_is_refused(loader):
 @pytest.mark.parametrize(
     ("count", "nans", "words"),
     [
-        (40, (), None),
+        (40, NANS, None),  # the batches of repeated steps come again
         (33, (), "step 33 of 40 with the data: 7 steps are missing"),
-        (40, NANS, r"with the data: (\d+) steps are missing\. The batches of \1 went into steps"),
         (0, (), "step 0 of 40 with the data: 40 steps are missing"),
     ],
 )
@@ -222,71 +223,23 @@ def test_steps_that_the_data_leave_out_are_told(kind, per_step, count, nans, wor
     assert [bool(re.search(words, one)) for one in found] == ([True] if words else [])
 
 
-class OwnNumbers:
-    """A source that draws from a generator that nobody can find."""
-
-    def __init__(self):
-        self._numbers = torch.Generator().manual_seed(1)
-
-    def __iter__(self):
-        for _ in range(18):
-            draw = torch.randn(4, 7, generator=self._numbers)
-            yield draw[:, :6], draw[:, 6:]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kept", [False, True])
-def test_a_loader_that_gives_other_data_again_is_reported_once(kept, caplog):
-    loader = list(OwnNumbers()) if kept else OwnNumbers()
-    outcome = train(Rescue(SMALL), nans=[*NANS, *range(37, 41)], loader=loader)
-    assert actions(outcome).count("go_back") == 2
-    assert outcome["problem"] == ""
-    assert len(messages(caplog, "other data")) == (0 if kept else 1)
-    twin = train(loader=list(OwnNumbers()) if kept else OwnNumbers())
-    assert same(outcome, twin) == kept
-
-
-@pytest.mark.long
-def test_workers_that_live_on_are_reported(caplog):
-    settings = {"num_workers": 1, "shuffle": True, "batch_size": 4, "collate_fn": noisy}
-    data = make_loader().dataset
-    for persistent in (False, True):
-        loader = torch.utils.data.DataLoader(data, persistent_workers=persistent, **settings)
-        outcome = train(Rescue(SMALL), nans=NANS, loader=loader)
-        assert outcome["problem"] == ""
-        assert len(messages(caplog, "other data")) == persistent
-
-
-def noisy(rows):
-    """Augmentation that draws from the worker's own generator."""
-    inputs, labels = zip(*rows, strict=True)
-    return torch.stack(inputs) + 0.1 * torch.rand(1), torch.stack(labels)
-
-
 @pytest.mark.parametrize("per_step", [1, 2])
-def test_the_batches_that_are_left_out_are_named(per_step):
-    rescue = Rescue(SMALL)
-    outcome = train(
-        rescue,
-        evidence_of=bad(23, since=20, kind="data", times=2),
-        per_step=per_step,
-        steps=30,
-    )
+def test_the_batches_that_are_left_out_are_named_and_saved(per_step, tmp_path):
+    """Those that were drawn by then; an epoch has 18."""
+    evidence = bad(23, since=20, kind="data", times=2)
+    log = tmp_path / "run.jsonl"
+    outcome = train(Rescue(SMALL), evidence_of=evidence, per_step=per_step, steps=30, log=log)
     first, second = outcome["decisions"]
     assert "skipped" not in first["data"]
-    low, high = second["skipped"]
-    assert second["data"]["skipped"] == named((low - 1) * per_step, high * per_step - 1)
-
-
-def named(first, last, epoch=18):
-    """The interval of batches, cut at the epochs."""
-    found = []
-    while first <= last:
-        number, place = divmod(first, epoch)
-        end = min(last - number * epoch, epoch - 1)
-        found.append({"epoch": number, "batches": [place, end]})
-        first = (number + 1) * epoch
-    return found
+    assert second["skipped"][0] == 20
+    last = 24 * per_step - 1  # step 24 was at hand
+    numbers = range(19 * per_step, last + 1)
+    named = [n for part in second["data"]["skipped"] for n in range(
+        18 * part["epoch"] + part["batches"][0], 18 * part["epoch"] + part["batches"][1] + 1
+    )]  # fmt: skip
+    assert named == [*numbers]
+    saved = torch.load(second["data"]["file"], weights_only=True)
+    assert [18 * one["epoch"] + one["batch"] for one in saved] == [*numbers]
 
 
 def test_a_log_that_is_no_file_is_not_written(tmp_path, caplog):

@@ -3,9 +3,9 @@
 import pytest
 
 from rmetric.rescue import Rescue, RescueConfig
+from rmetric.rescue.agreement import Ballot, RankLeftError, Vote
 from rmetric.rescue.policy import Evidence
-from rmetric.rescue.snapshot_pace import SnapshotPace
-from rmetric.rescue.vote import Ballot, RankLeftError, Vote
+from rmetric.rescue.snapshot_keeper import SnapshotPace
 from tests.monitor.ranks import on_ranks
 from tests.rescue.trainings import NANS, SMALL, actions, bad, make_loader, same, train
 
@@ -184,7 +184,7 @@ def test_a_worker_that_stands_out_is_left_out_of_the_mean(launched):
 def test_the_mean_without_a_worker_is_that_of_the_others():
     import torch
 
-    from rmetric.rescue.workers_out import WorkersOut
+    from rmetric.rescue.remedies import WorkersOut
 
     weights = [torch.zeros(3, requires_grad=True) for _ in range(3)]
     own = [torch.tensor([1.0, 2, 3]), torch.tensor([torch.nan] * 3), torch.tensor([3.0, 4, 5])]

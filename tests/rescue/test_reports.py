@@ -10,8 +10,6 @@ import pytest
 from jsonschema import Draft202012Validator
 
 torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
-
 from rmetric.monitor import Alert, Monitor, MonitorConfig  # noqa: E402
 from rmetric.monitor.actions import (  # noqa: E402
     Action,
@@ -27,15 +25,8 @@ from rmetric.rescue import Rescue  # noqa: E402
 from tests.monitor.test_actions import StandInRun  # noqa: E402
 from tests.monitor.webhook_server import WebhookServer  # noqa: E402
 from tests.reporting.page.pages import Found  # noqa: E402
-from tests.rescue.trainings import (  # noqa: E402
-    NANS,
-    SMALL,
-    flat,
-    make_loader,
-    make_model,
-    make_optimizer,
-    seed,
-)
+from tests.rescue.trainings import NANS, SMALL, make_model  # noqa: E402
+from tests.rescue.trainings import train as of_rescue  # noqa: E402
 
 STEPS = 30
 ENTRY = {"step": 713, "to": 690, "action": "go_back", "repeated": 23,
@@ -44,23 +35,11 @@ ENTRY = {"step": 713, "to": 690, "action": "go_back", "repeated": 23,
 
 def train(*others, rescue=None, log=None):
     """Steps 23 to 26 have a loss that is nan: three are left out, the fourth goes back to 20."""
-    model = make_model()
-    optimizer = make_optimizer("adamw", model.parameters())
     rescue = rescue or Rescue(SMALL)
-    seed()
-    monitor = Monitor(model, optimizer, log=log, actions=[*others, rescue], run_id="tiny")
-    batches = rescue.steps(make_loader(), STEPS)
-    for executed, (_, (inputs, labels)) in enumerate(batches, start=1):
-        loss = nn.functional.mse_loss(model(inputs), labels)
-        loss = loss * math.nan if executed in NANS else loss
-        loss.backward()
-        monitor.check_before_step(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-    monitor.close()
-    assert rescue.problem == ""
-    assert monitor.usable
-    return rescue, flat(model)
+    outcome = of_rescue(rescue, others=others, log=log, nans=NANS, steps=STEPS, run_id="tiny")
+    assert outcome["problem"] == ""
+    assert outcome["usable"]
+    return rescue, outcome["weights"]
 
 
 class Decided(Action):

@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from rmetric.monitor import Monitor
 from rmetric.rescue import Rescue, RescueConfig
 from rmetric.rescue import judgement as judgement_module
-from rmetric.rescue.data_position import LoaderPosition
 from rmetric.rescue.policy import Evidence
+from tests.rescue.test_data import Course
 from tests.rescue.trainers import Planted, hugging_face
 from tests.rescue.trainings import (
     SMALL,
@@ -187,16 +187,22 @@ def test_batches_that_are_left_out_stay_out_in_the_next_process():
 
 
 def test_a_loader_that_restores_itself_leaves_out_what_is_to_come():
-    position = LoaderPosition(Stateful())
-    position.left_out = [(3, 6)]
-    assert [int(next(position)[0][0, 0]) for _ in range(2)] == [0, 1]
-    told = position.resume_state()
+    def at_step_2(loader):
+        course = Course(loader)
+        used = [int(course.of_step(step)[0][0][0, 0]) for step in (1, 2)]
+        course.data.at_boundary(2)
+        return course, used
+
+    course, used = at_step_2(Stateful())
+    assert used == [0, 1]
+    course.data.left_out = [(3, 6)]
+    told = course.data.resume_state()
     assert told == {"epoch": 0, "left_out": [[1, 4]]}
     resumed = Stateful()
-    resumed.load_state_dict(position.loader.state_dict())
-    after = LoaderPosition(resumed)
-    after.resume(told)
-    assert [int(next(after)[0][0, 0]) for _ in range(3)] == [2, 6, 7]
+    resumed.load_state_dict(course.data.loader.state_dict())
+    after = Course(resumed)
+    after.data.resume(told)
+    assert [int(after.of_step(step)[0][0][0, 0]) for step in (1, 2, 3)] == [2, 6, 7]
 
 
 def test_the_epoch_goes_on_where_the_sampler_orders_by_it():

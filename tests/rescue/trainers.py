@@ -1,6 +1,5 @@
 """A small training under each trainer that is disturbed once, and a rescue that goes back."""
 
-import warnings
 from dataclasses import dataclass, field
 
 import pytest
@@ -10,8 +9,7 @@ from torch.utils.data import IterableDataset
 
 from rmetric.monitor import MonitorConfig
 from rmetric.rescue import RescueConfig
-
-torch.set_num_threads(1)
+from tests.integrations import trainers
 
 FEATURES, ROWS, EPOCH, EPOCHS = 5, 4, 18, 3
 STEPS = EPOCH * EPOCHS
@@ -28,13 +26,13 @@ class Net(nn.Module):
         seen: the first number of each batch, in the order of the executed steps.
     """
 
-    def __init__(self, wrong=(), nan=()):
+    def __init__(self, wrong=()):
         super().__init__()
         torch.manual_seed(0)
         self.layers = nn.Sequential(
             nn.Linear(FEATURES, 8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 1)
         )
-        self.wrong, self.nan, self.seen = wrong, nan, []
+        self.wrong, self.seen = wrong, []
 
     def forward(self, inputs, labels):
         wrong = False
@@ -42,8 +40,6 @@ class Net(nn.Module):
             self.seen.append(float(inputs[0, 0]))
             wrong = len(self.seen) in self.wrong
         loss = nn.functional.mse_loss(self.layers(inputs).float(), -9 * labels if wrong else labels)
-        if self.training and len(self.seen) in self.nan:  # the derivative of a root at 0, times 0
-            loss = loss + (self.layers[0].weight.sum() * 0.0).sqrt()
         return {"loss": loss}
 
 
@@ -102,20 +98,22 @@ def flat(model):
         return torch.cat([p.flatten() for p in model.parameters()]).clone()
 
 
-def hugging_face(
-    folder,
-    actions=None,
-    *,
-    wrong=(),
-    nan=(),
-    left_out=(),
-    data=None,
-    half=False,
-    resume=None,
-    **settings,
+def in_trainer(
+    name, make_callback, notes, net, folder, actions, *, data=None, half=False, **settings
 ):
-    from accelerate.state import AcceleratorState
-    from transformers import Trainer, TrainerCallback, TrainingArguments
+    """The trainer after its training, watched unless `actions` is None."""
+    log = folder / "run.jsonl"
+    monitor = [] if actions is None else [make_callback(log, config=MONITOR, actions=actions)]
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    return trainers.TRAINERS[name](
+        net, data or Rows(ROWS * EPOCH), folder, [notes, *monitor], batch_size=ROWS,
+        optimizers=(optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)),
+        evaluated=Rows(ROWS), precision="fp16" if half else "32", **settings,
+    )  # fmt: skip
+
+
+def hugging_face(folder, actions=None, *, wrong=(), **settings):
+    from transformers import Trainer, TrainerCallback
 
     from rmetric.integrations.hugging_face import RMetricCallback
 
@@ -126,10 +124,6 @@ def hugging_face(
         def __init__(self):
             self.calls = []
 
-        def on_pre_optimizer_step(self, args, state, control, model=None, **_):
-            if state.global_step + 1 in left_out:
-                model.zero_grad(set_to_none=True)
-
         def on_step_end(self, args, state, control, **_):
             self.calls.append(("step", state.global_step, state.epoch))
 
@@ -139,63 +133,21 @@ def hugging_face(
         def on_epoch_end(self, args, state, control, **_):
             self.calls.append(("epoch", state.global_step, state.epoch))
 
-    net, notes = Net(wrong, nan), Notes()
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
-    log = folder / "run.jsonl"
-    monitor = [] if actions is None else [RMetricCallback(log, config=MONITOR, actions=actions)]
-    trainer = Trainer(
-        model=net,
-        args=TrainingArguments(
-            output_dir=str(folder / "out"),
-            per_device_train_batch_size=ROWS,
-            report_to=[],
-            use_cpu=True,
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
-            **{"save_strategy": "no", "logging_steps": 1, "num_train_epochs": EPOCHS} | settings,
-        ),
-        train_dataset=data or Rows(ROWS * EPOCH),
-        eval_dataset=Rows(ROWS),
-        callbacks=[notes, *monitor],
-        optimizers=(optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)),
+    net, notes = Net(wrong), Notes()
+    usual = dict(logging_steps=1, num_train_epochs=EPOCHS)
+    trainer = in_trainer(
+        "hugging_face", RMetricCallback, notes, net, folder, actions, **usual | settings
     )
-    if half:  # which accelerate itself only offers on a GPU
-        accelerator = trainer.accelerator
-        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=10)
-        accelerator.native_amp = True
-        accelerator.state._mixed_precision = "fp16"
-    try:
-        trainer.train(resume_from_checkpoint=resume)
-    finally:
-        AcceleratorState._reset_state(reset_partial_state=True)
     history = [one for one in trainer.state.log_history if "loss" in one or "eval_loss" in one]
     return Outcome(
         flat(net), trainer.state.global_step, net.seen, history, notes.calls, folder / "out"
     )
 
 
-def lightning(folder, actions=None, *, wrong=(), data=None, half=False, **settings):
-    warnings.filterwarnings("ignore", module="lightning")
+def lightning(folder, actions=None, *, wrong=(), data=None, **settings):
     import lightning as package
-    from lightning.pytorch.plugins.precision import MixedPrecision
 
     from rmetric.integrations.lightning import RMetricCallback
-
-    class Module(package.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.net = Net(wrong)
-
-        def training_step(self, batch, index):
-            return self.net(**batch)["loss"]
-
-        def validation_step(self, batch, index):
-            self.log("val_loss", self.net(**batch)["loss"])
-
-        def configure_optimizers(self):
-            optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.01)
-            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
-            return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
     class Notes(package.Callback):
         def __init__(self):
@@ -211,28 +163,9 @@ def lightning(folder, actions=None, *, wrong=(), data=None, half=False, **settin
             self.calls.append(("epoch", trainer.global_step, trainer.current_epoch))
 
     package.seed_everything(42, verbose=False)
-    module, notes = Module(), Notes()
-    if half:
-        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=10)
-        settings["plugins"] = [MixedPrecision("16-mixed", "cpu", scaler)]
-    log = folder / "run.jsonl"
-    monitor = [] if actions is None else [RMetricCallback(log, config=MONITOR, actions=actions)]
-    trainer = package.Trainer(
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        default_root_dir=folder,
-        callbacks=[notes, *monitor],
-        **{"max_epochs": EPOCHS, "enable_checkpointing": False} | settings,
+    net, notes = Net(wrong), Notes()
+    usual = dict(max_epochs=EPOCHS, shuffle=not isinstance(data, IterableDataset))
+    trainer = in_trainer(
+        "lightning", RMetricCallback, notes, net, folder, actions, data=data, **usual | settings
     )
-    train = data or Rows(ROWS * EPOCH)
-    shuffle = not isinstance(train, IterableDataset)
-    trainer.fit(
-        module,
-        torch.utils.data.DataLoader(train, ROWS, shuffle=shuffle),
-        torch.utils.data.DataLoader(Rows(ROWS), ROWS),
-    )
-    return Outcome(flat(module), trainer.global_step, module.net.seen, calls=notes.calls)
+    return Outcome(flat(net), trainer.global_step, net.seen, calls=notes.calls)

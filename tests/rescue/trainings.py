@@ -87,6 +87,8 @@ def train(
     log=None,
     at=None,
     steps=STEPS,
+    others=(),
+    **settings,
 ):
     """Train; without a rescue nothing is bad. Returns what came of it, as plain values.
 
@@ -110,8 +112,8 @@ def train(
         rescue.scheduler = scheduler
         config = MonitorConfig(join_seconds=20.0, patience=5.0)
         monitor = Monitor(
-            model, optimizer, log=log, actions=[rescue], scaler=scaler if scaled else None,
-            config=config,
+            model, optimizer, log=log, actions=[*others, rescue], config=config,
+            scaler=scaler if scaled else None, **settings,
         )  # fmt: skip
         if dist.is_initialized():
             monitor.wait_for_ranks(20.0)

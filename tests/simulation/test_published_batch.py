@@ -34,8 +34,6 @@ from studies.paper.anatomy import (
     over_seeds,
     r_metric,
     spread,
-    spread_by_fault,
-    spread_of_rows,
 )
 from studies.paper.metric_traces import metric_trace
 from studies.paper.published_batch import Draws, Faults, PublishedBatch, run_batch, scores
@@ -128,15 +126,8 @@ def test_r_is_that_of_the_stream(config):
     for row, run in zip(found, runs_of(batch), strict=True):
         metric = RMetric(config)
         streamed = [metric.update(record).score for record in run.records]
-        assert row[: len(streamed)] == pytest.approx(streamed, abs=1e-12)
-
-
-def test_the_authors_r_is_that_of_the_stream_to_the_last_bit():
-    batch = run_batch(SMALL, faults(specs(), SMALL), drawn(specs(), SMALL, seed=2))
-    for row, run in zip(scores(batch, AUTHORS), runs_of(batch), strict=True):
-        metric = RMetric(AUTHORS)
-        streamed = [metric.update(record).score for record in run.records]
-        assert row[: len(streamed)].tolist() == streamed
+        exact = config is AUTHORS  # to the last bit
+        assert row[: len(streamed)] == pytest.approx(streamed, rel=0, abs=0 if exact else 1e-12)
 
 
 @pytest.mark.parametrize(
@@ -246,51 +237,6 @@ def test_the_same_seed_draws_the_same_noise_under_every_condition():
             assert np.isfinite(batch.failure_R).sum() == 36
 
 
-@pytest.fixture(scope="module")
-def seeds():
-    return spread_of_rows(100)
-
-
-@pytest.mark.long
-def test_the_published_number_comes_back_over_seeds(seeds):
-    assert (seeds["authors"].hits == 72).all()
-    assert set(seeds["full"].hits) == {70, 71, 72}
-    for name, false_alarms in (("full", 1.9), ("authors", 2.26)):
-        assert seeds[name].published_f1.mean() == pytest.approx(0.985, abs=0.003)
-        assert seeds[name].false_alarms.mean() == pytest.approx(false_alarms, abs=0.35)
-        assert seeds[name].causal_f1.mean() == pytest.approx(0.963, abs=0.006)
-        assert 0.95 < seeds[name].published_f1.min() <= 0.973 < seeds[name].published_f1.max() == 1
-
-
-def test_the_lead_is_made_of_runs_alarmed_before_their_fault(seeds):
-    for name in ("full", "authors"):
-        found = seeds[name]
-        assert np.corrcoef(found.lead_minutes, found.early)[0, 1] > 0.999
-        assert found.lead_steps_in_time.mean() == pytest.approx(6.6, abs=0.2)
-        assert (found.lead_minutes * 12).mean() == pytest.approx(51, abs=10)
-
-
-def test_nine_in_ten_false_or_early_alarms_fall_at_the_second_drift():
-    firsts = []
-    for seed in range(60):
-        batch = PUBLISHED.study(seed)
-        first = alerts_of_batch(batch, r_metric(AUTHORS)(batch, np.random.default_rng(0))).first
-        firsts += first[first < batch.onset_R].tolist()
-        firsts += first[(batch.failure_R == inf) & (first < inf)].tolist()
-    assert np.mean(np.array(firsts) == 300) == pytest.approx(0.91, abs=0.04)
-
-
-@pytest.mark.parametrize(
-    ("name", "published", "causal"),
-    [("loss_jump", 1.0, 0.999), ("norm_jump", 1.0, 0.999), ("at_onset", 0.571, 0.57),
-     ("always", 0.571, 0.0), ("never", 0.0, 0.0), ("full", 0.983, 0.962),
-     ("readme_weights", 0.645, 0.638), ("authors_true_mean", 0.785, 0.497)],
-)  # fmt: skip
-def test_what_other_rules_score_on_the_same_studies(seeds, name, published, causal):
-    assert seeds[name].published_f1.mean() == pytest.approx(published, abs=0.01)
-    assert seeds[name].causal_f1.mean() == pytest.approx(causal, abs=0.015)
-
-
 @pytest.mark.parametrize(
     ("title", "published", "causal"),
     [("As published", 0.985, 0.963), ("(a) ΔL from the true moving average", 0.785, 0.497),
@@ -318,20 +264,6 @@ def test_the_anatomy_has_the_authors_weights_beside_the_papers(monkeypatch):
     for found, expected in zip(published[1:], over_seeds(PUBLISHED, rules, 4), strict=True):
         assert [list(x) for x in found] == [list(x) for x in expected]
     assert other_weights.by_authors is None
-
-
-def test_all_changes_together_leave_what_always_alarming_scores():
-    [found] = over_seeds(ANATOMY[-1], [r_metric(ANATOMY[-1].config)], 5)
-    assert found.published_f1.mean() == pytest.approx(72 / (72 + 144), abs=0.01)
-    assert found.causal_f1.mean() < 0.01
-
-
-def test_the_two_faults_that_act_are_all_that_the_number_is_made_of():
-    found = spread_by_fault(20)
-    for fault in ("LR_SPIKE", "GRADIENT_EXPLOSION"):
-        assert found["published"][fault].min() >= 2 * 34 / (2 * 34 + 2)  # two missed of 36
-    undefined = found["published"]["EXPERT_FAILURE"]
-    assert set(undefined[~np.isnan(undefined)]) <= {0.0}
 
 
 def test_a_spread_without_any_value_is_undefined():

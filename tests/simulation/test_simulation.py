@@ -12,11 +12,10 @@ from rmetric.logs import run_lines
 from rmetric.metric import RMetricConfig
 from rmetric.records import Run
 from rmetric.simulation import ARCHITECTURES, FAULTS, RunSpec, simulate
-from rmetric.simulation.architectures import architecture
+from rmetric.simulation.architectures import CONSTANTS, architecture
 from rmetric.simulation.dynamics import sharpened
 from rmetric.simulation.hardware import simulate_hardware
 from rmetric.simulation.outcome import degraded_at, diverged_at, median_of_three
-from rmetric.simulation.spectrum import CONSTANTS
 
 SHORT = dict(total_steps=1000, onset_step=500, evaluate_every=20)
 

@@ -67,31 +67,12 @@ def play_verdicts(
     folder: Path,
     history: list[Line],
     *,
-    ticks: int,
     gpus: int = 1,
-    seconds_a_tick: float | None = 10.0,
-    hung_after: float = 10.0,
-    linger: float = 0.0,
-    silence: float = 60.0,
     record: Path | None = None,
-    pace: float = 1e-6,
-    **config: Any,
+    **task: Any,
 ) -> dict[str, Any]:
-    """Judge `history` up to the reading at tick `ticks`.
-
-    Its readings come every `pace` seconds and are taken to be `seconds_a_tick` apart; None:
-    they are what they are, `interval` seconds apart. Events are written to the file `record`.
-    """
-    task = {
-        "ticks": ticks,
-        "seconds_a_tick": seconds_a_tick,
-        "hung_after": hung_after,
-        "linger": linger,
-        "silence": silence,
-        "record": record and str(record),
-        "pace": pace,
-        "config": config,
-    }
+    """What `judge` thinks of a history with these settings; events go to the file `record`."""
+    task["record"] = record and str(record)
     return run(["judge", json.dumps(task)], folder, history, gpus)
 
 
@@ -150,25 +131,29 @@ def look(watcher: Any, seen: dict[str, Any]) -> None:
 
 def judge(
     ticks: int,
-    seconds_a_tick: float | None,
-    hung_after: float,
-    linger: float,
-    silence: float,
-    record: str | None,
-    pace: float,
-    config: dict[str, Any],
+    seconds_a_tick: float | None = 10.0,
+    hung_after: float = 10.0,
+    linger: float = 0.0,
+    silence: float = 60.0,
+    record: str | None = None,
+    pace: float = 1e-6,
+    **config: Any,
 ) -> dict[str, Any]:
-    """In the other process: what a GpuWatch thinks until the history has run so many ticks."""
-    from rmetric.telemetry import gpu_watch, nvml
+    """In the other process: what a GpuWatch thinks up to the reading at tick `ticks`.
+
+    Readings come every `pace` seconds and are taken to be `seconds_a_tick` apart; None: they are
+    what they are, `interval` seconds apart.
+    """
+    from rmetric.telemetry import nvml, sources
     from rmetric.telemetry.export import JsonlFile
     from rmetric.telemetry.risk import RiskConfig
 
     nvml.HUNG_AFTER_SECONDS = hung_after
     library = ctypes.CDLL("libnvidia-ml.so.1")
     if seconds_a_tick is not None:
-        gpu_watch.NvmlEvents = lambda *a, interval, **k: nvml.NvmlEvents(*a, interval=pace, **k)
+        sources.NvmlEvents = lambda *a, interval, **k: nvml.NvmlEvents(*a, interval=pace, **k)
     kept = JsonlFile(Path(record)).write_event if record else None
-    watch = gpu_watch.GpuWatch(config=RiskConfig(**config), silence=silence, record=kept)
+    watch = sources.GpuWatch(config=RiskConfig(**config), silence=silence, record=kept)
     if seconds_a_tick is not None:
         watch.hardware.recorded = stretched(watch.hardware.recorded, seconds_a_tick, ticks - 2)
     seen: dict[str, Any] = {"verdicts": [], "problems": []}

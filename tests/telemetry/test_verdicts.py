@@ -4,8 +4,8 @@ from math import inf
 
 import pytest
 
-from rmetric.telemetry.replayed import ReplayedReadings
 from rmetric.telemetry.risk import RiskConfig
+from rmetric.telemetry.sources import ReplayedReadings
 from tests.telemetry.fake_nvml import build, play_verdicts
 
 LOST, RESET_REQUIRED = 15, 16
@@ -79,9 +79,26 @@ class TestHistories:
         ]
         assert seen["verdicts"][1]["risk"] <= 0.25
 
-    def test_uncorrectable_errors_of_before_are_no_news(self, nvml):
-        seen = play_verdicts(nvml, [(1, 0, "ecc_uncorrected", 5)], ticks=30)
-        assert gists(seen) == [("healthy", "none")]
+    @pytest.mark.parametrize(
+        ("history", "told"),
+        [
+            ([(1, 0, "ecc_uncorrected", 5)], [("healthy", "none")]),  # errors of before
+            # A contained error that comes while GPUs are read is never fatal.
+            ([(6, 0, "xid", 94), (6, 0, "ecc_uncorrected", 1)],
+             [("healthy", "none"), ("risk", "restart_application")]),
+            ([(1, 0, "remap_failed", 1)], [("fatal", "drain")]),  # even if it was so before
+            ([(5, 0, "recovery", 1), (9, 0, "recovery", 2), (13, 0, "recovery", 0),
+              (17, 0, "recovery", 4), (21, 0, "recovery", 99)],
+             [("healthy", "none"), ("fatal", "reset"), ("fatal", "reboot"), ("healthy", "none"),
+              ("risk", "reset"), ("risk", "watch")]),
+            # It is well again when it is read again.
+            ([(5, 0, "gone", RESET_REQUIRED), (15, 0, "gone", 0)],
+             [("healthy", "none"), ("fatal", "reset"), ("healthy", "none")]),
+        ],
+        ids=["before", "contained", "remap", "advice", "reset"],
+    )  # fmt: skip
+    def test_the_verdicts_of_a_history(self, nvml, history, told):
+        assert gists(play_verdicts(nvml, history, ticks=30)) == told
 
     @pytest.mark.parametrize("xid", [13, 31, 43, 45])
     def test_an_applications_xid_never_condemns(self, nvml, xid):
@@ -127,39 +144,12 @@ class TestHistories:
             ["row_remap_pending"],
         ]
 
-    def test_a_contained_error_that_comes_while_gpus_are_read_is_never_fatal(self, nvml):
-        history = [(6, 0, "xid", 94), (6, 0, "ecc_uncorrected", 1)]
-        seen = play_verdicts(nvml, history, ticks=20)
-        assert gists(seen) == [("healthy", "none"), ("risk", "restart_application")]
-
-    def test_a_failed_remap_is_fatal_even_if_it_was_so_before(self, nvml):
-        seen = play_verdicts(nvml, [(1, 0, "remap_failed", 1)], ticks=10)
-        assert gists(seen) == [("fatal", "drain")]
-
-    def test_the_drivers_own_advice_is_taken(self, nvml):
-        history = [(5, 0, "recovery", 1), (9, 0, "recovery", 2), (13, 0, "recovery", 0)]
-        history += [(17, 0, "recovery", 4), (21, 0, "recovery", 99)]
-        seen = play_verdicts(nvml, history, ticks=25)
-        assert gists(seen) == [
-            ("healthy", "none"),
-            ("fatal", "reset"),
-            ("fatal", "reboot"),
-            ("healthy", "none"),
-            ("risk", "reset"),
-            ("risk", "watch"),
-        ]
-
     def test_a_lost_gpu_is_fatal_and_the_others_go_on(self, nvml):
         history = [(5, 1, "xid", 79), (6, 1, "gone", LOST)]
         seen = play_verdicts(nvml, history, ticks=30, gpus=2)
         assert seen["last"]["1"]["rules"] == ["gpu_lost", "xid_79"]
         assert seen["last"]["1"]["level"] == "fatal"
         assert gists(seen, gpu=0) == [("healthy", "none")]
-
-    def test_a_gpu_that_needs_a_reset_is_well_again_when_it_is_read_again(self, nvml):
-        history = [(5, 0, "gone", RESET_REQUIRED), (15, 0, "gone", 0)]
-        seen = play_verdicts(nvml, history, ticks=25)
-        assert gists(seen) == [("healthy", "none"), ("fatal", "reset"), ("healthy", "none")]
 
     def test_a_reloaded_driver_clears_what_was_held_against_a_gpu(self, nvml):
         history = [(5, 0, "xid", 119), (8, 0, "driver", 0), (150, 0, "driver", 1)]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmetric import Record, RMetric, RMetricConfig
+from rmetric import RMetric
 from rmetric._util.state import restore_state, state_of
 from rmetric.detectors.registry import DETECTORS
 from tests.detectors.streams import TAME, WILD, streams
@@ -42,13 +42,3 @@ def test_a_state_of_something_else_is_refused():
         restore_state(RMetric(), {"level": 1.0})
     with pytest.raises(TypeError, match="has no plain state"):
         state_of(object())
-
-
-def test_the_state_does_not_grow_with_the_run():
-    metric = RMetric(RMetricConfig(component_window=10, loss_window=5))
-    sizes = []
-    rng = np.random.default_rng(0)
-    for step in range(3000):
-        metric.update(Record(step=step, validation_loss=float(rng.normal()), gradient_norm=1.0))
-        sizes.append(len(json.dumps(state_of(metric))))
-    assert max(sizes[2000:]) <= 1.2 * max(sizes[200:1000])

@@ -10,8 +10,7 @@ from rmetric._util.version import __version__
 from rmetric.detectors.calibrated.detector import CalibratedDetector
 from rmetric.detectors.calibrated.failing_runs import SIGNALS
 from rmetric.detectors.calibrated.healthy_label_check import HealthyLabelCheck
-from rmetric.detectors.calibrated.sources import sources
-from rmetric.detectors.calibrated.thresholds import Thresholds
+from rmetric.detectors.calibrated.thresholds import Thresholds, sources
 from rmetric.records import Run
 
 #: What is needed at least, in each statistic's own unit, however quiet the healthy runs are.
@@ -99,12 +98,12 @@ def thresholds_from(runs: Sequence[Shown], budget: float) -> Thresholds:
         raise NotHealthy(f"{broken[0]}: holds values that are not finite, so it is no healthy run")
     names = [name for source in sources() for name in source.NAMES]
     most = {name: max(s.most.get(name, 0.0) for s in kept) for name in names}
-    alone = {n: max(x, _rounded(MARGIN * most.get(n, 0.0))) for n, x in FLOORS.alone.items()}
+    alone = {n: max(x, rounded(MARGIN * most.get(n, 0.0))) for n, x in FLOORS.alone.items()}
     # Pairs are raised as a whole: which of the two was at fault cannot be told.
     pair = max(s.pair for s in kept)
     factor = MARGIN * pair if pair > 1 else 1.0
-    together = {n: _rounded(x * factor) for n, x in FLOORS.together.items()}
-    full = {n: max(x, _rounded(_FULL_SCALE * most.get(n, 0))) for n, x in FLOORS.full_scale.items()}
+    together = {n: rounded(x * factor) for n, x in FLOORS.together.items()}
+    full = {n: max(x, rounded(_FULL_SCALE * most.get(n, 0))) for n, x in FLOORS.full_scale.items()}
     provenance: dict[str, Any] = {
         "runs": len(shown),
         "budget": budget,
@@ -152,6 +151,6 @@ def watch(run: Run) -> Shown:
     return Shown(run.id, most, pair, score, judged, label_check.failure, frozenset(signals))
 
 
-def _rounded(x: float) -> float:
+def rounded(x: float) -> float:
     """Up, to two digits after the point: a threshold file is read by people."""
     return inf if x == inf else ceil(x * 100 - 1e-9) / 100

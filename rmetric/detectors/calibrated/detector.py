@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from math import inf, nan
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from rmetric.detectors.advice import roll_back
 from rmetric.detectors.calibrated.alarm_lifecycle import (
@@ -17,9 +17,8 @@ from rmetric.detectors.calibrated.alarm_lifecycle import (
 from rmetric.detectors.calibrated.gradients import Gradients
 from rmetric.detectors.calibrated.held_out_loss import ValidationLoss
 from rmetric.detectors.calibrated.rate_change import RateChange
-from rmetric.detectors.calibrated.source import clipped
-from rmetric.detectors.calibrated.sources import sources
-from rmetric.detectors.calibrated.thresholds import Thresholds, default_thresholds
+from rmetric.detectors.calibrated.source import EvidenceSource, clipped
+from rmetric.detectors.calibrated.thresholds import Thresholds, default_thresholds, sources
 from rmetric.detectors.calibrated.training_loss import TrainingLoss
 from rmetric.metric import Components
 from rmetric.records import Record
@@ -40,13 +39,12 @@ SUFFICES = {
 ONLY_SO = frozenset({"validation_rise", "rate_beyond"})
 
 
+Source = TypeVar("Source", bound=EvidenceSource)
 #: Strength of a source's statistic, with the source's place and the statistic's name.
 _Strength = tuple[float, tuple[int, str]]
 
 
 class _Config(NamedTuple):
-    """Settings that are constant during a run."""
-
     thresholds: Thresholds
     limits: list[list[tuple[str, float, float]]]  # by source: statistic, solo, joint threshold
 
@@ -144,8 +142,8 @@ class CalibratedDetector:
             for source in self._sources:
                 source.restart()
         elif self._rate.restarted:  # gradients follow the rate; what the training loss does counts
-            self._gradients.restart()
-            self._validation.forget_best()  # which a restart gives up for a while
+            self._source(Gradients).restart()
+            self._source(ValidationLoss).forget_best()  # which a restart gives up for a while
         for source in self._sources:
             source.update(record)
         was, led, since = self.alarm, self._leading, dict(self._since)
@@ -217,23 +215,12 @@ class CalibratedDetector:
         self.alarm = self.score > 1
         self._leading = [strongest_by] if strongest >= self.pair else pair_by
 
+    def _source(self, kind: type[Source]) -> Source:
+        return next(source for source in self._sources if isinstance(source, kind))
+
     @property
     def _loss(self) -> TrainingLoss:
-        loss = self._sources[1]
-        assert isinstance(loss, TrainingLoss)
-        return loss
-
-    @property
-    def _gradients(self) -> Gradients:
-        gradients = self._sources[5]
-        assert isinstance(gradients, Gradients)
-        return gradients
-
-    @property
-    def _validation(self) -> ValidationLoss:
-        validation = self._sources[3]
-        assert isinstance(validation, ValidationLoss)
-        return validation
+        return self._source(TrainingLoss)
 
     @property
     def usual_loss(self) -> float:
@@ -280,7 +267,7 @@ class CalibratedDetector:
     @property
     def odd_worker(self) -> int | None:
         """The worker that differs most from the others, where these are logged; else None."""
-        return self._gradients.odd_worker(self.config.thresholds.together)
+        return self._source(Gradients).odd_worker(self.config.thresholds.together)
 
     @property
     def verdict(self) -> str:
@@ -293,11 +280,7 @@ class CalibratedDetector:
             for name, solo, joint in limits:
                 value = source.statistics.get(name)
                 if value is not None:
-                    limit = solo if solo < inf else joint
-                    if value == inf:
-                        found[name] = MOST if limit < inf else 0.0
-                    else:
-                        found[name] = min(value / limit, MOST)
+                    found[name] = min(_strength(value, solo if solo < inf else joint), MOST)
         return found
 
     @property
@@ -352,7 +335,6 @@ def _strength(value: float, limit: float) -> float:
 
 
 def _second(found: list[_Strength]) -> tuple[float, list[tuple[int, str]]]:
-    """Strength of the second largest source, and what both show."""
     (_, by), (strength, other) = sorted(found, key=lambda one: -one[0])[:2]
     return strength, [by, other]
 

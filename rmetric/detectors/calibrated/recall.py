@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from math import ceil
 from typing import Any, NamedTuple
 
-from rmetric.detectors.calibrated.calibration import FLOORS, MARGIN, Shown, by_budget
+from rmetric.detectors.calibrated.calibration import FLOORS, MARGIN, Shown, by_budget, rounded
 from rmetric.detectors.calibrated.calibration import thresholds_from as make_thresholds
 from rmetric.detectors.calibrated.failing_runs import (
     CIRCUMSTANCES,
@@ -114,7 +113,7 @@ def raised_by(runs: Sequence[Shown], budget: float) -> dict[str, dict[str, Any]]
 def _raised(name: str, least: float, most: float) -> float:
     if name == "pairs" and most <= 1:
         return least
-    return max(least, ceil(100 * MARGIN * most - 1e-9) / 100)
+    return max(least, rounded(MARGIN * most))
 
 
 def runs_that_reduce_recall(

@@ -11,7 +11,14 @@ from typing import Any
 
 from rmetric._util.special import refuse_special
 from rmetric._util.strict_json import parse_line, shown
-from rmetric.detectors.calibrated.sources import sources
+from rmetric.detectors.calibrated.gradients import Gradients
+from rmetric.detectors.calibrated.hardware import HardwareEvents
+from rmetric.detectors.calibrated.held_out_loss import ProbeLoss, ValidationLoss
+from rmetric.detectors.calibrated.not_finite import NotFinite
+from rmetric.detectors.calibrated.rate_change import RateBeyondPeak
+from rmetric.detectors.calibrated.source import EvidenceSource
+from rmetric.detectors.calibrated.training_loss import TrainingLoss
+from rmetric.detectors.calibrated.updates import Updates
 
 PARTS = ("alone", "together", "full_scale")
 HIGHEST = 1e300
@@ -97,3 +104,17 @@ def _threshold(path: Path, name: str, value: Any) -> float:
             f"{HIGHEST:g}, or null"
         )
     return float(value)
+
+
+def sources() -> tuple[EvidenceSource, ...]:
+    """A fresh one of each source of evidence; to add one: a file, and a line here."""
+    return (
+        NotFinite(),
+        TrainingLoss(),
+        ProbeLoss(),
+        ValidationLoss(),
+        Updates(),
+        Gradients(),
+        HardwareEvents(),
+        RateBeyondPeak(),
+    )

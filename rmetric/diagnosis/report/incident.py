@@ -30,8 +30,8 @@ from rmetric.reporting.page.columns import charts_of
 from rmetric.reporting.page.render import MOST_ALARMS, listed, render_incident
 from rmetric.reporting.page.sentences import summarise
 from rmetric.reporting.page.series import Charts, Line
-from rmetric.telemetry.replayed import ReplayedReadings
-from rmetric.telemetry.verdict import GpuVerdict
+from rmetric.telemetry.lines import GpuVerdict
+from rmetric.telemetry.sources import ReplayedReadings
 
 __all__ = ["incident_page"]
 

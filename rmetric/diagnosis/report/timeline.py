@@ -18,7 +18,7 @@ from rmetric.diagnosis.report.render import clock
 from rmetric.diagnosis.result import Diagnosis, Evidence
 from rmetric.reporting.decisions import decisions_of, short_words
 from rmetric.reporting.page.render import MOST_ALARMS
-from rmetric.telemetry.lines import LAST_TIME
+from rmetric.telemetry.reading import LAST_TIME
 
 if TYPE_CHECKING:
     from rmetric.diagnosis.report.incident import Gpus, Metric

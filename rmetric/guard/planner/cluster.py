@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from math import inf
-from typing import Any
+from functools import cached_property, lru_cache
+from math import inf, lcm
+from typing import Any, NamedTuple
 
 from rmetric._util.errors import require
+from rmetric.guard.layout import Layout
 
 GIB = 2**30
 
@@ -156,10 +158,7 @@ class Cluster:
         )
 
     def without(self, node: str, gpus: Iterable[int] | None = None) -> Cluster:
-        """Cluster without a node, or without some of its GPUs.
-
-        Raises KeyError for a node or a GPU that is not there.
-        """
+        """Cluster without a node, or some of its GPUs. Raises KeyError if they are not there."""
         if node not in {each.name for each in self.nodes}:
             raise KeyError(f"no node {node!r}: there are {[each.name for each in self.nodes]}")
         kept = []
@@ -172,3 +171,85 @@ class Cluster:
             if each.gpus:
                 kept.append(each)
         return replace(self, nodes=tuple(kept))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Node and GPU of each rank, consecutive on each node, and of those that no rank uses."""
+
+    ranks: tuple[tuple[str, int], ...]
+    idle: tuple[tuple[str, int], ...]
+
+    @property
+    def per_node(self) -> dict[str, int]:
+        """Ranks of each node that has any, in the order of the ranks."""
+        return dict(Counter(node for node, _ in self.ranks))
+
+
+class Reach(NamedTuple):
+    """Groups of a layout that lie within single nodes."""
+
+    shards_in_node: bool
+    stages_in_node: bool
+    all_in_node: bool
+
+
+def together(layout: Layout) -> int:
+    """GPUs that must lie in one node: tensor groups, and those of CP and EP over them."""
+    return layout.tensor * lcm(layout.context, layout.expert)
+
+
+def shard_block(layout: Layout) -> int:
+    """GPUs of a stage that hold one whole set of shards, in whole groups of `together`."""
+    block = layout.num_gpus // (layout.pipeline * layout.replicas)
+    return lcm(block, together(layout))
+
+
+@lru_cache(maxsize=4096)
+def room(sizes: tuple[int, ...], block: int) -> int:
+    """Blocks of that many GPUs that nodes of these sizes hold.
+
+    >>> room((8, 7, 8), 4)
+    5
+    """
+    return sum(size // block for size in sizes)
+
+
+def reach(sizes: tuple[int, ...], layout: Layout) -> Reach:
+    """For each set of shards, each stage and the whole layout: it fits into a single node."""
+    stage = layout.num_gpus // layout.pipeline
+    shards = shard_block(layout)
+    return Reach(
+        shards_in_node=room(sizes, shards) * shards >= layout.num_gpus,
+        stages_in_node=room(sizes, stage) >= layout.pipeline,
+        all_in_node=max(sizes, default=0) >= layout.num_gpus,
+    )
+
+
+def place(cluster: Cluster, layout: Layout) -> Placement:
+    """Put the largest blocks that can be kept whole on the fewest nodes.
+
+    Raises ValueError if the groups of the layout do not fit into the nodes.
+    """
+    stage = layout.num_gpus // layout.pipeline
+    for block in (layout.num_gpus, stage, shard_block(layout), together(layout)):
+        if room(cluster.sizes, block) * block >= layout.num_gpus:
+            return _place_blocks(cluster, layout.num_gpus // block, block)
+    raise ValueError(
+        f"{layout} needs {layout.num_gpus // together(layout)} groups of {together(layout)} GPUs "
+        f"in one node each; nodes of {', '.join(map(str, cluster.sizes))} do not hold them"
+    )
+
+
+def _place_blocks(cluster: Cluster, needed: int, block: int) -> Placement:
+    order = sorted(range(len(cluster.nodes)), key=lambda i: -(cluster.sizes[i] // block))
+    taken = {}
+    for i in order:
+        taken[i] = min(cluster.sizes[i] // block, needed)
+        needed -= taken[i]
+    ranks, idle = [], []
+    for i, node in enumerate(cluster.nodes):
+        used = taken[i] * block
+        ranks += [(node.name, gpu) for gpu in node.gpus[:used]]
+        idle += [(node.name, gpu) for gpu in node.gpus[used:]]
+    return Placement(ranks=tuple(ranks), idle=tuple(idle))

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from rmetric.guard.layout import Layout
-from rmetric.guard.planner.engines import Engine, padded_vocabulary
 from rmetric.guard.planner.model_shape import ModelShape
+from rmetric.guard.planner.settings import Engine, padded_vocabulary
 
 #: Of one logit, while the loss is computed: it in fp32, and its gradient.
 LOGIT_BYTES = 8

@@ -8,12 +8,10 @@ from functools import cached_property
 from typing import Any
 
 from rmetric.guard.layout import Layout
-from rmetric.guard.planner.cluster import Cluster, in_words
-from rmetric.guard.planner.engines import Engine
+from rmetric.guard.planner.cluster import Cluster, in_words, reach, room, together
 from rmetric.guard.planner.memory import MemoryEstimate, memory
 from rmetric.guard.planner.model_shape import ModelShape
-from rmetric.guard.planner.placement import reach, room, together
-from rmetric.guard.planner.settings import SIZES, BatchSpec, PlanOptions
+from rmetric.guard.planner.settings import SIZES, BatchSpec, Engine, PlanOptions
 
 
 @dataclass(frozen=True, kw_only=True)

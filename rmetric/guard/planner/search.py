@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import lcm
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from rmetric.guard.layout import Layout, nearest_multiple
+from rmetric.guard.layout import Layout, batch_remark, nearest_multiple
+from rmetric.guard.planner.cluster import Cluster, Placement, in_words, place, reach, room
 from rmetric.guard.planner.memory import MemoryEstimate
-from rmetric.guard.planner.placement import reach, room
+from rmetric.guard.planner.model_shape import ModelShape
 from rmetric.guard.planner.rules import (
     Problem,
+    broken_rules,
     context_rule,
     expert_rule,
     needed_memory,
@@ -19,16 +23,91 @@ from rmetric.guard.planner.rules import (
     replica_rule,
     tensor_rule,
 )
-from rmetric.guard.planner.throughput import StepTime, estimate, step_flops
+from rmetric.guard.planner.settings import (
+    AT_WORK,
+    LARGEST_CHANGE,
+    SHORT_SEQUENCE,
+    SIZES,
+    WORTH_SAYING,
+    BatchSpec,
+    PlanOptions,
+    engine_named,
+)
+from rmetric.guard.planner.throughput import PARTS, StepTime, estimate, step_flops
+
+#: Rules that can be lifted one at a time; what is left of one is never a layout to use.
+LIFTED = ("tensor", "pipeline", "node", "batch")
+#: What may be asked of the planner instead, where there is something.
+INSTEAD = {"pipeline": "; uneven stages may be allowed", "batch": "; the batch may be let change"}
 
 
-class SearchResult(NamedTuple):
-    """A feasible layout with its memory and step time."""
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One feasible layout.
 
+    Attributes:
+        problem: question that it answers.
+        layout: see `Layout`.
+        recompute: its activations are computed again.
+        memory: of the fullest GPU.
+        step: how long a step takes.
+        remarks: in sentences: what changes, and what to know.
+    """
+
+    problem: Problem
     layout: Layout
     recompute: bool
     memory: MemoryEstimate
     step: StepTime
+    remarks: tuple[str, ...] = ()
+
+    @cached_property
+    def placement(self) -> Placement:
+        """Which rank sits where, and what is idle."""
+        return place(self.problem.cluster, self.layout)
+
+    def gain(self, before: Option) -> float:
+        """Share by which its tokens a second are above those of another."""
+        return self.step.tokens_per_second / before.step.tokens_per_second - 1
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "layout": self.layout.as_json(),
+            "recompute": self.recompute,
+            "memory_bytes": {**self.memory._asdict(), "total": self.memory.total},
+            "step_seconds": self.step._asdict(),
+            "ranks": [list(each) for each in self.placement.ranks],
+            "idle": [list(each) for each in self.placement.idle],
+            "remarks": list(self.remarks),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutPlan:
+    """Result of `plan`.
+
+    Attributes:
+        problem: question that it answers.
+        best: None if nothing fits.
+        alternatives: the next best, each of another TP, PP, CP or EP.
+        why: why `best` is the best, or the binding constraint if nothing fits.
+        would_help: if nothing fits: what would make something fit.
+    """
+
+    problem: Problem
+    best: Option | None
+    alternatives: tuple[Option, ...] = ()
+    why: str
+    would_help: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "engine": self.problem.engine.name,
+            "best": self.best.as_json() if self.best else None,
+            "alternatives": [each.as_json() for each in self.alternatives],
+            "why": self.why,
+            "would_help": list(self.would_help),
+        }
 
 
 class Split(NamedTuple):
@@ -42,12 +121,12 @@ class Split(NamedTuple):
     data: int
 
 
-def search(problem: Problem, *, keep: int, margin: float) -> list[SearchResult]:
+def search(problem: Problem, *, keep: int, margin: float) -> list[Option]:
     """The fastest layout of each TP, PP, CP and EP; unordered.
 
     The `keep` fastest and all within `margin` (a share) of the fastest are among them.
     """
-    best: dict[tuple[int, ...], SearchResult] = {}
+    best: dict[tuple[int, ...], Option] = {}
     for split in sorted(splits(problem), reverse=True):
         least = _cutoff(best, keep, margin)
         if split.bound < least:
@@ -64,7 +143,7 @@ def search(problem: Problem, *, keep: int, margin: float) -> list[SearchResult]:
     return list(best.values())
 
 
-def nearest(problem: Problem, least: float) -> SearchResult | None:
+def nearest(problem: Problem, least: float) -> Option | None:
     """The fastest layout of the nearest batch that makes more than `least` tokens a second."""
     asked = problem.batch.samples
     candidates = [
@@ -73,7 +152,7 @@ def nearest(problem: Problem, least: float) -> SearchResult | None:
         if split.bound > least
         for layout in layouts(problem, split)
     ]
-    best: SearchResult | None = None
+    best: Option | None = None
     best_change = 0
     for change, layout in sorted(candidates, key=lambda candidate: candidate[0]):
         if best is not None and change > best_change:
@@ -86,7 +165,7 @@ def nearest(problem: Problem, least: float) -> SearchResult | None:
     return best
 
 
-def order(found: SearchResult) -> tuple[float | int, ...]:
+def order(found: Option) -> tuple[float | int, ...]:
     """Sort key of layouts: faster first, then fewer GPUs and simpler."""
     sizes = found.layout
     return (
@@ -177,7 +256,7 @@ def _may_fit(
     return needed <= problem.cluster.usable_memory
 
 
-def _of_split(problem: Problem, split: Split, least: float = 0.0) -> Iterator[SearchResult]:
+def _of_split(problem: Problem, split: Split, least: float = 0.0) -> Iterator[Option]:
     """Feasible layouts of a split; some with less than `least` tokens per second are omitted."""
     for layout in layouts(problem, split):
         found = _judged(problem, layout)
@@ -191,7 +270,7 @@ def _of_split(problem: Problem, split: Split, least: float = 0.0) -> Iterator[Se
             yield from _with_replicas(problem, layout)
 
 
-def _with_replicas(problem: Problem, layout: Layout) -> Iterator[SearchResult]:
+def _with_replicas(problem: Problem, layout: Layout) -> Iterator[Option]:
     for replicas in range(2, layout.data + 1):
         if layout.data % replicas == 0:
             several = replace(layout, replicas=replicas)
@@ -201,7 +280,7 @@ def _with_replicas(problem: Problem, layout: Layout) -> Iterator[SearchResult]:
                     yield found
 
 
-def _judged(problem: Problem, layout: Layout) -> SearchResult | None:
+def _judged(problem: Problem, layout: Layout) -> Option | None:
     """Costs of a layout, if it fits; recomputation is used only where needed."""
     for recompute in problem.recompute:
         needed = needed_memory(problem, layout, recompute)
@@ -215,11 +294,13 @@ def _judged(problem: Problem, layout: Layout) -> SearchResult | None:
                 recompute=recompute,
                 shard_optimiser=problem.options.shard_optimiser,
             )
-            return SearchResult(layout, recompute, needed, step)
+            return Option(
+                problem=problem, layout=layout, recompute=recompute, memory=needed, step=step
+            )
     return None
 
 
-def _cutoff(best: dict[tuple[int, ...], SearchResult], keep: int, margin: float) -> float:
+def _cutoff(best: dict[tuple[int, ...], Option], keep: int, margin: float) -> float:
     if len(best) < keep:
         return 0.0
     rates = sorted((each.step.tokens_per_second for each in best.values()), reverse=True)
@@ -259,7 +340,7 @@ def _bound(problem: Problem, tensor: int, pipeline: int, context: int, data: int
     return (1 + 1e-9) * pipeline * at_once * context / seconds * most / (most + pipeline - 1)
 
 
-def fits(problem: Problem) -> SearchResult | None:
+def fits(problem: Problem) -> Option | None:
     """Some layout that works, or None."""
     found = (each for split in splits(problem) for each in _of_split(problem, split))
     return next(found, None)
@@ -276,3 +357,304 @@ def smallest(problem: Problem) -> tuple[Layout, bool, MemoryEstimate] | None:
     return min(
         each, key=lambda candidate: (candidate[2].total, candidate[0].num_gpus), default=None
     )
+
+
+def plan(
+    model: ModelShape,
+    cluster: Cluster,
+    batch: BatchSpec,
+    *,
+    engine: str = "megatron",
+    current: Layout | None = None,
+    options: PlanOptions | None = None,
+) -> LayoutPlan:
+    """Best layout of `model` on the GPUs of `cluster`, alternatives, and the reason.
+
+    `answer` does the same for a `Problem`. Ties go to fewer GPUs, then to smaller PP, CP, TP and
+    EP, larger micro-batches and no recomputation.
+
+    Args:
+        model: shape of the model.
+        cluster: usable GPUs by node.
+        batch: samples of a step.
+        engine: `megatron`, `torchtitan` or `fsdp`.
+        current: present layout: of the layouts within `options.margin` of the fastest, the
+            one that changes least is taken, since less has to be resharded. Without it the
+            fastest, but short sequences are left whole where that is within the margin.
+        options: sizes to search.
+
+    Returns:
+        The plan; `best` is None if nothing fits.
+
+    Raises:
+        ValueError: the engine is unknown.
+    """
+    return answer(_problem(model, cluster, batch, engine, options), current)
+
+
+def _problem(
+    model: ModelShape, cluster: Cluster, batch: BatchSpec, engine: str, options: PlanOptions | None
+) -> Problem:
+    options = options or PlanOptions()
+    return Problem(
+        model=model, cluster=cluster, engine=engine_named(engine), batch=batch, options=options
+    )
+
+
+def answer(problem: Problem, current: Layout | None = None) -> LayoutPlan:
+    """Answer of `plan` to a problem; `current` is the present layout."""
+    if not problem.cluster.num_gpus:
+        return LayoutPlan(problem=problem, best=None, why="no GPU is left")
+    options = problem.options
+    found = search(problem, keep=options.alternatives + 1, margin=options.margin)
+    if not found:
+        why, would_help = _why_nothing_fits(problem), _would_help(problem)
+        return LayoutPlan(problem=problem, best=None, why=why, would_help=would_help)
+    found.sort(key=order)
+    best, why = _choose(found, current, problem)
+    others = [each for each in found if each is not best][: options.alternatives]
+    return LayoutPlan(
+        problem=problem,
+        best=_with_remarks(best, current),
+        alternatives=tuple(_with_remarks(each, current) for each in others),
+        why=why,
+    )
+
+
+def check(
+    model: ModelShape,
+    cluster: Cluster,
+    batch: BatchSpec,
+    layout: Layout,
+    *,
+    engine: str = "megatron",
+    recompute: bool = False,
+    options: PlanOptions | None = None,
+) -> tuple[str, ...]:
+    """Check one layout; arguments as of `plan`.
+
+    Returns:
+        Reasons why it is infeasible, as sentences; empty if it is feasible.
+
+    Raises:
+        ValueError: the engine is unknown.
+    """
+    problem = _problem(model, cluster, batch, engine, options)
+    return tuple(broken_rules(problem, layout, recompute).values())
+
+
+def _choose(
+    found: Sequence[Option], current: Layout | None, problem: Problem
+) -> tuple[Option, str]:
+    fastest, margin = found[0], problem.options.margin
+    enough = (1 - margin) * fastest.step.tokens_per_second
+    near = [each for each in found if each.step.tokens_per_second >= enough]
+    if current is None:
+        whole = [each for each in near if each.layout.context == 1]
+        short = problem.model.sequence <= SHORT_SEQUENCE
+        if fastest.layout.context == 1 or not whole or not short:
+            return fastest, "the highest estimated throughput of all layouts that fit"
+        slower = fastest.gain(whole[0])
+        return whole[0], (
+            f"no layout that leaves sequences whole is faster; with CP{fastest.layout.context} it "
+            f"would be {slower:.1%} faster, less than the margin of {margin:.0%} of the estimate"
+        )
+    best = min(near, key=lambda each: len(_changes(current, each.layout)))
+    changed = _changes(current, best.layout)
+    what = f"changes {', '.join(changed)}" if changed else "keeps TP, PP, CP and EP"
+    if best is fastest:
+        return best, f"the highest estimated throughput; it {what}"
+    return best, (
+        f"{-100 * best.gain(fastest):.1f} % slower than the fastest, within the margin of "
+        f"{100 * margin:g} %, and it {what}"
+    )
+
+
+def _changes(current: Layout, layout: Layout) -> list[str]:
+    """Short names of the sizes that differ."""
+    return [
+        short for name, short in SIZES.items() if getattr(current, name) != getattr(layout, name)
+    ]
+
+
+def _with_remarks(found: Option, current: Layout | None = None) -> Option:
+    return replace(found, remarks=tuple(_remarks(found, current)))
+
+
+def _remarks(found: Option, current: Layout | None) -> list[str]:
+    problem, placement = found.problem, found.placement
+    layout, batch, remarks = found.layout, problem.batch, []
+    if layout.global_batch != batch.samples:
+        remarks.append(batch_remark(layout.global_batch, batch.samples))
+    elif current is not None and current.global_batch == batch.samples:
+        remarks.append(
+            f"the batch of {batch.samples} is kept: {layout.accumulation} micro-batches of "
+            f"{layout.micro_batch} a copy, where there were {current.accumulation} of "
+            f"{current.micro_batch}"
+        )
+    if found.recompute:
+        remarks.append(
+            "activations are computed again: without that it would not fit, or be slower"
+        )
+    if layout.data == 1 and current is not None and current.data > 1:
+        remarks.append("one copy is left: a further failure cannot be met by dropping a copy")
+    tight = problem.cluster.usable_memory - found.memory.total
+    if tight < 0.05 * problem.cluster.usable_memory:
+        remarks.append(f"tight: {in_words(tight)} are left by an estimate")
+    if placement.idle:
+        why = _why_idle(layout, problem)
+        remarks.append(f"{len(placement.idle)} of {problem.cluster.num_gpus} GPUs stay idle{why}")
+    return remarks
+
+
+def _why_idle(layout: Layout, problem: Problem) -> str:
+    """Reason that one copy more is not in the layout, if the batch is the reason."""
+    copies = problem.cluster.num_gpus * layout.data // layout.num_gpus
+    samples = problem.batch.samples
+    if copies == layout.data:
+        return ""
+    if not problem.uneven_batch:
+        unit = copies * layout.micro_batch
+        if samples % unit == 0 or not problem.batch.keep:
+            return ""
+        return (
+            f": {copies} copies with micro-batches of {layout.micro_batch} do not divide the batch "
+            f"of {samples}"
+        )
+    if -(-samples // copies) < layout.fullest_copy:
+        return ""
+    return (
+        f": the fullest of {copies} copies would have {layout.fullest_copy} of {samples} samples, "
+        f"as many as that of {layout.data}"
+    )
+
+
+def nearest_batch(problem: Problem, best: Option) -> Option | None:
+    """Fastest layout of the nearest batch, within `LARGEST_CHANGE`, for which nearly all GPUs work.
+
+    `best` is the plan for the batch as it is; None if no such batch makes it faster.
+    """
+    freer = problem.freer(
+        batch={"keep": False, "largest_change": LARGEST_CHANGE}, least_gpus=_nearly_all(problem)
+    )
+    return nearest(freer, best.step.tokens_per_second)
+
+
+def batch_change(problem: Problem, near: Option) -> float:
+    """Share by which a layout changes the batch, negative for fewer samples."""
+    return near.layout.global_batch / problem.batch.samples - 1
+
+
+def idle_hints(problem: Problem, best: Option) -> list[str]:
+    """Options of the command line that would let idle GPUs work, one sentence each.
+
+    It has the layout, the GPUs that it uses and its speed-up over `best`, the plan or one of its
+    alternatives. Where at least 5 % of the GPUs are idle, the first names the nearest batch that
+    would let the others work, or the loss of speed if there is none.
+    """
+    if best.layout.num_gpus == problem.cluster.num_gpus:
+        return []
+    freer: dict[str, Problem] = {}
+    if problem.batch.keep:
+        freer["--allow-batch-change"] = problem.freer(batch={"keep": False})
+    if not problem.uneven_batch:
+        freer["--uneven-batch"] = problem.freer(uneven_batch=True)
+    if not problem.options.uneven_stages:
+        freer["--uneven-stages"] = problem.freer(uneven_stages=True)
+    found, named = [], best.layout
+    if best.layout.num_gpus < _nearly_all(problem):
+        near = nearest_batch(problem, best)
+        found.append(_named(problem, best, near) if near else _without_gain(problem, best))
+        named = near.layout if near else named
+    for flag, freed in freer.items():
+        other = answer(freed).best
+        assert other is not None  # it may do all that the first plan might
+        gain = other.gain(best)
+        if gain >= WORTH_SAYING and other.layout != named:
+            found.append(f"{flag}: {_of_gpus(other.layout, problem)}, {gain:+.1%}")
+    return found
+
+
+def _nearly_all(problem: Problem) -> int:
+    """Number of GPUs that should work."""
+    return math.ceil(AT_WORK * problem.cluster.num_gpus)
+
+
+def _of_gpus(layout: Layout, problem: Problem) -> str:
+    return f"{layout}, {layout.num_gpus:,} of {problem.cluster.num_gpus:,} GPUs"
+
+
+def _named(problem: Problem, best: Option, near: Option) -> str:
+    batch = near.layout.global_batch
+    what = f"the nearest batch for at least {AT_WORK:.0%} of the GPUs is {batch}"
+    if batch == problem.batch.samples:
+        what = f"the batch as it is with at least {AT_WORK:.0%} of the GPUs"
+    else:
+        what = f"--allow-batch-change: {what} ({batch_change(problem, near):+.1%})"
+    return f"{what}: {_of_gpus(near.layout, problem)}, {near.gain(best):+.1%}"
+
+
+def _without_gain(problem: Problem, best: Option) -> str:
+    """Loss of speed of the fastest layout with nearly all GPUs."""
+    freer = problem.freer(batch={"keep": False}, least_gpus=_nearly_all(problem))
+    what = f"at least {AT_WORK:.0%} of the GPUs and a batch within {LARGEST_CHANGE:.0%}"
+    found = search(freer, keep=1, margin=0.0)
+    if not found:
+        return f"none: no layout fits {what}"
+    other = min(found, key=order)
+
+    def of_a_gpu(option: Option, part: str) -> float:
+        layout = option.layout
+        return float(getattr(option.step, part)) * layout.num_gpus / layout.global_batch
+
+    grown = {name: of_a_gpu(other, name) - of_a_gpu(best, name) for name in PARTS}
+    most = max(grown, key=lambda name: grown[name])
+    again = " (activations computed again)" * (other.recompute and not best.recompute)
+    return (
+        f"none: the fastest with {what} is {_of_gpus(other.layout, problem)}, "
+        f"{other.gain(best):+.1%}: more GPU time a sample goes to {PARTS[most]}{again}"
+    )
+
+
+def _why_nothing_fits(problem: Problem) -> str:
+    """Binding constraint: memory, or the rules if they exclude every layout."""
+    least = smallest(problem)
+    if least is None:
+        return _no_layout(problem)
+    layout, recompute, needed = least
+    again = ", with activations computed again" if recompute else ""
+    return (
+        f"memory: the smallest layout ({layout}{again}) needs {in_words(needed.total)} on each GPU "
+        f"and {problem.cluster.memory_in_words}"
+    )
+
+
+def _no_layout(problem: Problem) -> str:
+    """Constraint when the rules exclude every layout: a requested size is impossible."""
+    if not any(True for _ in splits(replace(problem, relaxed=frozenset({"batch"})), hopeless=True)):
+        asked = {name: sizes for name in SIZES if (sizes := getattr(problem.options, name))}
+        words = ", ".join(
+            f"{SIZES[name]} of {'/'.join(map(str, sizes))}" for name, sizes in asked.items()
+        )
+        first = Layout(**{name: sizes[0] for name, sizes in asked.items()})
+        broken = broken_rules(problem, first, problem.recompute[0])
+        reasons = [broken[name] for name in broken if name not in ("batch", "memory")]
+        return f"no layout with {words}: {'; '.join(reasons) or 'the sizes exclude each other'}"
+    return (
+        f"batch: no micro-batch of {', '.join(map(str, problem.micro_batches))} and number of "
+        f"copies comes to {problem.batch.samples} samples"
+    )
+
+
+def _would_help(problem: Problem) -> tuple[str, ...]:
+    """Each rule without which something would fit, in words."""
+    found = []
+    for rule in LIFTED:
+        without = fits(replace(problem, relaxed=frozenset({rule})))
+        if without is not None:
+            broken = broken_rules(problem, without.layout, without.recompute)
+            reasons = "; ".join(broken[name] for name in broken if name != "memory")
+            found.append(
+                f"{without.layout} would fit in memory, but {reasons}{INSTEAD.get(rule, '')}"
+            )
+    return tuple(found)

@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rmetric.guard.layout import Layout
-from rmetric.guard.planner.cluster import Gpu
-from rmetric.guard.planner.engines import Engine, padded_vocabulary
+from rmetric.guard.planner.cluster import Gpu, Reach
 from rmetric.guard.planner.memory import distinct_stages, layers_of_stage, stage_parameters
 from rmetric.guard.planner.model_shape import ModelShape
+from rmetric.guard.planner.settings import Engine, padded_vocabulary
 
 #: Seconds a layer that the processor takes to start the kernels of one micro-batch: about
 #: twenty of 5 microseconds. It only matters to small models and small micro-batches.
@@ -43,14 +43,6 @@ WEIGHT_BYTES = 2 + 2 + 4 + 4
 #: Seconds of a step around the ring of context parallelism: kernels for the attention of a block
 #: and for joining it to the others, about ten of 5 microseconds, and the start of a transfer.
 RING_STEP_SECONDS = 7e-5
-
-
-class Reach(NamedTuple):
-    """Groups of a layout that lie within single nodes."""
-
-    shards_in_node: bool
-    stages_in_node: bool
-    all_in_node: bool
 
 
 class StepTime(NamedTuple):

@@ -1,21 +1,16 @@
 """Supervisor that starts, monitors and restarts a training: `rmetric supervise`.
 
     core.py              state machine: events in, actions out; pure. Read this first.
-    events.py            its events and actions
     allocation.py        GPUs, nodes and layout of a launch
-    launch_processes.py  commands, environments and processes of one launch
-    warm_spare.py        spare launcher that waits for the next launch
+    launch_processes.py  commands and processes of one launch, and the spare launcher of the next
     warm_launcher.py     script of the spare launcher; it may fork the ranks
     attempt.py           one launch from start to exit
     watch.py             heartbeats, GPU verdicts and alarms of a running training
-    launch_failure.py    cause of a failed launch
-    failure_class.py     classes of failures: lasting, passing, full disk
-    process_states.py    states of the ranks' processes, for the cause of a hang
+    launch_failure.py    cause of a failed or hanging launch, and whether it may pass
     stacks.py            what the ranks of a hang do; the diagnosis of a hang or failure
     nccl_ras.py          the ranks that NCCL's RAS service names
     processes.py         ends every process of a launch, by pid
-    journal.py           event log and lock of the run folder
-    journal_lines.py     events of the journal: types of their fields, text for the terminal
+    journal.py           event log and lock of the run folder; the text of its lines
     summary.py           summary of a journal
     supervise.py         event loop that connects these parts
 

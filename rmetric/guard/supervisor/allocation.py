@@ -10,13 +10,18 @@ from typing import Any
 from rmetric._util.printed import counted
 from rmetric.guard.layout import Layout, batch_remark, nearest_multiple
 from rmetric.guard.planner import BatchSpec, LayoutPlan, PlanOptions
-from rmetric.guard.planner.choose import answer, idle_hints
 from rmetric.guard.planner.cluster import Cluster, ClusterNode
 from rmetric.guard.planner.cluster import Gpu as PlannerGpu
-from rmetric.guard.planner.engines import engine_named
 from rmetric.guard.planner.model_shape import ModelShape
 from rmetric.guard.planner.rules import Problem
-from rmetric.guard.planner.settings import AT_WORK, LARGEST_CHANGE, SIZES, WORTH_SAYING
+from rmetric.guard.planner.search import answer, idle_hints
+from rmetric.guard.planner.settings import (
+    AT_WORK,
+    LARGEST_CHANGE,
+    SIZES,
+    WORTH_SAYING,
+    engine_named,
+)
 
 #: A GPU: name of its node (empty with a single node) and index on the node.
 Gpu = tuple[str, int]
@@ -122,64 +127,68 @@ def shrink_data(
     Raises:
         ValueError: no number of copies divides the batch as allowed.
     """
-    share = _Splitter(layout, batch, uneven_batch, largest_change)
-    if batch is not None and (batch < 1 or share.of(1) is None):
+    shrinking = _Shrinking(layout, batch, unit, uneven_batch, largest_change)
+    if batch is not None and (batch < 1 or shrinking.split(1) is None):
         raise ValueError(
             f"a batch of {batch} cannot be split with micro-batches of {layout.micro_batch}"
         )
+    return shrinking
 
-    def plan(pool: Pool, current: Layout | None) -> Allocation:
-        single = replace(layout, data=1, accumulation=1, replicas=1, samples=None)
-        one_copy = single.num_gpus
+
+@dataclass(frozen=True)
+class _Shrinking:
+    """The planner of `shrink_data`, whose arguments it has."""
+
+    layout: Layout
+    batch: int | None
+    unit: str
+    uneven: bool
+    largest_change: float
+
+    def __call__(self, pool: Pool, current: Layout | None) -> Allocation:
+        single = replace(self.layout, data=1, accumulation=1, replicas=1, samples=None)
         have = sum(map(len, pool.values()))
         most = 0  # copies that the nodes have room for
-        for data in range(have // one_copy, 0, -1):
+        for data in range(have // single.num_gpus, 0, -1):
             gpus = allot(replace(single, data=data), pool)
             if gpus is None:
                 continue
             most = most or data
-            fewer = share.of(data)
-            if fewer is not None:
-                words = _explain(fewer, have, batch, unit) + share.remarks(fewer, most)
-                return Allocation(gpus=gpus, layout=fewer, words=words, batch=batch is not None)
+            if fewer := self.split(data):
+                used = f"{counted(fewer.num_gpus, self.unit)} in {counted(data, 'copy')}"
+                kept = f", the batch of {self.batch} is kept"
+                spare = f", {have - fewer.num_gpus} of {have} unused"
+                words = (
+                    f"{used}{kept * (fewer.global_batch == self.batch)}"
+                    f"{spare * (fewer.num_gpus < have)}{self.remarks(fewer, most)}"
+                )
+                known = self.batch is not None
+                return Allocation(gpus=gpus, layout=fewer, words=words, batch=known)
         raise NothingFitsError(
-            f"{counted(have, unit)} {'is' if have == 1 else 'are'} left; "
-            f"one copy needs {one_copy} of them, {layout.tensor} on a node"
+            f"{counted(have, self.unit)} {'is' if have == 1 else 'are'} left; "
+            f"one copy needs {single.num_gpus} of them, {self.layout.tensor} on a node"
         )
 
-    return plan
-
-
-class _Splitter:
-    """Layouts of a batch for a number of copies, as far as the batch may be split."""
-
-    def __init__(
-        self, layout: Layout, batch: int | None, uneven: bool, largest_change: float
-    ) -> None:
-        self.layout, self.batch = layout, batch
-        self.uneven, self.largest_change = uneven, largest_change
-
-    def of(self, data: int) -> Layout | None:
+    def split(self, data: int) -> Layout | None:
         """Layout of so many copies; None if they cannot split the batch.
 
         The batch is changed only where that is allowed, and, if the copies can split it as it
         is, only for a speed-up that counts: the fullest copy sets the pace.
         """
         if self.batch is None:
-            return self._layout(self.layout.accumulation * self.layout.micro_batch * data, data)
+            return self._of(self.layout.accumulation * self.layout.micro_batch * data, data)
         nearest = self.nearest(data, self.largest_change)
-        changed = self._layout(nearest, data) if nearest else None
+        changed = self._of(nearest, data) if nearest else None
         if not self.uneven or data > self.batch:
             return changed
-        kept = self._layout(self.batch, data)
+        kept = self._of(self.batch, data)
         faster = changed is not None and _pace(changed) > (1 + WORTH_SAYING) * _pace(kept)
         return changed if faster else kept
 
     def nearest(self, data: int, largest_change: float) -> int:
         """Nearest batch of which each copy has the same samples; 0 if it is too far."""
-        assert self.batch is not None
         unit = data if self.uneven else self.layout.micro_batch * data
-        return nearest_multiple(self.batch, unit, largest_change)
+        return nearest_multiple(self.batch or 0, unit, largest_change)
 
     def remarks(self, layout: Layout, most: int) -> str:
         """What the split means for the copies, and what would keep more of them at work."""
@@ -188,7 +197,7 @@ class _Splitter:
         if layout.global_batch != self.batch:
             return f"; {batch_remark(layout.global_batch, self.batch)}"
         if self.uneven:
-            return self._uneven_remark(layout)
+            return self._uneven_remark(layout, self.batch)
         if layout.data >= AT_WORK * most:
             return ""
         options = []
@@ -203,23 +212,22 @@ class _Splitter:
             f"the batch{help}"
         )
 
-    def _uneven_remark(self, layout: Layout) -> str:
+    def _uneven_remark(self, layout: Layout, batch: int) -> str:
         """Whether the fullest copy of far fewer copies would have no more samples."""
-        assert self.batch is not None
-        enough = -(-self.batch // layout.fullest_copy)
+        enough = -(-batch // layout.fullest_copy)
         other = self.nearest(layout.data, LARGEST_CHANGE)
         if not other or enough >= AT_WORK * layout.data:
             return ""
-        gain = _pace(self._layout(other, layout.data)) / _pace(layout)
+        gain = _pace(self._of(other, layout.data)) / _pace(layout)
         if gain < 1 + WORTH_SAYING:
             return ""
         return (
             f"; the fullest copy has {counted(layout.fullest_copy, 'sample')}, as with "
             f"{counted(enough, 'copy')}: --allow-batch-change (batch {other}, "
-            f"{other / self.batch - 1:+.1%}) would make {gain:.2f} times the samples a second"
+            f"{other / batch - 1:+.1%}) would make {gain:.2f} times the samples a second"
         )
 
-    def _layout(self, batch: int, data: int) -> Layout:
+    def _of(self, batch: int, data: int) -> Layout:
         given = self.layout
         return Layout.split(
             batch, data=data, micro_batch=given.micro_batch, replicas=gcd(given.replicas, data),
@@ -230,12 +238,6 @@ class _Splitter:
 def _pace(layout: Layout) -> float:
     """Samples of a step in the time that the fullest copy takes for one."""
     return layout.global_batch / layout.fullest_copy
-
-
-def _explain(layout: Layout, have: int, batch: int | None, unit: str) -> str:
-    spare = f", {have - layout.num_gpus} of {have} unused" if layout.num_gpus < have else ""
-    kept = f", the batch of {batch} is kept" if layout.global_batch == batch else ""
-    return f"{counted(layout.num_gpus, unit)} in {counted(layout.data, 'copy')}{kept}{spare}"
 
 
 def by_model(
@@ -294,18 +296,12 @@ def by_model(
 
 
 def _allotted(answered: LayoutPlan, even: Pool) -> list[tuple[float, Allocation]]:
-    """Tokens a second and allocation of the first option that torchrun can start; else empty.
-
-    The planner's best comes first: it may precede a faster one that changes more.
-    """
+    """Tokens a second and allocation of the first option that torchrun can start; else empty."""
     for option in filter(None, (answered.best, *answered.alternatives)):
         if gpus := allot(option.layout, even):
             # Uneven stages are an option of `rmetric plan` only.
-            hints = [
-                hint
-                for hint in idle_hints(answered.problem, option)
-                if not hint.startswith("--uneven-stages")
-            ]
+            hints = idle_hints(answered.problem, option)
+            hints = [hint for hint in hints if not hint.startswith("--uneven-stages")]
             words = "; ".join((answered.why, *option.remarks, *hints))
             allocation = Allocation(gpus=gpus, layout=option.layout, words=words)
             return [(option.step.tokens_per_second, allocation)]

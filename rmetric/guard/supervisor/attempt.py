@@ -6,21 +6,33 @@ import contextlib
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from rmetric._util.durable import no_follow
 from rmetric._util.standard_output import OutputError
 from rmetric.guard.checkpoint_dir import last_checkpoint
 from rmetric.guard.run_folder import RunFolder
-from rmetric.guard.supervisor import events, launch_failure
-from rmetric.guard.supervisor.events import LaunchFailure, SupervisorEvent
-from rmetric.guard.supervisor.failure_class import is_disk_full, with_disk_full_first
-from rmetric.guard.supervisor.launch_processes import LaunchProcesses, Program
-from rmetric.guard.supervisor.warm_spare import WarmSpare
+from rmetric.guard.supervisor import launch_failure
+from rmetric.guard.supervisor.core import StartLaunch
+from rmetric.guard.supervisor.launch_failure import (
+    LaunchFailure,
+    is_disk_full,
+    with_disk_full_first,
+)
+from rmetric.guard.supervisor.launch_processes import LaunchProcesses, Program, WarmSpare
 from rmetric.guard.supervisor.watch import HeartbeatTracker, Timeouts
 
 #: Writes a line of the journal: name of the event, and fields.
 JournalWriter = Callable[..., Any]
+
+
+class Look(NamedTuple):
+    """Events of a launch since the last look; see the methods of `Core`."""
+
+    step_reached: tuple[int, int] | None = None  # the step, and that where it resumed
+    durable: bool = False
+    checkpoint_made: int | None = None
+    hung: LaunchFailure | None = None
 
 
 class Attempt:
@@ -34,7 +46,7 @@ class Attempt:
 
     def __init__(
         self,
-        launch: events.StartLaunch,
+        launch: StartLaunch,
         token: str,
         program: Program,
         folder: RunFolder,
@@ -75,11 +87,11 @@ class Attempt:
         self.tracker = HeartbeatTracker(timeouts, self.allocation, self.running.log, now)
         write("started", launch=self.number, pids=self.running.pids, warm=self.running.warm)
 
-    def look(self, now: float) -> list[SupervisorEvent]:
+    def look(self, now: float) -> Look:
         """Events since the last call, from heartbeats, answered requests and output."""
-        found: list[SupervisorEvent] = []
+        reached = None
         resumed, step = self.tracker.resumed, self.tracker.step
-        failure = self.tracker.look(self.folder.beats(self.token), now)
+        hung = self.tracker.look(self.folder.beats(self.token), now)
         if resumed is None and self.tracker.resumed is not None:
             resumed = self._noted_step = self.tracker.resumed
             self._progress_at = now + self._progress_seconds
@@ -91,18 +103,16 @@ class Attempt:
         if self.tracker.step is not None and self.tracker.step != step and resumed is not None:
             if now >= self._progress_at:
                 self.progress(now)
-            found.append(events.StepReached(time=now, step=self.tracker.step, resumed=resumed))
-        found += self._answers(now)
-        found += self._made(now)
+            reached = (self.tracker.step, resumed)
+        durable, made = self._is_answered(), self._made()
         problem = next((b.problem for b in self.tracker.beats.values() if b.problem), "")
         if problem != self._problem:  # saves began to fail, or succeed again
             self._problem = problem
             self._write("not saved" if problem else "saved again", words=problem)
         if self._held():  # it may wait
             self.tracker.restart(now)
-        elif failure is not None:
-            found.append(events.LaunchHung(time=now, failure=failure))
-        return found
+            hung = None
+        return Look(reached, durable, made, hung)
 
     def progress(self, now: float) -> None:
         """Write the step to the journal, if it changed."""
@@ -112,12 +122,12 @@ class Attempt:
             step, at = self.tracker.step, self.tracker.step_at
             self._write("progress", launch=self.number, step=step, at=at)
 
-    def exited(self, node: str, code: int, now: float) -> events.LaunchExited | None:
-        """Event for the exit of a node's process; None while other nodes run."""
+    def exited(self, node: str, code: int) -> dict[str, Any] | None:
+        """Arguments of `Core.launch_exited` at the exit of a node; None while other nodes run."""
         self._codes[node] = code
         held = self._held()
         if held and (code or len(self._codes) == len(self.allocation.gpus)):
-            return events.LaunchExited(time=now, held=held)
+            return {"held": held}
         if code:
             failure = launch_failure.explain_exit(
                 code,
@@ -133,7 +143,7 @@ class Attempt:
                 words = failure.words
                 words = words if is_disk_full(words) else f"{words}: {problem}"
                 failure = replace(failure, words=with_disk_full_first(words), lasting=False)
-            return events.LaunchExited(time=now, failure=failure)
+            return {"failure": failure}
         if len(self._codes) < len(self.allocation.gpus):
             return None
         phases = [beat.phase for beat in self.tracker.beats.values()]
@@ -141,9 +151,7 @@ class Attempt:
         early = bool(phases) and not finished
         request = self.folder.request()
         stop = request is not None and request.stop and request.number > self._request_before
-        return events.LaunchExited(
-            time=now, stopped=stop and not finished, early=early, unsaved=self._unsaved()
-        )
+        return {"stopped": stop and not finished, "early": early, "unsaved": self._unsaved()}
 
     @property
     def saves(self) -> bool:
@@ -170,20 +178,20 @@ class Attempt:
             sys.stdout.write(data.decode("utf-8", "replace"))
             sys.stdout.flush()
 
-    def _made(self, now: float) -> list[SupervisorEvent]:
-        """Event for a good checkpoint newer than all before, by the folder's time of change."""
+    def _made(self) -> int | None:
+        """Step of a good checkpoint newer than all before, by the folder's time of change."""
         try:
             changed = self.folder.checkpoints.stat().st_mtime_ns
         except OSError:
-            return []
+            return None
         if changed == self._checkpoints_changed:
-            return []
+            return None
         self._checkpoints_changed = changed
         good = last_checkpoint(self.folder.checkpoints).good
         if good is None or (self._newest_good is not None and good <= self._newest_good):
-            return []
+            return None
         self._newest_good = good
-        return [events.CheckpointMade(time=now, step=good)]
+        return good
 
     def _verdict_version(self) -> tuple[int, int] | None:
         """Changes when a rescue of any launch writes its verdict; None without one."""
@@ -216,13 +224,14 @@ class Attempt:
             f"the training exited with 0 at step {step} or later, but {newest}: {problem}"
         )
 
-    def _answers(self, now: float) -> list[SupervisorEvent]:
+    def _is_answered(self) -> bool:
+        """Note answered requests; True if that to stop is among them."""
         answered = self.folder.answered()
         if answered <= self._answered:
-            return []
+            return False
         self._answered = answered
         self._write("answered", number=answered, step=self.folder.answered_step())
         if self.stop_number is None or answered < self.stop_number:
-            return []
+            return False
         self.stop_number = None
-        return [events.CheckpointDurable(time=now)]
+        return True

@@ -1,5 +1,7 @@
 r"""State machine of the supervisor. Pure: events in, actions out; no clock, files or processes.
 
+Each public method of `Core` is an event, and returns the actions that answer it.
+
 ending --------> running --------> saving     a checkpoint before the stop
   ^  \              |                 |
   |   v             v                 v
@@ -11,17 +13,18 @@ ending --------> running --------> saving     a checkpoint before the stop
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import wraps
 from math import inf
+from typing import Concatenate, ParamSpec
 
 import numpy as np
 
 from rmetric._util.errors import require
 from rmetric.guard.layout import Layout
-from rmetric.guard.supervisor import events
 from rmetric.guard.supervisor.allocation import (
+    Allocation,
     Gpu,
     NothingFitsError,
     Planner,
@@ -29,9 +32,9 @@ from rmetric.guard.supervisor.allocation import (
     all_of,
     without,
 )
-from rmetric.guard.supervisor.events import Action, LaunchFailure, SupervisorEvent
-from rmetric.guard.supervisor.failure_class import with_disk_full_first
-from rmetric.guard.supervisor.launch_failure import signal_name
+from rmetric.guard.supervisor.launch_failure import LaunchFailure, signal_name, with_disk_full_first
+
+P = ParamSpec("P")
 
 FINISHED, STOPPED, GAVE_UP = "finished", "stopped", "gave up"
 #: The training ended, but its last steps are in no good checkpoint.
@@ -92,11 +95,93 @@ class JournalState:
     outcome: str = ""  # of the last supervisor; empty if it was killed
 
 
+@dataclass(frozen=True)
+class StartLaunch:
+    """Start launch `number`, counted over the life of the run folder."""
+
+    number: int
+    allocation: Allocation
+
+
+@dataclass(frozen=True)
+class RequestCheckpoint:
+    """Write a checkpoint request to the run folder."""
+
+    source: str
+    reason: str
+    fatal: bool = False
+    stop: bool = False
+
+
+@dataclass(frozen=True)
+class EndProcesses:
+    """End every process of every launch; answered by `ProcessesEnded`.
+
+    `answers`: the processes may still handle TERM. After a rank has died or hangs the others
+    wait for it in a collective, where they do not.
+    """
+
+    why: str
+    answers: bool = True
+
+
+@dataclass(frozen=True)
+class SetTimer:
+    """Send `TimerFired` at `time`."""
+
+    time: float
+
+
+@dataclass(frozen=True)
+class DropGpus:
+    """Stop using these GPUs."""
+
+    gpus: tuple[Gpu, ...]
+    why: str
+
+
+@dataclass(frozen=True)
+class WriteJournal:
+    """Write an event to the journal."""
+
+    event: str
+    words: str
+    failure: LaunchFailure | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Finish:
+    """End the supervisor; `outcome` is one of those of `core`."""
+
+    outcome: str
+    words: str
+    code: int
+
+
+Action = (
+    StartLaunch | RequestCheckpoint | EndProcesses | SetTimer | DropGpus | WriteJournal | Finish
+)
+
+
+def _event(
+    method: Callable[Concatenate[Core, P], Iterable[Action]],
+) -> Callable[Concatenate[Core, P], list[Action]]:
+    """An event of `Core`, to which nothing is done once all is over."""
+
+    @wraps(method)
+    def handle(core: Core, /, *args: P.args, **kwargs: P.kwargs) -> list[Action]:
+        return [] if core.phase == "over" else list(method(core, *args, **kwargs))
+
+    return handle
+
+
 class Core:
     """Decides on launches, checkpoints and restarts.
 
     `rng` is the source of the jitter, `state` what earlier supervisors left; with `again`
-    a training that has finished is run once more.
+    a training that has finished is run once more. `time` is that of the event, seconds on the
+    supervisor's clock.
     """
 
     def __init__(
@@ -122,155 +207,185 @@ class Core:
         self._progressed = False  # since the last failure
         self._used: set[Gpu] = set()
         self._layout: Layout | None = None
-        self._then, self._signal = "", 0
+        #: What follows when the processes are ended; "over": `_last`.
+        self._then, self._last, self._signal = "", list[Action](), 0
         self._until = inf
         self._launched_at, self._stepped = 0.0, False
         self._failure: LaunchFailure | None = None
-        self._at_once = self._unsaved = self._held = ""
+        self._at_once = ""
         self._stop_wanted, self._saved = False, False
         self._suspect: tuple[Gpu, ...] = ()
         self._suspected = 0
 
-    def on(self, event: SupervisorEvent) -> list[Action]:
-        """Actions in response to an event."""
-        if self.phase == "over":
-            return []
-        # The handler of `LaunchExited` is `_on_launch_exited`.
-        name = "_on" + re.sub("([A-Z])", r"_\1", type(event).__name__).lower()
-        actions: Iterable[Action] = getattr(self, name)(event)
-        return list(actions)
-
-    def _on_supervisor_started(self, event: events.SupervisorStarted) -> Iterable[Action]:
+    @_event
+    def supervisor_started(self) -> Iterable[Action]:
+        """The supervisor started."""
         if self._finished_before:
             return self._over(FINISHED, "it had finished before", CODE_FINISHED)
         return self._end("launch", "remains of an earlier supervisor")
 
-    def _on_step_reached(self, event: events.StepReached) -> Iterable[Action]:
-        self._stepped = self._stepped or event.step > event.resumed
-        self.best_step = max(self.best_step, event.step)
+    @_event
+    def step_reached(self, step: int, resumed: int) -> Iterable[Action]:
+        """The current launch reached `step`; it resumed at step `resumed`."""
+        self._stepped = self._stepped or step > resumed
+        self.best_step = max(self.best_step, step)
         if self.best_step - self._best_at_failure >= self.restart_policy.enough_steps:
             self._progress()
         return ()
 
-    def _on_checkpoint_made(self, event: events.CheckpointMade) -> Iterable[Action]:
-        if event.step > self._newest_good:
-            self._newest_good = event.step
+    @_event
+    def checkpoint_made(self, step: int) -> Iterable[Action]:
+        """A good checkpoint of `step` exists that is newer than any before."""
+        if step > self._newest_good:
+            self._newest_good = step
             self._progress()
         return ()
 
-    def _progress(self) -> None:
-        self.restarts, self._at_once, self._progressed = 0, "", True
+    @_event
+    def launch_exited(
+        self,
+        time: float,
+        *,
+        failure: LaunchFailure | None = None,
+        stopped: bool = False,
+        early: bool = False,
+        unsaved: str = "",
+        held: str = "",
+    ) -> Iterable[Action]:
+        """The launch exited; without a failure its exit code is 0.
 
-    def _on_launch_exited(self, event: events.LaunchExited) -> Iterable[Action]:
-        if event.held and self.phase in ("running", "saving") and self._then != "stop":
-            self._held = event.held
-            return self._end("held", event.held)
-        if self.phase == "running":
-            if event.failure is not None:
-                return self._failed(event.time, event.failure)
-            if event.stopped:
-                return self._end("asked", "stop was requested")
-            if event.unsaved:
-                self._unsaved = event.unsaved
-                return self._end("unsaved", event.unsaved)
-            # A training that never reports its end is restarted and then makes no step.
-            if event.early and self._stepped:
-                words = "it ended with exit code 0 before it had finished"
-                return self._failed(event.time, LaunchFailure(kind="exit", words=words, code=0))
-            return self._end("finish", "it finished")
+        Args:
+            time: of the event.
+            failure: cause.
+            stopped: it ended because of a request that the supervisor did not make.
+            early: its heartbeats do not report the end of training.
+            unsaved: why its last steps are in no good checkpoint, although it exited with 0.
+            held: why its rescue holds it, with any exit code, and where the weights are.
+        """
+        if held and self.phase in ("running", "saving") and self._then != "stop":
+            return self._end_for_good(HELD, held, CODE_HELD)
         if self.phase == "saving":
-            return self._end(
-                self._then, event.failure.words if event.failure else "it stopped as requested"
-            )
-        return ()
-
-    def _on_launch_hung(self, event: events.LaunchHung) -> Iterable[Action]:
-        if self.phase == "running":
-            return self._failed(event.time, event.failure)
-        return ()
-
-    def _on_gpu_verdict_changed(self, event: events.GpuVerdictChanged) -> Iterable[Action]:
-        if event.gpu[1] not in self.pool.get(event.gpu[0], ()) or event.level == "healthy":
+            return self._end(self._then, failure.words if failure else "it stopped as requested")
+        if self.phase != "running":
             return ()
-        fatal = event.level == "fatal" and event.action in (*DROPPING, "restart_application")
-        if not fatal:
-            return self._ask("risk", event.words)
-        used = event.gpu in self._used
-        drops = event.action in DROPPING
-        dropped: list[Action] = [self._drop((event.gpu,), event.words)] if drops else []
-        if self.phase != "running" or not used:
+        if failure is not None:
+            return self._failed(time, failure)
+        if stopped:
+            return self._end("asked", "stop was requested")
+        if unsaved:
+            return self._end_for_good(NOT_SAVED, unsaved, CODE_NOT_SAVED)
+        # A training that never reports its end is restarted and then makes no step.
+        if early and self._stepped:
+            words = "it ended with exit code 0 before it had finished"
+            return self._failed(time, LaunchFailure(kind="exit", words=words, code=0))
+        over = "the training exited with 0"
+        return self._end_for_good(FINISHED, over, CODE_FINISHED, why="it finished")
+
+    @_event
+    def launch_hung(self, time: float, failure: LaunchFailure) -> Iterable[Action]:
+        """The launch runs without progress."""
+        return self._failed(time, failure) if self.phase == "running" else ()
+
+    @_event
+    def gpu_verdict(
+        self, time: float, *, gpu: Gpu, level: str, action: str, words: str
+    ) -> Iterable[Action]:
+        """The telemetry verdict on a GPU changed; see `GpuVerdict`."""
+        if gpu[1] not in self.pool.get(gpu[0], ()) or level == "healthy":
+            return ()
+        drops = action in DROPPING
+        if level != "fatal" or not (drops or action == "restart_application"):
+            return self._ask("risk", words)
+        dropped: list[Action] = [self._drop((gpu,), words)] if drops else []
+        if self.phase != "running" or gpu not in self._used:
             return dropped
-        failure = LaunchFailure(kind="gpu", words=event.words, node=event.gpu[0], gpu=event.gpu)
-        deadline = event.time + self.restart_policy.save_seconds
-        noted, *saving = self._save("rule", event.words, deadline, "replace", failure)
+        failure = LaunchFailure(kind="gpu", words=words, node=gpu[0], gpu=gpu)
+        deadline = time + self.restart_policy.save_seconds
+        noted, *saving = self._save("rule", words, deadline, "replace", failure)
         return [noted, *dropped, *saving]
 
-    def _on_checkpoint_requested(self, event: events.CheckpointRequested) -> Iterable[Action]:
-        return self._ask(event.source, event.words)
+    @_event
+    def checkpoint_requested(self, source: str, words: str) -> Iterable[Action]:
+        """A checkpoint was requested; `source` is one of `rmetric.guard.policy.SOURCES`."""
+        return self._ask(source, words)
 
-    def _on_stop_requested(self, event: events.StopRequested) -> Iterable[Action]:
+    @_event
+    def stop_requested(self) -> Iterable[Action]:
+        """A user requested a checkpoint and a stop."""
         self._stop_wanted, self._saved = True, False
-        if self.phase == "waiting":
-            return self._stop_as_requested()
-        return ()
+        return self._stop_as_requested() if self.phase == "waiting" else ()
 
-    def _on_checkpoint_durable(self, event: events.CheckpointDurable) -> Iterable[Action]:
+    @_event
+    def checkpoint_durable(self, time: float) -> Iterable[Action]:
+        """The checkpoint requested before a stop is durable."""
         self._saved = True
         if self.phase != "saving":
             return ()
-        self._until = min(self._until, event.time + self.restart_policy.settle_seconds)
-        return [events.SetTimer(self._until)]
+        self._until = min(self._until, time + self.restart_policy.settle_seconds)
+        return [SetTimer(self._until)]
 
-    def _on_timer_fired(self, event: events.TimerFired) -> Iterable[Action]:
-        if event.time < self._until:
+    @_event
+    def timer_fired(self, time: float) -> Iterable[Action]:
+        """The time of a `SetTimer` has come; it may also fire early."""
+        if time < self._until:
             return ()
         if self.phase == "saving":
             return self._end(self._then, "it did not exit in time")
-        if self.phase == "waiting":
-            return self._launch(event.time)
-        return ()
+        return self._launch(time) if self.phase == "waiting" else ()
 
-    def _on_signal_received(self, event: events.SignalReceived) -> Iterable[Action]:
-        self._signal = event.signal
+    @_event
+    def signal_received(self, time: float, signal: int) -> Iterable[Action]:
+        """The supervisor received a termination signal."""
+        self._signal = signal
+        deadline = time + self.restart_policy.stop_seconds
         if self.phase == "running":
-            deadline = event.time + self.restart_policy.stop_seconds
-            return self._save("signal", signal_name(-event.signal), deadline, "stop", None)
+            return self._save("signal", signal_name(-signal), deadline, "stop", None)
         if self.phase == "saving":
             if self._then == "stop":
                 return self._end("stop", "a second signal came")
             self._then = "stop"
-            self._until = min(self._until, event.time + self.restart_policy.stop_seconds)
-            return [events.SetTimer(self._until)]
+            self._until = min(self._until, deadline)
+            return [SetTimer(self._until)]
         if self.phase == "ending":
-            if self._then not in ("finish", "unsaved", "held"):
+            if self._then != "over":
                 self._then = "stop"
             return ()
         return self._stop()
 
-    def _on_processes_ended(self, event: events.ProcessesEnded) -> Iterable[Action]:
+    @_event
+    def processes_ended(
+        self, time: float, *, left: int = 0, unreachable: Iterable[str] = ()
+    ) -> Iterable[Action]:
+        """`EndProcesses` was carried out.
+
+        Args:
+            time: of the event.
+            left: number of processes that are still alive.
+            unreachable: nodes on which it failed.
+        """
         if self.phase != "ending":
             return ()
-        if event.left:
-            words = f"{event.left} processes of the training cannot be ended: end them by hand"
+        if left:
+            words = f"{left} processes of the training cannot be ended: end them by hand"
             return self._over(GAVE_UP, words, CODE_GAVE_UP)
-        if self._then == "finish":
-            return self._over(FINISHED, "the training exited with 0", CODE_FINISHED)
-        if self._then == "unsaved":
-            return self._over(NOT_SAVED, self._unsaved, CODE_NOT_SAVED)
-        if self._then == "held":
-            return self._over(HELD, self._held, CODE_HELD)
-        lost = [self._drop(gpus, f"{node} cannot be reached") for node in event.unreachable
+        if self._then == "over":
+            self.phase = "over"
+            return self._last
+        lost = [self._drop(gpus, f"{node} cannot be reached") for node in unreachable
                 if (gpus := tuple((node, gpu) for gpu in self.pool.get(node, ())))]  # fmt: skip
         if self._then == "stop":
             then = self._stop()
         elif self._then == "asked" or self._stop_wanted:
             then = self._stop_as_requested()
         else:
-            then = (self._launch if self._then == "launch" else self._retry)(event.time)
+            then = (self._launch if self._then == "launch" else self._retry)(time)
         return [*lost, *then]
 
+    def _progress(self) -> None:
+        self.restarts, self._at_once, self._progressed = 0, "", True
+
     def _ask(self, source: str, words: str) -> Iterable[Action]:
-        return [events.RequestCheckpoint(source, words)] if self.phase == "running" else []
+        return [RequestCheckpoint(source, words)] if self.phase == "running" else []
 
     def _save(
         self, source: str, words: str, deadline: float, then: str, failure: LaunchFailure | None
@@ -278,9 +393,9 @@ class Core:
         """Request a checkpoint and stop after it."""
         self.phase, self._then, self._until = "saving", then, deadline
         self._failure = failure
-        noted = [events.WriteJournal("failure", words, failure=failure)] if failure else []
-        request = events.RequestCheckpoint(source, words, fatal=True, stop=True)
-        return [*noted, request, events.SetTimer(deadline)]
+        noted = [WriteJournal("failure", words, failure=failure)] if failure else []
+        request = RequestCheckpoint(source, words, fatal=True, stop=True)
+        return [*noted, request, SetTimer(deadline)]
 
     def _failed(self, time: float, failure: LaunchFailure) -> Iterable[Action]:
         self._failure = failure
@@ -288,12 +403,18 @@ class Core:
         at_once = not self._stepped and lived < self.restart_policy.at_once_seconds
         same = at_once and failure.signature == self._at_once and failure.lasting
         self._at_once = failure.signature if at_once else ""
-        noted = events.WriteJournal("failure", failure.words, failure=failure)
+        noted = WriteJournal("failure", failure.words, failure=failure)
         return [noted, *self._end("same" if same else "retry", failure.words, answers=False)]
+
+    def _end_for_good(
+        self, outcome: str, words: str, code: int, *, why: str = ""
+    ) -> Iterable[Action]:
+        self._last = [Finish(outcome, words, code)]
+        return self._end("over", why or words)
 
     def _end(self, then: str, why: str, *, answers: bool = True) -> list[Action]:
         self.phase, self._then, self._until = "ending", then, inf
-        return [events.EndProcesses(why, answers)]
+        return [EndProcesses(why, answers)]
 
     def _retry(self, time: float) -> Iterable[Action]:
         words = self._failure.words if self._failure else "it failed"
@@ -314,8 +435,8 @@ class Core:
         self.restarts += 1
         self._best_at_failure, self._progressed = self.best_step, False
         self.phase, self._until = "waiting", time + seconds
-        return [*actions, events.WriteJournal("waiting", "before the next launch", seconds=seconds),
-                events.SetTimer(self._until)]  # fmt: skip
+        return [*actions, WriteJournal("waiting", "before the next launch", seconds=seconds),
+                SetTimer(self._until)]  # fmt: skip
 
     def _suspects(self) -> list[Action]:
         """Drop the GPU or node that failed too often in a row, if the rest suffices."""
@@ -341,9 +462,9 @@ class Core:
             return tuple((failure.node, gpu) for gpu in self.pool.get(failure.node, ()))
         return ()
 
-    def _drop(self, gpus: tuple[Gpu, ...], why: str) -> events.DropGpus:
+    def _drop(self, gpus: tuple[Gpu, ...], why: str) -> DropGpus:
         self.pool = without(self.pool, gpus)
-        return events.DropGpus(gpus, why)
+        return DropGpus(gpus, why)
 
     def _launch(self, time: float) -> Iterable[Action]:
         try:
@@ -357,8 +478,8 @@ class Core:
         self._used = set(all_of(allocation.gpus))
         changed = allocation.layout != self._layout
         self._layout = allocation.layout
-        note = events.WriteJournal("plan", f"{allocation}: {allocation.words}")
-        return [*([note] if changed else []), events.StartLaunch(self.launches, allocation)]
+        note = WriteJournal("plan", f"{allocation}: {allocation.words}")
+        return [*([note] if changed else []), StartLaunch(self.launches, allocation)]
 
     def _stop_as_requested(self) -> Iterable[Action]:
         """Stop as requested, also if training failed before its checkpoint."""
@@ -374,4 +495,4 @@ class Core:
         self.phase = "over"
         if outcome == GAVE_UP:
             words = with_disk_full_first(words)
-        return [events.Finish(outcome, words, code)]
+        return [Finish(outcome, words, code)]

@@ -8,18 +8,19 @@ afterwards; this module reads the tail of one log to decide on the restart.
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
+import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rmetric._util.durable import no_follow
-from rmetric.guard.run_folder import Heartbeat
-from rmetric.guard.supervisor.allocation import Allocation
-from rmetric.guard.supervisor.events import LaunchFailure
-from rmetric.guard.supervisor.failure_class import is_lasting, with_disk_full_first
-from rmetric.guard.supervisor.process_states import ProcessState, odd_one_out
+from rmetric.guard.run_folder import LAUNCH_VARIABLE, Heartbeat
+from rmetric.guard.supervisor.allocation import Allocation, Gpu
 
 #: Bytes read from the end of a log.
 TAIL = 64 * 1024
@@ -54,6 +55,39 @@ _NOT_DEVICE = re.compile(
 _OWN_SIGNALS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
 #: Printed by a rank that lost another, before NCCL aborts it.
 _WATCHDOG = "Watchdog caught collective operation timeout"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchFailure:
+    """Cause of a failed launch.
+
+    Attributes:
+        kind: `exit`, `signal`, `exception`, `hang` or `gpu`.
+        words: human-readable cause.
+        code: exit code of the first failed process, below 0 for a signal; None if unknown.
+        rank: rank of that process; None if unknown.
+        node: node of that process; empty if unknown or with a single node.
+        gpu: GPU implicated by the evidence; None for none.
+        lasting: it occurs again at each start; see `is_lasting`.
+    """
+
+    kind: str
+    words: str
+    code: int | None = None
+    rank: int | None = None
+    node: str = ""
+    gpu: Gpu | None = None
+    lasting: bool = False
+
+    @property
+    def signature(self) -> str:
+        """Key of failures with the same cause: kind, code, rank and words without numbers."""
+        return f"{self.kind} {self.code} {self.rank} {re.sub(r'[0-9]+', '#', self.words)}"
+
+    @property
+    def from_outside(self) -> bool:
+        """The process was killed from outside; a restart may succeed."""
+        return self.code in (-9, -15)
 
 
 def explain_exit(
@@ -91,14 +125,12 @@ def explain_exit(
         words = f"{who} was killed by {signal_name(at)}{step}"
         return LaunchFailure(kind="signal", words=words, code=at, rank=rank, node=where, gpu=gpu)
     why = raised or _last_line(log)
-    kind = "exception" if raised else "exit"
     words = f"{who} failed with exit code {at}{step}" + (f": {why}" if why else "")
-    words = with_disk_full_first(words)[:500]
-    gpu = gpu if names_device(why) else None
-    lasting = is_lasting(raised, at, arguments)
     return LaunchFailure(
-        kind=kind, words=words, code=at, rank=rank, node=where, gpu=gpu, lasting=lasting
-    )
+        kind="exception" if raised else "exit", words=with_disk_full_first(words)[:500], code=at,
+        rank=rank, node=where, gpu=gpu if names_device(why) else None,
+        lasting=is_lasting(raised, at, arguments),
+    )  # fmt: skip
 
 
 def explain_hang(
@@ -219,3 +251,181 @@ def _last_line(log: str) -> str:
         log = log[: log.rfind("\n", 0, report.start()) + 1]
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     return lines[-1][:300] if lines else ""
+
+
+#: Exceptions of the program or of its arguments.
+LASTING = (
+    *("SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError"),
+    *("NameError", "UnboundLocalError", "TypeError", "AttributeError", "ValueError"),
+    *("KeyError", "IndexError", "AssertionError", "NotImplementedError", "ZeroDivisionError"),
+    *("RecursionError", "ArgumentError", "UsageError", "UnfitCheckpoint"),
+)
+#: Exceptions of a path: lasting if the path is an argument of the command.
+PATHS = ("FileNotFoundError", "NotADirectoryError", "IsADirectoryError")
+#: Messages of what may pass, whatever exception carries them.
+PASSING = re.compile(
+    r"\[Errno \d+\]|\b(?:time[d -]*out|unavailable|temporar\w*|stale file handle"
+    r"|connect\w*|network|socket|address already in use|name resolution|rendezvous"
+    r"|input/output error|busy|no space left|quota exceeded|out of memory|try again|retry"
+    r"|too many requests|service error|HTTP ?(?:429|5\d\d))\b",
+    re.IGNORECASE,
+)
+#: Exit codes without an exception: wrong arguments, not executable, not found.
+LASTING_CODES = (2, 126, 127)
+DISK_FULL = "disk full"
+_DISK_FULL = re.compile(
+    r"no space left on device|disk quota exceeded|\bENOSPC\b|\bEDQUOT\b|\[Errno (?:28|122)\]"
+    r"|disk full",
+    re.IGNORECASE,
+)
+_EXCEPTION = re.compile(r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?::\s*(?P<message>.*))?", re.DOTALL)
+_QUOTED = re.compile(r"['\"]([^'\"]+)['\"]")
+
+
+def is_lasting(raised: str, code: int | None, arguments: Sequence[str] = ()) -> bool:
+    """True if a failure occurs again at each start.
+
+    `raised` is the exception as in the last line of a traceback, empty without one; `code` the
+    exit code, None if unknown; `arguments` the command of the training.
+
+    >>> is_lasting("ModuleNotFoundError: No module named 'x'", 1)
+    True
+    >>> is_lasting("OSError: [Errno 116] Stale file handle: '/data/a.bin'", 1)
+    False
+    >>> is_lasting("FileNotFoundError: [Errno 2] No such file: 'a.bin'", 1, ["--data=a.bin"])
+    True
+    """
+    found = _EXCEPTION.fullmatch(raised.strip())
+    if found is None:
+        return not raised and code in LASTING_CODES
+    name, message = found["type"].rpartition(".")[2], found["message"] or ""
+    if name in PATHS:
+        values = {part for word in arguments for part in (word, word.partition("=")[2]) if part}
+        return any(path in values for path in _QUOTED.findall(message))
+    # An import cannot pass, whatever its message says of connections.
+    if name in ("ImportError", "ModuleNotFoundError", "SyntaxError"):
+        return True
+    return name in LASTING and not PASSING.search(message)
+
+
+def is_disk_full(words: str) -> bool:
+    """True if a message says that the disk, or the quota, is full.
+
+    >>> is_disk_full("OSError: [Errno 28] No space left on device"), is_disk_full("KeyError: 28")
+    (True, False)
+    """
+    return bool(_DISK_FULL.search(words))
+
+
+def with_disk_full_first(words: str) -> str:
+    """The message, beginning with `disk full` if it is about that.
+
+    >>> with_disk_full_first("rank 0 failed: OSError: [Errno 28] No space left on device")
+    'disk full: rank 0 failed: OSError: [Errno 28] No space left on device'
+    >>> with_disk_full_first("3 restarts in a row failed, the last: disk full: rank 0 failed")
+    'disk full: 3 restarts in a row failed, the last: rank 0 failed'
+    """
+    if words.startswith(DISK_FULL) or not is_disk_full(words):
+        return words
+    return f"{DISK_FULL}: {words.replace(f'{DISK_FULL}: ', '')}"
+
+
+STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "in uninterruptible sleep",
+    "T": "stopped by a signal",
+    "t": "stopped by a debugger",
+    "Z": "dead",
+    "X": "dead",
+}
+STOPPED = ("T", "t")
+#: A rank that polls is seen running now and sleeping then.
+SAMPLES, SAMPLE_SECONDS = 5, 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessState:
+    """State of the main thread of a rank's process.
+
+    `state` is the letter of /proc/PID/status, empty if there is no such process; `waits_in` the
+    function of the kernel in which it waits, empty if unknown.
+    """
+
+    pid: int
+    state: str
+    waits_in: str = ""
+
+    @property
+    def words(self) -> str:
+        where = f" in {self.waits_in}" if self.waits_in else ""
+        name = STATES.get(self.state, f"in state {self.state}") if self.state else "gone"
+        return f"{name}{where}" + (f" (state {self.state})" if self.state in STOPPED else "")
+
+
+class OddRank(NamedTuple):
+    """Rank whose process is in another state than those of the others, with the evidence."""
+
+    rank: int
+    words: str
+    stopped: bool = False
+
+
+def read_states(beats: Mapping[int, Heartbeat]) -> dict[int, ProcessState]:
+    """Most frequent state, over `SAMPLES`, of each rank whose process is on this node."""
+    here = os.uname().nodename
+    local = {rank: beat for rank, beat in beats.items() if beat.node == here}
+    seen: dict[int, Counter[ProcessState]] = {rank: Counter() for rank in local}
+    for sample in range(SAMPLES if local else 0):
+        time.sleep(SAMPLE_SECONDS if sample else 0.0)
+        for rank, beat in local.items():
+            seen[rank][read_state(beat.pid, beat.launch)] += 1
+    return {rank: states.most_common(1)[0][0] for rank, states in seen.items()}
+
+
+def read_state(pid: int, launch: str = "", proc: Path = Path("/proc")) -> ProcessState:
+    """State of one process; without a state if it is gone or its pid is of another launch."""
+    of = proc / str(pid)
+    variable = f"{LAUNCH_VARIABLE}={launch}".encode()
+    try:
+        if launch and variable not in (of / "environ").read_bytes().split(b"\0"):
+            return ProcessState(pid=pid, state="")
+        status = (of / "status").read_text()
+    except OSError:
+        return ProcessState(pid=pid, state="")
+    state = next((line.split()[1] for line in status.splitlines() if line.startswith("State:")), "")
+    try:
+        waits_in = (of / "wchan").read_text().strip()
+    except OSError:
+        waits_in = ""
+    waits_in = "" if waits_in == "0" or state in STOPPED else waits_in
+    return ProcessState(pid=pid, state=state, waits_in=waits_in)
+
+
+def odd_one_out(states: Mapping[int, ProcessState]) -> OddRank | None:
+    """The one rank that is stopped, gone, or in another state than at least two that are alike.
+
+    >>> waits = ProcessState(pid=1, state="S", waits_in="futex_wait_queue")
+    >>> sleeps = ProcessState(pid=2, state="S", waits_in="hrtimer_nanosleep")
+    >>> odd_one_out({0: waits, 1: waits, 2: sleeps}).rank
+    2
+    >>> odd_one_out({0: waits, 1: sleeps}) is None
+    True
+    """
+    for letters in (STOPPED, ("", "Z", "X")):
+        found = [rank for rank, of in states.items() if of.state in letters]
+        if len(found) == 1 and len(states) > 1:
+            of = states[found[0]]
+            words = f"rank {found[0]} (process {of.pid}) is {of.words}"
+            return OddRank(found[0], words, letters is STOPPED)
+        if found:
+            return None
+    alike: dict[tuple[str, str], list[int]] = {}
+    for rank, of in states.items():
+        alike.setdefault((of.state, of.waits_in), []).append(rank)
+    if len(alike) != 2 or len(states) < 3 or min(map(len, alike.values())) != 1:
+        return None
+    [rank], [other, *_] = sorted(alike.values(), key=len)
+    of, others = states[rank], states[other].words
+    words = f"rank {rank} (process {of.pid}) is {of.words}, the others are {others}"
+    return OddRank(rank, words)

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rmetric._util.lazy import install_hint
 from rmetric.guard.run_folder import LAUNCH_VARIABLE
@@ -111,14 +112,7 @@ def end(
     return Ending(found=len(found), killed=len(killed), left=sum(map(is_alive, alive)))
 
 
-def end_everywhere(
-    token: str,
-    program: Program,
-    *,
-    grace: float,
-    also: Iterable[int] = (),
-    keep: Collection[int] = (),
-) -> Ending:
+def end_everywhere(token: str, program: Program, *, grace: float, **more: Any) -> Ending:
     """Run `end` here and, in parallel, on the nodes that have a prefix."""
     command = [sys.executable, "-m", __spec__.name, token, str(grace)]
     nodes = [node for node, prefix in program.prefixes.items() if prefix]
@@ -135,7 +129,7 @@ def end_everywhere(
 
     with ThreadPoolExecutor(max(1, len(nodes))) as pool:
         remote = pool.map(end_on, nodes)
-        here = end(token, grace=grace, also=also, keep=keep)
+        here = end(token, grace=grace, **more)
         codes = dict(zip(nodes, remote, strict=True))
     return replace(
         here,

@@ -26,10 +26,9 @@ from rmetric._util.durable import no_follow, write_atomically
 from rmetric._util.errors import error_text
 from rmetric.guard.run_folder import STACK_SIGNAL, Heartbeat, RunFolder
 from rmetric.guard.supervisor import nccl_ras
-from rmetric.guard.supervisor.journal import read_journal
-from rmetric.guard.supervisor.journal_lines import launch_log
+from rmetric.guard.supervisor.journal import launch_log, read_journal
+from rmetric.guard.supervisor.launch_failure import STOPPED, read_states
 from rmetric.guard.supervisor.launch_processes import Program
-from rmetric.guard.supervisor.process_states import STOPPED, read_states
 from rmetric.guard.trust import make_private
 from rmetric.telemetry.nvml import NvmlEvents
 

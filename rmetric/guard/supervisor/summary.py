@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from rmetric._util.printed import counted
-from rmetric.guard.supervisor.journal import Line
-from rmetric.guard.supervisor.journal_lines import gpu_name, gpu_names, launch_log
+from rmetric.guard.supervisor.journal import Line, gpu_name, gpu_names, launch_log
 
 
 @dataclass(kw_only=True)
@@ -33,18 +32,11 @@ class LaunchRecord:
 
 @dataclass(kw_only=True)
 class Incident:
-    """One failure and the response to it.
+    """One failure, detected at `time` (since the epoch), and the response to it.
 
-    Attributes:
-        time: time of detection, seconds since the epoch.
-        launch: number of the failed launch.
-        kind: as in `LaunchFailure`.
-        cause: words of the `LaunchFailure`.
-        action: response.
-        layout: layout of the next launch; empty if there was none.
-        steps_lost: completed steps that were lost; None if no launch resumed.
-        notice_seconds: from the oldest last heartbeat to the detection; None without one.
-        resume_seconds: from the detection to the next heartbeat in training; None without one.
+    `kind` and `cause` are those of the `LaunchFailure`, `layout` is that of the next launch, and
+    `steps_lost` counts completed steps. `notice_seconds` are from the oldest last heartbeat to the
+    detection, `resume_seconds` from there to the next heartbeat in training. None: there is none.
     """
 
     time: float
@@ -106,7 +98,7 @@ def summarise(lines: Sequence[Line]) -> Summary:
             f"checkpoint of step {line['passed_over']}: damaged, suspect or of another model? "
             f"see {launch_log(line['launch'])}"
             for line in lines
-            if line["event"] == "resumed" and line.get("passed_over") is not None
+            if line.get("passed_over") is not None
         ],
         not_saved=_not_saved(lines),
         dropped=[
@@ -164,15 +156,14 @@ def _incidents(lines: Iterable[Line]) -> list[Incident]:
     for line in lines:
         event, done = line["event"], ""
         if event == "failure":
-            incident = Incident(
-                time=line["time"],
-                launch=line.get("launch", 0),
-                kind=line.get("kind", ""),
-                cause=line.get("words", ""),
-            )
-            if (last_sign := line.get("last_sign")) is not None:
-                incident.notice_seconds = round(max(0.0, line["time"] - last_sign), 3)
-            incidents.append(incident)
+            sign, time = line.get("last_sign"), line["time"]
+            incidents.append(
+                Incident(
+                    time=time, launch=line.get("launch", 0), kind=line.get("kind", ""),
+                    cause=line.get("words", ""),
+                    notice_seconds=None if sign is None else round(max(0.0, time - sign), 3),
+                )
+            )  # fmt: skip
         elif not incidents or incidents[-1].layout:
             continue
         elif event == "answered":
@@ -268,13 +259,13 @@ def to_markdown(summary: Summary) -> str:
 
 
 def _row(incident: Incident) -> str:
+    lost, times = incident.steps_lost, (incident.notice_seconds, incident.resume_seconds)
     cells = [
         f"[{incident.launch}]({launch_log(incident.launch)})",
         incident.cause.replace("|", "/"),
         incident.action,
         incident.layout,
-        "-" if incident.steps_lost is None else str(incident.steps_lost),
+        "-" if lost is None else str(lost),
+        *("-" if seconds is None else f"{seconds:.1f}" for seconds in times),
     ]
-    for seconds in (incident.notice_seconds, incident.resume_seconds):
-        cells.append("-" if seconds is None else f"{seconds:.1f}")
     return f"| {' | '.join(cells)} |"

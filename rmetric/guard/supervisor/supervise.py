@@ -9,10 +9,10 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -27,18 +27,32 @@ from rmetric._util.errors import require
 from rmetric._util.webhook import WebhookSender
 from rmetric.guard.checkpoint_dir import last_checkpoint
 from rmetric.guard.run_folder import RunFolder
-from rmetric.guard.supervisor import events, processes
+from rmetric.guard.supervisor import processes
 from rmetric.guard.supervisor.allocation import Planner, Pool
-from rmetric.guard.supervisor.attempt import Attempt
-from rmetric.guard.supervisor.core import Core, RestartPolicy
-from rmetric.guard.supervisor.events import Action, LaunchFailure, SupervisorEvent
-from rmetric.guard.supervisor.failure_class import with_disk_full_first
-from rmetric.guard.supervisor.journal import Journal, folder_lock, journal_state, token_of
-from rmetric.guard.supervisor.journal_lines import console_line
-from rmetric.guard.supervisor.launch_processes import Program, unit_of
+from rmetric.guard.supervisor.attempt import Attempt, Look
+from rmetric.guard.supervisor.core import (
+    Action,
+    Core,
+    DropGpus,
+    EndProcesses,
+    Finish,
+    RequestCheckpoint,
+    RestartPolicy,
+    SetTimer,
+    StartLaunch,
+    WriteJournal,
+)
+from rmetric.guard.supervisor.journal import (
+    Journal,
+    console_line,
+    folder_lock,
+    journal_state,
+    token_of,
+)
+from rmetric.guard.supervisor.launch_failure import LaunchFailure, with_disk_full_first
+from rmetric.guard.supervisor.launch_processes import Program, WarmSpare, unit_of
 from rmetric.guard.supervisor.stacks import Adviser
 from rmetric.guard.supervisor.summary import summarise, to_markdown
-from rmetric.guard.supervisor.warm_spare import WarmSpare
 from rmetric.guard.supervisor.watch import (
     Timeouts,
     VerdictDedup,
@@ -47,9 +61,8 @@ from rmetric.guard.supervisor.watch import (
     poll_verdicts,
     words_of,
 )
-from rmetric.telemetry.sources import AllSources, VerdictSource
-from rmetric.telemetry.verdict import GpuVerdict
-from rmetric.telemetry.verdict_files import VerdictFiles
+from rmetric.telemetry.lines import GpuVerdict
+from rmetric.telemetry.sources import AllSources, VerdictFiles, VerdictSource
 
 #: Signals that end the supervisor, and the signal that requests a checkpoint.
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -85,23 +98,6 @@ class Intervals:
             require(name, value, above, f"a number of seconds {least}")
 
 
-@dataclass(kw_only=True)
-class WatchOptions:
-    """Inputs beside the processes and their heartbeats.
-
-    Attributes:
-        sources: sources of GPU verdicts, beside the files in the run folder.
-        log: training log for the calibrated detector; None for none.
-        echo: print the output of the training.
-        webhook: URL that failures, diagnoses and the end are posted to; None for none.
-    """
-
-    sources: list[VerdictSource] = field(default_factory=list)
-    log: Path | None = None
-    echo: bool = False
-    webhook: str | None = None
-
-
 class Supervisor:
     """Runs one training in a run folder until it finishes, is stopped, or is given up.
 
@@ -113,7 +109,10 @@ class Supervisor:
         restart_policy: limits and delays of restarts.
         timeouts: limits without a sign of life.
         intervals: polling, progress and grace intervals.
-        watching: telemetry sources and log to watch.
+        sources: sources of GPU verdicts, beside the files in the run folder.
+        watch_log: training log for the calibrated detector; None for none.
+        echo: print the output of the training.
+        webhook: URL that failures, diagnoses and the end are posted to; None for none.
         again: run a folder that has finished.
         spare: start a spare launcher while the training runs, for the next launch. For torchrun
             on this machine alone.
@@ -135,7 +134,10 @@ class Supervisor:
         restart_policy: RestartPolicy | None = None,
         timeouts: Timeouts | None = None,
         intervals: Intervals | None = None,
-        watching: WatchOptions | None = None,
+        sources: Iterable[VerdictSource] = (),
+        watch_log: Path | None = None,
+        echo: bool = False,
+        webhook: str | None = None,
         again: bool = False,
         spare: bool = False,
         preload: Sequence[str] = (),
@@ -148,7 +150,7 @@ class Supervisor:
         self.restart_policy = restart_policy or RestartPolicy()
         self.timeouts = timeouts or Timeouts()
         self.intervals = intervals or Intervals()
-        self.watching = watching or WatchOptions()
+        self.sources, self.watch_log, self.echo = list(sources), watch_log, echo
         self.again = again
         self._print_line = print_line or _print_to_stderr
         # Calls for the loop, from other threads and from signal handlers.
@@ -161,9 +163,9 @@ class Supervisor:
         self._adviser = Adviser(folder, program, self.intervals.look)
         self._advisers = ThreadPoolExecutor(1)
         self._advice: list[Future[dict[str, Any]]] = []
-        url, unposted = self.watching.webhook, "the webhook {}; an event was not posted".format
-        self._webhook = url and WebhookSender(
-            url, "--webhook", lambda problem: self._print_line(unposted(problem)), form="slack"
+        unposted = "the webhook {}; an event was not posted".format
+        self._webhook = webhook and WebhookSender(
+            webhook, "--webhook", lambda problem: self._print_line(unposted(problem)), form="slack"
         )
         self._spare = None
         if spare and len(pool) == 1 and not any(program.prefixes.values()):
@@ -201,7 +203,7 @@ class Supervisor:
         stop_watching = self._watch()
         try:
             with self._signals():
-                self._send(events.SupervisorStarted(time=time.monotonic()))
+                self._send(self.core.supervisor_started)
                 while self._code is None:
                     self._next_event()
             return self._code
@@ -235,9 +237,8 @@ class Supervisor:
             until = time.monotonic() + self.restart_policy.stop_seconds
             while attempt.running.alive() and time.monotonic() < until:
                 time.sleep(0.1)
-        ended = self._end(words)
-        if ended.left:
-            words += f"; {ended.left} processes cannot be ended: end them by hand"
+        if left := self._end(words):
+            words += f"; {left} processes cannot be ended: end them by hand"
         good = last_checkpoint(self.folder.checkpoints).good
         self._code = CODE_INTERNAL_ERROR
         self._record("over", outcome="failed", words=words, code=self._code, checkpoint=good)
@@ -247,12 +248,12 @@ class Supervisor:
         """Start to watch GPUs and the log; returns the functions that stop it."""
         files = VerdictFiles(self.folder.telemetry)
         on_verdict = partial(self._later, self._on_gpu_verdict)
-        on_alarm = partial(self._later, self._on_checkpoint_wanted, "alarm")
+        on_alarm = partial(self._later, self._send, self.core.checkpoint_requested, "alarm")
         on_problem = partial(self._later, self._on_problem)
         for verdict in fresh_verdicts(files, time.time()):
             on_verdict(verdict)
-        source = AllSources([files, *self.watching.sources])
-        seconds, log = self.intervals.poll, self.watching.log
+        source = AllSources([files, *self.sources])
+        seconds, log = self.intervals.poll, self.watch_log
         stops = [poll_verdicts(source, on_verdict, on_problem, seconds)]
         if log is not None:
             stops.append(follow_alarms(log, on_alarm, on_problem, seconds))
@@ -262,10 +263,10 @@ class Supervisor:
     def _signals(self) -> Iterator[None]:
         def on_signal(number: int, _frame: FrameType | None) -> None:
             if number == SAVING:
-                self._later(self._on_checkpoint_wanted, "signal", "SIGUSR1")
+                self._later(self._send, self.core.checkpoint_requested, "signal", "SIGUSR1")
             else:
-                event = events.SignalReceived(time=time.monotonic(), signal=number)
-                self._later(self._send, event)
+                now = time.monotonic()
+                self._later(self._send, self.core.signal_received, now, number)
 
         before = {number: signal.signal(number, on_signal) for number in (*ENDING, SAVING)}
         try:
@@ -283,7 +284,7 @@ class Supervisor:
         except Empty:
             handle = None
         now = time.monotonic()
-        self._poll_requests(now)
+        self._poll_requests()
         if handle is not None:
             handle()
         if now >= self._poll_at:
@@ -291,9 +292,9 @@ class Supervisor:
             self._poll_at = now + self.intervals.poll
         if self._timer_at and now >= self._timer_at:
             self._timer_at = 0.0
-            self._send(events.TimerFired(time=now))
+            self._send(self.core.timer_fired, now)
 
-    def _poll_requests(self, now: float) -> None:
+    def _poll_requests(self) -> None:
         """Record a new request in the run folder; a request to stop is kept."""
         request = self.folder.request()
         if request is None or request.number <= self._last_request:
@@ -306,18 +307,14 @@ class Supervisor:
         if stop:
             if self._attempt:
                 self._attempt.stop_number = number
-            self._send(events.StopRequested(time=now))
+            self._send(self.core.stop_requested)
 
-    def _later(self, handle: Callable[..., None], *arguments: Any) -> None:
+    def _later(self, handle: Callable[..., None], *arguments: Any, **more: Any) -> None:
         """Call `handle` in the event loop; callable from any thread and signal handler."""
-        self._queue.put(partial(handle, *arguments))
+        self._queue.put(partial(handle, *arguments, **more))
 
     def _on_problem(self, words: str) -> None:
         self._record("trouble", words=words)
-
-    def _on_checkpoint_wanted(self, source: str, words: str) -> None:
-        now = time.monotonic()
-        self._send(events.CheckpointRequested(time=now, source=source, words=words))
 
     def _on_gpu_verdict(self, verdict: GpuVerdict) -> None:
         gpu = self._verdicts.changed(verdict)
@@ -326,25 +323,30 @@ class Supervisor:
         fields: Any = {"gpu": gpu, "level": verdict.level, "action": verdict.action}
         fields["words"] = words_of(verdict)
         self._record("verdict", **fields)
-        self._send(events.GpuVerdictChanged(time=time.monotonic(), **fields))
+        self._send(self.core.gpu_verdict, time.monotonic(), **fields)
 
     def _on_exit(self, number: int, node: str, code: int) -> None:
         attempt, now = self._attempt, time.monotonic()
         if attempt is None or number != attempt.number:
             return
         self._look(now)
-        event = attempt.exited(node, code, now)
-        if event is not None and self._attempt is attempt:
-            self._send(event)
+        found = attempt.exited(node, code)
+        if found is not None and self._attempt is attempt:
+            self._send(self.core.launch_exited, now, **found)
 
     def _look(self, now: float) -> None:
         """Send the events of the launch since the last poll."""
         attempt = self._attempt
         self._take_advice()
-        for event in attempt.look(now) if attempt else ():
-            if isinstance(event, events.LaunchHung):
-                event = replace(event, failure=self._looked_at(event.failure))
-            self._send(event)
+        found = attempt.look(now) if attempt else Look()
+        if found.step_reached is not None:
+            self._send(self.core.step_reached, *found.step_reached)
+        if found.durable:
+            self._send(self.core.checkpoint_durable, now)
+        if found.checkpoint_made is not None:
+            self._send(self.core.checkpoint_made, found.checkpoint_made)
+        if found.hung is not None:
+            self._send(self.core.launch_hung, now, self._looked_at(found.hung))
         if attempt and self._spare is not None and (attempt.tracker.step or 0) > 0:
             if problem := self._spare.problem():
                 self._record("trouble", words=f"{problem}; launches are started without one")
@@ -355,7 +357,7 @@ class Supervisor:
                 self._spare.start(self.program.arguments, name, ranks)
         for words in self.folder.take_problems():
             self._record("trouble", words=words)
-        if attempt and self.watching.echo:
+        if attempt and self.echo:
             attempt.echo()
 
     def _looked_at(self, failure: LaunchFailure) -> LaunchFailure:
@@ -382,37 +384,36 @@ class Supervisor:
             if not (one := self._advice.pop(0)).cancelled():
                 self._record(**one.result())
 
-    def _send(self, event: SupervisorEvent) -> None:
+    def _send(self, event: Callable[..., list[Action]], *arguments: Any, **more: Any) -> None:
+        """Carry out the actions that answer an event of the core."""
         before = self.core.restarts
-        for action in self.core.on(event):
+        for action in event(*arguments, **more):
             self._act(action)
-        if not isinstance(event, (events.StepReached, events.CheckpointMade)):
-            return
         if before and not self.core.restarts:
-            self._record("enough progress", step=event.step)
+            self._record("enough progress", step=self.core.best_step)
 
     def _act(self, action: Action) -> None:
         match action:
-            case events.StartLaunch():
+            case StartLaunch():
                 self._launch(action)
-            case events.RequestCheckpoint():
+            case RequestCheckpoint():
                 self._ask(action)
-            case events.EndProcesses():
-                self._later(self._send, self._end(action.why, answers=action.answers))
-            case events.SetTimer():
+            case EndProcesses():
+                self._end(action.why, answers=action.answers)
+            case SetTimer():
                 self._timer_at = action.time
-            case events.DropGpus():
+            case DropGpus():
                 self._record("dropped", gpus=action.gpus, words=action.why)
-            case events.WriteJournal():
+            case WriteJournal():
                 self._write_journal(action)
-            case events.Finish():
+            case Finish():
                 good = last_checkpoint(self.folder.checkpoints).good
                 beats = self.folder.beats(f"{self._token}-{self.core.launches}").values()
                 step = max((beat.step for beat in beats), default=None)
                 self._record("over", **asdict(action), checkpoint=good, step=step)
                 self._code = action.code
 
-    def _write_journal(self, note: events.WriteJournal) -> None:
+    def _write_journal(self, note: WriteJournal) -> None:
         fields: dict[str, Any] = {"words": note.words}
         if note.seconds is not None:
             fields["seconds"] = round(note.seconds, 3)
@@ -424,7 +425,7 @@ class Supervisor:
                 self._advice.append(ask)
         self._record(note.event, **fields)
 
-    def _launch(self, action: events.StartLaunch) -> None:
+    def _launch(self, action: StartLaunch) -> None:
         self._timer_at = 0.0
         try:
             self._attempt = Attempt(
@@ -443,10 +444,10 @@ class Supervisor:
             failure = LaunchFailure(
                 kind="exit", words=with_disk_full_first(f"it cannot be started: {error}")
             )
-            event = events.LaunchExited(time=time.monotonic(), failure=failure)
-            self._later(self._send, event)
+            now = time.monotonic()
+            self._later(self._send, self.core.launch_exited, now, failure=failure)
 
-    def _ask(self, action: events.RequestCheckpoint) -> None:
+    def _ask(self, action: RequestCheckpoint) -> None:
         try:
             number = self.folder.ask(**asdict(action))
         except OSError as error:
@@ -457,10 +458,10 @@ class Supervisor:
         if action.stop and self._attempt is not None:
             self._attempt.stop_number = number
 
-    def _end(self, why: str, *, answers: bool = True) -> events.ProcessesEnded:
+    def _end(self, why: str, *, answers: bool = True) -> int:
         """End every process of every launch of this folder, here and on other nodes.
 
-        `answers` as in `EndProcesses`.
+        `answers` as in `EndProcesses`. Returns the number of processes that cannot be ended.
         """
         attempt, self._attempt = self._attempt, None
         also: list[int] = []
@@ -484,8 +485,9 @@ class Supervisor:
             processes.reap()
         self._record("ended", words=why, **asdict(ending))
         self._write_summary()
-        now = time.monotonic()
-        return events.ProcessesEnded(time=now, left=ending.left, unreachable=ending.unreachable)
+        more = {"left": ending.left, "unreachable": ending.unreachable}
+        self._later(self._send, self.core.processes_ended, time.monotonic(), **more)
+        return ending.left
 
     def _record(self, event: str, **fields: Any) -> None:
         try:

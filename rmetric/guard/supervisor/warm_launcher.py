@@ -51,12 +51,11 @@ def main() -> None:
         return
     launch = json.loads(line)
     output = os.open(launch["log"], OUTPUT_FLAGS, 0o644)
-    for target in (1, 2):
-        os.dup2(output, target)
-    os.close(output)
     null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
+    for source, target in ((null, 0), (output, 1), (output, 2)):
+        os.dup2(source, target)
+    for source in (null, output):
+        os.close(source)
     os.environ.update(launch["environment"])
     try:
         check_no_device()
@@ -132,9 +131,7 @@ class ForkServer:
     def install(self) -> Any:
         """Make torchrun fork its ranks here; returns its `main`."""
         from torch.distributed import run
-        from torch.distributed.elastic.multiprocessing.subprocess_handler import (
-            subprocess_handler,
-        )
+        from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
         plain = subprocess_handler.SubprocessHandler._popen
 
@@ -242,10 +239,8 @@ def run_as_main(arguments: list[str]) -> None:
 
 def exit_code(value: Any) -> int:
     """Exit code of `sys.exit(value)`."""
-    if value is None:
-        return 0
-    if isinstance(value, int):
-        return value & 0xFF
+    if value is None or isinstance(value, int):
+        return (value or 0) & 0xFF
     print(value, file=sys.stderr, flush=True)
     return 1
 

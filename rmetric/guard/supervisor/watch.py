@@ -12,12 +12,10 @@ from pathlib import Path
 from rmetric._util.errors import require
 from rmetric.guard.run_folder import Heartbeat
 from rmetric.guard.supervisor.allocation import Allocation, Gpu
-from rmetric.guard.supervisor.events import LaunchFailure
-from rmetric.guard.supervisor.journal_lines import gpu_name
-from rmetric.guard.supervisor.launch_failure import explain_hang
-from rmetric.guard.supervisor.process_states import read_states
+from rmetric.guard.supervisor.journal import gpu_name
+from rmetric.guard.supervisor.launch_failure import LaunchFailure, explain_hang, read_states
+from rmetric.telemetry.lines import GpuVerdict
 from rmetric.telemetry.sources import VerdictSource
-from rmetric.telemetry.verdict import GpuVerdict
 
 #: Greatest age of a verdict that existed before the supervisor started, seconds.
 FRESH_SECONDS = 600.0
@@ -119,9 +117,8 @@ class HeartbeatTracker:
             waits = [(now - self._grew, self.timeouts.start)]
         for silent, limit in waits:
             if silent > limit:
-                return explain_hang(
-                    self.beats, silent, limit, self.allocation, read_states(self.beats)
-                )
+                states = read_states(self.beats)
+                return explain_hang(self.beats, silent, limit, self.allocation, states)
         return None
 
     def _quiet(self, now: float) -> LaunchFailure | None:
@@ -129,10 +126,8 @@ class HeartbeatTracker:
             return None
         silent = now - self._grew
         limit = self.timeouts.quiet if self._size else self.timeouts.start
-        if silent <= limit:
-            return None
         words = f"no output for {silent:.0f} s, the limit is {limit:g}"
-        return LaunchFailure(kind="hang", words=words)
+        return LaunchFailure(kind="hang", words=words) if silent > limit else None
 
 
 def fresh_verdicts(source: VerdictSource, now: float) -> list[GpuVerdict]:

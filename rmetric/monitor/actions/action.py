@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from rmetric.monitor.alerts import Alert
+from rmetric.monitor.alerts import SEVERE, Alert, Episode
 from rmetric.monitor.config import MEMORY
-from rmetric.monitor.episodes import SEVERE, Episode
 from rmetric.monitor.stalls import SOURCES
 from rmetric.records import Record
 
@@ -24,16 +23,13 @@ RESCUE = "rescue"
 class Action:
     """Something to do on an alarm; called on the training's thread, so it must be quick.
 
-    A condition that lasts many steps is one episode (`rmetric.monitor.episodes`). An action is
-    called at its first alert, and once more if a source of `severe` joins other ones. An action
-    that needs the verdict of every step is called at each bad step instead.
-
-    Slow work goes to `monitor.background.submit(function)`. An action that
-    raises is reported and switched off; training goes on.
+    A condition that lasts many steps is one episode (`rmetric.monitor.alerts`). An action is called
+    at its first alert, and once more if a source of `severe` joins other ones. An action that needs
+    the verdict of every step is called at each bad step instead. Slow work goes to
+    `monitor.background.submit(function)`. An action that raises is reported and switched off.
 
     Attributes:
-        needs_verdict_now: the alert must be known before the optimiser's step
-            (one host read a step).
+        needs_verdict_now: the alert must be known before the optimiser's step (one read a step).
         on_all_ranks: it changes what all ranks must do alike. With several ranks it
             acts when every one of them has received the alert, or, if it needs
             the verdict now, on nothing but what all of them see at that step.
@@ -44,8 +40,7 @@ class Action:
         severe: sources that are worse than the other ones of their episode.
 
     Args:
-        on: sources of alerts that it reacts to, ``rescue`` for `decided`; None for every alert and
-            decision.
+        on: sources of alerts that it reacts to, ``rescue`` for `decided`; None for all of them.
     """
 
     needs_verdict_now = False
@@ -77,9 +72,7 @@ class Action:
     def before_update(self, broken: Sequence[tuple[str, str]], monitor: Monitor) -> None:
         """Take each step before the optimiser does, where an action needs the verdict now.
 
-        Args:
-            broken: (rule, reason) of each step rule that the step breaks.
-            monitor: `monitor.step` is the step at hand.
+        `broken` has (rule, reason) of each step rule that the step at hand, `monitor.step`, breaks.
         """
 
     def ended(self, episode: Episode, monitor: Monitor) -> None:
@@ -91,9 +84,8 @@ class Action:
     def decided(self, entry: Mapping[str, Any], monitor: Monitor) -> None:
         """Another action has changed the training, or is about to hold it; called on all ranks.
 
-        Args:
-            entry: as in the log: ``step``, ``action``, ``reason``, ``to``, ``repeated``, ...
-            monitor: after a return its `step` is that of the snapshot.
+        The entry is that of the log: ``step``, ``action``, ``reason``, ``to``, ``repeated``, ...
+        After a return `monitor.step` is that of the snapshot.
         """
 
     def state_dict(self) -> Mapping[str, Any]:

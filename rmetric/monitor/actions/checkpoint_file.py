@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from rmetric._util.durable import durable_file
+
+logger = logging.getLogger("rmetric")
 
 FORMAT = "rmetric emergency checkpoint, 1"
 POINTER = "last_good"
@@ -47,21 +50,38 @@ def plain(value: Any, where: str = "", copies: dict[Any, Tensor] | None = None) 
     raise TypeError(f"{where or 'the value'} is a {type(value).__name__}, not a plain value")
 
 
-def plain_states(parts: Mapping[str, Any], left_out: dict[str, str]) -> dict[str, Any]:
+def plain_states(
+    states: Mapping[str, Callable[[], Any] | None], left_out: dict[str, str]
+) -> dict[str, Any]:
     """State of each part by its name, as plain values; None for a part that is None.
 
-    Args:
-        parts: with `state_dict`.
-        left_out: receives the names of the parts that have no such state, which are None in the
-            result, and why: the weights are worth saving without them.
+    A part without such a state is None in the result, and `left_out` receives its name and why:
+    the weights are worth saving without it.
     """
-    states: dict[str, Any] = {}
-    for name, part in parts.items():
+    found: dict[str, Any] = {}
+    for name, state in states.items():
         try:
-            states[name] = None if part is None else plain(part.state_dict(), name)
+            found[name] = None if state is None else plain(state(), name)
         except Exception as error:
-            states[name], left_out[name] = None, str(error)
-    return states
+            found[name], left_out[name] = None, str(error)
+    return found
+
+
+def checkpoint_content(
+    model: nn.Module, step: int, random: Any, left_out: Mapping[str, str], **more: Any
+) -> dict[str, Any]:
+    """What `restore` takes; names in the log what is left out."""
+    for name, why in left_out.items():
+        logger.error("rmetric: the checkpoint of step %d is without %s: %s", step, name, why)
+    return {
+        "format": FORMAT,
+        "step": step,
+        "alert": None,
+        "suspect": None,
+        "model": plain(bare(model).state_dict(), "model"),
+        "random": plain(random, "random"),
+        "left_out": dict(left_out),
+    } | more
 
 
 def write_whole(path: Path, content: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
@@ -10,7 +11,7 @@ from functools import cached_property
 from importlib import import_module
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rmetric._util.background import Background
 from rmetric.metric import RMetric
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rmetric")
 
 FINISH_SECONDS = 5.0
+_LARGEST_BATCH = 1000  # metrics that MLflow takes in one call
+_LONGEST_TAG = 5000  # characters, in MLflow
 #: Fields of a record that are not measured in live training, or are no number.
 LEFT_OUT = {"step", "time", "events", "failure_rate", "gradient_variance", "loss_drift"}
 
@@ -31,12 +34,9 @@ LEFT_OUT = {"step", "time", "events", "failure_rate", "gradient_variance", "loss
 class Dashboard(Action):
     """Hands records, alerts and decisions to a writer in the background, on the first rank.
 
-    After a return the training counts from an earlier step again, and so do the records. The
-    executed step of a record rises all the same: it is the step, plus those repeated so far in
-    this process.
-
-    What fails there is reported once, and nothing more is written. It has a
-    thread of its own: a writer that does not keep up costs its own drawings.
+    The executed step of a record, which is the step plus those repeated so far in this process,
+    rises also after a return. What fails there is reported once, and nothing more is written. A
+    writer that does not keep up with its thread costs its own drawings.
     """
 
     notifies = True
@@ -73,51 +73,17 @@ class Dashboard(Action):
         self._background.close(FINISH_SECONDS)
 
     def draw(self, values: dict[str, float], step: int) -> None:
-        """Write the numbers of one step."""
         raise NotImplementedError
 
     def add_alert(self, alert: Alert) -> None:
-        """Write an alert."""
         raise NotImplementedError
 
     def add_decision(self, words: str, name: str, count: int, executed: int) -> None:
-        """Write a decision.
-
-        Args:
-            words: one line.
-            name: ``leave_out``, ``go_back`` or ``hold``.
-            count: of decisions of this name so far.
-            executed: last executed step.
-        """
+        """Write a decision: text, name, the decisions of that name so far, executed step."""
         raise NotImplementedError
 
     def finish(self) -> None:
         """Write what is left; nothing follows."""
-
-    def _with_run(
-        self, package: str, run: Any, begin: str, active: Callable[[Any], Any]
-    ) -> tuple[Any, Any]:
-        """The module of a package, and `run` or the active one; a further rank may have none.
-
-        Args:
-            package: that has runs.
-            run: None for the active one.
-            begin: the call that makes a run active.
-            active: the active run of the module, or None.
-
-        Raises:
-            ImportError: the package is not installed.
-            ValueError: there is no run on the first rank, which alone draws.
-        """
-        try:
-            module = import_module(package)
-        except ImportError:
-            name = type(self).__name__
-            raise ImportError(f"{name} needs the Python package {package}") from None
-        run = active(module) if run is None else run
-        if run is None and rank() == 0:
-            raise ValueError(f"there is no active run: call {begin} first, or pass run")
-        return module, run
 
     def _submit(self, write: Callable[[], None]) -> None:
         def attempt() -> None:
@@ -180,34 +146,62 @@ class TensorBoard(Dashboard):
         return self._make(str(self.folder))
 
 
-class WandB(Dashboard):
-    """Logs every record's numbers to a run, and every alert and decision as an alert of W&B.
-
-    The numbers are named ``rmetric/...`` and drawn over ``rmetric/executed_step``, which is the
-    step, and goes on where a rescue has gone back; ``rmetric/step`` falls there. Decisions are
-    counted in ``rmetric/rescue_decisions/...``. They
-    come without a step of W&B's own, so each moves its counter on by one, which
-    a loop that passes its own `step` less often than that does not notice.
+class RunDashboard(Dashboard):
+    """Logs every record's numbers to a run, over the executed step, and alerts and decisions.
 
     Args:
-        run: what wandb.init() returned; None for the run that is active.
+        run: of the package; None for the run that is active.
         on: sources of alerts that are logged, ``rescue`` for decisions; None for every one.
 
     Raises:
-        ImportError: no run was passed, and wandb is not installed.
+        ImportError: the package is not installed.
         ValueError: no run was passed, and none is active on the first rank.
     """
+
+    package: ClassVar[str]
+    begin: ClassVar[str]  # the call that makes a run active
+    needs_package: ClassVar[bool] = True  # with a run that was passed in, too
 
     def __init__(self, run: Any = None, *, on: Collection[str] | None = None) -> None:
         super().__init__(on=on)
         self.run: Any = run
-        if run is None:
-            _, self.run = self._with_run("wandb", None, "wandb.init()", lambda module: module.run)
-        if self.run is None:
-            return
-        self.run.define_metric("rmetric/step")
-        self.run.define_metric("rmetric/executed_step")
-        self.run.define_metric("rmetric/*", step_metric="rmetric/executed_step")
+        if run is None or self.needs_package:
+            try:
+                module = import_module(self.package)
+            except ImportError:
+                needs = f"{type(self).__name__} needs the Python package {self.package}"
+                raise ImportError(needs) from None
+            active = self.prepare(module)
+            self.run = active if run is None else run
+        if self.run is None and rank() == 0:
+            raise ValueError(f"there is no active run: call {self.begin} first, or pass run")
+
+    def prepare(self, module: Any) -> Any:
+        """Keep what is needed of the package; returns its active run, None for none."""
+        raise NotImplementedError
+
+
+class WandB(RunDashboard):
+    """Logs to a run of Weights & Biases; every alert and decision is an alert of it.
+
+    The numbers are named ``rmetric/...`` and drawn over ``rmetric/executed_step``, which is the
+    step, and goes on where a rescue has gone back; ``rmetric/step`` falls there. Decisions are
+    counted in ``rmetric/rescue_decisions/...``. They come without a step of W&B's own, so each
+    moves its counter on by one, which a loop that passes its own `step` less often than that does
+    not notice. For arguments and errors see `RunDashboard`.
+    """
+
+    package, begin, needs_package = "wandb", "wandb.init()", False
+
+    def __init__(self, run: Any = None, *, on: Collection[str] | None = None) -> None:
+        super().__init__(run, on=on)
+        if self.run is not None:
+            self.run.define_metric("rmetric/step")
+            self.run.define_metric("rmetric/executed_step")
+            self.run.define_metric("rmetric/*", step_metric="rmetric/executed_step")
+
+    def prepare(self, module: Any) -> Any:
+        return module.run
 
     def draw(self, values: dict[str, float], step: int) -> None:
         named = {f"rmetric/{name}": value for name, value in values.items()}
@@ -220,6 +214,69 @@ class WandB(Dashboard):
         count_name = f"rmetric/rescue_decisions/{name}"
         self.run.log({"rmetric/executed_step": executed, count_name: count})
         self.run.alert(title=f"rmetric: {RESCUE} {name}", text=words)
+
+
+class MLflow(RunDashboard):
+    """Logs to a run of MLflow; of alerts and decisions, which it has not, the run has tags.
+
+    ``rmetric.alert.SOURCE`` is the newest alert of a source, ``rmetric.rescue.ACTION`` the newest
+    decision of a kind, and ``rmetric/rescue_decisions/ACTION`` counts them. A search is
+    ``tags.`rmetric.alert.non_finite` LIKE '%'``. For arguments and errors see `RunDashboard`.
+    """
+
+    package, begin = "mlflow", "mlflow.start_run()"
+
+    def prepare(self, module: Any) -> Any:
+        self._metric = module.entities.Metric
+        self._client = module.MlflowClient()  # of the store that is set now, for another thread
+        return module.active_run()
+
+    def draw(self, values: dict[str, float], step: int) -> None:
+        self._log({"step": step, **values}, int(values["executed_step"]))
+
+    def add_alert(self, alert: Alert) -> None:
+        self._tag(f"alert.{alert.source}", str(alert))
+
+    def add_decision(self, words: str, name: str, count: int, executed: int) -> None:
+        self._log({f"rescue_decisions/{name}": count}, executed)
+        self._tag(f"{RESCUE}.{name}", words)
+
+    def _log(self, values: Mapping[str, float], step: int) -> None:
+        now = int(time.time() * 1000)
+        metrics = [self._metric(f"rmetric/{k}", float(v), now, step) for k, v in values.items()]
+        for first in range(0, len(metrics), _LARGEST_BATCH):
+            self._client.log_batch(self.run.info.run_id, metrics[first : first + _LARGEST_BATCH])
+
+    def _tag(self, name: str, words: str) -> None:
+        self._client.set_tag(self.run.info.run_id, f"rmetric.{name}", words[:_LONGEST_TAG])
+
+
+class Trackio(RunDashboard):
+    """Logs to a run of trackio; every alert and decision is an alert of it.
+
+    ``rmetric/rescue_decisions/...`` counts decisions. Alerts of numbers that are not finite and a
+    hold have trackio's level ERROR, the others WARN. For arguments and errors see `RunDashboard`.
+    """
+
+    package, begin = "trackio", "trackio.init()"
+
+    def prepare(self, module: Any) -> Any:
+        self._level = {True: module.AlertLevel.ERROR, False: module.AlertLevel.WARN}
+        return module.context_vars.current_run.get()
+
+    def draw(self, values: dict[str, float], step: int) -> None:
+        named = {f"rmetric/{name}": value for name, value in values.items()}
+        self.run.log({"rmetric/step": step, **named}, step=int(values["executed_step"]))
+
+    def add_alert(self, alert: Alert) -> None:
+        self._alert(alert.source, str(alert), alert.step, alert.source in self.severe)
+
+    def add_decision(self, words: str, name: str, count: int, executed: int) -> None:
+        self.run.log({f"rmetric/rescue_decisions/{name}": count}, step=executed)
+        self._alert(f"{RESCUE} {name}", words, executed, name == "hold")
+
+    def _alert(self, title: str, text: str, step: int, severe: bool) -> None:
+        self.run.alert(f"rmetric: {title}", text, level=self._level[severe], step=step)
 
 
 def scalars(record: Record, metric: RMetric) -> dict[str, float]:

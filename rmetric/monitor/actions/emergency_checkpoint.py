@@ -15,17 +15,15 @@ from rmetric._util.background import Background
 from rmetric._util.open_alarms import OpenAlarm
 from rmetric.monitor.actions.action import Action, rank
 from rmetric.monitor.actions.checkpoint_file import (
-    FORMAT,
     POINTER,
     bare,
+    checkpoint_content,
     last_good,
-    plain,
     plain_states,
     random_state,
     write_whole,
 )
-from rmetric.monitor.alerts import Alert
-from rmetric.monitor.episodes import Episode
+from rmetric.monitor.alerts import Alert, Episode
 from rmetric.monitor.gradients import is_sharded
 from rmetric.records import Record
 
@@ -42,36 +40,30 @@ FINISH_SECONDS = 600.0  # that the end of a training waits for the last write
 class EmergencyCheckpoint(Action):
     """Saves the state of a training after its last completed step; `restore` restores it.
 
-    It saves once an episode of alarms, at its first alert.
+    It saves once an episode of alarms, at its first alert, the weights as they were before the step
+    that raised it: model, optimiser, scheduler, gradient scaler, generators of random numbers
+    (python, numpy, torch, CUDA), the monitor, and the number of steps taken, which gives the place
+    in the data. A resumed training then has the same weights as one that was never interrupted.
 
-    It saves the weights as they were before the step that raised the alert: model, optimiser,
-    scheduler, gradient scaler, generators of random numbers (python, numpy, torch, CUDA),
-    the monitor, and the number of steps taken, which gives the place in the data. A resumed
-    training then has the same weights as one that was never interrupted.
-
-    Only weights and optimiser states that are all finite are saved; else that is reported
-    with the last good checkpoint. The training waits for the copy to host memory; a thread
-    writes the file, under another name until it is whole. A full disk costs the checkpoint.
-
-    Every file loads with ``torch.load(weights_only=True)``; the file
-    ``last_good`` names the newest. The first rank alone writes.
+    Only weights and optimiser states that are all finite are saved; else that is reported with the
+    last good checkpoint. The training waits for the copy to host memory; a thread writes the file,
+    under another name until it is whole. A full disk costs the checkpoint. Every file loads with
+    ``torch.load(weights_only=True)``; the file ``last_good`` names the newest. The first rank alone
+    writes.
 
     A checkpoint of a step after the onset of an open alarm is suspect: its name ends in
-    ``.suspect.pt``, and it never causes the deletion of a clean one. An alarm is open until its
-    episode ends.
+    ``.suspect.pt``, and it never causes the deletion of a clean one.
 
-    Weaknesses: sharded parameters (FSDP2) are refused. Of several ranks only the
-    first one's random numbers are kept. Random numbers that an evaluation drew
-    between two steps are not drawn again. Each step copies the state of the
-    generators.
+    Weaknesses: sharded parameters (FSDP2) are refused. Of several ranks only the first one's random
+    numbers are kept. Random numbers that an evaluation drew between two steps are not drawn again.
+    Each step copies the state of the generators.
 
     Args:
         folder: for the checkpoints; made where it is missing.
         keep: how many clean ones, at least 1; the oldest goes.
         keep_suspect: how many suspect ones in addition, at least 1; the oldest goes.
         scheduler: the learning-rate scheduler; None for the trainer's own, where there is one.
-        extra_state: returns whatever else a resumed training needs, as plain
-            values and tensors: the sampler's state, the epoch.
+        extra_state: returns whatever else a resumed training needs, as plain values and tensors.
         wait: steps before it saves again, at least 1.
         on: sources of alerts that it reacts to; None for every alert.
 
@@ -163,39 +155,23 @@ class EmergencyCheckpoint(Action):
 
     def _content(self, alert: Alert, monitor: Monitor) -> dict[str, Any]:
         step = monitor.weights_step
-        content = {
-            "format": FORMAT,
-            "step": step,
-            "alert": alert.as_entry(),
-            "suspect": self._suspect(step),
-            "model": plain(bare(monitor.model).state_dict(), "model"),
-        }
         left_out: dict[str, str] = {}
         generators = self._random.get(step)
         if generators is None:
             left_out["random"] = f"not kept after step {step}; those of step {monitor.step} instead"
             generators = self._random_state(monitor)
-        content["random"] = plain(generators, "random")
         scheduler = self.scheduler
         if scheduler is None:
             scheduler = next(iter(monitor.schedulers), None)
-        parts = {
-            "optimizer": monitor.optimizer,
-            "scheduler": scheduler,
-            "scaler": monitor.scaler,
-            "monitor": monitor,
-        }
-        content |= plain_states(parts, left_out)
-        try:
-            content["extra"] = plain(self.extra_state() if self.extra_state else None, "extra")
-        except Exception as error:
-            left_out["extra"] = str(error)
-        for name, why in left_out.items():
-            logger.error("rmetric: emergency checkpoint without %s: %s", name, why)
-        return content | {"left_out": left_out}
+        parts = {"optimizer": monitor.optimizer, "scheduler": scheduler, "scaler": monitor.scaler,
+                 "monitor": monitor}  # fmt: skip
+        states = {name: None if one is None else one.state_dict for name, one in parts.items()}
+        states["extra"] = self.extra_state
+        kept = plain_states(states, left_out)
+        noted = {"alert": alert.as_entry(), "suspect": self._suspect(step)}
+        return checkpoint_content(monitor.model, step, generators, left_out, **noted, **kept)
 
     def _suspect(self, step: int) -> dict[str, Any] | None:
-        """Mark of a checkpoint of `step`; None for a clean one."""
         alarm = min(self._open.values(), key=lambda alarm: alarm.since, default=None)
         return alarm._asdict() if alarm is not None and step > alarm.since else None
 

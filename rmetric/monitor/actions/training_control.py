@@ -42,19 +42,14 @@ class Stop(Action):
 class SkipStep(Action):
     """Leaves the step at hand out: its gradients are dropped, so the optimiser changes nothing.
 
-    Weights and optimiser state stay as they are; the batch is used up and the schedule
-    of the learning rate continues. After `limit` steps in a row it reports that and skips
-    no more until a step has passed without an alert: a run that only skips is not training.
+    The batch is used up and the schedule of the learning rate continues. After `limit` steps in a
+    row it reports that and skips no more until a step has passed without an alert: a run that only
+    skips is not training.
 
-    An alert of the rules is about the step at hand. One of a detector is about the step before,
-    which is taken already: it leaves nothing out, unless `on` names the detector. Then the next
-    step is left out for it, though that one may be good.
-
-    A GradScaler does not have to be known: the scaler goes on, and adjusts its scale, as if the
-    optimiser had been called.
-
-    With several ranks it acts on what is equal on all of them at that step, the reduced
-    gradient; otherwise their weights would differ.
+    An alert of a detector is about the step before, which is taken already: it leaves nothing out,
+    unless `on` names the detector. Then the next step is left out for it, though that one may be
+    good. A GradScaler goes on, and adjusts its scale, as if the optimiser had been called. With
+    several ranks it acts on what is equal on all of them at that step, the reduced gradient.
 
     Args:
         limit: steps left out in a row, at least 1.
@@ -90,15 +85,13 @@ class CutLearningRate(Action):
 
         lr ← max(factor · lr, floor)
 
-    What changes: ``lr`` of every parameter group of the optimiser, and by the
-    same ratio what a scheduler computes the next rates from: ``initial_lr``,
-    ``max_lr`` and ``min_lr`` of the group, ``base_lrs`` and ``max_lrs`` of
-    `scheduler` and of those inside it. The callbacks of trainers pass the trainer's own scheduler
-    in. In a loop of your own, one that is not passed in and computes its rates anew at each step
-    (LambdaLR, and so most of transformers') takes the cut back: one warning reports that.
+    What changes: ``lr`` of every parameter group, and by the same ratio what a scheduler computes
+    the next rates from: ``initial_lr``, ``max_lr`` and ``min_lr`` of the group, ``base_lrs`` and
+    ``max_lrs`` of `scheduler` and of those inside it. In a loop of your own, a scheduler that is
+    not passed in and computes its rates anew at each step (LambdaLR, and so most of transformers')
+    takes the cut back: one warning reports that.
 
-    The cut stands in `Record.actions`. It is no planned event: the detectors go on with what was
-    usual, and an alarm under way goes on.
+    The cut stands in `Record.actions`. It is no planned event: an alarm under way goes on.
 
     Args:
         factor: above 0, below 1.

@@ -27,21 +27,20 @@ class Webhook(Action):
     ``pagerduty+https://...`` chooses another. PagerDuty's key is the parameter ``routing_key`` of
     the URL.
 
-    It posts from a thread of its own: a server that hangs delays neither the training nor
-    the log. Of one source of alerts, and of one kind of decision, at most one message is sent in
-    `min_interval`; the next has the number of those held back. With several ranks the first
-    one posts. The address is a secret: it appears in no log, no repr and no exception.
+    It posts from a thread of its own: a server that hangs delays neither the training nor the log.
+    Of one source of alerts, and of one kind of decision, at most one message is sent in
+    `min_interval`; the next has the number of those held back. The first rank alone posts. The
+    address is a secret: it appears in no log, no repr and no exception.
 
-    Its weakness: a message that the server does not take is reported in the log
-    and not sent again; alerts held back last appear in no message.
+    Its weakness: a message that the server does not take is reported in the log and not sent again;
+    alerts held back last appear in no message.
 
     Args:
         url: http or https.
         variable: name of the environment variable that holds the URL, instead.
         title: what the message begins with; the machine's name by default.
         min_interval: seconds between messages of one source or kind, at least 0.
-        timeout: seconds that the server has to answer, above 0; at the end of
-            the training this is also how long the last messages are waited for.
+        timeout: seconds that the server has to answer, and to wait at the end; above 0.
         on: sources of alerts that it reacts to, ``rescue`` for decisions; None for every one.
     """
 

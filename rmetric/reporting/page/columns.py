@@ -134,14 +134,12 @@ def _logged(records: Sequence[Record], judged: str) -> list[Panel]:
 
 
 def _panel(name: str, title: str, hint: str, curves: Sequence[Series]) -> list[Panel]:
-    """The panel of those curves that have values; none without any."""
     series = [curve for curve in curves if len(curve.values)]
     panel = Panel(name=name, title=title, hint=hint, series=series, log=_is_wide(series))
     return [panel] if series else []
 
 
 def _series(label: str, colour: str, logged: Sequence[float | None]) -> Series:
-    """The series of the values that were logged."""
     positions = [i for i, value in enumerate(logged) if value is not None]
     return Series(
         label=label,

@@ -102,18 +102,15 @@ def drawn(charts: Charts, num_buckets: int) -> dict[str, Any]:
     for series in (series for panel in charts.panels for series in panel.series):
         if len(series.values) > 2 * num_buckets:
             stretch = max(stretch, -(-len(series.values) // num_buckets))
-    at = [float(_place(charts, line.step)) for line in charts.lines]
-    low, high = min([float(axis[0]), *at]), max([float(axis[-1]), *at])
-    edge = 0.02 * (high - low) or 1.0
     return {
         "byRecord": charts.by_record,
         "records": len(charts.steps),
-        "range": [low - edge, high + edge],
+        "range": [*charts.range],
         "stretch": stretch,
         "event": _event(charts),
         "lines": [
-            asdict(line) | {"x": _rounded(x), "label": _cut(line.label)}
-            for x, line in zip(at, charts.lines, strict=True)
+            asdict(line) | {"x": _rounded(charts.place(line.step)), "label": _cut(line.label)}
+            for line in charts.lines
         ],
         "panels": [_panel(panel, charts, axis, num_buckets) for panel in charts.panels],
     }
@@ -122,17 +119,9 @@ def drawn(charts: Charts, num_buckets: int) -> dict[str, Any]:
 def _event(charts: Charts) -> list[list[int | float]]:
     last = float(charts.places[-1])
     return [
-        [_rounded(_place(charts, first)), _rounded(last if end is None else _place(charts, end))]
+        [_rounded(charts.place(first)), _rounded(last if end is None else charts.place(end))]
         for first, end in charts.event
     ]
-
-
-def _place(charts: Charts, step: int) -> float:
-    """Where a step lies on the axis: on an axis of records, at the first that reached it."""
-    if not charts.by_record:
-        return float(step)
-    reached = charts.steps >= step
-    return float(reached.argmax() + 1 if reached.any() else len(charts.steps) + 1)
 
 
 def _panel(panel: Panel, charts: Charts, axis: Floats, num_buckets: int) -> dict[str, Any]:
@@ -171,7 +160,6 @@ def _series(series: Series, charts: Charts, axis: Floats, num_buckets: int) -> d
 
 
 def _rounded(place: float) -> int | float:
-    """A place on the axis."""
     return int(place) if place == int(place) else round(place, 3)
 
 

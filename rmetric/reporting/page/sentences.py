@@ -106,7 +106,6 @@ def _details(trace: DetectorTrace) -> list[str]:
 
 
 def _later(trace: DetectorTrace) -> list[str]:
-    """Later verdicts on the first alarm, and its end."""
     later = []
     for before, alarm in zip([None, *trace.began], trace.began, strict=False):
         if before is not None and before.until == alarm.position and alarm.verdict:

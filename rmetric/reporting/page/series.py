@@ -119,3 +119,18 @@ class Charts:
         number = np.arange(count) - np.repeat(starts, sizes)
         places: Floats = self.steps + _WITHIN * number / np.repeat(sizes, sizes)
         return places
+
+    def place(self, step: int) -> float:
+        """Where a step lies on the axis: on an axis of records, at the first that reached it."""
+        if not self.by_record:
+            return float(step)
+        reached = self.steps >= step
+        return float(reached.argmax() + 1 if reached.any() else len(self.steps) + 1)
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Of the axis, with all records and lines; a failure comes after the last record."""
+        places, at = self.places, [self.place(line.step) for line in self.lines]
+        low, high = min([float(places[0]), *at]), max([float(places[-1]), *at])
+        edge = 0.02 * (high - low) or 1.0
+        return low - edge, high + edge

@@ -21,8 +21,7 @@ from torch import Tensor
 from rmetric.detectors.calibrated import CalibratedDetector
 from rmetric.monitor.rules import StepRules
 from rmetric.records import Record
-from rmetric.rescue.evidence import evidence_of
-from rmetric.rescue.loss_level import LossLevel
+from rmetric.rescue.evidence import LossLevel, evidence_of
 from rmetric.rescue.policy import REMEDIES, Decision, Evidence, RescueConfig, RescuePolicy
 from studies.fault_lab.rescue.runner import EVERY, GO_ON, Seen, Treatment
 from studies.fault_lab.training import BETA1, BETA2, Average, Settings, Training

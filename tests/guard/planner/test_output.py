@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +11,9 @@ import pytest
 from benchmarks.planner import measure_survivors, survivor_table
 from rmetric.cli.main import main
 from rmetric.guard.layout import Layout
-from rmetric.guard.planner.arguments import (
+from rmetric.guard.planner.cluster import Cluster, place
+from rmetric.guard.planner.model_shape import ModelShape
+from rmetric.guard.planner.report import (
     fsdp_mesh,
     megatron_arguments,
     torchrun_launches,
@@ -22,9 +21,6 @@ from rmetric.guard.planner.arguments import (
     torchtitan_settings,
     torchtitan_toml,
 )
-from rmetric.guard.planner.cluster import Cluster
-from rmetric.guard.planner.model_shape import ModelShape
-from rmetric.guard.planner.placement import place
 
 ROOT = Path(__file__).resolve().parents[3]
 LLAMA = {
@@ -75,11 +71,6 @@ def test_megatron_arguments_are_read():
     assert (grouped.kv_heads, grouped.gated, grouped.tied, grouped.positions) == (4, True, False, 0)
     assert grouped.ffn == grouped.expert_ffn == 2688  # 8/3 h, down to a multiple of 64
     assert (grouped.experts, grouped.experts_per_token) == (8, 2)
-
-
-def test_our_own_form_is_read_back():
-    shape = ModelShape.from_json(LLAMA)
-    assert ModelShape.from_json(json.loads(json.dumps(shape.as_json()))) == shape
 
 
 def test_an_unknown_type_is_read_and_said():
@@ -217,12 +208,6 @@ def test_torchtitan_is_given():
     assert unpiped["training"]["local_batch_size"] == 2
 
 
-def test_the_toml_can_be_read():
-    tomllib = pytest.importorskip("tomllib")
-    settings = torchtitan_settings(ModelShape.from_json(LLAMA), Layout(pipeline=2))
-    assert tomllib.loads(torchtitan_toml(settings)) == settings
-
-
 def test_meshes_of_fsdp():
     assert fsdp_mesh(Layout(data=6)) == ((6,), ("dp_shard",))
     assert fsdp_mesh(Layout(data=6, replicas=2)) == ((2, 3), ("dp_replicate", "dp_shard"))
@@ -280,29 +265,6 @@ def test_a_gpu_that_is_dropped_is_not_started_on(config, capsys):
     assert "node2" not in printed
 
 
-def test_many_nodes_alike_are_counted(config, capsys):
-    assert run(config, "--nodes", "8,8,8,8,7", "--gpu", "h100", "--batch", "64") == 0
-    assert "39 GPUs (4 x 8 + 7), H100" in capsys.readouterr().out
-
-
-def test_what_fsdp_is_started_with_is_what_its_memory_was_reckoned_for(config, capsys):
-    assert run(config, "--gpus", "8", "--batch", "64", "--engine", "fsdp") == 0
-    printed = capsys.readouterr().out
-    assert "param_dtype=torch.bfloat16, reduce_dtype=torch.float32" in printed
-    assert "fully_shard(each block and the model, mesh=mesh, mp_policy=policy)" in printed
-
-
-def test_a_reader_that_went_away_is_no_error(config):
-    command = [sys.executable, "-m", "rmetric", "plan", "--model", str(config), "--gpus", "8"]
-    read, write = os.pipe()
-    os.close(read)
-    done = subprocess.run(
-        [*command, "--batch", "64"], stdout=write, stderr=subprocess.PIPE, cwd=ROOT, timeout=60
-    )
-    os.close(write)
-    assert (done.returncode, done.stderr) == (141, b"")
-
-
 def test_idle_gpus_are_told_what_would_use_them(config, capsys):
     assert run(config, "--nodes", "8,7,8", "--gpu", "h100", "--batch", "1024") == 0
     printed = capsys.readouterr().out
@@ -332,16 +294,6 @@ def test_nothing_fits(config, capsys):
         (["--gpus", "9" * 12, "--batch", "8"], "more than 65,536 GPUs"),
         (["--gpus", "8", "--batch", "8", "--without", "b"], "--without: no node 'b'"),
         (["--gpus", "8", "--batch", "8", "--without", "node0:8"], "not [8]"),
-    ],
-)
-def test_a_wrong_question(config, capsys, arguments, words):
-    assert run(config, *arguments) == 2
-    assert words in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
         (["--gpus", "-1", "--batch", "8"], "a whole number from 0"),
         (["--gpus", "8", "--batch", "9" * 400], "999...: a whole number from 0 is accepted, below"),
         (["--gpus", "8", "--batch", "8", "--sequence", "9" * 5_000], "below 10^18"),
@@ -355,10 +307,12 @@ def test_a_wrong_question(config, capsys, arguments, words):
         (["--gpus", "8", "--nodes", "8", "--batch", "8"], "not allowed with"),
     ],
 )
-def test_a_wrong_argument(config, capsys, arguments, words):
-    with pytest.raises(SystemExit) as caught:
-        run(config, *arguments)
-    assert caught.value.code == 2
+def test_a_wrong_question(config, capsys, arguments, words):
+    try:
+        code = run(config, *arguments)
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2
     assert words in capsys.readouterr().err
 
 

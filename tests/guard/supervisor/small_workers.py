@@ -5,8 +5,8 @@
 Each rank counts steps, beats, and follows the run folder: rank 0 saves the step number
 every `--every` steps and when it is asked. What goes wrong is written in
 FOLDER/faults.json: a list of {"launch": 1, "rank": 1, "step": 9, "do": "kill" | "raise" |
-"hang" | "agent" | "exit" | "start" | "storage" | "stop" | "leave" | "hold and exit" | "hold and
-return" | "went on"}; `launch` counts from 1.
+"hang" | "agent" | "exit" | "start" | "stop" | "leave" | "hold and exit" | "hold and return"};
+`launch` counts from 1.
 """
 
 from __future__ import annotations
@@ -54,8 +54,6 @@ def worker(options: argparse.Namespace) -> int:
     for fault in mine:
         if fault["do"] == "start":
             raise ValueError(f"no such file: data-{launch}.bin")
-        if fault["do"] == "storage":
-            raise OSError(116, "Stale file handle", "data.bin")
     saved = folder.path / "saved"
     before = folder.answered()
     step = int(saved.read_text()) if saved.exists() else 0
@@ -94,12 +92,11 @@ def wait_for_all(folder: RunFolder, step: int, options: argparse.Namespace) -> N
 
 def happen(what: str, step: int) -> None:
     print(f"fault: {what}", flush=True)
-    if what.startswith("hold") or what == "went on":
+    if what.startswith("hold"):
         folder = RunFolder.of_environment()
         verdict = {"step": 5, "reason": "it stays", "saved": str(folder.path / "weights.pt")}
         folder.hold.mkdir(exist_ok=True)
-        went_on = {"went_on": "SIGUSR1"} if what == "went on" else {}
-        folder.verdict_file.write_text(json.dumps(verdict | went_on))
+        folder.verdict_file.write_text(json.dumps(verdict))
     if what == "hold and exit":
         os._exit(6)
     if what == "kill":

@@ -7,29 +7,19 @@ from hypothesis import strategies as st
 
 from rmetric.guard.layout import Layout
 from rmetric.guard.supervisor.allocation import allot, shrink_data
-from rmetric.guard.supervisor.core import Core, JournalState, RestartPolicy
-from rmetric.guard.supervisor.events import (
-    CheckpointDurable,
-    CheckpointMade,
-    CheckpointRequested,
+from rmetric.guard.supervisor.core import (
+    Core,
     DropGpus,
     EndProcesses,
     Finish,
-    GpuVerdictChanged,
-    LaunchExited,
-    LaunchFailure,
-    LaunchHung,
-    ProcessesEnded,
+    JournalState,
     RequestCheckpoint,
+    RestartPolicy,
     SetTimer,
-    SignalReceived,
     StartLaunch,
-    StepReached,
-    StopRequested,
-    SupervisorStarted,
-    TimerFired,
     WriteJournal,
-)
+)  # fmt: skip
+from rmetric.guard.supervisor.launch_failure import LaunchFailure
 
 POOL = {"": (0, 1, 2, 3)}
 
@@ -44,8 +34,8 @@ def core(pool=POOL, state=None, again=False, **settings):
 
 def started(**settings):
     one = core(**settings)
-    one.on(SupervisorStarted(time=0.0))
-    (_note, launch) = one.on(ProcessesEnded(time=0.0))
+    one.supervisor_started()
+    (_note, launch) = one.processes_ended(0.0)
     assert isinstance(launch, StartLaunch)
     return one
 
@@ -58,38 +48,42 @@ def kinds(actions):
     return [type(action) for action in actions]
 
 
-def verdict(gpu, level="fatal", action="drain"):
-    return GpuVerdictChanged(time=5.0, gpu=("", gpu), level=level, action=action, words="Xid 79")
+def verdict(one, gpu, level="fatal", action="drain"):
+    return one.gpu_verdict(5.0, gpu=("", gpu), level=level, action=action, words="Xid 79")
+
+
+def fails(one, time, words="boom 7", **failure):
+    """A launch that fails, and what follows when its processes are ended."""
+    one.launch_exited(time, failure=failed(words, **failure))
+    return one.processes_ended(time)
 
 
 def test_a_failure_ends_all_processes_and_then_waits_before_it_starts_again():
     one = started(backoff_seconds=4.0)
-    assert kinds(one.on(LaunchExited(time=2.0, failure=failed()))) == [WriteJournal, EndProcesses]
-    note, wake = one.on(ProcessesEnded(time=3.0))
+    assert kinds(one.launch_exited(2.0, failure=failed())) == [WriteJournal, EndProcesses]
+    note, wake = one.processes_ended(3.0)
     assert (note.seconds, wake.time) == (4.0, 7.0)
-    assert one.on(TimerFired(time=6.9)) == []
-    (launch,) = one.on(TimerFired(time=7.0))
+    assert one.timer_fired(6.9) == []
+    (launch,) = one.timer_fired(7.0)
     assert launch.number == 2
 
 
 def test_after_progress_it_starts_again_without_a_wait():
     one = started(backoff_seconds=4.0)
-    one.on(StepReached(time=1.0, step=3, resumed=0))
-    one.on(LaunchExited(time=2.0, failure=failed()))
-    assert one.on(ProcessesEnded(time=3.0))[0].seconds == 0.0
+    one.step_reached(step=3, resumed=0)
+    one.launch_exited(2.0, failure=failed())
+    assert one.processes_ended(3.0)[0].seconds == 0.0
 
 
-@pytest.mark.parametrize("made", [CheckpointMade, StepReached])
+@pytest.mark.parametrize("made", ["checkpoint", "step"])
 def test_waits_and_restarts_are_counted_anew_after_a_new_checkpoint_or_new_steps(made):
     one = started(backoff_seconds=1.0, max_restarts=3)
     waits = []
     for n in range(20):
-        progress = {"step": n, **({"resumed": 0} if made is StepReached else {})}
         if n % 3 == 2:  # two failures in a row without progress, then some
-            one.on(made(time=float(n), **progress))
-        one.on(LaunchExited(time=float(n), failure=failed()))
-        waits.append(one.on(ProcessesEnded(time=float(n)))[0].seconds)
-        one.on(TimerFired(time=n + 1e3))
+            one.step_reached(n, 0) if made == "step" else one.checkpoint_made(n)
+        waits.append(fails(one, float(n))[0].seconds)
+        one.timer_fired(n + 1e3)
     assert waits[2::3] == [0.0] * 6
     assert set(waits[3::3]) == {2.0}
 
@@ -98,10 +92,9 @@ def test_a_checkpoint_of_the_same_step_again_is_no_progress():
     one = started(backoff_seconds=1.0)
     waits = []
     for n in range(4):
-        one.on(CheckpointMade(time=float(n), step=40))
-        one.on(LaunchExited(time=float(n), failure=failed()))
-        waits.append(one.on(ProcessesEnded(time=float(n)))[0].seconds)
-        one.on(TimerFired(time=n + 1e3))
+        one.checkpoint_made(40)
+        waits.append(fails(one, float(n))[0].seconds)
+        one.timer_fired(n + 1e3)
     assert waits == [0.0, 2.0, 4.0, 8.0]
 
 
@@ -110,51 +103,50 @@ def test_waits_double_up_to_a_cap_and_are_counted_anew_after_progress():
     waits, time, step = [], 0.0, 0
     for n in range(6):
         step += 10 if n == 4 else 1
-        one.on(StepReached(time=time, step=step, resumed=0))
-        one.on(LaunchExited(time=time, failure=failed()))
-        waits.append(one.on(ProcessesEnded(time=time))[0].seconds)
+        one.step_reached(step=step, resumed=0)
+        waits.append(fails(one, time)[0].seconds)
         time += 10.0
-        one.on(TimerFired(time=time))
+        one.timer_fired(time)
     assert waits == [1.0, 2.0, 3.0, 3.0, 0.0, 2.0]
 
 
 def test_a_fatal_gpu_is_saved_dropped_and_replaced_by_a_smaller_layout():
     one = started()
-    note, drop, ask, _wake = one.on(verdict(1))
+    note, drop, ask, _wake = verdict(one, 1)
     assert drop == DropGpus((("", 1),), "Xid 79")
     assert note.failure.gpu == ("", 1)
     assert (ask.fatal, ask.stop) == (True, True)
-    assert kinds(one.on(CheckpointDurable(time=6.0))) == [SetTimer]
-    assert kinds(one.on(TimerFired(time=11.0))) == [EndProcesses]
-    assert one.on(ProcessesEnded(time=11.0))[0].seconds == 0.0
-    _plan, launch = one.on(TimerFired(time=11.0))
+    assert kinds(one.checkpoint_durable(6.0)) == [SetTimer]
+    assert kinds(one.timer_fired(11.0)) == [EndProcesses]
+    assert one.processes_ended(11.0)[0].seconds == 0.0
+    _plan, launch = one.timer_fired(11.0)
     assert launch.allocation.gpus == {"": (0, 2, 3)}
     assert launch.allocation.layout == Layout(data=3, accumulation=4)
 
 
 def test_it_does_not_wait_for_a_checkpoint_forever():
     one = started(save_seconds=30.0)
-    one.on(verdict(1))
-    assert one.on(TimerFired(time=34.9)) == []
-    assert kinds(one.on(TimerFired(time=35.0))) == [EndProcesses]
+    verdict(one, 1)
+    assert one.timer_fired(34.9) == []
+    assert kinds(one.timer_fired(35.0)) == [EndProcesses]
 
 
 def test_a_fatal_verdict_on_an_unused_gpu_drops_it_and_leaves_the_launch_running():
     one = core(pool={"": (0, 1, 2, 3)})
     one.plan = shrink_data(Layout(data=2), batch=2)  # 4 copies do not divide a batch of 2
-    one.on(SupervisorStarted(time=0.0))
-    *_, launch = one.on(ProcessesEnded(time=0.0))
+    one.supervisor_started()
+    *_, launch = one.processes_ended(0.0)
     assert launch.allocation.gpus == {"": (0, 1)}
-    assert one.on(verdict(3)) == [DropGpus((("", 3),), "Xid 79")]
+    assert verdict(one, 3) == [DropGpus((("", 3),), "Xid 79")]
     assert one.phase == "running"
     assert one.pool == {"": (0, 1, 2)}
-    assert one.on(verdict(3)) == []  # it is dropped once
+    assert verdict(one, 3) == []  # it is dropped once
 
 
 def test_a_risk_asks_for_a_checkpoint_and_goes_on():
     one = started()
-    assert one.on(verdict(1, "risk", "watch")) == [RequestCheckpoint("risk", "Xid 79")]
-    assert one.on(CheckpointRequested(time=6.0, source="alarm", words="a spike")) == [
+    assert verdict(one, 1, "risk", "watch") == [RequestCheckpoint("risk", "Xid 79")]
+    assert one.checkpoint_requested(source="alarm", words="a spike") == [
         RequestCheckpoint("alarm", "a spike")
     ]
     assert one.phase == "running"
@@ -162,25 +154,23 @@ def test_a_risk_asks_for_a_checkpoint_and_goes_on():
 
 def test_an_application_error_restarts_with_the_same_gpus():
     one = started()
-    assert kinds(one.on(verdict(1, "fatal", "restart_application"))) == [
+    assert kinds(verdict(one, 1, "fatal", "restart_application")) == [
         WriteJournal,
         RequestCheckpoint,
         SetTimer,
     ]
-    one.on(LaunchExited(time=6.0))
-    one.on(ProcessesEnded(time=6.0))
-    (launch,) = one.on(TimerFired(time=1e9))
+    one.launch_exited(6.0)
+    one.processes_ended(6.0)
+    (launch,) = one.timer_fired(1e9)
     assert launch.allocation.gpus == POOL
 
 
 def test_the_same_failure_at_once_twice_is_enough():
     one = started()
     lasting = {"code": 1, "rank": 0, "lasting": True}
-    one.on(LaunchExited(time=1.0, failure=failed("no file data-1.bin", **lasting)))
-    one.on(ProcessesEnded(time=1.0))
-    one.on(TimerFired(time=1e3))
-    one.on(LaunchExited(time=1001.0, failure=failed("no file data-2.bin", **lasting)))
-    (finish,) = one.on(ProcessesEnded(time=1001.0))
+    fails(one, 1.0, "no file data-1.bin", **lasting)
+    one.timer_fired(1e3)
+    (finish,) = fails(one, 1001.0, "no file data-2.bin", **lasting)
     assert finish == Finish("gave up", "repeated immediate failure: no file data-2.bin", 1)
 
 
@@ -188,37 +178,30 @@ def test_what_can_pass_by_itself_is_tried_up_to_the_limit_with_growing_waits():
     one = started(max_restarts=4, backoff_seconds=1.0)
     waits, time = [], 0.0
     while one.phase != "over":
-        one.on(LaunchExited(time=time, failure=failed("OSError: stale file handle", code=1)))
-        actions = one.on(ProcessesEnded(time=time))
+        actions = fails(one, time, "OSError: stale file handle", code=1)
         waits += [action.seconds for action in actions if isinstance(action, WriteJournal)]
         time += 1.0
-        one.on(TimerFired(time=time + 1e3))
+        one.timer_fired(time + 1e3)
     assert waits == [1.0, 2.0, 4.0, 8.0]
     assert actions == [Finish("gave up", "4 restarts in a row failed, the last: OSError: stale "
                               "file handle", 1)]  # fmt: skip
 
 
-def test_a_training_that_ends_without_its_last_steps_saved_is_not_finished():
+@pytest.mark.parametrize(("ends", "outcome", "code"), [("unsaved", "not saved", 5),
+                                                       ("held", "held", 6)])  # fmt: skip
+def test_a_training_whose_last_steps_are_not_saved_or_that_is_held_is_not_restarted(
+    ends, outcome, code
+):
     one = started()
-    words = "disk full: the newest good checkpoint is of step 80"
-    assert kinds(one.on(LaunchExited(time=9.0, unsaved=words))) == [EndProcesses]
-    assert one.on(ProcessesEnded(time=9.0)) == [Finish("not saved", words, 5)]
-    again = core(state=JournalState(launches=1, outcome="not saved"))
-    assert kinds(again.on(SupervisorStarted(time=0.0))) == [EndProcesses]
-
-
-def test_a_training_that_its_rescue_holds_is_not_restarted():
-    one = started()
-    assert kinds(one.on(LaunchExited(time=9.0, held="it does not pass"))) == [EndProcesses]
-    assert one.on(ProcessesEnded(time=9.0)) == [Finish("held", "it does not pass", 6)]
-    again = core(state=JournalState(launches=1, outcome="held"))
-    assert kinds(again.on(SupervisorStarted(time=0.0))) == [EndProcesses]
+    assert kinds(one.launch_exited(9.0, **{ends: "why"})) == [EndProcesses]
+    assert one.processes_ended(9.0) == [Finish(outcome, "why", code)]
+    again = core(state=JournalState(launches=1, outcome=outcome))
+    assert kinds(again.supervisor_started()) == [EndProcesses]
 
 
 def test_a_full_disk_comes_first_in_the_reason_to_give_up():
     one = started(max_restarts=0)
-    one.on(LaunchExited(time=9.0, failure=failed("OSError: [Errno 28] No space left on device")))
-    (finish,) = one.on(ProcessesEnded(time=9.0))
+    (finish,) = fails(one, 9.0, "OSError: [Errno 28] No space left on device")
     assert finish.words.startswith("disk full: 0 restarts in a row failed")
 
 
@@ -233,74 +216,71 @@ def test_another_failure_at_once_or_a_kill_is_tried_again(other):
     one = started()
     for time in (1.0, 1001.0):
         first = other if other.code == -9 else failed(f"other{'x' * int(time)}")
-        one.on(LaunchExited(time=time, failure=first))
-        assert isinstance(one.on(ProcessesEnded(time=time))[-1], SetTimer)
-        one.on(TimerFired(time=time + 999.0))
+        one.launch_exited(time, failure=first)
+        assert isinstance(one.processes_ended(time)[-1], SetTimer)
+        one.timer_fired(time + 999.0)
 
 
 def test_a_failure_after_a_step_is_not_at_once():
     one = started()
     for time in (1.0, 1001.0, 2001.0):
-        one.on(StepReached(time=time, step=1, resumed=0))
-        one.on(LaunchExited(time=time, failure=failed()))
-        assert isinstance(one.on(ProcessesEnded(time=time))[-1], SetTimer)
-        one.on(TimerFired(time=time + 999.0))
+        one.step_reached(step=1, resumed=0)
+        assert isinstance(fails(one, time)[-1], SetTimer)
+        one.timer_fired(time + 999.0)
 
 
 def test_the_gpu_of_a_rank_that_fails_thrice_in_a_row_is_dropped():
     one = started(suspect_after=3)
     dropped = []
     for n, gpu in enumerate([2, 1, 2, 2, 2]):
-        one.on(StepReached(time=n, step=n + 1, resumed=0))
-        one.on(LaunchExited(time=float(n), failure=failed(gpu=("", gpu))))
-        dropped += [a for a in one.on(ProcessesEnded(time=float(n))) if isinstance(a, DropGpus)]
-        one.on(TimerFired(time=float(n) + 1e6))
+        one.step_reached(step=n + 1, resumed=0)
+        dropped += [a for a in fails(one, float(n), gpu=("", gpu)) if isinstance(a, DropGpus)]
+        one.timer_fired(float(n) + 1e6)
     assert [drop.gpus for drop in dropped] == [(("", 2),)]
 
 
 def test_a_rank_killed_from_outside_does_not_implicate_its_gpu():
     one = started(suspect_after=1)
     killed = LaunchFailure(kind="signal", words="killed", code=-9, rank=1, gpu=("", 1))
-    one.on(LaunchExited(time=1.0, failure=killed))
-    assert kinds(one.on(ProcessesEnded(time=1.0))) == [WriteJournal, SetTimer]
+    one.launch_exited(1.0, failure=killed)
+    assert kinds(one.processes_ended(1.0)) == [WriteJournal, SetTimer]
 
 
 def test_the_last_gpu_is_not_dropped_on_suspicion():
     one = core(pool={"": (0,)}, suspect_after=1)
-    one.on(SupervisorStarted(time=0.0))
-    one.on(ProcessesEnded(time=0.0))
-    one.on(LaunchExited(time=1.0, failure=failed(gpu=("", 0))))
-    assert kinds(one.on(ProcessesEnded(time=1.0))) == [WriteJournal, SetTimer]
+    one.supervisor_started()
+    one.processes_ended(0.0)
+    assert kinds(fails(one, 1.0, gpu=("", 0))) == [WriteJournal, SetTimer]
 
 
 def test_a_node_that_cannot_be_reached_is_dropped():
     one = core(pool={"a": (0, 1), "b": (0, 1)})
-    one.on(SupervisorStarted(time=0.0))
-    one.on(ProcessesEnded(time=0.0))
-    one.on(LaunchExited(time=1.0, failure=failed(node="b")))
-    drop, *_ = one.on(ProcessesEnded(time=1.0, unreachable=("b",)))
+    one.supervisor_started()
+    one.processes_ended(0.0)
+    one.launch_exited(1.0, failure=failed(node="b"))
+    drop, *_ = one.processes_ended(1.0, unreachable=("b",))
     assert drop.gpus == (("b", 0), ("b", 1))
-    assert one.on(TimerFired(time=1e9))[-1].allocation.gpus == {"a": (0, 1)}
+    assert one.timer_fired(1e9)[-1].allocation.gpus == {"a": (0, 1)}
 
 
 def test_without_gpus_left_it_gives_up_with_the_reason():
     one = core(pool={"": (0,)})
-    one.on(SupervisorStarted(time=0.0))
-    one.on(ProcessesEnded(time=0.0))
-    one.on(verdict(0))
-    one.on(LaunchExited(time=6.0))
-    one.on(ProcessesEnded(time=6.0))
-    (finish,) = one.on(TimerFired(time=6.0))
+    one.supervisor_started()
+    one.processes_ended(0.0)
+    verdict(one, 0)
+    one.launch_exited(6.0)
+    one.processes_ended(6.0)
+    (finish,) = one.timer_fired(6.0)
     assert finish.outcome == "gave up"
     assert "0 GPUs are left" in finish.words
 
 
 def test_a_signal_saves_ends_and_sets_the_exit_code():
     one = started(stop_seconds=20.0)
-    ask, wake = one.on(SignalReceived(time=1.0, signal=15))
+    ask, wake = one.signal_received(1.0, signal=15)
     assert (ask.source, ask.stop, wake.time) == ("signal", True, 21.0)
-    assert kinds(one.on(SignalReceived(time=2.0, signal=15))) == [EndProcesses]
-    assert one.on(ProcessesEnded(time=3.0)) == [Finish("stopped", "SIGTERM", 143)]
+    assert kinds(one.signal_received(2.0, signal=15)) == [EndProcesses]
+    assert one.processes_ended(3.0) == [Finish("stopped", "SIGTERM", 143)]
 
 
 FAILED_FIRST = "a request asked for a stop, but it failed before its checkpoint was made"
@@ -309,61 +289,55 @@ FAILED_FIRST = "a request asked for a stop, but it failed before its checkpoint 
 @pytest.mark.parametrize("hangs", [False, True])
 def test_a_failure_while_a_user_waits_for_it_to_stop_ends_it(hangs):
     one = started()
-    assert one.on(StopRequested(time=1.0)) == []
-    event = (
-        LaunchHung(time=2.0, failure=failed())
-        if hangs
-        else LaunchExited(time=2.0, failure=failed())
-    )
-    assert kinds(one.on(event)) == [WriteJournal, EndProcesses]
-    assert one.on(ProcessesEnded(time=3.0)) == [Finish("stopped", FAILED_FIRST, 4)]
+    assert one.stop_requested() == []
+    actions = (one.launch_hung if hangs else one.launch_exited)(2.0, failure=failed())
+    assert kinds(actions) == [WriteJournal, EndProcesses]
+    assert one.processes_ended(3.0) == [Finish("stopped", FAILED_FIRST, 4)]
 
 
 def test_one_that_fails_when_it_has_saved_for_a_user_has_done_what_was_asked():
     one = started()
-    one.on(StopRequested(time=1.0))
-    one.on(CheckpointDurable(time=2.0))
-    one.on(LaunchExited(time=3.0, failure=failed()))
-    assert one.on(ProcessesEnded(time=3.0)) == [Finish("stopped", "a request asked for a stop", 4)]
+    one.stop_requested()
+    one.checkpoint_durable(2.0)
+    assert fails(one, 3.0) == [Finish("stopped", "a request asked for a stop", 4)]
 
 
 def test_a_user_may_ask_it_to_stop_while_it_is_ended_or_waits():
     for ended in (False, True):
         one = started(backoff_seconds=60.0)
-        one.on(LaunchExited(time=1.0, failure=failed()))
-        actions = one.on(ProcessesEnded(time=2.0)) if ended else []
-        actions = one.on(StopRequested(time=3.0)) or one.on(ProcessesEnded(time=4.0))
+        one.launch_exited(1.0, failure=failed())
+        actions = one.processes_ended(2.0) if ended else []
+        actions = one.stop_requested() or one.processes_ended(4.0)
         assert actions == [Finish("stopped", FAILED_FIRST, 4)]
 
 
 def test_a_bad_gpu_does_not_outweigh_a_user_who_wants_it_to_stop():
     one = started()
-    one.on(StopRequested(time=1.0))
-    assert kinds(one.on(verdict(1))) == [WriteJournal, DropGpus, RequestCheckpoint, SetTimer]
-    one.on(CheckpointDurable(time=6.0))
-    one.on(LaunchExited(time=6.0))
-    assert one.on(ProcessesEnded(time=7.0)) == [Finish("stopped", "a request asked for a stop", 4)]
+    one.stop_requested()
+    assert kinds(verdict(one, 1)) == [WriteJournal, DropGpus, RequestCheckpoint, SetTimer]
+    one.checkpoint_durable(6.0)
+    one.launch_exited(6.0)
+    assert one.processes_ended(7.0) == [Finish("stopped", "a request asked for a stop", 4)]
 
 
 def test_a_rank_whose_gpu_nothing_speaks_against_makes_no_node_suspect():
     one = core(pool={"a": (0, 1), "b": (0, 1)}, suspect_after=1)
-    one.on(SupervisorStarted(time=0.0))
-    one.on(ProcessesEnded(time=0.0))
-    one.on(LaunchExited(time=1.0, failure=failed(rank=0, node="a")))
-    assert kinds(one.on(ProcessesEnded(time=1.0))) == [WriteJournal, SetTimer]
+    one.supervisor_started()
+    one.processes_ended(0.0)
+    assert kinds(fails(one, 1.0, rank=0, node="a")) == [WriteJournal, SetTimer]
 
 
 def test_processes_that_stay_end_the_supervisor_rather_than_meet_a_second_launch():
     one = started()
-    one.on(LaunchExited(time=1.0, failure=failed()))
-    (finish,) = one.on(ProcessesEnded(time=2.0, left=1))
+    one.launch_exited(1.0, failure=failed())
+    (finish,) = one.processes_ended(2.0, left=1)
     assert finish.outcome == "gave up"
 
 
 def test_finished_is_terminal():
     state = JournalState(launches=3, outcome="finished")
-    assert core(state=state).on(SupervisorStarted(time=0.0))[0].outcome == "finished"
-    assert kinds(core(state=state, again=True).on(SupervisorStarted(time=0.0))) == [EndProcesses]
+    assert core(state=state).supervisor_started()[0].outcome == "finished"
+    assert kinds(core(state=state, again=True).supervisor_started()) == [EndProcesses]
 
 
 @pytest.mark.parametrize(("name", "value"), [("max_restarts", -1), ("jitter", float("nan"))])
@@ -383,21 +357,26 @@ FAILURES = st.builds(
     gpu=st.none() | GPUS,
     node=st.sampled_from(["", "a", "b"]),
 )
+NO_TIME = st.none()
+#: Name of the event, its time where it has one, and its other arguments.
 EVENTS = st.one_of(
-    st.builds(ProcessesEnded, time=TIMES, left=st.sampled_from([0, 0, 0, 1]),
-              unreachable=st.sampled_from([(), (), (), ("a",), ("b",)])),
-    st.builds(LaunchExited, time=TIMES, failure=st.none() | FAILURES, stopped=st.booleans()),
-    st.builds(LaunchHung, time=TIMES, failure=FAILURES),
-    st.builds(GpuVerdictChanged, time=TIMES, gpu=GPUS,
-              level=st.sampled_from(["healthy", "risk", "fatal"]),
-              action=st.sampled_from(["none", "drain", "restart_application"]), words=st.just("w")),
-    st.builds(StepReached, time=TIMES, step=st.integers(0, 50), resumed=st.integers(0, 50)),
-    st.builds(CheckpointDurable, time=TIMES),
-    st.builds(CheckpointMade, time=TIMES, step=st.integers(0, 50)),
-    st.builds(StopRequested, time=TIMES),
-    st.builds(TimerFired, time=TIMES),
-    st.builds(CheckpointRequested, time=TIMES, source=st.just("alarm"), words=st.just("w")),
-    st.builds(SignalReceived, time=TIMES, signal=st.just(15)),
+    st.tuples(st.just(name), time, st.fixed_dictionaries(more)) for name, time, more in (
+        ("processes_ended", TIMES, {"left": st.sampled_from([0, 0, 0, 1]),
+                                    "unreachable": st.sampled_from([(), (), (), ("a",), ("b",)])}),
+        ("launch_exited", TIMES, {"failure": st.none() | FAILURES, "stopped": st.booleans()}),
+        ("launch_hung", TIMES, {"failure": FAILURES}),
+        ("gpu_verdict", TIMES, {
+            "gpu": GPUS, "level": st.sampled_from(["healthy", "risk", "fatal"]),
+            "action": st.sampled_from(["none", "drain", "restart_application"]),
+            "words": st.just("w")}),
+        ("step_reached", NO_TIME, {"step": st.integers(0, 50), "resumed": st.integers(0, 50)}),
+        ("checkpoint_durable", TIMES, {}),
+        ("checkpoint_made", NO_TIME, {"step": st.integers(0, 50)}),
+        ("stop_requested", NO_TIME, {}),
+        ("timer_fired", TIMES, {}),
+        ("checkpoint_requested", NO_TIME, {"source": st.just("alarm"), "words": st.just("w")}),
+        ("signal_received", TIMES, {"signal": st.just(15)}),
+    )
 )  # fmt: skip
 
 
@@ -411,21 +390,20 @@ def test_laws(steps, most, enough):
     alive, ending, over, wanted = False, False, False, False
     dropped, launches, in_a_row, best, best_before, newest = set(), 0, 0, 0, 0, -1
     time = 0.0
-    for event in [SupervisorStarted(time=0.0), *steps]:
-        time += event.time
-        event = type(event)(**{**vars(event), "time": time})
-        if isinstance(event, ProcessesEnded) and not ending:
+    for event, later, more in [("supervisor_started", None, {}), *steps]:
+        time += later or 0.0
+        if event == "processes_ended" and not ending:
             continue  # it is only sent where it was asked for
-        if isinstance(event, ProcessesEnded):
+        if event == "processes_ended":
             ending = alive = False
-        if isinstance(event, StepReached) and one.phase in ("running", "saving"):
-            best = max(best, event.step)
+        if event == "step_reached" and one.phase in ("running", "saving"):
+            best = max(best, more["step"])
             in_a_row = 0 if best - best_before >= enough else in_a_row
-        if isinstance(event, CheckpointMade) and not over:
-            in_a_row = 0 if event.step > newest else in_a_row
-            newest = max(newest, event.step)
-        wanted = wanted or isinstance(event, StopRequested)
-        for action in one.on(event):
+        if event == "checkpoint_made" and not over:
+            in_a_row = 0 if more["step"] > newest else in_a_row
+            newest = max(newest, more["step"])
+        wanted = wanted or event == "stop_requested"
+        for action in getattr(one, event)(*([] if later is None else [time]), **more):
             assert not over, "nothing is done when it is over"
             if isinstance(action, EndProcesses):
                 ending = True

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmetric.guard.supervisor.failure_class import is_lasting, with_disk_full_first
+from rmetric.guard.supervisor.launch_failure import is_lasting, with_disk_full_first
 
 COMMAND = ("torchrun", "train.py", "--data=/data/a.bin", "--config", "c.yaml")
 

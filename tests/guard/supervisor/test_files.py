@@ -1,22 +1,20 @@
 """Arbitrary JSON in every file that the supervisor reads: reported once, and nothing falls over."""
 
 import json
-import time
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rmetric.guard.layout import Layout
-from rmetric.guard.run_folder import FileRequest, Heartbeat, RunFolder
+from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.supervisor.allocation import Allocation
-from rmetric.guard.supervisor.journal import Journal, journal_state, read_journal
-from rmetric.guard.supervisor.journal_lines import console_line
+from rmetric.guard.supervisor.journal import Journal, console_line, journal_state, read_journal
 from rmetric.guard.supervisor.summary import summarise, to_markdown
 from rmetric.guard.supervisor.watch import HeartbeatTracker, Timeouts, VerdictDedup, words_of
-from rmetric.telemetry.lines import verdict_line
-from rmetric.telemetry.verdict import GpuVerdict
-from rmetric.telemetry.verdict_files import VerdictFiles
+from rmetric.telemetry.lines import GpuVerdict, verdict_line
+from rmetric.telemetry.sources import VerdictFiles
+from tests.guard.supervisor.test_parts import CONSOLE_LINES
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.text() | st.floats() | st.integers(-(10**30), 10**30)
@@ -74,25 +72,7 @@ def test_any_request_answer_and_layout_is_valid_or_ignored(
     assert folder.request().number == number > folder.answered()
 
 
-LINES = [
-    {"event": "supervisor", "token": "t" * 16, "gpus": {"": [0]}, "command": ["a"]},
-    {"event": "launch", "launch": 1, "gpus": {"": [0]}, "words": "DP1"},
-    {"event": "started", "launch": 1, "pids": {"": 7}},
-    {"event": "resumed", "launch": 1, "step": 0, "at": 10.0, "passed_over": 4},
-    {"event": "progress", "launch": 1, "step": 100, "at": 20.0},
-    {"event": "request", "number": 1, "source": "user", "words": "x", "stop": False},
-    {"event": "asked", "number": 1, "source": "user", "reason": "x", "stop": False},
-    {"event": "answered", "number": 1, "step": 9},
-    {"event": "verdict", "gpu": ["", 1], "level": "risk", "action": "watch", "words": "w"},
-    {"event": "failure", "launch": 1, "kind": "signal", "words": "w", "last_sign": 21.0,
-     "gpu": ["", 1], "checkpoint": 90},
-    {"event": "ended", "found": 1, "killed": 0, "left": 0, "unreachable": []},
-    {"event": "dropped", "gpus": [["", 1]], "words": "bad"},
-    {"event": "waiting", "seconds": 1.0},
-    {"event": "enough progress", "step": 3},
-    {"event": "not saved", "words": "x"},
-    {"event": "over", "outcome": "gave up", "words": "w", "checkpoint": 3},
-]  # fmt: skip
+LINES = [line for line, _ in CONSOLE_LINES]
 
 
 @example([{"time": 1.0, "event": "waiting"}])
@@ -110,14 +90,6 @@ def test_any_journal_of_an_earlier_supervisor_is_read(tmp_path_factory, entries)
     journal.write("over", outcome="finished", words="")
     journal.close()
     assert summarise(read_journal(path)).outcome == "finished"
-
-
-@pytest.mark.parametrize("line", LINES, ids=lambda line: line["event"])
-def test_the_lines_of_the_supervisor_are_valid(tmp_path, line):
-    journal = Journal(tmp_path / "j")
-    journal.write(**line)
-    journal.close()
-    assert [read["event"] for read in read_journal(tmp_path / "j")] == [line["event"]]
 
 
 @given(st.lists(like(json.loads(verdict_line(GpuVerdict(gpu=1, time=5.0, level="risk"))))))
@@ -152,14 +124,3 @@ def test_an_invalid_file_is_reported_once_until_it_changes(tmp_path, content):
     assert len(folder.take_problems()) == 1
     folder.beat(0, 4)
     assert (folder.beats()[0].step, folder.take_problems()) == (4, [])
-
-
-def test_what_is_written_is_read_back(tmp_path):
-    folder = RunFolder(tmp_path)
-    folder.beat(2, 3, "saving", every=1.0, problem="x")
-    assert isinstance(folder.beats()[2], Heartbeat)
-    assert folder.beats()[2].time <= time.time()
-    folder.ask("user", "why", stop=True)
-    assert folder.request() == FileRequest(number=1, source="user", reason="why", stop=True)
-    folder.set_layout(Layout(data=3))
-    assert folder.layout() == Layout(data=3)

@@ -11,8 +11,12 @@ import pytest
 from rmetric.guard.layout import Layout
 from rmetric.guard.run_folder import LAUNCH_VARIABLE, Heartbeat
 from rmetric.guard.supervisor.allocation import Allocation
-from rmetric.guard.supervisor.launch_failure import explain_hang
-from rmetric.guard.supervisor.process_states import ProcessState, odd_one_out, read_states
+from rmetric.guard.supervisor.launch_failure import (
+    ProcessState,
+    explain_hang,
+    odd_one_out,
+    read_states,
+)
 
 THREE = Allocation(gpus={"": (0, 1, 2)}, layout=Layout(data=3))
 WAITS = {"state": "S", "waits_in": "futex_do_wait"}

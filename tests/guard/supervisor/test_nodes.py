@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ pytest.importorskip("torch")
 
 from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.supervisor import processes
-from rmetric.guard.supervisor.journal import read_journal
+from tests.guard.supervisor import lines, until
 
 SMALL = str(Path(__file__).with_name("small_workers.py"))
 #: Both are this machine; the first is where the others meet.
@@ -35,18 +34,6 @@ def supervised(start, folder, *options, steps=60):
         stderr=subprocess.PIPE,
         text=True,
     )  # fmt: skip
-
-
-def lines(folder, event):
-    return [line for line in read_journal(RunFolder(folder).journal) if line["event"] == event]
-
-
-def until(condition, process):
-    end = time.monotonic() + 120.0
-    while not condition():
-        assert process.poll() is None, process.stderr.read()
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.05)
 
 
 def trains(folder, launch):

@@ -15,11 +15,16 @@ pytest.importorskip("torch")
 
 from rmetric.guard.layout import Layout
 from rmetric.guard.run_folder import LAUNCH_VARIABLE, RunFolder
-from rmetric.guard.supervisor import processes, warm_spare
+from rmetric.guard.supervisor import launch_processes, processes
 from rmetric.guard.supervisor.allocation import Allocation
-from rmetric.guard.supervisor.journal import read_journal
-from rmetric.guard.supervisor.launch_processes import Program, launcher_end
-from rmetric.guard.supervisor.warm_spare import THREADS, WarmSpare, interpreter_of
+from rmetric.guard.supervisor.launch_processes import (
+    THREADS,
+    Program,
+    WarmSpare,
+    interpreter_of,
+    launcher_end,
+)
+from tests.guard.supervisor import lines, until
 
 pytestmark = pytest.mark.slow
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
@@ -120,7 +125,7 @@ def test_a_preload_that_fails_is_reported_and_no_launch_depends_on_it(folder, mo
 
 def test_a_safe_path_is_left_as_it_is(folder):
     done = subprocess.run(
-        [sys.executable, str(warm_spare.SCRIPT), "antigravity_of_the_test"],
+        [sys.executable, str(launch_processes.SCRIPT), "antigravity_of_the_test"],
         env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": str(folder / "path")},
         stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
     )  # fmt: skip
@@ -237,26 +242,17 @@ def test_a_restart_uses_the_spare_and_leaves_no_process(tmp_path, options):
     )  # fmt: skip
     folder = RunFolder(tmp_path)
 
-    def lines(event):
-        return [line for line in read_journal(folder.journal) if line["event"] == event]
-
-    def until(condition):
-        end = time.monotonic() + 120.0
-        while not condition():
-            assert process.poll() is None
-            assert time.monotonic() < end
-            time.sleep(0.05)
-
     try:
-        until(lambda: (log := folder.logs / "spare.log").exists() and "ready" in log.read_text())
+        spare = folder.logs / "spare.log"
+        until(lambda: spare.exists() and "ready" in spare.read_text(), process)
         os.kill(folder.beats()[1].pid, signal.SIGKILL)
-        until(lambda: len(lines("resumed")) == 2)
-        assert [line["warm"] for line in lines("started")] == [False, True]
-        (failure,) = lines("failure")
+        until(lambda: len(lines(tmp_path, "resumed")) == 2, process)
+        assert [line["warm"] for line in lines(tmp_path, "started")] == [False, True]
+        (failure,) = lines(tmp_path, "failure")
         assert failure["words"].startswith("rank 1 was killed by SIGKILL")
-        ended = lines("ended")[1]
+        ended = lines(tmp_path, "ended")[1]
         assert ended["left"] == 0
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)
-    assert not processes.of_launches(lines("supervisor")[0]["token"])
+    assert not processes.of_launches(lines(tmp_path, "supervisor")[0]["token"])

@@ -265,10 +265,6 @@ def test_without_javascript_alarms_notes_and_settings_are_there():
         assert words in text
 
 
-def test_the_same_run_gives_the_same_text(judging):
-    assert page(eventful_run(), judging) == page(eventful_run(), judging)
-
-
 # What it draws
 
 
@@ -498,10 +494,6 @@ def test_silence_beside_a_verdict_is_explained():
     text = Found(page(run, "calibrated")).text
     assert "OVERFITTING" in text
     assert "none; it watches for a loss that breaks away, not for overfitting" in text
-
-
-def test_the_hint_makes_sense_without_a_mouse():
-    assert "point at a chart or tap it" in Found(page(course())).text
 
 
 def test_reinforcement_learning_shows_its_reward_first_with_the_onset():
