@@ -219,47 +219,8 @@ def _part_of(file: FilePass) -> Part:
         )
         return found
 
-    def stream_part(one: LogStream) -> StreamPart:
-        counts = {at: count for at, count in one.counts.items() if count}
-        matches = [
-            Match(
-                signature=id,
-                stream=one.key,
-                traits=file.analyser.library[id].traits,
-                count=found.count,
-                first=entry(found.first),
-                last=entry(found.last),
-                events={number[at] for at in found.templates},
-                named=found.named,
-            )
-            for id, found in one.found.items()
-        ]
-        counter = max(one.counters.values(), key=attrgetter("lines"), default=None)
-        head = [entry(raw) for raw in one.head]
-        stream = JobStream(
-            name=one.key,
-            files={file.source.name},
-            entries=sum(counts.values()),
-            first_time=next((each.time for each in head if each.time is not None), None),
-            head=head,
-            steps=one.steps,
-            last_step=one.step,
-            counts_samples=file.watch.counts_samples(one.key),
-            last_step_at=None if one.last_step_at is None else entry(one.last_step_at),
-            longest_pause=counter.longest_pause if counter else 0.0,
-            stage=one.stage,
-            stacks=[entry(raw) for raw in one.stacks],
-        )
-        stream.tail.extend(map(entry, one.tail))
-        late = [*stream.tail, *(match.last for match in matches), stream.last_step_at]
-        times = [(each.order, each.time) for each in late if each and each.time is not None]
-        stream.last_time = max(times)[1] if times else stream.first_time
-        stages = [(stage, entry(raw)) for stage, raw in one.stages]
-        unlike: Any = odd.get(one.key)
-        unlike = unlike and replace(unlike, place=entry(unlike.place))
-        return StreamPart(one.prefix, stream, counts, stages, matches, unlike)
-
-    parts, names = list(map(stream_part, streams)), {at: of for of, at in file.template_of.items()}
+    parts = [_stream_part(file, one, number, entry, odd.get(one.key)) for one in streams]
+    names = {at: of for of, at in file.template_of.items()}
     templates = {}
     for at in used:
         (cls, text), first, last = names[at], file.first[at], file.last[at]
@@ -277,3 +238,49 @@ def _part_of(file: FilePass) -> Part:
         lines=file.number + 1 - file.first_line,
         entries=list(entries.values()),
     )
+
+
+def _stream_part(
+    file: FilePass,
+    one: LogStream,
+    number: Mapping[int, int],
+    entry: Callable[[RawEntry], Occurrence],
+    odd: Any,
+) -> StreamPart:
+    counts = {at: count for at, count in one.counts.items() if count}
+    matches = [
+        Match(
+            signature=id,
+            stream=one.key,
+            traits=file.analyser.library[id].traits,
+            count=found.count,
+            first=entry(found.first),
+            last=entry(found.last),
+            events={number[at] for at in found.templates},
+            named=found.named,
+        )
+        for id, found in one.found.items()
+    ]
+    counter = max(one.counters.values(), key=attrgetter("lines"), default=None)
+    head = [entry(raw) for raw in one.head]
+    stream = JobStream(
+        name=one.key,
+        files={file.source.name},
+        entries=sum(counts.values()),
+        first_time=next((each.time for each in head if each.time is not None), None),
+        head=head,
+        steps=one.steps,
+        last_step=one.step,
+        counts_samples=file.watch.counts_samples(one.key),
+        last_step_at=None if one.last_step_at is None else entry(one.last_step_at),
+        longest_pause=counter.longest_pause if counter else 0.0,
+        stage=one.stage,
+        stacks=[entry(raw) for raw in one.stacks],
+    )
+    stream.tail.extend(map(entry, one.tail))
+    late = [*stream.tail, *(match.last for match in matches), stream.last_step_at]
+    times = [(each.order, each.time) for each in late if each and each.time is not None]
+    stream.last_time = max(times)[1] if times else stream.first_time
+    stages = [(stage, entry(raw)) for stage, raw in one.stages]
+    unlike = odd and replace(odd, place=entry(odd.place))
+    return StreamPart(one.prefix, stream, counts, stages, matches, unlike)

@@ -262,13 +262,17 @@ def _not_entered(group: str, key: str, dumps: Mapping[int, Dump]) -> Iterator[tu
             yield rank, Accused("other operation", said, waiting)
         wait = "waits" if len(waiting) == 1 else "wait"
         for rank in missing:
-            last = entered[rank]
-            where = f"its last is #{last}" if last >= 0 else "it entered none of this group"
-            if known := dumps[rank].groups.get(group, {}).get(last):
-                where += f", {known.words}" + ("" if known.done else ", not ended")
+            where = _last_of(dumps[rank].groups.get(group, {}), entered[rank])
             said = f"never entered {example.words}, {what}, in which {many} {wait}: {where}"
             yield rank, Accused("not entered", said, waiting)
         return
+
+
+def _last_of(own: Mapping[int, Collective], last: int) -> str:
+    where = f"its last is #{last}" if last >= 0 else "it entered none of this group"
+    if known := own.get(last):
+        where += f", {known.words}" + ("" if known.done else ", not ended")
+    return where
 
 
 def _differing(here: Mapping[int, Collective]) -> tuple[Collective, dict[int, str]]:

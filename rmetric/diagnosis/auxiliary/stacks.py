@@ -175,39 +175,39 @@ def _from_first(head: bytes) -> list[str]:
     return []
 
 
+def _begun(file: str, node: str | None, pid: str, above: Sequence[str], command: str = "") -> Stack:
+    """A stack with what its command, or the lines above it, state; its frames follow."""
+    stated = "\n".join(above)
+    ranks = _RANK_OF_COMMAND.findall(command) or _RANK_ABOVE.findall(stated)[-1:]
+    local = _LOCAL_ABOVE.findall(stated)
+    return Stack(
+        file=file,
+        frames=(),
+        rank=int(ranks[0]) if ranks else None,
+        local_rank=int(local[-1]) if local else None,
+        node=node,
+        pid=int(pid) if pid.isdigit() else None,
+        above="\n".join(above[-MAX_ABOVE:]),
+    )
+
+
 def read_stacks(text: str, name: str, rank: int | None, node: str | None = None) -> list[Stack]:
     """The main threads of a file's processes, without workers that read data for them."""
     found: list[Stack] = []
     above: list[str] = []
     main = False
 
-    def begin(pid: str, command: str) -> None:
-        """A stack with what its command, or the lines above it, state; its frames follow."""
-        stated = "\n".join(above)
-        ranks = _RANK_OF_COMMAND.findall(command) or _RANK_ABOVE.findall(stated)[-1:]
-        local = _LOCAL_ABOVE.findall(stated)
-        found.append(
-            Stack(
-                file=name,
-                frames=(),
-                rank=int(ranks[0]) if ranks else None,
-                local_rank=int(local[-1]) if local else None,
-                node=node,
-                pid=int(pid) if pid.isdigit() else None,
-                above="\n".join(above[-MAX_ABOVE:]),
-            )
-        )
-
     for line in text.splitlines():
         if before := _BEFORE.match(line):
             node, line = before["host"] or node, line[before.end() :]
         if process := _PROCESS.match(line):
-            begin(process["pid"], process["command"])
+            found.append(_begun(name, node, process["pid"], above, process["command"]))
             main = True
         elif thread := _THREAD.match(line):
             of_main, number = thread["name"] == "MainThread", thread["id"]
             if not found or (of_main and found[-1].frames and number != str(found[-1].pid)):
-                begin(number, "")  # of a process whose own line was left out
+                # Of a process whose own line was left out.
+                found.append(_begun(name, node, number, above))
             if of_main:
                 found[-1].frames = ()
             main = not found[-1].frames
