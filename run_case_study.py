@@ -32,7 +32,14 @@ from rmetric._util.interrupt import ends_at_once
 with ends_at_once():
     from studies.case_study.faults import Fault, faults_of
     from studies.case_study.options import parse_arguments, settings_of
-    from studies.case_study.settings import IGNORED, TINY, CannotWrite, CaseStudyError, Settings
+    from studies.case_study.settings import (
+        FAULT,
+        IGNORED,
+        TINY,
+        CannotWrite,
+        CaseStudyError,
+        Settings,
+    )
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,10 +87,10 @@ def case_study(settings: Settings, arguments: Namespace, began: float) -> Folder
 
     from studies.case_study.bundled import sources_of
     from studies.case_study.data import load_data
-    from studies.case_study.folder import Checkpoints, Folder, default_folder, identity, provenance
+    from studies.case_study.folder import Checkpoints, Folder, identity, provenance
     from studies.case_study.models import check_packages, check_weights, load_model
-    from studies.case_study.plan import chosen_device, device_named
-    from studies.case_study.plan_text import print_plan, quiet
+    from studies.case_study.plan import device_named, find_device
+    from studies.case_study.preparation import print_plan, quiet
     from studies.case_study.report import write_report
     from studies.case_study.twins import Twins
 
@@ -95,17 +102,19 @@ def case_study(settings: Settings, arguments: Namespace, began: float) -> Folder
     control = not arguments.no_control
     device = (
         device_named(arguments.plan) if arguments.plan
-        else chosen_device(arguments.device, float16=arguments.float16)
+        else find_device(arguments.device, float16=arguments.float16)
     )  # fmt: skip
     if settings.model == TINY:
         torch.set_num_threads(1)  # more gain nothing here, and sum in another order
     with quiet(), sources_of(settings) as sources:
         if arguments.plan is None:
-            folder = Folder(arguments.out or default_folder(device, settings))
-            folder.check_free(resume=arguments.resume)
+            # Here, not in results/, which keeps what was published.
+            labels = "".join(f"_{one.label.lower()}" for one in faults)
+            name = f"case_study_{device.slug}{'' if settings.fault == FAULT else labels}"
+            folder = Folder(arguments.out or Path(name), resume=arguments.resume)
         config, plan = print_plan(
             settings, sources, device, arguments.method, trained, control=control,
-            checkpoint_every=every, search=not arguments.plan,
+            checkpoints=every > 0, search=not arguments.plan,
         )  # fmt: skip
         if arguments.plan is not None:
             return None
@@ -113,14 +122,14 @@ def case_study(settings: Settings, arguments: Namespace, began: float) -> Folder
         if not settings.random_weights:
             check_weights(sources.model)
         checkpoints = Checkpoints(folder.path / "checkpoints" if every else None)
-        checkpoints.check_room(3 * plan.memory.gradients, number=2)
+        checkpoints.check_room(plan.state_bytes, number=2)
         data = load_data(settings, config, sources)
         folder.claim(identity(settings, plan, faults, data))
         folder.summary |= provenance(device, plan)
         started = time.perf_counter()
         load = partial(load_model, sources.model, config, plan.recipe, settings)
         twins = Twins(settings, plan.recipe, data, load, train, folder, checkpoints, every)
-        twins.run([None] * control + trained)
+        twins.run([*[None] * control, *trained])
     ended = time.perf_counter()
     write_report(folder)
     folder.summary["seconds"] = {
@@ -153,7 +162,7 @@ def train(
     from rmetric.metric import RMetricConfig
     from rmetric.monitor.config import MonitorConfig
     from rmetric.monitor.monitor import Monitor
-    from studies.case_study.hardware import readings_of
+    from studies.case_study.twins import readings_of
 
     weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
     optimizer = torch.optim.AdamW(
@@ -168,7 +177,7 @@ def train(
         optimizer, partial(settings.share_of_rate, first=run.step + 1)
     )
     # The fault's hooks come before the monitor's, which must see what it has done.
-    struck = weights.values() if fault is not None and fault.strikes_gradients else ()
+    struck = weights.values() if fault is not None and fault.kind.gradient else ()
     hooks = [p.register_hook(partial(run.strike, number)) for number, p in enumerate(struck)]
     if monitored:
         # The settings of the paper's case study: each worker is measured at each step.
@@ -254,7 +263,8 @@ class Training:
                 chance = self.settings.generator(self.step, 0)
                 with torch.no_grad():
                     fault.state(self.model, self.optimizer, chance)
-        loss, workers = 0.0, self.settings.micro_batches
+        loss: Any = 0.0
+        workers = self.settings.micro_batches
         for self.worker in range(workers):
             number = (self.step - 1) * workers + self.worker
             batch = self.data.training.batch(number, self.settings.micro_batch_size)

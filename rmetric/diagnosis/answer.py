@@ -11,9 +11,10 @@ import msgspec
 
 from rmetric.diagnosis.clock import Ordering
 from rmetric.diagnosis.evidence import Scene
+from rmetric.diagnosis.evidence.peers import Unusual, unusual
 from rmetric.diagnosis.facts.job import Job, Occurrence
 from rmetric.diagnosis.faults import LOSS, Fault
-from rmetric.diagnosis.hypotheses import HEALTHY, Hypothesis, early_stop
+from rmetric.diagnosis.hypotheses import HEALTHY, Hypothesis, early_stop, named
 from rmetric.diagnosis.inferred import HUNG, NOT_FINITE, inferred_causes
 from rmetric.diagnosis.library.load import SPECIFIC
 from rmetric.diagnosis.model import Model, reasons
@@ -21,16 +22,12 @@ from rmetric.diagnosis.report.evidence import MAX_EVENTS, how_often, of_causes, 
 from rmetric.diagnosis.report.frames import raised
 from rmetric.diagnosis.result import FOLLOWS, LIKELY, Candidate, Diagnosis, Evidence, Suspect
 from rmetric.diagnosis.stage import stage_of_failure
-from rmetric.diagnosis.suspects import named
-from rmetric.diagnosis.unusual import Unusual, unusual
 
 MAX_CANDIDATES = 5
 #: A symptom or an echo of a signature of less confidence names no cause.
 NAMES_A_CAUSE = 0.4
 #: Least confidence of an answer.
 MIN_CONFIDENCE = 0.05
-#: Entries of a stream that are its end.
-NUM_FINAL_ENTRIES = 3
 #: An ending follows the last step within so many seconds, or times the longest pause of steps.
 MAX_SECONDS_WITHOUT_STEP = 120.0
 MAX_PAUSES_WITHOUT_STEP = 5.0
@@ -48,7 +45,6 @@ JOB_ENDED_HINT = (
 #: Feature -> what it says of an answer that it carries.
 BECAUSE = {
     "confidence": "the line states it plainly",
-    "survived": "the training did not go on after it",
     "consequence": "it follows from no other fault",
     "of few": "few ranks log it",
     "explains": "other faults follow from it",
@@ -78,8 +74,8 @@ class Weighed:
 
     @cached_property
     def faults(self) -> list[Fault]:
-        """Known faults that were not survived, the likeliest first."""
-        return [one.fault for one, _ in self.hypotheses if one.fault and not one.fault.survived]
+        """Known faults, the likeliest first."""
+        return [one.fault for one, _ in self.hypotheses if one.fault]
 
     @cached_property
     def unusual(self) -> Unusual:
@@ -178,15 +174,10 @@ class Weighed:
 
     def _unclear(self, lead: Fault) -> Diagnosis:
         """A fault that does not explain the failure; the candidates and its entry are shown."""
-        # Most streams end with a matched event among their last entries.
-        bad, streams = self.scene.matched_events, self.job.streams.values()
-        ends = ({entry.event for entry in [*one.tail][-NUM_FINAL_ENTRIES:]} for one in streams)
-        ends_badly = sum(not bad.isdisjoint(each) for each in ends) > len(streams) / 2
-        sure = ends_badly or self.scene.known.lacks_its_end(self.job)
         return self._result(
             kind="no cause",
             strength=lead.confidence,
-            outcome="failed" if sure else "unknown",
+            outcome="failed" if self.scene.known.lacks_its_end(self.job) else "unknown",
             title=f"Cause unknown. Closest match: {lead.signature.title}",
             why=how_often(lead, self.job),
             place=lead.first,
@@ -273,8 +264,6 @@ class Weighed:
         found = []
         for one, share in others[:MAX_CANDIDATES]:
             part = (1.0 - confidence) * share / left
-            if one.fault and one.fault.survived:
-                continue
             if one.fault is not None:
                 title, follows = one.fault.signature.title, one.fault.follows
                 if one.group == "ending" and self.hypotheses[0][0].group == "inferred":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from calendar import isleap
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -20,7 +20,6 @@ from operator import attrgetter
 from statistics import median, median_low
 
 from rmetric.diagnosis.facts.job import Job, JobStream, Match, Occurrence, span_of
-from rmetric.diagnosis.reading.file_names import is_kernel_log
 from rmetric.diagnosis.reading.timestamps import NO_YEAR, without_year
 
 #: Largest difference of corrected times, in seconds, within one moment; entries of one file are
@@ -42,22 +41,17 @@ MAX_SPREAD_SECONDS = 2.0
 MAX_SPREAD_SHARE = 0.2
 #: Smaller offsets, in seconds, are ignored: ranks run at slightly different paces.
 MIN_OFFSET_SECONDS = 0.5
-#: Least offset, in seconds, from the begin alone: start times differ too.
-MIN_START_OFFSET_SECONDS = 900.0
+#: Files of the same ranks that are so many seconds apart have no common clock.
+MIN_OFFSET_OF_JOBS_SECONDS = 900.0
 #: Least offset, in seconds, that is reported.
 MIN_REPORTED_OFFSET_SECONDS = 60.0
 #: Times this many seconds apart have different zeros: boot time instead of 1970.
 OTHER_EPOCH_SECONDS = 10 * 365 * 86400.0
-#: Files this many seconds apart may belong to different jobs,
+#: Files this many seconds apart may belong to different jobs.
 MIN_JOB_GAP_SECONDS = 3600.0
-#: if they have fewer common moments.
-MIN_COMMON_MOMENTS = 2
 #: Seconds in which the ranks of its node end.
 MAX_AFTER_LOST_GPU_SECONDS = 120.0
 _HOUR = 3600.0
-
-#: An event, and the step of its entry; None before the first.
-_Key = tuple[int, int | None]
 
 
 # -- order
@@ -202,82 +196,41 @@ def may_be_time_zone(seconds: float) -> bool:
 def clock_offsets(job: Job) -> dict[str, float]:
     """Map each file to the seconds that its clock is ahead of the job's median; 0 is omitted.
 
-    By the median of its differences from the middle clock at the entries of steps that both
-    kept, if those differences agree; else by its begin, where files begin alike, and where only
-    a difference of `MIN_START_OFFSET_SECONDS` counts. Files of two jobs are compared by what
-    tells of time zones alone.
+    By the median of its differences from the middle clock at the entries of steps that both kept,
+    if those differences agree. Files of two jobs are compared by what tells of time zones alone.
     """
     if len(job.spans) < 2:
         return {}
-    if two_jobs(job, MIN_START_OFFSET_SECONDS) is not None:
-        return dict(_by_zones(job))
-    at_steps, at_start = _apart(_step_moments(job)), _apart(_starts(job))
     found = {}
-    for name in job.spans:
-        offset = _agreed(at_steps.get(name, []))
-        if offset is None:
-            offset = _agreed(at_start.get(name, [])) or 0.0
-            if not MIN_START_OFFSET_SECONDS <= abs(offset) < OTHER_EPOCH_SECONDS:
-                continue
-        if abs(offset) >= MIN_OFFSET_SECONDS:
-            found[name] = round(offset, 3)
+    if two_jobs(job, MIN_OFFSET_OF_JOBS_SECONDS) is None:
+        for name, differences in _apart_at_steps(job).items():
+            offset = _agreed(differences) or 0.0
+            if abs(offset) >= MIN_OFFSET_SECONDS:
+                found[name] = round(offset, 3)
     return found | dict(_by_zones(job))
 
 
-def _apart(moments: Mapping[str, Mapping[_Key, float]]) -> dict[str, list[float]]:
-    """File -> seconds by which its clock is ahead of the one in the middle at each moment."""
-    times: dict[_Key, list[float]] = defaultdict(list)
-    for kept in moments.values():
-        for key, time in kept.items():
-            times[key].append(time)
-    usual = {key: median_low(all_of) for key, all_of in times.items() if len(all_of) > 1}
-    return {
-        name: [time - usual[key] for key, time in kept.items() if key in usual]
-        for name, kept in moments.items()
-    }
+def _apart_at_steps(job: Job) -> dict[str, list[float]]:
+    """File -> seconds by which its clock is ahead of the one in the middle at each moment.
 
-
-def _step_moments(job: Job) -> dict[str, dict[_Key, float]]:
-    entries: dict[str, list[Occurrence]] = defaultdict(list)
+    A moment is the first entry of a kind at a step.
+    """
+    moments: dict[tuple[int, int], dict[str, float]] = defaultdict(dict)
     for stream in job.streams.values():
         for one in (*stream.head, *stream.tail, stream.last_step_at):
-            if one is not None and one.step is not None:
-                entries[one.file].append(one)
-    return {name: _moments(all_of) for name, all_of in entries.items()}
-
-
-def _starts(job: Job) -> dict[str, dict[_Key, float]]:
-    """File -> its begin, as the moment of the first kind of entry that other files begin with too.
-
-    Only such files, as ranks write them, begin together. Machines' own logs do not.
-    """
-    begins: dict[str, list[int]] = defaultdict(list)
-    for stream in job.streams.values():
-        for one in stream.head:
-            begins[one.file].append(one.event)
-    often = Counter(event for events in begins.values() for event in set(events))
-    found: dict[str, dict[_Key, float]] = {}
-    for name, events in begins.items():
-        first = next((event for event in events if often[event] > 1), None)
-        if first is not None and name in job.spans and not is_kernel_log(name):
-            found[name] = {(first, None): job.spans[name][0]}
-    return found
-
-
-def _moments(entries: Iterable[Occurrence]) -> dict[_Key, float]:
-    """The first time of each kind of entry at each step."""
-    found: dict[_Key, float] = {}
-    for one in entries:
-        if one.time is not None:
-            key = (one.event, one.step)
-            found[key] = min(one.time, found.get(key, one.time))
+            if one is not None and one.step is not None and one.time is not None:
+                times = moments[one.event, one.step]
+                times[one.file] = min(one.time, times.get(one.file, one.time))
+    found: dict[str, list[float]] = defaultdict(list)
+    for times in moments.values():
+        usual = median_low(times.values())
+        for name, time in times.items() if len(times) > 1 else ():
+            found[name].append(time - usual)
     return found
 
 
 def _agreed(differences: Sequence[float]) -> float | None:
     """Their median; None where they do not agree."""
-    if not differences:
-        return None
     middle = median(differences)
     most = max(MAX_SPREAD_SECONDS, MAX_SPREAD_SHARE * abs(middle))
     return middle if median(abs(one - middle) for one in differences) <= most else None
@@ -371,7 +324,7 @@ def two_jobs(job: Job, apart: float = MIN_JOB_GAP_SECONDS) -> tuple[str, str] | 
     """The files of two jobs, the last of the first and the first of the second; None of one job.
 
     There is time between them. They are of one job, with clocks that differ, only if different
-    ranks or nodes write them, and if their entries of one moment agree.
+    ranks or nodes of it write them.
     """
     # Seconds since boot, and times without a year, cannot be compared with others.
     dated = {name: span for name, span in job.spans.items() if min(span) >= NO_YEAR[1]}
@@ -388,23 +341,10 @@ def two_jobs(job: Job, apart: float = MIN_JOB_GAP_SECONDS) -> tuple[str, str] | 
 
 
 def _one_job(job: Job, early: set[str], late: set[str]) -> bool:
-    """Return True if early and late files belong to one job."""
+    """True if different ranks or nodes, no more than the job has, write early and late files."""
     seated = [one for one in job.streams.values() if one.rank is not None or one.node is not None]
-    before = {one.name: one for one in seated if one.files & early}
-    behind = {one.name: one for one in seated if one.files & late}
+    before = {one.name for one in seated if one.files & early}
+    behind = {one.name for one in seated if one.files & late}
     ranks = {one.rank for one in seated} - {None}
-    if before.keys() & behind.keys() or len(ranks) > (job.world_size or len(ranks)):
-        return False
-    earlier, later = _of_streams(before.values()), _of_streams(behind.values())
-    shared = earlier.keys() & later.keys()
-    # By common steps, or by common first entries where there are no steps.
-    steps = {key for key in shared if key[1] is not None}
-    by = [later[key] - earlier[key] for key in steps or shared]
-    if len(by) < MIN_COMMON_MOMENTS:
-        return False
-    middle = median(by)
-    return median(abs(one - middle) for one in by) <= MAX_SPREAD_SECONDS
-
-
-def _of_streams(streams: Iterable[JobStream]) -> dict[_Key, float]:
-    return _moments(entry for one in streams for entry in (*one.head, *one.tail))
+    fit = len(ranks) <= (job.world_size or len(ranks))
+    return bool(before and behind) and before.isdisjoint(behind) and fit

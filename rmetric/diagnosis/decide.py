@@ -2,7 +2,7 @@
 
 One pass over the logs builds a `Job` (ingest.py). `gathered` collects the known faults (faults/)
 and the evidence (evidence/), `weigh` ranks suspects and hypotheses by the fitted model
-(suspects.py, hypotheses.py, model.py), and answer.py says the likeliest one.
+(hypotheses.py, model.py), and answer.py says the likeliest one.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from rmetric.diagnosis.answer import Weighed
 from rmetric.diagnosis.clock import Ordering, clock_notes, clock_offsets
 from rmetric.diagnosis.evidence import Row, Scene, Switches, evidence
 from rmetric.diagnosis.facts.job import Job
-from rmetric.diagnosis.faults import Fault, ended_alone, find_faults
-from rmetric.diagnosis.hypotheses import hypotheses
+from rmetric.diagnosis.faults import ended_alone, find_faults
+from rmetric.diagnosis.hypotheses import hypotheses, suspects
 from rmetric.diagnosis.ingest import ingest_attempts
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.library.files import traits_of
 from rmetric.diagnosis.model import Model, probabilities, score
 from rmetric.diagnosis.pool import HealthyReference, Pool
 from rmetric.diagnosis.result import Attempt, Diagnosis
-from rmetric.diagnosis.suspects import suspects
 
 Paths = str | Path | Sequence[str | Path]
 
@@ -157,10 +156,9 @@ def decide(
 
 @dataclass(frozen=True, kw_only=True)
 class Gathered:
-    """A job, all its known faults, survived or not, and the evidence."""
+    """A job with its known faults, and the evidence."""
 
     scene: Scene
-    every: Sequence[Fault]
     rows: Sequence[Row]
 
 
@@ -177,26 +175,26 @@ def gathered(
     ordering = Ordering(job=job, offsets=offsets)
     signatures = {one.signature: library[one.signature] for one in job.matches.values()}
     alone = ended_alone(job, signatures)
-    every = find_faults(job, signatures, ordering, alone) if switches.library else []
+    faults = find_faults(job, signatures, ordering, alone) if switches.library else []
     siblings, pool = (siblings, pool) if switches.cross_job else ((), None)
     scene = Scene(
         job=job,
         ordering=ordering,
-        faults=[one for one in every if not one.survived],
-        alone=alone if every else frozenset(),
+        faults=faults,
+        alone=alone if faults else frozenset(),
         known=HealthyReference.of(job, siblings, pool),
         notes=tuple(clock_notes(offsets)),
         switches=switches,
         seed=seed,
     )
-    return Gathered(scene=scene, every=every, rows=list(evidence(scene)))
+    return Gathered(scene=scene, rows=list(evidence(scene)))
 
 
 def weigh(found: Gathered, model: Model) -> Weighed:
     """The suspects and hypotheses about a job in order, by the model."""
     scene, rows = found.scene, found.rows
     ranked = suspects(scene, rows, model.suspects)
-    each = hypotheses(scene, found.every, rows, ranked)
+    each = hypotheses(scene, rows, ranked)
     shares = probabilities([score(one.features, model.causes) for one in each])
     order = sorted(range(len(each)), key=lambda at: -round(shares[at], 6))
     return Weighed(

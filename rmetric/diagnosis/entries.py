@@ -11,9 +11,9 @@ from operator import itemgetter
 from typing import Any
 
 from rmetric.diagnosis.auxiliary.stacks import states_stack
-from rmetric.diagnosis.facts.graph import IdentityGraph
 from rmetric.diagnosis.facts.job import HEAD, TAIL
 from rmetric.diagnosis.facts.starts import KERNEL_LINE, StartMarks
+from rmetric.diagnosis.facts.world import IdentityGraph
 from rmetric.diagnosis.library.stages import next_stage
 from rmetric.diagnosis.log_stream import (
     LogLineForm,
@@ -102,7 +102,6 @@ class EntryPass:
         self.unmatched = 0
         for stream in self.streams.values():
             stream.begin_attempt()
-        self.marks.begin_attempt()
         self.first_line, self.line_before = self.number + 1, b""
         self.watch, self.graph = IterationWatch[RawEntry](), IdentityGraph(self.source.name)
         self.final_template: dict[int, int] = {}
@@ -118,7 +117,7 @@ class EntryPass:
             stream = self.streams[prefix] = LogStream(str(len(self.streams)), prefix)
         return stream
 
-    def _stream(self, line: bytes, form: LogLineForm) -> tuple[LogStream, int]:
+    def stream(self, line: bytes, form: LogLineForm) -> tuple[LogStream, int]:
         """The stream of a line, and the offset of its text."""
         if form.heads is None:
             return self.own, self.prefixes.start(line)
@@ -388,12 +387,6 @@ class EntryPass:
 
         if len(stream.head) < HEAD:
             stream.head += map(raw, range(min(HEAD - len(stream.head), number)))
-        for order in range(min(stream.fresh, number)):
-            if stream.first_time is not None:
-                break
-            entry = raw(order)
-            stream.first_time = self.shapes.time(entry[1], entry[7].shape)
-        stream.fresh = max(0, stream.fresh - number)
         stream.tail.extend(map(raw, range(max(0, number - TAIL), number)))
         first, last = self.first, self.last
         for template, order in dict(zip(templates, range(number), strict=True)).items():

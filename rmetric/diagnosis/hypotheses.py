@@ -1,20 +1,91 @@
-"""What may have ended a job: the known faults, inferred causes, or nothing.
-
-Each hypothesis has the features by which the model ranks it (model.py).
-"""
+"""Who may be at fault and what may have ended a job: suspects, hypotheses, their features."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import log, log1p
+from math import exp, log, log1p
 
 from rmetric.diagnosis.evidence.ranks import MAX_COMMON_SHARE
 from rmetric.diagnosis.evidence.row import Row, Scene, grouped, strongest
+from rmetric.diagnosis.facts.job import Job, JobStream
 from rmetric.diagnosis.faults import Fault
 from rmetric.diagnosis.inferred import HUNG
+from rmetric.diagnosis.model import Features, score
 from rmetric.diagnosis.reading.steps import planned_steps
-from rmetric.diagnosis.result import Suspect
+from rmetric.diagnosis.result import MAX_NODES, Suspect
+
+#: From this score on a suspect is named: it is likelier than that nobody is at fault.
+NAMED = 0.5
+#: Suspects that differ by less are as suspect.
+SAME_SCORE = 0.05
+#: That a target is nobody.
+NOBODY = ""
+
+
+def candidates(rows: Iterable[Row]) -> dict[str, dict[str, float]]:
+    """Target -> its features: the strongest row of each kind; `NOBODY` is one of the targets."""
+    found: dict[str, dict[str, float]] = {NOBODY: {"nobody": 1.0}}
+    for target, against in grouped(rows, "target").items():
+        found[target] = its = strongest(against)
+        if target.startswith("node "):
+            its["a node"] = 1.0
+        elif not target.startswith("rank "):
+            its["a file"] = 1.0
+    return found
+
+
+def suspects(scene: Scene, rows: Sequence[Row], weights: Features) -> tuple[Suspect, ...]:
+    """All streams with evidence, the most suspect first; `named` selects from them."""
+    features = candidates(rows)
+    scores = {target: score(its, weights) for target, its in features.items()}
+    innocent, node_of_all, found = scores[NOBODY], only_node(scene.job), []
+    for target, against in grouped(rows, "target").items():
+        its = {one.kind: one for one in against}
+        carried = sorted(its.values(), key=lambda one: -weights.get(one.kind, 0.0) * one.strength)
+        stream = scene.job.streams.get(target) or _without_logs(target)
+        found.append(
+            Suspect(
+                name=target,
+                rank=stream.rank,
+                node=scene.job.node_of(stream) or (None if stream.rank is None else node_of_all),
+                score=round(1.0 / (1.0 + exp(innocent - scores[target])), 3),
+                why="; ".join(one.words for one in carried[:3]),
+            )
+        )
+    return tuple(
+        sorted(found, key=lambda one: (-one.score, -1 if one.rank is None else one.rank, one.name))
+    )
+
+
+def _without_logs(target: str) -> JobStream:
+    """The stream of a rank or node without log lines."""
+    kind, _, rest = target.partition(" ")
+    rank = int(rest) if kind == "rank" and rest.isdigit() else None
+    return JobStream(name=target, rank=rank, node=rest if kind == "node" else None)
+
+
+def named(ranked: Sequence[Suspect]) -> tuple[Suspect, ...]:
+    """Those above the threshold, at most `MAX_NODES`; none where too many are as suspect.
+
+    The only rank on the first node, if it is one of them, stands before it: it names both.
+    """
+    over = [one for one in ranked if one.score >= NAMED]
+    if over and over[0].rank is None and over[0].node is not None:
+        on_it = [one for one in over[1:] if one.rank is not None and one.node == over[0].node]
+        if len(on_it) == 1:
+            over = on_it + [one for one in over if one is not on_it[0]]
+    if len(over) > MAX_NODES and over[0].score - over[MAX_NODES].score < SAME_SCORE:
+        return ()
+    return tuple(over[:MAX_NODES])
+
+
+def only_node(job: Job) -> str | None:
+    """The node of a job whose ranks are all on one."""
+    nodes = {one.node for one in job.streams.values()} - {None}
+    one = len(nodes) == 1 and (job.world_size or 0) <= (job.ranks_per_node or 0)
+    return nodes.pop() if one else None
+
 
 HEALTHY = "healthy"
 #: Share of the planned steps below which a log stops early.
@@ -42,17 +113,15 @@ class Hypothesis:
     rows: tuple[Row, ...] = ()
 
 
-def hypotheses(
-    scene: Scene, every: Sequence[Fault], rows: Sequence[Row], ranked: Sequence[Suspect]
-) -> list[Hypothesis]:
-    """All hypotheses about a job."""
+def hypotheses(scene: Scene, rows: Sequence[Row], ranked: Sequence[Suspect]) -> list[Hypothesis]:
+    """All hypotheses about a job; a fault that was survived is none."""
     suspected = {one.name: one.score for one in ranked}
     by_cause = grouped(rows, "hypothesis")
     beside = {
         "hang": float(HUNG in by_cause),
         "planned end": float(scene.job.succeeded is not None and not scene.alone),
     }
-    found = [_known(scene, fault, beside) for fault in every]
+    found = [_known(scene, fault, beside) for fault in scene.faults]
     for cause, its in by_cause.items():
         its.sort(key=lambda one: -suspected.get(one.target, 0.0))
         features = {cause: 1.0} | _in_context("inferred", beside) | strongest(its)
@@ -71,7 +140,6 @@ def _known(scene: Scene, fault: Fault, beside: Mapping[str, float]) -> Hypothesi
     features = {
         fault.role: 1.0,
         "confidence": log(sure / (1.0 - sure)),
-        "survived": float(fault.survived),
         "survivable": float(fault.signature.survivable),
         "consequence": float(bool(fault.follows)),
         "of few": float(len(fault.matches) <= few),

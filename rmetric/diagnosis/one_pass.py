@@ -17,9 +17,8 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from rmetric.diagnosis.entries import DIGITS, EntryPass
-from rmetric.diagnosis.facts.graph import IdentityGraph
 from rmetric.diagnosis.facts.job import Iteration, JobStream, Match, Occurrence
-from rmetric.diagnosis.facts.starts import Opening
+from rmetric.diagnosis.facts.world import IdentityGraph
 from rmetric.diagnosis.log_stream import LogLineForm, LogStream, RawEntry
 from rmetric.diagnosis.reading.joining import MAX_TEXT
 from rmetric.diagnosis.reading.prefixes import Prefix
@@ -30,7 +29,7 @@ from rmetric.diagnosis.reading.text import clean
 HALF_LINE = MAX_TEXT
 
 
-@dataclass(kw_only=True)
+@dataclass
 class StreamPart:
     """One stream within one file.
 
@@ -59,7 +58,7 @@ class Template(NamedTuple):
 
 @dataclass(kw_only=True)
 class Part:
-    """Content of one file.
+    """Content of one attempt in one file.
 
     Attributes:
         templates: by their number in this file.
@@ -86,35 +85,32 @@ class FilePass(EntryPass):
 
     def read(self) -> Part:
         """Read the whole file as one attempt."""
-        (part,) = self.read_attempts(starts=())
+        (part,) = self.read_attempts()
         return part
 
     def read_attempts(
         self,
         on_progress: Callable[[int], None] | None = None,
-        starts: Sequence[int] | None = None,
+        starts: Sequence[int] = (),
     ) -> list[Part]:
         """Read the whole file.
 
         Args:
             on_progress: receives the number of bytes of each block.
-            starts: first lines of the later attempts; None where its `Opening` recurs after
-                progress or a failure, which `starts_of(self.marks)` confirms or not.
+            starts: first lines of the later attempts, as `starts_of(self.marks)` finds them.
         """
-        found, opening = list[Part](), Opening()
+        found = list[Part]()
         for lines in self.source.chunks():
             if on_progress is not None:
                 on_progress(sum(map(len, lines)) + len(lines))
             lines = _shortened(lines)
             keys = b"\n".join(lines).translate(None, DIGITS).split(b"\n") if lines else []
             before, begin = self.number + 1, 0
-            known = [at - before for at in starts or () if 0 <= at - before < len(lines)]
-            for at in opening.places(keys) if starts is None else known:
+            for at in [at - before for at in starts if 0 <= at - before < len(lines)]:
                 self._take(lines[begin:at], keys[begin:at])
                 begin = at
-                if starts is not None or self.marks.under_way:
-                    found.append(self._finish())
-                    self._begin_attempt()
+                found.append(self._finish())
+                self._begin_attempt()
             self._take(lines[begin:], keys[begin:])
         return [*found, self._finish()]
 
@@ -123,7 +119,7 @@ class FilePass(EntryPass):
             if stream.open is not None:
                 self._close(stream)
             self._settle(stream)
-        return _PartBuilder(self).part()
+        return _part_of(self)
 
     def _take(self, lines: list[bytes], keys: list[bytes]) -> None:
         """Read the next lines; their keys are they without their digits."""
@@ -144,14 +140,14 @@ class FilePass(EntryPass):
                         stream = found
                         break
                 else:
-                    stream, start = self._stream(line, form)
+                    stream, start = self.stream(line, form)
             if (
                 form.plain
                 and not stream.slow
                 and ((stays := form.stays) is None or stream.stage in stays)
             ):
                 if form.marked:
-                    self._mark(number + at, form, stream)
+                    form.marked = self.marks.add(number + at, form.template, stream.number)
                 stream.templates.append(form.template)
                 stream.places.append(at)
             elif not form.blank:  # which changes nothing
@@ -172,7 +168,7 @@ class FilePass(EntryPass):
         if form.told:
             self._tell(number, line[start or self.prefixes.start(line) :], stream, form.facts)
         if form.marked:
-            self._mark(number, form, stream)
+            form.marked = self.marks.add(number, form.template, stream.number)
         step = form.step.find(line) if form.step is not None else None
         if step is not None:
             self._record_step(stream, number, line, form, step)
@@ -180,9 +176,6 @@ class FilePass(EntryPass):
         stream.places.append(at)
         if step is not None:
             stream.shown = len(stream.templates)
-
-    def _mark(self, number: int, form: LogLineForm, stream: LogStream) -> None:
-        form.marked = self.marks.add(number, form.template, stream.number)
 
 
 def _shortened(lines: list[bytes]) -> list[bytes]:
@@ -195,103 +188,92 @@ def _shortened(lines: list[bytes]) -> list[bytes]:
     ]
 
 
-class _PartBuilder:
-    def __init__(self, file: FilePass) -> None:
-        self.file = file
-        self.entries: dict[int, Occurrence] = {}
-        self.streams = [one for one in file.streams.values() if one.tail]
-        self.used = sorted({at for one in self.streams for at, n in one.counts.items() if n})
-        self.number = {at: at for at in self.used}
-        # A template that all its entries left when they had all their lines.
-        for before, after in file.final_template.items():
-            if before not in self.number and after in self.number:
-                self.number[before] = self.number[after]
+def _part_of(file: FilePass) -> Part:
+    """The part of a file that has been read to its end, or to that of an attempt."""
+    entries: dict[int, Occurrence] = {}
+    streams, odd = [one for one in file.streams.values() if one.tail], file.watch.first_odd()
+    used = sorted({at for one in streams for at, count in one.counts.items() if count})
+    number = {at: at for at in used}
+    # A template that all its entries left when they had all their lines.
+    for before, after in file.final_template.items():
+        if before not in number and after in number:
+            number[before] = number[after]
 
-    def part(self) -> Part:
-        file, odd = self.file, self.file.watch.first_odd()
-        return Part(
-            source=file.source,
-            streams=[self._stream(one, odd.get(one.key)) for one in self.streams],
-            templates=self._templates(),
-            graph=file.graph,
-            job_ids=file.job_ids,
-            succeeded=None if file.succeeded is None else self._entry(file.succeeded),
-            unmatched=file.unmatched,
-            first_line=file.first_line,
-            lines=file.number + 1 - file.first_line,
-            entries=list(self.entries.values()),
-        )
-
-    def _entry(self, raw: RawEntry) -> Occurrence:
+    def entry(raw: RawEntry) -> Occurrence:
         # The file keeps it, so that no other has its id.
-        entry = self.entries.get(id(raw))
-        if entry is not None:
-            return entry
-        number, line, template, stream, step, stage, text, form = raw
+        if (known := entries.get(id(raw))) is not None:
+            return known
+        order, line, template, stream, step, stage, text, form = raw
         if text is None:
-            text = clean(line[self.file._stream(line, form)[1] :])
-        entry = self.entries[id(raw)] = Occurrence(
-            file=self.file.source.name,
-            line=self.file.source.line(number),
+            text = clean(line[file.stream(line, form)[1] :])
+        found = entries[id(raw)] = Occurrence(
+            file=file.source.name,
+            line=file.source.line(order),
             stream=stream,
-            time=self.file.shapes.time(line, form.shape),
-            order=number,
-            event=self.number[template],
+            time=file.shapes.time(line, form.shape),
+            order=order,
+            event=number[template],
             text=text[:MAX_TEXT],
             step=step,
             stage=stage,
         )
-        return entry
+        return found
 
-    def _stream(self, one: LogStream, odd: Iteration[Any] | None) -> StreamPart:
+    def stream_part(one: LogStream) -> StreamPart:
         counts = {at: count for at, count in one.counts.items() if count}
         matches = [
             Match(
                 signature=id,
                 stream=one.key,
-                traits=self.file.analyser.library[id].traits,
+                traits=file.analyser.library[id].traits,
                 count=found.count,
-                first=self._entry(found.first),
-                last=self._entry(found.last),
-                events={self.number[at] for at in found.templates},
+                first=entry(found.first),
+                last=entry(found.last),
+                events={number[at] for at in found.templates},
                 named=found.named,
             )
             for id, found in one.found.items()
         ]
+        counter = max(one.counters.values(), key=attrgetter("lines"), default=None)
+        head = [entry(raw) for raw in one.head]
         stream = JobStream(
             name=one.key,
-            files={self.file.source.name},
+            files={file.source.name},
             entries=sum(counts.values()),
-            first_time=one.first_time,
-            head=[self._entry(raw) for raw in one.head],
+            first_time=next((each.time for each in head if each.time is not None), None),
+            head=head,
             steps=one.steps,
             last_step=one.step,
-            counts_samples=self.file.watch.counts_samples(one.key),
-            last_step_at=None if one.last_step_at is None else self._entry(one.last_step_at),
-            longest_pause=max(one.counters.values(), key=attrgetter("lines")).longest_pause
-            if one.counters
-            else 0.0,
+            counts_samples=file.watch.counts_samples(one.key),
+            last_step_at=None if one.last_step_at is None else entry(one.last_step_at),
+            longest_pause=counter.longest_pause if counter else 0.0,
             stage=one.stage,
-            stacks=[self._entry(raw) for raw in one.stacks],
+            stacks=[entry(raw) for raw in one.stacks],
         )
-        stream.tail.extend(map(self._entry, one.tail))
+        stream.tail.extend(map(entry, one.tail))
         late = [*stream.tail, *(match.last for match in matches), stream.last_step_at]
-        times = [(entry.order, entry.time) for entry in late if entry and entry.time is not None]
-        stream.last_time = max(times)[1] if times else one.first_time
-        return StreamPart(
-            prefix=one.prefix,
-            stream=stream,
-            counts=counts,
-            stages=[(stage, self._entry(raw)) for stage, raw in one.stages],
-            matches=matches,
-            odd_iteration=odd and replace(odd, place=self._entry(odd.place)),
-        )
+        times = [(each.order, each.time) for each in late if each and each.time is not None]
+        stream.last_time = max(times)[1] if times else stream.first_time
+        stages = [(stage, entry(raw)) for stage, raw in one.stages]
+        unlike: Any = odd.get(one.key)
+        unlike = unlike and replace(unlike, place=entry(unlike.place))
+        return StreamPart(one.prefix, stream, counts, stages, matches, unlike)
 
-    def _templates(self) -> dict[int, Template]:
-        names = {at: name for name, at in self.file.template_of.items()}
-        templates = {}
-        for at in self.used:
-            (cls, text), first, last = names[at], self.file.first[at], self.file.last[at]
-            assert first is not None and last is not None  # noqa: PT018
-            templates[at] = Template(text, cls, self._entry(first), self._entry(last))
-        return templates
+    parts, names = list(map(stream_part, streams)), {at: of for of, at in file.template_of.items()}
+    templates = {}
+    for at in used:
+        (cls, text), first, last = names[at], file.first[at], file.last[at]
+        assert first is not None and last is not None  # noqa: PT018
+        templates[at] = Template(text, cls, entry(first), entry(last))
+    return Part(
+        source=file.source,
+        streams=parts,
+        templates=templates,
+        graph=file.graph,
+        job_ids=file.job_ids,
+        succeeded=None if file.succeeded is None else entry(file.succeeded),
+        unmatched=file.unmatched,
+        first_line=file.first_line,
+        lines=file.number + 1 - file.first_line,
+        entries=list(entries.values()),
+    )

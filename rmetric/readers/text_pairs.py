@@ -214,8 +214,9 @@ def _cells(found: Words, names: Names, text: str) -> dict[str, Any]:
             taken["loss"] = None
     values: dict[str, Any] = {target: found.get(name) for target, name in taken.items() if name}
     # The text is no number where it is read, which gives an error with the line.
-    commas = {target: found.commas.get(taken[target] or "") for target in _DECIMALS}
-    values |= {target: text for target, text in commas.items() if text}
+    for target in _DECIMALS:
+        if words := found.commas.get(taken[target] or ""):
+            values[target] = words
     return {target: value for target, value in values.items() if value is not None}
 
 

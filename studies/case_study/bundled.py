@@ -67,22 +67,18 @@ def examples(count: int, seed: int = 0) -> Iterator[dict[str, str]]:
     """
     generator = np.random.default_rng(seed)
     for _ in range(count):
-        yield _example(generator)
-
-
-def _example(generator: np.random.Generator) -> dict[str, str]:
-    kept, condition = CHOICES[generator.integers(len(CHOICES))]
-    change, expression = CHANGES[generator.integers(len(CHANGES))]
-    result, form, end = RESULTS[generator.integers(len(RESULTS))]
-    name = LISTS[generator.integers(len(LISTS))]
-    asking = ASKING[generator.integers(len(ASKING))]
-    numbers = {"n": int(generator.integers(2, 100)), "m": int(generator.integers(2, 10))}
-    wanted = f"{result} of the {change}{kept} in {name}".format(**numbers)
-    code = form.format(expression.format(**numbers), name, condition.format(**numbers))
-    return {
-        "instruction": asking.format(wanted),
-        "output": f"def {end}_of_{name}({name}):\n    return {code}\n",
-    }
+        kept, condition = CHOICES[generator.integers(len(CHOICES))]
+        change, expression = CHANGES[generator.integers(len(CHANGES))]
+        result, form, end = RESULTS[generator.integers(len(RESULTS))]
+        name = LISTS[generator.integers(len(LISTS))]
+        asking = ASKING[generator.integers(len(ASKING))]
+        numbers = {"n": int(generator.integers(2, 100)), "m": int(generator.integers(2, 10))}
+        wanted = f"{result} of the {change}{kept} in {name}".format(**numbers)
+        code = form.format(expression.format(**numbers), name, condition.format(**numbers))
+        yield {
+            "instruction": asking.format(wanted),
+            "output": f"def {end}_of_{name}({name}):\n    return {code}\n",
+        }
 
 
 def write_examples(path: Path, count: int, seed: int = 0) -> None:
@@ -129,48 +125,33 @@ def sources_of(settings: Settings) -> Iterator[Sources]:
         model, dataset = settings.model, settings.dataset
         if model in (TINY, QWEN_3B):
             model = str(folder / "model")
-            write_model(Path(model), tiny=settings.model == TINY, seed=settings.seed)
+            byte_tokenizer().save_pretrained(model)
+            if settings.model == QWEN_3B:
+                qwen_3b().save_pretrained(model)
+            else:
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(settings.seed)
+                    Qwen2ForCausalLM(tiny_qwen()).save_pretrained(model)
         if dataset == BUNDLED:
             dataset = str(folder / "questions.jsonl")
             write_examples(Path(dataset), NUM_EXAMPLES, settings.seed)
         yield Sources(model, dataset)
 
 
-def write_model(folder: Path, *, tiny: bool, seed: int) -> None:
-    """A tiny model with its weights, or the large one's configuration; and a tokenizer."""
-    byte_tokenizer().save_pretrained(folder)
-    if tiny:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            Qwen2ForCausalLM(tiny_qwen()).save_pretrained(folder)
-    else:
-        qwen_3b().save_pretrained(folder)
-
-
 def tiny_qwen() -> Qwen2Config:
     """A hundred thousand weights, which any processor trains in a minute."""
-    return _qwen(257, 64, 160, layers=2, heads=4, max_position_embeddings=512)
+    return Qwen2Config(
+        vocab_size=257, hidden_size=64, intermediate_size=160, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
+        tie_word_embeddings=True,
+    )  # fmt: skip
 
 
 def qwen_3b() -> Qwen2Config:
     """The architecture of Qwen2.5-3B, for random weights where nothing can be downloaded."""
-    rope = {"rope_type": "default", "rope_theta": 1_000_000.0}
-    return _qwen(
-        151936, 2048, 11008, layers=36, heads=16, max_position_embeddings=32768,
-        rope_parameters=rope,
-    )  # fmt: skip
-
-
-def _qwen(
-    vocabulary: int, width: int, inner: int, *, layers: int, heads: int, **more: Any
-) -> Qwen2Config:
+    rope: Any = {"rope_type": "default", "rope_theta": 1_000_000.0}
     return Qwen2Config(
-        vocab_size=vocabulary,
-        hidden_size=width,
-        intermediate_size=inner,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-        **more,
-    )
+        vocab_size=151936, hidden_size=2048, intermediate_size=11008, num_hidden_layers=36,
+        num_attention_heads=16, num_key_value_heads=2, max_position_embeddings=32768,
+        tie_word_embeddings=True, rope_parameters=rope,
+    )  # fmt: skip

@@ -47,67 +47,58 @@ def _local(path: Path) -> Rows:
     files = [path] if path.is_file() else sorted(f for f in path.rglob("*") if f.suffix in READERS)
     if not files:
         raise CaseStudyError(f"--dataset {path}: no {', '.join(READERS)} file is in it")
-    return [row for file in files for row in _read(file)]
-
-
-def _read(path: Path) -> Rows:
-    read = READERS.get(path.suffix)
-    if read is None:
-        raise CaseStudyError(
-            f"--dataset {path}: {path.suffix or 'no suffix'} is not known; "
-            f"accepted are {', '.join(READERS)}"
-        )
-    try:
-        rows = read(path)
-    except (OSError, ValueError, csv.Error) as error:
-        raise CaseStudyError(f"--dataset {path}: {error}") from None
-    for number, row in enumerate(rows, start=1):
-        if not isinstance(row, dict):
-            raise CaseStudyError(
-                f"--dataset {path}, row {number}: found {row!r:.60}, and a row has named columns"
-            )
-    return rows
-
-
-def _json_lines(path: Path) -> Rows:
     rows = []
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                try:
-                    rows.append(json.loads(line))
-                except ValueError as error:
-                    raise ValueError(f"line {number} is no JSON ({error})") from None
+    for file in files:
+        if file.suffix not in READERS:
+            raise CaseStudyError(
+                f"--dataset {path}: {path.suffix or 'no suffix'} is not known; "
+                f"accepted are {', '.join(READERS)}"
+            )
+        try:
+            found = READERS[file.suffix](file)
+            for number, row in enumerate(found, start=1):
+                if not isinstance(row, dict):
+                    raise ValueError(
+                        f"row {number}: found {row!r:.60}, and a row has named columns"
+                    )
+        except (OSError, ValueError, csv.Error) as error:
+            raise CaseStudyError(f"--dataset {file}: {error}") from None
+        rows += found
     return rows
 
 
-def _json(path: Path) -> Rows:
+def _json_lines(path: Path) -> list[Any]:
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+        try:
+            rows += [json.loads(line)] if line.strip() else []
+        except ValueError as error:
+            raise ValueError(f"line {number} is no JSON ({error})") from None
+    return rows
+
+
+def _json(path: Path) -> list[Any]:
     rows = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(rows, list):
         raise ValueError("a list of rows is needed")
     return rows
 
 
-def _csv(path: Path) -> Rows:
+def _csv(path: Path) -> list[Any]:
     with open(path, newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
-def _parquet(path: Path) -> Rows:
+def _parquet(path: Path) -> list[Any]:
     from pyarrow import parquet
 
-    rows: Rows = parquet.read_table(path).to_pylist()
+    rows: list[Any] = parquet.read_table(path).to_pylist()
     return rows
 
 
-READERS: dict[str, Callable[[Path], Rows]] = {
-    ".jsonl": _json_lines,
-    ".json": _json,
-    ".csv": _csv,
-    ".parquet": _parquet,
-}
-
-
+READERS: dict[str, Callable[[Path], list[Any]]] = {
+    ".jsonl": _json_lines, ".json": _json, ".csv": _csv, ".parquet": _parquet,
+}  # fmt: skip
 #: Columns that hold a question and its answer; the first pair that is there counts.
 PAIRS = (
     ("instruction", "output"),
@@ -116,74 +107,63 @@ PAIRS = (
     ("prompt", "response"),
     ("question", "answer"),
 )
-ACCEPTED = ", ".join([*(f"{q} with {a}" for q, a in PAIRS), "messages", "text"])
+Messages = list[dict[str, str]]
 
 
-class Example(NamedTuple):
-    """What is read, as messages, and the answer that is learnt."""
-
-    before: list[dict[str, str]]
-    answer: str
-
-
-def reader_of(rows: Rows, source: str) -> Callable[[dict[str, Any]], Example]:
-    """How to read a row, by the columns of the first."""
+def reader_of(rows: Rows, source: str) -> Callable[[dict[str, Any]], Messages]:
+    """How to read a row as messages, of which the last is learnt, by the columns of the first."""
     columns = list(rows[0])
     for question, answer in PAIRS:
         if question in columns and answer in columns:
-            return lambda row: _pair(row[question], row[answer])
+            return lambda row: [
+                {"role": "user", "content": str(row[question] or "")},
+                {"role": "assistant", "content": str(row[answer] or "")},
+            ]
     if "messages" in columns:
         return lambda row: _conversation(row["messages"], source)
     if "text" in columns:
-        return lambda row: Example([], str(row["text"] or ""))
+        return lambda row: [{"role": "assistant", "content": str(row["text"] or "")}]
+    accepted = ", ".join([*(f"{q} with {a}" for q, a in PAIRS), "messages", "text"])
     raise CaseStudyError(
         f"--dataset {source}: none of its columns is known to hold text; found "
-        f"{', '.join(map(str, columns))}; accepted are {ACCEPTED}"
+        f"{', '.join(map(str, columns))}; accepted are {accepted}"
     )
 
 
-def tokens_of(example: Example, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """Token ids and labels, one each; the question's labels are IGNORED."""
-    before, answer = _texts(example, tokenizer)
+def _conversation(messages: Any, source: str) -> Messages:
+    try:
+        return [{"role": str(m["role"]), "content": str(m["content"] or "")} for m in messages]
+    except (TypeError, KeyError):
+        raise CaseStudyError(
+            f"--dataset {source}: found {messages!r:.80} under 'messages'; each message has "
+            "a role and a content"
+        ) from None
+
+
+def tokens_of(
+    messages: Messages, tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[int], list[int]]:
+    """Token ids and labels, one each; those of all but the last message are IGNORED."""
     read, learnt = (
         tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
-        for text in (before, answer)
+        for text in _texts(messages, tokenizer)
     )
     if tokenizer.eos_token_id is not None and tokenizer.eos_token_id not in learnt[-2:]:
         learnt = [*learnt, tokenizer.eos_token_id]
     return [*read, *learnt], [*[IGNORED] * len(read), *learnt]
 
 
-def _texts(example: Example, tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
-    """In the form that the model was made for, where it states one."""
-    if not example.before:
-        return "", example.answer
-    if tokenizer.chat_template:
-        said = {"role": "assistant", "content": example.answer}
-        before = str(
-            tokenizer.apply_chat_template(
-                example.before, tokenize=False, add_generation_prompt=True
-            )
-        )
-        whole = str(tokenizer.apply_chat_template([*example.before, said], tokenize=False))
-        if whole.startswith(before):
-            return before, whole[len(before) :]
-    return "".join(f"{message['content']}\n" for message in example.before), example.answer
-
-
-def _pair(question: Any, answer: Any) -> Example:
-    return Example([{"role": "user", "content": str(question or "")}], str(answer or ""))
-
-
-def _conversation(messages: Any, source: str) -> Example:
-    try:
-        said = [{"role": str(m["role"]), "content": str(m["content"] or "")} for m in messages]
-    except (TypeError, KeyError):
-        raise CaseStudyError(
-            f"--dataset {source}: found {messages!r:.80} under 'messages'; each message has "
-            "a role and a content"
-        ) from None
-    return Example(said[:-1], said[-1]["content"] if said else "")
+def _texts(messages: Messages, tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
+    """What is read and learnt, in the form that the model was made for where it states one."""
+    before, answer = messages[:-1], messages[-1]["content"] if messages else ""
+    if before and tokenizer.chat_template:
+        shown: Any = tokenizer.apply_chat_template
+        start = str(shown(before, tokenize=False, add_generation_prompt=True))
+        last = {"role": "assistant", "content": answer}
+        whole = str(shown([*before, last], tokenize=False))
+        if whole.startswith(start):
+            return start, whole[len(start) :]
+    return "".join(f"{message['content']}\n" for message in before), answer
 
 
 Tokens = NDArray[np.int64]
@@ -217,9 +197,11 @@ class Blocks:
 
     def batch(self, number: int, size: int) -> Batch:
         """The batch of this number, from 0; every epoch has an order of its own."""
-        wanted = np.arange(number * size, (number + 1) * size)
-        epochs, places = np.divmod(wanted, len(self))
-        orders = {epoch: self._order(epoch) for epoch in set(epochs.tolist())}
+        epochs, places = np.divmod(np.arange(number * size, (number + 1) * size), len(self))
+        orders = {
+            epoch: np.random.default_rng([self.seed, epoch]).permutation(len(self))
+            for epoch in set(epochs.tolist())
+        }
         chosen = [orders[epoch][place] for epoch, place in zip(epochs, places, strict=True)]
         return Batch(self.tokens_NL[chosen], self.labels_NL[chosen])
 
@@ -228,9 +210,6 @@ class Blocks:
         for start in range(0, len(self), size):
             part = slice(start, start + size)
             yield Batch(self.tokens_NL[part], self.labels_NL[part])
-
-    def _order(self, epoch: int) -> NDArray[np.int64]:
-        return np.random.default_rng([self.seed, epoch]).permutation(len(self))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,21 +227,15 @@ def make_blocks(
     """(training, held out): as many blocks as the steps will use, in an order by the seed."""
     read = reader_of(rows, source)
     order = iter(np.random.default_rng(settings.seed).permutation(len(rows)))
+    examples = (tokens_of(read(rows[int(row)]), tokenizer) for row in order)
     most = settings.max_steps * settings.micro_batches * settings.micro_batch_size
-
-    def pack(wanted: int) -> Blocks:
-        return _pack(
-            (tokens_of(read(rows[int(row)]), tokenizer) for row in order), wanted, settings
-        )
-
-    held_out = pack(settings.eval_sequences)
-    training = pack(most)
+    held_out = _pack(examples, settings.eval_sequences, settings)
+    training = _pack(examples, most, settings)
     if len(held_out) < settings.eval_sequences or len(training) == 0:
-        length = settings.sequence_length
         raise CaseStudyError(
             f"--dataset {source}: its {len(rows)} rows do not fill {settings.eval_sequences} "
-            f"held-out sequences of {length} tokens and one more to train on; --sequence-length "
-            "and --eval-sequences can be less"
+            f"held-out sequences of {settings.sequence_length} tokens and one more to train on; "
+            "--sequence-length and --eval-sequences can be less"
         )
     return training, held_out
 
@@ -288,9 +261,8 @@ def _pack(
 
 def load_data(settings: Settings, config: PreTrainedConfig, sources: Sources) -> Data:
     tokenizer = load_tokenizer(sources.model)
-    training, held_out = make_blocks(
-        read_rows(sources.dataset), sources.dataset, tokenizer, settings
-    )
+    rows = read_rows(sources.dataset)
+    training, held_out = make_blocks(rows, sources.dataset, tokenizer, settings)
     known = config.get_text_config().vocab_size
     highest = max(int(part.tokens_NL.max()) for part in (training, held_out))
     if highest >= known:

@@ -7,6 +7,8 @@ micro-batch; faults of one worker strike the first.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from math import inf, nan
 from typing import TYPE_CHECKING, Any
 
@@ -21,46 +23,138 @@ if TYPE_CHECKING:  # the command line lists the faults before it pays for torch
 
     from studies.case_study.data import Batch
 
-STRUCK_WORKER = 0
 EXPONENT = 23, 31  # bits of a float32
+Generator = np.random.Generator
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of fault.
+
+    Attributes:
+        unit: of the severity, in words.
+        severity, duration: what they are if nothing else is asked for.
+        limits: of the severity.
+        all_workers: its `gradient` strikes every worker, not the first alone.
+        rate: (severity, steps under the fault, this one included) -> factor of the learning rate.
+        batch: (batch, severity, tokens of the vocabulary, generator) -> the batch that is read.
+        gradient: (gradient of one weight tensor, severity, generator) -> what comes of it.
+        state: (model, optimiser, severity, generator), once, before the step of the onset.
+    """
+
+    name: str
+    unit: str
+    severity: float = 1.0
+    duration: int = 20
+    limits: tuple[float, float] = (0.0, inf)
+    all_workers: bool = False
+    rate: Callable[[float, int], float] | None = None
+    batch: Callable[[Batch, float, int, Generator], Batch] | None = None
+    gradient: Callable[[Tensor, float, Generator], Tensor] | None = None
+    state: Callable[[nn.Module, Optimizer, float, Generator], None] | None = None
+
+
+def _add_noise(gradient: Tensor, severity: float, generator: Generator) -> Tensor:
+    import torch
+
+    on_device = torch.Generator(gradient.device).manual_seed(int(generator.integers(2**62)))
+    noise = torch.empty_like(gradient).normal_(generator=on_device)
+    size = gradient.float().square().mean().sqrt().to(gradient.dtype)
+    return gradient + severity * size * noise
+
+
+def _spoil_first(gradient: Tensor, severity: float, generator: Generator) -> Tensor:
+    spoilt = gradient.clone()
+    spoilt.view(-1)[0] = nan
+    return spoilt
+
+
+def _corrupt(batch: Batch, share: float, vocabulary: int, generator: Generator) -> Batch:
+    struck = generator.random(batch.tokens_BL.shape) < share
+    drawn = generator.integers(vocabulary, size=batch.tokens_BL.shape)
+    learnt = batch.labels_BL != IGNORED
+    return batch._replace(
+        tokens_BL=np.where(struck, drawn, batch.tokens_BL),
+        labels_BL=np.where(struck & learnt, drawn, batch.labels_BL),
+    )
+
+
+def _shuffle_labels(batch: Batch, share: float, vocabulary: int, generator: Generator) -> Batch:
+    labels = batch.labels_BL.copy()
+    for row in np.flatnonzero(generator.random(len(labels)) < share):
+        learnt = labels[row] != IGNORED
+        labels[row, learnt] = generator.permutation(labels[row, learnt])
+    return batch._replace(labels_BL=labels)
+
+
+def _flip_bits(model: nn.Module, optimizer: Optimizer, number: float, generator: Generator) -> None:
+    import torch
+
+    trained = [p.detach().view(-1) for p in model.parameters() if p.requires_grad]
+    sizes = np.array([len(weights) for weights in trained], dtype=float)
+    for _ in range(round(number)):
+        weights = trained[generator.choice(len(trained), p=sizes / sizes.sum())]
+        bit = int(generator.integers(*EXPONENT))
+        # Whatever a recipe computes in, what it trains is float32.
+        weights.view(torch.int32)[generator.integers(len(weights))].bitwise_xor_(1 << bit)
+
+
+def _scale_second_moments(
+    model: nn.Module, optimizer: Optimizer, factor: float, generator: Generator
+) -> None:
+    for state in optimizer.state.values():
+        state["exp_avg_sq"].mul_(factor)
+
+
+FAULTS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind("LR_SPIKE", "multiple of the scheduled learning rate", 15.0,
+             rate=lambda severity, step: severity),
+        Kind("LR_RUNAWAY", "growth of the learning rate a step", 1.1, 100,
+             rate=lambda severity, step: severity**step),
+        Kind("GRADIENT_SCALE", "multiple of one worker's gradient", 100.0,
+             gradient=lambda gradient, severity, _: gradient * severity),
+        Kind("SIGN_FLIP_ALL", "multiple of every worker's gradient, its sign turned",
+             all_workers=True, gradient=lambda gradient, severity, _: -severity * gradient),
+        Kind("GRADIENT_NOISE", "noise over gradient, as root mean squares of each weight tensor",
+             10.0, gradient=_add_noise),
+        Kind("NAN_GRADIENT", "none: any of it is enough", duration=1, gradient=_spoil_first),
+        Kind("DATA_CORRUPTION", "share of the tokens", 0.5, 100, (0.0, 1.0), batch=_corrupt),
+        Kind("LABEL_SHUFFLE", "share of the sequences", 1.0, 100, (0.0, 1.0),
+             batch=_shuffle_labels),
+        Kind("WEIGHT_BIT_FLIP", "weights of which one exponent bit flips", 1.0, 1, (1.0, 1000.0),
+             state=_flip_bits),
+        Kind("SECOND_MOMENT_ZEROED", "multiple of the second moments", 0.0, 1,
+             state=_scale_second_moments),
+    )
+}  # fmt: skip
 
 
 class Fault:
-    """One fault, acting from `onset` for `duration` steps; by itself it changes nothing.
-
-    Attributes:
-        name: in logs and on the command line.
-        unit: of the severity, in words.
-        severity, duration: defaults, and what they are if something else is asked for.
-        limits: of the severity.
-        strikes_gradients: True if `gradient` does anything.
-    """
-
-    name, unit = "NONE", ""
-    severity, duration, limits = 1.0, 20, (0.0, inf)
-    strikes_gradients = False
+    """A fault of one kind, acting from `onset` for `duration` steps."""
 
     def __init__(
-        self, onset: int, severity: float | None = None, duration: int | None = None
+        self, kind: Kind, onset: int, severity: float | None = None, duration: int | None = None
     ) -> None:
-        low, high = self.limits
+        low, high = kind.limits
         if severity is not None and not (low <= severity <= high and severity < inf):
             raise CaseStudyError(
-                f"--severity is {severity:g}: that of {self.name} ({self.unit}) must be "
+                f"--severity is {severity:g}: that of {kind.name} ({kind.unit}) must be "
                 f"from {low:g} to {high:g}"
             )
-        self.onset = onset
-        self.severity = self.severity if severity is None else severity
-        self.duration = duration or self.duration
+        self.kind, self.name, self.onset = kind, kind.name, onset
+        self.severity = kind.severity if severity is None else severity
+        self.duration = duration or kind.duration
 
     @property
     def label(self) -> str:
         """Name, with the severity if it is not the default; part of file names.
 
-        >>> fault_of(Settings(fault="LR_SPIKE:25")).label
+        >>> faults_of(Settings(fault="LR_SPIKE:25"))[0].label
         'LR_SPIKE-25'
         """
-        usual = self.severity == type(self).severity
+        usual = self.severity == self.kind.severity
         return self.name if usual else f"{self.name}-{self.severity:g}"
 
     @property
@@ -68,7 +162,7 @@ class Fault:
         """For the configuration in the log."""
         return {
             "severity": self.severity,
-            "severity_unit": self.unit,
+            "severity_unit": self.kind.unit,
             "duration_steps": self.duration,
         }
 
@@ -76,163 +170,32 @@ class Fault:
     def truth(self) -> Truth:
         """What was injected, for the log."""
         return Truth(
-            fault=self.name,
-            severity=self.severity,
-            onset_step=self.onset,
+            fault=self.name, severity=self.severity, onset_step=self.onset,
             duration_steps=self.duration,
-        )
+        )  # fmt: skip
 
     def acts(self, step: int) -> bool:
         return self.onset <= step < self.onset + self.duration
 
     def learning_rate(self, step: int, scheduled: float) -> float:
-        return scheduled
+        rate = self.kind.rate
+        return scheduled * rate(self.severity, step - self.onset + 1) if rate else scheduled
 
-    def batch(self, batch: Batch, vocabulary: int, generator: np.random.Generator) -> Batch:
+    def batch(self, batch: Batch, vocabulary: int, generator: Generator) -> Batch:
         """The batch that a worker reads in place of `batch`."""
-        return batch
+        change = self.kind.batch
+        return change(batch, self.severity, vocabulary, generator) if change else batch
 
-    def gradient(self, gradient: Tensor, worker: int, generator: np.random.Generator) -> Tensor:
+    def gradient(self, gradient: Tensor, worker: int, generator: Generator) -> Tensor:
         """The result of a worker's backward pass for one weight tensor."""
-        struck = self.strikes_gradients and worker == STRUCK_WORKER
-        return self.strike(gradient, generator) if struck else gradient
+        change = self.kind.gradient
+        struck = change is not None and (worker == 0 or self.kind.all_workers)
+        return change(gradient, self.severity, generator) if change and struck else gradient
 
-    def strike(self, gradient: Tensor, generator: np.random.Generator) -> Tensor:
-        """The gradient of the struck worker."""
-        return gradient
-
-    def state(self, model: nn.Module, optimizer: Optimizer, generator: np.random.Generator) -> None:
+    def state(self, model: nn.Module, optimizer: Optimizer, generator: Generator) -> None:
         """Change what training has left behind, once, before the step of the onset."""
-
-
-class LearningRateSpike(Fault):
-    """The learning rate is multiplied; the paper's case study."""
-
-    name, unit = "LR_SPIKE", "multiple of the scheduled learning rate"
-    severity = 15.0
-
-    def learning_rate(self, step: int, scheduled: float) -> float:
-        return scheduled * self.severity
-
-
-class LearningRateRunaway(Fault):
-    """The learning rate grows by a factor every step, as from a schedule with a wrong sign."""
-
-    name, unit = "LR_RUNAWAY", "growth of the learning rate a step"
-    severity, duration = 1.1, 100
-
-    def learning_rate(self, step: int, scheduled: float) -> float:
-        return scheduled * self.severity ** (step - self.onset + 1)
-
-
-class GradientScale(Fault):
-    """One worker's gradient is multiplied before it is averaged."""
-
-    name, unit = "GRADIENT_SCALE", "multiple of one worker's gradient"
-    severity, strikes_gradients = 100.0, True
-
-    def strike(self, gradient: Tensor, generator: np.random.Generator) -> Tensor:
-        return gradient * self.severity
-
-
-class SignFlip(Fault):
-    """Every worker's gradient points the wrong way."""
-
-    name, unit = "SIGN_FLIP_ALL", "multiple of every worker's gradient, its sign turned"
-    strikes_gradients = True
-
-    def gradient(self, gradient: Tensor, worker: int, generator: np.random.Generator) -> Tensor:
-        return -self.severity * gradient
-
-
-class GradientNoise(Fault):
-    """Noise is added to one worker's gradient."""
-
-    name = "GRADIENT_NOISE"
-    unit = "noise over gradient, as root mean squares of each weight tensor"
-    severity, strikes_gradients = 10.0, True
-
-    def strike(self, gradient: Tensor, generator: np.random.Generator) -> Tensor:
-        import torch
-
-        on_device = torch.Generator(gradient.device).manual_seed(int(generator.integers(2**62)))
-        noise = torch.empty_like(gradient).normal_(generator=on_device)
-        size = gradient.float().square().mean().sqrt().to(gradient.dtype)
-        return gradient + self.severity * size * noise
-
-
-class NanGradient(Fault):
-    """The first entry of every weight tensor's gradient is no number, on one worker."""
-
-    name, unit = "NAN_GRADIENT", "none: any of it is enough"
-    duration, strikes_gradients = 1, True
-
-    def strike(self, gradient: Tensor, generator: np.random.Generator) -> Tensor:
-        spoilt = gradient.clone()
-        spoilt.view(-1)[0] = nan
-        return spoilt
-
-
-class DataCorruption(Fault):
-    """A share of the tokens is replaced by tokens drawn evenly from the vocabulary."""
-
-    name, unit = "DATA_CORRUPTION", "share of the tokens"
-    severity, duration, limits = 0.5, 100, (0.0, 1.0)
-
-    def batch(self, batch: Batch, vocabulary: int, generator: np.random.Generator) -> Batch:
-        struck = generator.random(batch.tokens_BL.shape) < self.severity
-        drawn = generator.integers(vocabulary, size=batch.tokens_BL.shape)
-        learnt = batch.labels_BL != IGNORED
-        return batch._replace(
-            tokens_BL=np.where(struck, drawn, batch.tokens_BL),
-            labels_BL=np.where(struck & learnt, drawn, batch.labels_BL),
-        )
-
-
-class LabelShuffle(Fault):
-    """In a share of the sequences the labels come in a random order."""
-
-    name, unit = "LABEL_SHUFFLE", "share of the sequences"
-    duration, limits = 100, (0.0, 1.0)
-
-    def batch(self, batch: Batch, vocabulary: int, generator: np.random.Generator) -> Batch:
-        labels = batch.labels_BL.copy()
-        for row in np.flatnonzero(generator.random(len(labels)) < self.severity):
-            learnt = labels[row] != IGNORED
-            labels[row, learnt] = generator.permutation(labels[row, learnt])
-        return batch._replace(labels_BL=labels)
-
-
-class WeightBitFlip(Fault):
-    """One bit of the exponent is turned over, in each of some trained weights."""
-
-    name, unit = "WEIGHT_BIT_FLIP", "weights of which one exponent bit flips"
-    duration, limits = 1, (1.0, 1000.0)
-
-    def state(self, model: nn.Module, optimizer: Optimizer, generator: np.random.Generator) -> None:
-        import torch
-
-        trained = [p.detach().view(-1) for p in model.parameters() if p.requires_grad]
-        sizes = np.array([len(weights) for weights in trained], dtype=float)
-        for _ in range(round(self.severity)):
-            weights = trained[generator.choice(len(trained), p=sizes / sizes.sum())]
-            bit = int(generator.integers(*EXPONENT))
-            # Whatever a recipe computes in, what it trains is float32.
-            weights.view(torch.int32)[generator.integers(len(weights))].bitwise_xor_(1 << bit)
-
-
-class SecondMomentZeroed(Fault):
-    """The optimiser's second moments are multiplied: 0 forgets how large gradients are."""
-
-    name, unit = "SECOND_MOMENT_ZEROED", "multiple of the second moments"
-    severity, duration = 0.0, 1
-
-    def state(self, model: nn.Module, optimizer: Optimizer, generator: np.random.Generator) -> None:
-        for state in optimizer.state.values():
-            state["exp_avg_sq"].mul_(self.severity)
-
-
-FAULTS: dict[str, type[Fault]] = {fault.name: fault for fault in Fault.__subclasses__()}
+        if self.kind.state:
+            self.kind.state(model, optimizer, self.severity, generator)
 
 
 def faults_of(settings: Settings) -> list[Fault]:
@@ -243,7 +206,7 @@ def faults_of(settings: Settings) -> list[Fault]:
             f"--severity is {settings.severity:g} and --fault {settings.fault}: it goes with one "
             "fault; several have their own, as in LR_SPIKE:15,LR_RUNAWAY:1.1"
         )
-    faults = [_fault_of(one.strip(), settings) for one in asked]
+    faults = [_fault_of(name.strip(), settings) for name in asked]
     labels = [fault.label for fault in faults]
     twice = next((label for label in labels if labels.count(label) > 1), None)
     if twice is not None:
@@ -251,21 +214,14 @@ def faults_of(settings: Settings) -> list[Fault]:
     return faults
 
 
-def fault_of(settings: Settings) -> Fault:
-    """The only or the first fault of `settings`; raises CaseStudyError for an unknown name."""
-    return faults_of(settings)[0]
-
-
 def _fault_of(asked: str, settings: Settings) -> Fault:
     name, _, own = asked.partition(":")
     if name not in FAULTS:
         raise CaseStudyError(f"--fault {name}: known are {', '.join(FAULTS)}, in any case")
-    severity = settings.severity
-    if own:
-        try:
-            severity = float(own)
-        except ValueError:
-            raise CaseStudyError(
-                f"--fault {asked}: its severity must be a number, as in LR_SPIKE:15"
-            ) from None
-    return FAULTS[name](settings.onset, severity, settings.fault_steps)
+    try:
+        severity = float(own) if own else settings.severity
+    except ValueError:
+        raise CaseStudyError(
+            f"--fault {asked}: its severity must be a number, as in LR_SPIKE:15"
+        ) from None
+    return Fault(FAULTS[name], settings.onset, severity, settings.fault_steps)

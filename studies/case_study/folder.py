@@ -29,9 +29,9 @@ from rmetric.metric import RMetricConfig
 from rmetric.records import Record, Truth
 from rmetric.reporting.replay_report import safe_name
 from studies.case_study.data import Data
-from studies.case_study.faults import Fault, faults_of
+from studies.case_study.faults import Fault
 from studies.case_study.plan import Device, Plan, in_units
-from studies.case_study.settings import FAULT, CannotWrite, CaseStudyError, Settings
+from studies.case_study.settings import CannotWrite, CaseStudyError, Settings
 from studies.common.provenance import commit, versions
 
 SUMMARY = "summary.json"
@@ -45,39 +45,50 @@ ADDED = ("FAULT_INJECTED", "EXPERIMENT_SUCCESS", "EXPERIMENT_FAILURE")
 class Folder:
     """One case study on disk. `summary` says what it is and which runs are done."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, resume: bool) -> None:
+        """Raises CaseStudyError for a folder with something else in it."""
         self.path = path
-        self.summary: dict[str, Any] = self._read()
+        self.summary: dict[str, Any] = {}
+        if path.exists() and not path.is_dir():
+            raise CaseStudyError(f"--out {path}: it is no folder")
+        summary = path / SUMMARY
+        if summary.is_file():
+            try:
+                self.summary = json.loads(summary.read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                raise CaseStudyError(f"{summary}: cannot be read ({error})") from None
+            if not isinstance(self.summary, dict) or not set(IDENTITY) <= self.summary.keys():
+                raise CaseStudyError(f"{summary}: it is not the summary of a case study")
+            if not resume:
+                raise CaseStudyError(
+                    f"--out {path}: it holds a case study already; --resume goes on with it, "
+                    "another --out begins a new one"
+                )
+        elif path.exists() and any(path.iterdir()):
+            raise CaseStudyError(
+                f"--out {path}: it is not empty and holds no case study; "
+                "another --out begins a new one"
+            )
+        elif resume:
+            print(f"--resume: {path} holds no case study; a new one begins", file=sys.stderr)
 
     def log(self, run_id: str) -> Path:
         return log_path(self.path, run_id)
 
-    def check_free(self, *, resume: bool) -> None:
-        """Refuse what is somebody else's, before anything is loaded."""
-        if self.path.exists() and not self.path.is_dir():
-            raise CaseStudyError(f"--out {self.path}: it is no folder")
-        if self.summary and not resume:
-            raise CaseStudyError(
-                f"--out {self.path}: it holds a case study already; --resume goes on with it, "
-                "another --out begins a new one"
-            )
-        if not self.summary and self.path.exists() and any(self.path.iterdir()):
-            raise CaseStudyError(
-                f"--out {self.path}: it is not empty and holds no case study; "
-                "another --out begins a new one"
-            )
-        if resume and not self.summary:
-            print(f"--resume: {self.path} holds no case study; a new one begins", file=sys.stderr)
-
     def claim(self, identity: dict[str, Any]) -> None:
         """Make it the folder of this case study, or raise CaseStudyError if it is another's."""
         plain = json.loads(json.dumps(identity))
-        if self.summary:
-            differing = list(_differences(self.summary, plain))
-            if differing:
-                raise CaseStudyError(
-                    f"--resume {self.path}: it holds another case study: {'; '.join(differing)}"
-                )
+        differing = [
+            f"{name} is {self.summary[part].get(name)} there and {plain[part].get(name)} here"
+            for part in IDENTITY
+            if self.summary
+            for name in sorted(plain[part].keys() | self.summary[part].keys())
+            if self.summary[part].get(name) != plain[part].get(name)
+        ]
+        if differing:
+            raise CaseStudyError(
+                f"--resume {self.path}: it holds another case study: {'; '.join(differing)}"
+            )
         self.summary = {"runs": {}} | self.summary | plain
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -104,38 +115,15 @@ class Folder:
             },
         }
 
-    def start_line(self, settings: Settings, fault: Fault | None) -> bytes:
-        about, name = self.about(settings, fault), run_id(settings, fault)
-        return start_line(about, name, RMetricConfig.case_study(), "FULL_METRIC")
-
     def write(self) -> None:
         text = json.dumps(self.summary, indent=2, ensure_ascii=False, allow_nan=False)
         write_atomically(self.path / SUMMARY, [text.encode(), b"\n"])
-
-    def _read(self) -> dict[str, Any]:
-        path = self.path / SUMMARY
-        if not path.is_file():
-            return {}
-        try:
-            summary = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise CaseStudyError(f"{path}: cannot be read ({error})") from None
-        if not isinstance(summary, dict) or not all(name in summary for name in IDENTITY):
-            raise CaseStudyError(f"{path}: it is not the summary of a case study")
-        return summary
 
 
 def run_id(settings: Settings, fault: Fault | None) -> str:
     """Name of a run's files: model, fault and seed."""
     model = settings.model.rstrip("/\\").replace("\\", "/").rpartition("/")[2]
     return f"{safe_name(model)}_{fault.label if fault else 'NONE'}_s{settings.seed}"
-
-
-def default_folder(device: Device, settings: Settings) -> Path:
-    """Here, not in results/, which keeps what was published. The default faults need no name."""
-    labels = [fault.label.lower() for fault in faults_of(settings)]
-    named = "" if settings.fault == FAULT else f"_{'_'.join(labels)}"
-    return Path(f"case_study_{device.slug}{named}")
 
 
 def identity(settings: Settings, plan: Plan, faults: Sequence[Fault], data: Data) -> dict[str, Any]:
@@ -171,27 +159,23 @@ def provenance(device: Device, plan: Plan) -> dict[str, Any]:
         "method": {
             "chosen": str(plan.recipe),
             "reason": plan.reason,
-            "trained_weights": plan.memory.gradients // 4,
+            "trained_weights": plan.memory["gradients"] // 4,
         },
-        "memory_needed_bytes": asdict(plan.memory) | {"total": plan.memory.total},
+        "memory_needed_bytes": plan.memory | {"total": plan.bytes_needed},
         "versions": versions([*PACKAGES, *["bitsandbytes"] * plan.recipe.four_bit]),
         "commit": commit(),
     }
 
 
-def _differences(there: dict[str, Any], here: dict[str, Any]) -> Iterator[str]:
-    for part in IDENTITY:
-        for name in sorted(here[part].keys() | there[part].keys()):
-            old, new = there[part].get(name), here[part].get(name)
-            if old != new:
-                yield f"{name} is {old} there and {new} here"
+# -- logs
 
 
-def copy_log(source: Path, target: Path, start: bytes, last_step: int) -> None:
-    """Write `target`: `start`, then what the monitor wrote in `source` up to `last_step`.
+def copy_log(source: Path, target: Path, about: dict[str, Any], last_step: int) -> None:
+    """Begin `target` with what the monitor wrote in `source` up to `last_step`.
 
     A run that goes on, or branches off another, begins with this.
     """
+    start = start_line(about, target.stem, RMetricConfig.case_study(), "FULL_METRIC")
     entries = _entries(source) if source.exists() else ()
     lines = [line for line, entry in entries if entry.get("step", 0) <= last_step]
     write_atomically(target, [start, *lines])
@@ -201,17 +185,12 @@ def finish_log(path: Path, truth: Truth, records: list[Record], seconds_per_step
     """Add what is known only at the end: what a step cost, the fault, and how it went."""
     start = parse_line(path.read_bytes().partition(b"\n")[0])
     start["config"]["seconds_per_step"] = seconds_per_step
-    write_atomically(path, [encode_line(start), *_with_truth(path, truth, records)])
-
-
-def _with_truth(path: Path, truth: Truth, records: list[Record]) -> Iterator[bytes]:
-    injected = fault_lines(truth)
+    lines, injected = [encode_line(start)], fault_lines(truth)
     for line, entry in _entries(path):
         if truth.onset_step is not None and entry.get("step", 0) >= truth.onset_step:
-            yield from injected
-        yield line
-    yield from injected
-    yield final_line(truth, records)
+            lines += injected
+        lines.append(line)
+    write_atomically(path, [*lines, *injected, final_line(truth, records)])
 
 
 def _entries(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
@@ -222,6 +201,9 @@ def _entries(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
         entry = parse_line(line)
         if entry["event"] not in ADDED:
             yield line, entry
+
+
+# -- states
 
 
 class Checkpoints:
@@ -251,38 +233,28 @@ class Checkpoints:
 
     def save(self, name: str, state: dict[str, Any]) -> None:
         if self._folder is None:
-            self._kept[name] = _on_host(state)
+            # A copy whose tensors are in the processor's memory and change no more.
+            self._kept[name] = tree_map_only(
+                Tensor, lambda kept: kept.detach().to("cpu", copy=True), state
+            )
             return
         self._folder.mkdir(parents=True, exist_ok=True)
-        part = self._path(name).with_suffix(".part")
+        part = self._folder / f"{name}.part"
         torch.save(state, part)
-        part.replace(self._path(name))
+        part.replace(part.with_suffix(".pt"))
 
     def load(self, name: str) -> dict[str, Any] | None:
         """The state of that name; None where there is none."""
         if self._folder is None:
             return self._kept.get(name)
-        path = self._path(name)
-        if not path.exists():
-            return None
+        path = self._folder / f"{name}.pt"
         # weights_only: whoever wrote the file, nothing in it is run.
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        return state
+        return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else None
 
     def forget(self, name: str) -> None:
         self._kept.pop(name, None)
         if self._folder is not None:
-            self._path(name).unlink(missing_ok=True)
-            self._path(name).with_suffix(".part").unlink(missing_ok=True)
+            for suffix in (".pt", ".part"):
+                (self._folder / f"{name}{suffix}").unlink(missing_ok=True)
             if self._folder.is_dir() and not any(self._folder.iterdir()):
                 self._folder.rmdir()
-
-    def _path(self, name: str) -> Path:
-        assert self._folder is not None
-        return self._folder / f"{name}.pt"
-
-
-def _on_host(state: dict[str, Any]) -> dict[str, Any]:
-    """A copy whose tensors are in the processor's memory and change no more."""
-    copied: Any = tree_map_only(Tensor, lambda kept: kept.detach().to("cpu", copy=True), state)
-    return dict(copied)

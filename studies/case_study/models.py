@@ -6,15 +6,11 @@ pickled weights, which can hold code, are not loaded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from huggingface_hub import HfApi, constants, scan_cache_dir
-from huggingface_hub.errors import CacheNotFound, GatedRepoError, RepositoryNotFoundError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -26,125 +22,13 @@ from transformers import (
 )
 from transformers.utils.import_utils import is_bitsandbytes_available
 
-from studies.case_study.plan import Recipe, in_units, with_lora
-from studies.case_study.settings import (
-    DATASET,
-    DATASET_CONFIG,
-    MODEL,
-    CaseStudyError,
-    Settings,
-)
-
-PATIENCE = 5.0  # seconds that the hub has to answer
-#: Of the default model's weights: two bytes each of 3,085,938,688.
-QWEN_3B_BYTES = 6_171_877_376
-
-
-@dataclass(frozen=True, kw_only=True)
-class Download:
-    """A model or a dataset that is not on this machine.
-
-    Attributes:
-        kind: ``model`` or ``dataset``.
-        name: on the hub.
-        size: bytes; None if the hub was not asked or did not tell.
-    """
-
-    kind: str
-    name: str
-    size: int | None
-
-    def __str__(self) -> str:
-        size = "size unknown" if self.size is None else in_units(self.size)
-        return f"{self.kind} {self.name} ({size})"
+from studies.case_study.plan import Recipe, with_lora
+from studies.case_study.settings import CaseStudyError, Settings
 
 
 def is_local(source: str) -> bool:
     """True for a file or folder: one that exists, or is written like a path."""
     return Path(source).exists() or source.startswith((".", "/", "~")) or source.count("/") != 1
-
-
-def find_missing(model: str, dataset: str, *, random_weights: bool) -> list[Download]:
-    """The model and the dataset that are neither local nor cached, with their size on the hub.
-
-    The loaders themselves would try again and again for minutes where there is no network.
-
-    Raises:
-        CaseStudyError: one of them cannot be had; two lines tell what to fetch and where to
-            put it.
-    """
-    missing, problems = [], []
-    for kind, name in (("model", model), ("dataset", dataset)):
-        if is_local(name) or name in _cached(kind):
-            continue
-        size, problem = _on_hub(kind, name, random_weights=random_weights)
-        missing.append(Download(kind=kind, name=name, size=size))
-        problems += [problem] if problem else []
-    if problems:
-        raise CaseStudyError(_how_to_fetch(missing, problems[0]))
-    return missing
-
-
-def _on_hub(kind: str, name: str, *, random_weights: bool) -> tuple[int | None, str]:
-    """Bytes that would be fetched, and why they cannot be."""
-    known = QWEN_3B_BYTES if name == MODEL and not random_weights else None
-    if constants.HF_HUB_OFFLINE:
-        return known, "HF_HUB_OFFLINE forbids to fetch"
-    try:
-        info: Any = HfApi().repo_info(name, repo_type=kind, timeout=PATIENCE, files_metadata=True)
-    except GatedRepoError:
-        raise CaseStudyError(
-            f"{kind} {name} asks for its terms to be accepted on its page, and for a login"
-        ) from None
-    except RepositoryNotFoundError:
-        raise CaseStudyError(
-            f"the hub has no {kind} {name}, or it is private; --{kind} also takes a local path"
-        ) from None
-    except Exception as error:
-        # Every way in which a network can be missing has its own exception.
-        return known, f"the hub does not answer ({type(error).__name__})"
-    wanted = [file for file in info.siblings or () if _is_fetched(kind, name, file.rfilename)]
-    if kind == "model" and random_weights:
-        wanted = [file for file in wanted if not file.rfilename.endswith(".safetensors")]
-    sizes = [file.size for file in wanted if file.size is not None]
-    return sum(sizes) if sizes else known, ""
-
-
-def _is_fetched(kind: str, name: str, file: str) -> bool:
-    if kind == "model":
-        return file.endswith((".safetensors", ".json", ".txt", ".model"))
-    of_config = name != DATASET or file.startswith(f"{DATASET_CONFIG}/")
-    return of_config and file.endswith((".parquet", ".jsonl", ".json", ".csv"))
-
-
-def _how_to_fetch(missing: Sequence[Download], problem: str) -> str:
-    commands, options = [], []
-    for one in missing:
-        folder = f"./{one.name.rpartition('/')[2]}"
-        of_kind = " --repo-type dataset" if one.kind == "dataset" else ""
-        commands.append(f"hf download {one.name}{of_kind} --local-dir {folder}")
-        options.append(f"--{one.kind} {folder}")
-    return (
-        f"not on this machine: {', '.join(map(str, missing))}; {problem}\n"
-        f"fetch where there is a network: {'; '.join(commands)}; put the "
-        f"folder{'s' * (len(missing) > 1)} here and add {' '.join(options)} (--tiny needs none)"
-    )
-
-
-def _cached(kind: str) -> set[str]:
-    """Names in the cache of the hub; a model counts with its weights only."""
-    try:
-        repositories = scan_cache_dir().repos
-    except CacheNotFound:
-        return set()
-    return {repo.repo_id for repo in repositories if repo.repo_type == kind and _whole(repo)}
-
-
-def _whole(repository: Any) -> bool:
-    if repository.repo_type != "model":
-        return bool(repository.nb_files > 1)
-    names = [file.file_name for revision in repository.revisions for file in revision.files]
-    return any(name.endswith(".safetensors") for name in names)
 
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -159,7 +43,7 @@ def read_config(source: str) -> PreTrainedConfig:
         config: PreTrainedConfig = AutoConfig.from_pretrained(_where(source), **SAFE)
         return config
     except (OSError, ValueError, KeyError) as error:
-        raise CaseStudyError(f"--model {source}: {first_line(error)}") from None
+        raise CaseStudyError(f"--model {source}: {_first_line(error)}") from None
 
 
 def _check_folder(folder: Path) -> None:
@@ -201,7 +85,7 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(_where(source), **SAFE)
     except Exception as error:  # a damaged tokenizer.json raises a bare Exception
         raise CaseStudyError(
-            f"--model {source}: its tokenizer cannot be read ({first_line(error)})"
+            f"--model {source}: its tokenizer cannot be read ({_first_line(error)})"
         ) from None
 
 
@@ -236,33 +120,26 @@ def _random(config: PreTrainedConfig, recipe: Recipe) -> Any:
 
 def _pretrained(source: str, recipe: Recipe) -> Any:
     check_weights(source)
-    packed = packing(recipe) if recipe.four_bit else {}
+    options: dict[str, Any] = dict(dtype=recipe.weights_dtype, use_safetensors=True, **SAFE)
+    if recipe.four_bit:  # the linear layers, as QLoRA has it
+        build: Any = BitsAndBytesConfig
+        options |= {
+            "device_map": {"": recipe.device},
+            "quantization_config": build(
+                load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+                bnb_4bit_compute_dtype=recipe.dtype,
+            ),
+        }  # fmt: skip
     try:
-        return AutoModelForCausalLM.from_pretrained(
-            _where(source), dtype=recipe.weights_dtype, use_safetensors=True, **packed, **SAFE
-        )
+        return AutoModelForCausalLM.from_pretrained(_where(source), **options)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise CaseStudyError(f"--model {source}: {first_line(error)}") from None
-
-
-def packing(recipe: Recipe) -> dict[str, Any]:
-    """Options of loading that pack the linear layers into 4 bits, as QLoRA has it."""
-    build: Any = BitsAndBytesConfig
-    return {
-        "device_map": {"": recipe.device},
-        "quantization_config": build(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=recipe.dtype,
-        ),
-    }
+        raise CaseStudyError(f"--model {source}: {_first_line(error)}") from None
 
 
 def _where(source: str) -> str:
     return str(Path(source).expanduser()) if is_local(source) else source
 
 
-def first_line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     """The first line of an error, without the advice that follows."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), repr(error))

@@ -12,6 +12,7 @@ from studies.case_study.faults import FAULTS
 from studies.case_study.settings import (
     BUNDLED,
     FAULT,
+    NUMBERS,
     QWEN_3B,
     Settings,
     option,
@@ -22,18 +23,6 @@ METHODS = {
     "full": "train all weights",
     "lora": "train adapters only",
     "qlora": "train adapters on weights of 4 bits, with bitsandbytes on an NVIDIA GPU",
-}
-NUMBERS: dict[str, tuple[type, str]] = {
-    "max_steps": (int, "optimiser steps (default: 800; tiny 400)"),
-    "eval_every": (int, "steps between two evaluations (default: 20; tiny 10)"),
-    "severity": (float, "of a single fault, in its unit (default: the fault's own)"),
-    "fault_step": (int, "first step under the fault (default: the middle)"),
-    "fault_steps": (int, "how many steps it acts (default: the fault's own, 20 for LR_SPIKE)"),
-    "learning_rate": (float, "after the warm-up (default: 1e-5 full, 1e-4 LoRA, 2e-3 tiny)"),
-    "sequence_length": (int, "tokens (default: 512; tiny 64)"),
-    "micro_batch_size": (int, "sequences; a step has four micro-batches (default: 1; tiny 4)"),
-    "eval_sequences": (int, "held-out sequences (default: 32)"),
-    "seed": (int, "of weights, data and fault (default: 0)"),
 }
 
 
@@ -76,8 +65,11 @@ def parse_arguments(argv: list[str] | None, description: str | None) -> argparse
     runs = parser.add_mutually_exclusive_group()
     runs.add_argument("--control", action="store_true", help="only the twin without the fault")
     runs.add_argument("--no-control", action="store_true", help="only the runs with a fault")
-    for name, (kind, what) in NUMBERS.items():
-        add(option(name), dest=name, type=kind, metavar="X" if kind is float else "N", help=what)
+    for name, about in NUMBERS.items():
+        if about["help"]:
+            kind = float if name in ("severity", "learning_rate") else int
+            metavar = "X" if kind is float else "N"
+            add(option(name), dest=name, type=kind, metavar=metavar, help=about["help"])
     renamed(parser, max_steps="steps", fault_step="onset", fault_steps="duration")
     add("--out", type=Path, metavar="DIR", help="default: case_study_<device>")
     add("--resume", action="store_true", help="go on with the case study in that folder")
@@ -91,9 +83,8 @@ def parse_arguments(argv: list[str] | None, description: str | None) -> argparse
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
     """The settings that were asked for; raises CaseStudyError for what cannot be."""
-    names = {field.name for field in fields(Settings)} & vars(arguments).keys()
-    asked: dict[str, Any] = {n: getattr(arguments, n) for n in names}
-    asked = {name: value for name, value in asked.items() if value is not None}
+    names = {one.name for one in fields(Settings)} & vars(arguments).keys()
+    asked: dict[str, Any] = {n: v for n in names if (v := getattr(arguments, n)) is not None}
     if arguments.tiny:
         return tiny_settings(**asked)
     if arguments.random_weights and arguments.model is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from math import isfinite, nan
 from typing import Any
 
@@ -54,33 +55,38 @@ def plot_twins(runs: Mapping[str, ScoredRun], calibrated: Mapping[str, Trace]) -
             "left": 0.55 / width, "bottom": AXIS / height, "top": 1 - LEGEND / height,
         },
     )  # fmt: skip
-    # Steps planned: a run that ended early is seen to.
-    last = max(scored.run.config["total_training_steps"] for scored in shown)
     highest = max(2.0, *(float(np.nanmax(calibrated[n].scores, initial=0.0)) for n in runs))
-    for number, (name, scored) in enumerate(runs.items()):
-        losses, score, own = panels[:, number]
+    for column, (name, scored) in zip(panels.T, runs.items(), strict=True):
+        losses, published, own = column
         _plot_losses(losses, scored, shown)
         top, threshold = 1.06 * sum(scored.config.weights), scored.config.threshold
         points = [(one.step, one.score, one.alarm) for one in scored.scores]
-        _plot_score(score, points, threshold, top, (0, threshold, 1))
+        _plot_score(published, points, threshold, top, (0, threshold, 1))
         found = calibrated[name]
         points = list(zip(found.steps, found.scores, found.alarms, strict=True))
         own.set_yscale("symlog", linthresh=1.0)
-        ticks = tuple(tick for tick in TICKS if tick <= highest)
-        _plot_score(own, points, 1.0, 1.3 * highest, ticks)
+        _plot_score(own, points, 1.0, 1.3 * highest, tuple(t for t in TICKS if t <= highest))
         own.yaxis.set_minor_locator(NullLocator())
         if not found.alarms.any():
             own.text(0.02, 0.94, "no alarm", transform=own.transAxes, va="top", fontsize=FONT)
-        for axes in panels[:, number]:
-            _mark_truth(axes, scored)
-        own.set_xlim(0, last)
-        own.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10], integer=True))
-        own.set_xlabel("step")
-        ends = own.get_xticklabels()
-        if number + 1 < len(shown) and ends:
-            ends[-1].set_horizontalalignment("right")  # clear of the next column's first
-    labels = ("loss (nats)", "R (published)", "calibrated")
-    for axes, label in zip(panels[:, 0], labels, strict=True):
+        truth = scored.run.truth
+        marks = (
+            ((truth.failure_step, FAILURE_LINE), (truth.onset_step, ONSET_LINE)) if truth else ()
+        )
+        for axes, (step, line) in product(column, marks):
+            if step is not None:
+                axes.axvline(step, **line)
+    # Steps planned: a run that ended early is seen to.
+    last = max(scored.run.config["total_training_steps"] for scored in shown)
+    for axes in panels[2]:
+        axes.set_xlim(0, last)
+        axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10], integer=True))
+        axes.set_xlabel("step")
+        if axes is not panels[2, -1]:  # clear of the next column's first
+            axes.get_xticklabels()[-1].set_horizontalalignment("right")
+    for axes, label in zip(
+        panels[:, 0], ("loss (nats)", "R (published)", "calibrated"), strict=True
+    ):
         axes.set_ylabel(label)
     figure.align_ylabels(panels[:, 0])
     handles = _legend(shown)
@@ -104,11 +110,14 @@ def _title(scored: ScoredRun) -> str:
 
 def _losses(scored: ScoredRun) -> dict[str, list[tuple[int, float]]]:
     """Step and value of each kind of loss; one that is not finite is a gap."""
-    found = {}
-    for name in LOSSES:
-        values = [(record.step, getattr(record, name)) for record in scored.run.records]
-        found[name] = [(s, v if isfinite(v) else nan) for s, v in values if v is not None]
-    return found
+    return {
+        name: [
+            (record.step, value if isfinite(value) else nan)
+            for record in scored.run.records
+            if (value := getattr(record, name)) is not None
+        ]
+        for name in LOSSES
+    }
 
 
 def _plot_losses(axes: Axes, scored: ScoredRun, shown: Sequence[ScoredRun]) -> None:
@@ -160,14 +169,6 @@ def _plot_score(
                       color=MEANING["alert"], **TEXT)  # fmt: skip
     axes.set(ylim=(-0.06, top), yticks=ticks)
     axes.yaxis.set_major_formatter("{x:g}")
-
-
-def _mark_truth(axes: Axes, scored: ScoredRun) -> None:
-    truth = scored.run.truth
-    if truth is not None and truth.failure_step is not None:
-        axes.axvline(truth.failure_step, **FAILURE_LINE)
-    if truth is not None and truth.onset_step is not None:
-        axes.axvline(truth.onset_step, **ONSET_LINE)
 
 
 def _legend(runs: Sequence[ScoredRun]) -> list[Artist]:

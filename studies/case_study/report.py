@@ -17,7 +17,7 @@ from rmetric.detectors import DETECTORS, IN_PAPER
 from rmetric.evaluation import PROTOCOLS, Trace, judge, trace
 from rmetric.logs import log_path, read_log, write_atomically
 from rmetric.metric import Components
-from rmetric.records import Run, Truth
+from rmetric.records import Run
 from rmetric.replay.scored_run import ScoredRun, score_run
 from rmetric.reporting.page import PAGE_NAME, trace_of_r_metric
 from rmetric.reporting.replay_report import replay_logs
@@ -33,6 +33,9 @@ MEASURED = (
     "time", "learning_rate", "training_loss", "validation_loss", "gradient_norm", "update_norm",
     "parameter_norm",
 )  # fmt: skip
+TRUTH = (
+    "fault", "severity", "onset_step", "duration_steps", "outcome", "failure_kind", "failure_step",
+)  # fmt: skip
 CALIBRATED = "calibrated"
 TEMPLATE = Path(__file__).with_name("page.html")
 
@@ -42,7 +45,13 @@ def write_report(folder: Folder) -> None:
     done = folder.summary["runs"]
     scored = {name: score_run(read_log(folder.log(run["id"]))) for name, run in done.items()}
     for name, run in scored.items():
-        done[name] |= about_run(run)
+        truth = run.run.truth
+        assert truth is not None
+        done[name] |= {
+            **{part: getattr(truth, part) for part in TRUTH},
+            "max_r": max(score.score for score in run.scores),
+            "r_metric": _judged(run.run, trace_of_r_metric(run).as_trace(run.run.id)),
+        }
     others = {
         name: {of: trace(name, run.run) for of, run in scored.items()}
         for name, entry in (IN_PAPER | {CALIBRATED: DETECTORS[CALIBRATED]}).items()
@@ -62,27 +71,18 @@ def write_report(folder: Folder) -> None:
     write_pages(folder.summary, folder.path)
 
 
-def about_run(scored: ScoredRun) -> dict[str, Any]:
-    """Outcome, alerts and verdicts of one run."""
-    truth = scored.run.truth
-    assert truth is not None
-    names = (
-        "fault", "severity", "onset_step", "duration_steps", "outcome", "failure_kind",
-        "failure_step",
-    )  # fmt: skip
-    return {
-        **{name: getattr(truth, name) for name in names},
-        "max_r": max(score.score for score in scored.scores),
-        "r_metric": _judged(scored.run, trace_of_r_metric(scored).as_trace(scored.run.id)),
-    }
-
-
 def _judged(run: Run, found: Trace) -> dict[str, Any]:
     """A detector's alarms by phase, the first ones, and the verdict under each protocol."""
     begins = found.alarms & ~np.concatenate([[False], found.alarms[:-1]])
     began, in_alarm = found.steps[begins], found.steps[found.alarms]
     onset = run.truth.onset_step if run.truth else None
+    failure = run.truth.failure_step if run.truth else None
     later = [] if onset is None else began[began >= onset].tolist()
+    phases: dict[str, tuple[float, float]] = {"whole_run": (-inf, inf)}
+    if onset is not None:
+        after = "after_onset" if failure is None else "onset_to_failure"
+        phases = {"before_onset": (-inf, onset), after: (onset, failure or inf)}
+        phases |= {"after_failure": (failure, inf)} if failure is not None else {}
     verdicts: dict[str, Any] = {
         "first_alert_step": found.first_alert,
         "first_alert_since_onset": later[0] if later else None,
@@ -91,7 +91,7 @@ def _judged(run: Run, found: Trace) -> dict[str, Any]:
                 "alerts": int(((low <= began) & (began < high)).sum()),
                 "steps_in_alert": int(((low <= in_alarm) & (in_alarm < high)).sum()),
             }
-            for phase, (low, high) in _phases(run.truth).items()
+            for phase, (low, high) in phases.items()
         },
     }
     for protocol in PROTOCOLS:
@@ -106,20 +106,6 @@ def _judged(run: Run, found: Trace) -> dict[str, Any]:
     return verdicts
 
 
-def _phases(truth: Truth | None) -> dict[str, tuple[float, float]]:
-    """Of a run, from the first step to the one that is no longer in it."""
-    if truth is None or truth.onset_step is None:
-        return {"whole_run": (-inf, inf)}
-    onset, failure = truth.onset_step, truth.failure_step
-    if failure is None:
-        return {"before_onset": (-inf, onset), "after_onset": (onset, inf)}
-    return {
-        "before_onset": (-inf, onset),
-        "onset_to_failure": (onset, failure),
-        "after_failure": (failure, inf),
-    }
-
-
 def write_results(
     path: Path, runs: Mapping[str, ScoredRun], calibrated: Mapping[str, Trace]
 ) -> None:
@@ -128,16 +114,16 @@ def write_results(
     Both with their alarm, 1 or 0. Blank: not logged, or not yet defined.
     """
     names = [*Components._fields, *(f"{name}_normalised" for name in Components._fields)]
+    head = ["run", "step", *MEASURED, *names, "r_metric", "alert", "calibrated_score"]
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        of_calibrated = ["calibrated_score", "calibrated_alarm"]
-        writer.writerow(["run", "step", *MEASURED, *names, "r_metric", "alert", *of_calibrated])
+        writer.writerow([*head, "calibrated_alarm"])
         for name, scored in runs.items():
             found = calibrated[name]
             rows = zip(scored.run.records, scored.scores, found.scores, found.alarms, strict=True)
             for record, score, strength, alarm in rows:
-                measured = [getattr(record, field) for field in MEASURED]
-                values = [*measured, *score.raw, *score.normalised, score.score]
+                values = [getattr(record, field) for field in MEASURED]
+                values += [*score.raw, *score.normalised, score.score]
                 row = [name, record.step, *map(_shown, values), int(score.alarm)]
                 writer.writerow([*row, _shown(strength), int(alarm)])
 

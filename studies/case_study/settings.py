@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from math import isfinite
 from typing import Any
 
@@ -28,51 +28,56 @@ class CannotWrite(CaseStudyError):
     """The output folder cannot be written."""
 
 
+def _number(default: Any, help: str = "", least: int | None = None, option: str = "") -> Any:
+    """A field with the help and the name of its option, and its smallest value."""
+    return field(default=default, metadata={"help": help, "least": least, "option": option})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Everything that the runs depend on, beside the device; the defaults are the paper's.
 
-    Attributes:
+    Attributes, beside those that their options explain:
         model: a name on the hub, a local folder, TINY or QWEN_3B.
         dataset: a name on the hub, a local file or folder, or BUNDLED.
         random_weights: weights drawn from the seed instead of the model's own.
-        max_steps: optimiser steps.
-        eval_every: steps between two evaluations.
         fault: names in `faults.FAULTS` with commas between, each for a run of its own; one may
             have a severity of its own, as in ``LR_SPIKE:25``.
-        severity: of a single fault, in its unit; None for its default.
-        fault_step: first step under the fault; None for the middle of the run.
-        fault_steps: how many steps it acts; None for its default.
-        learning_rate: after the warm-up; None for that of the recipe.
-        warm_up: steps over which the learning rate rises to it.
-        sequence_length: tokens.
-        micro_batch_size: sequences.
+        warm_up: steps over which the learning rate rises.
         micro_batches: of a step; each stands for a data-parallel worker.
-        eval_sequences: held-out sequences of an evaluation.
-        seed: of weights, order of the data and the fault's chance.
     """
 
     model: str = MODEL
     dataset: str = DATASET
     random_weights: bool = False
-    max_steps: int = 800
-    eval_every: int = 20
+    max_steps: int = _number(800, "optimiser steps (default: 800; tiny 400)", 1, "steps")
+    eval_every: int = _number(20, "steps between two evaluations (default: 20; tiny 10)", 1)
     fault: str = FAULT
-    severity: float | None = None
-    fault_step: int | None = None
-    fault_steps: int | None = None
-    learning_rate: float | None = None
-    warm_up: int = 20
-    sequence_length: int = 512
-    micro_batch_size: int = 1
-    micro_batches: int = 4
-    eval_sequences: int = 32
-    seed: int = 0
+    severity: float | None = _number(
+        None, "of a single fault, in its unit (default: the fault's own)"
+    )
+    fault_step: int | None = _number(
+        None, "first step under the fault (default: the middle)", option="onset"
+    )
+    fault_steps: int | None = _number(
+        None, "how many steps it acts (default: the fault's own, 20 for LR_SPIKE)", 1, "duration"
+    )
+    learning_rate: float | None = _number(
+        None, "after the warm-up (default: 1e-5 full, 1e-4 LoRA, 2e-3 tiny)"
+    )
+    warm_up: int = _number(20, least=0)
+    sequence_length: int = _number(512, "tokens (default: 512; tiny 64)", 8)
+    micro_batch_size: int = _number(
+        1, "sequences; a step has four micro-batches (default: 1; tiny 4)", 1
+    )
+    micro_batches: int = _number(4, least=2)
+    eval_sequences: int = _number(32, "held-out sequences (default: 32)", 1)
+    seed: int = _number(0, "of weights, data and fault (default: 0)", 0)
 
     def __post_init__(self) -> None:
-        for name, least in LEAST.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
+        for name, about in NUMBERS.items():
+            value, least = getattr(self, name), about["least"]
+            if None not in (value, least) and value < least:
                 raise CaseStudyError(f"{option(name)} is {value}: at least {least} is needed")
         if not 1 <= self.onset <= self.max_steps:
             raise CaseStudyError(
@@ -102,38 +107,18 @@ class Settings:
         return np.random.default_rng([self.seed, *numbers])
 
 
-def tiny_settings(**changes: Any) -> Settings:
-    """A model of a tenth of a million weights on bundled text, for any processor."""
-    small: dict[str, Any] = dict(
-        model=TINY,
-        dataset=BUNDLED,
-        max_steps=400,
-        eval_every=10,
-        learning_rate=2e-3,
-        sequence_length=64,
-        micro_batch_size=4,
-        eval_sequences=32,
-    )
-    return Settings(**(small | changes))
-
-
-#: Smallest value of each whole number.
-LEAST = {
-    "max_steps": 1,
-    "eval_every": 1,
-    "fault_steps": 1,
-    "warm_up": 0,
-    "sequence_length": 8,
-    "micro_batch_size": 1,
-    "micro_batches": 2,
-    "eval_sequences": 1,
-    "seed": 0,
-}
-
-#: Options that are called otherwise than the attribute, as all commands call them.
-OPTIONS = {"max_steps": "steps", "fault_step": "onset", "fault_steps": "duration"}
+NUMBERS = {one.name: one.metadata for one in fields(Settings) if one.metadata}
 
 
 def option(name: str) -> str:
     """The option of the command line that sets an attribute."""
-    return f"--{OPTIONS.get(name, name).replace('_', '-')}"
+    return f"--{(NUMBERS[name]['option'] or name).replace('_', '-')}"
+
+
+def tiny_settings(**changes: Any) -> Settings:
+    """A model of a tenth of a million weights on bundled text, for any processor."""
+    small: dict[str, Any] = dict(
+        model=TINY, dataset=BUNDLED, max_steps=400, eval_every=10, learning_rate=2e-3,
+        sequence_length=64, micro_batch_size=4, eval_sequences=32,
+    )  # fmt: skip
+    return Settings(**(small | changes))

@@ -44,26 +44,18 @@ class Result(NamedTuple):
     def subject(self) -> str:
         return "the undisturbed run" if self.onset is None else self.name
 
-    @property
-    def outcome_text(self) -> str:
-        """The outcome with the kind and the step of a failure.
-
-        >>> Result("LR_SPIKE", "failed", "non_finite", 5, 9, {}).outcome_text
-        'non-finite at 9'
-        """
-        if self.outcome != "failed":
-            return self.outcome
-        return f"{str(self.kind).replace('_', '-')} at {self.failure}"
-
-    def is_early(self, step: int | None) -> bool:
-        """True if `step` lies before the onset."""
-        return step is not None and self.onset is not None and step < self.onset
-
     def is_in_time(self, step: int | None) -> bool:
         """True if `step` lies from the onset to before the failure, if there is one."""
         if step is None or self.onset is None or step < self.onset:
             return False
         return self.failure is None or step < self.failure
+
+    def warned_early(self, title: str) -> bool:
+        """True if the run fails, and the first alarm lies before the onset."""
+        first = self.alarms[title].first
+        if first is None or self.onset is None or self.failure is None:
+            return False
+        return first < self.onset
 
 
 def results_of(summary: Mapping[str, Any]) -> list[Result]:
@@ -76,94 +68,92 @@ def results_of(summary: Mapping[str, Any]) -> list[Result]:
             title: Alarms(judged[key]["first_alert_step"], judged[key]["first_alert_since_onset"])
             for title, (key, _) in DETECTORS.items()
         }
-        found.append(
-            Result(name, run["outcome"], run["failure_kind"], run["onset_step"],
-                   run["failure_step"], alarms)
-        )  # fmt: skip
+        step = run["onset_step"], run["failure_step"]
+        found.append(Result(name, run["outcome"], run["failure_kind"], *step, alarms))
     return found
 
 
 def sentence(results: Sequence[Result]) -> str:
-    """The failed runs, the absorbed faults, then the steps of each detector's alarms."""
+    """The failed runs, the absorbed faults, then the steps of each detector's alarms.
+
+    The detector that warned before a failure comes first.
+    """
     ordered = sorted(results, key=lambda result: ORDER[result.outcome])
-
-    def warns(title: str) -> bool:
-        return any(r.failure is not None and r.is_in_time(r.alarms[title].first) for r in ordered)
-
-    titles = sorted(DETECTORS, key=lambda title: not warns(title))
-    text = "; ".join([_outcomes(ordered), *(_detector_part(ordered, title) for title in titles)])
+    warn = {
+        title: any(r.failure is not None and r.is_in_time(r.alarms[title].first) for r in ordered)
+        for title in DETECTORS
+    }
+    titles = sorted(DETECTORS, key=lambda title: not warn[title])
+    text = "; ".join([_outcomes(ordered), *(_of_detector(ordered, title) for title in titles)])
     return f"{text[:1].upper()}{text[1:]}."
 
 
 def _outcomes(results: Sequence[Result]) -> str:
     faulty = [result for result in results if result.onset is not None]
     control = [result for result in results if result.onset is None]
-    told = faulty or control
-    if any(result.failure is not None for result in control):
-        told = [*faulty, *control]
+    told = faulty if faulty and not any(r.failure for r in control) else [*faulty, *control]
     onsets = {result.onset for result in faulty}
     several = "faults" if len(told) > 1 else "fault"
     since = f"of the {several} at step {onsets.pop()} " if len(onsets) == 1 else ""
     return since + " and ".join(map(_outcome, told))
 
 
-def _outcome(result: Result) -> str:
-    if result.outcome == "failed":
-        broke = "failed" if result.onset is None else "broke its run"
-        kind = str(result.kind).replace("_", "-")
-        return f"{result.subject} {broke} by step {result.failure} ({kind})"
-    return f"{result.subject} {'stayed healthy' if result.onset is None else 'was absorbed'}"
+def _outcome(run: Result) -> str:
+    if run.outcome == "failed":
+        broke = "failed" if run.onset is None else "broke its run"
+        return f"{run.subject} {broke} by step {run.failure} ({_kind(run)})"
+    return f"{run.subject} {'stayed healthy' if run.onset is None else 'was absorbed'}"
 
 
-def _detector_part(results: Sequence[Result], title: str) -> str:
-    firsts = {result.alarms[title].first for result in results}
-    if firsts == {None}:
-        return f"{DETECTORS[title][1]} did not alarm"
-    text = f"{DETECTORS[title][1]} {_first_alarms(results, title)}"
-    warned_early = [
-        r for r in results if r.failure is not None and r.is_early(r.alarms[title].first)
-    ]
-    again = [r for r in warned_early if r.is_in_time(r.alarms[title].since_onset)]
+def _kind(run: Result) -> str:
+    return str(run.kind).replace("_", "-")
+
+
+def _of_detector(results: Sequence[Result], title: str) -> str:
+    name, firsts = DETECTORS[title][1], [result.alarms[title].first for result in results]
+    onsets = {result.onset for result in results if result.onset is not None}
+    if set(firsts) == {None}:
+        return f"{name} did not alarm"
+    ahead = min(onsets, default=0) - (firsts[0] or 0)
+    if len(results) > 1 and len(set(firsts)) == len(onsets) == 1 and ahead > 0:
+        text = f"{name} alarmed at {firsts[0]} in every run, {_steps(ahead)} before any fault"
+    else:
+        told = [_first_alarm(r, at) for r, at in zip(results, firsts, strict=True) if at]
+        text = f"{name} alarmed {', '.join(told)}"
+        silent = [r.subject for r, at in zip(results, firsts, strict=True) if not at]
+        text += f", and not in {' or '.join(silent)}" if silent else ""
+    return text + _since_onset(results, title)
+
+
+def _since_onset(results: Sequence[Result], title: str) -> str:
+    """Whether a detector that warned a failing run too early alarmed again in time."""
+    text = ""
+    early = [result for result in results if result.warned_early(title)]
+    again = [r for r in early if r.is_in_time(r.alarms[title].since_onset)]
     for result in again:
-        step = result.alarms[title].since_onset
-        text += f", and again at {step} in {result.subject}, {_beside_failure(result, step or 0)}"
-    silent = [result.subject for result in warned_early if result not in again]
+        at = result.alarms[title].since_onset or 0
+        text += f", and again at {at} in {result.subject}, {_beside_failure(result, at)}"
+    silent = [result.subject for result in early if result not in again]
     if silent:
         text += f", and not between the start and the failure of {' or '.join(silent)}"
     return text
 
 
-def _first_alarms(results: Sequence[Result], title: str) -> str:
-    firsts = [result.alarms[title].first for result in results]
-    onsets = {result.onset for result in results if result.onset is not None}
-    same = len(results) > 1 and len(set(firsts)) == 1 and len(onsets) == 1
-    if same and (firsts[0] or 0) < (onset := onsets.pop()):
-        before = _steps(onset - (firsts[0] or 0))
-        return f"alarmed at {firsts[0]} in every run, {before} before any fault"
-    told = [
-        _first_alarm(result, step)
-        for result, step in zip(results, firsts, strict=True)
-        if step is not None
-    ]
-    silent = [r.subject for r, step in zip(results, firsts, strict=True) if step is None]
-    not_in = f", and not in {' or '.join(silent)}" if silent else ""
-    return f"alarmed {', '.join(told)}{not_in}"
+def _first_alarm(run: Result, step: int) -> str:
+    after = None if run.onset is None else step - run.onset
+    if after is not None and after < 0:
+        where = f"{_steps(-after)} before its start"
+    elif run.failure is not None:
+        where = _beside_failure(run, step)
+    elif after is None:
+        where = "a false alarm"
+    else:
+        where = f"{_steps(after)} after its start" if after else "its first step"
+    return f"at {step} in {run.subject}, {where}"
 
 
-def _first_alarm(result: Result, step: int) -> str:
-    place = f"at {step} in {result.subject}, "
-    if result.onset is not None and step < result.onset:
-        return f"{place}{_steps(result.onset - step)} before its start"
-    if result.failure is not None:
-        return place + _beside_failure(result, step)
-    if result.onset is None:
-        return f"{place}a false alarm"
-    after = step - result.onset
-    return place + (f"{_steps(after)} after its start" if after else "its first step")
-
-
-def _beside_failure(result: Result, step: int) -> str:
-    ahead = (result.failure or 0) - step
+def _beside_failure(run: Result, step: int) -> str:
+    ahead = (run.failure or 0) - step
     if ahead == 0:
         return "at the failure"
     return f"{_steps(abs(ahead))} {'before' if ahead > 0 else 'after'} the failure"
@@ -173,32 +163,34 @@ def _steps(number: int) -> str:
     return f"{number} step{'' if number == 1 else 's'}"
 
 
-def verdict(result: Result, first: int | None) -> str:
+def verdict(run: Result, first: int | None) -> str:
     """The judgement on the first alarm by the causal rule, with its step."""
-    failed = result.failure is not None
+    failed = run.failure is not None
     if first is None:
         return "missed" if failed else "no alarm"
-    if result.is_in_time(first):
-        ahead = f"{_steps((result.failure or 0) - first)} ahead"
+    if run.is_in_time(first):
+        ahead = f"{_steps((run.failure or 0) - first)} ahead"
         return f"{first}: {ahead if failed else 'on a fault that was absorbed'}"
-    too_late = failed and result.onset is not None and first >= result.onset
+    too_late = failed and run.onset is not None and first >= run.onset
     return f"{first}: {'too late' if too_late else 'false alarm'}"
 
 
 def rows_of(results: Sequence[Result]) -> list[tuple[str, ...]]:
     """A row of text for each run, under `HEADINGS`."""
     return [
-        (result.name, str(result.onset or "-"), result.outcome_text,
-         *(verdict(result, alarms.first) for alarms in result.alarms.values()))
-        for result in results
-    ]  # fmt: skip
+        (
+            run.name,
+            str(run.onset or "-"),
+            f"{_kind(run)} at {run.failure}" if run.outcome == "failed" else run.outcome,
+            *(verdict(run, alarms.first) for alarms in run.alarms.values()),
+        )
+        for run in results
+    ]
 
 
 def table(results: Sequence[Result]) -> str:
     """`rows_of` in columns."""
     rows = [HEADINGS, *rows_of(results)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
+    padded = ([c.ljust(w) for c, w in zip(row, widths, strict=True)] for row in rows)
+    return "\n".join("  ".join(cells).rstrip() for cells in padded)

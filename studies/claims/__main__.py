@@ -17,7 +17,6 @@ import time
 from pathlib import Path
 
 from rmetric._util.errors import exit_with
-from studies.claims.printed import printed
 from studies.claims.table import ROOT, Claim, Source, Table, load
 from studies.common.command import command_parser
 from studies.common.markers import fill
@@ -33,6 +32,19 @@ with the committed results. This page is made from [claims.yaml](../studies/clai
 that the page names first.
 """
 _COLOURS = {"green": "\033[32m", "red": "\033[31m"}
+SIMULATED = "logs_demo"
+#: Name between the markers in README.md -> the commands as shown there, and their exit codes.
+SHOWN = {
+    "replay": {
+        "python simulator.py --fault LR_SPIKE --severity 15 --seed 7 --eval-every 10 "
+        f"--out {SIMULATED}": 0,
+        f"rmetric replay {SIMULATED} --out replayed": 0,
+    },
+    "diagnosis": {
+        "rmetric diagnose studies/diagnosis_benchmark/logs/silent_rank "
+        "--healthy studies/diagnosis_benchmark/logs/healthy": 3,
+    },
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -127,6 +139,32 @@ def line(claim: Claim, problem: str, fine: str) -> None:
     if sys.stdout.isatty() and "NO_COLOR" not in os.environ:
         word = f"{_COLOURS[colour]}{word}\033[0m"
     print(f"{word} {claim.name}: {problem or fine}", flush=True)
+
+
+def printed() -> dict[str, str]:
+    """Run the commands in a folder of their own; returns what stands between the markers.
+
+    Raises RuntimeError where a command ends with another exit code than it should.
+    """
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("simulator.py", "studies"):
+            (Path(folder) / name).symlink_to(ROOT / name)
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
+        for name, commands in SHOWN.items():
+            lines = []
+            for command, code in commands.items():
+                given = command.split()
+                program = ["-m", "rmetric"] if given[0] == "rmetric" else []
+                done = subprocess.run(
+                    [sys.executable, *program, *given[1:]],
+                    cwd=folder, env=environment, capture_output=True, text=True, check=False,
+                )  # fmt: skip
+                if done.returncode != code:
+                    raise RuntimeError(f"{command}: exit code {done.returncode}\n{done.stderr}")
+                lines += [f"$ {command}", done.stdout.strip()]
+            found[name] = "\n".join(["```", *lines, "```"])
+    return found
 
 
 def page(table: Table) -> str:

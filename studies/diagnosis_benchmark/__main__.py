@@ -21,8 +21,8 @@ from rmetric._util.errors import exit_code_of, exit_with, fail
 from rmetric._util.options import add_jobs, renamed
 from studies.common.renderers import to_text
 from studies.diagnosis_benchmark import gpualert
+from studies.diagnosis_benchmark.cases import FOLDERS, JOBS, injected_jobs
 from studies.diagnosis_benchmark.csv_rows import read_rows, write_rows
-from studies.diagnosis_benchmark.injected_jobs import FOLDERS, JOBS, injected_jobs
 from studies.diagnosis_benchmark.real_jobs import LOGS, MANIFEST, SPLITS, real_jobs
 from studies.diagnosis_benchmark.results import Results
 from studies.diagnosis_benchmark.writing import (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,50 +19,27 @@ INTERVALS = (
 )
 
 
-class PrecisionRecall(NamedTuple):
-    """Precision, recall and their harmonic mean."""
-
-    precision: Estimate
-    recall: Estimate
-    f1: Estimate
-
-
 def mean(values: Sequence[float], groups: Sequence[str]) -> Estimate:
-    """The mean over the jobs that have a value (not nan).
-
-    Args:
-        groups: of each job; those of one group are drawn together.
-    """
+    """The mean over the jobs that have a value (not nan); those of a group are drawn together."""
     values_R = np.asarray(values, dtype=float)
     return estimate(lambda drawn: scores.mean(values_R, drawn), len(values), numbered(groups))
 
 
-def micro(counts: Sequence[Counts], groups: Sequence[str]) -> PrecisionRecall:
-    """Precision, recall and F1 over the events of all jobs, weighted by events."""
+def micro_f1(counts: Sequence[Counts], groups: Sequence[str]) -> Estimate:
+    """F1 over the events of all jobs, weighted by events."""
     found_R, wrong_R, missed_R = np.array(counts, dtype=float).reshape(-1, 3).T
-
-    def share(part_R: NDArray[np.float64], whole_R: NDArray[np.float64]) -> Estimate:
-        return estimate(
-            lambda drawn: scores.ratio(drawn @ part_R, drawn @ whole_R),
-            len(counts),
-            numbered(groups),
-        )
-
-    return PrecisionRecall(
-        share(found_R, found_R + wrong_R),
-        share(found_R, found_R + missed_R),
-        share(2 * found_R, 2 * found_R + wrong_R + missed_R),
+    whole_R = 2 * found_R + wrong_R + missed_R
+    return estimate(
+        lambda drawn: scores.ratio(drawn @ (2 * found_R), drawn @ whole_R),
+        len(counts),
+        numbered(groups),
     )
 
 
-def macro(counts: Sequence[Counts], groups: Sequence[str]) -> PrecisionRecall:
-    """The mean of each job's own; a job of which nothing is shown has no precision."""
+def macro_f1(counts: Sequence[Counts], groups: Sequence[str]) -> Estimate:
+    """The mean of each job's own."""
     found_R, wrong_R, missed_R = np.array(counts, dtype=float).reshape(-1, 3).T
-    return PrecisionRecall(
-        mean(list(scores.ratio(found_R, found_R + wrong_R)), groups),
-        mean(list(scores.ratio(found_R, found_R + missed_R)), groups),
-        mean(list(scores.ratio(2 * found_R, 2 * found_R + wrong_R + missed_R)), groups),
-    )
+    return mean(list(scores.ratio(2 * found_R, 2 * found_R + wrong_R + missed_R)), groups)
 
 
 def numbered(groups: Sequence[str]) -> NDArray[np.int64] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -79,7 +79,9 @@ def of_diagnosis(case: Case, read: Read, said: Diagnosis) -> Answer:
         confidence=said.confidence,
         score=said.score,
         basis=said.basis,
-        line_right=_line_right(case, read, places[:1]) if case.labels else None,
+        line_right=event_counts(case.labels, places[:1], read.event_of).found > 0
+        if case.labels
+        else None,
         sure=speaks and said.confidence >= SURE,
         named=len(said.nodes),
         missed=[f"{file}:{line}" for file, line in missed] or None,
@@ -87,24 +89,17 @@ def of_diagnosis(case: Case, read: Read, said: Diagnosis) -> Answer:
     )
 
 
-def _line_right(case: Case, read: Read, first: Sequence[Place]) -> bool:
-    return event_counts(case.labels, first, read.event_of).found > 0
-
-
 def ranks_of(case: Case, said: Diagnosis) -> list[list[Hashable]]:
     """The ranks that a diagnosis names; a node stands for those of its ranks not named before."""
     out: list[list[Hashable]] = []
     seen: set[int] = set()
     for one in said.nodes:
-        new = [one.rank] if one.rank is not None else _on(case, one.node)
+        of_node = [rank for rank, its in case.node_of_rank.items() if its == one.node]
+        new = [one.rank] if one.rank is not None else of_node
         new = [rank for rank in new if rank not in seen]
         seen |= set(new)
         out += [list(new)] if new else []
     return out
-
-
-def _on(case: Case, node: str | None) -> list[int]:
-    return [rank for rank, its in case.node_of_rank.items() if its == node]
 
 
 def nodes_of(case: Case, said: Diagnosis) -> list[list[Hashable]]:
@@ -117,7 +112,7 @@ def nodes_of(case: Case, said: Diagnosis) -> list[list[Hashable]]:
 def of_baselines(case: Case, read: Read) -> dict[str, Answer]:
     """Title -> scores of each answer that needs no method."""
     events = {
-        title: Answer(**_events(case, read, find(read.lines_by("rank"))))
+        title: Answer(**_events(case, read, find(read.lines)))
         for title, find in baselines.OF_EVENTS.items()
     }
     if case.rank is None:
@@ -126,8 +121,8 @@ def of_baselines(case: Case, read: Read) -> dict[str, Answer]:
     nodes = list(dict.fromkeys(case.node_of_rank[rank] for rank in sorted(case.node_of_rank)))
     suspects = {
         title: Answer(
-            ranks=hits(find(read.lines_by("rank"), ranks), case.rank) if ranks else None,
-            nodes=hits(find(read.lines_by("node"), nodes), case.node) if case.node else None,
+            ranks=hits(find(read.lines, ranks, "rank"), case.rank) if ranks else None,
+            nodes=hits(find(read.lines, nodes, "node"), case.node) if case.node else None,
         )
         for title, find in baselines.OF_RANKS.items()
     }

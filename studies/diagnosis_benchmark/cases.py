@@ -1,4 +1,7 @@
-"""One benchmark job: its logs as the diagnosis reads them, and the ground truth."""
+"""One benchmark job: its logs as the diagnosis reads them, and the ground truth.
+
+The jobs with injected faults lie in FOLDER/<split>/<job>/logs, with manifest.json beside.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from studies.diagnosis_benchmark.injected.plan import Settings
 
 ROLES = ("cause", "symptom", "echo", "context")
 #: What a job may have come to; a diagnosis may also say "unknown".
@@ -111,3 +116,35 @@ def case_of(path: Path, told: dict[str, Any], **more: Any) -> Case:
         ),
         **more,
     )
+
+
+#: Our split -> its folder: kinds of fault that builders saw, those that they did not see at first,
+#: and those that came after these were looked at.
+FOLDERS = {"development": "development", "held_out": "test", "blind": "blind"}
+JOBS = Path("runs", "injected_failures")
+
+
+def injected_jobs(split: str, folder: Path) -> list[Case]:
+    """The judged jobs of a split, each with the healthy siblings of its settings.
+
+    Raises ValueError where there is none, and for a manifest that lacks something.
+    """
+    if split not in FOLDERS:
+        raise ValueError(f"split is {split!r}; {', '.join(FOLDERS)} are accepted")
+    cases = [_injected_case(path) for path in manifests(folder / FOLDERS[split])]
+    return [case for case in cases if case is not None]
+
+
+def _injected_case(path: Path) -> Case | None:
+    """None for a job that is there as a sibling only."""
+    with read_manifest(path) as told:
+        if told["plan"]["part"] == "sibling":
+            return None
+        settings = Settings(**told["plan"]["settings"])
+        return case_of(
+            path,
+            told,
+            world_size=settings.world_size,
+            node_of_rank={rank: settings.node(rank) for rank in range(settings.world_size)},
+            healthy=tuple(path.parent.parent / name / "logs" for name in told["siblings"]),
+        )

@@ -199,7 +199,6 @@ KINDS: dict[str, tuple[str, ...]] = {
     "limits": ("resource limit", "storage/too_many_open_files", "exception/recursion_limit"),
     "numerics": ("nan loss", "numerics"),
 }
-VERDICTS = ("right", "partly", "unknown", "wrong")
 
 
 class Named(NamedTuple):
@@ -223,12 +222,7 @@ class Named(NamedTuple):
 
 
 def verdict(answer: Named, classes: Collection[str]) -> str:
-    """How right a named cause is; one of `VERDICTS`.
-
-    Args:
-        answer: the named cause.
-        classes: all classes that are right, of `CLASSES`.
-    """
+    """How right a named cause is, where these `CLASSES` are: right, partly, unknown or wrong."""
     if answer.cause is None:
         return "unknown"
     if any(answer.means(CLASSES[one]) for one in classes):

@@ -31,12 +31,11 @@ from rmetric._util.errors import exit_with
 from rmetric._util.options import add_jobs
 from rmetric.diagnosis.decide import Gathered, gathered, weigh
 from rmetric.diagnosis.facts.job import Job, short
-from rmetric.diagnosis.hypotheses import HEALTHY
+from rmetric.diagnosis.hypotheses import HEALTHY, NOBODY, candidates
 from rmetric.diagnosis.inferred import inferred_causes
 from rmetric.diagnosis.ingest import ingest_attempts
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.model import Features, Knots, Model
-from rmetric.diagnosis.suspects import NOBODY, candidates
 from rmetric.logs import write_atomically
 from studies.common.command import command_parser
 from studies.diagnosis_benchmark.cause_meanings import Named, verdict
@@ -56,8 +55,8 @@ MIN_WEIGHT = 0.02
 #: Features of causes that may only speak for one (+1) or against it (-1). Evidence against a rank
 #: never speaks for it.
 SIGNED = {
-    "confidence": 1, "explains": 1, "trained": 1, "survived": -1, "consequence": -1,
-    "stops early": -1, "faults": -1,
+    "confidence": 1, "explains": 1, "trained": 1, "consequence": -1, "stops early": -1,
+    "faults": -1,
 }  # fmt: skip
 FREE = ("a node", "a file", "nobody")
 #: Answers of a kind from a confidence on are sure if so many were right.

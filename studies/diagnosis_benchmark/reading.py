@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.facts.layout import RankLayout, RankPlacement
@@ -19,18 +18,8 @@ from rmetric.diagnosis.reading.prefixes import Prefix
 from rmetric.diagnosis.reading.source import LogSource
 from rmetric.diagnosis.templates.events import Events
 from rmetric.diagnosis.templates.facts import LineAnalyser
-from studies.diagnosis_benchmark.baselines import RankedLine
+from studies.diagnosis_benchmark.baselines import LogLine
 from studies.diagnosis_benchmark.scoring import Place
-
-
-class LogLine(NamedTuple):
-    """A line of the logs; its time is that of the entry it belongs to."""
-
-    place: Place
-    rank: int | None
-    node: str | None
-    time: float | None
-    text: str
 
 
 @dataclass(kw_only=True)
@@ -45,14 +34,6 @@ class Read:
     job: Job
     event_of: dict[Place, int] = field(default_factory=dict)
     lines: list[LogLine] = field(default_factory=list)
-
-    def lines_by(self, who: str) -> list[RankedLine]:
-        """The lines, of ranks or of nodes (`who` is "rank" or "node")."""
-
-        def stream(line: LogLine) -> Hashable | None:
-            return line.rank if who == "rank" else line.node
-
-        return [RankedLine(one.place, stream(one), one.time, one.text) for one in self.lines]
 
 
 def read(folder: Path, library: SignatureLibrary) -> Read:
@@ -130,7 +111,7 @@ class _Recording(FilePass):
             who, _ = self.prefixes.split(line)
             self.written.append((who, line))
             form = self._form(line)
-            stream, start = self._stream(line, form)
+            stream, start = self.stream(line, form)
             self._slow(self.number, line, form, stream, start)
             self._settle(stream)
             entry = stream.open.raw if stream.open else stream.tail[-1] if stream.tail else None

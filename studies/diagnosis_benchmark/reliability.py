@@ -15,8 +15,7 @@ from studies.common.table import Cell, Table
 from studies.diagnosis_benchmark.aggregation import numbered
 from studies.diagnosis_benchmark.answers import Answer
 from studies.diagnosis_benchmark.cause_meanings import KINDS, Named
-from studies.diagnosis_benchmark.job_scores import JobScores
-from studies.diagnosis_benchmark.results import Results
+from studies.diagnosis_benchmark.results import JobScores, Results
 from studies.diagnosis_benchmark.written_jobs import WrittenScores
 
 #: Titles of the answers of first looks, and of those of today.
@@ -111,11 +110,7 @@ def bin_of(confidences: Sequence[float]) -> np.ndarray[tuple[int], np.dtype[np.i
 
 
 def reliability(of_source: Mapping[str, Sequence[Stated]]) -> Table:
-    """Bins of confidence of each source.
-
-    Args:
-        of_source: by the source's title.
-    """
+    """Bins of confidence of each source, by its title."""
     rows = [row for title, answers in of_source.items() for row in _bins(title, answers)]
     return Table(
         "reliability",
@@ -175,12 +170,7 @@ def calibration(of_source: Mapping[str, Sequence[Stated]]) -> Table:
 def calibration_tables(
     results: Iterable[Results], first: Iterable[WrittenScores], today: Iterable[WrittenScores]
 ) -> list[Table]:
-    """Both tables; none where there is no answer.
-
-    Args:
-        results, today: as they are judged today.
-        first: written jobs at their first look; "all" is without them.
-    """
+    """Both tables, "all" without the first looks; none where there is no answer."""
     of_source = {TODAY: stated_on_written(today)} | {one.title: stated(one) for one in results}
     known = {title: answers for title, answers in of_source.items() if answers}
     if not known:

@@ -1,17 +1,22 @@
 """Whether the advice on a restart is what an engineer would do who knows what happened.
 
     python -m studies.diagnosis_benchmark.restart_advice    # writes results/restart_advice.csv
+    python -m studies.diagnosis_benchmark.restart_advice --peer    # first, results/restart_peer.csv
 
 data/restart_labels.csv has a label for 250 written jobs that failed or were ended: the action, the
 nodes to leave out, and a second action where two are defensible, by judges who saw the jobs and
 their manifests and no answer. The advice was last changed after the first labels (set 1) were seen;
 results/restart_advice_before.csv is of commit e3450940.
+
+The peer is the restart agent of nvidia-resiliency-ext 0.7.0 without its language model, and with
+the settings that it has by default. `--peer` needs that package and httpx.
 """
 
 from __future__ import annotations
 
 import csv
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from joblib import Parallel
 
@@ -19,6 +24,8 @@ from rmetric._util.errors import exit_with
 from rmetric._util.options import add_jobs
 from rmetric._util.workers import delayed
 from rmetric.diagnosis.decide import diagnose
+from rmetric.diagnosis.ingest import ingest_attempts
+from rmetric.diagnosis.library.load import SignatureLibrary
 from studies.common.command import command_parser
 from studies.common.renderers import to_csv, to_text
 from studies.common.table import Cell, Table
@@ -27,12 +34,39 @@ from studies.diagnosis_benchmark.written_sets import opened
 FOLDER = Path(__file__).parent
 LABELS = FOLDER / "data" / "restart_labels.csv"
 ALWAYS, WITHOUT = "always restart", "restart_without"
+PEER = FOLDER / "results" / "restart_peer.csv"
 
 
 def advised(folder: Path) -> tuple[str, set[str]]:
     """Action and nodes for the logs in a folder."""
     advice = diagnose(folder).restart
     return (advice.action, set(advice.nodes)) if advice else ("", set())
+
+
+def decided_by_peer(folder: Path) -> tuple[str, str]:
+    """Decision and basis of the peer after the last attempt, when it has seen those before.
+
+    It reads one log of each attempt, so it gets the lines of all files, split where we split them.
+    """
+    from nvidia_resiliency_ext.attribution import restart_agent as peer
+
+    memory = peer.InMemoryAttemptRecordStore()
+    agent = peer.RestartAgentRuntime(peer.RestartAgent(), attempt_record_store=memory)
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    left = {str(path.relative_to(folder)): path.read_bytes().splitlines(True) for path in files}
+    attempts = [job.files for job in ingest_attempts([folder], SignatureLibrary.shipped())]
+    with TemporaryDirectory() as work:
+        log = Path(work, "cycle.log")
+        for cycle, counts in enumerate(attempts):
+            text = b""
+            for name, lines in left.items():
+                count = counts.get(name, 0) if cycle < len(attempts) - 1 else len(lines)
+                text += b"".join(lines[:count]) + b"\n"
+                del lines[:count]
+            log.write_bytes(text)
+            request = peer.RestartAgentRequest(log_path=str(log), job_id="job", cycle_id=cycle)
+            found = agent.analyze_one(request).result.to_payload()
+    return found["decision"].lower(), found["decision_basis"]
 
 
 def row(labels: list[dict[str, str]], given: list[tuple[str, set[str]]]) -> tuple[Cell, ...]:
@@ -59,18 +93,29 @@ HEADINGS = (
 def main(arguments: list[str] | None = None) -> int:
     parser = command_parser("diagnosis_benchmark.restart_advice", __doc__)
     parser.add_argument("--out", type=Path, default=FOLDER / "results", metavar="DIR")
+    parser.add_argument("--peer", action="store_true", help="ask nvidia-resiliency-ext alone")
     add_jobs(parser)
     options = parser.parse_args(arguments)
     with open(LABELS, encoding="utf-8", newline="") as file:
         labels = {one["job"]: one for one in csv.DictReader(file)}
     with opened(sorted({name.partition("/")[0] for name in labels})) as jobs:
         folders = {f"{job.set}/{job.case.name}": job.case.folder for job in jobs}
-        answers = Parallel(n_jobs=options.jobs)(delayed(advised)(folders[name]) for name in labels)
+        ask = delayed(decided_by_peer if options.peer else advised)
+        answers = Parallel(n_jobs=options.jobs)(ask(folders[name]) for name in labels)
+    if options.peer:
+        with open(PEER, "w", encoding="utf-8", newline="") as file:
+            lines = [(job, *answer) for job, answer in zip(labels, answers, strict=True)]
+            csv.writer(file, lineterminator="\n").writerows([("job", "decision", "basis"), *lines])
+        return 0
+    with open(PEER, encoding="utf-8", newline="") as file:
+        of_peer = {one["job"]: (one["decision"], set[str]()) for one in csv.DictReader(file)}
     rows: list[tuple[Cell, ...]] = []
     for name in dict.fromkeys(one["set"] for one in labels.values()):
         places = [at for at, one in enumerate(labels.values()) if one["set"] == name]
         those = [list(labels.values())[at] for at in places]
         rows.append((name, "rmetric diagnose", *row(those, [answers[at] for at in places])))
+        by_peer = [of_peer[one["job"]] for one in those]
+        rows.append((name, "nvidia-resiliency-ext 0.7.0, no model", *row(those, by_peer)))
         rows.append((name, ALWAYS, *row(those, [("restart", set())] * len(those))))
     found = Table("restart_advice", "advice on the next start of a job", HEADINGS, rows, notes=[])
     (options.out / "restart_advice.csv").write_text(to_csv(found), encoding="utf-8")

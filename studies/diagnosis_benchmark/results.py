@@ -1,15 +1,28 @@
-"""Scores of one data set, stored as JSON; every table is made from them."""
+"""Scores of every method on the jobs of a data set, stored as JSON; tables are made from them."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rmetric.logs import write_atomically
-from studies.diagnosis_benchmark.job_scores import ALONE, WHOLE, JobScores
-from studies.diagnosis_benchmark.scoring import Counts
+from studies.diagnosis_benchmark.answers import Answer, from_json
 
+WHOLE = "Diagnosis"
+ALONE = "Logs alone (without cross-job)"
+#: Title of a variant of the diagnosis -> its `Switches` that are off. With `cross_job` off it
+#: is not shown the healthy jobs of the same settings.
+VARIANTS: dict[str, tuple[str, ...]] = {
+    WHOLE: (),
+    ALONE: ("cross_job",),
+    "Without spatial": ("spatial",),
+    "Without temporal": ("temporal",),
+    "Without unfiltered": ("unfiltered",),
+    "Without library": ("library",),
+    "Library alone": ("cross_job", "spatial", "temporal", "unfiltered"),
+}
 #: Source -> the variant that is judged by the goals. A real log comes alone; an injected job
 #: with the healthy jobs of its settings.
 HEADLINES = {"real": ALONE, "injected": WHOLE}
@@ -20,6 +33,38 @@ TITLES = {
     ("injected", "held_out"): "injected, four kinds held out",
     ("injected", "blind"): "injected, six later kinds",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobScores:
+    """One job and what each method scored on it; the facts are those of `Case`."""
+
+    name: str
+    group: str
+    kind: str
+    outcome: str
+    published_outcome: str
+    stage: str
+    cause_class: str
+    rank: int | None
+    world_size: int | None
+    with_healthy: int
+    lines: int
+    answers: dict[str, Answer]
+
+    @property
+    def is_healthy(self) -> bool:
+        return self.outcome == "healthy" and not self.kind
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {
+            "answers": {title: answer.as_json() for title, answer in self.answers.items()}
+        }
+
+    @classmethod
+    def from_json(cls, entry: dict[str, Any]) -> JobScores:
+        answers = {title: from_json(answer) for title, answer in entry["answers"].items()}
+        return cls(**{**entry, "answers": answers})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +95,6 @@ class Results:
     def drawn_with(self, job: JobScores) -> str:
         """Jobs of one such name are resampled together."""
         return job.group if self.source == "real" else job.name
-
-    def counted(self, title: str, *, with_echoes: bool = False) -> tuple[list[Counts], list[str]]:
-        """A method's events of each job that did not end well, and whom it is drawn with."""
-        key = "events_with_echoes" if with_echoes else "events"
-        found = [(job, getattr(job.answers.get(title), key, None)) for job in self.jobs]
-        kept = [(counts, self.drawn_with(job)) for job, counts in found if counts is not None]
-        return [counts for counts, _ in kept], [name for _, name in kept]
 
     def write(self, folder: Path) -> None:
         about = {"source": self.source, "split": self.split}

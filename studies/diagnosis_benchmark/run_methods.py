@@ -13,8 +13,8 @@ from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.library import SignatureLibrary
 from studies.diagnosis_benchmark.answers import of_baselines, of_diagnosis
 from studies.diagnosis_benchmark.cases import Case
-from studies.diagnosis_benchmark.job_scores import VARIANTS, JobScores
 from studies.diagnosis_benchmark.reading import read
+from studies.diagnosis_benchmark.results import VARIANTS, JobScores
 
 
 def score_job(case: Case) -> JobScores:

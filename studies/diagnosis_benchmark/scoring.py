@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from math import comb
 from typing import NamedTuple
 
 from studies.diagnosis_benchmark.cases import Label
@@ -81,8 +80,7 @@ def _told_apart(
 def hits(ranking: Sequence[Collection[Hashable]], truth: Hashable) -> list[float]:
     """Probability that `truth` is among the first k of a ranking, for each k of `TOPS`.
 
-    Args:
-        ranking: groups of equals, the most suspect first; within one any order is as likely.
+    Groups of equals, the most suspect first; within one any order is as likely.
     """
     before = 0
     for group in ranking:
@@ -90,20 +88,3 @@ def hits(ranking: Sequence[Collection[Hashable]], truth: Hashable) -> list[float
             return [min(max(top - before, 0) / len(group), 1.0) for top in TOPS]
         before += len(group)
     return [0.0] * len(TOPS)
-
-
-def by_score(scores: Mapping[Hashable, float]) -> list[list[Hashable]]:
-    """A ranking of who scores highest, those of one score together."""
-    groups: dict[float, list[Hashable]] = {}
-    for who, score in scores.items():
-        groups.setdefault(score, []).append(who)
-    return [groups[score] for score in sorted(groups, reverse=True)]
-
-
-def chance(among: int) -> list[float]:
-    """`hits` of a random order of so many, of whom one is faulty, in closed form.
-
-    >>> chance(16)[0]
-    0.0625
-    """
-    return [1.0 - comb(among - 1, min(top, among)) / comb(among, min(top, among)) for top in TOPS]

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 
 from rmetric.evaluation.intervals import Estimate, wilson
 from studies.common.table import Cell, Table, show
-from studies.diagnosis_benchmark.aggregation import INTERVALS, macro, mean, micro
+from studies.diagnosis_benchmark.aggregation import INTERVALS, macro_f1, mean, micro_f1
 from studies.diagnosis_benchmark.answers import Answer
 from studies.diagnosis_benchmark.baselines import OF_EVENTS, OF_RANKS
-from studies.diagnosis_benchmark.job_scores import VARIANTS, JobScores
-from studies.diagnosis_benchmark.results import Results
+from studies.diagnosis_benchmark.results import VARIANTS, JobScores, Results
 from studies.diagnosis_benchmark.scoring import TOPS
 
 #: Words -> their place in `TOPS`.
@@ -28,8 +27,8 @@ def tables(found: Sequence[Results]) -> list[Table]:
 def measures(found: Sequence[Results]) -> Table:
     """What was measured beside the goals, which were set before any measurement."""
     goals: list[tuple[str, Measure, float | None]] = [
-        ("F1 of events, mean of jobs", lambda of: _f1(of, macro), 0.90),
-        ("F1 of events, all events", lambda of: _f1(of, micro), 0.90),
+        ("F1 of events, mean of jobs", lambda of: _f1(of, macro_f1), 0.90),
+        ("F1 of events, all events", lambda of: _f1(of, micro_f1), 0.90),
         ("Faulty rank first", lambda of: _rank(of, TOP["first"]), 0.85),
         ("Faulty rank among five", lambda of: _rank(of, TOP["among five"]), 0.97),
     ]
@@ -42,10 +41,15 @@ def measures(found: Sequence[Results]) -> Table:
         ("Outcome", lambda of: _share(of, lambda job, said: said.outcome == job.outcome), None),
         ("Stage", lambda of: _share(of, _said("stage_right")), None),
     ]
+    healthy = [sum(job.is_healthy for job in of.jobs) for of in found]
+    counts = [f"{len(of.jobs) - well}, {well}" for of, well in zip(found, healthy, strict=True)]
     rows: list[tuple[Cell, ...]] = [
-        ("Jobs: failed or slowed, healthy", *(_jobs(of) for of in found)),
+        ("Jobs: failed or slowed, healthy", *counts),
         *(
-            (f"{words}{_goal(goal)}", *(_judged(measure(of), goal) for of in found))
+            (
+                f"{words}, goal {goal:.2f}" if goal else words,
+                *(_judged(measure(of), goal) for of in found),
+            )
             for words, measure, goal in goals
         ),
         ("Healthy jobs accused surely, goal none", *(_accused(of) for of in found)),
@@ -64,15 +68,6 @@ def measures(found: Sequence[Results]) -> Table:
     )
 
 
-def _goal(goal: float | None) -> str:
-    return "" if not goal else f", goal {goal:.2f}"
-
-
-def _jobs(of: Results) -> str:
-    healthy = sum(job.is_healthy for job in of.jobs)
-    return f"{len(of.jobs) - healthy}, {healthy}"
-
-
 def _judged(measured: Estimate | None, goal: float | None) -> str:
     if measured is None:
         return ""
@@ -86,9 +81,12 @@ def _accused(of: Results) -> str:
     return f"{sure} of {len(said)}" + (", not met" if sure else "")
 
 
-def _f1(of: Results, over: Callable[..., object], title: str | None = None) -> Estimate | None:
-    counts, groups = of.counted(title or of.headline)
-    return over(counts, groups).f1 if counts else None  # type: ignore[attr-defined]
+def _f1(of: Results, over: Callable[..., Estimate], title: str | None = None) -> Estimate | None:
+    """Over the jobs that did not end well and whose events the method was judged on."""
+    known = [(job, job.answers[title or of.headline]) for job in of.jobs
+             if (title or of.headline) in job.answers]  # fmt: skip
+    found = [(said.events, of.drawn_with(job)) for job, said in known if said.events is not None]
+    return over(*zip(*found, strict=True)) if found else None
 
 
 def _said(key: str) -> Callable[[JobScores, Answer], bool | None]:
@@ -140,7 +138,7 @@ def methods(found: Sequence[Results]) -> Table:
         [
             (
                 title,
-                *(_f1(of, macro, title) for of in found),
+                *(_f1(of, macro_f1, title) for of in found),
                 *(_rank(of, place, title) for place in TOP.values() for of in injected),
             )
             for title in (*VARIANTS, *OF_EVENTS, *OF_RANKS)

@@ -30,7 +30,7 @@ class WrittenScores:
         kind: as its author calls it.
         outcomes, causes: all that are right, the first is the label's; a healthy job has no cause.
         outcome, said, stage, who: the diagnosis' outcome, cause, stage and first rank or node.
-        cause: of `cause_meanings.VERDICTS`; "" for a healthy job.
+        cause: as `cause_meanings.verdict` has it; "" for a healthy job.
         cause_at: place from 1 of the first right cause among at most `TOP_CAUSES`; 0 for none.
         first, among_five: hits of the label's rank, or of its node without one, among the first
             named one and five; None where the label has neither.

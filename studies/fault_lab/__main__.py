@@ -157,9 +157,8 @@ def refuse_options_of_the_first_set(arguments: argparse.Namespace) -> None:
 def one_run(arguments: argparse.Namespace) -> int:
     import torch
 
-    from studies.fault_lab.branches import train_seed
+    from studies.fault_lab.branches import train_seed, train_seed_on_ranks
     from studies.fault_lab.outcome import Definitions
-    from studies.fault_lab.ranks import train_seed_on_ranks
     from studies.fault_lab.spec import LabSpec, control_id
 
     torch.set_num_threads(1)

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from math import exp, expm1
 
-from scipy.special import lambertw
-
 
 def exact_ettr(
     *, mtbf: float, interval: float, blocking: float, durable: float, restart: float
@@ -48,15 +46,6 @@ def unsaved_ettr(*, mtbf: float, work: float, restart: float) -> float:
         return 0.0
     restarted = mtbf * expm1(restart / mtbf)
     return work / ((mtbf + restarted) * expm1(work / mtbf))
-
-
-def best_interval(*, mtbf: float, blocking: float) -> float:
-    """Interval that maximises `exact_ettr`; independent of `durable` and `restart`.
-
-    Source: d/dD of its logarithm is 0 where exp(-(D + w) / M) = 1 - D / M, which
-    Lambert's W solves.
-    """
-    return mtbf * (1.0 + float(lambertw(-exp(-blocking / mtbf - 1.0)).real))
 
 
 def most_an_emergency_saves(

@@ -55,7 +55,7 @@ class Measured:
         wall_S = np.array([one.wall for one in outcomes])
         return cls(
             np.array([one.ettr for one in outcomes]),
-            {name: np.array([getattr(one, name) for one in outcomes]) / wall_S for name in SHARES},
+            {name: np.array([one.spent[name] for one in outcomes]) / wall_S for name in SHARES},
         )
 
     @property
@@ -86,12 +86,7 @@ def a_job(
     least_gap: float = 0.25,
     **settings: Any,
 ) -> FleetJob:
-    """A job at Young/Daly's interval, or another, in whole steps.
-
-    Args:
-        saves: of `SAVES`.
-        settings: of its `Fleet`.
-    """
+    """A job at Young/Daly's interval, or another, in whole steps; `settings` are of its `Fleet`."""
     fleet = Fleet(num_gpus=num_gpus, **settings)
     costs, mtbf = SAVES[saves], fleet.seconds_between_failures
     interval = young(costs.blocking_seconds, mtbf) if interval is None else interval

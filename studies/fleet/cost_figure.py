@@ -121,11 +121,7 @@ def _mark(axes: Axes, point: Point) -> None:
 
 
 def measured_points(results: Path) -> list[Point]:
-    """The published predictor, and ours where `python -m studies.fleet risk` has left its table.
-
-    Args:
-        results: the folder that holds risk/.
-    """
+    """The published predictor, and ours where `results`/risk has the table of the risk study."""
     today = Point("504 B200", TODAY.recall, TODAY.false_alarms_per_gpu_day)
     path = results / RISK
     return [today, *(_risk_points(path) if path.exists() else ())]

@@ -2,42 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rmetric.evaluation import Estimate
 from studies.fleet import training_failures
 from studies.fleet.closed_form import most_an_emergency_saves
-from studies.fleet.cost import RATES, SAVES, TODAY, a_job
-from studies.fleet.cost_tables import (
-    BIG,
-    BREAK_EVEN_SIZES,
-    LEADS,
-    VARIANTS,
-    Get,
-    break_even,
-    shrink_jobs,
-    variant,
-    ways,
-)
+from studies.fleet.cost import SAVES, TODAY, a_job
+from studies.fleet.cost_tables import BIG, LEADS, VARIANTS, Get, shrink_jobs, variant, ways
 from studies.fleet.job_settings import FailurePredictor
 from studies.fleet.training_failures import Outcomes, outcomes
 
 
-def sentences(get: Get) -> dict[str, str]:
-    """Name of the place -> a list in Markdown."""
-    parts = {
-        "most": _most(get),
-        "pays": _pays(get),
-        "warning": _warning(get),
-        "shrinking": _shrinking(get),
-        "matters": _matters(get),
-        "training_failures": training_failure_lines(outcomes()),
+def sentences(get: Get) -> dict[str, list[str]]:
+    """By the names of their places on the page."""
+    return {
+        "words most": _most(get),
+        "words warning": _warning(get),
+        "words shrinking": _shrinking(get),
+        "words matters": _matters(get),
+        "words training_failures": training_failure_lines(outcomes()),
     }
-    return {name: bullets(lines) for name, lines in parts.items()}
-
-
-def bullets(lines: Sequence[str]) -> str:
-    return "\n".join(f"- {line}" for line in lines)
 
 
 def points(gain: Estimate) -> str:
@@ -59,25 +41,6 @@ def _most(get: Get) -> list[str]:
             f"at most {bound:.1f} points of ETTR; a predictor with recall 1 and no false alarms "
             f"gains {points(won)} in the simulation."
         )
-    return lines
-
-
-def _pays(get: Get) -> list[str]:
-    hits = TODAY.recall * RATES["RSC-1"] / 8
-    wrong = TODAY.false_alarms_per_gpu_day / hits
-    lines = [
-        f"Today's predictor (arXiv 2605.09370) gives {wrong:.0f} false alarms to one hit at the "
-        "failure rate of RSC-1."
-    ]
-    for size in BREAK_EVEN_SIZES:
-        for saves in SAVES:
-            found = break_even(get, size, saves)
-            gain = get(a_job(size, saves, TODAY)).gain(get(a_job(size, saves)))
-            lines.append(
-                f"{size:,} GPUs, {saves}: a hit saves {found.hit.point:.0f} s and pays for "
-                f"{found.paid_for.point:.1f} false alarms of {found.rare:.1f} s; today's predictor "
-                f"{verdict(gain)} ({points(gain)})."
-            )
     return lines
 
 
@@ -121,16 +84,12 @@ def _shrinking(get: Get) -> list[str]:
 def _matters(get: Get) -> list[str]:
     jobs = ways(BIG)
     first, second, *others = jobs
-    lines = [
-        f"{second.capitalize()} instead of synchronous ones: "
-        f"{points(get(jobs[second]).gain(get(jobs[first])))}."
+    gains = {f"{second.capitalize()} instead of synchronous ones": (second, first)}
+    gains |= {w.removeprefix("asynchronous, ").capitalize(): (w, second) for w in others}
+    return [
+        f"{words}: {points(get(jobs[new]).gain(get(jobs[old])))}."
+        for words, (new, old) in gains.items()
     ]
-    for words in others:
-        lines.append(
-            f"{words.removeprefix('asynchronous, ').capitalize()}: "
-            f"{points(get(jobs[words]).gain(get(jobs[second])))}."
-        )
-    return lines
 
 
 def training_failure_lines(found: Outcomes | None) -> list[str]:

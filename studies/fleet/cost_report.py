@@ -14,18 +14,18 @@ from matplotlib.figure import Figure
 from rmetric._util.options import add_jobs, renamed
 from rmetric.reporting.style import style
 from studies.common.markers import fill, parts
-from studies.common.renderers import to_markdown, to_text, write_tables
+from studies.common.renderers import to_text, write_tables
 from studies.common.table import Table
 from studies.fleet import cost
 from studies.fleet.cost import Measured, measure
 from studies.fleet.cost_figure import CAPTION, Point, build_figure, measured_points
 from studies.fleet.cost_figure import NAME as FIGURE
-from studies.fleet.cost_findings import bullets, sentences, training_failure_lines
+from studies.fleet.cost_findings import sentences, training_failure_lines
 from studies.fleet.cost_tables import Get, tables
 from studies.fleet.guarded_job import SHARES
 from studies.fleet.job_settings import FleetJob
 from studies.fleet.training_failures import outcomes, table
-from studies.fleet.writing import refresh, write
+from studies.fleet.writing import bullets, refresh, write
 
 NAME = "cost"
 HELP = "what emergency saves, shrinking and quick restarts are worth to a job on many GPUs"
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     about = provenance(points, options.replications)
     write(options.out, made, FIGURE, figure, about, PACKAGES)
     if options.out == OUT and PAGE.exists():
-        refresh(PAGE, OUT, (FIGURE, CAPTION), made, words(found.__getitem__))
+        refresh(PAGE, OUT, (FIGURE, CAPTION), words(found.__getitem__))
     print("\n".join(to_text(table) for table in made))
     print(f"tables, figure and provenance.json: {options.out}")
     return 0
@@ -78,10 +78,10 @@ def run(options: argparse.Namespace) -> int:
 def closed_forms(folder: Path, page: Path = PAGE) -> int:
     """Make table 8 and its sentences; all else in the folder and on the page stays."""
     found = outcomes()
-    made, lines = table(found), training_failure_lines(found)
+    made = table(found)
     write_tables([made], folder)
     if folder == OUT and page.exists():
-        new = {f"table {made.name}": to_markdown(made), f"words {made.name}": f"{bullets(lines)}\n"}
+        new = {f"words {made.name}": bullets(training_failure_lines(found))}
         fill(page, (parts(page) | new).get, new)
     print(to_text(made))
     return 0
@@ -99,7 +99,7 @@ def everything(get: Get, points: Sequence[Point]) -> tuple[list[Table], Figure]:
 
 def words(get: Get) -> dict[str, str]:
     """The page's sentences, by the names of their places."""
-    return {f"words {name}": f"{text}\n" for name, text in sentences(get).items()}
+    return {name: bullets(lines) for name, lines in sentences(get).items()}
 
 
 def provenance(points: Sequence[Point], replications: int) -> dict[str, Any]:

@@ -90,13 +90,7 @@ class GpuUsage:
 
 
 def sample_usage(rng: np.random.Generator, num_readings: int, job: JobConditions) -> GpuUsage:
-    """Sample the usage of one GPU.
-
-    Args:
-        rng: source of all random numbers.
-        num_readings: number of readings T, one every `STEP_SECONDS`.
-        job: operating conditions.
-    """
+    """The usage of one GPU in so many readings, one every `STEP_SECONDS`."""
     days = num_readings * STEP_SECONDS / DAY
     life = _loaded(rng, num_readings)
     life.ambient += _surroundings(rng, num_readings, days, job)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil, floor
 from typing import Any
 
@@ -32,33 +32,24 @@ class JobOutcome:
 
     Attributes:
         wall: seconds from the first step to the last.
-        productive: seconds of computing at full speed whose steps were kept to the end or, if
-            the job was given up, to its last durable save.
-        lost: seconds of computing at full speed whose steps were rolled back or incomplete.
-        slow: additional computing time while the job was shrunk, seconds.
-        saving: seconds blocked by saves.
-        restarting: seconds from a failure, a drop or growth to the first step, without
-            waiting for nodes.
-        waiting: seconds of waiting for nodes.
+        spent: seconds by `SHARES`. Productive: computing at full speed whose steps were kept to
+            the end or, if the job was given up, to its last durable save; lost: those that were
+            rolled back or incomplete; slow: additional, while the job was shrunk; restarting: from
+            a failure, a drop or growth to the first step, without waiting for nodes.
         finished: False if the job was given up at `longest_seconds`.
         counts: numbers of "failures", "relapses" among them, "warned" and "averted" (by
             dropping the node) ones, of "false_alarms", and of saves, such as "saves_emergency".
     """
 
     wall: float
-    productive: float
-    lost: float
-    slow: float
-    saving: float
-    restarting: float
-    waiting: float
+    spent: dict[str, float]
     finished: bool
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int]
 
     @property
     def ettr(self) -> float:
         """Effective training time ratio."""
-        return self.productive / self.wall
+        return self.spent["productive"] / self.wall
 
 
 def replicate(job: FleetJob, seed: int) -> JobOutcome:
@@ -125,7 +116,8 @@ class _Run:
             wall=self.env.now,
             finished=finished,
             counts=dict(sorted(self.counts.items())),
-            **self.spent | {"productive": kept, "lost": max(self.spent["productive"] - kept, 0.0)},
+            spent=self.spent
+            | {"productive": kept, "lost": max(self.spent["productive"] - kept, 0.0)},
         )
 
     # The job itself

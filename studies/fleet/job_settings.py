@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import ceil, inf, isfinite
+from math import ceil, inf
 
 from rmetric.guard.policy import PolicyConfig
 
@@ -47,29 +47,6 @@ class Fleet:
     replica_nodes: int = 1
     grows: bool = True
 
-    def __post_init__(self) -> None:
-        _count("gpus_per_node", self.gpus_per_node, least=1)
-        _count("num_gpus", self.num_gpus, least=1)
-        if self.num_gpus % self.gpus_per_node:
-            raise ValueError(
-                f"num_gpus is {self.num_gpus}: it must be a multiple of {self.gpus_per_node}"
-            )
-        _number("failures_per_node_day", self.failures_per_node_day)
-        _number("weibull_shape", self.weibull_shape, above=True)
-        _number("restart_seconds", self.restart_seconds)
-        _number("repair_seconds", self.repair_seconds)
-        usable = self.relapse_gaps and self.num_spares is not None
-        if not 0 <= self.relapse_share < 1 or (self.relapse_share and not usable):
-            found = f"relapse_share is {self.relapse_share}: it must be from 0 to below 1, "
-            raise ValueError(f"{found}and 0 without relapse_gaps or num_spares")
-        if self.num_spares is not None:
-            _count("num_spares", self.num_spares, least=0)
-        _count("replica_nodes", self.replica_nodes, least=1)
-        if self.num_nodes % self.replica_nodes:
-            raise ValueError(
-                f"replica_nodes is {self.replica_nodes}: it must divide the {self.num_nodes} nodes"
-            )
-
     @property
     def num_nodes(self) -> int:
         return self.num_gpus // self.gpus_per_node
@@ -107,12 +84,6 @@ class Saves:
     least_gap: float = 0.25
     most_per_hour: int = 6
 
-    def __post_init__(self) -> None:
-        if self.interval_seconds is not None:
-            _number("interval_seconds", self.interval_seconds, above=True)
-        _number("blocking_seconds", self.blocking_seconds)
-        _number("durable_seconds", self.durable_seconds, least=self.blocking_seconds)
-
 
 @dataclass(frozen=True, kw_only=True)
 class FailurePredictor:
@@ -135,12 +106,6 @@ class FailurePredictor:
     repeats: bool = False
     drops: bool = False
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.recall <= 1:
-            raise ValueError(f"recall is {self.recall}: it must be from 0 to 1")
-        _number("mean_lead_seconds", self.mean_lead_seconds)
-        _number("false_alarms_per_gpu_day", self.false_alarms_per_gpu_day)
-
 
 @dataclass(frozen=True, kw_only=True)
 class FleetJob:
@@ -162,16 +127,6 @@ class FleetJob:
     step_seconds: float = 10.0
     longest_seconds: float = inf
 
-    def __post_init__(self) -> None:
-        _number("work_seconds", self.work_seconds, above=True)
-        _number("step_seconds", self.step_seconds, above=True)
-        if not self.longest_seconds > 0:
-            raise ValueError(f"longest_seconds is {self.longest_seconds}: it must be above 0")
-        warned = self.predictor.recall or self.predictor.false_alarms_per_gpu_day
-        if self.saves.interval_seconds is None and warned:
-            raise ValueError("interval_seconds is None: a predictor needs saves to ask for")
-        self.policy_config()
-
     @property
     def num_steps(self) -> int:
         """Number of steps."""
@@ -188,14 +143,3 @@ class FleetJob:
             least_gap=self.saves.least_gap,
             most_per_hour=self.saves.most_per_hour,
         )
-
-
-def _count(name: str, value: object, least: int) -> None:
-    if type(value) is not int or value < least:
-        raise ValueError(f"{name} is {value!r}: it must be an int of at least {least}")
-
-
-def _number(name: str, value: float, least: float = 0.0, above: bool = False) -> None:
-    if not (isfinite(value) and (value > least if above else value >= least)):
-        bound = f"above {least:g}" if above else f"at least {least:g}"
-        raise ValueError(f"{name} is {value}: it must be finite and {bound}")

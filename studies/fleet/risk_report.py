@@ -22,7 +22,7 @@ from studies.fleet.risk_evaluation import EvaluationPlan, evaluate
 from studies.fleet.risk_figure import CAPTION, build_figure
 from studies.fleet.risk_figure import NAME as FIGURE
 from studies.fleet.risk_tables import KNOWN_FIRING, SHARE, tables
-from studies.fleet.writing import refresh, write
+from studies.fleet.writing import bullets, refresh, write
 
 NAME = "risk"
 HELP = "recall and false alarms of predictors of GPU failures"
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
         figure = build_figure(strata)
     write(options.out, made, FIGURE, figure, provenance(plan, job), PACKAGES)
     if options.out == OUT and PAGE.exists():
-        refresh(PAGE, OUT, (FIGURE, CAPTION), made, {"summary": summary(made, strata)})
+        refresh(PAGE, OUT, (FIGURE, CAPTION), {"summary": bullets(summary(made, strata))})
     print("\n".join(to_text(table) for table in made))
     print(f"tables, figure and provenance.json: {options.out}")
     return 0
@@ -104,7 +104,7 @@ def provenance(plan: EvaluationPlan, job: JobConditions) -> dict[str, Any]:
     }
 
 
-def summary(made: Sequence[Table], strata: Strata) -> str:
+def summary(made: Sequence[Table], strata: Strata) -> tuple[str, ...]:
     """Findings of the risk study as sentences with the numbers of the tables."""
     bound, day, hour, *_ = made
     [of_published] = [row for row in bound.rows if row[0] == 100 * SHARE]
@@ -114,7 +114,7 @@ def summary(made: Sequence[Table], strata: Strata) -> str:
     described = rows["Score as described, 0.95"]
     rare = precision(Estimate(SHARE, SHARE, SHARE), Estimate(0.01, 0.01, 0.01))
     fires = percent(firing(strata, "24 h", "coded_010"))
-    lines = (
+    return (
         f"{show(of_published[0], 0)} % of a GPU's failures have any sign before them. No predictor "
         f"can announce more of them but by chance, that is {show(of_published[2], 1)} % of all "
         "unexpected interruptions.",
@@ -133,4 +133,3 @@ def summary(made: Sequence[Table], strata: Strata) -> str:
         f"It detects {show(guard[5], 1)} % only as they happen: too late for a save, in time to "
         "leave the GPU out of the restart.",
     )
-    return "".join(f"- {line}\n" for line in lines)

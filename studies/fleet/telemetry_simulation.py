@@ -114,24 +114,10 @@ def contained(rng: np.random.Generator, *, gpu: int, job: JobConditions) -> GpuH
 
 
 def failing(
-    rng: np.random.Generator,
-    *,
-    gpu: int,
-    cause: str,
-    with_sign: bool,
-    job: JobConditions,
+    rng: np.random.Generator, *, gpu: int, cause: str, with_sign: bool, job: JobConditions,
     before: float = WARM_UP_SECONDS + BEFORE_SECONDS,
-) -> GpuHistory:
-    """History around a failure: `before` seconds before it and minutes after it.
-
-    Args:
-        rng: source of all random numbers.
-        gpu: index of the GPU.
-        cause: cause of the failure.
-        with_sign: a sign precedes the failure.
-        job: operating conditions.
-        before: length before the failure, seconds.
-    """
+) -> GpuHistory:  # fmt: skip
+    """History around a failure: `before` seconds before it and minutes after it."""
     at = _readings(before)
     life = sample_usage(rng, at + _readings(AFTER_SECONDS), job)
     signs, failure = fail(rng, life, cause, at, with_sign)

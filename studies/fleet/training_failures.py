@@ -124,13 +124,7 @@ class Lost(NamedTuple):
 
 
 def losses(rate: float, notice: float, found: Outcomes) -> Lost:
-    """GPU-days lost of 1,000.
-
-    Args:
-        rate: failures in 1,000 GPU-days.
-        notice: seconds from the onset of a failure until a person acts.
-        found: outcomes of rescue.
-    """
+    """Of `rate` failures in 1,000 GPU-days, on which a person acts `notice` seconds after onset."""
     slow, saves = SAVES["synchronous"], a_job(NUM_GPUS, "asynchronous").saves
     hourly = lost_by_hand(
         notice=notice, interval=HOURLY, durable=slow.durable_seconds, restart=RESTART

@@ -13,7 +13,7 @@ from rmetric.logs import write_atomically
 from rmetric.reporting.style import save, style
 from studies.common.markers import fill, relative_figure
 from studies.common.provenance import commit, versions
-from studies.common.renderers import to_markdown, write_tables
+from studies.common.renderers import write_tables
 from studies.common.table import Table
 
 
@@ -29,13 +29,12 @@ def write(
     write_atomically(folder / "provenance.json", [json.dumps(about, indent=2).encode(), b"\n"])
 
 
-def refresh(
-    page: Path, out: Path, figure: tuple[str, str], made: Sequence[Table], words: Mapping[str, str]
-) -> None:
-    """Fill in the figure (its name and caption), `table NAME`, and the words by name."""
-    parts = {
-        "figure": relative_figure(page, out, *figure),
-        **{f"table {table.name}": to_markdown(table) for table in made},
-        **words,
-    }
+def refresh(page: Path, out: Path, figure: tuple[str, str], words: Mapping[str, str]) -> None:
+    """Fill in the figure (its name and caption), and lists of sentences by their names."""
+    parts = {"figure": relative_figure(page, out, *figure), **words}
     fill(page, parts.get, parts)
+
+
+def bullets(lines: Sequence[str]) -> str:
+    """A list in Markdown."""
+    return "".join(f"- {line}\n" for line in lines)

@@ -14,7 +14,7 @@ def scene_of(job, library=None, *, siblings=(), offsets=None):
     return Scene(
         job=job,
         ordering=ordering,
-        faults=[one for one in faults if not one.survived],
+        faults=faults,
         alone=alone,
         known=HealthyReference.of(job, siblings, None),
     )

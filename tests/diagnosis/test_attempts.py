@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmetric.diagnosis.facts.job import Job
-from rmetric.diagnosis.facts.starts import INTERLEAVED_STEPS, Mark, _Window, attempt_starts
+from rmetric.diagnosis.facts.starts import Mark, attempt_starts
 from rmetric.diagnosis.ingest import ingest_attempts
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.reading import source
@@ -44,12 +44,12 @@ def steps(first: int, last: int, minute: int = 0) -> list[str]:
 
 @pytest.mark.parametrize("block", [200, 1000, 1 << 20])
 def test_an_attempt_reads_as_in_a_file_of_its_own(tmp_path, monkeypatch, block):
-    """Wherever the blocks of the file end, and whether a pass expects its start or not."""
+    """Wherever the blocks of the file end."""
     monkeypatch.setattr(source, "BLOCK", block)
     parts = [
         [*START, *steps(1, 40), *OOM],
         [*START, *steps(21, 60), *KEY],
-        [*START[1:], *steps(41, 50, 30), *KEY],  # of which the first pass does not expect it
+        [*START[1:], *steps(41, 50, 30), *KEY],
         [*START, *steps(51, 70), *DONE],
     ]
     path, library = tmp_path / "job.log", SignatureLibrary.shipped()
@@ -81,7 +81,6 @@ def _content(job: Job) -> dict[str, object]:
 
 
 def test_the_first_lines_of_a_log_may_recur_with_every_step(tmp_path):
-    """A pass expects a start there at first; the next reads the file as one attempt."""
     banner = ["==== memory of the job ====", "allocated: 12 GiB", "reserved: 20 GiB"]
     lines = [line for step in steps(1, 300) for line in (*banner, step)]
     path = tmp_path / "job.log"
@@ -129,24 +128,3 @@ def test_ranks_that_begin_behind_another_ones_failure_begin_no_attempt():
     found = [Mark(line, template, 0, (line > 9) + (line > 18), True, rank)
              for line, template, rank in again]  # fmt: skip
     assert [one.line for one in attempt_starts(found)] == [19]
-
-
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 5), st.integers(0, 1), st.sampled_from([0, 0, 0, 1])),
-        min_size=1,
-        max_size=40,
-    ),
-    st.data(),
-)
-def test_the_window_counts_what_its_marks_are(entries, data):
-    """Its counts, kept while it moves, are those of its marks themselves."""
-    marks, steps, ends = list[Mark](), 0, 0
-    for line, (template, step, end) in enumerate(entries, 1):
-        steps, ends = steps + step * INTERLEAVED_STEPS, ends + end
-        marks.append(Mark(line, template, steps, ends))
-    window = _Window(marks)
-    for at in range(len(marks)):
-        if data.draw(st.booleans()):
-            window.move(at)
-            assert window.counts == Counter(one.template for one in window.marks)

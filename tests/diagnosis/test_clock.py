@@ -32,40 +32,16 @@ def test_the_worst_clock_is_noted():
     ]
 
 
-def test_without_a_common_step_only_hours_count():
-    maker = Maker(3, skew={2: 3 * HOUR, 1: 40.0})
-    for rank in range(3):
-        maker.say(rank, "imports took <NUM> s", time=0.0)
-        maker.say(rank, "hello of <NUM>", time=1.0)
-        maker.say(rank, f"hello from <*> {rank}", time=2.0)
-    assert clock_offsets(maker.job) == {"rank_2.log": pytest.approx(3 * HOUR - 40.0)}
-
-
 @pytest.mark.parametrize("by", [3 * HOUR, 30 * HOUR])
-@pytest.mark.parametrize("steps", [0, 20])
-def test_half_of_the_ranks_hours_apart_is_one_job_if_they_agree(by, steps):
+def test_half_of_the_ranks_hours_apart_is_one_job(by):
     skew = dict.fromkeys(range(4, 8), by)
-    job = Maker(8, skew=skew).train(range(8), steps=steps).job
+    job = Maker(8, skew=skew).train(range(8)).job
     assert two_jobs(job) is None
     offsets = clock_offsets(job)
     assert {name for name, offset in offsets.items() if abs(offset) > HOUR} == {
         f"rank_{rank}.log" for rank in range(4, 8)
     }
     assert clock_notes(offsets)[0].startswith("The clocks of 4 files differ: ")
-
-
-def test_what_took_another_time_or_says_other_things_is_another_job():
-    maker = Maker(8, skew=dict.fromkeys(range(4, 8), 5 * HOUR)).train(range(4))
-    for rank in range(4, 8):
-        for step in range(20):
-            maker.say(rank, "step <NUM> loss <NUM>", time=10.0 + 9.0 * step, step=step)
-    assert two_jobs(maker.job) == ("rank_0.log", "rank_4.log")
-    assert clock_offsets(maker.job) == {}
-    other = Maker(8, skew=dict.fromkeys(range(4, 8), 5 * HOUR)).train(range(4))
-    for rank in range(4, 8):
-        for at in range(9):
-            other.say(rank, f"another program's line {at}", time=1.0 * at)
-    assert two_jobs(other.job) == ("rank_0.log", "rank_4.log")
 
 
 def test_the_same_ranks_hours_apart_are_two_jobs():

@@ -57,7 +57,9 @@ def read(path: Path) -> Job:
 
 
 @pytest.mark.parametrize("collector", COLLECTORS)
-def test_a_traceback_is_one_entry_of_its_pod(collector: str, tmp_path: Path) -> None:
+def test_a_traceback_is_one_entry_of_its_pod_and_the_collectors_time_is_read(
+    collector: str, tmp_path: Path
+) -> None:
     form, name = COLLECTORS[collector]
     path = written(tmp_path / "all.log", lambda pod, at: form.format(pod=pod, second=at))
     stream = read(path).streams[name.format(pod=BAD, file=path)]
@@ -66,19 +68,10 @@ def test_a_traceback_is_one_entry_of_its_pod(collector: str, tmp_path: Path) -> 
     assert stream.last_step == STEPS - 1
     said = {one.text for one in stream.tail if one.step is not None}
     assert f"step {STEPS - 1} loss {4 / (STEPS - 1):.3f}" in said
-
-
-@pytest.mark.parametrize("collector", COLLECTORS)
-def test_the_time_of_the_collector_is_read(collector: str, tmp_path: Path) -> None:
-    form, name = COLLECTORS[collector]
-    path = written(tmp_path / "all.log", lambda pod, at: form.format(pod=pod, second=at))
-    stream = read(path).streams[name.format(pod=BAD, file=path)]
-    if "{second" in form:
-        assert stream.first_time is not None
-        assert stream.last_time is not None
-        assert stream.last_time - stream.first_time == STEPS
-    else:
-        assert stream.last_time is None
+    times = stream.first_time, stream.last_time
+    assert (None if times[1] is None else times[1] - times[0]) == (
+        STEPS if "{second" in form else None
+    )
 
 
 def test_a_node_of_several_ranks_is_none_of_them(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ class _Slow(FilePass):
     def _take(self, lines: list[bytes], keys: list[bytes]) -> None:
         for line in lines:
             form = self._form(line)
-            self._slow(self.number + 1, line, form, *self._stream(line, form))
+            self._slow(self.number + 1, line, form, *self.stream(line, form))
             self.number, self.line_before = self.number + 1, line
 
 

@@ -10,9 +10,9 @@ from rmetric.diagnosis import evidence
 from rmetric.diagnosis.answer import BECAUSE
 from rmetric.diagnosis.evidence import EXTRACTORS, Row, Switches
 from rmetric.diagnosis.facts.job import Job
+from rmetric.diagnosis.hypotheses import NOBODY, candidates, suspects
 from rmetric.diagnosis.model import Model, interpolated, probabilities, reasons, score
 from rmetric.diagnosis.signature import TRAITS
-from rmetric.diagnosis.suspects import NOBODY, candidates, suspects
 from tests.diagnosis.scene import scene_of
 
 MODEL = Model.shipped()

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from rmetric.diagnosis import diagnose
 from rmetric.diagnosis.input_files import find
-from rmetric.diagnosis.reading import lines as lines_module
 from rmetric.diagnosis.reading.lines import Lines, decoded
 from rmetric.diagnosis.reading.source import LogSource
 from rmetric.logs import LogError
@@ -198,6 +197,9 @@ def test_packed_files_are_unpacked(tmp_path):
     assert read(tmp_path / "d.xz", lzma.compress(TEXT + b"d") + b"\0" * 4)[0] == [*expected, b"d"]
     assert read(tmp_path / "e.bz2", bz2.compress(TEXT + b"e"))[0] == [*expected, b"e"]
     assert len(find([tmp_path]).sources) == 5
+    for pack in (gzip.compress, bz2.compress, lzma.compress, zstandard.compress):
+        lines, one = read(tmp_path / "a.log", pack(b"one\n") + pack(b"two\n"))
+        assert (lines, one.cut_off) == ([b"one", b"two"], "")
 
 
 @pytest.mark.long
@@ -223,13 +225,6 @@ def test_a_zst_cut_within_its_first_block_has_no_line_and_says_so(tmp_path):
     found = diagnose(path, jobs=1)
     assert (found.outcome, found.job["lines"]) == ("unknown", 0)
     assert any("nothing of it can be unpacked" in note for note in found.notes), found.notes
-
-
-def test_two_packed_files_one_behind_the_other_are_one(tmp_path):
-    zstandard = pytest.importorskip("zstandard")
-    for pack in (gzip.compress, bz2.compress, lzma.compress, zstandard.compress):
-        lines, one = read(tmp_path / "a.log", pack(b"one\n") + pack(b"two\n"))
-        assert (lines, one.cut_off) == ([b"one", b"two"], "")
 
 
 def test_a_broken_gz_in_a_folder_is_left_out(tmp_path):
@@ -375,7 +370,3 @@ def test_paths_that_are_none(tmp_path):
         find([tmp_path])
     with pytest.raises(LogError, match="no path"):
         find([])
-
-
-def test_the_bound_of_a_line_is_the_documented_one():
-    assert lines_module.LONGEST_LINE == 65_536

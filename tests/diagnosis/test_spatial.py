@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmetric.diagnosis.patterns.peers import may_be_same, same_events
 from rmetric.diagnosis.patterns.spatial import THRESHOLD, peer_outliers
 from rmetric.diagnosis.result import MAX_NODES
 from tests.diagnosis.jobs import Maker, healthy
@@ -31,14 +30,12 @@ def failing(world, bad, *, order=None, times=30, **options):
 def test_nobody_stands_out_in_a_healthy_job(world):
     job = healthy(world, node_of=lambda rank: f"n{rank // 4}")
     assert odd(job) == []
-    assert odd(job, siblings=[healthy(world)]) == []
 
 
 @pytest.mark.parametrize("world", [4, 8, 32])
-@pytest.mark.parametrize("siblings", [0, 2])
-def test_the_rank_with_events_of_its_own(world, siblings):
+def test_the_rank_with_events_of_its_own(world):
     job = failing(world, 2)
-    (found,) = odd(job, siblings=[healthy(world)] * siblings)
+    (found,) = odd(job)
     assert found.name == "rank 2"
     assert found.score >= THRESHOLD
     assert [job.events[one].counts for one in found.events] == [{"rank 2": 30}] * 2
@@ -58,17 +55,6 @@ def test_the_habits_of_rank_0_are_none_to_blame():
         maker.say(0, "progress <NUM>")
         maker.say(15, "lm loss <NUM>")
     assert odd(maker.job) == []
-
-
-def test_rank_0_is_blamed_for_what_its_healthy_siblings_do_not_say():
-    job = failing(16, 0)
-    assert odd(job) == []
-    assert [one.name for one in odd(job, siblings=[healthy(16)])] == ["rank 0"]
-
-
-def test_habits_that_siblings_share_are_none_to_blame():
-    assert odd(failing(16, 3))
-    assert odd(failing(16, 3), siblings=[failing(16, 3)]) == []
 
 
 def test_ordinary_events_are_set_aside():
@@ -91,13 +77,12 @@ def test_at_most_eight_and_never_a_large_group():
 
 @pytest.mark.long
 @settings(max_examples=15, deadline=None)
-@given(st.permutations(range(1, 11)), st.integers(1, 10), st.booleans())
-def test_renaming_ranks_permutes_the_result(names, bad, siblings):
+@given(st.permutations(range(1, 11)), st.integers(1, 10))
+def test_renaming_ranks_permutes_the_result(names, bad):
     """Ranks 0 and 11 have duties of their own and keep their names."""
     new = [0, *names, 11]
-    known = [healthy(12)] if siblings else []
-    first = odd(failing(12, bad), siblings=known)
-    second = odd(failing(12, new[bad], order=new), siblings=known)
+    first = odd(failing(12, bad))
+    second = odd(failing(12, new[bad], order=new))
     renamed = {f"rank {rank}": f"rank {new[rank]}" for rank in range(12)}
     assert [(renamed[one.name], one.score) for one in first] == [
         (one.name, one.score) for one in second
@@ -106,30 +91,14 @@ def test_renaming_ranks_permutes_the_result(names, bad, siblings):
 
 @pytest.mark.long
 @settings(max_examples=15, deadline=None)
-@given(st.integers(4, 40), st.integers(1, 30), st.booleans())
-def test_more_healthy_ranks_raise_none(world, more, siblings):
+@given(st.integers(4, 40), st.integers(1, 30))
+def test_more_healthy_ranks_raise_none(world, more):
     for size in (world, world + more):
-        known = [healthy(size)] if siblings else []
-        assert {one.name for one in odd(failing(size, 2), siblings=known)} <= {"rank 2"}
+        assert {one.name for one in odd(failing(size, 2))} <= {"rank 2"}
 
 
 def test_the_same_seed_gives_the_same():
     assert repr(odd(failing(32, 7))) == repr(odd(failing(32, 7)))
-
-
-def test_siblings_of_another_size_serve():
-    assert [one.name for one in odd(failing(16, 3), siblings=[healthy(4)])] == ["rank 3"]
-    assert odd(healthy(16), siblings=[healthy(4)]) == []
-
-
-def test_events_of_two_jobs_are_one_where_only_wildcards_differ():
-    first, second = Maker(1), Maker(1)
-    first.say(0, "loss nan at step <NUM>")
-    second.say(0, "something else")
-    second.say(0, "loss <*> at step <NUM>")
-    second.say(0, "loss at step <NUM>")
-    assert same_events(first.job, second.job) == {1: 0}
-    assert not may_be_same("<*> <*>", "a b"), "nothing in common but their length"
 
 
 @pytest.mark.long

@@ -5,8 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from studies.claims.__main__ import PAGE, main, page, problem_recomputed, problem_stated
-from studies.claims.printed import SHOWN, printed
+from studies.claims.__main__ import (
+    PAGE,
+    SHOWN,
+    main,
+    page,
+    printed,
+    problem_recomputed,
+    problem_stated,
+)
 from studies.claims.table import ROOT, load, pattern, uncovered
 from studies.common.markers import parts
 

@@ -86,17 +86,13 @@ def exports(folder):
         for name, step, value in LONG
     ]
     comet.insert(0, {"metricName": "sys.ram", "metricValue": "3", "step": None, "epoch": None})
-    trace = [
-        {
-            "rank": 0,
-            "step": step,
-            "log_type_name": "metric_value",
-            "event_name": name,
-            "value": value,
-        }
-        for name, step, value in LONG
-    ]
-    trace.insert(0, {"step": 1, "log_type_name": "fwd_bwd_end", "value": 12.5})
+    own = {"rank": 0, "source": "training", "time": 1795950315, "caller": "trainer.py:864:step"}
+    trace = [own | {"log_type": "instant", "log_type_name": "started", "event_name": None}]
+    span = {"log_type": "event", "log_type_name": "fwd_bwd_end", "event_name": None, "value": 12.5}
+    scalar = {"log_type": "instant", "log_type_name": "metric_value"}
+    for name, step, value in (("local_valid_tokens", 1, 2048.0), *LONG):
+        at = own | {"step": step, "relative_step": step, "step_tags": ["gc"]}
+        trace += [at | span, at | scalar | {"event_name": name, "value": value}]
     for name, entries in (("comet.jsonl", comet), ("trace.jsonl", trace)):
         (folder / name).write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
 

@@ -9,19 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from rmetric.diagnosis.evidence.absences import absences
-from rmetric.diagnosis.evidence.connections import links, lost_hosts
 from rmetric.diagnosis.evidence.hang import hang
 from rmetric.diagnosis.evidence.named_ranks import named_ranks, own_faults, processes
 from rmetric.diagnosis.evidence.peers import (
     done_alone,
     not_finite,
-    unlike_events,
+    recorders,
+    stacks,
     unlike_numbers,
     unlike_settings,
 )
-from rmetric.diagnosis.evidence.places import recorders, stacks
 from rmetric.diagnosis.evidence.row import Row, Scene, Switches
-from rmetric.diagnosis.evidence.waits import collectives, lacking_echoes, waited_for
+from rmetric.diagnosis.evidence.waits import collectives, lacking_echoes, links, lost_hosts
 
 #: Extractor -> the part of the method that it is of (`Switches`).
 EXTRACTORS: dict[Callable[[Scene], Iterable[Row]], str] = {
@@ -29,12 +28,10 @@ EXTRACTORS: dict[Callable[[Scene], Iterable[Row]], str] = {
     named_ranks: "library",
     processes: "library",
     links: "library",
-    waited_for: "library",
     collectives: "library",
     lacking_echoes: "unfiltered",
     lost_hosts: "unfiltered",
     absences: "unfiltered",
-    unlike_events: "spatial",
     unlike_numbers: "spatial",
     unlike_settings: "spatial",
     hang: "temporal",

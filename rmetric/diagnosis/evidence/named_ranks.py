@@ -154,9 +154,6 @@ def _implicated(scene: Scene, fault: Fault, innocent: set[str], none_logged: boo
         aborted |= bool(of) and signal_of(fields) == signal.SIGABRT
     # A node may have left no log.
     implicated = [*filter(index.is_known, names)] or [*names]
-    whole = index.node_of_all(implicated)
-    if whole is not None:  # of which no rank is more to blame than another
-        implicated = [f"node {whole}"]
     if not index.is_minority(len(implicated)):
         return []
     # A launcher reports consequences too, and watchdogs end processes by an abort. But the only

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from rmetric.diagnosis.facts.job import Job, short
 from rmetric.diagnosis.facts.statements import expanded
@@ -35,11 +35,9 @@ class RankIndex:
         #: several of them run on one node
         self._tasks_are_ranks = not job.tasks_launch and max(on_nodes.values(), default=0) > 1
         self._on_node: dict[str, list[tuple[int, str]]] = {}
-        self._whole_name: dict[str, str] = {}
         for one in job.streams.values():
             if one.rank is not None and (node := job.node_of(one)) is not None:
                 self._on_node.setdefault(short(node), []).append((one.rank, one.name))
-                self._whole_name.setdefault(short(node), node)
 
     def is_minority(self, count: int) -> bool:
         """Return True if `count` streams are few enough to be suspicious."""
@@ -84,17 +82,6 @@ class RankIndex:
         """Names of ranks without log lines that the job may have."""
         size = self._job.world_size
         return [f"rank {rank}" for rank in ranks if size is None or rank < size != 1]
-
-    def node_of_all(self, names: Collection[str]) -> str | None:
-        """The node, of several, whose ranks these are, all of them; None otherwise."""
-        if len(names) < 2:
-            return None
-        on_nodes = {node: {name for _, name in ranks} for node, ranks in self._on_node.items()}
-        for rank, node in self._job.node_of_rank.items():
-            self._whole_name.setdefault(short(node), node)
-            on_nodes.setdefault(short(node), set()).add(f"rank {rank}")
-        found = next((node for node, ranks in on_nodes.items() if ranks == set(names)), None)
-        return self._whole_name[found] if found is not None and len(on_nodes) > 1 else None
 
     def on_node(self, name: str) -> set[str]:
         """Names of the ranks on the node of a stream `node NAME`."""

@@ -94,7 +94,7 @@ class Scene:
         """
         echoes = (one.events for one in self.faults if one.role == "echo")
         rng, ordinary = np.random.default_rng(self.seed), self.known.ordinary.union(*echoes)
-        return peer_outliers(self.job, rng=rng, ordinary=ordinary, siblings=self.known.siblings)
+        return peer_outliers(self.job, rng=rng, ordinary=ordinary)
 
     @cached_property
     def number_outliers(self) -> list[NumberOutlier]:

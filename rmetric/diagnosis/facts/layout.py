@@ -8,8 +8,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from rmetric.diagnosis.facts.graph import IdentityGraph
-from rmetric.diagnosis.facts.world import World
+from rmetric.diagnosis.facts.world import IdentityGraph, World
 from rmetric.diagnosis.reading.prefixes import Prefix
 from rmetric.diagnosis.reading.source import LogSource
 
@@ -43,7 +42,7 @@ class _Node:
     Attributes:
         stated: local rank -> the global ranks that its lines state.
         by_prefix: local rank -> those in its lines' prefixes.
-        numbers, firsts: of the node, and the global ranks of its local rank 0, by its agent.
+        numbers: of the node, by its agent.
         ranks: local rank -> global rank, where lines state it.
         first: global rank of local rank 0.
     """
@@ -52,7 +51,6 @@ class _Node:
     name: str | None = None
     stated: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     by_prefix: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
-    firsts: set[int] = field(default_factory=set)
     numbers: set[int] = field(default_factory=set)
     ranks: dict[int, int] = field(default_factory=dict)
     first: int | None = None
@@ -82,8 +80,6 @@ class _Node:
             stated = {one: rank for one, rank in stated.items() if one in sure}
         if len(set(stated.values())) == len(stated):
             self.ranks = stated
-        if self.first is None and not stated and len(self.firsts) == 1:
-            (self.first,) = self.firsts
 
     def number(self, world: World) -> int | None:
         if self.key[0] == "task":
@@ -120,7 +116,6 @@ class RankLayout:
             self._graph.merge(graph)
         streams = [(source, prefix) for source, prefixes, _ in files for prefix in prefixes]
         self.world = World(self._graph, [prefix for _, prefix in streams])
-        self._alias = {source.name: _only_node(prefixes) for source, prefixes, _ in files}
         self._alone = {source.name for source, prefixes, _ in files if len(prefixes) == 1}
         #: ranks that a file's prefixes state; devices of the processes of a node
         self._ranks_in: dict[str, set[int]] = defaultdict(set)
@@ -153,8 +148,6 @@ class RankLayout:
         elif rank is None:
             rank = self._rank_of_lines(source, prefix)
         node = self.world.node(prefix, rank) or source.node
-        if node is None and rank is None and of_node is not None:
-            node = of_node.name
         return RankPlacement(rank=rank, node=node, local_rank=local if rank is None else None)
 
     def _rank_of_lines(self, source: LogSource, prefix: Prefix) -> int | None:
@@ -177,15 +170,13 @@ class RankLayout:
             return None
         on_node = {rank for rank, name in self.world.node_of_rank.items() if name == node}
         firsts = {rank // each for rank in on_node or self._ranks_in[source.name]}
-        if not firsts and node in self.world.nodes:
-            firsts = {self.world.nodes.index(node)}
         return min(firsts) * each + device if len(firsts) == 1 else None
 
     def _key(self, source: LogSource, prefix: Prefix) -> Key:
         if prefix.task is not None and (prefix.rank is None or prefix.local_rank is not None):
             return "task", str(prefix.task)
         by_file = source.local_rank is not None
-        if prefix.node not in (None, self._alias[source.name]) and not by_file:
+        if prefix.node is not None and not by_file:
             return "node", prefix.node
         if source.node is not None:
             return "node", source.node
@@ -200,7 +191,6 @@ class RankLayout:
         node = self._nodes.setdefault(key, _Node(key))
         node.name = node.name or self.world.node(prefix, None) or source.node
         node.numbers.update(self._graph.of("stream number", stream))
-        node.firsts.update(self._graph.of("stream first", stream))
         if local is None:
             return
         node.stated[local].update(self._graph.of("stream rank", stream))
@@ -248,12 +238,3 @@ def _local_rank(source: LogSource, prefix: Prefix) -> int | None:
 def _states_rank(prefix: Prefix) -> bool:
     """True for a prefix that states its writer's rank, and not that of a line copied by grep."""
     return prefix.rank is not None and "grep" not in prefix.kinds
-
-
-def _only_node(prefixes: Sequence[Prefix]) -> str | None:
-    """The node of a file in which some lines of ranks name it and others name none."""
-    nodes = {
-        prefix.node for prefix in prefixes if prefix.local_rank is not None and prefix.task is None
-    }
-    names = nodes - {None}
-    return names.pop() if len(nodes) == 2 and len(names) == 1 else None

@@ -11,8 +11,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import NamedTuple
 
 #: Different entries of a log's beginning that are followed.
@@ -24,8 +23,6 @@ MAX_OCCURRENCES = 4000
 MAX_ENDS = 100_000
 #: Least number of different entries of a beginning.
 MIN_ENTRIES = 3
-#: Lines that are searched for so many different ones with which the log begins.
-MAX_OPENING = 20
 
 #: A line of a kernel's log, which repeats itself and begins nothing.
 KERNEL_LINE = re.compile(
@@ -62,10 +59,6 @@ class Mark(NamedTuple):
     rank: int = -1
 
 
-#: `Mark._make`, at a third of its cost.
-_mark = partial(tuple.__new__, Mark)
-
-
 class StartMarks:
     """Records the entries of a log's beginning whenever they recur.
 
@@ -81,30 +74,24 @@ class StartMarks:
         self._marks: list[tuple[int, int, int, int, int]] = []
         #: lines of failures and planned ends
         self._ends: list[int] = []
-        self._origin = (0, 0)  # numbers of steps and ends before the attempt
-        #: entry -> its occurrences, the steps before the last, the different numbers of steps
-        self._seen: dict[int, list[int]] = {}
-        self._dropped: set[int] = set()
+        #: entry -> its occurrences, the steps before the last, the different numbers of steps;
+        #: None of one that is not followed (any more)
+        self._seen: dict[int, list[int] | None] = {}
 
     @property
     def under_way(self) -> bool:
-        """True if the attempt made progress or failed."""
-        return (self.steps, len(self._ends)) != self._origin
-
-    def begin_attempt(self) -> None:
-        """Record that an attempt begins."""
-        self._origin = (self.steps, len(self._ends))
+        """True if the job made progress or failed."""
+        return bool(self.steps or self._ends)
 
     def follows(self, template: int) -> bool:
         """True if the entry is one of the beginning, and every occurrence is wanted."""
-        begins = not self.steps and len(self._seen) < MAX_TEMPLATES
-        if template not in self._seen and begins and template not in self._dropped:
+        if template not in self._seen and not self.steps and len(self._seen) < MAX_TEMPLATES:
             self._seen[template] = [0, -1, 0]
-        return template in self._seen
+        return self._seen.get(template) is not None
 
     def leave_out(self, template: int) -> None:
         """Never follow an entry."""
-        self._dropped.add(template)
+        self._seen[template] = None
 
     def add(self, line: int, template: int, rank: int = -1) -> bool:
         """Record an occurrence of an entry; False if it is not followed (any more)."""
@@ -112,16 +99,14 @@ class StartMarks:
         if seen is None:
             return False
         seen[0] += 1
-        steps = self.steps
-        if seen[1] != steps:
-            seen[1] = steps
+        if seen[1] != self.steps:
+            seen[1] = self.steps
             seen[2] += 1
         if seen[2] > MAX_STEPS_OF_TEMPLATE or seen[0] > MAX_OCCURRENCES:
-            del self._seen[template]
-            self._dropped.add(template)
+            self._seen[template] = None
             self._marks = [mark for mark in self._marks if mark[1] != template]
             return False
-        self._marks.append((line, template, steps, self._last_step, rank))
+        self._marks.append((line, template, self.steps, self._last_step, rank))
         return True
 
     def add_step(self, line: int) -> None:
@@ -150,41 +135,8 @@ class StartMarks:
             while before < len(ends) and ends[before] < line:
                 before += 1
             ended = before > 0 and ends[before - 1] >= last
-            marks.append(_mark((line, template, steps, before, ended, rank)))
+            marks.append(Mark(line, template, steps, before, ended, rank))
         return marks
-
-
-class Opening:
-    """The first lines of a log, with which its next attempt is expected to begin."""
-
-    def __init__(self) -> None:
-        self._keys: list[bytes] = []
-
-    def places(self, keys: list[bytes]) -> Iterator[int]:
-        """Places in the next lines of the log where such lines begin.
-
-        Args:
-            keys: the lines without their digits.
-        """
-        if not self._keys:
-            self._learn(keys)
-        at = -1
-        while self._keys:
-            try:
-                at = keys.index(self._keys[0], at + 1)
-            except ValueError:
-                return
-            # They may end behind the last of these lines.
-            if keys[at : at + len(self._keys)] == self._keys[: len(keys) - at]:
-                yield at
-
-    def _learn(self, keys: Sequence[bytes]) -> None:
-        begin = next((at for at, key in enumerate(keys) if key.strip()), len(keys))
-        few = keys[begin : begin + MAX_OPENING]
-        for at in range(1, len(few) + 1):
-            if len(set(few[:at])) == MIN_ENTRIES:
-                self._keys = list(few[:at])
-                return
 
 
 #: Least share of a beginning's entries that recur at the next one, and of all of them where no
@@ -208,7 +160,7 @@ def starts_of(found: StartMarks) -> tuple[int, ...]:
     """First lines of the second and later attempts in a file; empty for one attempt."""
     ends = found.ends()
 
-    def same(one: Place, other: Place) -> bool:
+    def same(one: Mark, other: Place) -> bool:
         """True if nothing was made, and nothing failed, between two lines."""
         between = bisect_left(ends, one.line) != bisect_left(ends, other.line)
         return one.steps == other.steps and not between
@@ -220,12 +172,12 @@ def starts_of(found: StartMarks) -> tuple[int, ...]:
         if not any(one.line <= restart.line and same(one, restart) for one in begun)
     ]
     # What begins behind such a line is the same attempt.
-    starts = [
-        one
+    starts = {
+        one.line
         for one in begun
         if not any(each.line < one.line and each.steps == one.steps for each in restarts)
-    ] + [one._replace(line=one.line + 1) for one in restarts]
-    return tuple(sorted({one.line for one in starts}))
+    }
+    return tuple(sorted(starts | {one.line + 1 for one in restarts}))
 
 
 def _of_launchers(restarts: Sequence[Place]) -> list[Place]:
@@ -247,8 +199,36 @@ def _of_launchers(restarts: Sequence[Place]) -> list[Place]:
     return found
 
 
-def attempt_starts(marks: Sequence[Mark], *, last_end: int = 0) -> list[Place]:
-    """First lines of the second and later attempts in a file, in order; none for one attempt.
+class _Beginning:
+    """The entries from one mark on until the training makes progress or fails.
+
+    Attributes:
+        order: their templates; counts: template -> how often; once: those written once.
+    """
+
+    def __init__(self, marks: Sequence[Mark], begin: int) -> None:
+        steps, ends, end = marks[begin].steps + INTERLEAVED_STEPS, marks[begin].ends, begin
+        while end < len(marks) and marks[end].steps <= steps and marks[end].ends <= ends:
+            end += 1
+        self.marks = marks[begin:end]
+        self.order = [mark.template for mark in self.marks]
+        self.counts = Counter(self.order)
+        self.once = [template for template, times in self.counts.items() if times == 1][:LEADING]
+
+    def begins_with(self, templates: Sequence[int]) -> bool:
+        """True if these two are the first different templates in it."""
+        return [*self.counts][:LEADS] == [*templates][:LEADS] and len(templates) >= LEADS
+
+    def fails_at_once(self, again: _Beginning) -> bool:
+        """True for a head of entries that are written once, as a script's is, and recur.
+
+        A script writes its last lines too, such as the time: those are before no other failure.
+        """
+        return self.order[:LEADS] == self.once[:LEADS] and again.begins_with(self.order)
+
+
+def attempt_starts(marks: Sequence[Mark], *, last_end: int = 0) -> list[Mark]:
+    """First entries of the second and later attempts in a file, in order; none for one attempt.
 
     Args:
         marks: occurrences of the entries of the beginning, by line.
@@ -256,135 +236,60 @@ def attempt_starts(marks: Sequence[Mark], *, last_end: int = 0) -> list[Place]:
 
     >>> first = [Mark(line, line, 0, 0) for line in (1, 2, 3)]
     >>> attempt_starts([*first, *(Mark(50 + one.line, one.template, 40, 1) for one in first)])
-    [Place(line=51, steps=40, writer='')]
+    [Mark(line=51, template=1, steps=40, ends=1, ended=False, rank=-1)]
     """
-    found = _by_beginnings(marks, last_end) if marks else []
-    return [Place(one.line, one.steps) for one in found]
-
-
-def _by_beginnings(marks: Sequence[Mark], last_end: int) -> list[Mark]:
+    if not marks:
+        return []
     starts: list[Mark] = []
-    window = _Window(marks)
-    first = current = _Beginning(window)
-    origin, at = marks[0], 0
+    first = current = _Beginning(marks, 0)
+    origin, at, tried = marks[0], 0, (0, 0)
     #: entries that the ranks have written since the attempt began
     written: set[tuple[int, int]] = set()
     while at < len(marks):
         mark = marks[at]
         under_way = mark.steps > origin.steps or mark.ends > origin.ends
         again = mark.template in current.counts or mark.template in first.counts
+        # What follows in the same place has less in common with a beginning, if it does not lead.
+        leads = mark.template in (*current.once[:LEADS], *first.once[:LEADS])
+        news = leads or (mark.steps, mark.ends) != tried
         # A rank that had not written it begins later than others.
-        if under_way and again and (mark.rank < 0 or (mark.template, mark.rank) in written):
-            window.move(at)
+        if (
+            under_way
+            and again
+            and news
+            and (mark.rank < 0 or (mark.template, mark.rank) in written)
+        ):
+            tried, found = (mark.steps, mark.ends), _Beginning(marks, at)
             before = (first,) if current is first else (current, first)
-            if (mark.ended and mark.line < last_end and first.fails_at_once(window)) or any(
-                _recurs(window, one, origin) for one in before
+            if (mark.ended and mark.line < last_end and first.fails_at_once(found)) or any(
+                _recurs(found, one, origin) for one in before
             ):
                 starts.append(mark)
-                current, origin = _Beginning(window), mark
-                written = {(one.template, one.rank) for one in window.marks}
-                at += current.total
+                current, origin = found, mark
+                written = {(one.template, one.rank) for one in found.marks}
+                at += len(found.marks)
                 continue
         written.add((mark.template, mark.rank))
         at += 1
     return starts
 
 
-class _Window:
-    """Counts the entries from one mark on until the training makes progress or fails.
-
-    Attributes:
-        counts: template -> how often, in no order.
-    """
-
-    def __init__(self, marks: Sequence[Mark]) -> None:
-        self._marks, self._begin, self._end = marks, 0, 0
-        self.counts: Counter[int] = Counter()
-        self.move(0)
-
-    @property
-    def marks(self) -> Sequence[Mark]:
-        return self._marks[self._begin : self._end]
-
-    @property
-    def first(self) -> Mark:
-        return self._marks[self._begin]
-
-    def begins_with(self, templates: Sequence[int]) -> bool:
-        """True if these are the first two templates in it."""
-        begin = self._begin
-        if self._marks[begin].template != templates[0]:
-            return False
-        others = (
-            template
-            for at in range(begin + 1, self._end)
-            if (template := self._marks[at].template) != templates[0]
-        )
-        return next(others, None) == templates[1]
-
-    def move(self, at: int) -> None:
-        """Move its begin to the mark `at`, which is not before that of the last call."""
-        marks, counts = self._marks, self.counts
-        if self._end < at:
-            self._begin = self._end = at
-            counts.clear()
-        for mark in marks[self._begin : at]:
-            counts[mark.template] -= 1
-            if not counts[mark.template]:
-                del counts[mark.template]
-        self._begin = at
-        steps, ends = marks[at].steps + INTERLEAVED_STEPS, marks[at].ends
-        while self._end < len(marks):
-            mark = marks[self._end]
-            if mark.steps > steps or mark.ends > ends:
-                break
-            counts[mark.template] += 1
-            self._end += 1
-
-
-class _Beginning:
-    """The entries of a beginning.
-
-    Attributes:
-        counts: template -> how often.
-        once: the first templates that were written once.
-        total: number of entries.
-    """
-
-    def __init__(self, window: _Window) -> None:
-        self.counts = Counter(mark.template for mark in window.marks)
-        self.total = self.counts.total()
-        self.once = [template for template, times in self.counts.items() if times == 1][:LEADING]
-        self._begin = [mark.template for mark in window.marks[:LEADS]]
-
-    def fails_at_once(self, window: _Window) -> bool:
-        """True for a head of entries that are written once, as a script's is, and recur.
-
-        A script writes its last lines too, such as the time: those are before no other failure.
-        """
-        leads = self._begin == self.once[:LEADS] and len(self._begin) == LEADS
-        return leads and window.begins_with(self._begin)
-
-
-def _recurs(window: _Window, before: _Beginning, origin: Mark) -> bool:
-    """True if what a beginning has recurs in a window, after an attempt that began at `origin`."""
-    again, counts, once, mark = window.counts, before.counts, before.once, window.first
-    made_steps, leads = mark.steps > origin.steps, mark.template in once[:2]
-    share = (MIN_SHARE if made_steps else MIN_WHOLE_SHARE) * len(counts)
-    least = max(min(len(counts), MIN_ENTRIES) if made_steps else MIN_ENTRIES, share)
-    if len(again) < least and not leads:
-        return False  # as nearly all are
+def _recurs(found: _Beginning, before: _Beginning, origin: Mark) -> bool:
+    """True if what a beginning has is found again, after an attempt that began at `origin`."""
+    again, counts, once, mark = found.counts, before.counts, before.once, found.marks[0]
+    made_steps, leads = mark.steps > origin.steps, mark.template in once[:LEADS]
     shared = again.keys() & counts.keys()
     # What is written once is of a launcher; other ranks may begin after the first of them failed,
     # and an evaluation or an epoch repeats a part of the beginning.
-    if len(shared) >= MIN_ENTRIES and leads:
-        led = len(once) > 1 and window.begins_with(once)
-        if led or len(shared & set(once)) >= max(2, LEADING_SHARE * len(once)):
-            return True
-    if len(shared) < least:
+    if len(shared) >= MIN_ENTRIES and leads and (
+        found.begins_with(once) or len(shared & {*once}) >= max(2, LEADING_SHARE * len(once))
+    ):  # fmt: skip
+        return True
+    share = (MIN_SHARE if made_steps else MIN_WHOLE_SHARE) * len(counts)
+    if len(shared) < max(min(len(counts), MIN_ENTRIES) if made_steps else MIN_ENTRIES, share):
         return False
     if made_steps:
         whole = len(shared) >= max(MANY_ENTRIES, MIN_WHOLE_SHARE * len(counts))
         return whole or mark.ended
     times = sum(min(again[template], counts[template]) for template in shared)
-    return times >= MIN_TIMES_SHARE * before.total
+    return times >= MIN_TIMES_SHARE * before.counts.total()

@@ -2,16 +2,15 @@
 
 A named group is an identity, and a statement ties identities to one another:
 
-    rank, local, number, first   global rank; rank within its node; number of its node; the global
-                                 rank of its node's local rank 0
+    rank, local, number          global rank; rank within its node; number of its node
     node, task, server           a host's name; a task of srun; an address of a host
     pid, bus                     process number; PCI bus and device of a GPU ("bb:00")
     size, of                     ranks of the job; of a communicator, of which `rank` is a member
     nodes, each, hosts           number of nodes; ranks of each; names of all in their order
 
 What a statement does not name is the writer's, as the prefix of the line states it. Identities of
-several parts are the process (node, pid), the child (writer, pid), the gpu (node, bus), the member
-(of, rank) of a communicator, and the pod (size, rank).
+several parts are the process (node, pid), the child (writer, pid), the gpu (node, bus), and the
+member (of, rank) of a communicator.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ MAX_HOSTS = 100_000
 #: Characters of a line's form; longer ones may state anything.
 LONGEST_FORM = 2000
 #: Groups that are no numbers.
-_TEXTS = ("node", "here", "server")
+_TEXTS = ("node", "server")
 
 
 class Statement:
@@ -133,11 +132,6 @@ STATEMENTS: tuple[Statement, ...] = tuple(Statement(*row) for row in (
     # torchrun's agents, DeepSpeed's launcher, scripts
     ("stream number", "node|group",
      r"(?i)(?<![a-z])(?:node|group)[_-]rank[\"']?[ :=]{1,3}[\"']?(?P<number>\d+)"),
-    ("stream first", "global_ranks=", r"(?<![a-z_])global_ranks=\[(?P<first>\d+)"),
-    # of one process each, or of the agents of nodes: as many as the ranks, or as the nodes
-    ("stream pod", "world_size=", rf"\bWORLD_SIZE=[\"']?(?P<size>\d+)[\"']?,? RANK=[\"']?{_RANK}"),
-    ("stream pod", "world_size=",
-     rf"(?<![A-Za-z_])RANK=[\"']?{_RANK}[\"']?,? WORLD_SIZE=[\"']?(?P<size>\d+)"),
 
     # where ranks are
     ("rank node, gpu member", "rank",
@@ -145,12 +139,6 @@ STATEMENTS: tuple[Statement, ...] = tuple(Statement(*row) for row in (
     ("rank node, gpu member", "rank",
      rf"(?i){_ON}\b.{{0,20}}?{_WITHIN}\brank[ :=\[]{{0,3}}{_RANK}\b{_BUS}"),
     ("rank node", "slurmd_nodename=", rf"^(?:export )?SLURMD_NODENAME=[\"']?(?P<node>{_HOST})"),
-    # the host of a script, as it says when it begins
-    ("job here", " on ",
-     r"^(?:.{0,60}[ ./])?(?:[Rr]unning|[Ss]tart(?:ed|ing)|[Ll]aunch(?:ed|ing)|[Jj]ob \S+|\w+\.sh)"
-     rf"(?: \S+){{0,4}}? on (?:(?:host|node) )?{_DEVICE}(?P<here>{_HOST})\W*$"),
-    ("job here", "host|node",
-     rf"^\W{{0,6}}(?i:host(?:name)?|node)(?: name)? ?[:=] ?(?P<here>{_HOST})\s*$"),
     ("task node", "srun: error: ", rf"^srun: error: (?P<node>{_HOST}): tasks? (?P<tasks>[\d,-]+):"),
     ("job hosts", "hosts=", r"(?i)^hosts=[\"']?(?P<hosts>[a-z][^\"']*)"),
     ("job hosts", ":::dlpal|nodelist=",

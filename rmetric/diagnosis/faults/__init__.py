@@ -5,7 +5,7 @@ reports, and faults that the training survived. The explanation is a cause that 
 and that does not follow from an earlier cause.
 """
 
-from rmetric.diagnosis.faults.fault import GENERIC, Fault
+from rmetric.diagnosis.faults.consequences import GENERIC, Fault
 from rmetric.diagnosis.faults.find import ended_alone, find_faults
 from rmetric.diagnosis.faults.survival import IN_FLIGHT, LOSS
 

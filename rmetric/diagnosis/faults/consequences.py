@@ -1,16 +1,75 @@
-"""Which fault is the likely consequence of which."""
+"""Known faults, and which of them is the likely consequence of which."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rmetric.diagnosis.clock import Ordering, may_be_time_zone
-from rmetric.diagnosis.faults.fault import GENERIC, Fault
+from rmetric.diagnosis.facts.job import Match, Occurrence
+from rmetric.diagnosis.signature import Signature
+
+#: Below this confidence an entry is generic (any error line) and makes nothing a consequence.
+GENERIC = 0.5
+
+
+@dataclass(kw_only=True)
+class Fault:
+    """A signature in all streams of the job.
+
+    Attributes:
+        matches: one a stream, the first in time first.
+        last: the last of all its entries.
+        follows: id of the earlier fault of which it is the likely consequence; "" without.
+    """
+
+    signature: Signature
+    matches: list[Match]
+    last: Occurrence
+    follows: str = ""
+
+    @property
+    def first(self) -> Occurrence:
+        return self.matches[0].first
+
+    @property
+    def entries(self) -> list[tuple[str, dict[str, str]]]:
+        """The stream and the named groups of its entries, each different one once."""
+        return [(one.stream, fields) for one in self.matches for fields in one.named]
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        return tuple(match.stream for match in self.matches)
+
+    @property
+    def events(self) -> set[int]:
+        """Numbers of its events."""
+        return set().union(*(match.events for match in self.matches))
+
+    @property
+    def count(self) -> int:
+        return sum(match.count for match in self.matches)
+
+    @property
+    def role(self) -> str:
+        return self.signature.role
+
+    @property
+    def confidence(self) -> float:
+        return self.signature.confidence
+
+    def has(self, trait: str) -> bool:
+        """True for a trait of `signature.TRAITS`."""
+        return trait in self.signature.traits
+
+    @property
+    def is_sure(self) -> bool:
+        """It states a cause or an end, more than any error line, and follows from no other."""
+        return self.role in ("cause", "ending") and self.confidence >= GENERIC and not self.follows
+
 
 #: Largest distance in seconds of a consequence: the usual timeout of collectives.
 FOLLOWS_WITHIN = 1800.0
-#: A fault so many seconds before another one, which is as certain, did not end the job.
-LONG_BEFORE = 6 * 3600.0
 #: From this confidence on a symptom or an echo makes an ending that follows its consequence.
 MIN_CONFIDENCE_OF_FAILURE = 0.4
 #: Seconds between a broken device's record by the kernel and the communication that it broke,
@@ -18,49 +77,13 @@ MIN_CONFIDENCE_OF_FAILURE = 0.4
 SAME_FAULT_SECONDS = 60.0
 #: Ends of a process by an abort, as launchers write them.
 _ABORTS = {"-6", "6", "SIGABRT", "Aborted"}
-#: The end by SIGKILL, as programs write it.
-_KILLS = {"9", "-9", "KILL", "KILLED"}
-#: Up to this confidence an entry of a kind that trainings survive explains no certain failure.
-WEAK = 0.6
 
 
 def relate(live: Sequence[Fault], ordering: Ordering) -> None:
-    """Set `follows` of the faults that were not survived."""
-    killers = [one for one in live if one.has("kill")]
+    """Set `follows` of the faults of a job."""
     for one in live:
         earlier = (other for other in live if _explains(other, one, ordering))
-        before = _killer_of(one, killers) or next(earlier, None)
-        one.follows = before.signature.id if before is not None else ""
-    long_before = [
-        (one, other) for one in live for other in live if _is_of_long_before(one, other, ordering)
-    ]
-    for one, other in long_before:
-        one.follows = one.follows or other.signature.id
-
-
-def _is_of_long_before(one: Fault, other: Fault, ordering: Ordering) -> bool:
-    """True if the job met another fault so much later that it cannot have ended by this one."""
-    return (
-        other is not one
-        and not other.follows
-        and other.role == one.role == "cause"
-        and other.confidence >= one.confidence - 0.1
-        and (ordering.later_by(other.first, one.last) or 0.0) > LONG_BEFORE
-    )
-
-
-def _killer_of(one: Fault, killers: Sequence[Fault]) -> Fault | None:
-    """The record of the kernel or of the scheduler of the kill that an entry reports.
-
-    Whichever is logged first: the clocks of a kernel and of a program differ.
-    """
-    if one in killers:
-        return None
-    signals = {fields["signal"].upper() for _, fields in one.entries if fields.get("signal")}
-    by_kill = bool(signals) and {name.removeprefix("SIG") for name in signals} <= _KILLS
-    reported = one.pids
-    same = (killer for killer in killers if not reported.isdisjoint(killer.pids))
-    return next(same, killers[0] if killers and by_kill else None)
+        one.follows = next((other.signature.id for other in earlier), "")
 
 
 def _aborted(one: Fault) -> bool:
@@ -99,15 +122,11 @@ def _comes_before(other: Fault, one: Fault, ordering: Ordering) -> bool:
 def _is_near(other: Fault, one: Fault, ordering: Ordering) -> bool:
     """True if `one` may be a consequence by the time between them, and by how sure they are."""
     apart = ordering.later_by(one.first, other.last) or 0.0
-    if other.last.file != one.first.file == other.first.file:  # the clock of another file
-        apart = min(apart, ordering.later_by(one.first, other.first) or 0.0)
     # Of one file a scheduler's clock may be that of another zone.
     of_zones = one.first.file == other.last.file and one.role == "ending"
     of_zones = of_zones and not other.signature.survivable
     if apart > FOLLOWS_WITHIN and not (of_zones and may_be_time_zone(apart)):
         return False
-    if other.signature.survivable and other.confidence <= WEAK < one.confidence:
-        return False  # a note of something harmless explains no failure that is certain
     # The same fault, logged again in more precise words?
     shared = not set(one.streams).isdisjoint(other.streams)
     return other.signature.rank >= min(one.signature.rank, 10) or not shared

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from rmetric.diagnosis.clock import MOST_COMPARED, Ordering
-from rmetric.diagnosis.facts.job import HEAD, Job, Match
-from rmetric.diagnosis.faults.consequences import relate
-from rmetric.diagnosis.faults.fault import Fault
+from rmetric.diagnosis.facts.job import Job, Match
+from rmetric.diagnosis.faults.consequences import Fault, relate
 from rmetric.diagnosis.faults.survival import survived
 from rmetric.diagnosis.signature import Signature
 
@@ -20,7 +19,7 @@ FAULT_ROLES = ("cause", "ending", "echo", "symptom")
 def find_faults(
     job: Job, signatures: Mapping[str, Signature], ordering: Ordering, alone: frozenset[str]
 ) -> list[Fault]:
-    """The known faults of a job, the first in time first; no success, nothing harmless.
+    """The known faults of a job that it did not survive, the first in time first.
 
     The planned ends of the streams in `alone` (`ended_alone`) are not the job's.
     """
@@ -33,38 +32,25 @@ def find_faults(
         elif role == "success":
             ends[match.stream].append(match)
     shared = [end for stream, of in ends.items() if stream not in alone for end in of]
-    if len(shared) > 2 * MOST_COMPARED:  # a rule asks for one before or behind a match
-        shared.sort(key=lambda one: ordering.key(one.last))
-        shared = shared[:MOST_COMPARED] + shared[-MOST_COMPARED:]
+    shared.sort(key=lambda one: ordering.key(one.last))
+    # A rule asks for one before or behind a match.
+    shared = shared[:MOST_COMPARED] + shared[MOST_COMPARED:][-MOST_COMPARED:]
 
     def outlived(match: Match, signature: Signature) -> bool:
         own = [*ends.get(match.stream, ()), *shared]
         ways = _ways(match) if signature.role == "cause" else [match]
         return all(survived(job, way, signature, own, ordering) for way in ways)
 
-    faults = [
-        _fault(matches, signatures[name], outlived, ordering) for name, matches in found.items()
-    ]
+    faults = []
+    for name, matches in found.items():
+        signature = signatures[name]
+        if not all(outlived(match, signature) for match in matches):
+            matches.sort(key=lambda one: ordering.key(one.first))
+            last = max((one.last for one in matches), key=ordering.key)
+            faults.append(Fault(signature=signature, matches=matches, last=last))
     faults.sort(key=lambda one: ordering.key(one.first))
-    relate([one for one in faults if not one.survived], ordering)
+    relate(faults, ordering)
     return faults
-
-
-def _fault(
-    matches: list[Match],
-    signature: Signature,
-    outlived: Callable[[Match, Signature], bool],
-    ordering: Ordering,
-) -> Fault:
-    matches.sort(key=lambda one: ordering.key(one.first))
-    fatal = [one for one in matches if not outlived(one, signature)]
-    if all(map(_at_the_beginning, matches)):
-        ended = {one.stream for one in fatal}
-        files = {one.last.file for one in matches if one.stream not in ended}
-        if files and files.isdisjoint(one.last.file for one in fatal):
-            fatal = []  # who logs steps outlived it
-    last = max((one.last for one in matches), key=ordering.key)
-    return Fault(signature=signature, matches=matches, last=last, survived=not fatal)
 
 
 def _ways(one: Match) -> list[Match]:
@@ -75,11 +61,6 @@ def _ways(one: Match) -> list[Match]:
     """
     apart = one.first.file != one.last.file or (one.first.time or 0) > (one.last.time or 0)
     return [one, replace(one, last=one.first)] if apart else [one]
-
-
-def _at_the_beginning(match: Match) -> bool:
-    """True for a line among the first ones of its file, as a script's complaints are."""
-    return match.count == 1 and match.last.line <= HEAD
 
 
 def ended_alone(job: Job, signatures: Mapping[str, Signature]) -> frozenset[str]:

@@ -77,16 +77,14 @@ class _Met:
     @property
     def made_all_steps(self) -> bool:
         """True if an entry of the last step states that it is the last planned one."""
-        furthest = self.job.furthest
-        if furthest is None or furthest.last_step_at is None:
-            return False
-        return any(map(self.is_last_step, (*furthest.tail, furthest.last_step_at)))
+        tail = self.job.furthest.tail if self.job.furthest else ()
+        return any(map(self.is_last_step, [*tail, self.furthest]))
 
-    def is_last_step(self, entry: Occurrence) -> bool:
-        """True if the entry of the job's last step states that it is the last planned one."""
+    def is_last_step(self, entry: Occurrence | None) -> bool:
         step = self.job.furthest.last_step if self.job.furthest else None
-        planned = step is not None and planned_steps(entry.text, step) == step
-        return planned or "(100%)" in entry.text
+        if entry is None or step is None:
+            return False
+        return planned_steps(entry.text, step) == step or "(100%)" in entry.text
 
 
 def survived(
@@ -166,7 +164,7 @@ def _went_on(met: _Met) -> bool:
     job, match, own = met.job, met.match, met.own
     stepping = [own] if met.steps_by_itself else met.ordering.stepping
     if not stepping:
-        return _losses_after(job, match, met.ordering) > IN_FLIGHT
+        return _losses_after(met) > IN_FLIGHT
     is_later = _after_the_match(met)
     steps_at = [one.last_step_at for one in stepping if one.last_step_at is not None]
     continued = any(map(is_later, steps_at))
@@ -181,6 +179,14 @@ def _went_on(met: _Met) -> bool:
     if begun is not None and is_later(begun) and most > IN_FLIGHT:
         return True
     return met.is_of_steps and _is_long_before_the_end(own, match.last.step)
+
+
+def _losses_after(met: _Met) -> int:
+    """Number of entries with a loss behind the match, in a job whose lines state no steps."""
+    losses = {one.number for one in met.job.events if LOSS.search(one.template)}
+    tails = (entry for one in met.job.streams.values() for entry in one.tail)
+    behind = (one for one in tails if met.ordering.after(one, met.match.last))
+    return sum(one.event in losses - met.match.events for one in behind)
 
 
 def _is_long_before_the_end(own: JobStream, step: int | None) -> bool:
@@ -204,16 +210,3 @@ def _after_the_match(met: _Met) -> Callable[[Occurrence], bool]:
         return latest is not None and ordering.after(one, latest)
 
     return is_later
-
-
-def _losses_after(job: Job, match: Match, ordering: Ordering) -> int:
-    """Number of entries with a loss after the last match, in a job whose lines state no steps."""
-    losses = {
-        event.number
-        for event in job.events
-        if event.count > IN_FLIGHT
-        and event.number not in match.events
-        and LOSS.search(event.template)
-    }
-    entries = (one for stream in job.streams.values() for one in stream.tail)
-    return sum(one.event in losses and ordering.after(one, match.last) for one in entries)

@@ -1,8 +1,7 @@
-"""Rules that assign a training stage to a log entry (L4, section 4.4), read from a table.
+"""Rules that assign a training stage to a log entry (L4, section 4.4), read from stages.yaml.
 
-Only announcements of work are rules (library/stages.yaml). An error states what failed, not the
-current stage, so the stage of a crash is that of the lines before it. `tear-down` is the orderly
-end only. Settings, commands and tracebacks name stages without being in them and are skipped.
+Only announcements of work are rules. An error states what failed, not the current stage, so the
+stage of a crash is that of the lines before it. Settings, commands and tracebacks are skipped.
 """
 
 from __future__ import annotations
@@ -82,11 +81,7 @@ def possible_rules(form: bytes, words: Collection[bytes] | None = None) -> Seque
 
 
 def awaited(text: str) -> str:
-    """The stage, "load data" or "checkpoint", for which an entry or a stack waits; "" for none.
-
-    >>> awaited("fetching shard 17")
-    'load data'
-    """
+    """The stage, "load data" or "checkpoint", for which an entry or a stack waits; "" for none."""
     return next((stage for stage, words in _WAITS_IN.items() if words.search(text)), "")
 
 
@@ -98,11 +93,7 @@ def stage_of_wait(text: str) -> str:
 def next_stage(now: str, stated: str) -> str:
     """The stage after an entry that states `stated`, "" for none.
 
-    A job that works does not go back to its start by the lines of a start: communicators are
-    made and kernels compiled when they are first needed, data is read again. Only a launch
-    begins anew.
-
-    >>> next_stage("train", "initialise"), next_stage("train", "launch")
-    ('train', 'launch')
+    A job that works does not go back to its start by the lines of a start: communicators are made
+    and kernels compiled when they are first needed. Only a launch begins anew.
     """
     return now if not stated or (now in _WORKING and stated in _START) else stated

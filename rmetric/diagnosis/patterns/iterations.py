@@ -167,27 +167,6 @@ class _Odd(NamedTuple):
 
 
 @dataclass
-class _Similarity:
-    """Mean and deviation of the usual similarities."""
-
-    count: int = 0
-    total: float = 0.0
-    squares: float = 0.0
-
-    def add(self, value: float) -> None:
-        self.count, self.total = self.count + 1, self.total + value
-        self.squares += value * value
-
-    @property
-    def mean(self) -> float:
-        return self.total / max(1, self.count)
-
-    @property
-    def deviation(self) -> float:
-        return sqrt(max(0.0, self.squares / max(1, self.count) - self.mean**2))
-
-
-@dataclass
 class _Past(Generic[Place]):
     """Iteration state of one stream.
 
@@ -199,6 +178,7 @@ class _Past(Generic[Place]):
         known: events of those before it.
         having: event -> number of iterations with it.
         news: number of iterations with a new event.
+        similarities: number, sum and sum of squares of the usual ones.
         seconds: the last durations.
     """
 
@@ -215,7 +195,7 @@ class _Past(Generic[Place]):
     iterations: int = 0
     news: int = 0
     window: deque[tuple[int, ...]] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    usual: _Similarity = field(default_factory=_Similarity)
+    similarities: tuple[int, float, float] = (0, 0.0, 0.0)
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=5 * WINDOW))
     odd: list[_Odd] = field(default_factory=list)
 
@@ -247,7 +227,7 @@ class _Past(Generic[Place]):
             self.form, self.opened, self.now, self.iterations = form, None, [], 0
             for kept in (self.having, self.window, self.seconds):
                 kept.clear()
-            self.usual = _Similarity()
+            self.similarities = (0, 0.0, 0.0)
         return new and form == self.form
 
     def close(self, step: int, time: float | None) -> None:
@@ -286,16 +266,16 @@ class _Past(Generic[Place]):
         missing, extra = frozenset(always - now), now - self.known
         self.news += bool(extra)
         is_news = (missing or extra) and self.news <= WINDOW + self.iterations / 4
-        mean = self.usual.mean
+        count, total, squares = self.similarities
+        mean = usual = total / max(1, count)
         if measured or is_news:
             similar = [similarity(*sorted((one, events))) for one in self.window]
             mean = sum(similar) / len(similar) if similar else 1.0
-        fall = max(3.0 * self.usual.deviation, LEAST_FALL)
-        falls = self.iterations >= LEAST_PAST and mean < self.usual.mean - fall
-        if falls and (missing or extra):
+        fall = max(3.0 * sqrt(max(0.0, squares / max(1, count) - usual**2)), LEAST_FALL)
+        if self.iterations >= LEAST_PAST and mean < usual - fall and (missing or extra):
             return missing, extra
         if measured and self.window:
-            self.usual.add(mean)
+            self.similarities = (count + 1, total + mean, squares + mean * mean)
         return frozenset(), frozenset()
 
 

@@ -1,29 +1,81 @@
 """Spatial pattern: find ranks or nodes whose event counts deviate from their peers.
 
 After L4 (arXiv 2503.20263, section 4.3), where a node is a vector of event counts and an Isolation
-Forest scores it. Added here: silent ranks are zero vectors; each rank is first compared with the
-same rank of healthy jobs, which cancels the duties of rank 0; and a robust threshold, so that a
-healthy job has no outlier.
+Forest scores it. Added here: silent ranks are zero vectors, the duties of rank 0 are its own, and a
+robust threshold, so that a healthy job has no outlier.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rmetric.diagnosis.facts.job import Job
-from rmetric.diagnosis.patterns.peers import MAD_TO_DEVIATION, Peer, peers, same_events
+from rmetric.diagnosis.facts.job import Job, JobStream
 from rmetric.diagnosis.result import MAX_NODES
+
+#: A normal distribution's standard deviation, of its median distance from the middle.
+MAD_TO_DEVIATION = 1.4826
+
+
+@dataclass(kw_only=True)
+class Peer:
+    """A rank, a node or a file, of which each is compared with the others.
+
+    Attributes:
+        name: as a stream's: "rank 3", "node gpu-07".
+        stream: None for a silent rank.
+        counts: event number -> number of entries.
+        leads: it has duties that its peers lack: rank 0, the last rank, the first of a node.
+    """
+
+    name: str
+    rank: int | None = None
+    node: str | None = None
+    stream: JobStream | None = None
+    counts: Counter[int] = field(default_factory=Counter)
+    leads: bool = False
+
+
+def peers(job: Job) -> list[Peer]:
+    """Ranks, silent ones too; nodes where no rank is known, else files.
+
+    In the order of ranks, then of names.
+    """
+    found = [
+        Peer(name=one.name, rank=one.rank, node=job.node_of(one), stream=one)
+        for one in job.active_streams
+    ]
+    for rank in job.silent_ranks:
+        found.append(Peer(name=f"rank {rank}", rank=rank, node=job.node_of_rank.get(rank)))
+    found.sort(key=lambda one: (one.rank is None, one.rank or 0, one.name))
+    by_name = {one.name: one for one in found}
+    for event in job.events:
+        for name, count in event.counts.items():
+            if name in by_name:
+                by_name[name].counts[event.number] += count
+    ranked = [one for one in found if one.rank is not None]
+    first_of_node = {one.node: one for one in reversed(ranked) if one.node is not None}
+    for leader in (*first_of_node.values(), *ranked[-1:]):
+        leader.leads = True
+    for one in ranked[:1]:
+        one.leads |= one.rank == 0
+    return found
+
+
+def robust_deviation(values: Iterable[float], middle: float) -> float:
+    """Standard deviation from the median absolute deviation, robust to few outliers."""
+    return MAD_TO_DEVIATION * median(abs(value - middle) for value in values)
+
 
 #: Unit of differences: once against never, in log(1 + count).
 MIN_LOG_DIFFERENCE = float(np.log(2.0))
-#: Factor on events that no healthy job has.
-UNKNOWN_WEIGHT = 3.0
 #: Robust z (Iglewicz and Hoaglin) from which a distance is an outlier.
 THRESHOLD = 3.5
 #: Least unit of that robust z, in distances.
@@ -32,7 +84,7 @@ MIN_DISTANCE_SPREAD = 1.0
 FOREST_THRESHOLD = 1.0
 #: Least unit of that robust z, in scores.
 MIN_FOREST_SPREAD = 0.02
-#: Factor on events that leaders lack, where there is no healthy job to compare.
+#: Factor on events that leaders lack.
 LEADER_WEIGHT = 0.5
 #: Least number of peers to compare.
 MIN_PEERS = 3
@@ -61,40 +113,28 @@ class PeerOutlier(NamedTuple):
 
 
 def peer_outliers(
-    job: Job,
-    *,
-    rng: np.random.Generator,
-    ordinary: AbstractSet[int] = frozenset(),
-    siblings: Sequence[Job] = (),
+    job: Job, *, rng: np.random.Generator, ordinary: AbstractSet[int] = frozenset()
 ) -> list[PeerOutlier]:
     """Find the outliers, the strongest first; at most `MAX_NODES`, often none.
 
-    Each peer's log(1 + count) of each event is set against the same rank's in the healthy
-    siblings (their median), then against the median of the peers. Its distance is the smaller
-    of that from the median and that from its k-th neighbour, k a quarter of the others and at
-    most `MAX_NODES`: a larger group that differs in the same way has a duty and no fault. It is
-    an outlier if the robust z of its distance is `THRESHOLD` or more and the forest, where there
-    are enough peers for one, agrees. Without siblings leaders (rank 0, the last rank, the first
-    of a node) are judged by the events that they lack only.
+    Each peer's log(1 + count) of each event is set against the median of the peers. Its distance is
+    the smaller of that from the median and that from its k-th neighbour, k a quarter of the others
+    and at most `MAX_NODES`: a larger group that differs in the same way has a duty and no fault. It
+    is an outlier if the robust z of its distance is `THRESHOLD` or more and the forest, where there
+    are enough peers for one, agrees. Leaders (rank 0, the last rank, the first of a node) are
+    judged by the events that they lack only.
 
     Args:
         job: the job.
         rng: seeds the forest, which is grown only where a distance reaches `THRESHOLD`.
         ordinary: events set aside.
-        siblings: healthy jobs of similar settings.
     """
     every = peers(job)
     events = [one.number for one in job.events if one.number not in ordinary]
     if len(every) < MIN_PEERS or not events:
         return []
-    logs = np.log1p(_matrix([one.counts for one in every], events))
-    known: NDArray[np.bool_] | bool = True
-    if siblings := [one for one in siblings if one.streams]:
-        layers = [_healthy(job, every, events, one) for one in siblings]
-        logs -= np.log1p(np.median([usual for usual, _ in layers], axis=0))
-        known = np.any([of for _, of in layers], axis=0)
-    off = _differences(logs, [] if siblings else [one.leads for one in every])
-    off *= np.where(known, 1.0, UNKNOWN_WEIGHT)
+    counts = np.array([[one.counts.get(event, 0) for event in events] for one in every])
+    off = _differences(np.log1p(counts), np.array([one.leads for one in every]))
     scores = _robust_z(_distances(off), MIN_DISTANCE_SPREAD)
     over = scores >= THRESHOLD
     if over.any() and len(every) >= MIN_PEERS_FOR_FOREST:
@@ -113,36 +153,8 @@ def _most_deviating(off: Matrix, events: Sequence[int]) -> tuple[int, ...]:
     return tuple(events[column] for column in most if off[column])
 
 
-def _matrix(counts_of_peers: Sequence[Mapping[int, int]], events: Sequence[int]) -> Matrix:
-    """Peers x events."""
-    rows = [[one.get(event, 0) for event in events] for one in counts_of_peers]
-    return np.array(rows, dtype=float).reshape(len(rows), len(events))
-
-
-def _healthy(
-    job: Job, every: Sequence[Peer], events: Sequence[int], other: Job
-) -> tuple[Matrix, NDArray[np.bool_]]:
-    """Counts of each peer in a healthy job, peers x events, and which events that has."""
-    theirs, number = peers(other), same_events(job, other)
-    total = Counter({event.number: event.count for event in other.events})
-    counts = [_renumbered(one, number) for one in (total, *(one.counts for one in theirs))]
-    rows = _matrix(counts, events)
-    of = {one.name: row for one, row in zip(theirs, rows[1:], strict=True)}
-    middle = np.median(rows[1:], axis=0)
-    return np.array([of.get(one.name, middle) for one in every]), rows[0] > 0
-
-
-def _renumbered(counts: Mapping[int, int], number: Mapping[int, int]) -> Counter[int]:
-    found: Counter[int] = Counter()
-    for event, count in counts.items():
-        if event in number:
-            found[number[event]] += count
-    return found
-
-
-def _differences(logs: Matrix, leads: Sequence[bool]) -> Matrix:
-    """Scaled differences from the peers' median; leaders, if any, have duties of their own."""
-    leaders = np.array(leads, dtype=bool) if leads else np.zeros(len(logs), dtype=bool)
+def _differences(logs: Matrix, leaders: NDArray[np.bool_]) -> Matrix:
+    """Scaled differences from the peers' median; leaders have duties of their own."""
     base = logs[~leaders] if (~leaders).sum() >= MIN_PEERS else logs
     centre = np.median(base, axis=0)
     spread = MAD_TO_DEVIATION * np.median(np.abs(base - centre), axis=0)

@@ -15,7 +15,7 @@ from statistics import median
 from typing import NamedTuple
 
 from rmetric.diagnosis.facts.job import Job, JobStream, Occurrence
-from rmetric.diagnosis.patterns.peers import robust_deviation
+from rmetric.diagnosis.patterns.spatial import robust_deviation
 from rmetric.diagnosis.reading.text import TRACEBACK, level
 
 #: Least share of the ranks that log a value, to compare it.

@@ -21,14 +21,11 @@ _LONG_NUMBER = re.compile(rb"(\d{%d})\d+" % LONGEST_NUMBER)
 #: What is found in `_LONG_NUMBER` once each digit is a zero; that is far quicker.
 _ZEROS, _LONG_ZEROS = bytes.maketrans(b"123456789", b"0" * 9), b"0" * (LONGEST_NUMBER + 1)
 _COLOURS = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
-#: What a terminal shows of a key that ends a program, before the time of the program's own line.
-_INTERRUPTS = re.compile(rb"(?m)^(?:\^C)+(?=[IWEF]\d{3,4} \d\d:|\[?\d{4}-\d)")
 #: What pages of CI systems, saved as text, have in place of quotes and brackets.
 _ENTITY = re.compile(rb"&(?:quot|#34|#39|#x27|lt|gt|amp);")
 #: What is removed or replaced, and what a text has where there is some of it.
 _CLEANED: tuple[tuple[bytes, Callable[[bytes], bytes]], ...] = (
     (b"\x1b", partial(_COLOURS.sub, b"")),
-    (b"^C", partial(_INTERRUPTS.sub, b"")),
     (b"\r", lambda body: body.replace(b"\r\n", b"\n")),
     (b"&", partial(_ENTITY.sub, lambda found: html.unescape(found[0].decode()).encode())),
 )

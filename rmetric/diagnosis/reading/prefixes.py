@@ -18,7 +18,7 @@ from rmetric.diagnosis.reading.forms import (
     ZONED,
     pattern_of,
 )
-from rmetric.diagnosis.reading.timestamps import TIME_HEAD, WHOLE_HEAD, may_be_time, parse
+from rmetric.diagnosis.reading.timestamps import TIME_HEAD, WHOLE_HEAD, parse
 
 #: Prefixes that are remembered; a file with more of them has none.
 _REMEMBERED = 1 << 16
@@ -155,8 +155,7 @@ class PrefixParser:
 
     def time(self, line: bytes) -> float | None:
         """Seconds that the line states, before, within or after its prefix (timestamps.py)."""
-        # Digits of other scripts make no time, as they make no form.
-        found = parse(self.head(line)[1]) if may_be_time(line) else None
+        found = parse(self.head(line)[1])
         return found[0] if found else None
 
     def _who(self, match: re.Match[bytes]) -> Prefix:

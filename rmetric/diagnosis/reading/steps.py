@@ -169,11 +169,6 @@ def match_step(text: str) -> StepMatch | None:
     Steps of evaluations, settings ("save_steps=500", "train_iters ... 5000", "step_size") and
     plans ("resume from iteration 500") are none. Where MLPerf's log keys name no step, the
     number of samples stands in for it.
-
-    >>> match_step(" iteration       30/    1000 | consumed samples: 120")
-    StepMatch(form='iteration', step=30)
-    >>> match_step("save_steps=500") is None
-    True
     """
     text = text[:_HEAD].lower()
     if _NO_STEP.search(text):
@@ -192,20 +187,12 @@ def planned_steps(text: str, step: int) -> int | None:
 
 
 def may_state_step(plain: str) -> bool:
-    """Return False only if `match_step` is None whatever the numbers.
-
-    Args:
-        plain: an entry with "0" for each number.
-    """
+    """Return False only if `match_step` is None whatever the numbers; `plain` has "0" for each."""
     return bool(_forms_of(plain[:_HEAD].lower()))
 
 
 def never_states_step(plain: str) -> bool:
-    """Return True only if `match_step` is None whatever the numbers; it looks more closely.
-
-    Args:
-        plain: an entry with "0" for each number.
-    """
+    """Return True only if `match_step` is None whatever the numbers; it looks more closely."""
     text = plain[:_HEAD].lower()
     forms = _forms_of(text)
     beside = all(one.read is _beside_loss for one in forms)

@@ -16,11 +16,6 @@ _LEVELS = {
 }
 _LEVEL = {word: level for level, words in _LEVELS.items() for word in words.split()}
 _WORDS = "|".join(sorted(_LEVEL, key=len, reverse=True))
-#: Parts of words, of which every word of `_LEVEL` has one.
-_PARTS = (
-    "err", "info", "warn", "debug", "fatal", "trace", "crit", "exception", "notice", "verbose",
-    "alert", "panic", "severe", "emerg",
-)  # fmt: skip
 #: How a level is marked, so that it is none of prose: as the value of a key, in capitals beside a
 #: bracket, a colon or a bar, or small between two of them.
 _MARKED = re.compile(
@@ -56,9 +51,7 @@ def level(text: str) -> str:
     the line, not in prose ("no error was found").
     """
     head = text[:_HEAD]
-    lower = head.lower()
-    # Most lines have no such word, and fail this test ten times as quickly.
-    if any(map(lower.__contains__, _PARTS)) and (match := _MARKED.search(head)):
+    if match := _MARKED.search(head):
         return _LEVEL[match[match.lastgroup or 0].lower()]
     letter = _LETTER.search(head)
     return _LETTERS[letter["letter"]] if letter else ""

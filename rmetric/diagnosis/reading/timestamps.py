@@ -63,13 +63,14 @@ _TIMES = {
     "kernel": r"(?<=[\[ ])(?P<boot>\d{1,9})\.(?P<fraction>\d{6})(?=\])",
 }
 UNITS = {"milliseconds": 1e3, "microseconds": 1e6}
-_TIME = {form: re.compile(pattern) for form, pattern in _TIMES.items()}
+_TIME = {form: re.compile(pattern, re.ASCII) for form, pattern in _TIMES.items()}
 #: All forms at once, without their groups; the form's own name is the only one.
 _ANY = re.compile(
     "|".join(
         f"(?P<{form}>{re.sub(r'[(][?]P<(?!dash)[a-z_]+>', '(?:', pattern)})"
         for form, pattern in _TIMES.items()
-    )
+    ),
+    re.ASCII,
 )
 #: Text before the time of a line. After any other words a time is not the line's own.
 _BEFORE = re.compile(
@@ -86,10 +87,6 @@ _KEY = re.compile(
 )
 #: Before a clock time stands a date's number.
 _HINT = re.compile(r"\d[,T :_-]+[0-2]?\d:[0-5]\d:[0-6]\d|(?<!\d)1\d{9}|\d\.\d{6}\]|^\d,\d+,\d+,")
-#: The same, of bytes and one by one; each begins so that few places need a try.
-_CLOCK_HINT = re.compile(rb"[0-9]:[0-5][0-9]:[0-6][0-9]")
-_EPOCH_HINT, _BOOT_HINT = re.compile(rb"1[0-9]{9}"), re.compile(rb"[.][0-9]{6}\]")
-_KMSG_HINT = re.compile(rb",[0-9]+,")
 #: Of lines with "0" for each number: a date's end and a clock time; a number, with its point.
 _PLAIN_CLOCK, _PLAIN_NUMBER = re.compile(r"0[,T :_-]+0:0:0"), re.compile(r"0(\.)?")
 
@@ -131,16 +128,6 @@ def names_zone(text: str) -> bool:
     match = stated(text)
     parts = {} if match is None else match.groupdict()
     return any(map(parts.get, ("epoch", "milliseconds", "zone")))
-
-
-def may_be_time(line: bytes) -> bool:
-    """Return False only if no part of the line states a time; quicker than `parse`."""
-    return (
-        _CLOCK_HINT.search(line) is not None
-        or _EPOCH_HINT.search(line) is not None
-        or _BOOT_HINT.search(line) is not None
-        or _KMSG_HINT.search(line) is not None
-    )
 
 
 def may_state(plain: str) -> bool:

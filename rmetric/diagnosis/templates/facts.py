@@ -97,7 +97,7 @@ class LineAnalyser:
     """Facts of lines and signatures of entries, with caches that the files of a process share.
 
     Attributes:
-        readers: forms of prefixes -> the shapes of lines in files that use them (shapes.py).
+        readers: forms of prefixes -> the shapes of lines in files that use them.
     """
 
     def __init__(self, library: SignatureLibrary) -> None:

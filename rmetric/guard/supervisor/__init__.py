@@ -8,6 +8,7 @@
     watch.py             heartbeats, GPU verdicts and alarms of a running training
     launch_failure.py    cause of a failed or hanging launch, and whether it may pass
     stacks.py            what the ranks of a hang do; the diagnosis of a hang or failure
+    nccl_ras.py          the ranks that NCCL's RAS service names
     processes.py         ends every process of a launch, by pid
     journal.py           event log and lock of the run folder; the text of its lines
     summary.py           summary of a journal

@@ -17,8 +17,7 @@ kinds came later: its nodes have addresses of their own, and its ranks check the
 whose ranks say neither their times nor warn of slow steps, nothing tells which rank is slow: such
 jobs are kept.
 
-In order: variants and settings, then plan; logs, storage and trainer are the training; faults are
-its hooks, blind_faults with parts those of the third split, whose checks and addresses stand in
-files of these names; writing and launchers are what stands around the ranks; world runs one job,
-verify and labels judge it, generate runs them all.
+In order: variants and plan; logs, storage and trainer are the training; faults, with parts,
+are its hooks; launchers are what stands around the ranks; world runs one job, verify and labels
+judge it, generate runs them all.
 """

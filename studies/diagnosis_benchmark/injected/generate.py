@@ -13,7 +13,6 @@ import time
 import traceback
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,13 @@ def generate(jobs: Sequence[Plan], out: Path, *, lanes: int = 2) -> dict[str, in
         while left or running:
             while left and len(running) < lanes:
                 plan = left.pop(0)
-                running[_fork(plan, out, _siblings(plan, jobs))] = (plan, time.time())
+                siblings = [
+                    other.name
+                    for other in jobs
+                    if (other.split, other.group, other.part) == (plan.split, plan.group, "sibling")
+                    and other.name != plan.name
+                ]
+                running[_fork(plan, out, siblings)] = (plan, time.time())
             pid, status = os.wait()
             plan, start = running.pop(pid)
             _clear(pid)
@@ -68,15 +73,6 @@ def is_done(plan: Plan, out: Path) -> bool:
     return path.exists() and json.loads(path.read_text())["fingerprint"] == plan.fingerprint()
 
 
-def _siblings(plan: Plan, jobs: Sequence[Plan]) -> list[str]:
-    return [
-        one.name
-        for one in jobs
-        if (one.split, one.group, one.part) == (plan.split, plan.group, "sibling")
-        and one.name != plan.name
-    ]
-
-
 def _fork(plan: Plan, out: Path, siblings: list[str]) -> int:
     pid = os.fork()
     if pid:
@@ -86,7 +82,14 @@ def _fork(plan: Plan, out: Path, siblings: list[str]) -> int:
         os.setpgid(0, 0)
         world.die_with_parent()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        code = _attempts(plan, out, siblings)
+        for attempt in range(1, TRIES + 1):
+            try:
+                make(plan, out, siblings, attempt)
+                code = 0
+                break
+            except (NotHappened, TimeoutError) as error:
+                what = f"{plan.split}/{plan.name}, attempt {attempt}: {error}"
+                print(what, file=sys.stderr, flush=True)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -96,18 +99,6 @@ def _fork(plan: Plan, out: Path, siblings: list[str]) -> int:
 def _clear(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-
-
-def _attempts(plan: Plan, out: Path, siblings: list[str]) -> int:
-    for attempt in range(1, TRIES + 1):
-        try:
-            make(plan, out, siblings, attempt)
-            return 0
-        except (NotHappened, TimeoutError) as error:
-            print(
-                f"{plan.split}/{plan.name}, attempt {attempt}: {error}", file=sys.stderr, flush=True
-            )
-    return 1
 
 
 def make(plan: Plan, out: Path, siblings: list[str], attempt: int = 1) -> None:
@@ -139,9 +130,12 @@ def manifest(
 ) -> dict[str, Any]:
     """Manifest of the job; `plan` depends on the seed only, the rest was measured."""
     settings = plan.settings
+    failed = any(code for code, _ in record.exits.values())
+    # A slow rank's job may have finished: it is healthy by its outcome.
+    outcome = "terminated" if record.by == "limit" else "failed" if failed else "healthy"
     return {
         "fingerprint": plan.fingerprint(),
-        "outcome": outcome(record),
+        "outcome": outcome,
         "kind": plan.kind,
         "variant": plan.variant,
         "rank": plan.rank,
@@ -156,16 +150,9 @@ def manifest(
         "verified": verify(plan, record),
         "ended_by": record.by,
         "exits": {str(rank): list(record.exits[rank]) for rank in sorted(record.exits)},
-        "labels": [asdict(one) for one in label(plan, record)],
+        "labels": label(plan, record),
         "lines": len(record.lines),
         "seconds": round(record.end - record.start, 2),
         "attempt": attempt,
         "plan": plan.as_json(),
     }
-
-
-def outcome(record: world.RunRecord) -> str:
-    """How the job ended: a slow rank's may have finished and is healthy by its outcome."""
-    if record.by == "limit":
-        return "terminated"
-    return "failed" if any(code for code, _ in record.exits.values()) else "healthy"

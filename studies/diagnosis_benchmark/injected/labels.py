@@ -21,12 +21,12 @@ from __future__ import annotations
 import re
 import statistics
 from collections import defaultdict
-from dataclasses import dataclass
+from typing import Any
 
+from studies.diagnosis_benchmark.injected.launchers import WrittenLine
 from studies.diagnosis_benchmark.injected.plan import Plan
 from studies.diagnosis_benchmark.injected.variants import variant_of
 from studies.diagnosis_benchmark.injected.world import RunRecord
-from studies.diagnosis_benchmark.injected.writing import WrittenLine
 
 #: Kinds whose faulty rank says itself what is wrong with it.
 SPEAKING = ("exception", "data", "memory", "environment", "network")
@@ -51,8 +51,8 @@ ABORTED = re.compile(r"^(terminate called|  what\(\):)")
 CRASHED = re.compile(
     r"^(Fatal Python error: |(free|malloc|realloc)\w*\(\): |double free|munmap_chunk|corrupted )"
 )
-MODULES = re.compile(r"^Extension modules: ")
-IN_THREAD = re.compile(r"^Exception in thread ")
+BESIDE = re.compile(r"^(Extension modules: |Exception in thread )")
+REST_OF_MESSAGE = (" ", "frame #", "Exception raised")
 FINISHED = re.compile(r"training finished after \d+ steps")
 BUILT = re.compile(r"model built: \d+ parameters")
 NATIVE = re.compile(r"^(frame #\d+: |Exception raised from |<omitting python frames>)")
@@ -69,16 +69,12 @@ NUMBER = re.compile(r"\b(loss|grad[ _]norm)\W{1,4}(nan\b|inf\b|\d[\d.]*(?:e[+-]?
 EXPLODED = {"loss": 100.0, "norm": 1000.0}
 
 
-@dataclass(frozen=True, kw_only=True)
-class LineLabel:
-    file: str
-    line: int
-    role: str
-    reason: str
+Told = tuple[WrittenLine, str, str]  # a line, its role, and why
+NOISE = "could not push telemetry"
 
 
-def label(plan: Plan, record: RunRecord) -> list[LineLabel]:
-    """In the order of file and line; none for a healthy job."""
+def label(plan: Plan, record: RunRecord) -> list[dict[str, Any]]:
+    """File, line, role and reason, in the order of file and line; none for a healthy job."""
     if not plan.faulty or record.onset is None:
         return []
     since = record.onset["time"] - SLACK_SECONDS
@@ -86,27 +82,35 @@ def label(plan: Plan, record: RunRecord) -> list[LineLabel]:
     for line in record.lines:
         if line.time >= since:
             spoken[line.rank].append(line)
-    found: dict[tuple[str, int], tuple[WrittenLine, str, str]] = {}
+    found: dict[tuple[str, int], Told] = {}
     for rank, lines in spoken.items():
-        told = _of_launcher(plan, record, lines) if rank is None else _of_rank(plan, rank, lines)
-        if plan.kind == "slow" and rank is not None:
-            told += _long_steps(record, rank, since)
+        if rank is None:
+            told = [(line, *_launcher_role(plan, record, line.text)) for line in lines]
+        else:
+            told = _of_rank(plan, rank, lines)
+            told += _long_steps(record, rank, since) if plan.kind == "slow" else []
         found.update({(line.file, line.number): (line, role, why) for line, role, why in told})
     _first_echo(found)
     return [
-        LineLabel(file=file, line=number, role=role, reason=why)
+        {"file": file, "line": number, "role": role, "reason": why}
         for (file, number), (_, role, why) in sorted(found.items())
     ]
 
 
-Told = tuple[WrittenLine, str, str]
-
-
 def _of_rank(plan: Plan, rank: int, lines: list[WrittenLine]) -> list[Told]:
     faulty = rank == plan.rank
-    out = _tracebacks(lines, _role(plan, faulty), faulty)
+    says = variant_of(plan.kind, plan.variant).says
+    role = "echo", "it ran into it too" if faulty else "exception of a rank that lost another"
+    if faulty and (plan.kind in SPEAKING or says):
+        role = "cause", "exception of the faulty rank"
+    out = _tracebacks(lines, role)
     if plan.kind == "numerics" and not faulty:
-        out = [_of_all(plan, *told) for told in out]
+        out = [
+            (line, "symptom", "what is wrong everywhere")
+            if role == "echo" and re.search(says, line.text)
+            else (line, role, why)
+            for line, role, why in out
+        ]
     taken = {(line.file, line.number) for line, _, _ in out}
     stack = False
     for line in lines:
@@ -130,8 +134,7 @@ def _of_line(plan: Plan, line: WrittenLine, text: str, faulty: bool) -> list[Tol
          "torch lost a connection or got none"),
         (ABORTED.match(text), "cause", skewed, "gloo ends the process"),
         (CRASHED.match(text), "cause", "echo", "last words of a crash"),
-        (MODULES.match(text), "context", "context", "beside a stack or traceback"),
-        (IN_THREAD.match(text), "context", "context", "beside a stack or traceback"),
+        (BESIDE.match(text), "context", "context", "beside a stack or traceback"),
         (NATIVE.match(text), "context", "context", "native frames of a warning of torch"),
     )  # fmt: skip
     for found, of_faulty, of_other, why in rules:
@@ -145,37 +148,21 @@ def _of_line(plan: Plan, line: WrittenLine, text: str, faulty: bool) -> list[Tol
     return []
 
 
-def _role(plan: Plan, faulty: bool) -> tuple[str, str]:
-    says = plan.kind in SPEAKING or variant_of(plan.kind, plan.variant).says
-    if faulty and says:
-        return "cause", "exception of the faulty rank"
-    return "echo", "exception of a rank that lost another" if not faulty else "it ran into it too"
-
-
-def _of_all(plan: Plan, line: WrittenLine, role: str, why: str) -> Told:
-    says = variant_of(plan.kind, plan.variant).says
-    if role == "echo" and re.search(says, line.text):
-        return line, "symptom", "what is wrong everywhere"
-    return line, role, why
-
-
-def _tracebacks(lines: list[WrittenLine], role: tuple[str, str], faulty: bool) -> list[Told]:
+def _tracebacks(lines: list[WrittenLine], role: tuple[str, str]) -> list[Told]:
     """Lines of each traceback from header to message, without those of noise."""
     out: list[Told] = []
     inside = message = False
     for place, line in enumerate(lines):
         text = TAG.sub("", line.text)
         if HEADER.search(text):
-            inside, message = not _is_noise(lines, place), False
+            inside, message = place == 0 or NOISE not in lines[place - 1].text, False
         elif CHAINED.match(text):
             inside, message = inside or message, False
         elif inside and EXCEPTION.match(text):
             out.append((line, *role))
             inside, message = False, True
             continue
-        elif message and (
-            not text.strip() or text.startswith((" ", "frame #", "Exception raised"))
-        ):
+        elif message and (not text.strip() or text.startswith(REST_OF_MESSAGE)):
             out.append((line, "context", "rest of an exception's message"))
             continue
         else:
@@ -183,10 +170,6 @@ def _tracebacks(lines: list[WrittenLine], role: tuple[str, str], faulty: bool) -
         if inside:
             out.append((line, "context", "frame or header of a traceback"))
     return out
-
-
-def _is_noise(lines: list[WrittenLine], place: int) -> bool:
-    return place > 0 and "could not push telemetry" in lines[place - 1].text
 
 
 def _slow(line: WrittenLine, faulty: bool) -> list[Told]:
@@ -237,18 +220,15 @@ def _long_steps(record: RunRecord, rank: int, since: float) -> list[Told]:
     return [(line, "symptom", why) for seconds, line in after if seconds >= LONGER * usual]
 
 
-def _of_launcher(plan: Plan, record: RunRecord, lines: list[WrittenLine]) -> list[Told]:
-    return [(line, *_launcher_role(plan, record, line.text)) for line in lines]
-
-
 def _launcher_role(plan: Plan, record: RunRecord, text: str) -> tuple[str, str]:
     if "CANCELLED" in text or "death signal" in text:
         return "symptom", "the launcher ends the job"
     if "closing signal" in text or "Terminating StepId" in text:
         return "echo", "the launcher ends the ranks that are left"
-    ranks = _named(plan, text)
-    if ranks:
-        if plan.rank in ranks:
+    tasks = re.search(r"tasks? ([\d,-]+): ", text) or re.search(r"rank\s*: (\d+) \(local", text)
+    if tasks is not None:
+        ends = [part.partition("-") for part in tasks[1].split(",")]
+        if any(int(low) <= (plan.rank or 0) <= int(high or low) for low, _, high in ends):
             return "symptom", "the launcher names the faulty rank's exit"
         return "echo", "the launcher names another rank's exit"
     pid = re.search(r"exitcode.*\(pid: (\d+)\)", text)
@@ -260,17 +240,6 @@ def _launcher_role(plan: Plan, record: RunRecord, text: str) -> tuple[str, str]:
     return "context", "part of the launcher's report"
 
 
-def _named(plan: Plan, text: str) -> set[int]:
-    tasks = re.search(r"tasks? ([\d,-]+): ", text) or re.search(r"rank\s*: (\d+) \(local", text)
-    if tasks is None:
-        return set()
-    out: set[int] = set()
-    for part in tasks[1].split(","):
-        low, _, high = part.partition("-")
-        out |= set(range(int(low), int(high or low) + 1))
-    return out
-
-
 def _first_echo(found: dict[tuple[str, int], Told]) -> None:
     """Label the first kind of echo as symptom where there is no other."""
     if any(role in ("cause", "symptom") for _, role, _ in found.values()):
@@ -278,17 +247,13 @@ def _first_echo(found: dict[tuple[str, int], Told]) -> None:
     echoes = [line for line, role, _ in found.values() if role == "echo"]
     # An exception says more than that there was one.
     echoes = [line for line in echoes if EXCEPTION.match(TAG.sub("", line.text))] or echoes
-    echoes.sort(key=lambda line: line.time)
     if not echoes:
         return
-    first = _kind_of(echoes[0])
+    first = _kind_of(min(echoes, key=lambda line: line.time))
     for line in echoes:
         if _kind_of(line) == first:
-            found[line.file, line.number] = (
-                line,
-                "symptom",
-                "first kind of echo, nothing says more",
-            )
+            why = "first kind of echo, nothing says more"
+            found[line.file, line.number] = line, "symptom", why
 
 
 def _kind_of(line: WrittenLine) -> str:

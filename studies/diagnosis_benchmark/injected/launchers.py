@@ -1,4 +1,4 @@
-"""Launcher messages for real exits, in the order of detection.
+"""What stands around the ranks: the files of their lines, and launcher messages for real exits.
 
 The wording is that of srun and slurmstepd; torch formats torchrun's report itself.
 """
@@ -8,14 +8,88 @@ from __future__ import annotations
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from studies.diagnosis_benchmark.injected.settings import Settings
-from studies.diagnosis_benchmark.injected.writing import Writer
+from studies.diagnosis_benchmark.injected.plan import Settings
 
 STEP = "218411.0"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenLine:
+    """A line as it was written.
+
+    Attributes:
+        file: below the job's folder of logs. number: from 1.
+        rank: None for the launcher's.
+        time: seconds since 1970 when it was received.
+        text: without the launcher's prefix.
+    """
+
+    file: str
+    number: int
+    rank: int | None
+    time: float
+    text: str
+
+
+class Writer:
+    """Writes the logs of a job in its layout, as the launchers do that tag their tasks' output."""
+
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        self.folder, self.settings = folder, settings
+        self.lines: list[WrittenLine] = []
+        self._files: dict[str, TextIO] = {}
+        self._numbers = Counter[str]()
+
+    def of_rank(self, rank: int, channel: str, text: str) -> None:
+        """`channel` is "stdout" or "stderr"."""
+        file, prefix = self._place(rank, channel)
+        self._write(file, prefix, rank, text)
+
+    def of_launcher(self, text: str, node: str | None = None) -> None:
+        """Among the node's lines under torchrun's layout, among the tasks' in slurm's, or apart."""
+        file = "launcher.log"
+        if self.settings.layout in ("torchrun", "node files") and node is not None:
+            file = f"{node}.log"
+        elif self.settings.layout == "srun":
+            file = "slurm.out"
+        for line in text.split("\n"):
+            self._write(file, "", None, line)
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def _place(self, rank: int, channel: str) -> tuple[str, str]:
+        settings, node = self.settings, self.settings.node(rank)
+        local = rank % settings.ranks_per_node
+        return {
+            "rank files": (f"{node}/rank_{rank}.log", ""),
+            "attempt folders": (f"{node}/attempt_0/{local}/{channel}.log", ""),
+            "node files": (f"{node}.log", f"[rank{rank}]: "),
+            "torchrun": (f"{node}.log", f"[default{local}]:"),
+            "srun": ("slurm.out", f"{rank:{len(str(settings.world_size - 1))}d}: "),
+            "mpirun": ("mpirun.log", f"[1,{rank}]<{channel}>:"),
+        }[settings.layout]
+
+    def _write(self, name: str, prefix: str, rank: int | None, text: str) -> None:
+        if name not in self._files:
+            path = self.folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._files[name] = open(path, "w", encoding="utf-8")  # noqa: SIM115
+        self._numbers[name] += 1
+        self._files[name].write(f"{prefix}{text}\n")
+        line = WrittenLine(
+            file=name, number=self._numbers[name], rank=rank, time=time.time(), text=text
+        )
+        self.lines.append(line)
 
 
 class Launcher:
@@ -79,16 +153,13 @@ class Torchrun(Launcher):
 
     def _first_failure(self, node: str, rank: int, code: int) -> None:
         api = "elastic/multiprocessing/api"
-        for other in self._alive(node):
-            what = f"Sending process {self.pids[other]} closing signal SIGTERM"
-            self._say(f"{_torch_head('W', api, 1028)} {what}", node)
+        for other, pid in self.pids.items():
+            if self.settings.node(other) == node and other not in self.codes:
+                what = f"Sending process {pid} closing signal SIGTERM"
+                self._say(f"{_torch_head('W', api, 1028)} {what}", node)
         local = rank % self.settings.ranks_per_node
         which = f"local_rank: {local} (pid: {self.pids[rank]}) of binary: /usr/bin/python3"
         self._say(f"{_torch_head('E', api, 1002)} failed (exitcode: {code}) {which}", node)
-
-    def _alive(self, node: str) -> list[int]:
-        mine = [rank for rank in self.pids if self.settings.node(rank) == node]
-        return [rank for rank in mine if rank not in self.codes]
 
     def ending(self, ranks: Iterable[int], *, by_limit: bool) -> None:
         if by_limit:

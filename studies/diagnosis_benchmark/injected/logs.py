@@ -13,7 +13,7 @@ import numpy as np
 from torch._logging import set_logs
 from torch._logging._internal import TorchLogsFormatter
 
-from studies.diagnosis_benchmark.injected.settings import Settings
+from studies.diagnosis_benchmark.injected.plan import Settings
 
 FORMATS = {
     "plain": "%(asctime)s %(levelname)s %(name)s: %(message)s",
@@ -41,12 +41,6 @@ class _Clock(logging.Filter):
             record.msecs = record.created % 1 * 1000
             record.dated = True
         return True
-
-
-class _Iso(logging.Formatter):
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        return f"{stamp}.{int(record.msecs):03d}Z"
 
 
 def clock_offset(settings: Settings, node: str, seed: int) -> float:
@@ -80,7 +74,12 @@ def set_up(settings: Settings, rank: str, offset: float) -> logging.Logger:
 def _formatter(style: str) -> logging.Formatter:
     if style == "torch":
         return TorchLogsFormatter()
-    return (_Iso if style == "iso" else logging.Formatter)(FORMATS[style])
+    formatter = logging.Formatter(FORMATS[style])
+    if style == "iso":
+        formatter.converter = time.gmtime
+        formatter.default_time_format = "%Y-%m-%dT%H:%M:%S"
+        formatter.default_msec_format = "%s.%03dZ"
+    return formatter
 
 
 def step_line(style: str, *, step: int, steps: int, loss: float, rate: float, norm: float,

@@ -28,18 +28,26 @@ LIBC.malloc.argtypes = [ctypes.c_size_t]
 LIBC.free.argtypes = [ctypes.c_void_p]
 
 
-class NativeCopy:
+class Part:
+    """Stands before a call."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+
+
+class NativeCopy(Part):
     """Copies a buffer to memory that is not Python's."""
 
     def __init__(self, call: Call, address: int) -> None:
-        self.call, self.address, self.rows = call, address, bytes(4096)
+        super().__init__(call)
+        self.address, self.rows = address, bytes(4096)
 
     def run(self, *given: Any) -> Any:
         ctypes.memmove(self.address, self.rows, len(self.rows))
         return self.call(*given)
 
 
-class NativeBuffer:
+class NativeBuffer(Part):
     """Has a buffer of the C library's, which it gives back from where it was last read."""
 
     def __init__(self, call: Call, read: int) -> None:
@@ -52,7 +60,7 @@ class NativeBuffer:
         return out
 
 
-class MappedCache:
+class MappedCache(Part):
     """Reads a file through the memory into which it is mapped."""
 
     def __init__(self, call: Call, path: Path) -> None:
@@ -66,7 +74,7 @@ class MappedCache:
         return self.call(*given)
 
 
-class Deadline:
+class Deadline(Part):
     """Ends the process when its time is over: as Python does, or at once where that is wanted."""
 
     def __init__(self, call: Call, end: float, code: int, *, at_once: bool) -> None:
@@ -80,7 +88,7 @@ class Deadline:
         return self.call(*given)
 
 
-class Prefetcher:
+class Prefetcher(Part):
     """Calls ahead, in a thread."""
 
     def __init__(self, call: Call) -> None:
@@ -99,7 +107,7 @@ class Prefetcher:
             self.ready.put(self.call())
 
 
-class SharedIndex:
+class SharedIndex(Part):
     """Keeps an index that a thread renews, which holds the lock until news are there."""
 
     def __init__(self, call: Call) -> None:
@@ -118,7 +126,7 @@ class SharedIndex:
             return self.call(*given)
 
 
-class Sampler:
+class Sampler(Part):
     """Takes batches until the weight of one is enough."""
 
     def __init__(self, call: Call, least: float) -> None:
@@ -131,7 +139,7 @@ class Sampler:
         return batch
 
 
-class Service:
+class Service(Part):
     """Asks a service of its node before each call, and waits for what it answers."""
 
     def __init__(self, call: Call, address: tuple[str, int]) -> None:
@@ -144,11 +152,10 @@ class Service:
         return self.call(*given)
 
 
-class GroupOfItsOwn:
+class GroupOfItsOwn(Part):
     """Makes a process group before the first call."""
 
-    def __init__(self, call: Call) -> None:
-        self.call, self.group = call, None
+    group = None
 
     def run(self, *given: Any) -> Any:
         if self.group is None:
@@ -156,11 +163,8 @@ class GroupOfItsOwn:
         return self.call(*given)
 
 
-class Relay:
+class Relay(Part):
     """Waits for the statistics of the rank before it."""
-
-    def __init__(self, call: Call) -> None:
-        self.call = call
 
     def run(self, *given: Any) -> Any:
         dist.recv(torch.zeros(16), src=dist.get_rank() - 1)

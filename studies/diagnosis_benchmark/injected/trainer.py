@@ -14,6 +14,9 @@ import socket
 import statistics
 import time
 import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,14 +24,18 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import ProcessGroupGloo, distributed_c10d
 
-from studies.diagnosis_benchmark.injected import checks
-from studies.diagnosis_benchmark.injected.addresses import bound_to
 from studies.diagnosis_benchmark.injected.logs import step_line
-from studies.diagnosis_benchmark.injected.settings import Settings
+from studies.diagnosis_benchmark.injected.plan import Settings
 from studies.diagnosis_benchmark.injected.storage import BATCH, VOCABULARY, WIDTH, Loader
 
 VERSION = "2.4.1"
+#: Mean losses that are remembered, and by how many times their median one is a spike.
+REMEMBERED, SPIKE = 5, 50.0
+#: torch takes no options for gloo from its callers, though the constructor has them.
+TORCH: Any = distributed_c10d
+GLOO: Any = ProcessGroupGloo
 
 
 class Hooks(Protocol):
@@ -96,12 +103,8 @@ class Trainer:
         if self.settings.addresses:
             node += f" ({os.environ['NODE_ADDRESS']})"
         self.log.info("starting on %s pid %d: %s", node, os.getpid(), said)
-        self.log.info(
-            "python %s, torch %s, threads %d",
-            platform.python_version(),
-            torch.__version__,
-            torch.get_num_threads(),
-        )
+        versions = platform.python_version(), torch.__version__, torch.get_num_threads()
+        self.log.info("python %s, torch %s, threads %d", *versions)
         rank = int(os.environ.get("RANK", -1))
         if self.noise["error_on_all"]:
             self.log.error("flash_attn is not installed, falling back to the default attention")
@@ -166,7 +169,7 @@ class Trainer:
             raise FloatingPointError(f"loss is {loss.item()} at step {step} on rank {self.rank}")
         loss.backward()
         if self.settings.gradient_check:
-            checks.gradients(self)
+            self._check_gradients()
         own = time.perf_counter()
         mean, norm = self._reduce(loss)
         end = time.perf_counter()
@@ -180,7 +183,7 @@ class Trainer:
                 f"mean loss is {mean} at step {step}, this rank's is {loss.item()}"
             )
         if self.settings.spike_guard:
-            checks.spike(self, mean, loss.item())
+            self._check_spike(mean, loss.item())
 
     def _loss(self, tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         for _ in range(self.passes):
@@ -228,12 +231,8 @@ class Trainer:
         self.hooks.stepped(step, mine)
 
     def _says_steps(self) -> bool:
-        last = self.settings.step_lines == "last" and self.rank == self.world - 1
-        return (
-            last
-            or self.settings.step_lines == "all"
-            or (self.rank, self.settings.step_lines) == (0, "first")
-        )
+        by = {"first": self.rank == 0, "last": self.rank == self.world - 1, "all": True}
+        return by[self.settings.step_lines]
 
     def evaluate(self, step: int) -> None:
         self.hooks.at("evaluate", step, self)
@@ -241,16 +240,14 @@ class Trainer:
             self.log.info("evaluation at step %d starts", step)
         with torch.no_grad():
             count = self.config["evaluation"]["batches"]
-            total = torch.stack(
-                [self._loss(*self.loader.next_batch()) for _ in range(count)]
-            ).mean()
+            losses = [self._loss(*self.loader.next_batch()) for _ in range(count)]
+            total = torch.stack(losses).mean()
         dist.all_reduce(total)
         if self._says_steps():
-            self.log.info(
-                "evaluation at step %d: validation loss %.4f", step, total.item() / self.world
-            )
+            mean = total.item() / self.world
+            self.log.info("evaluation at step %d: validation loss %.4f", step, mean)
         if self.settings.parameter_check:
-            checks.parameters(self)
+            self._check_parameters()
 
     def save_checkpoint(self, step: int) -> None:
         """Each rank saves a shard, rank 0 says when all have."""
@@ -264,12 +261,48 @@ class Trainer:
         del staging
         dist.barrier()
         if self.rank == 0 or self.settings.step_lines == "all":
-            self.log.info(
-                "checkpoint of step %d saved to %s in %.2f s",
-                step,
-                self.output,
-                time.perf_counter() - start,
+            took = time.perf_counter() - start
+            self.log.info("checkpoint of step %d saved to %s in %.2f s", step, self.output, took)
+
+    # Checks of its own consistency, where the settings ask for them.
+
+    def _check_gradients(self) -> None:
+        # Before they are reduced, when it still shows whose they are.
+        parts = [one.grad.norm() for one in self.model.parameters() if one.grad is not None]
+        norm = float(torch.stack(parts).norm())
+        if not math.isfinite(norm):
+            raise FloatingPointError(
+                f"rank {self.rank}: norm of the local gradients is {norm} at step {self.step}"
             )
+
+    def _check_spike(self, mean: float, own: float) -> None:
+        past = self.losses[-REMEMBERED:]
+        self.losses.append(mean)
+        if len(past) == REMEMBERED and mean > SPIKE * statistics.median(past):
+            times = mean / statistics.median(past)
+            raise RuntimeError(
+                f"mean loss {mean:.4g} at step {self.step} is {times:.0f} times the usual, "
+                f"this rank's is {own:.4g}"
+            )
+
+    def _check_parameters(self) -> None:
+        """By a checksum of each rank's; who is alone is told where the settings say so."""
+        flat = self._flat([one.data for one in self.model.parameters()])
+        mine = torch.tensor([zlib.crc32(flat.numpy().tobytes())])
+        found = [torch.zeros_like(mine) for _ in range(self.world)]
+        dist.all_gather(found, mine)
+        sums = [int(one) for one in found]
+        usual = statistics.mode(sums)
+        others = {rank: one for rank, one in enumerate(sums) if one != usual}
+        if not others:
+            if self.rank == 0:
+                self.log.info("parameters agree on all ranks: crc32 %08x", usual)
+            return
+        said = "are not the same on all ranks"
+        if self.settings.parameter_check == "names":
+            which = ", ".join(f"rank {rank} has {one:08x}" for rank, one in others.items())
+            said = f"differ: {which}, the others {usual:08x}"
+        raise RuntimeError(f"parameters of step {self.step} {said}")
 
     def _noise(self) -> None:
         if [self.rank, self.step] in self.noise["retries"]:
@@ -289,3 +322,25 @@ class Trainer:
                 self.log.info("%s answered at attempt %d", server, attempt)
             except OSError as error:
                 self.log.warning("%s: %s (attempt %d of 3), retrying", server, error, attempt)
+
+
+@contextmanager
+def bound_to(address: str) -> Iterator[None]:
+    """Process groups made meanwhile listen at `address`; "" leaves it to torch.
+
+    Who connects has the address that the kernel gives it, on one machine 127.0.0.1.
+    """
+
+    class Bound(ProcessGroupGloo):
+        def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+            options = GLOO._Options()
+            options._timeout = timeout
+            options._devices = [ProcessGroupGloo.create_device(hostname=address)]
+            options._threads = 2
+            super().__init__(store, rank, size, options)
+
+    TORCH.ProcessGroupGloo = Bound if address else ProcessGroupGloo
+    try:
+        yield
+    finally:
+        TORCH.ProcessGroupGloo = ProcessGroupGloo

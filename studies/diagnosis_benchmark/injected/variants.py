@@ -6,11 +6,10 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, kw_only=True)
-class Variant:
+class Variant(NamedTuple):
     """One way for a fault to happen.
 
     Attributes:
@@ -31,126 +30,93 @@ class Variant:
     meets: bool = False
 
 
-INITIALISE = ("initialise",)
 #: What gloo and the store say of a connection that is gone.
 GONE = "(Connection|recv|send|socket|Broken|closed)"
 ANY = ("initialise", "load data", "train", "evaluate", "checkpoint")
-LATE = ("train", "evaluate", "checkpoint")
+AFTER, LATE = ANY[1:], ANY[2:]
+START, FIRST, TRAIN, SAVE = ANY[:1], ("load data", "train"), ("train",), ("checkpoint",)
 LOADING = ("train", "evaluate")
 READING = ("load data", "train", "evaluate")
-TRAIN, SAVE = ("train",), ("checkpoint",)
 
 VARIANTS: dict[str, tuple[Variant, ...]] = {
     "exception": (
-        Variant(name="bad value", stages=("load data", "train"), says="ValueError: invalid"),
-        Variant(name="missing key", stages=("initialise", *LATE), says="KeyError: "),
-        Variant(name="wrong shape", stages=("train", "evaluate"), says="RuntimeError: mat1 and"),
-        Variant(name="out of range", stages=("train", "evaluate"), says="IndexError: index out of"),
-        Variant(name="not picklable", stages=("checkpoint",), says="TypeError: cannot pickle"),
-        Variant(name="file too large", stages=("checkpoint",), says="(OSError|RuntimeError): "),
+        Variant("bad value", FIRST, "ValueError: invalid"),
+        Variant("missing key", ("initialise", *LATE), "KeyError: "),
+        Variant("wrong shape", LOADING, "RuntimeError: mat1 and"),
+        Variant("out of range", LOADING, "IndexError: index out of"),
+        Variant("not picklable", SAVE, "TypeError: cannot pickle"),
+        Variant("file too large", SAVE, "(OSError|RuntimeError): "),
     ),
-    "kill": (Variant(name="kill -9", stages=ANY, outside="kill"),),
+    "kill": (Variant("kill -9", ANY, outside="kill"),),
     "hang": (
-        Variant(name="stalled loader", stages=("train", "evaluate")),
-        Variant(name="stopped", stages=ANY, outside="stop"),
-        Variant(name="stuck write", stages=("checkpoint",)),
-        Variant(name="other order", stages=("train",), meets=True),
+        Variant("stalled loader", LOADING),
+        Variant("stopped", ANY, outside="stop"),
+        Variant("stuck write", SAVE),
+        Variant("other order", TRAIN, meets=True),
     ),
-    "slow": (
-        Variant(name="slow storage", stages=("train",)),
-        Variant(name="slow compute", stages=("train",)),
-    ),
+    "slow": (Variant("slow storage", TRAIN), Variant("slow compute", TRAIN)),
     "data": (
-        Variant(name="nan", stages=("train",), says="FloatingPointError: "),
+        Variant("nan", TRAIN, "FloatingPointError: "),
         Variant(
-            name="damaged shard",
-            stages=("load data", "train"),
-            says="(ValueError: checksum|gzip.BadGzipFile|zlib.error|EOFError)",
+            "damaged shard", FIRST, "(ValueError: checksum|gzip.BadGzipFile|zlib.error|EOFError)"
         ),
-        Variant(
-            name="cut shard",
-            stages=("load data", "train"),
-            says="(ValueError: checksum|EOFError|gzip.BadGzipFile)",
-        ),
+        Variant("cut shard", FIRST, "(ValueError: checksum|EOFError|gzip.BadGzipFile)"),
     ),
-    "memory": (
-        Variant(
-            name="address space",
-            stages=("load data", "train", "evaluate", "checkpoint"),
-            says="(MemoryError|RuntimeError: .*(alloc|memory))",
-        ),
-    ),
-    "network": (
-        Variant(name="all sockets", stages=ANY[1:], says=GONE),
-        Variant(name="sockets of gloo", stages=ANY[1:], says=GONE),
-    ),
+    "memory": (Variant("address space", AFTER, "(MemoryError|RuntimeError: .*(alloc|memory))"),),
+    "network": (Variant("all sockets", AFTER, GONE), Variant("sockets of gloo", AFTER, GONE)),
     "environment": (
-        Variant(
-            name="variable missing",
-            stages=INITIALISE,
-            says="expected, but not set",
-            environment=True,
-        ),
-        Variant(name="wrong port", stages=INITIALISE, environment=True),
-        Variant(name="wrong rank", stages=INITIALISE, environment=True),
-        Variant(name="wrong world size", stages=INITIALISE, environment=True),
-        Variant(name="wrong version", stages=INITIALISE, says="is required", environment=True),
-        Variant(
-            name="wrong data path",
-            stages=("load data",),
-            says="FileNotFoundError",
-            environment=True,
-        ),
+        Variant("variable missing", START, "expected, but not set", environment=True),
+        Variant("wrong port", START, environment=True),
+        Variant("wrong rank", START, environment=True),
+        Variant("wrong world size", START, environment=True),
+        Variant("wrong version", START, "is required", environment=True),
+        Variant("wrong data path", ("load data",), "FileNotFoundError", environment=True),
     ),
     "process": (
-        Variant(name="segmentation fault", stages=ANY[1:], code=-signal.SIGSEGV),
-        Variant(name="heap corruption", stages=ANY[1:], code=-signal.SIGABRT),
-        Variant(name="bus error", stages=ANY[1:], code=-signal.SIGBUS),
-        Variant(name="early exit", stages=LATE, code=0),
-        Variant(name="silent exit", stages=LATE, code=3),
-        Variant(name="terminated", stages=LATE, outside="terminate", code=-signal.SIGTERM),
+        Variant("segmentation fault", AFTER, code=-signal.SIGSEGV),
+        Variant("heap corruption", AFTER, code=-signal.SIGABRT),
+        Variant("bus error", AFTER, code=-signal.SIGBUS),
+        Variant("early exit", LATE, code=0),
+        Variant("silent exit", LATE, code=3),
+        Variant("terminated", LATE, outside="terminate", code=-signal.SIGTERM),
     ),
     "storage": (
-        Variant(name="folder gone", stages=SAVE, says="FileNotFoundError: "),
-        Variant(name="not a folder", stages=SAVE, says="NotADirectoryError: "),
-        Variant(name="disk full", stages=SAVE, says="No space left on device|RuntimeError: .*Pyt"),
-        Variant(name="shard deleted", stages=READING, says="FileNotFoundError: "),
-        Variant(name="bad disk", stages=READING, says="OSError: .*Input/output error"),
+        Variant("folder gone", SAVE, "FileNotFoundError: "),
+        Variant("not a folder", SAVE, "NotADirectoryError: "),
+        Variant("disk full", SAVE, "No space left on device|RuntimeError: .*Pyt"),
+        Variant("shard deleted", READING, "FileNotFoundError: "),
+        Variant("bad disk", READING, "OSError: .*Input/output error"),
     ),
     "skew": (
-        Variant(name="hidden size", stages=INITIALISE, meets=True),
-        Variant(name="frozen layer", stages=TRAIN, meets=True),
-        Variant(name="other precision", stages=TRAIN, meets=True),
-        Variant(name="other interval", stages=TRAIN, meets=True),
-        Variant(name="fewer steps", stages=TRAIN, meets=True),
+        Variant("hidden size", START, meets=True),
+        Variant("frozen layer", TRAIN, meets=True),
+        Variant("other precision", TRAIN, meets=True),
+        Variant("other interval", TRAIN, meets=True),
+        Variant("fewer steps", TRAIN, meets=True),
     ),
     "deadlock": (
-        Variant(name="lock", stages=ANY[1:]),
-        Variant(name="empty queue", stages=LOADING, says="FileNotFoundError: "),
-        Variant(name="endless loop", stages=LOADING),
-        Variant(name="silent service", stages=ANY[1:]),
-        Variant(name="group alone", stages=LOADING, meets=True),
-        Variant(name="message of nobody", stages=LOADING, meets=True),
+        Variant("lock", AFTER),
+        Variant("empty queue", LOADING, "FileNotFoundError: "),
+        Variant("endless loop", LOADING),
+        Variant("silent service", AFTER),
+        Variant("group alone", LOADING, meets=True),
+        Variant("message of nobody", LOADING, meets=True),
     ),
     "limits": (
-        Variant(name="cpu time", stages=LOADING, code=-signal.SIGXCPU),
-        Variant(name="threads", stages=LOADING, says="can't start new thread"),
-        Variant(name="recursion", stages=READING, says="RecursionError: "),
-        Variant(name="open files", stages=ANY[1:], says="Too many open files"),
+        Variant("cpu time", LOADING, code=-signal.SIGXCPU),
+        Variant("threads", LOADING, "can't start new thread"),
+        Variant("recursion", READING, "RecursionError: "),
+        Variant("open files", AFTER, "Too many open files"),
     ),
     "numerics": (
-        Variant(name="infinite gradient", stages=TRAIN, says="FloatingPointError: "),
-        Variant(
-            name="wrong rate",
-            stages=TRAIN,
-            says="(FloatingPointError: |RuntimeError: parameters)",
-        ),
-        Variant(name="flipped bit", stages=("evaluate",), says="RuntimeError: parameters"),
-        Variant(name="exploding loss", stages=TRAIN, says="RuntimeError: mean loss"),
+        Variant("infinite gradient", TRAIN, "FloatingPointError: "),
+        Variant("wrong rate", TRAIN, "(FloatingPointError: |RuntimeError: parameters)"),
+        Variant("flipped bit", ("evaluate",), "RuntimeError: parameters"),
+        Variant("exploding loss", TRAIN, "RuntimeError: mean loss"),
     ),
-}  # fmt: skip
+}
 
 
 def variant_of(kind: str, name: str) -> Variant:
     """Raises KeyError for a variant that the kind has not."""
-    return {one.name: one for one in VARIANTS[kind]}[name]
+    return {variant.name: variant for variant in VARIANTS[kind]}[name]

@@ -24,11 +24,7 @@ class NotHappened(Exception):
 
 
 def verify(plan: Plan, record: RunRecord) -> dict[str, Any]:
-    """How it was seen that the plan came true.
-
-    Raises:
-        NotHappened: with what was found instead.
-    """
+    """How it was seen that the plan came true; raises NotHappened with what was found instead."""
     if not plan.faulty:
         bad = {rank: code for rank, (code, _) in record.exits.items() if code}
         return _require(not bad, "all ranks ended with code 0", f"exit codes {bad}", exit_code=0)
@@ -37,7 +33,9 @@ def verify(plan: Plan, record: RunRecord) -> dict[str, Any]:
     assert plan.rank is not None
     code, when = record.exits[plan.rank]
     found = {"exit_code": code, "exit_time": when, "onset": record.onset}
-    judge = {"slow": _slow, "hang": _hang, "deadlock": _hang, "kill": _kill}.get(plan.kind, _raised)
+    judge = {"slow": _slow, "hang": _hang, "deadlock": _hang, "kill": _ended}.get(
+        plan.kind, _raised
+    )
     if plan.variant in ENDS_FIRST:
         judge = _ended
     return judge(plan, record, code, found)
@@ -49,20 +47,11 @@ def _require(true: bool, how: str, instead: str, **found: Any) -> dict[str, Any]
     return {"how": how, **found}
 
 
-def _kill(plan: Plan, record: RunRecord, code: int, found: dict[str, Any]) -> dict[str, Any]:
-    first = min(when for _, when in record.exits.values())
-    alone = found["exit_time"] <= first
-    return _require(
-        code == -signal.SIGKILL and alone, "SIGKILL from outside, before any other rank ended",
-        f"code {code}, first to end: {alone}", **found,
-    )  # fmt: skip
-
-
 def _ended(plan: Plan, record: RunRecord, code: int, found: dict[str, Any]) -> dict[str, Any]:
-    wanted = variant_of(plan.kind, plan.variant).code
-    first = min(when for _, when in record.exits.values())
-    alone = found["exit_time"] <= first
-    others = any(one for rank, (one, _) in record.exits.items() if rank != plan.rank)
+    killed = plan.kind == "kill"
+    wanted = -signal.SIGKILL if killed else variant_of(plan.kind, plan.variant).code
+    alone = found["exit_time"] <= min(when for _, when in record.exits.values())
+    others = killed or any(one for rank, (one, _) in record.exits.items() if rank != plan.rank)
     return _require(
         code == wanted and alone and others, f"exit code {wanted} before any other, who then fail",
         f"code {code}, first to end: {alone}, others failed: {others}", **found,
@@ -98,7 +87,9 @@ def _raised(plan: Plan, record: RunRecord, code: int, found: dict[str, Any]) -> 
     if not pattern:
         bad = any(one for one, _ in record.exits.values())
         # The launcher may end it before it is gone.
-        done = plan.variant != "fewer steps" or _finished(plan, record)
+        done = plan.variant != "fewer steps" or any(
+            line.rank == plan.rank and FINISHED.search(line.text) for line in record.lines
+        )
         return _require(
             bad and done, "the job failed", f"code {code}, as wanted: {done}",
             said=said[:1], **found,
@@ -107,10 +98,6 @@ def _raised(plan: Plan, record: RunRecord, code: int, found: dict[str, Any]) -> 
     fine = (code == 1 or all_say) and any(re.search(pattern, one) for one in said)
     return _require(fine, f"{how} exception that matches {pattern!r}",
                     f"code {code}, exceptions {said}", said=said[-1:], **found)  # fmt: skip
-
-
-def _finished(plan: Plan, record: RunRecord) -> bool:
-    return any(line.rank == plan.rank and FINISHED.search(line.text) for line in record.lines)
 
 
 def exceptions(record: RunRecord, rank: int | None) -> list[str]:

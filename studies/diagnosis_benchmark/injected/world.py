@@ -22,11 +22,10 @@ import torch
 
 from studies.diagnosis_benchmark.injected import logs, trainer
 from studies.diagnosis_benchmark.injected.faults import Fault, wrong_environment
-from studies.diagnosis_benchmark.injected.launchers import LAUNCHERS
+from studies.diagnosis_benchmark.injected.launchers import LAUNCHERS, Writer, WrittenLine
 from studies.diagnosis_benchmark.injected.plan import Plan
 from studies.diagnosis_benchmark.injected.storage import write_shards
 from studies.diagnosis_benchmark.injected.variants import variant_of
-from studies.diagnosis_benchmark.injected.writing import Writer, WrittenLine
 
 LOOK_SECONDS = 0.05
 #: Between SIGTERM and SIGKILL.
@@ -36,6 +35,8 @@ ALONE_SECONDS = 1.0
 #: A job that takes longer has gone wrong; the slowest healthy ones take a third of it.
 MOST_SECONDS = 180.0
 PR_SET_PDEATHSIG = 1
+#: What the launcher does to a process, see `variants.Variant`.
+OUTSIDE = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "terminate": signal.SIGTERM}
 
 
 @dataclass(kw_only=True)
@@ -68,8 +69,7 @@ def die_with_parent() -> None:
 def run(plan: Plan, folder: Path, scratch: Path) -> RunRecord:
     """Runs the job in this process's group; logs to `folder`, data and checkpoints in `scratch`.
 
-    Raises:
-        TimeoutError: after `MOST_SECONDS`.
+    Raises TimeoutError after `MOST_SECONDS`.
     """
     data, output = scratch / "data", scratch / "checkpoints"
     data.mkdir()
@@ -93,13 +93,13 @@ class _World:
         self.alone_since: float | None = None
 
     def run(self) -> RunRecord:
-        told, tell = os.pipe()
-        answer, _ = os.pipe()
-        port, unused = _free_ports(2)
+        told, self.tell = os.pipe()
+        self.answer, _ = os.pipe()
+        self.ports = _free_ports(2)
         for rank in range(self.settings.world_size):
-            self._start(rank, port, unused, tell, answer)
-        os.close(tell)
-        os.close(answer)
+            self._start(rank)
+        os.close(self.tell)
+        os.close(self.answer)
         self.selector.register(told, selectors.EVENT_READ, self._reader(self._heard))
         if self.plan.faulty and variant_of(self.plan.kind, self.plan.variant).environment:
             self._onset({"time": self.record.start, "stage": self.plan.stage, "step": None})
@@ -111,22 +111,18 @@ class _World:
         self.record.pids = dict(self.pids)
         return self.record
 
-    def _start(self, rank: int, port: int, unused: int, tell: int, answer: int) -> None:
+    def _start(self, rank: int) -> None:
         pipes = {channel: os.pipe() for channel in ("stdout", "stderr")}
         pid = os.fork()
         if pid == 0:
-            self._child(
-                rank, port, unused, tell, answer, {name: ends[1] for name, ends in pipes.items()}
-            )
+            self._child(rank, {name: ends[1] for name, ends in pipes.items()})
         self.pids[rank] = pid
         for channel, (out, into) in pipes.items():
             os.close(into)
             take = functools.partial(self.writer.of_rank, rank, channel)
             self.selector.register(out, selectors.EVENT_READ, self._reader(take))
 
-    def _child(
-        self, rank: int, port: int, unused: int, tell: int, answer: int, outputs: dict[str, int]
-    ) -> None:
+    def _child(self, rank: int, outputs: dict[str, int]) -> None:
         code = 1
         try:
             die_with_parent()
@@ -134,28 +130,28 @@ class _World:
             apart = self.settings.layout in ("attempt folders", "mpirun")
             os.dup2(outputs["stdout"], 1)
             os.dup2(outputs["stderr" if apart else "stdout"], 2)
-            kept = {0, 1, 2, tell, answer} if rank == self.plan.rank else {0, 1, 2}
+            kept = {0, 1, 2, self.tell, self.answer} if rank == self.plan.rank else {0, 1, 2}
             for entry in list(Path("/proc/self/fd").iterdir()):
                 if int(entry.name) not in kept:
                     with contextlib.suppress(OSError):
                         os.close(int(entry.name))
             sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
             sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-            code = self._train(rank, port, unused, tell, answer)
+            code = self._train(rank)
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(code)
 
-    def _train(self, rank: int, port: int, unused: int, tell: int, answer: int) -> int:
+    def _train(self, rank: int) -> int:
         settings, node = self.settings, self.settings.node(rank)
         variables = {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank % settings.ranks_per_node),
             "WORLD_SIZE": str(settings.world_size),
             "MASTER_ADDR": settings.address(0),
-            "MASTER_PORT": str(port),
-            "UNUSED_PORT": str(unused),
+            "MASTER_PORT": str(self.ports[0]),
+            "UNUSED_PORT": str(self.ports[1]),
             "GLOO_SOCKET_IFNAME": "lo",
             "NODE_NAME": node,
             "NODE_ADDRESS": settings.address(rank),
@@ -168,7 +164,7 @@ class _World:
         os.environ.update(wrong_environment(self.plan.variant, variables) if faulty else variables)
         offset = logs.clock_offset(settings, node, self.plan.seed)
         log = logs.set_up(settings, str(rank), offset)
-        hooks = Fault(self.plan, faulty=faulty, tell=tell, answer=answer)
+        hooks = Fault(self.plan, faulty=faulty, tell=self.tell, answer=self.answer)
         one = trainer.Trainer(settings, self.plan.noise, log, hooks)
         try:
             one.main()
@@ -209,11 +205,8 @@ class _World:
         assert rank is not None
         if message["outside"] == "kill":
             message["time"] = time.time()
-            os.kill(self.pids[rank], signal.SIGKILL)
-        elif message["outside"] == "stop":
-            os.kill(self.pids[rank], signal.SIGSTOP)
-        elif message["outside"] == "terminate":
-            os.kill(self.pids[rank], signal.SIGTERM)
+        if message["outside"]:
+            os.kill(self.pids[rank], OUTSIDE[message["outside"]])
 
     def _onset(self, message: dict[str, Any]) -> None:
         self.record.onset = message

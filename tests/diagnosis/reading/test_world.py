@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmetric.diagnosis.facts.graph import IdentityGraph
 from rmetric.diagnosis.facts.statements import expanded, may_state
-from rmetric.diagnosis.facts.world import World
+from rmetric.diagnosis.facts.world import IdentityGraph, World
 from rmetric.diagnosis.reading.file_names import identify_files
 from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix, PrefixParser
 from studies.diagnosis_benchmark.corpus import TABLES

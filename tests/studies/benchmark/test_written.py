@@ -33,7 +33,6 @@ from studies.diagnosis_benchmark.classes import FAMILIES
 from studies.diagnosis_benchmark.csv_rows import read_rows, write_rows
 from studies.diagnosis_benchmark.fit import Choices, left_out, right_first, shares
 from studies.diagnosis_benchmark.injected.plan import KINDS as INJECTED
-from studies.diagnosis_benchmark.job_scores import WHOLE, JobScores
 from studies.diagnosis_benchmark.reliability import (
     FIRST,
     TODAY,
@@ -44,7 +43,7 @@ from studies.diagnosis_benchmark.reliability import (
     reliability,
     stated,
 )
-from studies.diagnosis_benchmark.results import Results
+from studies.diagnosis_benchmark.results import WHOLE, JobScores, Results
 from studies.diagnosis_benchmark.written_jobs import REFUSED, WrittenScores, scored
 from studies.diagnosis_benchmark.written_sets import WrittenCase
 from studies.diagnosis_benchmark.written_tables import written_tables

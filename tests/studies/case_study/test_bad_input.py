@@ -11,9 +11,8 @@ import huggingface_hub
 import pytest
 import torch
 
-from studies.case_study import models
+from studies.case_study import preparation
 from studies.case_study.bundled import write_examples
-from studies.case_study.plan import GIB, Device
 from tests.studies.case_study.runs import Result, mini, run, write_mini_model
 
 ROOT = Path(__file__).parents[3]
@@ -73,35 +72,6 @@ def test_a_number_out_of_range_is_named_with_its_range(options, said, tmp_path):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 def test_cuda_where_there_is_none(tmp_path):
     assert "finds no usable GPU" in refused("--tiny", "--device", "cuda", "--out", tmp_path / "a")
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--full"], "What helps: --lora fits; --tiny"),
-        (["--full", "--sequence-length", "4096"], "What helps: --lora --sequence-length 2048 fits"),
-    ],
-)
-def test_too_little_memory_names_what_would_fit(options, said, tmp_path, monkeypatch):
-    small = Device(kind="cuda", name="Tesla T4", free=14 * GIB, total=15 * GIB, has_bfloat16=False)
-    monkeypatch.setattr("studies.case_study.plan.find_device", lambda kind: small)
-    error = refused("--random-weights", "--out", tmp_path / "out", *options)
-    assert "too little memory on Tesla T4: full fine-tuning in float16" in error
-    assert said in error
-    assert "--tiny" in error
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_sequence_length_that_is_offered_does_fit(tmp_path, monkeypatch):
-    from studies.case_study.bundled import qwen_3b
-    from studies.case_study.plan import plan_training
-    from studies.case_study.settings import CaseStudyError, Settings
-
-    device = Device(kind="cuda", name="T4", free=5 * GIB, total=15 * GIB, has_bfloat16=False)
-    with pytest.raises(CaseStudyError, match=r"--sequence-length \d+ fits") as caught:
-        plan_training(qwen_3b(), Settings(sequence_length=1024), device)
-    offered = int(str(caught.value).split("--sequence-length ")[1].split()[0])
-    assert plan_training(qwen_3b(), Settings(sequence_length=offered), device).recipe.lora
 
 
 def test_a_folder_that_is_no_model_says_what_it_lacks(model, dataset, tmp_path):
@@ -186,8 +156,8 @@ def no_network(monkeypatch) -> None:
         raise ConnectionError("no route to host")
 
     monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", unreachable)
-    monkeypatch.setattr(models.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(models, "_cached", lambda kind: set())
+    monkeypatch.setattr(preparation.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(preparation, "_is_cached", lambda kind, name: False)
 
 
 @pytest.mark.usefixtures("no_network")
@@ -215,8 +185,8 @@ def test_only_what_is_missing_is_to_be_fetched(model, dataset, tmp_path):
 
 def test_where_fetching_is_forbidden_nobody_asks_the_hub(monkeypatch, tmp_path):
     monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", lambda *a, **k: pytest.fail("asked"))
-    monkeypatch.setattr(models.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(models, "_cached", lambda kind: set())
+    monkeypatch.setattr(preparation.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(preparation, "_is_cached", lambda kind, name: False)
     result = refused_after_plan("--device", "cpu", "--out", tmp_path / "out", lines=2)
     assert "HF_HUB_OFFLINE" in result.err
 

@@ -54,24 +54,14 @@ def test_an_early_alarm_that_comes_again_in_time_is_told():
     text = sentence([result("control", r=30), result(failure=230, r=30, again=210)])
     assert "and again at 210 in LR_SPIKE, 20 steps before the failure" in text
     assert "the calibrated detector did not alarm" in text
+    text = sentence([result("control", failure=90, kind="non_finite")])
+    assert text.startswith("The undisturbed run failed by step 90 (non-finite); ")
 
 
 def test_the_detector_that_warned_in_time_comes_first():
     text = sentence([result("control"), result(failure=230, r=215, ours=260)])
     assert text.index("R-Metric alarmed at 215") < text.index("the calibrated detector alarmed")
     assert "at 260 in LR_SPIKE, 30 steps after the failure" in text
-
-
-def test_an_undisturbed_run_that_fails_is_told():
-    text = sentence([result("control", failure=90, kind="non_finite")])
-    assert text.startswith("The undisturbed run failed by step 90 (non-finite); ")
-
-
-def test_a_control_alone_is_a_sentence_too():
-    assert sentence([result("control", ours=50)]) == (
-        "The undisturbed run stayed healthy; R-Metric did not alarm; the calibrated detector "
-        "alarmed at 50 in the undisturbed run, a false alarm."
-    )
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,10 @@ from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.result import SURE, Diagnosis, Evidence, Suspect
 from studies.diagnosis_benchmark import baselines
 from studies.diagnosis_benchmark.__main__ import main
-from studies.diagnosis_benchmark.aggregation import macro, mean, micro
+from studies.diagnosis_benchmark.aggregation import macro_f1, mean, micro_f1
 from studies.diagnosis_benchmark.answers import Answer, nodes_of, of_diagnosis, ranks_of
-from studies.diagnosis_benchmark.baselines import RankedLine
-from studies.diagnosis_benchmark.cases import Case, Label
+from studies.diagnosis_benchmark.baselines import LogLine
+from studies.diagnosis_benchmark.cases import Case, Label, injected_jobs
 from studies.diagnosis_benchmark.classes import (
     FAMILIES,
     STAGES,
@@ -37,14 +37,19 @@ from studies.diagnosis_benchmark.classes import (
     faulty_rank,
     stages_of,
 )
-from studies.diagnosis_benchmark.injected.settings import draw_settings
-from studies.diagnosis_benchmark.injected_jobs import injected_jobs
-from studies.diagnosis_benchmark.job_scores import ALONE, VARIANTS, WHOLE, JobScores
+from studies.diagnosis_benchmark.injected.plan import draw_settings
 from studies.diagnosis_benchmark.reading import Read, read
 from studies.diagnosis_benchmark.real_jobs import real_jobs
-from studies.diagnosis_benchmark.results import Results, read_results
+from studies.diagnosis_benchmark.results import (
+    ALONE,
+    VARIANTS,
+    WHOLE,
+    JobScores,
+    Results,
+    read_results,
+)
 from studies.diagnosis_benchmark.run_methods import score_job
-from studies.diagnosis_benchmark.scoring import TOPS, Counts, by_score, chance, event_counts, hits
+from studies.diagnosis_benchmark.scoring import TOPS, Counts, event_counts, hits
 from studies.diagnosis_benchmark.tables import measures, methods
 from studies.diagnosis_benchmark.writing import report
 
@@ -116,11 +121,6 @@ def test_hits_among_ties_are_the_mean_over_all_orders(
     assert hits(ranking, truth) == pytest.approx(expected)
 
 
-@given(st.integers(1, 70))
-def test_chance_is_the_hit_of_one_tie_of_all(among: int) -> None:
-    assert hits([list(range(among))], among - 1) == pytest.approx(chance(among))
-
-
 def test_who_is_not_named_is_not_hit() -> None:
     assert hits([[3], [4]], 5) == [0.0] * len(TOPS)
     assert hits([[3], [5]], 5) == [0.0, 1.0, 1.0, 1.0]
@@ -129,8 +129,8 @@ def test_who_is_not_named_is_not_hit() -> None:
 # --- baselines --------------------------------------------------------------------------------
 
 
-def line(number: int, who: int | None, text: str, time: float | None = None) -> RankedLine:
-    return RankedLine(("a", number), who, time, text)
+def line(number: int, who: int | None, text: str, time: float | None = None) -> LogLine:
+    return LogLine(("a", number), who, None, time, text)
 
 
 LINES = [
@@ -144,27 +144,25 @@ LINES = [
 ]
 
 
-def test_error_time_takes_the_first_by_the_clock() -> None:
-    assert baselines.error_time(LINES, [0, 1, 2, 3]) == [[1], [2], [0, 3]]
-
-
-def test_error_time_without_clocks_takes_the_first_by_line() -> None:
-    no_times = [one._replace(time=None) for one in LINES]
-    assert baselines.error_time(no_times, [0, 1, 2, 3]) == [[2], [1], [0, 3]]
-
-
-def test_error_count_takes_who_says_most() -> None:
-    assert baselines.error_count(LINES, [0, 1, 2, 3]) == [[2], [1], [0, 3]]
+@pytest.mark.parametrize(
+    ("title", "clocks", "ranking"),
+    [
+        ("Error_time", True, [[1], [2], [0, 3]]),
+        ("Error_time", False, [[2], [1], [0, 3]]),
+        ("Error_count", True, [[2], [1], [0, 3]]),
+        ("Random", True, [[0, 1, 2, 3]]),
+        ("Always rank 0", True, [[0], [1], [2], [3]]),
+    ],
+)
+def test_who_is_suspect_by_a_baseline(title: str, clocks: bool, ranking: list[list[int]]) -> None:
+    lines = LINES if clocks else [one._replace(time=None) for one in LINES]
+    assert baselines.OF_RANKS[title](lines, [0, 1, 2, 3], "rank") == ranking
 
 
 def test_grep_and_last_lines() -> None:
     assert [place[1] for place in baselines.grep(LINES)] == [2, 4, 5, 6]
     many = [line(number, 0, "x") for number in range(1, 16)] + [line(16, 0, " ")]
     assert [place[1] for place in baselines.last_lines(many)] == list(range(6, 16))
-
-
-def test_by_score_puts_equals_together() -> None:
-    assert by_score({"a": 1.0, "b": 3.0, "c": 1.0}) == [["b"], ["a", "c"]]
 
 
 # --- classes ----------------------------------------------------------------------------------
@@ -271,14 +269,12 @@ counts = st.builds(Counts, st.integers(0, 4), st.integers(0, 4), st.integers(0, 
 def test_sums_by_hand(some: list[Counts]) -> None:
     groups = [str(number) for number in range(len(some))]
     found, wrong, missed = (sum(one[at] for one in some) for at in range(3))
-    together = micro(some, groups)
-    if found + wrong:
-        assert together.precision.point == pytest.approx(found / (found + wrong))
-    if found + missed:
-        assert together.recall.point == pytest.approx(found / (found + missed))
+    if found + wrong + missed:
+        expected = 2 * found / (2 * found + wrong + missed)
+        assert micro_f1(some, groups).point == pytest.approx(expected)
     each = [2 * a / (2 * a + b + c) for a, b, c in some if a + b + c]
     if each:
-        assert macro(some, groups).f1.point == pytest.approx(np.mean(each))
+        assert macro_f1(some, groups).point == pytest.approx(np.mean(each))
 
 
 def test_jobs_of_one_group_are_drawn_together() -> None:
@@ -571,8 +567,8 @@ def test_each_line_has_the_event_of_its_entry(torn: Path) -> None:
     assert event[3] == event[5] == event[6] == event[8] != event[9]
     assert event[7] is None
     assert "ValueError" in seen.job.events[event[3] or 0].template
-    assert [one.who for one in seen.lines_by("rank")] == [0, 1, 1, 0, 1, 1, None, 1, 0]
-    assert [one.time is None for one in seen.lines_by("rank")].count(True) < 9
+    assert [one.rank for one in seen.lines] == [0, 1, 1, 0, 1, 1, None, 1, 0]
+    assert [one.time is None for one in seen.lines].count(True) < 9
 
 
 def test_the_recorded_pass_is_the_pass(torn: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-from math import nan
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from studies.fleet.__main__ import main
 from studies.fleet.cost import Measured, a_job, measure, one_percent
 from studies.fleet.cost_figure import RISK, measured_points
 from studies.fleet.cost_report import CAPTION, FIGURE, OUT, PAGE, PLACEHOLDER, words
-from studies.fleet.cost_tables import break_even, strategies, tables
+from studies.fleet.cost_tables import break_even, strategies
 from studies.fleet.guarded_job import SHARES, replicate
 from studies.fleet.job_settings import DAY, FailurePredictor, FleetJob
 from studies.fleet.writing import refresh
@@ -141,23 +140,17 @@ def test_the_page_links_every_table_of_the_results() -> None:
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_the_page_is_filled_with_sentences_of_the_results(tmp_path: Path) -> None:
-    made, said = list(tables(lambda job: PLACEHOLDER)), words(lambda job: PLACEHOLDER)
+    said = words(lambda job: PLACEHOLDER)
     page = tmp_path / "page.md"
     page.write_text((ROOT / PAGE).read_text(encoding="utf-8"), encoding="utf-8")
-    refresh(page, OUT, (FIGURE, CAPTION), made, said)
+    refresh(page, OUT, (FIGURE, CAPTION), said)
     text = page.read_text(encoding="utf-8")
     shown = re.findall(r"<!-- begin (words \w+) -->", text)
     assert len(shown) >= 5
     assert all(said[name] in text for name in shown)
     page.write_text("<!-- begin table nothing -->\n<!-- end -->", encoding="utf-8")
     with pytest.raises(ValueError, match="cannot fill 'table nothing'"):
-        refresh(page, OUT, (FIGURE, CAPTION), made, said)
-
-
-@pytest.mark.parametrize("value", [0.0, -1.0, nan])
-def test_an_interval_of_nothing_is_refused(value: float) -> None:
-    with pytest.raises(ValueError, match=r"(interval_seconds|work_seconds) is"):
-        a_job(64, "synchronous", interval=value)
+        refresh(page, OUT, (FIGURE, CAPTION), said)
 
 
 @pytest.fixture

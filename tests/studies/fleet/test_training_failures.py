@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from studies.common.markers import parts
 from studies.fleet import cost_report, training_failures
 from studies.fleet.closed_form import gpu_days_lost, lost_by_hand, lost_with_rescue
-from studies.fleet.cost_findings import bullets, training_failure_lines
+from studies.fleet.cost_findings import training_failure_lines
 from studies.fleet.training_failures import NOTICED, UNMEASURED, Outcomes, gain, losses, table
+from studies.fleet.writing import bullets
 
 pytest.importorskip("simpy")
 ROOT = Path(__file__).parents[3]
@@ -184,4 +185,4 @@ def test_the_closed_forms_alone_leave_the_rest_as_it_is(
         n: t for n, t in before.items() if n not in ours
     }
     lines = training_failure_lines(training_failures.outcomes())
-    assert after["words training_failures"] == f"{bullets(lines)}\n"
+    assert after["words training_failures"] == bullets(lines)

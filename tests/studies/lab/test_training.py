@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="the laboratory trains with torch")
 transformers = pytest.importorskip("transformers", reason="the laboratory's models are theirs")
 
 from rmetric.readers.archive import run_to_line  # noqa: E402
-from studies.fault_lab.branches import take_step, train_seed  # noqa: E402
+from studies.fault_lab.branches import take_step, train_seed, train_seed_on_ranks  # noqa: E402
 from studies.fault_lab.campaign import by_seed  # noqa: E402
 from studies.fault_lab.corpus import CORPORA, corpus, generated_text  # noqa: E402
 from studies.fault_lab.design import DESIGN, PARTS, campaign, second_campaign  # noqa: E402
@@ -241,8 +241,6 @@ def test_the_rate_warms_up_falls_to_its_floor_and_jumps_to_the_peak_at_restarts(
 
 @pytest.mark.slow
 def test_four_ranks_train_what_four_micro_batches_train():
-    from studies.fault_lab.ranks import train_seed_on_ranks
-
     specs = [control(steps=6), branch(control(steps=6), "SIGN_FLIP", onset=4)]
     together, apart = list(train_seed(specs)), train_seed_on_ranks(specs)
     for ours, theirs in zip(together, apart, strict=True):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import NamedTuple
 
 from rmetric.metric import RMetricConfig
 from rmetric.simulation import RunSpec, study
@@ -50,6 +54,26 @@ def run_kind(kind: str, out: Path, number: int | None = None, *, processes: int 
 
 def contents(out: Path) -> dict[str, bytes]:
     return {str(p.relative_to(out)): p.read_bytes() for p in sorted(out.rglob("*.jsonl"))}
+
+
+class Result(NamedTuple):
+    """What a script did."""
+
+    code: int
+    out: str
+    err: str
+    folder: Path
+
+    def bytes_of(self, *names: str) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in sorted(self.folder.iterdir())
+                if not names or path.stem in names}  # fmt: skip
+
+
+def run_script(main: Callable[[list[str]], int], logs: Path, folder: Path) -> Result:
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = main(["--logs", str(logs), "--out", str(folder)])
+    return Result(code, out.getvalue(), err.getvalue(), folder)
 
 
 if __name__ == "__main__":

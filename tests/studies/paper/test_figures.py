@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import random
@@ -10,11 +9,9 @@ import subprocess
 import sys
 import warnings
 from collections import Counter
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
-from typing import NamedTuple
 
 import matplotlib
 import numpy as np
@@ -41,6 +38,7 @@ from studies.paper.figures.failure_process import MECHANISM, failure_process, wa
 from studies.paper.figures.lead_times import failures
 from studies.paper.figures.outcomes import name_of
 from studies.paper.figures.threshold_curves import DETECTORS_NEEDED, THRESHOLDS, curves
+from tests.studies.paper.small_study import Result, run_script
 
 ROOT = Path(__file__).resolve().parents[3]
 FIGURES = (
@@ -61,25 +59,10 @@ RUNS = (
 )
 
 
-class Result(NamedTuple):
-    """What the script did."""
-
-    code: int
-    out: str
-    err: str
-    folder: Path
-
-    def bytes_of(self, *names: str) -> dict[str, bytes]:
-        return {path.name: path.read_bytes() for path in sorted(self.folder.iterdir())
-                if not names or path.stem in names}  # fmt: skip
-
-
 def run(logs: Path, folder: Path) -> Result:
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("error")  # a missing letter or an empty axis is only warned of
-        code = generate_all_figures.main(["--logs", str(logs), "--out", str(folder)])
-    return Result(code, out.getvalue(), err.getvalue(), folder)
+        return run_script(generate_all_figures.main, logs, folder)
 
 
 def specs(runs=RUNS):

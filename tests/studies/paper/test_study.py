@@ -246,54 +246,50 @@ def test_an_out_that_cannot_be_written_is_named(tmp_path, capsys):
     assert str(blocked) in capsys.readouterr().err
 
 
-def test_simulator_writes_one_log_and_says_what_happened(tmp_path, capsys):
-    argv = ["--architecture", "Llama-3-8B", "--fault", "LR_SPIKE", "--severity", "25"]
-    argv += ["--seed", "7", "--steps", "1000", "--out", str(tmp_path)]
+SPIKE = "--architecture Llama-3-8B --fault LR_SPIKE --severity 25 --seed 7 --steps 1000"
+CORRUPT = (
+    "--dynamics published --fault DATA_CORRUPTION --seed 7 --onset 300 --steps 400"
+    " --eval-every 10 --workers 4"
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "said", "other"),
+    [
+        (SPIKE, ["at step {}"], ["--onset", "300"]),
+        (CORRUPT, ["the crash is scripted", "scripted crash at step {}"], ["--mode", "SIGMA_ONLY"]),
+    ],
+)
+def test_simulator_writes_one_log_and_says_what_happened(options, said, other, tmp_path, capsys):
+    argv = [*options.split(), "--out", str(tmp_path)]
     assert simulator.main(argv) == 0
     shown = capsys.readouterr().out
     [path] = tmp_path.iterdir()
     truth = read_log(path).truth
     assert truth.failed
-    assert f"at step {truth.failure_step}" in shown
-    assert str(path) in shown
+    for words in (*said, str(path)):
+        assert words.format(truth.failure_step) in shown
     before = path.read_bytes()
     assert simulator.main(argv) == 0
     assert path.read_bytes() == before
-    assert simulator.main([*argv, "--onset", "300"]) == 1
+    assert simulator.main([*argv, *other]) == 1
     assert "is the log of another run" in capsys.readouterr().err
     assert path.read_bytes() == before
 
 
-PUBLISHED = ["--dynamics", "published"]
-
-
-def test_the_published_simulator_says_that_its_crash_is_scripted(tmp_path, capsys):
-    argv = [*PUBLISHED, "--fault", "DATA_CORRUPTION", "--seed", "7", "--onset", "300"]
-    argv += ["--steps", "400", "--eval-every", "10", "--workers", "4", "--out", str(tmp_path)]
-    assert simulator.main(argv) == 0
-    shown = capsys.readouterr().out
-    [path] = tmp_path.iterdir()
-    run = read_log(path)
-    assert run.truth.failed
+def test_the_published_simulator_takes_its_settings(tmp_path):
+    assert simulator.main([*CORRUPT.split(), "--out", str(tmp_path)]) == 0
+    run = read_log(next(tmp_path.iterdir()))
     assert 300 <= run.truth.failure_step < 315
-    assert "the crash is scripted" in shown
-    assert f"scripted crash at step {run.truth.failure_step}" in shown
     assert [record.step for record in run.records][:3] == [10, 20, 30]
     assert len(run.records[0].worker_gradient_norms) == 4
-    stated = run.config
-    assert stated["metric_settings"]["variant"] == "authors_simulator"
-    assert (stated["recipe"], stated["seed"]) == ("single", 7)
-    before = path.read_bytes()
-    assert simulator.main(argv) == 0
-    assert path.read_bytes() == before
-    assert simulator.main([*argv, "--mode", "SIGMA_ONLY"]) == 1
-    assert "is the log of another run" in capsys.readouterr().err
-    assert path.read_bytes() == before
+    assert run.config["metric_settings"]["variant"] == "authors_simulator"
+    assert (run.config["recipe"], run.config["seed"]) == ("single", 7)
 
 
 @pytest.mark.parametrize("fault", ["EXPERT_FAILURE", "ROUTER_IMBALANCE", "NODE_FAILURE"])
 def test_the_published_simulator_names_the_faults_without_effect(fault, tmp_path, capsys):
-    argv = [*PUBLISHED, "--fault", fault, "--out", str(tmp_path)]
+    argv = ["--dynamics", "published", "--fault", fault, "--out", str(tmp_path)]
     assert simulator.main(argv) == 0
     assert f"fault {fault} has no effect in this simulator" in capsys.readouterr().out
 

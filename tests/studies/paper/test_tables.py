@@ -7,12 +7,10 @@ import io
 import json
 import shutil
 import subprocess
-from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from math import isnan, nan
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -32,6 +30,7 @@ from studies.paper.published_study import CONFIG
 from studies.paper.published_tables import PublishedAnalysis
 from studies.paper.slim_tables import slim_tex
 from tests.evaluation.synthetic_study import make_runs, write_study
+from tests.studies.paper.small_study import Result, run_script
 
 TABLES = (
     *("table1_approaches", "table2_scenarios", "table3_detectors", "table4_faults"),
@@ -39,20 +38,7 @@ TABLES = (
 )
 
 
-class Result(NamedTuple):
-    """What the script did."""
-
-    code: int
-    out: str
-    err: str
-    folder: Path
-
-
-def run(logs: Path, folder: Path) -> Result:
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        code = generate_paper_tables.main(["--logs", str(logs), "--out", str(folder)])
-    return Result(code, out.getvalue(), err.getvalue(), folder)
+run = partial(run_script, generate_paper_tables.main)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -312,10 +298,10 @@ def test_the_script_writes_each_table_in_each_form_and_prints_three(whole):
 
 
 def test_a_rerun_writes_the_same_bytes(sample):
-    before = {path.name: path.read_bytes() for path in sample.folder.iterdir()}
+    before = sample.bytes_of()
     command = json.loads(before["provenance.json"])["command"].split()
     assert run(Path(command[3]), sample.folder).code == 0
-    assert {path.name: path.read_bytes() for path in sample.folder.iterdir()} == before
+    assert sample.bytes_of() == before
 
 
 def test_a_sample_is_enough_and_what_is_missing_is_said(sample):
