@@ -123,21 +123,9 @@ class TestPlayed:
             (["--play", "r.jsonl", "--textfile", "."], 2, "--textfile .: a file in a folder"),
             (["--play", "r.jsonl", "--node", "a/b"], 2, "--node 'a/b': a name that a file"),
             (["--play", "r.jsonl", "--http", "0", "--address", "0.0.0.999"], 1, "0.0.0.999, port"),
-            (
-                ["--play", "late.jsonl"],
-                1,
-                "late.jsonl, line 1: Expected `float` <= 253402300799.0 - at `$.time`: found 1e+30",
-            ),
-            (
-                ["--play", "never.jsonl"],
-                1,
-                "never.jsonl, line 1: Expected `float` <= 253402300799.0 - at `$.time`: found inf",
-            ),
-            (
-                ["--play", "minus.jsonl"],
-                1,
-                "minus.jsonl, line 1: Expected `int` >= 0 - at `$.gpu`: found -1",
-            ),
+            (["--play", "late.jsonl"], 1, "late.jsonl, line 1: Expected `float` <= 253402300799"),
+            (["--play", "never.jsonl"], 1, "never.jsonl, line 1: Expected `float` <= 253402300799"),
+            (["--play", "minus.jsonl"], 1, "minus.jsonl, line 1: Expected `int` >= 0 - at `$.gpu`"),
         ],
         ids=lambda value: " ".join(value) if isinstance(value, list) else "",
     )
