@@ -29,7 +29,7 @@ from rmetric._util.interrupt import ends_at_once
 with ends_at_once():
     from tqdm import tqdm
 
-    from rmetric._util.options import add_jobs, add_preset, renamed
+    from rmetric._util.options import add_jobs, add_preset
     from rmetric.metric import MODES, PRESETS
     from rmetric.simulation.published import published_specs
     from rmetric.simulation.study import (
@@ -72,7 +72,6 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "processes; the result does not depend on it, and the published study, one stream of "
         "draws, always takes one",
     )
-    renamed(parser, workers="jobs")
     parser.add_argument(
         "--backend", choices=["local", "dask"], default="local",
         help="where the runs are simulated: on this machine, or on a Dask cluster whose "

@@ -23,7 +23,7 @@ from typing import Any
 from rmetric._util.interrupt import ends_at_once
 
 with ends_at_once():
-    from rmetric._util.options import add_preset, renamed
+    from rmetric._util.options import add_preset
     from rmetric._util.printed import counted
     from rmetric.logs import log_path, run_lines, start_line, write_atomically
     from rmetric.metric import MODES, PRESETS, RMetric, RMetricConfig
@@ -84,7 +84,6 @@ def parse_arguments(argv: list[str] | None = None) -> tuple[argparse.Namespace, 
         "--workers", type=int, default=known.num_workers, metavar="N",
         help="data-parallel workers of the simulated job (default: %(default)s)",
     )  # fmt: skip
-    renamed(parser, evaluate_every="eval-every")
     add_preset(parser)
     parser.add_argument("--mode", choices=list(MODES), default="FULL_METRIC")
     parser.add_argument("--id", metavar="NAME", help="names the run and its log")

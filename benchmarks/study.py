@@ -23,7 +23,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.report import write_report
-from rmetric._util.options import add_jobs, renamed
+from rmetric._util.options import add_jobs
 from rmetric.simulation.study import RECIPES, emergent_specs, run_study
 from studies.paper.published_study import run_published_study
 
@@ -80,7 +80,6 @@ def main() -> int:
         return 0
     parser = argparse.ArgumentParser(description=__doc__)
     add_jobs(parser, "processes of the emergent study")
-    renamed(parser, processes="jobs")
     processes = parser.parse_args().jobs
     published = measure("published")
     once, often = (measure("emergent", factor, processes) for factor in (1, FACTOR))

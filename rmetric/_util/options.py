@@ -6,7 +6,6 @@ import argparse
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
 
 from rmetric._util.errors import LogError
 from rmetric._util.special import refuse_special
@@ -14,32 +13,6 @@ from rmetric._util.strict_json import shown
 
 #: Of `rmetric plan` and `rmetric supervise`, which plans in the same way.
 DEFAULT_GPU = "h100"
-
-
-class _Renamed(argparse.Action):
-    """An option of an earlier version; its use is an error that names the new option."""
-
-    def __init__(self, *args: Any, now: str, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.now = now
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> NoReturn:
-        parser.error(f"{self.option_strings[0]} is now {self.now}")
-
-
-def renamed(parser: argparse.ArgumentParser | argparse._ArgumentGroup, **now: str) -> None:
-    """Refuse options of earlier versions with exit code 2 and the name of the new option.
-
-    `now` maps old to new names, without the leading dashes; a space begins a value.
-
-    >>> parser = argparse.ArgumentParser()
-    >>> renamed(parser, cores="jobs", fault_step="onset")
-    """
-    for old, new in now.items():
-        parser.add_argument(
-            f"--{old.replace('_', '-')}", action=_Renamed, now=f"--{new}", nargs="?",
-            dest=argparse.SUPPRESS, default=argparse.SUPPRESS, help=argparse.SUPPRESS,
-        )  # fmt: skip
 
 
 def usable_cores() -> int:

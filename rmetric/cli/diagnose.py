@@ -23,7 +23,7 @@ from typing import Any
 
 from rmetric._util.durable import write_atomically
 from rmetric._util.errors import FAILED, INTERRUPTED, WRONG, error_text, fail
-from rmetric._util.options import add_jobs, path_in, path_out, refuse_input, renamed
+from rmetric._util.options import add_jobs, path_in, path_out, refuse_input
 from rmetric._util.strict_json import encode
 from rmetric._util.version import __version__
 from rmetric.cli.progress import reading
@@ -94,7 +94,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --page: GPU readings recorded by rmetric telemetry --jsonl",
     )  # fmt: skip
     add_jobs(parser, "processes that read files")
-    renamed(parser, cores="jobs")
 
 
 def run(options: argparse.Namespace) -> int:

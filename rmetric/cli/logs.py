@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rmetric._util.errors import FAILED, INTERRUPTED, LogError, fail
-from rmetric._util.options import add_jobs, path_in, path_out, refuse_input, renamed
+from rmetric._util.options import add_jobs, path_in, path_out, refuse_input
 from rmetric._util.printed import counted, printable
 from rmetric.cli.progress import reading
 
@@ -42,7 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=path_out, metavar="FILE", help="(default: NAME.json, in this folder)"
     )
     add_jobs(learn, "processes that read the files of a job")
-    renamed(learn, cores="jobs")
 
 
 def run(options: argparse.Namespace) -> int:

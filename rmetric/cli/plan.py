@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rmetric._util.errors import fail
-from rmetric._util.options import DEFAULT_GPU, layout_of, number, path_in, renamed, share, whole
+from rmetric._util.options import DEFAULT_GPU, layout_of, number, path_in, share, whole
 from rmetric._util.strict_json import encode
 from rmetric.guard.layout import Layout
 from rmetric.guard.planner import BatchSpec, PlanOptions
@@ -98,7 +98,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     gpu.add_argument("--peak", type=number, metavar="TFLOPS", help="dense bfloat16, if it differs")
     gpu.add_argument("--intra", type=number, metavar="GB/S", help="one way, within a node")
     gpu.add_argument("--inter", type=number, metavar="GB/S", help="one way, between nodes")
-    renamed(parser, memory="gpu-memory")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -7,7 +7,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from rmetric._util.options import renamed
 from studies.case_study.faults import FAULTS
 from studies.case_study.settings import (
     BUNDLED,
@@ -70,7 +69,6 @@ def parse_arguments(argv: list[str] | None, description: str | None) -> argparse
             kind = float if name in ("severity", "learning_rate") else int
             metavar = "X" if kind is float else "N"
             add(option(name), dest=name, type=kind, metavar=metavar, help=about["help"])
-    renamed(parser, max_steps="steps", fault_step="onset", fault_steps="duration")
     add("--out", type=Path, metavar="DIR", help="default: case_study_<device>")
     add("--resume", action="store_true", help="go on with the case study in that folder")
     add(

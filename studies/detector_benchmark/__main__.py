@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 import rmetric.detectors
 from rmetric._util.errors import exit_code_of, exit_with, fail
-from rmetric._util.options import add_jobs, renamed
+from rmetric._util.options import add_jobs
 from rmetric._util.strict_json import encode
 from rmetric.evaluation import intervals, traces
 from rmetric.metric import RMetricConfig
@@ -116,7 +116,6 @@ def parser() -> argparse.ArgumentParser:
             metavar="X", help=f"{what} (default: {getattr(costs, name):g})",
         )  # fmt: skip
     add_jobs(out)
-    renamed(out, processes="jobs")
     return out
 
 

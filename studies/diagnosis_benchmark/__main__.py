@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rmetric._util.errors import exit_code_of, exit_with, fail
-from rmetric._util.options import add_jobs, renamed
+from rmetric._util.options import add_jobs
 from studies.common.renderers import to_text
 from studies.diagnosis_benchmark import gpualert
 from studies.diagnosis_benchmark.cases import FOLDERS, JOBS, injected_jobs
@@ -70,7 +70,6 @@ def parser() -> argparse.ArgumentParser:
         help="judge nothing: tables and page anew from the results in --out",
     )  # fmt: skip
     add_jobs(out)
-    renamed(out, processes="jobs")
     return out
 
 

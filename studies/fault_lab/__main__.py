@@ -26,7 +26,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from rmetric._util.options import add_jobs, renamed
+from rmetric._util.options import add_jobs
 from rmetric.logs import LogError, log_path, run_lines, write_atomically
 from rmetric.metric import RMetricConfig
 from rmetric.readers.archive import read_runs
@@ -72,7 +72,6 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         help="failed where the loss stays so far above the twin's (default: 0.10)",
     )  # fmt: skip
     add_jobs(parser, "processes; the result does not depend on it")
-    renamed(parser, workers="jobs")
     one = parser.add_argument_group("one run and its twin, as ordinary logs")
     one.add_argument("--fault", metavar="NAME", help="what to inject")
     one.add_argument("--architecture", default="llama", metavar="NAME", help="default: llama")

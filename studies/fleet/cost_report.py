@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from rmetric._util.options import add_jobs, renamed
+from rmetric._util.options import add_jobs
 from rmetric.reporting.style import style
 from studies.common.markers import fill, parts
 from studies.common.renderers import to_text, write_tables
@@ -47,7 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="make only table 8, which needs no simulation, and its part of the page",
     )  # fmt: skip
     add_jobs(parser)
-    renamed(parser, processes="jobs")
 
 
 def run(options: argparse.Namespace) -> int:

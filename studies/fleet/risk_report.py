@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rmetric._util.options import add_jobs, renamed
+from rmetric._util.options import add_jobs
 from rmetric.evaluation import intervals
 from rmetric.evaluation.intervals import Estimate
 from rmetric.reporting.style import style
@@ -52,7 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="judge recorded readings (JSONL) instead of simulated ones; nothing is written",
     )  # fmt: skip
     add_jobs(parser)
-    renamed(parser, processes="jobs")
 
 
 def run(options: argparse.Namespace) -> int:

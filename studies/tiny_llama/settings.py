@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from rmetric._util.options import layout_of as sizes_of
-from rmetric._util.options import renamed
 from rmetric.guard.layout import Layout
 from rmetric.guard.policy import PolicyConfig
 from rmetric.guard.run_folder import FOLDER_VARIABLE, RunFolder
@@ -54,7 +53,6 @@ def parser() -> argparse.ArgumentParser:
         "--uneven-batch", action="store_true",
         help="the copies need not divide the batch: their shares differ by one sample",
     )  # fmt: skip
-    renamed(group, **{name: f"layout {name}=N" for name in SIZES})
     group = made.add_argument_group("training")
     group.add_argument("--folder", type=Path, metavar="RUN", help="for all that the run leaves")
     _add(group, "steps", 100, "steps in all")

@@ -1,10 +1,8 @@
-"""One name for one option over all commands, and what is said of the names of before."""
+"""One name and one meaning for an option over all commands."""
 
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -14,28 +12,6 @@ from rmetric._util.options import layout_of, wait_seconds
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: Module or script -> words before the option, the old option, the new one.
-RENAMED = [
-    ("rmetric.cli.main", ["diagnose", "a.log"], "--cores 2", "--jobs"),
-    ("rmetric.cli.main", ["logs", "learn", "--job", "a", "a.log"], "--cores 2", "--jobs"),
-    ("rmetric.cli.main", ["plan"], "--memory 40", "--gpu-memory"),
-    ("simulator", [], "--evaluate-every 10", "--eval-every"),
-    ("run_modern_experiments", [], "--workers 2", "--jobs"),
-    ("run_case_study", ["--tiny"], "--max-steps 5", "--steps"),
-    ("run_case_study", [], "--fault-step=5", "--onset"),
-    ("run_case_study", [], "--fault-steps 5", "--duration"),
-    ("studies.fault_lab.__main__", [], "--workers 2", "--jobs"),
-    ("studies.detector_benchmark.__main__", [], "--processes 2", "--jobs"),
-    ("studies.diagnosis_benchmark.__main__", [], "--processes 2", "--jobs"),
-    ("studies.diagnosis_benchmark.injected.__main__", ["--out", "a"], "--lanes 2", "--jobs"),
-    ("studies.fleet.__main__", ["risk"], "--processes 2", "--jobs"),
-    ("studies.fleet.__main__", ["cost"], "--processes 2", "--jobs"),
-    ("studies.tiny_llama.__main__", [], "--tensor 2", "--layout tensor=N"),
-    ("studies.tiny_llama.__main__", [], "--pipeline=2", "--layout pipeline=N"),
-    ("studies.tiny_llama.__main__", [], "--data 2", "--layout data=N"),
-    ("studies.tiny_llama.__main__", [], "--replicas 2", "--layout replicas=N"),
-]
-
 
 def refused(capsys: pytest.CaptureFixture[str], module: str, arguments: list[str]) -> str:
     with pytest.raises(SystemExit) as ended:
@@ -44,33 +20,6 @@ def refused(capsys: pytest.CaptureFixture[str], module: str, arguments: list[str
     shown = capsys.readouterr()
     assert shown.out == ""
     return shown.err
-
-
-@pytest.mark.parametrize(("module", "before", "old", "new"), RENAMED)
-def test_a_renamed_option_is_refused_with_its_new_name(module, before, old, new, capsys):
-    name = old.partition("=")[0].partition(" ")[0]
-    said = refused(capsys, module, [*before, *old.split()])
-    assert said.splitlines()[-1].endswith(f"error: {name} is now {new}")
-    said = refused(capsys, module, [*before, name])  # the name alone
-    assert f"{name} is now {new}" in said
-
-
-@pytest.mark.parametrize(("module", "before", "old", "new"), RENAMED)
-def test_help_shows_the_new_option_alone(module, before, old, new, capsys):
-    with pytest.raises(SystemExit) as ended:
-        import_module(module).main([*before[:2], "--help"])
-    assert ended.value.code == 0
-    shown = capsys.readouterr().out
-    assert f"  {new.split()[0]} " in shown
-    name = old.partition("=")[0].partition(" ")[0]
-    assert f"{name} " not in shown
-
-
-def test_a_renamed_option_of_a_benchmark():
-    command = [sys.executable, "benchmarks/study.py", "--processes", "2"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert done.stderr.endswith("error: --processes is now --jobs\n")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from rmetric._util.errors import exit_with
-from rmetric._util.options import add_jobs, renamed
+from rmetric._util.options import add_jobs
 from studies.common.command import command_parser
 from studies.diagnosis_benchmark.injected.plan import KINDS, SPLITS, plans
 
@@ -33,7 +33,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--kinds", help=f"healthy or of {', '.join(KINDS)}; with commas")
     parser.add_argument("--split", choices=SPLITS, help="the first two where not given")
     add_jobs(parser, "jobs that run at a time", default=2)
-    renamed(parser, lanes="jobs")
     given = parser.parse_args(arguments)
     if given.jobs > MOST_AT_A_TIME:
         parser.error(
