@@ -235,13 +235,12 @@ def _part_of(file: FilePass) -> Part:
             for id, found in one.found.items()
         ]
         counter = max(one.counters.values(), key=attrgetter("lines"), default=None)
-        head = [entry(raw) for raw in one.head]
         stream = JobStream(
             name=one.key,
             files={file.source.name},
             entries=sum(counts.values()),
-            first_time=next((each.time for each in head if each.time is not None), None),
-            head=head,
+            first_time=one.first_time,
+            head=[entry(raw) for raw in one.head],
             steps=one.steps,
             last_step=one.step,
             counts_samples=file.watch.counts_samples(one.key),
@@ -253,7 +252,7 @@ def _part_of(file: FilePass) -> Part:
         stream.tail.extend(map(entry, one.tail))
         late = [*stream.tail, *(match.last for match in matches), stream.last_step_at]
         times = [(each.order, each.time) for each in late if each and each.time is not None]
-        stream.last_time = max(times)[1] if times else stream.first_time
+        stream.last_time = max(times)[1] if times else one.first_time
         stages = [(stage, entry(raw)) for stage, raw in one.stages]
         unlike: Any = odd.get(one.key)
         unlike = unlike and replace(unlike, place=entry(unlike.place))
