@@ -387,6 +387,12 @@ class EntryPass:
 
         if len(stream.head) < HEAD:
             stream.head += map(raw, range(min(HEAD - len(stream.head), number)))
+        for order in range(min(stream.fresh, number)):
+            if stream.first_time is not None:
+                break
+            entry = raw(order)
+            stream.first_time = self.shapes.time(entry[1], entry[7].shape)
+        stream.fresh = max(0, stream.fresh - number)
         stream.tail.extend(map(raw, range(max(0, number - TAIL), number)))
         first, last = self.first, self.last
         for template, order in dict(zip(templates, range(number), strict=True)).items():

@@ -14,6 +14,9 @@ from rmetric.diagnosis.reading.text import clean
 from rmetric.diagnosis.templates.facts import Facts
 from rmetric.diagnosis.templates.places import Heads, LineShape, StepPlace
 
+#: Entries in which a stream's first time is sought; at least `HEAD`.
+FIRST_ENTRIES = 50
+
 #: stage that a line states -> stages that it does not change
 _STAYS = {
     stated: {now for now in ("", *STAGES) if next_stage(now, stated) == now} for stated in STAGES
@@ -115,6 +118,8 @@ class LogStream:
         self.last_step_at: RawEntry | None = None
         self.last_step_line = 0
         self.stages: list[tuple[str, RawEntry]] = []
+        self.first_time: float | None = None
+        self.fresh = FIRST_ENTRIES
         self.found: dict[str, MatchTally] = {}
         self.stacks: deque[RawEntry] = deque(
             maxlen=STACKS_OF_RANK if self.number >= 0 else MAX_STACKS

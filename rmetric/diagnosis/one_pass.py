@@ -119,7 +119,7 @@ class FilePass(EntryPass):
             if stream.open is not None:
                 self._close(stream)
             self._settle(stream)
-        return _part_of(self)
+        return _PartBuilder(self).part()
 
     def _take(self, lines: list[bytes], keys: list[bytes]) -> None:
         """Read the next lines; their keys are they without their digits."""
@@ -188,99 +188,103 @@ def _shortened(lines: list[bytes]) -> list[bytes]:
     ]
 
 
-def _part_of(file: FilePass) -> Part:
-    """The part of a file that has been read to its end, or to that of an attempt."""
-    entries: dict[int, Occurrence] = {}
-    streams, odd = [one for one in file.streams.values() if one.tail], file.watch.first_odd()
-    used = sorted({at for one in streams for at, count in one.counts.items() if count})
-    number = {at: at for at in used}
-    # A template that all its entries left when they had all their lines.
-    for before, after in file.final_template.items():
-        if before not in number and after in number:
-            number[before] = number[after]
+class _PartBuilder:
+    def __init__(self, file: FilePass) -> None:
+        self.file = file
+        self.entries: dict[int, Occurrence] = {}
+        self.streams = [one for one in file.streams.values() if one.tail]
+        self.used = sorted({at for one in self.streams for at, n in one.counts.items() if n})
+        self.number = {at: at for at in self.used}
+        # A template that all its entries left when they had all their lines.
+        for before, after in file.final_template.items():
+            if before not in self.number and after in self.number:
+                self.number[before] = self.number[after]
 
-    def entry(raw: RawEntry) -> Occurrence:
+    def part(self) -> Part:
+        file, odd = self.file, self.file.watch.first_odd()
+        return Part(
+            source=file.source,
+            streams=[self._stream(one, odd.get(one.key)) for one in self.streams],
+            templates=self._templates(),
+            graph=file.graph,
+            job_ids=file.job_ids,
+            succeeded=None if file.succeeded is None else self._entry(file.succeeded),
+            unmatched=file.unmatched,
+            first_line=file.first_line,
+            lines=file.number + 1 - file.first_line,
+            entries=list(self.entries.values()),
+        )
+
+    def _entry(self, raw: RawEntry) -> Occurrence:
         # The file keeps it, so that no other has its id.
-        if (known := entries.get(id(raw))) is not None:
-            return known
-        order, line, template, stream, step, stage, text, form = raw
+        entry = self.entries.get(id(raw))
+        if entry is not None:
+            return entry
+        number, line, template, stream, step, stage, text, form = raw
         if text is None:
-            text = clean(line[file.stream(line, form)[1] :])
-        found = entries[id(raw)] = Occurrence(
-            file=file.source.name,
-            line=file.source.line(order),
+            text = clean(line[self.file.stream(line, form)[1] :])
+        entry = self.entries[id(raw)] = Occurrence(
+            file=self.file.source.name,
+            line=self.file.source.line(number),
             stream=stream,
-            time=file.shapes.time(line, form.shape),
-            order=order,
-            event=number[template],
+            time=self.file.shapes.time(line, form.shape),
+            order=number,
+            event=self.number[template],
             text=text[:MAX_TEXT],
             step=step,
             stage=stage,
         )
-        return found
+        return entry
 
-    parts = [_stream_part(file, one, number, entry, odd.get(one.key)) for one in streams]
-    names = {at: of for of, at in file.template_of.items()}
-    templates = {}
-    for at in used:
-        (cls, text), first, last = names[at], file.first[at], file.last[at]
-        assert first is not None and last is not None  # noqa: PT018
-        templates[at] = Template(text, cls, entry(first), entry(last))
-    return Part(
-        source=file.source,
-        streams=parts,
-        templates=templates,
-        graph=file.graph,
-        job_ids=file.job_ids,
-        succeeded=None if file.succeeded is None else entry(file.succeeded),
-        unmatched=file.unmatched,
-        first_line=file.first_line,
-        lines=file.number + 1 - file.first_line,
-        entries=list(entries.values()),
-    )
-
-
-def _stream_part(
-    file: FilePass,
-    one: LogStream,
-    number: Mapping[int, int],
-    entry: Callable[[RawEntry], Occurrence],
-    odd: Any,
-) -> StreamPart:
-    counts = {at: count for at, count in one.counts.items() if count}
-    matches = [
-        Match(
-            signature=id,
-            stream=one.key,
-            traits=file.analyser.library[id].traits,
-            count=found.count,
-            first=entry(found.first),
-            last=entry(found.last),
-            events={number[at] for at in found.templates},
-            named=found.named,
+    def _stream(self, one: LogStream, odd: Iteration[Any] | None) -> StreamPart:
+        counts = {at: count for at, count in one.counts.items() if count}
+        matches = [
+            Match(
+                signature=id,
+                stream=one.key,
+                traits=self.file.analyser.library[id].traits,
+                count=found.count,
+                first=self._entry(found.first),
+                last=self._entry(found.last),
+                events={self.number[at] for at in found.templates},
+                named=found.named,
+            )
+            for id, found in one.found.items()
+        ]
+        stream = JobStream(
+            name=one.key,
+            files={self.file.source.name},
+            entries=sum(counts.values()),
+            first_time=one.first_time,
+            head=[self._entry(raw) for raw in one.head],
+            steps=one.steps,
+            last_step=one.step,
+            counts_samples=self.file.watch.counts_samples(one.key),
+            last_step_at=None if one.last_step_at is None else self._entry(one.last_step_at),
+            longest_pause=max(one.counters.values(), key=attrgetter("lines")).longest_pause
+            if one.counters
+            else 0.0,
+            stage=one.stage,
+            stacks=[self._entry(raw) for raw in one.stacks],
         )
-        for id, found in one.found.items()
-    ]
-    counter = max(one.counters.values(), key=attrgetter("lines"), default=None)
-    head = [entry(raw) for raw in one.head]
-    stream = JobStream(
-        name=one.key,
-        files={file.source.name},
-        entries=sum(counts.values()),
-        first_time=next((each.time for each in head if each.time is not None), None),
-        head=head,
-        steps=one.steps,
-        last_step=one.step,
-        counts_samples=file.watch.counts_samples(one.key),
-        last_step_at=None if one.last_step_at is None else entry(one.last_step_at),
-        longest_pause=counter.longest_pause if counter else 0.0,
-        stage=one.stage,
-        stacks=[entry(raw) for raw in one.stacks],
-    )
-    stream.tail.extend(map(entry, one.tail))
-    late = [*stream.tail, *(match.last for match in matches), stream.last_step_at]
-    times = [(each.order, each.time) for each in late if each and each.time is not None]
-    stream.last_time = max(times)[1] if times else stream.first_time
-    stages = [(stage, entry(raw)) for stage, raw in one.stages]
-    unlike = odd and replace(odd, place=entry(odd.place))
-    return StreamPart(one.prefix, stream, counts, stages, matches, unlike)
+        stream.tail.extend(map(self._entry, one.tail))
+        late = [*stream.tail, *(match.last for match in matches), stream.last_step_at]
+        times = [(entry.order, entry.time) for entry in late if entry and entry.time is not None]
+        stream.last_time = max(times)[1] if times else one.first_time
+        return StreamPart(
+            prefix=one.prefix,
+            stream=stream,
+            counts=counts,
+            stages=[(stage, self._entry(raw)) for stage, raw in one.stages],
+            matches=matches,
+            odd_iteration=odd and replace(odd, place=self._entry(odd.place)),
+        )
+
+    def _templates(self) -> dict[int, Template]:
+        names = {at: name for name, at in self.file.template_of.items()}
+        templates = {}
+        for at in self.used:
+            (cls, text), first, last = names[at], self.file.first[at], self.file.last[at]
+            assert first is not None and last is not None  # noqa: PT018
+            templates[at] = Template(text, cls, self._entry(first), self._entry(last))
+        return templates

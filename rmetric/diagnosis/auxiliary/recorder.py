@@ -78,6 +78,12 @@ class Dump:
         known = [number for number, one in own if one.done or not done]
         return max([self.reached.get(key, (-1, -1))[done], *known])
 
+    def whereabouts(self, group: str, last: int) -> str:
+        one = self.groups.get(group, {}).get(last)
+        if one is None:
+            return f"its last is #{last}" if last >= 0 else "it entered none of this group"
+        return f"its last is #{last}, {one.words}" + ("" if one.done else ", not ended")
+
 
 class Accused(NamedTuple):
     """A rank that holds up others.
@@ -262,17 +268,10 @@ def _not_entered(group: str, key: str, dumps: Mapping[int, Dump]) -> Iterator[tu
             yield rank, Accused("other operation", said, waiting)
         wait = "waits" if len(waiting) == 1 else "wait"
         for rank in missing:
-            where = _last_of(dumps[rank].groups.get(group, {}), entered[rank])
+            where = dumps[rank].whereabouts(group, entered[rank])
             said = f"never entered {example.words}, {what}, in which {many} {wait}: {where}"
             yield rank, Accused("not entered", said, waiting)
         return
-
-
-def _last_of(own: Mapping[int, Collective], last: int) -> str:
-    where = f"its last is #{last}" if last >= 0 else "it entered none of this group"
-    if known := own.get(last):
-        where += f", {known.words}" + ("" if known.done else ", not ended")
-    return where
 
 
 def _differing(here: Mapping[int, Collective]) -> tuple[Collective, dict[int, str]]:

@@ -99,6 +99,11 @@ class Stack:
         return tuple((name, file) for name, file, _ in self.frames)
 
     @property
+    def is_main(self) -> bool:
+        """False for a worker that reads data for another process, and for one without frames."""
+        return bool(self.frames) and _WORKER not in dict(self.place)
+
+    @property
     def stage(self) -> str:
         """What it waits for outside the job; "" if it waits for others, or for its GPU."""
         for name, file, _ in self.frames:
@@ -175,22 +180,6 @@ def _from_first(head: bytes) -> list[str]:
     return []
 
 
-def _begun(file: str, node: str | None, pid: str, above: Sequence[str], command: str = "") -> Stack:
-    """A stack with what its command, or the lines above it, state; its frames follow."""
-    stated = "\n".join(above)
-    ranks = _RANK_OF_COMMAND.findall(command) or _RANK_ABOVE.findall(stated)[-1:]
-    local = _LOCAL_ABOVE.findall(stated)
-    return Stack(
-        file=file,
-        frames=(),
-        rank=int(ranks[0]) if ranks else None,
-        local_rank=int(local[-1]) if local else None,
-        node=node,
-        pid=int(pid) if pid.isdigit() else None,
-        above="\n".join(above[-MAX_ABOVE:]),
-    )
-
-
 def read_stacks(text: str, name: str, rank: int | None, node: str | None = None) -> list[Stack]:
     """The main threads of a file's processes, without workers that read data for them."""
     found: list[Stack] = []
@@ -201,13 +190,13 @@ def read_stacks(text: str, name: str, rank: int | None, node: str | None = None)
         if before := _BEFORE.match(line):
             node, line = before["host"] or node, line[before.end() :]
         if process := _PROCESS.match(line):
-            found.append(_begun(name, node, process["pid"], above, process["command"]))
+            found.append(_stated(name, node, process["pid"], process["command"], above))
             main = True
         elif thread := _THREAD.match(line):
             of_main, number = thread["name"] == "MainThread", thread["id"]
             if not found or (of_main and found[-1].frames and number != str(found[-1].pid)):
-                # Of a process whose own line was left out.
-                found.append(_begun(name, node, number, above))
+                # of a process whose own line was left out
+                found.append(_stated(name, node, number, "", above))
             if of_main:
                 found[-1].frames = ()
             main = not found[-1].frames
@@ -217,10 +206,26 @@ def read_stacks(text: str, name: str, rank: int | None, node: str | None = None)
             above = []
         elif not _BESIDES.match(line):
             above.append(line)
-    stacks = [one for one in found if one.frames and _WORKER not in dict(one.place)]
+    stacks = [one for one in found if one.is_main]
     if len(stacks) == 1 and stacks[0].rank is None:
         stacks[0].rank = rank
     return stacks
+
+
+def _stated(file: str, node: str | None, pid: str, command: str, above: Sequence[str]) -> Stack:
+    """A stack with what its command, or the lines above it, state; its frames follow."""
+    text = "\n".join(above)
+    ranks = _RANK_OF_COMMAND.findall(command) or _RANK_ABOVE.findall(text)[-1:]
+    local = _LOCAL_ABOVE.findall(text)
+    return Stack(
+        file=file,
+        frames=(),
+        rank=int(ranks[0]) if ranks else None,
+        local_rank=int(local[-1]) if local else None,
+        node=node,
+        pid=int(pid) if pid.isdigit() else None,
+        above="\n".join(above[-MAX_ABOVE:]),
+    )
 
 
 def states_stack(text: str) -> bool:

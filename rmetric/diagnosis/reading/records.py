@@ -60,13 +60,15 @@ _NEAR, _MOST = 4096, 1 << 28
 _LIST, _NEXT = re.compile(r"\[\s*(?=\{)"), re.compile(r"[,\s]*(?=\{)")
 #: Records of which one must be a collector's, and those by which the order of all is known.
 _FIRST, _SAMPLE = 5, 1000
+#: Bytes of a log without records in which its order is sought.
+_SEEN = 1 << 16
 #: Least number of times that fall, and largest share of such that rise, where the newest is first.
 MIN_FALLS, MAX_RISES = 3, 0.02
 #: Bytes of a record, and of those given at a time.
 _LONGEST, _BLOCK = 1 << 22, 1 << 20
 _DEEPEST = 6
 _FOREIGN = re.compile(r"[^\w.-]+", re.ASCII)
-_STAMP = re.compile(rf"{DATE_TIME}\S*")
+_STAMP, _TIME = re.compile(rf"{DATE_TIME}\S*"), re.compile(DATE_TIME.encode())
 #: The zone or unit behind a column's name.
 _UNIT = re.compile(r"\(\w+\)$")
 #: The cells of a table without names: a time, a level or none, who wrote the line, and the line.
@@ -102,7 +104,8 @@ class Export:
         """
         if head.lstrip()[:1] not in (b"{", b"["):
             table = _Table.of(head.partition(b"\n")[0].decode("utf-8", "replace"))
-            return cls(table.entries) if table else None
+            times = [time for _, time, _ in _plain(iter([head[:_SEEN]])) if time]
+            return cls(table.entries if table else _plain) if table or _fall(times, 10) else None
         lines = islice(filter(None, map(bytes.strip, head.split(b"\n", 99))), _FIRST)
         if any(map(_of_collector, map(_record, lines))):
             return cls(_of_lines)
@@ -119,12 +122,8 @@ class Export:
         records = self._read(blocks)
         first = list(islice(records, _SAMPLE))
         records = chain(first, records)
-        if may_turn:
-            times = [time for _, time, _ in first if time]
-            rises = sum(before < after for before, after in pairwise(times))
-            falls = sum(before > after for before, after in pairwise(times))
-            if falls >= MIN_FALLS and rises <= MAX_RISES * falls:
-                records = reversed([*records])
+        if may_turn and _fall([time for _, time, _ in first if time], MIN_FALLS):
+            records = reversed([*records])
         number = apart = 0
         self.pieces, given = [], bytearray()
         for at, _, lines in records:
@@ -139,6 +138,20 @@ class Export:
                 given.clear()
         if given:
             yield bytes(given)
+
+
+def _fall(times: Sequence[str], least: int) -> bool:
+    """True for times that fall so often at least, and hardly ever rise: the newest is first."""
+    rises = sum(before < after for before, after in pairwise(times))
+    falls = sum(before > after for before, after in pairwise(times))
+    return falls >= least and rises <= MAX_RISES * falls
+
+
+def _plain(blocks: Iterator[bytes]) -> Iterator[_Entry]:
+    """Lines without records, which a console may give the newest first."""
+    for number, line in _lines(blocks):
+        found = _TIME.search(line, 0, 120)
+        yield number, found[0].decode() if found else "", [line.decode("utf-8", "surrogateescape")]
 
 
 def _of_lines(blocks: Iterator[bytes]) -> Iterator[_Entry]:
