@@ -56,6 +56,8 @@ MIN_END_CONFIDENCE = 0.5
 _NOTED = ("info", "warning")
 #: Lines that continue what stands before them.
 _SET_IN = (Kind.PART, Kind.FRAME)
+#: Lines between them and what they continue: empty ones, and the head of faulthandler's stacks.
+_BETWEEN = re.compile(rb"(?:Timeout \([\d:.]+\)!)?\s*$")
 DIGITS = b"0123456789"
 
 
@@ -193,8 +195,8 @@ class EntryPass:
         A program that writes several lines at once puts its prefix before the first only.
         """
         at = number - self.number - 2
-        while at > 0 and not self.lines[at][self.prefixes.split(self.lines[at])[1] :].strip():
-            at -= 1  # between the threads of a process
+        while at > 0 and _BETWEEN.match(self.lines[at], self.prefixes.split(self.lines[at])[1]):
+            at -= 1
         stream = self.continued[1]
         if self.continued[0] != self.number + 1 + at:
             before = self.lines[at] if at >= 0 else self.line_before
