@@ -7,7 +7,7 @@ random kills into another. The losses are compared with those of one undisturbed
 and ETTR are those of the supervisor's summary (docs/supervisor.md); steps lost are counted by the
 training's own log, because a heartbeat may be a second old. On a small model a start takes longer
 than the training, so the ETTR is not representative. Writes results/benchmarks/recovery.json and
-the table of docs/supervisor.md.
+the table of docs/supervisor_measured.md.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rmetric.guard.supervisor.journal import Line, read_journal
 from rmetric.logs import read_log
 from rmetric.telemetry.lines import GpuVerdict, verdict_line
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "supervisor.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "supervisor_measured.md"
 MODULE = "studies.tiny_llama"
 SAVE_EVERY = 10
 TRAINING = ["--layers=2", "--hidden=64", "--batch=12", "--micro-batch=1", "--print-every=1000",

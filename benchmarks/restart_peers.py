@@ -8,7 +8,7 @@ hangs. Seconds run from the failure to the end of the first step afterwards, by 
 own notes; the patience with a hang is 10 s for each. torchrun detects no hang before the
 timeout of the collectives. torchft trains two replica groups; one is killed, and what
 is measured is the pause of the other. Launchers that are not installed are named and left out.
-Writes results/benchmarks/restart_peers.json and the table of docs/supervisor.md.
+Writes results/benchmarks/restart_peers.json and the table of docs/supervisor_measured.md.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.report import write_between, write_report
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "supervisor.md"
+PAGE = ROOT / "docs" / "supervisor_measured.md"
 WORKER = str(ROOT / "benchmarks" / "restart_worker.py")
 KILLED_AT, HUNG_AT = 15, 30
 PATIENCE = 10

@@ -94,7 +94,7 @@ def test_every_script_and_option_that_the_readme_names_exists():
 def test_what_failures_cost_is_as_in_the_results():
     from benchmarks import recovery
 
-    page = (ROOT / "docs/supervisor.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/supervisor_measured.md").read_text(encoding="utf-8")
     assert recovery.table(recovery.results()["measured"]["cases"]) in page
 
 
