@@ -41,14 +41,12 @@ class MonitorConfig:
         metric: settings of the R-Metric; the paper's case study by default.
         detectors: names of the registry that run beside it; their alarms stand
             in the log. By default the calibrated detector.
-        alert_on: sources whose alerts reach the actions: the rules ``non_finite`` and
+        alert_on: sources that are warned of and reach the actions: the rules ``non_finite`` and
             ``gradient_explosion``, ``learning_rate`` (it leaves its plan), ``no_update`` (steps
-            change nothing), ``policy`` (`PolicyCollapse`, where rewards are logged),
-            ``memory`` (`MemorySlope`: it rises steadily),
-            ``r_metric``, and any of `detectors`; by default all of these but
-            ``r_metric``, ``stall`` and ``slow_rank``;
-            ``slow_drift`` may be added. R is not among them by
-            default: as published it alarms in healthy runs too.
+            change nothing), ``policy`` (`PolicyCollapse`, where rewards are logged), ``memory``
+            (`MemorySlope`: it rises steadily), ``stall``, ``slow_rank``, ``slow_drift``,
+            ``r_metric``, and any of `detectors`. The default leaves out ``slow_drift`` and
+            ``r_metric``, which as published alarms in healthy runs too.
         thresholds: file for the calibrated detector, as ``rmetric calibrate`` makes
             it; None for the shipped ones.
         explosion_factor: a gradient norm above this multiple of its running
