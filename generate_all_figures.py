@@ -18,7 +18,6 @@ places the boxes of figures 1 and 2; without it they are placed more simply.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -34,8 +33,17 @@ with ends_at_once():
     from rmetric.evaluation import Study, UnusableStudy, read_study
     from rmetric.logs import write_atomically
     from rmetric.reporting.style import save, style
-    from studies.paper.figures import build_figures, dot_version
-    from studies.paper.script import fail, folder_for, parser, provenance, say, say_what_was_read
+    from studies.paper.figures import build_figures, diagrams, dot_version, kept
+    from studies.paper.script import (
+        fail,
+        folder_for,
+        parser,
+        provenance,
+        results_in,
+        say,
+        say_what_was_read,
+        write_provenance,
+    )  # fmt: skip
     from studies.paper.tables import FEW_RUNS
 
 #: For simulating the studies of figure 6, the only part that takes seconds.
@@ -53,16 +61,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return fail(str(error))
     out = options.out or folder_for(study, "figures")
     print(f"{study.num_logs} logs of {len(study.reference)} runs read from {options.logs}")
-    dot = dot_version()
+    found = [kept(diagram) for diagram in diagrams(study)]
+    dot = found[0]["version"] if found[0] and found[1] else dot_version()
     try:
+        before = results_in(out)
         captions = write(out, study, with_dot=dot is not None)
         command = ["python", "generate_all_figures.py", "--logs", options.logs]
         sources = provenance(shlex.join(map(str, [*command, "--out", out])), study)
         sources["versions"] |= {name: version(name) for name in DRAWN_WITH} | {"graphviz": dot}
         sources["captions"] = captions
-        content = json.dumps(sources, indent=2, ensure_ascii=False)
-        write_atomically(out / "provenance.json", [content.encode(), b"\n"])
         write_atomically(out / "README.md", [gallery(captions).encode()])
+        write_provenance(out, sources, before)
     except OSError as error:
         return fail(f"cannot write to {out}: {error.strerror or error}", FAILED)
     print(f"{len(captions)} figures as .pdf and .png, and provenance.json: {out}")

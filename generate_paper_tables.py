@@ -23,7 +23,6 @@ or of both (tables 3 and 5); it needs the packages array and booktabs.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -39,7 +38,16 @@ with ends_at_once():
     from studies.common.real_runs import read_summaries
     from studies.common.renderers import RENDERERS, to_text
     from studies.common.table import Table
-    from studies.paper.script import fail, folder_for, parser, provenance, say, say_what_was_read
+    from studies.paper.script import (
+        fail,
+        folder_for,
+        parser,
+        provenance,
+        results_in,
+        say,
+        say_what_was_read,
+        write_provenance,
+    )  # fmt: skip
     from studies.paper.slim_tables import SLIM, slim_tex
     from studies.paper.tables import FEW_RUNS, build_tables
 
@@ -84,12 +92,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def write(folder: Path, tables: Sequence[Table], sources: dict) -> None:
+    before = results_in(folder)
     for table in tables:
         for suffix, render in RENDERERS.items():
             write_atomically(folder / f"{table.name}.{suffix}", [render(table).encode()])
         if table.name in SLIM:
             write_atomically(folder / f"{table.name}_slim.tex", [slim_tex(table).encode()])
-    write_atomically(folder / "provenance.json", [json.dumps(sources, indent=2).encode(), b"\n"])
+    write_provenance(folder, sources, before)
 
 
 def report(study: Study, disagreements: Sequence[str]) -> int:

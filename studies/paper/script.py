@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from rmetric._util.errors import WRONG
 from rmetric.evaluation import Study, intervals, traces
+from rmetric.logs import write_atomically
 from studies.common.provenance import commit, versions
 from studies.paper.tables import FEW_RUNS
 
 #: Recipes whose results lie in a folder of that name below results/.
 OWN_FOLDER = ("emergent", "stress")
+PROVENANCE = "provenance.json"
 #: Packages whose versions stand in the provenance.
 PACKAGES = ("numpy", "scipy", "scikit-learn", "joblib")
 
@@ -99,3 +102,25 @@ def provenance(command: str, study: Study) -> dict[str, Any]:
         "versions": versions(PACKAGES),
         "commit": commit(),
     }
+
+
+def results_in(folder: Path) -> dict[str, bytes]:
+    """The files of a folder of results by their names, without provenance.json."""
+    files = [path for path in folder.glob("*.*") if path.is_file() and path.name != PROVENANCE]
+    return {path.name: path.read_bytes() for path in files}
+
+
+def write_provenance(folder: Path, sources: dict[str, Any], before: dict[str, bytes]) -> None:
+    """Write provenance.json, unless it states the same of results that are as `before`.
+
+    So commit and versions are those by which these bytes were first made.
+    """
+    made = json.loads(json.dumps(sources))
+    try:
+        last = json.loads((folder / PROVENANCE).read_bytes())
+        kept = {**made, "commit": last["commit"], "versions": last["versions"]} == last
+    except (OSError, ValueError, KeyError, TypeError):
+        kept = False
+    if not kept or results_in(folder) != before:
+        content = json.dumps(made, indent=2, ensure_ascii=False)
+        write_atomically(folder / PROVENANCE, [content.encode(), b"\n"])

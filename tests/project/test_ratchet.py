@@ -12,12 +12,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Package -> lines of Python and files, at most.
 LARGEST = {
-    "rmetric": (63_486, 360),
-    "studies": (28_186, 177),
-    "tests": (55_119, 281),
+    "rmetric": (63_485, 360),
+    "studies": (28_252, 178),
+    "tests": (55_136, 281),
 }
 #: Words of docs/*.md, at most.
-MOST_WORDS = 59_657
+MOST_WORDS = 59_653
 #: As radon counts branches: from 21 on a function has the grade D.
 MOST_BRANCHES = 20
 _BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.Assert, ast.Lambda)

@@ -1,18 +1,23 @@
 """Places a diagram with Graphviz, which computes positions and nothing else.
 
 Its input are boxes and labels of the sizes that they have in matplotlib's own font. So neither
-the fonts of the machine nor the dates that Graphviz writes into its files matter.
+the fonts of the machine nor the dates that Graphviz writes into its files matter. The places of the
+published study's diagrams are kept in placed.json, so that every machine draws the same.
 """
 
 from __future__ import annotations
 
 import json
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
 
 import graphviz
 
 from studies.paper.figures.diagram import GAP, LAYER_GAP, Diagram, Layout, Point, text_size
 
 POINTS_PER_INCH = 72
+PLACED = Path(__file__).with_name("placed.json")
 
 
 def dot_version() -> str | None:
@@ -21,6 +26,16 @@ def dot_version() -> str | None:
         return ".".join(str(number) for number in graphviz.version())
     except (graphviz.ExecutableNotFound, graphviz.CalledProcessError, RuntimeError):
         return None
+
+
+def digest(diagram: Diagram) -> str:
+    return sha256(dot_source(diagram).source.encode()).hexdigest()
+
+
+def kept(diagram: Diagram) -> dict[str, Any] | None:
+    """`version` of Graphviz and `layout` that are kept of a diagram."""
+    found: dict[str, Any] | None = json.loads(PLACED.read_text("utf-8")).get(digest(diagram))
+    return found
 
 
 def by_dot(diagram: Diagram) -> Layout:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import warnings
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import combinations
 from pathlib import Path
 
@@ -31,8 +32,9 @@ from rmetric.reporting.style import COLUMN_WIDTH, LEAST_POINTS, TEXT_WIDTH, styl
 from rmetric.simulation import FAULTS, RunSpec
 from rmetric.simulation.study import run_study
 from studies.paper.anatomy import Anatomised, Condition, SeedScores, spread
-from studies.paper.figures import build_figures, dot_version
+from studies.paper.figures import build_figures, diagrams, dot, dot_version
 from studies.paper.figures.anatomy_figure import anatomy_figure
+from studies.paper.figures.diagram import by_columns, draw
 from studies.paper.figures.example_runs import pick_examples
 from studies.paper.figures.failure_process import MECHANISM, failure_process, way_of
 from studies.paper.figures.lead_times import failures
@@ -135,6 +137,9 @@ def test_a_file_is_ready_to_print_and_has_no_date(drawn, name):
 
 
 def test_the_same_logs_give_the_same_bytes_in_any_process(drawn, logs):
+    provenance = drawn.folder / "provenance.json"
+    # Results that are the same keep the commit that made them first.
+    provenance.write_text(re.sub('"commit": .*?,', '"commit": "a1",', provenance.read_text()))
     before = drawn.bytes_of()
     command = [sys.executable, "generate_all_figures.py", "--logs", logs, "--out", drawn.folder]
     environment = os.environ | {"PYTHONHASHSEED": "7"}
@@ -162,6 +167,18 @@ def test_without_graphviz_all_are_drawn_and_one_line_says_what_to_install(
     assert without.bytes_of().keys() == drawn.bytes_of().keys()
     # Nor do the ablations' own logs change a figure: theirs are the same runs.
     assert without.bytes_of(*FIGURES[2:]) == drawn.bytes_of(*FIGURES[2:])
+
+
+def test_places_that_are_kept_need_no_graphviz(study, tmp_path, monkeypatch):
+    system, _ = diagrams(study)
+    layout = by_columns(system)
+    layout = replace(layout, height=layout.height + 1)
+    monkeypatch.setattr(dot, "PLACED", tmp_path / "placed.json")
+    dot.PLACED.write_text(json.dumps({dot.digest(system): {"layout": asdict(layout)}}))
+    with style():
+        first = next(build_figures(study, with_dot=False)).figure
+        assert first.get_figheight() == draw(system, layout).get_figheight()
+        assert first.get_figheight() > draw(system, by_columns(system)).get_figheight()
 
 
 def test_a_cut_log_is_named_and_left_out_though_no_failure_remains(tmp_path):
