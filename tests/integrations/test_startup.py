@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from textwrap import dedent
 
@@ -127,10 +128,11 @@ def test_lightning_by_either_of_its_names(run, tmp_path, package):
 def test_lightning_finds_the_entry_point_and_asks_for_nothing_unless_it_is_on(tmp_path, package):
     pytest.importorskip(package)
     entry = PROJECT["entry-points"][f"{package}.callbacks_factory"]["rmetric"]
-    site = tmp_path / "site" / "of_this_test-1.dist-info"  # as an installation of the project
+    site = tmp_path / "site" / "of_this_test-1.dist-info"
     site.mkdir(parents=True)
-    (site / "METADATA").write_text("Metadata-Version: 2.1\nName: of-this-test\nVersion: 1\n")
-    (site / "entry_points.txt").write_text(f"[{package}.callbacks_factory]\na = {entry}\n")
+    if not entry_points(group=f"{package}.callbacks_factory", name="rmetric"):  # not installed anew
+        (site / "METADATA").write_text("Metadata-Version: 2.1\nName: of-this-test\nVersion: 1\n")
+        (site / "entry_points.txt").write_text(f"[{package}.callbacks_factory]\na = {entry}\n")
     paths = os.pathsep.join([str(ROOT), str(site.parent)])
     found = {}
     for switch in ("0", "1", "yes"):

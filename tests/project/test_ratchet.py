@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LARGEST = {
     "rmetric": (63_485, 360),
     "studies": (28_252, 178),
-    "tests": (55_136, 281),
+    "tests": (55_138, 281),
 }
 #: Words of docs/*.md, at most.
 MOST_WORDS = 59_653

@@ -43,7 +43,7 @@ def python(code: str, result: str = "x.json") -> Part:
 )  # fmt: skip
 def test_a_part_gives_its_result_or_its_last_lines(tmp_path, code, found):
     done = run_part(python(code.format(str(tmp_path / "x.json"))), tmp_path, 60.0)
-    assert done.pop("seconds") > 0
+    assert done.pop("seconds") >= 0
     assert done == found
 
 
