@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Package -> lines of Python and files, at most.
 LARGEST = {
     "rmetric": (63_485, 360),
-    "studies": (28_252, 178),
+    "studies": (28_244, 177),
     "tests": (55_138, 281),
 }
 #: Words of docs/*.md, at most.

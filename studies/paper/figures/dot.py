@@ -8,6 +8,8 @@ published study's diagrams are kept in placed.json, so that every machine draws 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,13 @@ def kept(diagram: Diagram) -> dict[str, Any] | None:
     """`version` of Graphviz and `layout` that are kept of a diagram."""
     found: dict[str, Any] | None = json.loads(PLACED.read_text("utf-8")).get(digest(diagram))
     return found
+
+
+def keep(diagrams: Iterable[Diagram]) -> None:
+    """Make placed.json anew: `keep(diagrams(read_study(Path())))` of the package above."""
+    version = dot_version()
+    made = {digest(one): {"version": version, "layout": asdict(by_dot(one))} for one in diagrams}
+    PLACED.write_text(json.dumps(made) + "\n", encoding="utf-8")
 
 
 def by_dot(diagram: Diagram) -> Layout:
