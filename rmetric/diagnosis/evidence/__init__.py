@@ -20,7 +20,13 @@ from rmetric.diagnosis.evidence.peers import (
     unlike_settings,
 )
 from rmetric.diagnosis.evidence.row import Row, Scene, Switches
-from rmetric.diagnosis.evidence.waits import collectives, lacking_echoes, links, lost_hosts
+from rmetric.diagnosis.evidence.waits import (
+    collectives,
+    lacking_echoes,
+    links,
+    lost_hosts,
+    waited_for,
+)
 
 #: Extractor -> the part of the method that it is of (`Switches`).
 EXTRACTORS: dict[Callable[[Scene], Iterable[Row]], str] = {
@@ -28,6 +34,7 @@ EXTRACTORS: dict[Callable[[Scene], Iterable[Row]], str] = {
     named_ranks: "library",
     processes: "library",
     links: "library",
+    waited_for: "library",
     collectives: "library",
     lacking_echoes: "unfiltered",
     lost_hosts: "unfiltered",

@@ -1,4 +1,4 @@
-"""Find absences: ranks that are silent or stop early.
+"""Find absences: ranks that are silent, stop early or lack events that all others log.
 
 They complement L4's filtering: removing normal events removes the only trace of a fault that is
 an absence.
@@ -34,6 +34,8 @@ MIN_PEERS = 3
 #: Scale, in entries per peer, of the weight of silence: a single expected entry may have been
 #: lost where lines of many ranks ran into each other.
 ENTRIES_SCALE = 4.0
+#: Factor on leaders, which have own duties.
+LEADER_STRENGTH = 0.3
 #: Least strength of a silence that may explain a failure: it is of one or two ranks, not of many.
 MIN_SILENCE = 0.6
 
@@ -41,7 +43,7 @@ MIN_SILENCE = 0.6
 def absences(scene: Scene) -> list[Row]:
     """Rows against the ranks that lack something, the strongest first.
 
-    Their kinds are "silent" and "ended early".
+    Their kinds are "silent", "ended early" and "missing event".
     """
     every = peers(scene.job)
     if len(every) < 2:
@@ -50,6 +52,7 @@ def absences(scene: Scene) -> list[Row]:
     active = [one for one in every if one.stream is not None]
     if len(active) >= MIN_PEERS:
         found += _ended_early(scene.job, active, scene.ordering)
+        found += _missing(scene.job, active)
     found = [_silence(scene, one) for one in found]
     return sorted(found, key=lambda one: (-one.strength, one.target, one.kind))
 
@@ -133,3 +136,24 @@ def _behind(
     return [
         (name, lag, round(share * (1.0 - exp(-lag / max(far, unit))), 3)) for name, lag in behind
     ]
+
+
+def _missing(job: Job, active: Sequence[Peer]) -> list[Row]:
+    """Events that all peers but one have."""
+    template = {one.number: one.template for one in job.events}
+    lacks: dict[str, list[int]] = {}
+    for event in job.events:
+        without = [one for one in active if not one.counts.get(event.number)]
+        if not _few(len(without), len(active)) or len(without) > MIN_PEERS:
+            continue
+        for one in without:
+            lacks.setdefault(one.name, []).append(event.number)
+    leads = {one.name for one in active if one.leads}
+    found = []
+    for name, events in lacks.items():
+        strength = _weight(active) * (1.0 - 0.5 ** len(events))
+        strength = round(strength * (LEADER_STRENGTH if name in leads else 1.0), 3)
+        more = f" (and {len(events) - 1} more)" if len(events) > 1 else ""
+        words = f"lacks an event that all others logged: {template[events[0]][:60]}{more}"
+        found.append(Row(name, "missing event", words, strength))
+    return found

@@ -155,6 +155,21 @@ def _reporting(scene: Scene, faults: Sequence[Fault]) -> tuple[set[str], list[st
     return reporting, [*sorted(index.active - reporting), *sorted(index.silent)]
 
 
+def waited_for(scene: Scene) -> Iterator[Row]:
+    """Rows against ranks for which most waiting ranks wait."""
+    for fault in scene.faults:
+        pairs = {
+            (stream, f"rank {int(remote)}"): None
+            for stream, fields in fault.entries
+            if (remote := fields.get("remote_rank", "")).isdigit()
+        }
+        waiting = len({stream for stream, _ in pairs})
+        for name, count in Counter(name for _, name in pairs).items():
+            if scene.index.is_known(name) and count > MAX_COMMON_SHARE * waiting:
+                words = f"{count} of the waiting ranks wait for it"
+                yield Row(name, "waited for", words, 1.0 if count > 1 else 0.7)
+
+
 def collectives(scene: Scene) -> Iterator[Row]:
     """Rows against ranks that wait in another collective than most.
 
