@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import Any, cast
 
 from torch import Tensor
 from transformers import TrainerCallback
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_callback import TrainerControl, TrainerState
 from transformers.training_args import TrainingArguments
 
@@ -201,3 +203,16 @@ class RMetricCallback(MonitorCallback, TrainerCallback):
             return
         self._checked, loss, self._loss = True, self._loss, None
         self.monitor.check_before_step(loss, gradient_norm=norm)
+
+
+class ReportTo(RMetricCallback):
+    """What ``report_to="rmetric"`` adds: its log is rmetric.jsonl in ``output_dir``."""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        self._settings["log"] = Path(args.output_dir or ".") / "rmetric.jsonl"
+        super().on_train_begin(args, state, control)
+
+
+INTEGRATION_TO_CALLBACK["rmetric"] = ReportTo

@@ -124,6 +124,13 @@ def test_the_class_itself_is_one_without_a_log_or_actions(tmp_path):
     assert callback.monitor.log_path is None
 
 
+def test_report_to_names_it(tmp_path):
+    trainer = train(tmp_path, report_to="rmetric")
+    log = read_log(tmp_path / "out" / "rmetric.jsonl")
+    assert [one.step for one in log.records] == [*range(1, 7)]
+    assert same_weights(trainer.model, train(tmp_path / "plain").model)
+
+
 def test_the_losses_of_other_data_sets_may_come_before(tmp_path, caplog):
     callback = watch(tmp_path, validation_loss="eval_second_loss")
     trainer = make_trainer(tmp_path, [callback], eval_strategy="steps", eval_steps=2)
