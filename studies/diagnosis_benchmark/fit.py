@@ -36,13 +36,14 @@ from rmetric.diagnosis.inferred import inferred_causes
 from rmetric.diagnosis.ingest import ingest_attempts
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.model import Features, Knots, Model
+from rmetric.diagnosis.result import SURE
 from rmetric.logs import write_atomically
 from studies.common.command import command_parser
 from studies.diagnosis_benchmark.cause_meanings import Named, verdict
 from studies.diagnosis_benchmark.corpus import corpus
 from studies.diagnosis_benchmark.corpus import write as write_files
 from studies.diagnosis_benchmark.csv_rows import read_rows
-from studies.diagnosis_benchmark.reliability import CALLED
+from studies.diagnosis_benchmark.reliability import CALLED, Stated, calibration_error
 from studies.diagnosis_benchmark.written_jobs import WrittenScores
 from studies.diagnosis_benchmark.written_sets import WrittenCase, add_sets, opened, written_sets
 
@@ -88,7 +89,7 @@ class Labelled:
 
 def of_written(job: WrittenCase, found: Gathered) -> Labelled:
     """A written job, whose author is told by the letter in its name."""
-    told, author = job.told, re.match(r"job-([a-z])\d", job.case.name)
+    told = job.told
     rank, node = told["rank"], told["node"]
 
     def is_culprit(target: str) -> bool:
@@ -106,11 +107,16 @@ def of_written(job: WrittenCase, found: Gathered) -> Labelled:
         return verdict(Named(cause, family, stage), tuple(told["causes"])) == "right"
 
     return Labelled(
-        group=f"{job.set} {author[1]}" if author else job.set,
+        group=_author(job.set, job.case.name),
         found=found,
         is_culprit=None if job.case.is_healthy else is_culprit,
         is_right=is_right,
     )
+
+
+def _author(set_name: str, job: str) -> str:
+    letter = re.match(r"job-([a-z])\d", job)
+    return f"{set_name} {letter[1]}" if letter else set_name
 
 
 def _rank_of(target: str) -> int | None:
@@ -290,6 +296,25 @@ def shares(looks: Sequence[WrittenScores]) -> tuple[dict[str, Knots], dict[str, 
     return knots, sure
 
 
+def calibrated_by_others(looks: Sequence[WrittenScores]) -> str:
+    """How well first looks are calibrated by the shares of those at other authors' jobs."""
+    answers = []
+    for author in sorted({_author(one.set, one.job) for one in looks}):
+        known, sure_from = shares([one for one in looks if _author(one.set, one.job) != author])
+        limit = Model({}, {}, known, sure_from).limit
+        answers += [
+            Stated(limit(CALLED.get(one.basis, one.basis), one.score), one.right, author)
+            for one in looks
+            if one.states and _author(one.set, one.job) == author
+        ]
+    error, sure = calibration_error(answers), [one for one in answers if one.confidence >= SURE]
+    return (
+        f"first looks by the shares of other authors: calibration error {error.point:.3f} "
+        f"[{error.low:.3f}, {error.high:.3f}], {sum(one.right for one in sure)} of {len(sure)} "
+        "sure answers are right"
+    )
+
+
 def report(jobs: Sequence[Labelled], choices: Choices, what: str) -> str:
     """How many are right first, by the weights fitted to all and to the other groups."""
     counted = np.array([one.counts for one in jobs])
@@ -309,7 +334,11 @@ def fitted(jobs: Sequence[Labelled], looks: Sequence[WrittenScores]) -> tuple[Mo
     weights = whom.fit(np.ones(len(blamed), dtype=bool))
     judged = [one for one in jobs if one.is_right]
     why = cause_choices(judged, weights)
-    lines = [report(blamed, whom, "rank or node, or nobody"), report(judged, why, "cause, or none")]
+    lines = [
+        report(blamed, whom, "rank or node, or nobody"),
+        report(judged, why, "cause, or none"),
+        calibrated_by_others(looks),
+    ]
     return Model(weights, why.fit(np.ones(len(judged), dtype=bool)), *shares(looks)), lines
 
 
