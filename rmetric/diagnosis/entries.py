@@ -344,7 +344,7 @@ class EntryPass:
         sure = signature.confidence >= MIN_END_CONFIDENCE or "last words" in traits
         if signature.role in _ENDS and sure and not noted:
             marks.add_end(entry.last_line)
-        if "restarts ranks" in traits or ("starts ranks" in traits and marks.under_way):
+        if "restarts ranks" in traits or ("starts ranks" in traits and marks.progress):
             writer = stream.prefix.node or (str(stream.number) if stream.number >= 0 else "")
             marks.add_restart(line, entry.steps_before, writer)
 

@@ -27,6 +27,8 @@ from rmetric.diagnosis.reading.text import clean
 
 #: Bytes of a line that are read, at its beginning and at its end.
 HALF_LINE = MAX_TEXT
+#: Lines with which a file begins, where they all differ.
+OPENING = 3
 
 
 @dataclass
@@ -85,32 +87,36 @@ class FilePass(EntryPass):
 
     def read(self) -> Part:
         """Read the whole file as one attempt."""
-        (part,) = self.read_attempts()
+        (part,) = self.read_attempts(starts=())
         return part
 
     def read_attempts(
         self,
         on_progress: Callable[[int], None] | None = None,
-        starts: Sequence[int] = (),
+        starts: Sequence[int] | None = None,
     ) -> list[Part]:
         """Read the whole file.
 
         Args:
             on_progress: receives the number of bytes of each block.
-            starts: first lines of the later attempts, as `starts_of(self.marks)` finds them.
+            starts: first lines of the later attempts, as `starts_of(self.marks)` finds them; None
+                for where the file's own first lines recur, which are most often the same.
         """
-        found = list[Part]()
+        found, opening, begun = list[Part](), list[bytes](), 0
         for lines in self.source.chunks():
             if on_progress is not None:
                 on_progress(sum(map(len, lines)) + len(lines))
             lines = _shortened(lines)
             keys = b"\n".join(lines).translate(None, DIGITS).split(b"\n") if lines else []
-            before, begin = self.number + 1, 0
-            for at in [at - before for at in starts if 0 <= at - before < len(lines)]:
+            before, begin, opening = self.number + 1, 0, opening or keys[:OPENING]
+            known = [at - before for at in starts or () if 0 <= at - before < len(lines)]
+            for at in _recurrences(opening, keys) if starts is None else known:
                 self._take(lines[begin:at], keys[begin:at])
                 begin = at
-                found.append(self._finish())
-                self._begin_attempt()
+                if starts is not None or self.marks.progress > begun:
+                    found.append(self._finish())
+                    self._begin_attempt()
+                    begun = self.marks.progress
             self._take(lines[begin:], keys[begin:])
         return [*found, self._finish()]
 
@@ -176,6 +182,14 @@ class FilePass(EntryPass):
         stream.places.append(at)
         if step is not None:
             stream.shown = len(stream.templates)
+
+
+def _recurrences(opening: list[bytes], keys: list[bytes]) -> list[int]:
+    """Places of the lines with which the file begins."""
+    if len({*opening}) < OPENING:
+        return []
+    first = [at for at, key in enumerate(keys) if key == opening[0]]
+    return [at for at in first if keys[at : at + OPENING] == opening]
 
 
 def _shortened(lines: list[bytes]) -> list[bytes]:

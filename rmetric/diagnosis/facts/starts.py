@@ -79,9 +79,9 @@ class StartMarks:
         self._seen: dict[int, list[int] | None] = {}
 
     @property
-    def under_way(self) -> bool:
-        """True if the job made progress or failed."""
-        return bool(self.steps or self._ends)
+    def progress(self) -> int:
+        """Number of step lines, failures and planned ends so far."""
+        return self.steps + len(self._ends)
 
     def follows(self, template: int) -> bool:
         """True if the entry is one of the beginning, and every occurrence is wanted."""
