@@ -13,11 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from joblib import Parallel
 
 from rmetric._util.errors import LogError, exit_with
-from rmetric._util.workers import delayed
 from rmetric.diagnosis.result import SURE
+from studies.common.processes import mapped
 from studies.diagnosis_benchmark.transformed import OTHERS, Files, command, diagnosed, files_of
 from studies.diagnosis_benchmark.written_jobs import scored
 from studies.diagnosis_benchmark.written_sets import WrittenCase
@@ -91,7 +90,7 @@ def answered(job: WrittenCase, at: int) -> list[Answered]:
 
 def table(jobs: Sequence[WrittenCase], cores: int) -> pd.DataFrame:
     """A row for each cut."""
-    each = Parallel(n_jobs=cores)(delayed(answered)(job, at) for at, job in enumerate(jobs))
+    each = mapped(answered, jobs, range(len(jobs)), processes=cores)
     rows = []
     for name in CUTS:
         own = [one for some in each for one in some if one.cut == name]
