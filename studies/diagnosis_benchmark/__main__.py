@@ -19,6 +19,7 @@ from typing import Any
 
 from rmetric._util.errors import exit_code_of, exit_with, fail
 from rmetric._util.options import add_jobs
+from studies.common.command import command_parser
 from studies.common.processes import mapped
 from studies.common.renderers import to_text
 from studies.diagnosis_benchmark import gpualert
@@ -28,7 +29,6 @@ from studies.diagnosis_benchmark.injected_jobs import SPLITS as INJECTED
 from studies.diagnosis_benchmark.real_jobs import LOGS, MANIFEST, SPLITS, real_jobs
 from studies.diagnosis_benchmark.results import Results
 from studies.diagnosis_benchmark.writing import (
-    COMMAND,
     FIRST_LOOKS,
     GPUALERT,
     WRITTEN,
@@ -45,9 +45,7 @@ PRINTED = ("sets", "parts", "calibration", "measures", "gpualert")
 
 
 def parser() -> argparse.ArgumentParser:
-    out = argparse.ArgumentParser(
-        prog=COMMAND, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    out = command_parser("diagnosis_benchmark", __doc__)
     sources = ("written", "real", "injected", "all")
     out.add_argument("source", nargs="?", choices=sources, default="all")
     add_sets(out)
