@@ -123,13 +123,13 @@ def _case(path: Path) -> WrittenCase:
         told = json.loads(path.read_text(encoding="utf-8"))
         labels = [(one["file"], int(one["line"]), one["role"]) for one in told["labels"]]
         case = Case(
+            cause_class="" if told["cause_class"] == "none" else told["cause_class"],
             name=path.parent.name,
             group=told["group"],
             folder=path.parent / "logs",
             outcome=told["outcome"],
             kind="" if told["kind"] == "healthy" else told["kind"],
             stage=told["stage"],
-            cause_class="" if told["cause_class"] == "none" else told["cause_class"],
             rank=told["rank"],
             node=told["node"],
             world_size=told["world_size"],
