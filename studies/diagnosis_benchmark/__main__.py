@@ -3,7 +3,7 @@
     python -m studies.diagnosis_benchmark written [--set 2 ... 26 | all]
     python -m studies.diagnosis_benchmark real --logs DIR
     python -m studies.diagnosis_benchmark real --split gpualert --logs DIR
-    python -m studies.diagnosis_benchmark injected --injected DIR --split held_out
+    python -m studies.diagnosis_benchmark injected --split held_out
 
 See docs/diagnosis_evaluation.md.
 """
@@ -19,22 +19,23 @@ from typing import Any
 
 from rmetric._util.errors import exit_code_of, exit_with, fail
 from rmetric._util.options import add_jobs
+from studies.common.command import command_parser
+from studies.common.processes import mapped
 from studies.common.renderers import to_text
 from studies.diagnosis_benchmark import gpualert
-from studies.diagnosis_benchmark.cases import FOLDERS, JOBS, injected_jobs
 from studies.diagnosis_benchmark.csv_rows import read_rows, write_rows
+from studies.diagnosis_benchmark.injected_jobs import JOBS, injected_jobs
+from studies.diagnosis_benchmark.injected_jobs import SPLITS as INJECTED
 from studies.diagnosis_benchmark.real_jobs import LOGS, MANIFEST, SPLITS, real_jobs
 from studies.diagnosis_benchmark.results import Results
 from studies.diagnosis_benchmark.writing import (
-    COMMAND,
     FIRST_LOOKS,
     GPUALERT,
     WRITTEN,
     note,
     report,
 )
-from studies.diagnosis_benchmark.written_jobs import WrittenScores
-from studies.diagnosis_benchmark.written_jobs import score_all as score_written
+from studies.diagnosis_benchmark.written_jobs import WrittenScores, score
 from studies.diagnosis_benchmark.written_sets import add_sets, digest, opened, written_sets
 
 OUT = Path("studies", "diagnosis_benchmark", "results")
@@ -44,14 +45,12 @@ PRINTED = ("sets", "parts", "calibration", "measures", "gpualert")
 
 
 def parser() -> argparse.ArgumentParser:
-    out = argparse.ArgumentParser(
-        prog=COMMAND, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    out = command_parser("diagnosis_benchmark", __doc__)
     sources = ("written", "real", "injected", "all")
     out.add_argument("source", nargs="?", choices=sources, default="all")
     add_sets(out)
     out.add_argument(
-        "--split", default="development", choices=dict.fromkeys((*SPLITS, "gpualert", *FOLDERS)),
+        "--split", default="development", choices=dict.fromkeys((*SPLITS, "gpualert", *INJECTED)),
         help="of real logs (gpualert: that corpus in --logs) or of injected jobs (blind)",
     )  # fmt: skip
     out.add_argument(
@@ -60,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     out.add_argument(
         "--injected", type=Path, default=JOBS, metavar="DIR",
-        help=f"holds the jobs with injected faults (default: {JOBS})",
+        help="holds archives of jobs with injected faults, and jobs.csv (default: those shipped)",
     )  # fmt: skip
     out.add_argument(
         "--out", type=Path, default=OUT, metavar="DIR", help=f"where results go (default: {OUT})"
@@ -99,7 +98,7 @@ def judge_written(options: argparse.Namespace) -> None:
     """The scores of other sets stay; those of a first look are kept and never written again."""
     with opened(options.sets) as cases:
         _begin("written", len(cases))
-        jobs = score_written(cases, options.jobs)
+        jobs = mapped(score, cases, processes=options.jobs)
     judged, looked = {job.set for job in jobs}, {one.name for one in written_sets().values()
                                                  if one.commit}  # fmt: skip
     for name, new in ((WRITTEN, judged), (FIRST_LOOKS, looked & judged)):
@@ -127,9 +126,10 @@ def judge_real(options: argparse.Namespace) -> None:
 
 
 def judge_injected(options: argparse.Namespace) -> None:
-    cases = injected_jobs(options.split, options.injected)
-    manifests = [case.folder.parent / "manifest.json" for case in cases]
-    _judge_methods("injected", cases, {"manifests_sha256": digest(manifests)}, options)
+    with tempfile.TemporaryDirectory() as work:
+        cases = injected_jobs(options.split, options.injected, Path(work))
+        files = [options.injected / name for name in ("jobs.csv", f"{options.split}.tar.xz")]
+        _judge_methods("injected", cases, {"jobs_sha256": digest(files)}, options)
 
 
 def _judge_methods(

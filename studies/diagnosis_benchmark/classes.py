@@ -55,10 +55,7 @@ def class_is_right(cause_class: str, family: str) -> bool:
 def stages_of(published: str) -> tuple[str, ...]:
     """Our stages that a published one means; () for none, which is not scored."""
     words = published.lower()
-    for start, stages in STAGES.items():
-        if words.startswith(start):
-            return stages
-    return ()
+    return next((stages for start, stages in STAGES.items() if words.startswith(start)), ())
 
 
 def faulty_rank(published: str) -> int | None:

@@ -13,11 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from joblib import Parallel
 
 from rmetric._util.errors import LogError, exit_with
-from rmetric._util.workers import delayed
 from rmetric.diagnosis.result import SURE
+from studies.common.processes import mapped
 from studies.diagnosis_benchmark.transformed import OTHERS, Files, command, diagnosed, files_of
 from studies.diagnosis_benchmark.written_jobs import scored
 from studies.diagnosis_benchmark.written_sets import WrittenCase
@@ -91,21 +90,14 @@ def answered(job: WrittenCase, at: int) -> list[Answered]:
 
 def table(jobs: Sequence[WrittenCase], cores: int) -> pd.DataFrame:
     """A row for each cut."""
-    each = Parallel(n_jobs=cores)(delayed(answered)(job, at) for at, job in enumerate(jobs))
-    rows = []
-    for name in CUTS:
-        own = [one for some in each for one in some if one.cut == name]
-        sure = [one.right for one in own if one.sure]
-        rows.append(
-            {
-                "Logs": name,
-                "Jobs": len(own),
-                "Right": sum(one.right for one in own),
-                "Sure": len(sure),
-                "Sure and right": sum(sure),
-            }
-        )
-    return pd.DataFrame(rows)
+    each = mapped(answered, jobs, range(len(jobs)), processes=cores)
+    found = pd.DataFrame([one for some in each for one in some], columns=Answered._fields)
+    found["sure and right"] = found["sure"] & found["right"]
+    counts = found.groupby("cut").agg(
+        **{"Jobs": ("right", "size"), "Right": ("right", "sum"), "Sure": ("sure", "sum"),
+           "Sure and right": ("sure and right", "sum")}
+    )  # fmt: skip
+    return counts.reindex([*CUTS], fill_value=0).rename_axis("Logs").reset_index()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

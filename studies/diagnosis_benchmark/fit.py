@@ -39,6 +39,7 @@ from rmetric.diagnosis.model import Features, Knots, Model
 from rmetric.diagnosis.result import SURE
 from rmetric.logs import write_atomically
 from studies.common.command import command_parser
+from studies.common.processes import mapped
 from studies.diagnosis_benchmark.cause_meanings import Named, verdict
 from studies.diagnosis_benchmark.corpus import corpus
 from studies.diagnosis_benchmark.corpus import write as write_files
@@ -356,12 +357,7 @@ def write(path: Path, model: Model, about: str) -> None:
 
 def labelled(written: Sequence[WrittenCase], processes: int) -> list[Labelled]:
     """The written jobs with their evidence."""
-    from joblib import Parallel
-
-    from rmetric._util.workers import delayed
-
-    run = Parallel(n_jobs=processes)
-    attempts = run(delayed(_last_attempt)(one.case.folder) for one in written)
+    attempts = mapped(_last_attempt, (one.case.folder for one in written), processes=processes)
     library = SignatureLibrary.shipped()
     return [
         of_written(one, gathered(job, library)) for one, job in zip(written, attempts, strict=True)

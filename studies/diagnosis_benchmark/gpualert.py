@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rmetric.diagnosis.decide import diagnose
+from studies.common.processes import mapped
 from studies.common.table import Cell, Table
 from studies.diagnosis_benchmark.classes import FAMILIES
 
@@ -53,22 +54,20 @@ def classified(folder: Path, processes: int) -> list[Classified]:
         ValueError: a label is of no class or of no log.
         OSError: the folder lacks the corpus or its labels.
     """
-    from joblib import Parallel
-
-    from rmetric._util.workers import delayed
-
     with TemporaryDirectory() as work, tarfile.open(folder / "corpus.tar.xz") as tar:
-        logs: list[tuple[dict[str, str], Path]] = []
+        labels: list[dict[str, str]] = []
+        files: list[Path] = []
         for line in (folder / "labels.jsonl").read_text(encoding="utf-8").splitlines():
             told = json.loads(line)
             if told["mode"] not in FAMILIES or told["log_path"] not in tar.getnames():
                 raise ValueError(f"{folder / 'labels.jsonl'}: no class or no log: {line}")
             text = tar.extractfile(told["log_path"]).read()  # type: ignore[union-attr]
-            log = Path(work, f"{len(logs):03d}", "job.log")
+            log = Path(work, f"{len(files):03d}", "job.log")
             log.parent.mkdir()
             log.write_bytes(text.partition(b"\n")[2] if text.startswith(TOLD) else text)
-            logs.append((told, log))
-        return list(Parallel(n_jobs=processes)(delayed(_classified)(*one) for one in logs))
+            labels.append(told)
+            files.append(log)
+        return mapped(_classified, labels, files, processes=processes)
 
 
 def _classified(told: dict[str, str], log: Path) -> Classified:

@@ -15,18 +15,18 @@ the settings that it has by default. `--peer` needs that package and httpx.
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-
-from joblib import Parallel
+from typing import Any
 
 from rmetric._util.errors import exit_with
 from rmetric._util.options import add_jobs
-from rmetric._util.workers import delayed
 from rmetric.diagnosis.decide import diagnose
 from rmetric.diagnosis.ingest import ingest_attempts
 from rmetric.diagnosis.library.load import SignatureLibrary
 from studies.common.command import command_parser
+from studies.common.processes import mapped
 from studies.common.renderers import to_csv, to_text
 from studies.common.table import Cell, Table
 from studies.diagnosis_benchmark.written_sets import opened
@@ -100,8 +100,8 @@ def main(arguments: list[str] | None = None) -> int:
         labels = {one["job"]: one for one in csv.DictReader(file)}
     with opened(sorted({name.partition("/")[0] for name in labels})) as jobs:
         folders = {f"{job.set}/{job.case.name}": job.case.folder for job in jobs}
-        ask = delayed(decided_by_peer if options.peer else advised)
-        answers = Parallel(n_jobs=options.jobs)(ask(folders[name]) for name in labels)
+        ask: Callable[[Path], Any] = decided_by_peer if options.peer else advised
+        answers = mapped(ask, (folders[name] for name in labels), processes=options.jobs)
     if options.peer:
         with open(PEER, "w", encoding="utf-8", newline="") as file:
             lines = [(job, *answer) for job, answer in zip(labels, answers, strict=True)]

@@ -11,6 +11,7 @@ from rmetric.diagnosis.evidence import Switches
 from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.library import SignatureLibrary
+from studies.common.processes import mapped
 from studies.diagnosis_benchmark.answers import of_baselines, of_diagnosis
 from studies.diagnosis_benchmark.cases import Case
 from studies.diagnosis_benchmark.reading import read
@@ -44,14 +45,10 @@ def score_job(case: Case) -> JobScores:
 
 def score_all(cases: Sequence[Case], processes: int) -> list[JobScores]:
     """In the order of the cases. Those of a group come one after another: they share siblings."""
-    from joblib import Parallel
-
-    from rmetric._util.workers import delayed
-
     groups: dict[str, list[Case]] = {}
     for case in cases:
         groups.setdefault(case.group, []).append(case)
-    done = Parallel(n_jobs=processes)(delayed(_score_group)(one) for one in groups.values())
+    done = mapped(_score_group, groups.values(), processes=processes)
     by_name = {judged.name: judged for of_group in done for judged in of_group}
     return [by_name[case.name] for case in cases]
 

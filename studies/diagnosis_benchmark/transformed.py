@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
-from joblib import Parallel
 from tqdm import tqdm
 
 from rmetric._util.errors import LogError, exit_with
 from rmetric._util.options import add_jobs
-from rmetric._util.workers import delayed
 from rmetric.diagnosis.decide import diagnose
 from rmetric.diagnosis.result import Diagnosis
 from studies.common.command import command_parser
+from studies.common.processes import mapped
 from studies.diagnosis_benchmark.written_sets import WrittenCase, add_sets, opened
 
 RESULTS = Path(__file__).parent / "results"
@@ -118,11 +117,11 @@ def diagnosed(files: Files) -> Diagnosis:
 
 def table(jobs: Sequence[WrittenCase], cores: int) -> pd.DataFrame:
     """A row for each transformation: how many answers differ from those to the logs as they are."""
-    run, logs = Parallel(n_jobs=cores), [files_of(job.case.folder) for job in jobs]
-    plain: list[Given] = run(map(delayed(answer), logs))
+    logs = [files_of(job.case.folder) for job in jobs]
+    plain = mapped(answer, logs, processes=cores)
     rows = []
     for name, change in tqdm({**KEPT, **LOST}.items(), unit="transformation"):
-        given: list[Given] = run(map(delayed(partial(answer, change=change)), logs))
+        given = mapped(partial(answer, change=change), logs, processes=cores)
         pairs = list(zip(given, plain, strict=True))
         rows.append(
             {

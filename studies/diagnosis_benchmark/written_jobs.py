@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rmetric._util.errors import LogError
@@ -80,15 +79,6 @@ class WrittenScores:
     def right(self) -> bool:
         """What is stated is right; a cause that is right in part is wrong."""
         return self.cause == "right" if self.said else self.outcome_right
-
-
-def score_all(jobs: Sequence[WrittenCase], processes: int) -> list[WrittenScores]:
-    """In the order of the jobs."""
-    from joblib import Parallel
-
-    from rmetric._util.workers import delayed
-
-    return list(Parallel(n_jobs=processes)(delayed(score)(job) for job in jobs))
 
 
 def score(job: WrittenCase) -> WrittenScores:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import csv
 import hashlib
+import json
 import tarfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from studies.diagnosis_benchmark.cases import Case, case_of, manifests, read_manifest
+from studies.diagnosis_benchmark.cases import Case, Label
 
 SETS = Path(__file__).parent / "data" / "sets"
 
@@ -110,16 +111,33 @@ def written_jobs(folder: Path) -> list[WrittenCase]:
     Raises:
         ValueError: there is no job, or a manifest lacks something.
     """
-    return [_case(path) for path in manifests(folder)]
+    paths = sorted(folder.glob("*/manifest.json"))
+    if not paths:
+        raise ValueError(f"{folder} holds no job: no */manifest.json is there")
+    return [_case(path) for path in paths]
 
 
 def _case(path: Path) -> WrittenCase:
-    with read_manifest(path) as told:
-        case = case_of(
-            path,
-            told,
+    """The job of a manifest, whose logs are in logs/ beside it."""
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        labels = [(one["file"], int(one["line"]), one["role"]) for one in told["labels"]]
+        case = Case(
             cause_class="" if told["cause_class"] == "none" else told["cause_class"],
+            name=path.parent.name,
+            group=told["group"],
+            folder=path.parent / "logs",
+            outcome=told["outcome"],
+            kind="" if told["kind"] == "healthy" else told["kind"],
+            stage=told["stage"],
+            rank=told["rank"],
+            node=told["node"],
             world_size=told["world_size"],
             node_of_rank={int(rank): node for rank, node in told["node_of_rank"].items()},
+            labels=tuple(Label(file=file, line=line, role=role) for file, line, role in labels),
         )
+    except KeyError as error:
+        raise ValueError(f"{path}: {error} is missing") from None
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from None
     return WrittenCase(case=case, set=path.parent.parent.name, told=told)

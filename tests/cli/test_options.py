@@ -28,8 +28,6 @@ def refused(capsys: pytest.CaptureFixture[str], module: str, arguments: list[str
         ("rmetric.cli.main", ["watch", "a.csv", "--wait"], "--wait: expected one argument"),
         ("rmetric.cli.main", ["watch", "--wait", "a.csv"], "seconds from 0 is accepted (inf"),
         ("rmetric.cli.main", ["save", "a", "--wait", "-1"], "seconds from 0 is accepted (inf"),
-        ("studies.diagnosis_benchmark.injected.__main__", ["--out", "a", "--jobs", "240"],
-         "to be judged is now --count"),
         ("studies.tiny_llama.__main__", ["--layout", "tensor=0"], "NAME=N with N from 1"),
         ("studies.tiny_llama.__main__", ["--layout", "context=2"], "NAME of tensor, pipeline"),
         ("run_modern_experiments", ["--jobs", "0"], "--jobs: '0': a whole number from 1"),

@@ -32,7 +32,7 @@ from studies.diagnosis_benchmark.causes import CAUSES
 from studies.diagnosis_benchmark.classes import FAMILIES
 from studies.diagnosis_benchmark.csv_rows import read_rows, write_rows
 from studies.diagnosis_benchmark.fit import Choices, left_out, right_first, shares
-from studies.diagnosis_benchmark.injected.plan import KINDS as INJECTED
+from studies.diagnosis_benchmark.injected_jobs import JOBS, InjectedJob
 from studies.diagnosis_benchmark.reliability import (
     FIRST,
     TODAY,
@@ -59,7 +59,8 @@ def known(entry: str) -> bool:
 def test_each_class_and_each_injected_kind_has_a_meaning_in_the_library() -> None:
     assert set(CLASSES) == set(CAUSES)
     assert set(GROUPS) == {group for group, _ in CAUSES.values()}
-    assert set(KINDS) == set(INJECTED)
+    injected = read_rows(JOBS / "jobs.csv", InjectedJob)
+    assert set(KINDS) == {row.kind for row in injected} - {""}
     families = {family for family, _ in KNOWN}
     for table in (CLASSES, GROUPS, KINDS, {"no cause": NO_CAUSE}):
         for entries in table.values():

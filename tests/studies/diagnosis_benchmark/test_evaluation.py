@@ -6,10 +6,8 @@ import csv
 import gzip
 import hashlib
 import itertools
-import json
 import re
 import shutil
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +27,7 @@ from studies.diagnosis_benchmark.__main__ import main
 from studies.diagnosis_benchmark.aggregation import macro_f1, mean, micro_f1
 from studies.diagnosis_benchmark.answers import Answer, nodes_of, of_diagnosis, ranks_of
 from studies.diagnosis_benchmark.baselines import LogLine
-from studies.diagnosis_benchmark.cases import Case, Label, injected_jobs
+from studies.diagnosis_benchmark.cases import Case, Label
 from studies.diagnosis_benchmark.classes import (
     FAMILIES,
     STAGES,
@@ -37,7 +35,10 @@ from studies.diagnosis_benchmark.classes import (
     faulty_rank,
     stages_of,
 )
-from studies.diagnosis_benchmark.injected.plan import draw_settings
+from studies.diagnosis_benchmark.csv_rows import read_rows, write_rows
+from studies.diagnosis_benchmark.injected_jobs import JOBS as ARCHIVES
+from studies.diagnosis_benchmark.injected_jobs import SPLITS as INJECTED
+from studies.diagnosis_benchmark.injected_jobs import InjectedJob, injected_jobs
 from studies.diagnosis_benchmark.reading import Read, read
 from studies.diagnosis_benchmark.real_jobs import real_jobs
 from studies.diagnosis_benchmark.results import (
@@ -52,6 +53,7 @@ from studies.diagnosis_benchmark.run_methods import score_job
 from studies.diagnosis_benchmark.scoring import TOPS, Counts, event_counts, hits
 from studies.diagnosis_benchmark.tables import measures, methods
 from studies.diagnosis_benchmark.writing import report
+from studies.diagnosis_benchmark.written_sets import packed
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "studies" / "diagnosis_benchmark" / "results"
@@ -477,56 +479,90 @@ def test_a_missing_log_and_an_unknown_split_are_errors(manifest: Path, tmp_path:
         real_jobs("test", tmp_path / "logs", tmp_path / "work", manifest)
 
 
-def put(
-    folder: Path, name: str, *, split: str = "development", part: str = "judged", **other: object
-) -> None:
-    """A manifest as `studies.diagnosis_benchmark.injected` writes it."""
-    settings = draw_settings(1, (8, 8), np.random.default_rng(0))[0]
-    settings = replace(settings, world_size=8, ranks_per_node=4)
-    told = {
-        "group": "d00", "outcome": "failed", "kind": "hang", "stage": "train",
-        "rank": 5, "node": "node-01", "siblings": ["s-0"],
-        "labels": [{"file": "rank_5.log", "line": 7, "role": "cause", "reason": ""}],
-        "plan": {"part": part, "settings": asdict(settings)},
+TEXT = "[rank3]: step 1\n[rank3]: ValueError: 3 apples\n" * 3
+
+
+def put(folder: Path, *rows: InjectedJob) -> None:
+    """An archive of each split and jobs.csv; every job has the same logs."""
+    write_rows(folder / "jobs.csv", InjectedJob, rows)
+    for row in rows:
+        logs = folder / row.split / row.job / "node-00"
+        logs.mkdir(parents=True)
+        (logs / "rank_3.log").write_text(TEXT)
+        packed(folder / row.split, folder / f"{row.split}.tar.xz")
+
+
+def injected(job: str, *, split: str = "development", **other: object) -> InjectedJob:
+    base = {
+        "judged": True, "group": "d00", "outcome": "failed", "kind": "hang", "variant": "stopped",
+        "stage": "train", "step": 3, "rank": 5, "world_size": 8, "ranks_per_node": 4,
+        "cause": "node-00/rank_3.log:2,4-5", "symptom": "", "echo": "", "context": "a:7;b:1",
     }  # fmt: skip
-    path = folder / split / name / "manifest.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(told | other))
+    return InjectedJob(split=split, job=job, **{**base, **other})  # type: ignore[arg-type]
 
 
-def test_injected_jobs_are_read_with_their_siblings(tmp_path: Path) -> None:
-    put(tmp_path, "job-000")
-    put(tmp_path, "job-001", outcome="healthy", kind="healthy", rank=None, node=None, labels=[])
-    put(tmp_path, "job-002", outcome="healthy", kind="slow")
-    put(tmp_path, "s-0", part="sibling", outcome="healthy")
-    first, second, slowed = injected_jobs("development", tmp_path)
+WELL = {"outcome": "healthy", "rank": None, "step": None, "kind": "", "cause": "", "context": ""}
+
+
+def test_injected_jobs_are_read_with_the_healthy_ones_of_their_group(tmp_path: Path) -> None:
+    put(
+        tmp_path,
+        injected("job-000"),
+        injected("job-001", **WELL),
+        injected("job-002", outcome="healthy", kind="slow"),
+        injected("s-0", judged=False, **WELL),
+        injected("s-1", judged=False, group="d01", **WELL),
+        injected("job-003", split="blind"),
+    )
+    work = tmp_path / "work"
+    first, second, slowed = injected_jobs("development", tmp_path, work)
     assert (first.kind, first.rank, first.node, first.stage) == ("hang", 5, "node-01", "train")
-    assert first.healthy == (tmp_path / "development" / "s-0" / "logs",)
-    assert first.labels == (Label(file="rank_5.log", line=7, role="cause"),)
+    assert first.healthy == (work / "s-0",)
+    assert (first.folder / "node-00" / "rank_3.log").read_text() == TEXT
+    assert [(one.file, one.line, one.role) for one in first.labels] == [
+        ("a", 7, "context"), ("b", 1, "context"),
+        *(("node-00/rank_3.log", line, "cause") for line in (2, 4, 5)),
+    ]  # fmt: skip
     assert (first.world_size, first.node_of_rank[3], first.node_of_rank[4]) == (
         8, "node-00", "node-01",
     )  # fmt: skip
     assert not slowed.is_healthy
-    assert (second.is_healthy, second.kind, second.rank) == (True, "", None)
+    assert (second.is_healthy, second.kind, second.rank, second.labels) == (True, "", None, ())
 
 
 def test_injected_jobs_that_cannot_be_used_are_errors(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="holds no job"):
-        injected_jobs("development", tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"development\.tar\.xz"):
+        injected_jobs("development", tmp_path, tmp_path / "work")
     with pytest.raises(ValueError, match="development, held_out, blind are accepted"):
-        injected_jobs("test", tmp_path)
-    put(tmp_path, "job-000", outcome="lost")
-    with pytest.raises(ValueError, match=r"manifest\.json: outcome is 'lost'; healthy, failed"):
-        injected_jobs("development", tmp_path)
+        injected_jobs("test", tmp_path, tmp_path / "work")
+    put(tmp_path, injected("job-000", outcome="lost"))
+    with pytest.raises(ValueError, match=r"jobs\.csv: outcome is 'lost'; healthy, failed"):
+        injected_jobs("development", tmp_path, tmp_path / "work")
+
+
+@pytest.mark.parametrize("split", INJECTED)
+def test_the_archive_of_injected_jobs_is_whole(split: str, tmp_path: Path) -> None:
+    jobs = injected_jobs(split, ARCHIVES, tmp_path)
+    known = [row for row in read_rows(ARCHIVES / "jobs.csv", InjectedJob) if row.split == split]
+    assert {path.name for path in tmp_path.iterdir()} == {row.job for row in known}
+    assert 0.2 < sum(job.is_healthy for job in jobs) / len(jobs) < 0.3
+    for job in jobs:
+        assert len(job.healthy) == 3
+        assert job.is_healthy == (job.rank is None)
+        roles = {label.role for label in job.labels}
+        assert not (roles and job.is_healthy), job.name
+        # Where ranks say no times, nothing tells of a slow one.
+        assert roles & {"cause", "symptom"} or job.is_healthy or job.kind == "slow", job.name
+        texts = {path.relative_to(job.folder).as_posix(): path.read_bytes()
+                 for path in job.folder.rglob("*") if path.is_file()}  # fmt: skip
+        for label in job.labels:
+            assert 1 <= label.line <= texts[label.file].count(b"\n"), (job.name, label)
 
 
 def test_the_blind_jobs_are_judged_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    put(tmp_path, "job-000", split="blind", rank=3, labels=[], siblings=[])
-    logs = tmp_path / "blind" / "job-000" / "logs"
-    logs.mkdir()
-    (logs / "job.log").write_text("[rank3]: step 1\n[rank3]: ValueError: 3 apples\n" * 3)
+    put(tmp_path, injected("job-000", split="blind", rank=3, cause="", context=""))
     monkeypatch.chdir(tmp_path)
     arguments = ["--injected", ".", "--split", "blind", "--out", "out", "--jobs", "1"]
     assert main(["injected", *arguments]) == 0
