@@ -315,6 +315,7 @@ class WarmSpare:
             "command": list(command),
             "arguments": list(command[launcher_end(command) :]),
             "environment": dict(variables),
+            "ranks": allocation.per_node,
             "log": str(log.absolute()),
         }
         fits = THREADS in os.environ or (allocation.per_node > 1) == self._several
