@@ -19,22 +19,16 @@ from rmetric.guard.layout import Layout
 from rmetric.guard.policy import PolicyConfig
 from rmetric.guard.run_folder import LAUNCH_VARIABLE, RunFolder
 from rmetric.guard.supervisor import journal
-from rmetric.guard.supervisor.allocation import Allocation, shrink_data
+from rmetric.guard.supervisor.allocation import shrink_data
 from rmetric.guard.supervisor.launch_failure import _error_file
-from rmetric.guard.supervisor.launch_processes import LaunchProcesses, Program
 from rmetric.guard.supervisor.supervise import Intervals, Supervisor
 from rmetric.guard.supervisor.watch import HeartbeatTracker, Timeouts
 from rmetric.guard.trust import distrust
-
-ONE = Allocation(gpus={"": (0,)}, layout=Layout(data=1))
+from tests.guard.supervisor import ONE, launched, program
 
 
 def stale(*_arguments, **_more):
     raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-
-
-def program(*arguments):
-    return Program(arguments=arguments, prefixes={"": ()})
 
 
 def supervise(folder, code="pass"):
@@ -225,9 +219,7 @@ def test_the_log_of_the_spare_is_no_link_and_needs_no_folder_that_can_be_made(tm
 def test_no_other_user_can_write_the_folder_of_the_logs(tmp_path):
     before = os.umask(0)
     try:
-        LaunchProcesses(
-            1, "t" * 16, ONE, program("/nonexistent/program"), RunFolder(tmp_path), lambda *_: None
-        )
+        launched(RunFolder(tmp_path), "/nonexistent/program")
     finally:
         os.umask(before)
     assert (tmp_path / "logs").stat().st_mode & 0o022 == 0

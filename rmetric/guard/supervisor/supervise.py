@@ -235,7 +235,7 @@ class Supervisor:
             with suppress(Exception):
                 self.folder.ask("rule", words, fatal=True, stop=True)
             until = time.monotonic() + self.restart_policy.stop_seconds
-            while attempt.running.alive() and time.monotonic() < until:
+            while attempt.alive() and time.monotonic() < until:
                 time.sleep(0.1)
         if left := self._end(words):
             words += f"; {left} processes cannot be ended: end them by hand"
@@ -435,7 +435,7 @@ class Supervisor:
                 self.folder,
                 self.timeouts,
                 write=self._record,
-                exited=partial(self._later, self._on_exit),
+                on_exit=partial(self._later, self._on_exit),
                 progress_seconds=self.intervals.progress,
                 now=time.monotonic(),
                 spare=self._spare,
@@ -467,7 +467,7 @@ class Supervisor:
         also: list[int] = []
         grace = self.intervals.grace
         if attempt is not None:
-            also = attempt.running.alive()
+            also = attempt.alive()
             try:
                 attempt.look(time.monotonic())
                 attempt.progress(time.monotonic())

@@ -2,8 +2,28 @@
 
 import time
 
+from rmetric.guard.layout import Layout
 from rmetric.guard.run_folder import RunFolder
+from rmetric.guard.supervisor.allocation import Allocation
+from rmetric.guard.supervisor.attempt import Attempt
+from rmetric.guard.supervisor.core import StartLaunch
 from rmetric.guard.supervisor.journal import read_journal
+from rmetric.guard.supervisor.launch_processes import Program
+from rmetric.guard.supervisor.watch import Timeouts
+
+ONE = Allocation(gpus={"": (0,)}, layout=Layout(data=1))
+
+
+def program(*arguments, nodes=("",), **more):
+    return Program(arguments=arguments, prefixes=dict.fromkeys(nodes, ()), **more)
+
+
+def launched(folder, *arguments, token="t" * 16, timeouts=None, told=lambda *_, **__: None):
+    """A launch of a program on one GPU; what it writes and its exit are told."""
+    return Attempt(
+        StartLaunch(1, ONE), token, program(*arguments), folder, timeouts or Timeouts(),
+        write=told, on_exit=told, progress_seconds=1.0, now=0.0,
+    )  # fmt: skip
 
 
 def until(condition, process=None, seconds=120.0):

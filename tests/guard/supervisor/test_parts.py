@@ -25,20 +25,15 @@ from rmetric.guard.planner.model_shape import ModelShape
 from rmetric.guard.run_folder import LAUNCH_VARIABLE, Heartbeat, RunFolder
 from rmetric.guard.supervisor import launch_failure, processes
 from rmetric.guard.supervisor.allocation import Allocation, NothingFitsError, by_model, shrink_data
-from rmetric.guard.supervisor.attempt import Attempt
-from rmetric.guard.supervisor.core import StartLaunch
 from rmetric.guard.supervisor.journal import Journal, console_line, journal_state, read_journal
-from rmetric.guard.supervisor.launch_processes import LaunchProcesses, Program, option_of
+from rmetric.guard.supervisor.launch_processes import Program, option_of
 from rmetric.guard.supervisor.summary import summarise, to_markdown
 from rmetric.guard.supervisor.watch import HeartbeatTracker, Timeouts, VerdictDedup, fresh_verdicts
 from rmetric.telemetry.lines import GpuVerdict, verdict_line
 from rmetric.telemetry.sources import VerdictFiles
+from tests.guard.supervisor import launched, program
 
 TWO = Allocation(gpus={"": (0, 2)}, layout=Layout(tensor=1, data=2, accumulation=4))
-
-
-def program(*arguments, nodes=("",), **more):
-    return Program(arguments=arguments, prefixes=dict.fromkeys(nodes, ()), **more)
 
 
 @pytest.mark.parametrize("said", [["--nproc-per-node", "4"], ["--nproc_per_node=4"], []])
@@ -460,27 +455,19 @@ class TestLastCheckpoint:
         for step in (10, 20):
             self.make(folder, step)
         lines = []
-        attempt = Attempt(
-            StartLaunch(1, Allocation(gpus={"": (0,)}, layout=Layout())), "token-12345-1",
-            program(sys.executable, "-c", "pass"), folder, Timeouts(),
-            write=lambda event, **more: lines.append({"event": event, **more}),
-            exited=lambda *told: None, progress_seconds=1.0, now=0.0,
-        )  # fmt: skip
+        attempt = launched(
+            folder, "true", told=lambda *events, **more: lines.append((*events, more))
+        )
         beats = {0: beat(0, back, resumed=back)}
         attempt.folder.beats = lambda launch: beats
         attempt.look(1.0)
-        assert lines[-1]["event"] == "resumed"
-        assert (lines[-1]["step"], lines[-1]["passed_over"]) == (back, passed_over)
+        [more] = [more for event, *_, more in lines if event == "resumed"]
+        assert (more["step"], more["passed_over"]) == (back, passed_over)
 
 
 def test_a_training_that_goes_on_after_a_wait_is_not_taken_for_a_hang(tmp_path):
     folder = RunFolder(tmp_path)
-    attempt = Attempt(
-        StartLaunch(1, Allocation(gpus={"": (0,)}, layout=Layout())), "token-12345-1",
-        program(sys.executable, "-c", "pass"), folder, Timeouts(hang=20.0, quiet=20.0),
-        write=lambda event, **more: None,
-        exited=lambda *told: None, progress_seconds=1.0, now=0.0,
-    )  # fmt: skip
+    attempt = launched(folder, "true", timeouts=Timeouts(hang=20.0, quiet=20.0))
     beats = {0: beat(0, 5, resumed=5)}
     attempt.folder.beats = lambda launch: beats
 
@@ -667,10 +654,9 @@ class TestProcesses:
     def test_the_pid_of_a_launcher_that_has_ended_is_nobodys(self, tmp_path, seconds):
         exits: SimpleQueue = SimpleQueue()
         token = f"test-{os.getpid()}-{seconds}"
-        running = LaunchProcesses(
-            1, token, Allocation(gpus={"": (0,)}, layout=Layout()),
-            program(sys.executable, "-c", f"import time; time.sleep({seconds})"),
-            RunFolder(tmp_path), lambda *told: exits.put(told),
+        running = launched(
+            RunFolder(tmp_path), sys.executable, "-c", f"import time; time.sleep({seconds})",
+            token=token, told=lambda *told, **more: more or exits.put(told),
         )  # fmt: skip
         if seconds == 0:
             assert exits.get(timeout=30.0) == (1, "", 0)
