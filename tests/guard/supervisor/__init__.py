@@ -3,7 +3,7 @@
 import time
 
 from rmetric.guard.layout import Layout
-from rmetric.guard.run_folder import RunFolder
+from rmetric.guard.run_folder import Heartbeat, RunFolder
 from rmetric.guard.supervisor.allocation import Allocation
 from rmetric.guard.supervisor.attempt import Attempt
 from rmetric.guard.supervisor.core import StartLaunch
@@ -12,6 +12,11 @@ from rmetric.guard.supervisor.launch_processes import Program
 from rmetric.guard.supervisor.watch import Timeouts
 
 ONE = Allocation(gpus={"": (0,)}, layout=Layout(data=1))
+
+
+def beat(rank, step, phase="training", time=100.0, **more):
+    given = {"pid": 1, "node": "n", "launch": "x"} | more
+    return Heartbeat(rank=rank, step=step, phase=phase, time=time, **given)
 
 
 def program(*arguments, nodes=("",), **more):

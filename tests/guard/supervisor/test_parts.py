@@ -22,8 +22,8 @@ from rmetric.guard.layout import Layout
 from rmetric.guard.planner import BatchSpec, plan
 from rmetric.guard.planner.cluster import Cluster
 from rmetric.guard.planner.model_shape import ModelShape
-from rmetric.guard.run_folder import LAUNCH_VARIABLE, Heartbeat, RunFolder
-from rmetric.guard.supervisor import launch_failure, processes
+from rmetric.guard.run_folder import LAUNCH_VARIABLE, RunFolder
+from rmetric.guard.supervisor import processes
 from rmetric.guard.supervisor.allocation import Allocation, NothingFitsError, by_model, shrink_data
 from rmetric.guard.supervisor.journal import Journal, console_line, journal_state, read_journal
 from rmetric.guard.supervisor.launch_processes import Program, option_of
@@ -31,7 +31,7 @@ from rmetric.guard.supervisor.summary import summarise, to_markdown
 from rmetric.guard.supervisor.watch import HeartbeatTracker, Timeouts, VerdictDedup, fresh_verdicts
 from rmetric.telemetry.lines import GpuVerdict, verdict_line
 from rmetric.telemetry.sources import VerdictFiles
-from tests.guard.supervisor import launched, program
+from tests.guard.supervisor import beat, launched, program
 
 TWO = Allocation(gpus={"": (0, 2)}, layout=Layout(tensor=1, data=2, accumulation=4))
 
@@ -88,161 +88,6 @@ def test_nodes_meet_at_the_first_and_a_remote_shell_gets_quoted_words():
     assert remote[:2] == ["ssh", "c"]
     assert "RMETRIC_LAUNCH=x-1" in remote
     assert remote[-1] == "'a b; rm'"
-
-
-#: What torchrun 2.13 printed when rank 2 of 4 was killed, and when rank 1 raised.
-KILLED = """
-[rank0]: RuntimeError: Connection closed by peer [127.0.0.1]:5004
-============================================================
-studies.tiny_llama FAILED
-------------------------------------------------------------
-Failures:
-[1]:
-  time      : 2026-11-21_21:28:03
-  host      : localhost
-  rank      : 0 (local_rank: 0)
-  exitcode  : 1 (pid: 22517) 
-  error_file: <N/A>
-------------------------------------------------------------
-Root Cause (first observed failure):
-[0]:
-  time      : 2026-11-21_21:27:41
-  host      : localhost
-  rank      : 2 (local_rank: 2)
-  exitcode  : -9 (pid: 22519)  (SIGKILL)
-  error_file: <N/A>
-  traceback : Signal 9 (SIGKILL) received by PID 22519
-============================================================
-"""  # noqa: W291
-RAISED = KILLED.replace("rank      : 2 (local_rank: 2)", "rank      : 1 (local_rank: 1)").replace(
-    "exitcode  : -9 (pid: 22519)  (SIGKILL)", "exitcode  : 1 (pid: 22519) "
-)
-
-
-def beat(rank, step, phase="training", time=100.0, **more):
-    return Heartbeat(rank=rank, pid=1, node="n", launch="x", step=step, phase=phase, time=time,
-                     **more)  # fmt: skip
-
-
-def failure_of(log, code=1, error_file=None, **more):
-    four = Allocation(gpus={"": (0, 1, 5, 7)}, layout=Layout(data=4))
-    return launch_failure.explain_exit(
-        code, node="", allocation=four, log=log, error_file=error_file,
-        beats={2: beat(2, 16)}, **more,
-    )  # fmt: skip
-
-
-LOCAL = "[ERROR] [ft_launcher4389@vm] failed (exitcode: -9) local_rank: 1 (pid: 4400) of binary"
-#: torchrun's own report after the usage of a training that was given a wrong option.
-USAGE = """usage: train.py [-h] [--steps STEPS]
-train.py: error: unrecognized arguments: --nope
-E1121 22:02:26.623000 14997 torch/x/api.py:1002] failed (exitcode: 2) local_rank: 0 (pid: 15002)
-Traceback (most recent call last):
-torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
-============================================================
-Root Cause (first observed failure):
-[0]:
-  rank      : 0 (local_rank: 0)
-  exitcode  : 2 (pid: 15002)
-"""
-ENDED_BY_AGENT = KILLED.replace(
-    "exitcode  : -9 (pid: 22519)  (SIGKILL)", "exitcode  : -15 (pid: 22519)  (SIGTERM)"
-).replace("exitcode  : 1 (pid: 22517) ", "exitcode  : -9 (pid: 22517)  (SIGKILL)")
-
-
-@pytest.mark.parametrize(
-    ("log", "code", "more", "words"),
-    [
-        (KILLED, 1, {}, "rank 2 was killed by SIGKILL, last seen at step 16"),
-        ("[rank1]: Traceback\n[rank1]: ValueError: no beans\n" + RAISED, 1, {},
-         "rank 1 failed with exit code 1: ValueError: no beans"),
-        (ENDED_BY_AGENT, 1, {}, "rank 0 was killed by SIGKILL"),
-        (LOCAL, 1, {}, "rank 1 was killed by SIGKILL"),
-        (USAGE, 2, {},
-         "rank 0 failed with exit code 2: train.py: error: unrecognized arguments: --nope"),
-        ("", -9, {}, "the launcher was killed by SIGKILL"),
-        ("", -9, {"launcher": False}, "the program was killed by SIGKILL"),
-        ("loading\nno space on the moon\n\n", 3, {},
-         "the training failed with exit code 3: no space on the moon"),
-    ],
-)  # fmt: skip
-def test_the_cause_of_an_exit(log, code, more, words):
-    failure = failure_of(log, code, **more)
-    assert (failure.words, failure.gpu) == (words, None)
-
-
-def test_the_error_file_goes_before_the_log(tmp_path):
-    path = tmp_path / "e.json"
-    path.write_text(json.dumps({"message": {"message": "KeyError: 'beans'", "extraInfo": {}}}))
-    assert failure_of(RAISED, error_file=path).words.endswith("exit code 1: KeyError: 'beans'")
-    path.write_text("{cut")
-    assert "Connection closed" in failure_of(RAISED, error_file=path).words
-
-
-def test_a_local_rank_is_that_of_its_node():
-    two = Allocation(gpus={"a": (0, 1), "b": (4, 5)}, layout=Layout(data=4))
-    failure = launch_failure.explain_exit(
-        1, node="b", allocation=two, log=LOCAL, error_file=None, beats={}
-    )
-    assert (failure.rank, failure.node, failure.code) == (3, "b", -9)
-
-
-@pytest.mark.parametrize(
-    ("words", "blamed"),
-    [
-        ("KeyError: 'beans'", False),
-        ("rmetric.guard.dcp_load.NotFiniteError: the loss", False),
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", False),
-        ("torch.AcceleratorError: CUDA error: out of memory", False),
-        ("torch.AcceleratorError: CUDA error: device-side assert triggered", False),
-        ("torch.distributed.DistBackendError: NCCL error in: a.cpp:3, unhandled cuda error", False),
-        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `c()`", False),
-        ("ImportError: libcudnn.so.9: cannot open shared object file", False),
-        ("AssertionError: Torch not compiled with CUDA enabled", False),
-        ("torch.AcceleratorError: CUDA error: an illegal memory access was encountered", True),
-        ("RuntimeError: CUDA error: uncorrectable ECC error encountered", True),
-        ("RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `c()`", True),
-        ("RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", True),
-        ("RuntimeError: HIP error: unspecified launch failure", True),
-    ],
-)
-def test_only_an_exception_that_names_the_device_speaks_against_it(words, blamed):
-    failure = failure_of(f"[rank1]: {words}\n" + RAISED)
-    assert words in failure.words
-    assert (failure.rank, failure.gpu) == (1, ("", 1) if blamed else None)
-
-
-@pytest.mark.parametrize(
-    ("code", "blamed"), [(-11, True), (-7, True), (-6, True), (-4, True), (-8, True), (-9, False),
-                         (-15, False), (-2, False)]
-)  # fmt: skip
-def test_only_a_signal_of_its_own_speaks_against_a_ranks_device(code, blamed):
-    log = RAISED.replace("exitcode  : 1 (pid: 22519)", f"exitcode  : {code} (pid: 22519)")
-    log = log.split("Failures:")[0] + log[log.index("Root Cause") :]
-    assert (failure_of(log).code, failure_of(log).gpu) == (code, ("", 1) if blamed else None)
-    lost = "[rank1]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3)\n"
-    assert failure_of(lost + log).gpu is None
-
-
-@given(st.text(), st.integers(-64, 255).filter(bool))
-def test_no_log_makes_the_diagnosis_fall_over(log, code):
-    assert failure_of(log, code).words
-
-
-@pytest.mark.parametrize(
-    ("steps", "seconds", "blamed"),
-    [((9, 7, 9), 1.0, 1), ((9, 9), 1.0, None), ((9, 8), 0.06, None), ((9, 8), 0.99, None),
-     ((9, 8), 30.0, 1)],
-)  # fmt: skip
-def test_the_rank_behind_is_blamed_unless_the_pace_of_the_heartbeats_explains_it(
-    steps, seconds, blamed
-):
-    allocation = Allocation(gpus={"": (0, 1, 2)}, layout=Layout(data=3))
-    times = [100.0 + seconds * (step == 9) for step in steps]
-    beats = {rank: beat(rank, step, time=times[rank], every=1.0) for rank, step in enumerate(steps)}
-    failure = launch_failure.explain_hang(beats, 61.0, 60.0, allocation)
-    assert (failure.rank, failure.gpu) == (blamed, None if blamed is None else ("", blamed))
-    assert ("all ranks are at step 9" in failure.words) == (blamed is None)
 
 
 class TestPulse:
