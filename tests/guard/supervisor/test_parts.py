@@ -203,6 +203,7 @@ class TestJournal:
         assert journal_state([*lines, {"event": "over", "outcome": "gave up"}]).outcome == "gave up"
 
 
+LAST_SAVE = ("not saved", "saved again")
 STORY = [
     {"time": 0.0, "event": "supervisor"},
     {"time": 1.0, "event": "launch", "launch": 1, "gpus": {"": [0, 1]}, "words": "DP2"},
@@ -268,6 +269,17 @@ class TestSummary:
             "| [2](logs/launch-2.log) | again | restarted | DP1 | 0 | - | 5.0 |\n"
         )
 
+    def test_what_a_training_without_heartbeats_achieved_is_unknown_and_not_nothing(self):
+        summary = summarise([*STORY[:2], {**STORY[-1], "time": 9.0}])
+        assert summary.ettr is None
+        assert "ETTR unknown" in to_markdown(summary)
+
+    def test_it_says_that_saves_fail_until_one_does_not(self):
+        lines = [STORY[1], {"time": 2.0, "event": "not saved", "words": "step 50: no space"}]
+        assert "**the last save failed**: step 50: no space" in to_markdown(summarise(lines))
+        lines.append({"time": 3.0, "event": "saved again", "words": ""})
+        assert "the last save failed" not in to_markdown(summarise(lines))
+
     @given(st.lists(st.sampled_from(STORY[:-1]), max_size=30))
     def test_of_any_lines_it_says_something_between_0_and_1(self, lines):
         lines = [{**line, "time": float(n), "at": float(n)} for n, line in enumerate(lines)]
@@ -308,6 +320,19 @@ class TestLastCheckpoint:
         attempt.look(1.0)
         [more] = [more for event, *_, more in lines if event == "resumed"]
         assert (more["step"], more["passed_over"]) == (back, passed_over)
+
+
+def test_heartbeats_tell_that_saves_begin_to_fail_and_that_they_succeed_again(tmp_path):
+    lines = []
+    attempt = launched(
+        RunFolder(tmp_path), "true", told=lambda *events, **more: lines.append((*events, more))
+    )
+    for step, problem in enumerate(["", "no space", "no space", "", "gone"]):
+        beats = {0: beat(0, step, problem=problem)}
+        attempt.folder.beats = lambda launch, beats=beats: beats
+        attempt.look(1.0)
+    told = [(event, more["words"]) for event, *_, more in lines if event in LAST_SAVE]
+    assert told == [("not saved", "no space"), ("saved again", ""), ("not saved", "gone")]
 
 
 def test_a_training_that_goes_on_after_a_wait_is_not_taken_for_a_hang(tmp_path):
@@ -583,6 +608,12 @@ def test_a_wrong_command_line_is_said_and_starts_nothing(tmp_path, capsys, argum
     assert code == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main(["supervise", str(tmp_path / "file" / "run"), "--", "true"]) == 1
+    assert capsys.readouterr().err.startswith("error: ")
 
 
 @pytest.mark.parametrize(
