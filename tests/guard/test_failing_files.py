@@ -25,6 +25,7 @@ from rmetric.guard.supervisor.supervise import Intervals, Supervisor
 from rmetric.guard.supervisor.watch import HeartbeatTracker, Timeouts
 from rmetric.guard.trust import distrust
 from tests.guard.supervisor import ONE, launched, program
+from tests.guard.test_trust import UNTOUCHED, planted
 
 
 def stale(*_arguments, **_more):
@@ -192,24 +193,15 @@ def test_a_manifest_of_other_types_is_a_problem_and_not_an_error(tmp_path, chang
         assert next(iter(changed)) in problem
 
 
-def planted(path):
-    """A link in the place of a file, and where it leads."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    target = path.parent.parent / f"outside-{path.name}"
-    target.write_text('{"message": "untouched"}')
-    path.symlink_to(target)
-    return target
-
-
 def test_the_log_of_the_spare_is_no_link_and_needs_no_folder_that_can_be_made(tmp_path):
     from rmetric.guard.supervisor.launch_processes import WarmSpare
 
     command = [sys.executable, "-m", "torch.distributed.run", "a.py"]
-    target = planted(tmp_path / "logs" / "spare.log")
+    target = planted(tmp_path / "logs" / "spare.log", tmp_path / "outside")
     spare = WarmSpare([], tmp_path / "logs" / "spare.log")
     spare.start(command, "spare-test-1", 2)
     assert spare.pids == []
-    assert "untouched" in target.read_text()
+    assert target.read_text() == UNTOUCHED
     (tmp_path / "file").touch()
     spare = WarmSpare([], tmp_path / "file" / "spare.log")
     spare.start(command, "spare-test-2", 2)
@@ -229,7 +221,7 @@ def test_no_other_user_can_write_the_folder_of_the_logs(tmp_path):
 def test_an_error_file_that_is_a_link_a_pipe_or_too_deep_is_ignored(tmp_path, kind):
     path = tmp_path / "logs" / "launch-1-error.json"
     if kind == "link":
-        planted(path)
+        planted(path, tmp_path / "outside")
     else:
         path.parent.mkdir()
         if kind == "pipe":

@@ -49,8 +49,12 @@ def save(folder, state=None, step=1):
 # -- links
 
 
+UNTOUCHED = '{"message": "untouched"}'
+
+
 def planted(path, target):
-    target.write_text("untouched")
+    """A link in the place of a file, and where it leads."""
+    target.write_text(UNTOUCHED)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.symlink_to(target)
     return target
@@ -77,7 +81,7 @@ def test_no_link_in_a_run_folder_is_followed(tmp_path, name):
             folder.ask("user", "now")
     else:
         folder.ask("user", "now")
-    assert target.read_text() == "untouched"
+    assert target.read_text() == UNTOUCHED
     if name in ("lock", "journal.jsonl", "logs/launch-1.log"):
         assert name in done.stderr
         assert "it is a symbolic link, which is not followed" in done.stderr
@@ -125,7 +129,7 @@ def test_a_durable_file_replaces_a_planted_link(tmp_path):
         file.write(b"1")
     planted(tmp_path / "small.json", target)
     write_atomically(tmp_path / "small.json", [b"2"])
-    assert target.read_text() == "untouched"
+    assert target.read_text() == UNTOUCHED
     assert not (tmp_path / "good.json").is_symlink()
     assert not (tmp_path / "small.json").is_symlink()
 

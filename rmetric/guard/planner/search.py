@@ -415,8 +415,8 @@ def answer(problem: Problem, current: Layout | None = None) -> LayoutPlan:
     others = [each for each in found if each is not best][: options.alternatives]
     return LayoutPlan(
         problem=problem,
-        best=_with_remarks(best, current),
-        alternatives=tuple(_with_remarks(each, current) for each in others),
+        best=replace(best, remarks=_remarks(best, current)),
+        alternatives=tuple(replace(each, remarks=_remarks(each, current)) for each in others),
         why=why,
     )
 
@@ -477,11 +477,7 @@ def _changes(current: Layout, layout: Layout) -> list[str]:
     ]
 
 
-def _with_remarks(found: Option, current: Layout | None = None) -> Option:
-    return replace(found, remarks=tuple(_remarks(found, current)))
-
-
-def _remarks(found: Option, current: Layout | None) -> list[str]:
+def _remarks(found: Option, current: Layout | None) -> tuple[str, ...]:
     problem, placement = found.problem, found.placement
     layout, batch, remarks = found.layout, problem.batch, []
     if layout.global_batch != batch.samples:
@@ -504,7 +500,7 @@ def _remarks(found: Option, current: Layout | None) -> list[str]:
     if placement.idle:
         why = _why_idle(layout, problem)
         remarks.append(f"{len(placement.idle)} of {problem.cluster.num_gpus} GPUs stay idle{why}")
-    return remarks
+    return tuple(remarks)
 
 
 def _why_idle(layout: Layout, problem: Problem) -> str:

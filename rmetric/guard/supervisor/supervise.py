@@ -249,7 +249,10 @@ class Supervisor:
         files = VerdictFiles(self.folder.telemetry)
         on_verdict = partial(self._later, self._on_gpu_verdict)
         on_alarm = partial(self._later, self._send, self.core.checkpoint_requested, "alarm")
-        on_problem = partial(self._later, self._on_problem)
+
+        def on_problem(words: str) -> None:
+            self._later(self._record, "trouble", words=words)
+
         for verdict in fresh_verdicts(files, time.time()):
             on_verdict(verdict)
         source = AllSources([files, *self.sources])
@@ -312,9 +315,6 @@ class Supervisor:
     def _later(self, handle: Callable[..., None], *arguments: Any, **more: Any) -> None:
         """Call `handle` in the event loop; callable from any thread and signal handler."""
         self._queue.put(partial(handle, *arguments, **more))
-
-    def _on_problem(self, words: str) -> None:
-        self._record("trouble", words=words)
 
     def _on_gpu_verdict(self, verdict: GpuVerdict) -> None:
         gpu = self._verdicts.changed(verdict)

@@ -14,7 +14,6 @@ from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from rmetric.guard.batch_share import batch_share  # noqa: E402
-from rmetric.guard.layout import Layout  # noqa: E402
 from tests.monitor.ranks import on_ranks, plain_model  # noqa: E402
 from tests.monitor.training import FEATURES, squared_error  # noqa: E402
 from tests.studies.reference_runs import (  # noqa: E402
@@ -96,31 +95,3 @@ def test_an_uneven_batch_under_other_layouts(tmp_path, ranks, more):
     plain = plain_losses(settings(tmp_path / "plain", *same))
     for ours, theirs in zip(losses_of(tmp_path / "run").values(), plain, strict=True):
         assert ours == pytest.approx(theirs, rel=0, abs=1e-12)
-
-
-@pytest.mark.slow
-def test_three_of_four_gpus_go_on_with_a_batch_of_16_and_lose_the_same(tmp_path):
-    """GPU 1 is dropped by telemetry; 3 ranks then split 16 samples into 6, 5 and 5."""
-    pytest.importorskip("psutil")
-    from tests.guard.test_end_to_end import Guarded, say
-
-    training = ("--batch=16", "--micro-batch=2", "--precision=float64", "--steps=20")
-    run = Guarded(
-        tmp_path, *training, "--sleep=0.2", "--save-every=1000", ranks=4,
-        options=("--batch", "16", "--layout", "data=4,micro_batch=2", "--uneven-batch"),
-    )  # fmt: skip
-    run.until_step(4)
-    say(run.folder, 1, "no spare row of memory")
-    run.end()
-    layouts = [Layout.from_json(line["layout"]) for line in run.of("launch")]
-    assert layouts == [
-        Layout(data=4, micro_batch=2, accumulation=2),
-        Layout(data=3, micro_batch=2, accumulation=3, samples=16),
-    ]
-    assert [line["gpus"][""] for line in run.of("launch")] == [[0, 1, 2, 3], [0, 2, 3]]
-    assert run.summary.steps_lost == 0
-    found = losses_of(tmp_path)
-    plain = plain_losses(settings(tmp_path / "plain", *training, "--uneven-batch"))
-    assert len(found) == len(plain) == 20
-    for ours, theirs in zip(found.values(), plain, strict=True):
-        assert ours == pytest.approx(theirs, rel=0, abs=1e-6)

@@ -19,38 +19,14 @@ from rmetric.guard.supervisor.attempt import Attempt, Look
 from rmetric.guard.supervisor.core import RestartPolicy
 from rmetric.guard.supervisor.journal import FolderLockedError, folder_lock, read_journal
 from rmetric.guard.supervisor.launch_processes import Program
-from rmetric.guard.supervisor.summary import summarise
 from rmetric.guard.supervisor.supervise import Intervals, Supervisor
 from rmetric.guard.supervisor.watch import Timeouts
 from rmetric.telemetry.lines import GpuVerdict, verdict_line
-from tests.guard.supervisor import until
+from tests.guard.supervisor import Told, until
 from tests.monitor.webhook_server import WebhookServer
 
 SMALL = str(Path(__file__).with_name("small_workers.py"))
 AGENT = (sys.executable, SMALL, "agent", "--ranks", "{gpus}", "--seconds", "0.01")
-
-
-class Told:
-    """A supervised run: its exit code and its journal."""
-
-    def __init__(self, folder: Path, code: int):
-        self.folder, self.code = RunFolder(folder), code
-        self.lines = read_journal(self.folder.journal)
-        self.summary = summarise(self.lines)
-
-    def of(self, event):
-        return [line for line in self.lines if line["event"] == event]
-
-    def log(self, launch):
-        return (self.folder.logs / f"launch-{launch}.log").read_text()
-
-    @property
-    def failures(self):
-        return [line["words"] for line in self.of("failure")]
-
-    def nobody_is_left(self):
-        token = self.of("supervisor")[0]["token"]
-        return not processes.of_launches(token)
 
 
 def supervisor(
@@ -187,14 +163,6 @@ def test_one_that_does_not_begin_is_noticed(tmp_path):
     assert told.nobody_is_left()
 
 
-@pytest.mark.slow
-def test_a_program_without_heartbeats_is_watched_by_its_output(tmp_path):
-    told = run(tmp_path, [fault("hang", rank=0), fault("hang", rank=1)], more=("--silent",),
-               timeouts=Timeouts(quiet=0.5))  # fmt: skip
-    assert told.failures[0].startswith("no output for")
-    assert told.code == 0
-
-
 @pytest.mark.long
 def test_one_that_ends_with_0_before_it_has_finished_is_started_again(tmp_path):
     told = run(tmp_path, [fault("leave"), fault("leave", rank=0)])
@@ -258,13 +226,10 @@ def test_a_disk_too_full_for_heartbeats_is_not_taken_for_the_end(tmp_path, monke
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("entry", [[1], {"step": "3"}])
-def test_a_wrong_heartbeat_is_reported_once_and_training_goes_on(tmp_path, entry):
+def test_a_wrong_heartbeat_is_reported_once_and_training_goes_on(tmp_path):
     path = tmp_path / "heartbeats" / "rank-9.json"
     path.parent.mkdir()
-    good = {"rank": 9, "pid": 1, "node": "n", "launch": "x", "step": 1, "phase": "training",
-            "time": 1.0}  # fmt: skip
-    path.write_text(json.dumps({**good, **entry} if isinstance(entry, dict) else entry))
+    path.write_text('{"rank": 9, "step": "3"}')
     (tmp_path / "request.json").write_text('{"number": [3], "source": 1}')
     told = run(tmp_path)
     assert told.code == 0

@@ -24,7 +24,7 @@ from rmetric.guard.supervisor.launch_processes import (
     interpreter_of,
     launcher_end,
 )
-from tests.guard.supervisor import lines, until
+from tests.guard.supervisor import Told, until
 
 pytestmark = pytest.mark.slow
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
@@ -242,13 +242,13 @@ def test_a_restart_uses_the_spare_and_leaves_no_process(tmp_path, options):
         spare = folder.logs / "spare.log"
         until(lambda: spare.exists() and "ready" in spare.read_text(), process)
         os.kill(folder.beats()[1].pid, signal.SIGKILL)
-        until(lambda: len(lines(tmp_path, "resumed")) == 2, process)
-        assert [line["warm"] for line in lines(tmp_path, "started")] == [False, True]
-        (failure,) = lines(tmp_path, "failure")
+        until(lambda: len(Told(tmp_path).of("resumed")) == 2, process)
+        assert [line["warm"] for line in Told(tmp_path).of("started")] == [False, True]
+        (failure,) = Told(tmp_path).of("failure")
         assert failure["words"].startswith("rank 1 was killed by SIGKILL")
-        ended = lines(tmp_path, "ended")[1]
+        ended = Told(tmp_path).of("ended")[1]
         assert ended["left"] == 0
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)
-    assert not processes.of_launches(lines(tmp_path, "supervisor")[0]["token"])
+    assert Told(tmp_path).nobody_is_left()
