@@ -1,7 +1,9 @@
 """What the tests of a supervisor in a process of its own share."""
 
+import argparse
 import time
 
+from rmetric.cli import supervise
 from rmetric.guard.layout import Layout
 from rmetric.guard.run_folder import Heartbeat, RunFolder
 from rmetric.guard.supervisor import processes
@@ -23,6 +25,13 @@ def beat(rank, step, phase="training", time=100.0, **more):
 
 def program(*arguments, nodes=("",), **more):
     return Program(arguments=arguments, prefixes=dict.fromkeys(nodes, ()), **more)
+
+
+def options_of(*arguments):
+    """Options of `rmetric supervise`."""
+    parser = argparse.ArgumentParser()
+    supervise.add_arguments(parser)
+    return parser.parse_args(list(map(str, arguments)))
 
 
 def launched(folder, *arguments, token="t" * 16, timeouts=None, told=lambda *_, **__: None):

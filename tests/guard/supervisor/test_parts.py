@@ -31,7 +31,7 @@ from rmetric.guard.supervisor.summary import summarise, to_markdown
 from rmetric.guard.supervisor.watch import HeartbeatTracker, Timeouts, VerdictDedup, fresh_verdicts
 from rmetric.telemetry.lines import GpuVerdict, verdict_line
 from rmetric.telemetry.sources import VerdictFiles
-from tests.guard.supervisor import beat, launched, program
+from tests.guard.supervisor import ONE, beat, launched, options_of, program
 
 TWO = Allocation(gpus={"": (0, 2)}, layout=Layout(tensor=1, data=2, accumulation=4))
 
@@ -322,6 +322,58 @@ class TestLastCheckpoint:
         assert (more["step"], more["passed_over"]) == (back, passed_over)
 
 
+FULL = "[Errno 28] No space left on device"
+FAILED = "disk full: the training failed with exit code 7"
+UNSAVED = "the training exited with 0 at step 20 or later, but there is no good checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("code", "beats", "disk", "told"),
+    [
+        (0, beat(0, 20, "finished"), "", {"stopped": False, "early": False, "unsaved": ""}),
+        (0, beat(0, 20), "", {"stopped": False, "early": True, "unsaved": ""}),
+        (
+            0,
+            beat(0, 20, "finished", problem=f"OSError: {FULL}"),
+            "",
+            {"unsaved": f"disk full: {UNSAVED}: OSError: {FULL}"},
+        ),
+        # Where no later heartbeat could be written, the last is of step 20 in training.
+        (0, beat(0, 20), FULL, {"unsaved": f"disk full: {UNSAVED}: {FULL}"}),
+        (
+            7,
+            beat(0, 20),
+            FULL,
+            {"failure": f"disk full: the training failed with exit code 7: {FULL}"},
+        ),
+    ],
+)
+def test_how_a_launch_ended(tmp_path, monkeypatch, code, beats, disk, told):
+    monkeypatch.setattr(RunFolder, "write_problem", lambda self: disk)
+    attempt = launched(RunFolder(tmp_path), "true")
+    attempt.tracker.look({0: beats}, 1.0)
+    attempt._problem = beats.problem
+    found = attempt.exited("", code)
+    if code:
+        found["failure"] = found["failure"].words
+    assert {name: found[name] for name in told} == told
+
+
+@pytest.mark.parametrize("code", [0, 6])
+def test_a_launch_that_its_rescue_holds_is_held_with_any_exit_code(tmp_path, code):
+    folder = RunFolder(tmp_path)
+    attempt = launched(folder, "true")
+    folder.hold.mkdir()
+    verdict = {"step": 5, "reason": "it stays", "saved": "weights.pt"}
+    folder.verdict_file.write_text(json.dumps(verdict))
+    assert attempt.exited("", code) == {
+        "held": "the rescue holds it at step 5: it stays; its weights are in weights.pt, the "
+        f"verdict is in {folder.verdict_file}"
+    }
+    # In a later launch the verdict is that of an earlier one.
+    assert "held" not in launched(folder, "true").exited("", code)
+
+
 def test_heartbeats_tell_that_saves_begin_to_fail_and_that_they_succeed_again(tmp_path):
     lines = []
     attempt = launched(
@@ -487,11 +539,9 @@ class TestPlans:
         model = tmp_path / "model.json"
         model.write_text(json.dumps(dict(layers=2, heads=2, kv_heads=2, hidden=64, head_size=32,
                                          ffn=128, vocabulary=100, sequence=64)))  # fmt: skip
-        parser = argparse.ArgumentParser()
-        supervise.add_arguments(parser)
-        options = parser.parse_args(
-            [str(tmp_path), "--model", str(model), "--batch", "8", "--layout", "context=2",
-             "--", "torchrun", "train.py", "--tp={tensor}", "{pipeline}"]
+        options = options_of(
+            tmp_path, "--model", model, "--batch", "8", "--layout", "context=2",
+            "--", "torchrun", "train.py", "--tp={tensor}", "{pipeline}",
         )  # fmt: skip
         supervise._planner(options, {"": tuple(range(4))}, "GPU")
         assert asked["fixed_sizes"] == {"context": 2, "expert": 1}
@@ -616,15 +666,19 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, capsys):
     assert capsys.readouterr().err.startswith("error: ")
 
 
+@pytest.mark.parametrize(("more", "variable"), [((), None), (("--resume", "clean"), "clean")])
+def test_what_to_resume_from_is_passed_on(tmp_path, more, variable):
+    one = supervise._supervisor(options_of(tmp_path, *more, "--", "true"))
+    assert one.program.variables("", ONE).get("RMETRIC_RESUME") == variable
+
+
 @pytest.mark.parametrize(
     ("visible", "pool"),
     [("", (0, 1)), ("4,6,7", (4, 6)), ("GPU-8f2c,GPU-11aa", "say the numbers of these GPUs")],
 )
 def test_the_gpus_that_may_be_used_are_those_that_are_visible(monkeypatch, visible, pool):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    parser = argparse.ArgumentParser()
-    supervise.add_arguments(parser)
-    options = parser.parse_args(["run", "--", "torchrun", "--nproc-per-node", "2", "train.py"])
+    options = options_of("run", "--", "torchrun", "--nproc-per-node", "2", "train.py")
     if isinstance(pool, str):
         with pytest.raises(ValueError, match=pool):
             supervise._pool(options)
