@@ -201,11 +201,6 @@ def test_where_not_all_ranks_can_be_forked_the_start_is_plain_and_none_is_left()
     ("command", "end", "interpreter"),
     [
         ([*TORCHRUN, "a.py"], 3, TORCHRUN[:1]),
-        (
-            ["python", "-X", "dev", "-m", "torch.distributed.run", "a.py"],
-            5,
-            ["python", "-X", "dev"],
-        ),
         (["python", "-u", "/opt/bin/torchrun", "a.py"], 3, ["python", "-u"]),
         (["python", "-m", "torch.distributed.launch", "a.py"], 3, []),
         (["ft_launcher", "a.py"], 1, []),
