@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from math import lcm
 from typing import Any, NamedTuple
 
@@ -145,24 +146,17 @@ def search(problem: Problem, *, keep: int, margin: float) -> list[Option]:
 
 def nearest(problem: Problem, least: float) -> Option | None:
     """The fastest layout of the nearest batch that makes more than `least` tokens a second."""
-    asked = problem.batch.samples
-    candidates = [
-        (abs(layout.global_batch - asked), layout)
-        for split in splits(problem)
-        if split.bound > least
-        for layout in layouts(problem, split)
-    ]
-    best: Option | None = None
-    best_change = 0
-    for change, layout in sorted(candidates, key=lambda candidate: candidate[0]):
-        if best is not None and change > best_change:
-            break
-        found = _judged(problem, layout)
-        if found is None or found.step.tokens_per_second <= least:
-            continue
-        if best is None or order(found) < order(best):
-            best, best_change = found, change
-    return best
+
+    def change(layout: Layout) -> int:
+        return abs(layout.global_batch - problem.batch.samples)
+
+    within = (split for split in splits(problem) if split.bound > least)
+    candidates = (layout for split in within for layout in layouts(problem, split))
+    for _, alike in groupby(sorted(candidates, key=change), key=change):
+        judged = filter(None, (_judged(problem, layout) for layout in alike))
+        if found := [each for each in judged if each.step.tokens_per_second > least]:
+            return min(found, key=order)
+    return None
 
 
 def order(found: Option) -> tuple[float | int, ...]:
