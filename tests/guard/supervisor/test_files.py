@@ -78,6 +78,7 @@ LINES = [line for line, _ in CONSOLE_LINES]
 
 @example([{"time": 1.0, "event": "waiting"}])
 @example([{"time": 1.0, "event": "failure", "gpu": ["", 1]}])
+@example([{"time": 1.0, "event": "of a later version", "passed_over": 3}])
 @given(st.lists(st.sampled_from(LINES).flatmap(lambda good: like({"time": 1.0, **good}))))
 def test_any_journal_of_an_earlier_supervisor_is_read(tmp_path_factory, entries):
     path = tmp_path_factory.mktemp("run") / "journal.jsonl"
