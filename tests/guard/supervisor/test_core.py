@@ -193,27 +193,17 @@ def test_a_full_disk_comes_first_in_the_reason_to_give_up():
 
 
 @pytest.mark.parametrize(
-    "other",
-    [
-        failed("something else", code=1, rank=0),
-        LaunchFailure(kind="signal", words="boom", code=-9, rank=0),
-    ],
-)
-def test_another_failure_at_once_or_a_kill_is_tried_again(other):
+    ("second", "step"),
+    [({"words": "something else"}, 0), ({"rank": 1}, 0), ({"code": -9}, 0), ({"lasting": False}, 0),
+     ({}, 1)],
+)  # fmt: skip
+def test_another_failure_one_that_may_pass_or_one_after_a_step_is_tried_again(second, step):
     one = started()
-    for time in (1.0, 1001.0):
-        first = other if other.code == -9 else failed(f"other{'x' * int(time)}")
-        one.launch_exited(time, failure=first)
-        assert isinstance(one.processes_ended(time)[-1], SetTimer)
-        one.timer_fired(time + 999.0)
-
-
-def test_a_failure_after_a_step_is_not_at_once():
-    one = started()
-    for time in (1.0, 1001.0, 2001.0):
-        one.step_reached(step=1, resumed=0)
-        assert isinstance(fails(one, time)[-1], SetTimer)
-        one.timer_fired(time + 999.0)
+    lasting = {"code": 1, "rank": 0, "lasting": True}
+    fails(one, 1.0, **lasting)
+    one.timer_fired(1e3)
+    one.step_reached(step=step, resumed=0)
+    assert isinstance(fails(one, 1001.0, **lasting | second)[-1], SetTimer)
 
 
 def test_the_gpu_of_a_rank_that_fails_thrice_in_a_row_is_dropped():
