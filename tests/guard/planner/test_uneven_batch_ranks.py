@@ -68,30 +68,25 @@ def test_the_gradient_of_three_copies_is_that_of_one_process(at_most):
             assert torch.tensor(gradient, dtype=torch.float64).allclose(alone, rtol=0, atol=1e-14)
 
 
-@pytest.mark.long
-def test_the_reference_training_loses_on_three_ranks_what_one_plain_process_does(tmp_path):
-    asked = ("--batch=16", "--micro-batch=2", "--uneven-batch", "--precision=float64")
-    on_ranks(train_on, tmp_path, ("three", asked), ranks=3)
-    plain = plain_losses(settings(tmp_path / "plain", *asked))
-    found = losses_of(tmp_path / "three").values()
-    assert len(found) == len(plain)
-    for ours, theirs in zip(found, plain, strict=True):
-        assert ours == pytest.approx(theirs, rel=0, abs=1e-12)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "more"),
     [
-        (6, ("--layout=pipeline=2", "--micro-batch=2")),
-        (6, ("--layout=tensor=2", "--micro-batch=1")),
-        (3, ("--layout=replicas=3", "--micro-batch=5")),
+        pytest.param(3, ("--micro-batch=2",), marks=pytest.mark.long),
+        *(
+            pytest.param(ranks, more, marks=pytest.mark.slow)
+            for ranks, more in (
+                (6, ("--layout=pipeline=2", "--micro-batch=2")),
+                (6, ("--layout=tensor=2", "--micro-batch=1")),
+                (3, ("--layout=replicas=3", "--micro-batch=5")),
+            )
+        ),
     ],
 )
-def test_an_uneven_batch_under_other_layouts(tmp_path, ranks, more):
-    asked = ("--batch=16", "--uneven-batch", "--precision=float64", *more)
-    on_ranks(train_on, tmp_path, ("run", asked), ranks=ranks, seconds=120)
-    same = ("--batch=16", "--uneven-batch", "--precision=float64")
-    plain = plain_losses(settings(tmp_path / "plain", *same))
-    for ours, theirs in zip(losses_of(tmp_path / "run").values(), plain, strict=True):
+def test_the_reference_training_loses_on_ranks_what_one_plain_process_does(tmp_path, ranks, more):
+    asked = ("--batch=16", "--uneven-batch", "--precision=float64")
+    on_ranks(train_on, tmp_path, ("run", (*asked, *more)), ranks=ranks, seconds=120)
+    plain = plain_losses(settings(tmp_path / "plain", *asked))
+    found = losses_of(tmp_path / "run").values()
+    assert len(found) == len(plain)
+    for ours, theirs in zip(found, plain, strict=True):
         assert ours == pytest.approx(theirs, rel=0, abs=1e-12)
