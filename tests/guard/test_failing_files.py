@@ -59,12 +59,6 @@ def test_a_copied_run_folder_does_not_end_the_processes_of_the_original(tmp_path
         original.wait(30)
 
 
-def test_a_folder_of_an_earlier_version_keeps_its_token(tmp_path):
-    line = {"time": 1.0, "event": "supervisor", "token": "t" * 16, "gpus": {}, "command": []}
-    (tmp_path / "journal.jsonl").write_text(json.dumps(line) + "\n")
-    assert supervise(tmp_path)[-1]["token"] == "t" * 16
-
-
 def test_what_cannot_be_examined_is_not_trusted(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path)
     folder.ask("user", "now")
