@@ -220,36 +220,30 @@ class CheckpointDirectory:
             OSError: the folder cannot be written.
         """
         final = self.folder / f"step-{step}"
+        old = final.with_name(f"{final.name}.old")  # it stays until the new one has its name
         with self._lock:
-            older = self._commit(part, final, step, suspect, entry)
+            older, _ = candidates(self.folder)
+            for other in older:
+                if other.path == final and self.differs(other):
+                    raise FileExistsError(f"{final} is of another model: {self.differs(other)}")
+            serial = max((each.serial for each in older), default=0) + 1
+            entry |= {"step": step, "serial": serial, "fingerprint": self.fingerprint}
+            if self.alarm is not None and step >= self.alarm.since:
+                suspect = self.alarm
+            if suspect is not None:
+                entry["suspect"] = asdict(suspect)
+            write_manifest(part, entry)
+            if final.exists():
+                remove(old)
+                final.replace(old)
+            part.replace(final)
+            sync_folder(self.folder)
+            with contextlib.suppress(OSError):  # only disk space is lost
+                remove(old)
+            self.damaged.discard(final)
         good = read_manifest(final)
         self._tidy(good, older)
         return good
-
-    def _commit(
-        self, part: Path, final: Path, step: int, suspect: SuspectMark | None, entry: dict[str, Any]
-    ) -> list[CheckpointManifest]:
-        older, _ = candidates(self.folder)
-        for other in older:
-            if other.path == final and self.differs(other):
-                raise FileExistsError(f"{final} is of another model: {self.differs(other)}")
-        serial = max((each.serial for each in older), default=0) + 1
-        entry |= {"step": step, "serial": serial, "fingerprint": self.fingerprint}
-        if self.alarm is not None and step >= self.alarm.since:
-            suspect = self.alarm
-        if suspect is not None:
-            entry["suspect"] = asdict(suspect)
-        write_manifest(part, entry)
-        old = final.with_name(f"{final.name}.old")  # it stays until the new one has its name
-        if final.exists():
-            remove(old)
-            final.replace(old)
-        part.replace(final)
-        sync_folder(self.folder)
-        with contextlib.suppress(OSError):  # only disk space is lost
-            remove(old)
-        self.damaged.discard(final)
-        return older
 
     def put_aside(self, part: Path, step: int) -> Path:
         """Keep a non-finite checkpoint for inspection in place of an earlier one; its path."""

@@ -13,9 +13,8 @@ from math import inf
 from types import FrameType
 from typing import Any
 
-from rmetric._util.open_alarms import OpenAlarm, OpenAlarms
+from rmetric._util.open_alarms import OpenAlarms
 from rmetric.guard.policy import SOURCES, CheckpointPolicy
-from rmetric.guard.retention import SuspectMark
 from rmetric.guard.run_folder import RunFolder
 from rmetric.telemetry.sources import VerdictSource
 
@@ -71,7 +70,8 @@ class RequestSources:
     """Collects checkpoint requests of one rank, forwards them to its policy, holds its alarms.
 
     Arguments as of `Guard`; `folder` is None on all ranks but rank 0. `deadline` is the clock
-    time at which the grace period ends; inf without a stop signal.
+    time at which the grace period ends; inf without a stop signal. `alarms` are those of this rank,
+    `listener` is that of the signals.
     """
 
     def __init__(
@@ -88,33 +88,24 @@ class RequestSources:
         self._folder, self._telemetry = folder, telemetry
         self._grace, self._clock = grace_seconds, clock
         self._queued: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self._alarms = OpenAlarms(alarm_steps)
+        self.alarms = OpenAlarms(alarm_steps)
         self._newest = 0
         self._polled_at = -inf
         self._source_failed = False
         self._numbers: dict[int, int] = {}  # number of the policy -> number in the folder
-        self._listener = SignalListener(signals)
+        self.listener = SignalListener(signals)
 
     def ask(self, **request: Any) -> None:
-        """Queue a request, from any thread; arguments as of `Guard.request`."""
+        """Queue a request, from any thread; arguments as of `Guard.request`.
+
+        With ``ends`` alone it is the end of the alarm of that key; None ends all.
+        """
         self._queued.put(request)
-
-    def end_alarm(self, key: str | None) -> None:
-        """Queue the end of an alarm, from any thread; None ends all."""
-        self._queued.put({"ends": key})
-
-    def hold_alarm(self, suspect: SuspectMark, step: int) -> None:
-        """Open the alarm of the suspect checkpoint that was loaded."""
-        self._alarms.open("resumed", suspect.since, suspect.reason, step=step)
-
-    def alarm(self, step: int) -> OpenAlarm | None:
-        """Open alarm of this rank with the earliest onset; None if none is open."""
-        return self._alarms.earliest(step)
 
     def forward(self, policy: CheckpointPolicy, step: int) -> None:
         """Forward every request since the last call to the policy, after `step`."""
         now = self._clock()
-        for number, meaning in self._listener.take():
+        for number, meaning in self.listener.take():
             name, stops = signal.Signals(number).name, meaning == STOP
             if stops:
                 self.deadline = min(self.deadline, now + self._grace)
@@ -133,20 +124,16 @@ class RequestSources:
     def forget(self) -> None:
         """Reset for a new policy, which receives what is pending in the folder."""
         self._newest, self._numbers = 0, {}
-        self._alarms.end()
-
-    def close(self) -> None:
-        """Restore the signal handlers."""
-        self._listener.close()
+        self.alarms.end()
 
     def _take(self, policy: CheckpointPolicy, step: int, queued: dict[str, Any]) -> None:
         if "ends" in queued:
-            self._alarms.end(queued["ends"])
+            self.alarms.end(queued["ends"])
             return
         since, lasts = queued.pop("since", None), queued.pop("lasts", False)
         if since is not None:
             key = queued.get("key") or queued["source"]
-            self._alarms.open(key, since, queued["reason"], step=step, lasts=lasts)
+            self.alarms.open(key, since, queued["reason"], step=step, lasts=lasts)
         self._request(policy, **queued)
 
     def _request(
@@ -164,7 +151,7 @@ class RequestSources:
         if asked.number <= max(self._folder.answered(), *self._numbers.values(), 0):
             return
         if asked.since is not None and asked.number not in self._numbers.values():
-            self._alarms.open("run folder", asked.since, asked.reason, step=step)
+            self.alarms.open("run folder", asked.since, asked.reason, step=step)
         number = self._request(
             policy,
             asked.source if asked.source in SOURCES else "user",

@@ -171,7 +171,8 @@ class Guard:
         self.resumed, self.own_values = good, good.own(self.ranks.rank)
         self.start(good.step)
         if good.suspect is not None:
-            self._requests.hold_alarm(good.suspect, good.step)
+            since, reason = good.suspect.since, good.suspect.reason
+            self._requests.alarms.open("resumed", since, reason, step=good.step)
         if self.folder and good.request > self.folder.answered():
             self._answer(good.request, good.step)  # killed before it was written
         return {**about, "step": good.step}
@@ -244,7 +245,7 @@ class Guard:
         Later checkpoints are clean again once no rank has an open alarm. `key` is that of the
         request that opened it, or its source if it had none; None ends all alarms of this rank.
         """
-        self._requests.end_alarm(key)
+        self._requests.ask(ends=key)
 
     def adopt(self, step: int) -> None:
         """Register a save that the training began itself, on all ranks."""
@@ -279,7 +280,7 @@ class Guard:
             self._settle(
                 self._outcome or self.checkpoints.wait(0.0 if self._grace_is_over else 600.0)
             )
-        self._requests.close()
+        self._requests.listener.close()
         if finished:
             self._beat("finished")
 
@@ -290,7 +291,7 @@ class Guard:
         if error[0] is None:
             self.close(finished=not self.should_stop)
         else:
-            self._requests.close()  # other ranks may be gone: do not wait
+            self._requests.listener.close()  # other ranks may be gone: do not wait
 
     def advice(
         self, *, failures_per_hour: float | FailureRateEstimate, restart_seconds: float = 0.0
@@ -327,7 +328,7 @@ class Guard:
             ending=self.policy.ending,
             over=self._requests.deadline <= now,
         )
-        alarm = self._requests.alarm(step)
+        alarm = self._requests.alarms.earliest(step)
         onset = _NO_ALARM if alarm is None else -alarm.since
         *agreed, onset = self.ranks.maximum([*map(int, own), onset])
         since = None if onset == _NO_ALARM else -onset

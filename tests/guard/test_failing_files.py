@@ -19,22 +19,17 @@ from rmetric.guard.layout import Layout
 from rmetric.guard.policy import PolicyConfig
 from rmetric.guard.run_folder import LAUNCH_VARIABLE, RunFolder
 from rmetric.guard.supervisor import journal
-from rmetric.guard.supervisor.allocation import Allocation, shrink_data
+from rmetric.guard.supervisor.allocation import shrink_data
 from rmetric.guard.supervisor.launch_failure import _error_file
-from rmetric.guard.supervisor.launch_processes import LaunchProcesses, Program
 from rmetric.guard.supervisor.supervise import Intervals, Supervisor
 from rmetric.guard.supervisor.watch import HeartbeatTracker, Timeouts
 from rmetric.guard.trust import distrust
-
-ONE = Allocation(gpus={"": (0,)}, layout=Layout(data=1))
+from tests.guard.supervisor import ONE, launched, program
+from tests.guard.test_trust import UNTOUCHED, planted
 
 
 def stale(*_arguments, **_more):
     raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-
-
-def program(*arguments):
-    return Program(arguments=arguments, prefixes={"": ()})
 
 
 def supervise(folder, code="pass"):
@@ -62,12 +57,6 @@ def test_a_copied_run_folder_does_not_end_the_processes_of_the_original(tmp_path
         moved = (tmp_path / "a").rename(tmp_path / "moved")
         assert supervise(moved)[-1]["token"] == token
         original.wait(30)
-
-
-def test_a_folder_of_an_earlier_version_keeps_its_token(tmp_path):
-    line = {"time": 1.0, "event": "supervisor", "token": "t" * 16, "gpus": {}, "command": []}
-    (tmp_path / "journal.jsonl").write_text(json.dumps(line) + "\n")
-    assert supervise(tmp_path)[-1]["token"] == "t" * 16
 
 
 def test_what_cannot_be_examined_is_not_trusted(tmp_path, monkeypatch):
@@ -198,24 +187,15 @@ def test_a_manifest_of_other_types_is_a_problem_and_not_an_error(tmp_path, chang
         assert next(iter(changed)) in problem
 
 
-def planted(path):
-    """A link in the place of a file, and where it leads."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    target = path.parent.parent / f"outside-{path.name}"
-    target.write_text('{"message": "untouched"}')
-    path.symlink_to(target)
-    return target
-
-
 def test_the_log_of_the_spare_is_no_link_and_needs_no_folder_that_can_be_made(tmp_path):
     from rmetric.guard.supervisor.launch_processes import WarmSpare
 
     command = [sys.executable, "-m", "torch.distributed.run", "a.py"]
-    target = planted(tmp_path / "logs" / "spare.log")
+    target = planted(tmp_path / "logs" / "spare.log", tmp_path / "outside")
     spare = WarmSpare([], tmp_path / "logs" / "spare.log")
     spare.start(command, "spare-test-1", 2)
     assert spare.pids == []
-    assert "untouched" in target.read_text()
+    assert target.read_text() == UNTOUCHED
     (tmp_path / "file").touch()
     spare = WarmSpare([], tmp_path / "file" / "spare.log")
     spare.start(command, "spare-test-2", 2)
@@ -225,9 +205,7 @@ def test_the_log_of_the_spare_is_no_link_and_needs_no_folder_that_can_be_made(tm
 def test_no_other_user_can_write_the_folder_of_the_logs(tmp_path):
     before = os.umask(0)
     try:
-        LaunchProcesses(
-            1, "t" * 16, ONE, program("/nonexistent/program"), RunFolder(tmp_path), lambda *_: None
-        )
+        launched(RunFolder(tmp_path), "/nonexistent/program")
     finally:
         os.umask(before)
     assert (tmp_path / "logs").stat().st_mode & 0o022 == 0
@@ -237,7 +215,7 @@ def test_no_other_user_can_write_the_folder_of_the_logs(tmp_path):
 def test_an_error_file_that_is_a_link_a_pipe_or_too_deep_is_ignored(tmp_path, kind):
     path = tmp_path / "logs" / "launch-1-error.json"
     if kind == "link":
-        planted(path)
+        planted(path, tmp_path / "outside")
     else:
         path.parent.mkdir()
         if kind == "pipe":

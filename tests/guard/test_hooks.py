@@ -335,6 +335,17 @@ def test_a_request_to_stop_ends_the_trainer_after_its_save(tmp_path):
     assert folder.answered() == 1
 
 
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_trainer_that_reached_its_end_says_so_and_one_that_was_stopped_does_not(tmp_path, stops):
+    folder = RunFolder(tmp_path / "run")
+    if stops:
+        folder.ask("user", "that is enough", stop=True)
+    callback = callback_that_asks(99, ask=None, folder=folder)
+    a_trainer(tmp_path, callback).train()
+    assert callback.guard.should_stop == stops
+    assert (folder.beats()[0].phase == "finished") != stops
+
+
 def test_a_full_disk_does_not_end_the_trainer(tmp_path, caplog):
     callback = callback_that_asks(3, ask=fatal)
     trainer = a_trainer(tmp_path, callback)

@@ -2,8 +2,6 @@
 
 import json
 import logging
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -346,7 +344,7 @@ def test_the_earliest_open_alarm_counts(events, quiet):
         assert (found and found.since) == (min(open_now) if open_now else None)
 
 
-# -- the Trainer and the supervisor
+# -- the Trainer
 
 
 def test_the_trainers_rotation_keeps_the_last_checkpoints_before_an_alarm(tmp_path, monkeypatch):
@@ -372,12 +370,3 @@ def test_the_trainers_rotation_keeps_the_last_checkpoints_before_an_alarm(tmp_pa
     assert again.state.global_step == 24
     assert checkpoints_of(again) == [f"checkpoint-{step}" for step in (21, 24)]
     assert newest_checkpoint(folder) == str(folder / "checkpoint-24"), "it is clean now"
-
-
-def test_the_supervisor_passes_on_what_to_resume_from(tmp_path, capfd):
-    code = "import os; print('resume:', os.environ['RMETRIC_RESUME'])"
-    command = ["supervise", str(tmp_path), "--resume", "clean", "--poll-seconds", "0.1"]
-    # In a process of its own: the command ends every child of its process.
-    command = [sys.executable, "-m", "rmetric", *command, "--max-restarts", "0"]
-    subprocess.run([*command, "--", sys.executable, "-c", code], check=True)
-    assert "resume: clean" in (tmp_path / "logs" / "launch-1.log").read_text()

@@ -49,8 +49,12 @@ def save(folder, state=None, step=1):
 # -- links
 
 
+UNTOUCHED = '{"message": "untouched"}'
+
+
 def planted(path, target):
-    target.write_text("untouched")
+    """A link in the place of a file, and where it leads."""
+    target.write_text(UNTOUCHED)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.symlink_to(target)
     return target
@@ -77,7 +81,7 @@ def test_no_link_in_a_run_folder_is_followed(tmp_path, name):
             folder.ask("user", "now")
     else:
         folder.ask("user", "now")
-    assert target.read_text() == "untouched"
+    assert target.read_text() == UNTOUCHED
     if name in ("lock", "journal.jsonl", "logs/launch-1.log"):
         assert name in done.stderr
         assert "it is a symbolic link, which is not followed" in done.stderr
@@ -125,7 +129,7 @@ def test_a_durable_file_replaces_a_planted_link(tmp_path):
         file.write(b"1")
     planted(tmp_path / "small.json", target)
     write_atomically(tmp_path / "small.json", [b"2"])
-    assert target.read_text() == "untouched"
+    assert target.read_text() == UNTOUCHED
     assert not (tmp_path / "good.json").is_symlink()
     assert not (tmp_path / "small.json").is_symlink()
 
@@ -188,15 +192,6 @@ def test_a_folder_that_all_can_write_is_refused_unless_the_user_trusts_it(
         at(tmp_path / "checkpoints")
 
 
-def test_a_checkpoint_that_all_can_write_is_skipped(tmp_path, caplog):
-    save(tmp_path, step=1)
-    save(tmp_path, step=2)
-    (tmp_path / "step-2").chmod(0o777)
-    with caplog.at_level(logging.ERROR, logger="rmetric"):
-        assert at(tmp_path).newest_good().step == 1
-    assert "step-2 is not trusted: all users can write it" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("mode", "refused"),
     [(0o777, True), (0o1777, False), (0o775, False), (0o702, True), (0o755, False)],
@@ -224,14 +219,16 @@ def test_a_link_to_the_folder_hides_no_parent(tmp_path):
         at(tmp_path / "link")
 
 
-@pytest.mark.parametrize("name", [MANIFEST_NAME, ".metadata", "__0_0.distcp"])
-def test_a_file_of_a_checkpoint_that_all_can_write_is_not_loaded(tmp_path, caplog, name):
+@pytest.mark.parametrize("name", ["", MANIFEST_NAME, ".metadata", "__0_0.distcp"])
+def test_a_checkpoint_or_a_file_of_it_that_all_can_write_is_not_loaded(tmp_path, caplog, name):
     save(tmp_path, step=1)
     save(tmp_path, step=2)
-    (tmp_path / "step-2" / name).chmod(0o666)
+    path, mode = tmp_path / "step-2" / name, 0o666 if name else 0o777
+    path.chmod(mode)
     with caplog.at_level(logging.ERROR, logger="rmetric"):
         assert at(tmp_path).newest_good().step == 1
-    assert f"{name} is not trusted: all users can write it (mode 666)" in caplog.text
+    words = f"{path.name} is not trusted: all users can write it (mode {mode:o})"
+    assert words in caplog.text
 
 
 def test_a_trainers_folder_that_all_can_write_is_not_resumed_from(tmp_path, caplog):

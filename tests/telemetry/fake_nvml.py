@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,20 +94,26 @@ def run(
     return json.loads(done.stdout)
 
 
+def rounds(ticks: int, linger: float) -> Iterator[None]:
+    """Until the history has run so many ticks, and for `linger` seconds more."""
+    library = ctypes.CDLL("libnvidia-ml.so.1")
+    end = float("inf")
+    while time.monotonic() < end:
+        if end == float("inf") and library.fake_nvml_tick() >= ticks:
+            end = time.monotonic() + linger
+        yield
+        time.sleep(0.002)
+
+
 def watch(ticks: int, hung_after: float, linger: float, settings: dict[str, Any]) -> dict[str, Any]:
     """In the other process: poll until the history has run so many ticks."""
     from rmetric.telemetry import nvml
 
     nvml.HUNG_AFTER_SECONDS = hung_after
-    library = ctypes.CDLL("libnvidia-ml.so.1")
     watcher = nvml.NvmlEvents(**settings)
     seen: dict[str, Any] = {"events": [], "states": [], "slowest_poll_seconds": 0.0}
-    end = float("inf")
-    while time.monotonic() < end:
-        if end == float("inf") and library.fake_nvml_tick() >= ticks:
-            end = time.monotonic() + linger
+    for _ in rounds(ticks, linger):
         look(watcher, seen)
-        time.sleep(0.002)
     seen["readings"] = [
         {name: plain(getattr(reading, name)) for name in reading.__dataclass_fields__}
         for reading in watcher.readings()
@@ -149,7 +156,6 @@ def judge(
     from rmetric.telemetry.risk import RiskConfig
 
     nvml.HUNG_AFTER_SECONDS = hung_after
-    library = ctypes.CDLL("libnvidia-ml.so.1")
     if seconds_a_tick is not None:
         sources.NvmlEvents = lambda *a, interval, **k: nvml.NvmlEvents(*a, interval=pace, **k)
     kept = JsonlFile(Path(record)).write_event if record else None
@@ -157,14 +163,10 @@ def judge(
     if seconds_a_tick is not None:
         watch.hardware.recorded = stretched(watch.hardware.recorded, seconds_a_tick, ticks - 2)
     seen: dict[str, Any] = {"verdicts": [], "problems": []}
-    end = float("inf")
-    while time.monotonic() < end:
-        if end == float("inf") and library.fake_nvml_tick() >= ticks:
-            end = time.monotonic() + linger
+    for _ in rounds(ticks, linger):
         seen["verdicts"] += [verdict.as_json() for verdict in watch.poll()]
         if [watch.problem] != seen["problems"][-1:]:
             seen["problems"].append(watch.problem)
-        time.sleep(0.002)
     watch.close()
     seen["verdicts"] += [verdict.as_json() for verdict in watch.poll()]
     seen["last"] = {key: verdict.as_json() for key, verdict in watch.verdicts().items()}

@@ -96,6 +96,18 @@ class TestJudge:
     def test_applications_never_condemn(self, events):
         assert judged(events).level == "healthy"
 
+    @pytest.mark.parametrize(
+        ("xid", "gist"),
+        [(94, ("risk", "restart_application")), (63, ("risk", "reset")), (119, ("fatal", "reset")),
+         (145, ("fatal", "reset")), (149, ("fatal", "reset")), (48, ("fatal", "drain")),
+         (64, ("fatal", "drain")), (95, ("fatal", "drain")), (79, ("fatal", "reboot")),
+         *((xid, ("healthy", "none")) for xid in (13, 31, 43, 45))],
+    )  # fmt: skip
+    def test_an_xid_asks_for_its_action(self, xid, gist):
+        verdict = judged([xid_kind(xid)])
+        assert verdict.gist == (*gist, (xid_kind(xid),))
+        assert verdict.reasons[0].startswith(f"Xid {xid}: ")
+
     @given(st.lists(kinds, max_size=8), kinds)
     def test_a_further_sign_never_makes_a_fatal_verdict_milder(self, events, another):
         before, after = judged(events), judged([*events, another])

@@ -16,7 +16,6 @@ from rmetric.telemetry.sources import (
     JudgedGpus,
     ReplayedReadings,
     VerdictFiles,
-    VerdictStore,
 )
 
 T = 1_800_000_000.0
@@ -188,15 +187,6 @@ class TestTogether:
     def test_a_silence_that_is_none_is_refused(self, silence):
         with pytest.raises(ValueError, match="silence is"):
             GpuWatch(silence=silence)
-
-    @given(st.lists(st.sampled_from(LEVELS), max_size=20))
-    def test_news_are_the_changes(self, levels):
-        verdicts = VerdictStore()
-        for level in levels:
-            verdicts.add(verdict(level))
-        changes = [x for n, x in enumerate(levels) if n == 0 or levels[n - 1] != x]
-        assert [one.level for one in verdicts.changed()] == changes
-        assert verdicts.changed() == ()
 
 
 class TestJsonl:

@@ -50,6 +50,11 @@ class TestHistories:
             ([(5, 0, "replays", 4)], ["pcie_replay"]),
             ([(5, 0, "xid", 13)], ["application_xid_13"]),
             ([(5, 0, "link_replays", 3), (5, 0, "link_crc", 2)], ["nvlink_error"]),
+            # An uncontained error goes from the counter to a remap and to Xids.
+            ([(5, 0, "ecc_uncorrected", 1), (6, 0, "remapped", 1), (6, 0, "remap_pending", 1),
+              (6, 0, "xid", 63), (9, 0, "remap_failed", 1), (9, 0, "xid", 94)],
+             ["ecc_uncorrected", "row_remapped", "row_remap_pending", "xid_63",
+              "row_remap_failed", "xid_94"]),
             # What was so at the first reading is no event.
             ([(1, 0, "ecc_corrected", 9), (1, 0, "row_remap_failed", 1),
               (1, 0, "throttle", SLOWDOWN)], []),
@@ -57,25 +62,6 @@ class TestHistories:
     )  # fmt: skip
     def test_each_fault_has_its_event(self, nvml, history, told):
         assert kinds(play(nvml, history, ticks=20)) == told
-
-    def test_an_uncontained_error_goes_from_counter_to_remap_to_xid(self, nvml):
-        history = [
-            (5, 0, "ecc_uncorrected", 1),
-            (6, 0, "remapped", 1),
-            (6, 0, "remap_pending", 1),
-            (6, 0, "xid", 63),
-            (9, 0, "remap_failed", 1),
-            (9, 0, "xid", 94),
-        ]
-        seen = play(nvml, history, ticks=15)
-        assert kinds(seen) == [
-            "ecc_uncorrected",
-            "row_remapped",
-            "row_remap_pending",
-            "xid_63",
-            "row_remap_failed",
-            "xid_94",
-        ]
 
     def test_an_older_gpu_retires_pages(self, nvml):
         history = [(1, 0, "retired", 2), (1, 0, "retirement_pending", 0), (1, 0, "remapped", -1)]

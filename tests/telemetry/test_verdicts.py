@@ -100,33 +100,6 @@ class TestHistories:
     def test_the_verdicts_of_a_history(self, nvml, history, told):
         assert gists(play_verdicts(nvml, history, ticks=30)) == told
 
-    @pytest.mark.parametrize("xid", [13, 31, 43, 45])
-    def test_an_applications_xid_never_condemns(self, nvml, xid):
-        history = [(t, 0, "xid", xid) for t in range(5, 50)]
-        seen = play_verdicts(nvml, history, ticks=60)
-        assert set(gists(seen)) == {("healthy", "none")}
-        assert seen["last"]["0"]["rules"] == [f"application_xid_{xid}"]  # it did happen
-
-    @pytest.mark.parametrize(
-        ("xid", "level", "action"),
-        [
-            (94, "risk", "restart_application"),
-            (63, "risk", "reset"),
-            (119, "fatal", "reset"),
-            (145, "fatal", "reset"),
-            (149, "fatal", "reset"),
-            (48, "fatal", "drain"),
-            (64, "fatal", "drain"),
-            (95, "fatal", "drain"),
-            (79, "fatal", "reboot"),
-        ],
-    )
-    def test_an_xid_asks_for_its_action_once(self, nvml, xid, level, action):
-        seen = play_verdicts(nvml, [(t, 1, "xid", xid) for t in range(5, 15)], ticks=25, gpus=2)
-        assert gists(seen, gpu=1) == [("healthy", "none"), (level, action)]
-        assert gists(seen, gpu=0) == [("healthy", "none")]
-        assert seen["last"]["1"]["reasons"][0].startswith(f"Xid {xid}: ")
-
     def test_a_contained_error_is_forgotten_after_a_window_and_a_fatal_one_is_not(self, nvml):
         history = [(5, 0, "xid", 94), (5, 1, "xid", 79)]
         seen = play_verdicts(nvml, history, ticks=100, gpus=2)

@@ -152,10 +152,8 @@ def _gpus(best: Option) -> list[str]:
 
 
 def _by_node(places: Sequence[tuple[str, int]]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for node, gpu in places:
-        found.setdefault(node, []).append(gpu)
-    return found
+    """GPUs of each node, whose places are consecutive."""
+    return {node: [gpu for _, gpu in of] for node, of in groupby(places, key=lambda at: at[0])}
 
 
 def _alternatives(answer: LayoutPlan) -> list[str]:

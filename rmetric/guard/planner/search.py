@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from math import lcm
 from typing import Any, NamedTuple
 
@@ -145,24 +146,17 @@ def search(problem: Problem, *, keep: int, margin: float) -> list[Option]:
 
 def nearest(problem: Problem, least: float) -> Option | None:
     """The fastest layout of the nearest batch that makes more than `least` tokens a second."""
-    asked = problem.batch.samples
-    candidates = [
-        (abs(layout.global_batch - asked), layout)
-        for split in splits(problem)
-        if split.bound > least
-        for layout in layouts(problem, split)
-    ]
-    best: Option | None = None
-    best_change = 0
-    for change, layout in sorted(candidates, key=lambda candidate: candidate[0]):
-        if best is not None and change > best_change:
-            break
-        found = _judged(problem, layout)
-        if found is None or found.step.tokens_per_second <= least:
-            continue
-        if best is None or order(found) < order(best):
-            best, best_change = found, change
-    return best
+
+    def change(layout: Layout) -> int:
+        return abs(layout.global_batch - problem.batch.samples)
+
+    within = (split for split in splits(problem) if split.bound > least)
+    candidates = (layout for split in within for layout in layouts(problem, split))
+    for _, alike in groupby(sorted(candidates, key=change), key=change):
+        judged = filter(None, (_judged(problem, layout) for layout in alike))
+        if found := [each for each in judged if each.step.tokens_per_second > least]:
+            return min(found, key=order)
+    return None
 
 
 def order(found: Option) -> tuple[float | int, ...]:
@@ -415,8 +409,8 @@ def answer(problem: Problem, current: Layout | None = None) -> LayoutPlan:
     others = [each for each in found if each is not best][: options.alternatives]
     return LayoutPlan(
         problem=problem,
-        best=_with_remarks(best, current),
-        alternatives=tuple(_with_remarks(each, current) for each in others),
+        best=replace(best, remarks=_remarks(best, current)),
+        alternatives=tuple(replace(each, remarks=_remarks(each, current)) for each in others),
         why=why,
     )
 
@@ -477,11 +471,7 @@ def _changes(current: Layout, layout: Layout) -> list[str]:
     ]
 
 
-def _with_remarks(found: Option, current: Layout | None = None) -> Option:
-    return replace(found, remarks=tuple(_remarks(found, current)))
-
-
-def _remarks(found: Option, current: Layout | None) -> list[str]:
+def _remarks(found: Option, current: Layout | None) -> tuple[str, ...]:
     problem, placement = found.problem, found.placement
     layout, batch, remarks = found.layout, problem.batch, []
     if layout.global_batch != batch.samples:
@@ -504,7 +494,7 @@ def _remarks(found: Option, current: Layout | None) -> list[str]:
     if placement.idle:
         why = _why_idle(layout, problem)
         remarks.append(f"{len(placement.idle)} of {problem.cluster.num_gpus} GPUs stay idle{why}")
-    return remarks
+    return tuple(remarks)
 
 
 def _why_idle(layout: Layout, problem: Problem) -> str:

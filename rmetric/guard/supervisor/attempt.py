@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
+import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import IO, Any, NamedTuple
 
 from rmetric._util.durable import no_follow
 from rmetric._util.standard_output import OutputError
 from rmetric.guard.checkpoint_dir import last_checkpoint
-from rmetric.guard.run_folder import RunFolder
+from rmetric.guard.run_folder import FOLDER_VARIABLE, LAUNCH_VARIABLE, RunFolder
 from rmetric.guard.supervisor import launch_failure
 from rmetric.guard.supervisor.core import StartLaunch
 from rmetric.guard.supervisor.launch_failure import (
@@ -19,8 +24,9 @@ from rmetric.guard.supervisor.launch_failure import (
     is_disk_full,
     with_disk_full_first,
 )
-from rmetric.guard.supervisor.launch_processes import LaunchProcesses, Program, WarmSpare
+from rmetric.guard.supervisor.launch_processes import Program, WarmSpare
 from rmetric.guard.supervisor.watch import HeartbeatTracker, Timeouts
+from rmetric.guard.trust import make_private
 
 #: Writes a line of the journal: name of the event, and fields.
 JournalWriter = Callable[..., Any]
@@ -36,12 +42,12 @@ class Look(NamedTuple):
 
 
 class Attempt:
-    """Starts a launch on construction; `look` and `exited` return its events.
+    """Starts a launch on construction, a process a node; `look` and `exited` return its events.
 
-    `token` is the name of the launch. `exited` is called from another thread with number,
-    node and exit code. Two lines of progress in the journal are `progress_seconds` apart.
-    `spare` is a launcher to use. `stop_number` is the number of the pending request to stop;
-    None without one.
+    `token` is the name of the launch. `on_exit` is called from another thread with number, node
+    and exit code, 127 for what cannot be started; the reason is in the log. Two lines of progress
+    in the journal are `progress_seconds` apart. `spare` is a launcher to use. `stop_number` is the
+    number of the pending request to stop; None without one.
     """
 
     def __init__(
@@ -53,13 +59,13 @@ class Attempt:
         timeouts: Timeouts,
         *,
         write: JournalWriter,
-        exited: Callable[[int, str, int], None],
+        on_exit: Callable[[int, str, int], None],
         progress_seconds: float,
         now: float,
         spare: WarmSpare | None = None,
     ) -> None:
         self.number, self.allocation = launch.number, launch.allocation
-        self.folder, self.token = folder, token
+        self.folder, self.token, self.program = folder, token, program
         self._write, self._progress_seconds = write, progress_seconds
         folder.withdraw()
         folder.set_layout(self.allocation.layout)
@@ -67,7 +73,6 @@ class Attempt:
         self._request_before = request.number if request else 0
         self._answered = folder.answered()
         self.stop_number: int | None = None
-        self._launcher, self._arguments = program.is_torchrun, program.arguments
         newest = last_checkpoint(folder.checkpoints)
         self._newest_at_start, self._newest_good = newest.there, newest.good
         self._verdict_before = self._verdict_version()
@@ -81,11 +86,23 @@ class Attempt:
             "launch", launch=self.number, token=token, gpus=dict(self.allocation.gpus),
             layout=self.allocation.layout.as_json(), words=str(self.allocation),
         )  # fmt: skip
-        self.running = LaunchProcesses(
-            self.number, token, self.allocation, program, folder, exited, spare
-        )
-        self.tracker = HeartbeatTracker(timeouts, self.allocation, self.running.log, now)
-        write("started", launch=self.number, pids=self.running.pids, warm=self.running.warm)
+        self.log = folder.logs / f"launch-{self.number}.log"
+        self.pids: dict[str, int] = {}
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._on_exit, self._spare = on_exit, spare
+        make_private(folder.logs)
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            free_port = int(probe.getsockname()[1])
+        with open(self.log, "ab", buffering=0, opener=no_follow) as log:
+            commands = program.commands(self.allocation, free_port)
+            warm = [self._start(node, command, log) for node, command in commands.items()]
+        self.tracker = HeartbeatTracker(timeouts, self.allocation, self.log, now)
+        write("started", launch=self.number, pids=self.pids, warm=any(warm))
+
+    def alive(self) -> list[int]:
+        """Pids of running processes only: the pid of an exited one may have been reused."""
+        return [process.pid for process in self._processes if process.returncode is None]
 
     def look(self, now: float) -> Look:
         """Events since the last call, from heartbeats, answered requests and output."""
@@ -133,11 +150,11 @@ class Attempt:
                 code,
                 node=node,
                 allocation=self.allocation,
-                log=launch_failure.read_tail(self.running.log),
-                error_file=self.running.error_files.get(node),
+                log=launch_failure.read_tail(self.log),
+                error_file=self._error_file(node),
                 beats=self.tracker.beats,
-                launcher=self._launcher,
-                arguments=self._arguments,
+                launcher=self.program.is_torchrun,
+                arguments=self.program.arguments,
             )
             if is_disk_full(problem := self.folder.write_problem()):
                 words = failure.words
@@ -171,12 +188,49 @@ class Attempt:
         """Print the output of the launch since the last call."""
         # A closed pipe must not stop the training.
         with contextlib.suppress(OSError, OutputError):
-            with open(self.running.log, "rb", opener=no_follow) as file:
+            with open(self.log, "rb", opener=no_follow) as file:
                 file.seek(self._echoed)
                 data = file.read()
             self._echoed += len(data)
             sys.stdout.write(data.decode("utf-8", "replace"))
             sys.stdout.flush()
+
+    def _start(self, node: str, command: list[str], log: IO[bytes]) -> bool:
+        """Start the process of a node; True if it is the spare launcher."""
+        variables = self.program.variables(node, self.allocation) | {
+            FOLDER_VARIABLE: str(self.folder.path.resolve()),
+            LAUNCH_VARIABLE: self.token,
+            "TORCHELASTIC_ERROR_FILE": str(self._error_file(node).resolve()),
+        }
+        process = None
+        if self._spare is not None and not self.program.prefixes.get(node):
+            process = self._spare.take(command, variables, self.allocation, self.log)
+        warm = process is not None
+        try:
+            process = process or subprocess.Popen(
+                self.program.behind(node, command, variables),
+                env={**os.environ, **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            log.write(f"{command[0]} cannot be started: {error}\n".encode())
+            self._on_exit(self.number, node, 127)
+            return False
+        self.pids[node] = process.pid
+        self._processes.append(process)
+
+        def tell(running: subprocess.Popen[bytes] = process) -> None:
+            self._on_exit(self.number, node, running.wait())
+
+        threading.Thread(target=tell, daemon=True).start()
+        return warm
+
+    def _error_file(self, node: str) -> Path:
+        name = f"launch-{self.number}-error{f'-{node}' if node else ''}.json"
+        return self.folder.logs / name
 
     def _made(self) -> int | None:
         """Step of a good checkpoint newer than all before, by the folder's time of change."""

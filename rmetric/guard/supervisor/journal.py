@@ -126,8 +126,8 @@ def token_of(lines: Iterable[Line], inode: int) -> str:
         inode: inode number of the folder.
 
     >>> lines = [{"event": "supervisor", "token": "a1", "inode": 7}]
-    >>> token_of(lines, 7), token_of(lines, 8)
-    ('a1', '')
+    >>> token_of(lines, 7), token_of(lines, 8), token_of([{"event": "supervisor", "token": "b"}], 8)
+    ('a1', '', 'b')
     """
     for line in reversed(list(lines)):
         if line["event"] == "supervisor":

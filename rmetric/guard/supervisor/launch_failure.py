@@ -84,11 +84,6 @@ class LaunchFailure:
         """Key of failures with the same cause: kind, code, rank and words without numbers."""
         return f"{self.kind} {self.code} {self.rank} {re.sub(r'[0-9]+', '#', self.words)}"
 
-    @property
-    def from_outside(self) -> bool:
-        """The process was killed from outside; a restart may succeed."""
-        return self.code in (-9, -15)
-
 
 def explain_exit(
     code: int,

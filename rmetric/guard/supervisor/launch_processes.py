@@ -1,4 +1,4 @@
-"""Commands, environments and processes of one launch.
+"""Commands and environments of a launch, and the spare launcher of the next.
 
 Arguments are lists and never pass through a local shell. For the remote shell of a prefix
 such as `ssh NODE` they are quoted.
@@ -12,17 +12,14 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from rmetric._util.durable import no_follow
 from rmetric.guard.layout import Layout
-from rmetric.guard.run_folder import FOLDER_VARIABLE, LAUNCH_VARIABLE, RESUME_VARIABLE, RunFolder
+from rmetric.guard.run_folder import LAUNCH_VARIABLE, RESUME_VARIABLE
 from rmetric.guard.supervisor.allocation import Allocation, Pool
 from rmetric.guard.trust import make_private
 
@@ -78,6 +75,17 @@ class Program:
             node: with_option(filled, "node-rank", str(rank))
             for rank, node in enumerate(allocation.gpus)
         }
+
+    def variables(self, node: str, allocation: Allocation) -> dict[str, str]:
+        """Environment variables of a node's command that follow from the program."""
+        found = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        if self.resume is not None:
+            found[RESUME_VARIABLE] = self.resume
+        if self.visible:
+            # Verdicts use the indices of NVML, which follow the PCI bus order.
+            found["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+            found["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, allocation.gpus[node]))
+        return found
 
     def behind(self, node: str, command: list[str], environment: Mapping[str, str]) -> list[str]:
         """Command for a node, through its prefix if it has one."""
@@ -165,91 +173,6 @@ def launcher_end(arguments: Sequence[str]) -> int:
     return n + 1 if n < len(arguments) and Path(arguments[n]).name in TORCHRUNS else 0
 
 
-class LaunchProcesses:
-    """Processes of one launch, one per node, started on construction.
-
-    Each exit is reported from a thread of its own by `exited(number, node, code)`. A process
-    that cannot be started has the code 127; the reason is in the log. `spare`: launcher to use.
-
-    Attributes:
-        warm: the spare launcher was used.
-    """
-
-    def __init__(
-        self,
-        number: int,
-        token: str,
-        allocation: Allocation,
-        program: Program,
-        folder: RunFolder,
-        exited: Callable[[int, str, int], None],
-        spare: WarmSpare | None = None,
-    ) -> None:
-        self.warm, self._spare = False, spare
-        self.number, self.token, self.allocation = number, token, allocation
-        self.log = folder.logs / f"launch-{number}.log"
-        self.error_files: dict[str, Path] = {}
-        self.pids: dict[str, int] = {}
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._exited = exited
-        make_private(folder.logs)
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            free_port = int(probe.getsockname()[1])
-        with open(self.log, "ab", buffering=0, opener=no_follow) as log:
-            for node, command in program.commands(allocation, free_port).items():
-                self._start(node, command, program, folder, log)
-
-    def alive(self) -> list[int]:
-        """Pids of running processes only: the pid of an exited one may have been reused."""
-        return [process.pid for process in self._processes if process.returncode is None]
-
-    def _start(
-        self, node: str, command: list[str], program: Program, folder: RunFolder, log: IO[bytes]
-    ) -> None:
-        error_file = folder.logs / f"launch-{self.number}-error{f'-{node}' if node else ''}.json"
-        self.error_files[node] = error_file
-        variables = {
-            FOLDER_VARIABLE: str(folder.path.resolve()),
-            LAUNCH_VARIABLE: self.token,
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-            "TORCHELASTIC_ERROR_FILE": str(error_file.resolve()),
-        }
-        if program.resume is not None:
-            variables[RESUME_VARIABLE] = program.resume
-        if program.visible:
-            # Verdicts use the indices of NVML, which follow the PCI bus order.
-            variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-            variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self.allocation.gpus[node]))
-        if self._spare is not None and not program.prefixes.get(node):
-            spare = self._spare.take(command, variables, self.allocation, self.log)
-            if spare is not None:
-                self.warm = True
-                return self._wait_for(node, spare)
-        try:
-            process = subprocess.Popen(
-                program.behind(node, command, variables),
-                env={**os.environ, **variables},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except OSError as error:
-            log.write(f"{command[0]} cannot be started: {error}\n".encode())
-            return self._exited(self.number, node, 127)
-        self._wait_for(node, process)
-
-    def _wait_for(self, node: str, process: subprocess.Popen[bytes]) -> None:
-        self.pids[node] = process.pid
-        self._processes.append(process)
-
-        def tell() -> None:
-            self._exited(self.number, node, process.wait())
-
-        threading.Thread(target=tell, daemon=True).start()
-
-
 SCRIPT = Path(__file__).with_name("warm_launcher.py")
 THREADS = "OMP_NUM_THREADS"
 
@@ -315,6 +238,7 @@ class WarmSpare:
             "command": list(command),
             "arguments": list(command[launcher_end(command) :]),
             "environment": dict(variables),
+            "ranks": allocation.per_node,
             "log": str(log.absolute()),
         }
         fits = THREADS in os.environ or (allocation.per_node > 1) == self._several

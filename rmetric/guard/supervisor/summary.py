@@ -98,7 +98,7 @@ def summarise(lines: Sequence[Line]) -> Summary:
             f"checkpoint of step {line['passed_over']}: damaged, suspect or of another model? "
             f"see {launch_log(line['launch'])}"
             for line in lines
-            if line.get("passed_over") is not None
+            if line["event"] == "resumed" and line.get("passed_over") is not None
         ],
         not_saved=_not_saved(lines),
         dropped=[

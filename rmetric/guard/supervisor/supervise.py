@@ -235,7 +235,7 @@ class Supervisor:
             with suppress(Exception):
                 self.folder.ask("rule", words, fatal=True, stop=True)
             until = time.monotonic() + self.restart_policy.stop_seconds
-            while attempt.running.alive() and time.monotonic() < until:
+            while attempt.alive() and time.monotonic() < until:
                 time.sleep(0.1)
         if left := self._end(words):
             words += f"; {left} processes cannot be ended: end them by hand"
@@ -249,7 +249,10 @@ class Supervisor:
         files = VerdictFiles(self.folder.telemetry)
         on_verdict = partial(self._later, self._on_gpu_verdict)
         on_alarm = partial(self._later, self._send, self.core.checkpoint_requested, "alarm")
-        on_problem = partial(self._later, self._on_problem)
+
+        def on_problem(words: str) -> None:
+            self._later(self._record, "trouble", words=words)
+
         for verdict in fresh_verdicts(files, time.time()):
             on_verdict(verdict)
         source = AllSources([files, *self.sources])
@@ -312,9 +315,6 @@ class Supervisor:
     def _later(self, handle: Callable[..., None], *arguments: Any, **more: Any) -> None:
         """Call `handle` in the event loop; callable from any thread and signal handler."""
         self._queue.put(partial(handle, *arguments, **more))
-
-    def _on_problem(self, words: str) -> None:
-        self._record("trouble", words=words)
 
     def _on_gpu_verdict(self, verdict: GpuVerdict) -> None:
         gpu = self._verdicts.changed(verdict)
@@ -435,7 +435,7 @@ class Supervisor:
                 self.folder,
                 self.timeouts,
                 write=self._record,
-                exited=partial(self._later, self._on_exit),
+                on_exit=partial(self._later, self._on_exit),
                 progress_seconds=self.intervals.progress,
                 now=time.monotonic(),
                 spare=self._spare,
@@ -467,7 +467,7 @@ class Supervisor:
         also: list[int] = []
         grace = self.intervals.grace
         if attempt is not None:
-            also = attempt.running.alive()
+            also = attempt.alive()
             try:
                 attempt.look(time.monotonic())
                 attempt.progress(time.monotonic())

@@ -3,12 +3,12 @@
     python warm_launcher.py [MODULE,MODULE,...]
 
 It imports the modules, prints `ready` and waits for one line of JSON on standard input:
-`arguments` of torchrun, `environment`, `log` for the output, and the `command` of a plain
-start. It then runs torchrun. Without modules torchrun starts the ranks as ever. With modules
-the ranks are forked from a server process that has nothing but
-the imports: no thread, socket or device of the launcher. A rank is a child of the launcher, in
-a session of its own, and runs its script as `__main__` as Python does. If anything prevents
-this before the first rank, the process replaces itself by the plain command.
+`arguments` of torchrun, `environment`, `log` for the output, the number of `ranks`, and the
+`command` of a plain start. It then runs torchrun. Without modules torchrun starts the ranks as
+ever. With modules the ranks are forked before that, with nothing but the imports: no thread, socket
+or device of the launcher. Each is in a session of its own, and runs its script as `__main__` as
+Python does. If anything prevents this before the first rank, the process replaces itself by the
+plain command. Ranks that torchrun itself restarts are started plainly.
 
 Standard library and torch alone: the training's Python need not have this package.
 """
@@ -17,14 +17,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import importlib
 import io
 import json
 import os
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -33,7 +31,6 @@ import types
 from pathlib import Path
 from typing import Any, NoReturn
 
-PR_SET_CHILD_SUBREAPER = 36
 OUTPUT_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
 
 
@@ -59,7 +56,7 @@ def main() -> None:
     os.environ.update(launch["environment"])
     try:
         check_no_device()
-        run = ForkServer().install() if modules else torchrun.main
+        run = forking(launch["ranks"]) if modules else torchrun.main
     except Exception as error:
         print(f"warm start impossible ({error!r}): plain start", file=sys.stderr, flush=True)
         os.execvpe(launch["command"][0], launch["command"], os.environ)
@@ -79,12 +76,34 @@ def check_no_device() -> None:
         raise RuntimeError(f"an import has initialised a device: {used}")
 
 
-class ForkedProcess:
-    """The part of `subprocess.Popen` that torchrun uses, for a rank of the fork server."""
+class ForkedRank:
+    """A process that waits to become a rank; the part of `subprocess.Popen` that torchrun uses.
 
-    def __init__(self, pid: int, args: Any) -> None:
-        self.pid, self.args = pid, args
+    It ends with the launcher: `earlier` are those whose pipes it must not keep open.
+    """
+
+    def __init__(self, earlier: list[ForkedRank]) -> None:
+        self.args: tuple[str, ...] = ()
         self.returncode: int | None = None
+        reading, self._writing = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            for writing in (self._writing, *(one._writing for one in earlier)):
+                os.close(writing)
+            become_rank(reading)
+        os.close(reading)
+
+    def start(self, args: tuple[str, ...], environment: dict[str, str], *files: Any) -> ForkedRank:
+        """Run `args` with standard output and error in these files, None: as the launcher's.
+
+        Raises OSError if the process has ended.
+        """
+        self.args = args
+        outputs = [file and str(Path(file.name).absolute()) for file in files]
+        request = {"arguments": args[2:], "environment": environment, "outputs": outputs}
+        with os.fdopen(self._writing, "w") as pipe:
+            pipe.write(json.dumps(request | {"folder": str(Path.cwd())}) + "\n")
+        return self
 
     def poll(self) -> int | None:
         if self.returncode is None:
@@ -107,93 +126,41 @@ class ForkedProcess:
             os.kill(self.pid, number)
 
 
-class ForkServer:
-    """Server process, forked while there is one thread, from which the ranks are forked.
+def forking(ranks: int) -> Any:
+    """Fork so many ranks and make torchrun take them; returns its `main`."""
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
-    A rank is forked twice; when the process between ends, the kernel makes it a child of the
-    launcher, which is marked to adopt orphans and so gets its exit code or signal.
-    """
+    waiting: list[ForkedRank] = []
+    for _ in range(ranks):
+        waiting.append(ForkedRank(waiting))
+    plain = subprocess_handler.SubprocessHandler._popen
 
-    def __init__(self) -> None:
-        if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-            raise OSError("the launcher cannot adopt the ranks")
-        self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        if os.fork() == 0:
-            try:
-                self._socket.close()
-                serve(other)
-            except BaseException:
-                sys.excepthook(*sys.exc_info())
-            finally:  # the launcher's part of the program must not run here, too
-                os._exit(1)
-        other.close()
+    def popen(handler: Any, args: tuple[str, ...], env: dict[str, str]) -> Any:
+        if waiting and args[:2] == (sys.executable, "-u"):
+            with contextlib.suppress(OSError):  # it has ended
+                return waiting.pop().start(args, env, handler._stdout, handler._stderr)
+        return plain(handler, args, env)
 
-    def install(self) -> Any:
-        """Make torchrun fork its ranks here; returns its `main`."""
-        from torch.distributed import run
-        from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
-
-        plain = subprocess_handler.SubprocessHandler._popen
-
-        def popen(handler: Any, args: tuple[str, ...], env: dict[str, str]) -> Any:
-            if args[:2] == (sys.executable, "-u"):
-                with contextlib.suppress(OSError, ValueError):  # the server has ended
-                    return self.start(args, env, handler._stdout, handler._stderr)
-            return plain(handler, args, env)
-
-        subprocess_handler.SubprocessHandler._popen = popen  # type: ignore
-        return run.main
-
-    def start(
-        self, args: tuple[str, ...], env: dict[str, str], stdout: Any, stderr: Any
-    ) -> ForkedProcess:
-        """Fork a rank. Raises OSError or ValueError if the server has ended."""
-        request = json.dumps({"arguments": args[2:], "environment": env, "folder": str(Path.cwd())})
-        outputs = [file.fileno() if file else n for n, file in ((1, stdout), (2, stderr))]
-        # A packet has an upper limit, which an environment may exceed: the text goes by a file.
-        with os.fdopen(os.memfd_create("launch"), "w+") as text:
-            text.write(request)
-            text.flush()
-            socket.send_fds(self._socket, [b"start"], [text.fileno(), *outputs])
-        return ForkedProcess(int(self._socket.recv(64)), args)
+    subprocess_handler.SubprocessHandler._popen = popen  # type: ignore
+    return run.main
 
 
-def serve(connection: socket.socket) -> NoReturn:
-    """Loop of the server process; ends with the launcher."""
-    while True:
-        message, descriptors, _, _ = socket.recv_fds(connection, 64, 3)
-        if not message:
-            os._exit(0)
-        text, *outputs = descriptors
-        with os.fdopen(text, "r") as file:
-            file.seek(0)
-            request = json.load(file)
-        reading, writing = os.pipe()
-        between = os.fork()
-        if between == 0:
-            rank = os.fork()
-            if rank:
-                os.write(writing, str(rank).encode())
-                os._exit(0)
-            connection.close()
-            os.close(reading)
-            os.close(writing)
-            become_rank(request, outputs)
-        os.close(writing)  # so that the end of the process between ends the read
-        os.waitpid(between, 0)
-        connection.send(os.read(reading, 64))
-        for descriptor in (reading, *outputs):
-            os.close(descriptor)
-
-
-def become_rank(request: dict[str, Any], outputs: list[int]) -> NoReturn:
-    """Run the script or module of a rank and exit as Python does."""
+def become_rank(reading: int) -> NoReturn:
+    """Wait for the start, run the script or module of a rank and exit as Python does."""
     code = 1
     try:
+        with os.fdopen(reading) as pipe:
+            line = pipe.readline()
+        if not line:  # the launcher has ended
+            os._exit(0)
+        request = json.loads(line)
         os.setsid()
-        for target, descriptor in enumerate(outputs, start=1):
-            os.dup2(descriptor, target)
-            os.close(descriptor)
+        for target, path in enumerate(request["outputs"], start=1):
+            if path:
+                output = os.open(path, os.O_WRONLY | os.O_APPEND)
+                os.dup2(output, target)
+                os.close(output)
         os.chdir(request["folder"])
         os.environ.clear()
         os.environ.update(request["environment"])

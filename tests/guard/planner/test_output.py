@@ -57,6 +57,13 @@ def test_a_hugging_face_config(config):
     assert not shorter.assumed
 
 
+def test_a_model_file_beside_us_has_the_name_of_its_folder(tmp_path, monkeypatch):
+    (tmp_path / "tiny-llama").mkdir()
+    monkeypatch.chdir(tmp_path / "tiny-llama")
+    Path("config.json").write_text(json.dumps({**LLAMA, "_name_or_path": None}))
+    assert ModelShape.from_json(Path("config.json")).name == "tiny-llama"
+
+
 def test_megatron_arguments_are_read():
     shape = ModelShape.from_json(MEGATRON)
     assert shape.parameters == 354_823_168  # of GPT-2 medium, 50257 tokens and 1024 positions

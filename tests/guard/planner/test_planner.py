@@ -399,20 +399,14 @@ def test_parts_of_the_model_add_up(question):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: BatchSpec(samples=0), "the batch is 0"),
         (lambda: BatchSpec(samples=8, micro_batches=()), "micro_batches is"),
         (lambda: BatchSpec(samples=8, largest_change=1.0), "largest_change is 1.0"),
         (lambda: PlanOptions(tensor=(0,)), "tensor is"),
         (lambda: PlanOptions(recompute=()), "recompute is"),
         (lambda: PlanOptions(margin=1.0), "margin is 1.0"),
         (lambda: Cluster.of([8], "b300"), "gpu is 'b300': a100, a100-40, h100, h200"),
-        (lambda: Cluster.of([8], memory_gib=0), "memory is 0"),
         (lambda: Cluster.of([8], reserve=-1.0), "reserve is -1.0"),
         (lambda: ClusterNode(name="a", gpus=(0, 0)), "named twice"),
-        (
-            lambda: Cluster(nodes=(ClusterNode(name="a", gpus=()),) * 2, gpu=GPUS["a100"]),
-            "one name",
-        ),
         (lambda: replace(LLAMA_8B, kv_heads=5), "must divide the 32 heads"),
         (lambda: replace(LLAMA_8B, layers=0), "layers is 0"),
         (lambda: replace(LLAMA_8B, gated=1), "gated is 1"),

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rmetric.cli import supervise
 from rmetric.guard.batch_share import batch_share
 from rmetric.guard.layout import Layout
 from rmetric.guard.planner import BatchSpec, PlanOptions, check, plan
@@ -20,6 +18,7 @@ from rmetric.guard.planner.search import idle_hints, nearest_batch
 from rmetric.guard.planner.settings import ENGINES
 from rmetric.guard.supervisor.allocation import by_model, shrink_data
 from tests.guard.planner.test_planner import LLAMA_8B, LLAMA_70B
+from tests.guard.supervisor import options_of
 
 
 @st.composite
@@ -225,24 +224,23 @@ def test_a_layout_by_the_shape_of_the_model_uses_the_survivors_too():
     assert own_loop.layout.samples is None
 
 
-@pytest.mark.long
-def test_supervise_starts_on_seven_gpus_with_a_batch_of_1024(tmp_path, capsys):
-    """The training prints what it was given."""
-    program = [sys.executable, "-c", "import sys; print(sys.argv[1:])"]
+@pytest.mark.parametrize(
+    ("more", "filled", "said"),
+    [
+        ([], ["4", "256", "1024", "1"], "would use all 7"),
+        (["--uneven-batch"], ["7", "147", "1024", "1"], "the batch of 1024 is kept"),
+        (
+            ["--allow-batch-change"],
+            ["7", "146", "1022", "1"],
+            "the batch becomes 1022 instead of 1024",
+        ),
+    ],
+)
+def test_supervise_starts_on_seven_gpus_with_a_batch_of_1024(tmp_path, more, filled, said):
     words = ["{data}", "{accumulation}", "{batch}", "{micro_batch}"]
-    for more, shown in (
-        ([], "['4', '256', '1024', '1']"),
-        (["--uneven-batch"], "['7', '147', '1024', '1']"),
-        (["--allow-batch-change"], "['7', '146', '1022', '1']"),
-    ):
-        run = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
-        command = [sys.executable, "-m", "rmetric", "supervise", str(run), "--gpus", "0-6"]
-        command += ["--batch", "1024", "--poll-seconds", "0.05", *more, "--", *program, *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stderr
-        assert shown in (run / "logs" / "launch-1.log").read_text()
-        written = Layout.from_json(json.loads((run / "layout.json").read_text()))
-        assert str(written.global_batch) == shown.split("'")[5]
-        journal = (run / "journal.jsonl").read_text()
-        assert ("would use all 7" in journal) == (not more)
-        assert ("the batch becomes 1022 instead of 1024" in journal) == ("1022" in shown)
+    asked = ("--gpus", "0-6", "--batch", "1024", *more, "--", "train.py", *words)
+    one = supervise._supervisor(options_of(tmp_path, *asked))
+    found = one.plan(one.pool, None)
+    assert one.program.commands(found, 29500) == {"": ["train.py", *filled]}
+    assert said in found.words
+    assert ("would use all 7" in found.words) == (not more)

@@ -14,7 +14,6 @@ from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from rmetric.guard.batch_share import batch_share  # noqa: E402
-from rmetric.guard.layout import Layout  # noqa: E402
 from tests.monitor.ranks import on_ranks, plain_model  # noqa: E402
 from tests.monitor.training import FEATURES, squared_error  # noqa: E402
 from tests.studies.reference_runs import (  # noqa: E402
@@ -69,58 +68,25 @@ def test_the_gradient_of_three_copies_is_that_of_one_process(at_most):
             assert torch.tensor(gradient, dtype=torch.float64).allclose(alone, rtol=0, atol=1e-14)
 
 
-@pytest.mark.long
-def test_the_reference_training_loses_on_three_ranks_what_one_plain_process_does(tmp_path):
-    asked = ("--batch=16", "--micro-batch=2", "--uneven-batch", "--precision=float64")
-    on_ranks(train_on, tmp_path, ("three", asked), ranks=3)
-    plain = plain_losses(settings(tmp_path / "plain", *asked))
-    found = losses_of(tmp_path / "three").values()
-    assert len(found) == len(plain)
-    for ours, theirs in zip(found, plain, strict=True):
-        assert ours == pytest.approx(theirs, rel=0, abs=1e-12)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "more"),
     [
-        (6, ("--layout=pipeline=2", "--micro-batch=2")),
-        (6, ("--layout=tensor=2", "--micro-batch=1")),
-        (3, ("--layout=replicas=3", "--micro-batch=5")),
+        pytest.param(3, ("--micro-batch=2",), marks=pytest.mark.long),
+        *(
+            pytest.param(ranks, more, marks=pytest.mark.slow)
+            for ranks, more in (
+                (6, ("--layout=pipeline=2", "--micro-batch=2")),
+                (6, ("--layout=tensor=2", "--micro-batch=1")),
+                (3, ("--layout=replicas=3", "--micro-batch=5")),
+            )
+        ),
     ],
 )
-def test_an_uneven_batch_under_other_layouts(tmp_path, ranks, more):
-    asked = ("--batch=16", "--uneven-batch", "--precision=float64", *more)
-    on_ranks(train_on, tmp_path, ("run", asked), ranks=ranks, seconds=120)
-    same = ("--batch=16", "--uneven-batch", "--precision=float64")
-    plain = plain_losses(settings(tmp_path / "plain", *same))
-    for ours, theirs in zip(losses_of(tmp_path / "run").values(), plain, strict=True):
+def test_the_reference_training_loses_on_ranks_what_one_plain_process_does(tmp_path, ranks, more):
+    asked = ("--batch=16", "--uneven-batch", "--precision=float64")
+    on_ranks(train_on, tmp_path, ("run", (*asked, *more)), ranks=ranks, seconds=120)
+    plain = plain_losses(settings(tmp_path / "plain", *asked))
+    found = losses_of(tmp_path / "run").values()
+    assert len(found) == len(plain)
+    for ours, theirs in zip(found, plain, strict=True):
         assert ours == pytest.approx(theirs, rel=0, abs=1e-12)
-
-
-@pytest.mark.slow
-def test_three_of_four_gpus_go_on_with_a_batch_of_16_and_lose_the_same(tmp_path):
-    """GPU 1 is dropped by telemetry; 3 ranks then split 16 samples into 6, 5 and 5."""
-    pytest.importorskip("psutil")
-    from tests.guard.test_end_to_end import Guarded, say
-
-    training = ("--batch=16", "--micro-batch=2", "--precision=float64", "--steps=20")
-    run = Guarded(
-        tmp_path, *training, "--sleep=0.2", "--save-every=1000", ranks=4,
-        options=("--batch", "16", "--layout", "data=4,micro_batch=2", "--uneven-batch"),
-    )  # fmt: skip
-    run.until_step(4)
-    say(run.folder, 1, "no spare row of memory")
-    run.end()
-    layouts = [Layout.from_json(line["layout"]) for line in run.of("launch")]
-    assert layouts == [
-        Layout(data=4, micro_batch=2, accumulation=2),
-        Layout(data=3, micro_batch=2, accumulation=3, samples=16),
-    ]
-    assert [line["gpus"][""] for line in run.of("launch")] == [[0, 1, 2, 3], [0, 2, 3]]
-    assert run.summary.steps_lost == 0
-    found = losses_of(tmp_path)
-    plain = plain_losses(settings(tmp_path / "plain", *training, "--uneven-batch"))
-    assert len(found) == len(plain) == 20
-    for ours, theirs in zip(found.values(), plain, strict=True):
-        assert ours == pytest.approx(theirs, rel=0, abs=1e-6)

@@ -1,20 +1,80 @@
 """What the tests of a supervisor in a process of its own share."""
 
+import argparse
 import time
 
-from rmetric.guard.run_folder import RunFolder
+from rmetric.cli import supervise
+from rmetric.guard.layout import Layout
+from rmetric.guard.run_folder import Heartbeat, RunFolder
+from rmetric.guard.supervisor import processes
+from rmetric.guard.supervisor.allocation import Allocation
+from rmetric.guard.supervisor.attempt import Attempt
+from rmetric.guard.supervisor.core import StartLaunch
 from rmetric.guard.supervisor.journal import read_journal
+from rmetric.guard.supervisor.launch_processes import Program
+from rmetric.guard.supervisor.summary import summarise
+from rmetric.guard.supervisor.watch import Timeouts
+
+ONE = Allocation(gpus={"": (0,)}, layout=Layout(data=1))
 
 
-def until(condition, process=None, seconds=120.0):
+def beat(rank, step, phase="training", time=100.0, **more):
+    given = {"pid": 1, "node": "n", "launch": "x"} | more
+    return Heartbeat(rank=rank, step=step, phase=phase, time=time, **given)
+
+
+def program(*arguments, nodes=("",), **more):
+    return Program(arguments=arguments, prefixes=dict.fromkeys(nodes, ()), **more)
+
+
+def options_of(*arguments):
+    """Options of `rmetric supervise`."""
+    parser = argparse.ArgumentParser()
+    supervise.add_arguments(parser)
+    return parser.parse_args(list(map(str, arguments)))
+
+
+def launched(folder, *arguments, token="t" * 16, timeouts=None, told=lambda *_, **__: None):
+    """A launch of a program on one GPU; what it writes and its exit are told."""
+    return Attempt(
+        StartLaunch(1, ONE), token, program(*arguments), folder, timeouts or Timeouts(),
+        write=told, on_exit=told, progress_seconds=1.0, now=0.0,
+    )  # fmt: skip
+
+
+def until(condition, process=None, seconds=120.0, every=0.02):
     """Wait for a condition while the process runs."""
     end = time.monotonic() + seconds
     while not condition():
         assert process is None or process.poll() is None, process.stderr and process.stderr.read()
         assert time.monotonic() < end, "it never happened"
-        time.sleep(0.02)
+        time.sleep(every)
 
 
-def lines(folder, event):
-    """Lines of the journal about an event."""
-    return [line for line in read_journal(RunFolder(folder).journal) if line["event"] == event]
+class Told:
+    """What the folder of a supervised run tells, and the exit code of the supervisor."""
+
+    def __init__(self, folder, code=None):
+        self.folder, self.code = RunFolder(folder), code
+
+    @property
+    def lines(self):
+        return read_journal(self.folder.journal)
+
+    def of(self, event):
+        """Lines of the journal about an event."""
+        return [line for line in self.lines if line["event"] == event]
+
+    @property
+    def summary(self):
+        return summarise(self.lines)
+
+    @property
+    def failures(self):
+        return [line["words"] for line in self.of("failure")]
+
+    def log(self, launch):
+        return (self.folder.logs / f"launch-{launch}.log").read_text()
+
+    def nobody_is_left(self):
+        return not processes.of_launches(self.of("supervisor")[0]["token"])

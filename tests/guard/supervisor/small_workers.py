@@ -5,8 +5,7 @@
 Each rank counts steps, beats, and follows the run folder: rank 0 saves the step number
 every `--every` steps and when it is asked. What goes wrong is written in
 FOLDER/faults.json: a list of {"launch": 1, "rank": 1, "step": 9, "do": "kill" | "raise" |
-"hang" | "agent" | "exit" | "start" | "stop" | "leave" | "hold and exit" | "hold and return"};
-`launch` counts from 1.
+"hang" | "agent" | "exit" | "leave"}; `launch` counts from 1.
 """
 
 from __future__ import annotations
@@ -47,13 +46,9 @@ def agent(options: argparse.Namespace) -> int:
 
 def worker(options: argparse.Namespace) -> int:
     folder, rank = RunFolder.of_environment(), options.rank
-    problem = options.unsaved
     launch = int(os.environ[LAUNCH_VARIABLE].rpartition("-")[2])
     faults = json.loads((folder.path / "faults.json").read_text())
     mine = [fault for fault in faults if fault["rank"] == rank and fault["launch"] in (launch, 0)]
-    for fault in mine:
-        if fault["do"] == "start":
-            raise ValueError(f"no such file: data-{launch}.bin")
     saved = folder.path / "saved"
     before = folder.answered()
     step = int(saved.read_text()) if saved.exists() else 0
@@ -69,14 +64,14 @@ def worker(options: argparse.Namespace) -> int:
         for fault in mine:
             if fault["step"] == step:
                 happen(fault["do"], step)
-        if rank == 0 and follow(folder, saved, step, options.every, options.deaf):
+        if rank == 0 and follow(folder, saved, step, options.every):
             return 0
         if any((fault["do"], fault["step"]) == ("leave", step) for fault in mine):
             return 0
         if rank > 0 and stops(folder, before):
             return 0
     if not options.silent and not any(fault["do"] == "leave" for fault in mine):
-        folder.beat(rank, step, "finished", problem=problem)
+        folder.beat(rank, step, "finished")
     return 0
 
 
@@ -92,17 +87,8 @@ def wait_for_all(folder: RunFolder, step: int, options: argparse.Namespace) -> N
 
 def happen(what: str, step: int) -> None:
     print(f"fault: {what}", flush=True)
-    if what.startswith("hold"):
-        folder = RunFolder.of_environment()
-        verdict = {"step": 5, "reason": "it stays", "saved": str(folder.path / "weights.pt")}
-        folder.hold.mkdir(exist_ok=True)
-        folder.verdict_file.write_text(json.dumps(verdict))
-    if what == "hold and exit":
-        os._exit(6)
     if what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    if what == "stop":
-        os.kill(os.getpid(), signal.SIGSTOP)
     if what in ("hang", "agent"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as one that hangs in a driver
     if what == "agent":
@@ -115,10 +101,10 @@ def happen(what: str, step: int) -> None:
         time.sleep(600)
 
 
-def follow(folder: RunFolder, saved, step: int, every: int, deaf: bool) -> bool:
+def follow(folder: RunFolder, saved, step: int, every: int) -> bool:
     """Save where it is time to or somebody asks; whether it shall stop."""
     request = folder.request()
-    asked = request is not None and request.number > folder.answered() and not deaf
+    asked = request is not None and request.number > folder.answered()
     if asked or step % every == 0:
         part = saved.with_name("saved.part")
         part.write_text(str(step))
@@ -143,7 +129,5 @@ if __name__ == "__main__":
     parser.add_argument("--every", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.02)
     parser.add_argument("--silent", action="store_true", help="no heartbeats")
-    parser.add_argument("--deaf", action="store_true", help="no request is heard")
-    parser.add_argument("--unsaved", default="", help="problem of the last save")
     given = parser.parse_args()
     sys.exit(agent(given) if given.rank is None else worker(given))

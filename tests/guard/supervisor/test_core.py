@@ -32,8 +32,8 @@ def core(pool=POOL, state=None, again=False, **settings):
     return Core(chosen, pool, plan, rng=rng, state=state, again=again)
 
 
-def started(**settings):
-    one = core(**settings)
+def started(pool=POOL, **settings):
+    one = core(pool, **settings)
     one.supervisor_started()
     (_note, launch) = one.processes_ended(0.0)
     assert isinstance(launch, StartLaunch)
@@ -68,46 +68,33 @@ def test_a_failure_ends_all_processes_and_then_waits_before_it_starts_again():
     assert launch.number == 2
 
 
-def test_after_progress_it_starts_again_without_a_wait():
-    one = started(backoff_seconds=4.0)
-    one.step_reached(step=3, resumed=0)
-    one.launch_exited(2.0, failure=failed())
-    assert one.processes_ended(3.0)[0].seconds == 0.0
+STEPS = [("step_reached", n, 0) if n % 3 == 2 else None for n in range(20)]
+MADE = [("checkpoint_made", n) if n % 3 == 2 else None for n in range(20)]
 
 
-@pytest.mark.parametrize("made", ["checkpoint", "step"])
-def test_waits_and_restarts_are_counted_anew_after_a_new_checkpoint_or_new_steps(made):
-    one = started(backoff_seconds=1.0, max_restarts=3)
-    waits = []
-    for n in range(20):
-        if n % 3 == 2:  # two failures in a row without progress, then some
-            one.step_reached(n, 0) if made == "step" else one.checkpoint_made(n)
-        waits.append(fails(one, float(n))[0].seconds)
+@pytest.mark.parametrize(
+    ("settings", "before", "waits"),
+    [
+        ({"max_restarts": 3}, STEPS, [1.0, 2.0, *[0.0, 2.0, 4.0] * 6]),
+        ({"max_restarts": 3}, MADE, [1.0, 2.0, *[0.0, 2.0, 4.0] * 6]),
+        ({}, [("checkpoint_made", 40)] * 4, [0.0, 2.0, 4.0, 8.0]),  # the same again is no progress
+        (
+            {"longest_backoff_seconds": 3.0, "enough_steps": 10},
+            [("step_reached", step, 0) for step in (1, 2, 3, 4, 14, 15)],
+            [1.0, 2.0, 3.0, 3.0, 0.0, 2.0],
+        ),
+    ],
+    ids=["steps", "checkpoints", "same", "cap"],
+)
+def test_waits_double_up_to_a_cap_and_are_counted_anew_after_progress(settings, before, waits):
+    one = started(backoff_seconds=1.0, **settings)
+    found = []
+    for n, event in enumerate(before):
+        if event:
+            getattr(one, event[0])(*event[1:])
+        found.append(fails(one, float(n))[0].seconds)
         one.timer_fired(n + 1e3)
-    assert waits[2::3] == [0.0] * 6
-    assert set(waits[3::3]) == {2.0}
-
-
-def test_a_checkpoint_of_the_same_step_again_is_no_progress():
-    one = started(backoff_seconds=1.0)
-    waits = []
-    for n in range(4):
-        one.checkpoint_made(40)
-        waits.append(fails(one, float(n))[0].seconds)
-        one.timer_fired(n + 1e3)
-    assert waits == [0.0, 2.0, 4.0, 8.0]
-
-
-def test_waits_double_up_to_a_cap_and_are_counted_anew_after_progress():
-    one = started(backoff_seconds=1.0, longest_backoff_seconds=3.0, enough_steps=10)
-    waits, time, step = [], 0.0, 0
-    for n in range(6):
-        step += 10 if n == 4 else 1
-        one.step_reached(step=step, resumed=0)
-        waits.append(fails(one, time)[0].seconds)
-        time += 10.0
-        one.timer_fired(time)
-    assert waits == [1.0, 2.0, 3.0, 3.0, 0.0, 2.0]
+    assert found == waits
 
 
 def test_a_fatal_gpu_is_saved_dropped_and_replaced_by_a_smaller_layout():
@@ -206,27 +193,17 @@ def test_a_full_disk_comes_first_in_the_reason_to_give_up():
 
 
 @pytest.mark.parametrize(
-    "other",
-    [
-        failed("something else", code=1, rank=0),
-        LaunchFailure(kind="signal", words="boom", code=-9, rank=0),
-    ],
-)
-def test_another_failure_at_once_or_a_kill_is_tried_again(other):
+    ("second", "step"),
+    [({"words": "something else"}, 0), ({"rank": 1}, 0), ({"code": -9}, 0), ({"lasting": False}, 0),
+     ({}, 1)],
+)  # fmt: skip
+def test_another_failure_one_that_may_pass_or_one_after_a_step_is_tried_again(second, step):
     one = started()
-    for time in (1.0, 1001.0):
-        first = other if other.code == -9 else failed(f"other{'x' * int(time)}")
-        one.launch_exited(time, failure=first)
-        assert isinstance(one.processes_ended(time)[-1], SetTimer)
-        one.timer_fired(time + 999.0)
-
-
-def test_a_failure_after_a_step_is_not_at_once():
-    one = started()
-    for time in (1.0, 1001.0, 2001.0):
-        one.step_reached(step=1, resumed=0)
-        assert isinstance(fails(one, time)[-1], SetTimer)
-        one.timer_fired(time + 999.0)
+    lasting = {"code": 1, "rank": 0, "lasting": True}
+    fails(one, 1.0, **lasting)
+    one.timer_fired(1e3)
+    one.step_reached(step=step, resumed=0)
+    assert isinstance(fails(one, 1001.0, **lasting | second)[-1], SetTimer)
 
 
 def test_the_gpu_of_a_rank_that_fails_thrice_in_a_row_is_dropped():
@@ -247,16 +224,12 @@ def test_a_rank_killed_from_outside_does_not_implicate_its_gpu():
 
 
 def test_the_last_gpu_is_not_dropped_on_suspicion():
-    one = core(pool={"": (0,)}, suspect_after=1)
-    one.supervisor_started()
-    one.processes_ended(0.0)
+    one = started({"": (0,)}, suspect_after=1)
     assert kinds(fails(one, 1.0, gpu=("", 0))) == [WriteJournal, SetTimer]
 
 
 def test_a_node_that_cannot_be_reached_is_dropped():
-    one = core(pool={"a": (0, 1), "b": (0, 1)})
-    one.supervisor_started()
-    one.processes_ended(0.0)
+    one = started({"a": (0, 1), "b": (0, 1)})
     one.launch_exited(1.0, failure=failed(node="b"))
     drop, *_ = one.processes_ended(1.0, unreachable=("b",))
     assert drop.gpus == (("b", 0), ("b", 1))
@@ -264,9 +237,7 @@ def test_a_node_that_cannot_be_reached_is_dropped():
 
 
 def test_without_gpus_left_it_gives_up_with_the_reason():
-    one = core(pool={"": (0,)})
-    one.supervisor_started()
-    one.processes_ended(0.0)
+    one = started({"": (0,)})
     verdict(one, 0)
     one.launch_exited(6.0)
     one.processes_ended(6.0)
@@ -321,9 +292,7 @@ def test_a_bad_gpu_does_not_outweigh_a_user_who_wants_it_to_stop():
 
 
 def test_a_rank_whose_gpu_nothing_speaks_against_makes_no_node_suspect():
-    one = core(pool={"a": (0, 1), "b": (0, 1)}, suspect_after=1)
-    one.supervisor_started()
-    one.processes_ended(0.0)
+    one = started({"a": (0, 1), "b": (0, 1)}, suspect_after=1)
     assert kinds(fails(one, 1.0, rank=0, node="a")) == [WriteJournal, SetTimer]
 
 

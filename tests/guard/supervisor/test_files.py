@@ -1,6 +1,7 @@
 """Arbitrary JSON in every file that the supervisor reads: reported once, and nothing falls over."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import example, given
@@ -77,6 +78,7 @@ LINES = [line for line, _ in CONSOLE_LINES]
 
 @example([{"time": 1.0, "event": "waiting"}])
 @example([{"time": 1.0, "event": "failure", "gpu": ["", 1]}])
+@example([{"time": 1.0, "event": "of a later version", "passed_over": 3}])
 @given(st.lists(st.sampled_from(LINES).flatmap(lambda good: like({"time": 1.0, **good}))))
 def test_any_journal_of_an_earlier_supervisor_is_read(tmp_path_factory, entries):
     path = tmp_path_factory.mktemp("run") / "journal.jsonl"
@@ -124,3 +126,14 @@ def test_an_invalid_file_is_reported_once_until_it_changes(tmp_path, content):
     assert len(folder.take_problems()) == 1
     folder.beat(0, 4)
     assert (folder.beats()[0].step, folder.take_problems()) == (4, [])
+
+
+def test_concurrent_requests_get_a_number_each_and_none_is_lost(tmp_path):
+    def ask(number):
+        return RunFolder(tmp_path).ask("user", f"asker {number}", stop=number == 7)
+
+    with ThreadPoolExecutor(8) as pool:
+        numbers = list(pool.map(ask, range(40)))
+    assert sorted(numbers) == list(range(1, 41))
+    assert RunFolder(tmp_path).request().number == 40
+    assert RunFolder(tmp_path).request().stop

@@ -12,8 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 from rmetric.guard.run_folder import RunFolder
-from rmetric.guard.supervisor import processes
-from tests.guard.supervisor import lines, until
+from tests.guard.supervisor import Told, until
 
 SMALL = str(Path(__file__).with_name("small_workers.py"))
 #: Both are this machine; the first is where the others meet.
@@ -37,7 +36,9 @@ def supervised(start, folder, *options, steps=60):
 
 
 def trains(folder, launch):
-    token = lines(folder, "launch")[-1]["token"] if len(lines(folder, "launch")) == launch else "-"
+    token = (
+        Told(folder).of("launch")[-1]["token"] if len(Told(folder).of("launch")) == launch else "-"
+    )
     beats = RunFolder(folder).beats(token).values()
     return len(beats) == 4 and all(beat.step >= 3 for beat in beats)
 
@@ -47,18 +48,18 @@ def test_a_killed_agent_of_two_and_then_a_node_that_keeps_failing_is_dropped(sta
     process = supervised(start, tmp_path, "--suspect-after", "2")
     for launch in (1, 2):
         until(lambda launch=launch: trains(tmp_path, launch), process)
-        os.kill(lines(tmp_path, "started")[-1]["pids"][SECOND], signal.SIGKILL)
-        until(lambda n=launch: len(lines(tmp_path, "failure")) == n, process)
+        os.kill(Told(tmp_path).of("started")[-1]["pids"][SECOND], signal.SIGKILL)
+        until(lambda n=launch: len(Told(tmp_path).of("failure")) == n, process)
     _, said = process.communicate(timeout=200)
     assert process.returncode == 0, said
-    failures = lines(tmp_path, "failure")
+    failures = Told(tmp_path).of("failure")
     assert [(line["words"], line["node"]) for line in failures] == [
         ("the launcher was killed by SIGKILL", SECOND)
     ] * 2
-    assert [len(line["gpus"]) for line in lines(tmp_path, "launch")] == [2, 2, 1]
-    assert lines(tmp_path, "dropped")[0]["gpus"] == [[SECOND, 0], [SECOND, 1]]
-    assert all(line["found"] >= 3 for line in lines(tmp_path, "ended")[1:3]), "orphans and agent"
-    assert not processes.of_launches(lines(tmp_path, "supervisor")[0]["token"])
+    assert [len(line["gpus"]) for line in Told(tmp_path).of("launch")] == [2, 2, 1]
+    assert Told(tmp_path).of("dropped")[0]["gpus"] == [[SECOND, 0], [SECOND, 1]]
+    assert all(line["found"] >= 3 for line in Told(tmp_path).of("ended")[1:3]), "orphans and agent"
+    assert Told(tmp_path).nobody_is_left()
 
 
 @pytest.mark.slow
@@ -74,13 +75,13 @@ def test_a_node_that_cannot_be_reached_is_dropped(start, tmp_path):
     process = supervised(start, tmp_path / "run", "--prefix", prefix)
     until(lambda: trains(tmp_path / "run", 1), process)
     (tmp_path / "down").touch()
-    os.kill(lines(tmp_path / "run", "started")[-1]["pids"][SECOND], signal.SIGKILL)
+    os.kill(Told(tmp_path / "run").of("started")[-1]["pids"][SECOND], signal.SIGKILL)
     _, said = process.communicate(timeout=200)
     assert process.returncode == 0, said
-    assert lines(tmp_path / "run", "ended")[1]["unreachable"] == [SECOND]
-    assert lines(tmp_path / "run", "dropped")[0]["words"] == f"{SECOND} cannot be reached"
-    assert [json.dumps(line["gpus"]) for line in lines(tmp_path / "run", "launch")] == [
+    assert Told(tmp_path / "run").of("ended")[1]["unreachable"] == [SECOND]
+    assert Told(tmp_path / "run").of("dropped")[0]["words"] == f"{SECOND} cannot be reached"
+    assert [json.dumps(line["gpus"]) for line in Told(tmp_path / "run").of("launch")] == [
         json.dumps({FIRST: [0, 1], SECOND: [0, 1]}),
         json.dumps({FIRST: [0, 1]}),
     ]
-    assert not processes.of_launches(lines(tmp_path / "run", "supervisor")[0]["token"])
+    assert Told(tmp_path / "run").nobody_is_left()

@@ -22,23 +22,18 @@ from rmetric.guard.layout import Layout
 from rmetric.guard.planner import BatchSpec, plan
 from rmetric.guard.planner.cluster import Cluster
 from rmetric.guard.planner.model_shape import ModelShape
-from rmetric.guard.run_folder import LAUNCH_VARIABLE, Heartbeat, RunFolder
-from rmetric.guard.supervisor import launch_failure, processes
+from rmetric.guard.run_folder import LAUNCH_VARIABLE, RunFolder
+from rmetric.guard.supervisor import processes
 from rmetric.guard.supervisor.allocation import Allocation, NothingFitsError, by_model, shrink_data
-from rmetric.guard.supervisor.attempt import Attempt
-from rmetric.guard.supervisor.core import StartLaunch
 from rmetric.guard.supervisor.journal import Journal, console_line, journal_state, read_journal
-from rmetric.guard.supervisor.launch_processes import LaunchProcesses, Program, option_of
+from rmetric.guard.supervisor.launch_processes import Program, option_of
 from rmetric.guard.supervisor.summary import summarise, to_markdown
 from rmetric.guard.supervisor.watch import HeartbeatTracker, Timeouts, VerdictDedup, fresh_verdicts
 from rmetric.telemetry.lines import GpuVerdict, verdict_line
 from rmetric.telemetry.sources import VerdictFiles
+from tests.guard.supervisor import ONE, beat, launched, options_of, program
 
 TWO = Allocation(gpus={"": (0, 2)}, layout=Layout(tensor=1, data=2, accumulation=4))
-
-
-def program(*arguments, nodes=("",), **more):
-    return Program(arguments=arguments, prefixes=dict.fromkeys(nodes, ()), **more)
 
 
 @pytest.mark.parametrize("said", [["--nproc-per-node", "4"], ["--nproc_per_node=4"], []])
@@ -93,161 +88,6 @@ def test_nodes_meet_at_the_first_and_a_remote_shell_gets_quoted_words():
     assert remote[:2] == ["ssh", "c"]
     assert "RMETRIC_LAUNCH=x-1" in remote
     assert remote[-1] == "'a b; rm'"
-
-
-#: What torchrun 2.13 printed when rank 2 of 4 was killed, and when rank 1 raised.
-KILLED = """
-[rank0]: RuntimeError: Connection closed by peer [127.0.0.1]:5004
-============================================================
-studies.tiny_llama FAILED
-------------------------------------------------------------
-Failures:
-[1]:
-  time      : 2026-11-21_21:28:03
-  host      : localhost
-  rank      : 0 (local_rank: 0)
-  exitcode  : 1 (pid: 22517) 
-  error_file: <N/A>
-------------------------------------------------------------
-Root Cause (first observed failure):
-[0]:
-  time      : 2026-11-21_21:27:41
-  host      : localhost
-  rank      : 2 (local_rank: 2)
-  exitcode  : -9 (pid: 22519)  (SIGKILL)
-  error_file: <N/A>
-  traceback : Signal 9 (SIGKILL) received by PID 22519
-============================================================
-"""  # noqa: W291
-RAISED = KILLED.replace("rank      : 2 (local_rank: 2)", "rank      : 1 (local_rank: 1)").replace(
-    "exitcode  : -9 (pid: 22519)  (SIGKILL)", "exitcode  : 1 (pid: 22519) "
-)
-
-
-def beat(rank, step, phase="training", time=100.0, **more):
-    return Heartbeat(rank=rank, pid=1, node="n", launch="x", step=step, phase=phase, time=time,
-                     **more)  # fmt: skip
-
-
-def failure_of(log, code=1, error_file=None, **more):
-    four = Allocation(gpus={"": (0, 1, 5, 7)}, layout=Layout(data=4))
-    return launch_failure.explain_exit(
-        code, node="", allocation=four, log=log, error_file=error_file,
-        beats={2: beat(2, 16)}, **more,
-    )  # fmt: skip
-
-
-LOCAL = "[ERROR] [ft_launcher4389@vm] failed (exitcode: -9) local_rank: 1 (pid: 4400) of binary"
-#: torchrun's own report after the usage of a training that was given a wrong option.
-USAGE = """usage: train.py [-h] [--steps STEPS]
-train.py: error: unrecognized arguments: --nope
-E1121 22:02:26.623000 14997 torch/x/api.py:1002] failed (exitcode: 2) local_rank: 0 (pid: 15002)
-Traceback (most recent call last):
-torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
-============================================================
-Root Cause (first observed failure):
-[0]:
-  rank      : 0 (local_rank: 0)
-  exitcode  : 2 (pid: 15002)
-"""
-ENDED_BY_AGENT = KILLED.replace(
-    "exitcode  : -9 (pid: 22519)  (SIGKILL)", "exitcode  : -15 (pid: 22519)  (SIGTERM)"
-).replace("exitcode  : 1 (pid: 22517) ", "exitcode  : -9 (pid: 22517)  (SIGKILL)")
-
-
-@pytest.mark.parametrize(
-    ("log", "code", "more", "words"),
-    [
-        (KILLED, 1, {}, "rank 2 was killed by SIGKILL, last seen at step 16"),
-        ("[rank1]: Traceback\n[rank1]: ValueError: no beans\n" + RAISED, 1, {},
-         "rank 1 failed with exit code 1: ValueError: no beans"),
-        (ENDED_BY_AGENT, 1, {}, "rank 0 was killed by SIGKILL"),
-        (LOCAL, 1, {}, "rank 1 was killed by SIGKILL"),
-        (USAGE, 2, {},
-         "rank 0 failed with exit code 2: train.py: error: unrecognized arguments: --nope"),
-        ("", -9, {}, "the launcher was killed by SIGKILL"),
-        ("", -9, {"launcher": False}, "the program was killed by SIGKILL"),
-        ("loading\nno space on the moon\n\n", 3, {},
-         "the training failed with exit code 3: no space on the moon"),
-    ],
-)  # fmt: skip
-def test_the_cause_of_an_exit(log, code, more, words):
-    failure = failure_of(log, code, **more)
-    assert (failure.words, failure.gpu) == (words, None)
-
-
-def test_the_error_file_goes_before_the_log(tmp_path):
-    path = tmp_path / "e.json"
-    path.write_text(json.dumps({"message": {"message": "KeyError: 'beans'", "extraInfo": {}}}))
-    assert failure_of(RAISED, error_file=path).words.endswith("exit code 1: KeyError: 'beans'")
-    path.write_text("{cut")
-    assert "Connection closed" in failure_of(RAISED, error_file=path).words
-
-
-def test_a_local_rank_is_that_of_its_node():
-    two = Allocation(gpus={"a": (0, 1), "b": (4, 5)}, layout=Layout(data=4))
-    failure = launch_failure.explain_exit(
-        1, node="b", allocation=two, log=LOCAL, error_file=None, beats={}
-    )
-    assert (failure.rank, failure.node, failure.code) == (3, "b", -9)
-
-
-@pytest.mark.parametrize(
-    ("words", "blamed"),
-    [
-        ("KeyError: 'beans'", False),
-        ("rmetric.guard.dcp_load.NotFiniteError: the loss", False),
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", False),
-        ("torch.AcceleratorError: CUDA error: out of memory", False),
-        ("torch.AcceleratorError: CUDA error: device-side assert triggered", False),
-        ("torch.distributed.DistBackendError: NCCL error in: a.cpp:3, unhandled cuda error", False),
-        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `c()`", False),
-        ("ImportError: libcudnn.so.9: cannot open shared object file", False),
-        ("AssertionError: Torch not compiled with CUDA enabled", False),
-        ("torch.AcceleratorError: CUDA error: an illegal memory access was encountered", True),
-        ("RuntimeError: CUDA error: uncorrectable ECC error encountered", True),
-        ("RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `c()`", True),
-        ("RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", True),
-        ("RuntimeError: HIP error: unspecified launch failure", True),
-    ],
-)
-def test_only_an_exception_that_names_the_device_speaks_against_it(words, blamed):
-    failure = failure_of(f"[rank1]: {words}\n" + RAISED)
-    assert words in failure.words
-    assert (failure.rank, failure.gpu) == (1, ("", 1) if blamed else None)
-
-
-@pytest.mark.parametrize(
-    ("code", "blamed"), [(-11, True), (-7, True), (-6, True), (-4, True), (-8, True), (-9, False),
-                         (-15, False), (-2, False)]
-)  # fmt: skip
-def test_only_a_signal_of_its_own_speaks_against_a_ranks_device(code, blamed):
-    log = RAISED.replace("exitcode  : 1 (pid: 22519)", f"exitcode  : {code} (pid: 22519)")
-    log = log.split("Failures:")[0] + log[log.index("Root Cause") :]
-    assert (failure_of(log).code, failure_of(log).gpu) == (code, ("", 1) if blamed else None)
-    lost = "[rank1]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3)\n"
-    assert failure_of(lost + log).gpu is None
-
-
-@given(st.text(), st.integers(-64, 255).filter(bool))
-def test_no_log_makes_the_diagnosis_fall_over(log, code):
-    assert failure_of(log, code).words
-
-
-@pytest.mark.parametrize(
-    ("steps", "seconds", "blamed"),
-    [((9, 7, 9), 1.0, 1), ((9, 9), 1.0, None), ((9, 8), 0.06, None), ((9, 8), 0.99, None),
-     ((9, 8), 30.0, 1)],
-)  # fmt: skip
-def test_the_rank_behind_is_blamed_unless_the_pace_of_the_heartbeats_explains_it(
-    steps, seconds, blamed
-):
-    allocation = Allocation(gpus={"": (0, 1, 2)}, layout=Layout(data=3))
-    times = [100.0 + seconds * (step == 9) for step in steps]
-    beats = {rank: beat(rank, step, time=times[rank], every=1.0) for rank, step in enumerate(steps)}
-    failure = launch_failure.explain_hang(beats, 61.0, 60.0, allocation)
-    assert (failure.rank, failure.gpu) == (blamed, None if blamed is None else ("", blamed))
-    assert ("all ranks are at step 9" in failure.words) == (blamed is None)
 
 
 class TestPulse:
@@ -363,6 +203,7 @@ class TestJournal:
         assert journal_state([*lines, {"event": "over", "outcome": "gave up"}]).outcome == "gave up"
 
 
+LAST_SAVE = ("not saved", "saved again")
 STORY = [
     {"time": 0.0, "event": "supervisor"},
     {"time": 1.0, "event": "launch", "launch": 1, "gpus": {"": [0, 1]}, "words": "DP2"},
@@ -428,6 +269,17 @@ class TestSummary:
             "| [2](logs/launch-2.log) | again | restarted | DP1 | 0 | - | 5.0 |\n"
         )
 
+    def test_what_a_training_without_heartbeats_achieved_is_unknown_and_not_nothing(self):
+        summary = summarise([*STORY[:2], {**STORY[-1], "time": 9.0}])
+        assert summary.ettr is None
+        assert "ETTR unknown" in to_markdown(summary)
+
+    def test_it_says_that_saves_fail_until_one_does_not(self):
+        lines = [STORY[1], {"time": 2.0, "event": "not saved", "words": "step 50: no space"}]
+        assert "**the last save failed**: step 50: no space" in to_markdown(summarise(lines))
+        lines.append({"time": 3.0, "event": "saved again", "words": ""})
+        assert "the last save failed" not in to_markdown(summarise(lines))
+
     @given(st.lists(st.sampled_from(STORY[:-1]), max_size=30))
     def test_of_any_lines_it_says_something_between_0_and_1(self, lines):
         lines = [{**line, "time": float(n), "at": float(n)} for n, line in enumerate(lines)]
@@ -460,27 +312,84 @@ class TestLastCheckpoint:
         for step in (10, 20):
             self.make(folder, step)
         lines = []
-        attempt = Attempt(
-            StartLaunch(1, Allocation(gpus={"": (0,)}, layout=Layout())), "token-12345-1",
-            program(sys.executable, "-c", "pass"), folder, Timeouts(),
-            write=lambda event, **more: lines.append({"event": event, **more}),
-            exited=lambda *told: None, progress_seconds=1.0, now=0.0,
-        )  # fmt: skip
+        attempt = launched(
+            folder, "true", told=lambda *events, **more: lines.append((*events, more))
+        )
         beats = {0: beat(0, back, resumed=back)}
         attempt.folder.beats = lambda launch: beats
         attempt.look(1.0)
-        assert lines[-1]["event"] == "resumed"
-        assert (lines[-1]["step"], lines[-1]["passed_over"]) == (back, passed_over)
+        [more] = [more for event, *_, more in lines if event == "resumed"]
+        assert (more["step"], more["passed_over"]) == (back, passed_over)
+
+
+FULL = "[Errno 28] No space left on device"
+FAILED = "disk full: the training failed with exit code 7"
+UNSAVED = "the training exited with 0 at step 20 or later, but there is no good checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("code", "beats", "disk", "told"),
+    [
+        (0, beat(0, 20, "finished"), "", {"stopped": False, "early": False, "unsaved": ""}),
+        (0, beat(0, 20), "", {"stopped": False, "early": True, "unsaved": ""}),
+        (
+            0,
+            beat(0, 20, "finished", problem=f"OSError: {FULL}"),
+            "",
+            {"unsaved": f"disk full: {UNSAVED}: OSError: {FULL}"},
+        ),
+        # Where no later heartbeat could be written, the last is of step 20 in training.
+        (0, beat(0, 20), FULL, {"unsaved": f"disk full: {UNSAVED}: {FULL}"}),
+        (
+            7,
+            beat(0, 20),
+            FULL,
+            {"failure": f"disk full: the training failed with exit code 7: {FULL}"},
+        ),
+    ],
+)
+def test_how_a_launch_ended(tmp_path, monkeypatch, code, beats, disk, told):
+    monkeypatch.setattr(RunFolder, "write_problem", lambda self: disk)
+    attempt = launched(RunFolder(tmp_path), "true")
+    attempt.tracker.look({0: beats}, 1.0)
+    attempt._problem = beats.problem
+    found = attempt.exited("", code)
+    if code:
+        found["failure"] = found["failure"].words
+    assert {name: found[name] for name in told} == told
+
+
+@pytest.mark.parametrize("code", [0, 6])
+def test_a_launch_that_its_rescue_holds_is_held_with_any_exit_code(tmp_path, code):
+    folder = RunFolder(tmp_path)
+    attempt = launched(folder, "true")
+    folder.hold.mkdir()
+    verdict = {"step": 5, "reason": "it stays", "saved": "weights.pt"}
+    folder.verdict_file.write_text(json.dumps(verdict))
+    assert attempt.exited("", code) == {
+        "held": "the rescue holds it at step 5: it stays; its weights are in weights.pt, the "
+        f"verdict is in {folder.verdict_file}"
+    }
+    # In a later launch the verdict is that of an earlier one.
+    assert "held" not in launched(folder, "true").exited("", code)
+
+
+def test_heartbeats_tell_that_saves_begin_to_fail_and_that_they_succeed_again(tmp_path):
+    lines = []
+    attempt = launched(
+        RunFolder(tmp_path), "true", told=lambda *events, **more: lines.append((*events, more))
+    )
+    for step, problem in enumerate(["", "no space", "no space", "", "gone"]):
+        beats = {0: beat(0, step, problem=problem)}
+        attempt.folder.beats = lambda launch, beats=beats: beats
+        attempt.look(1.0)
+    told = [(event, more["words"]) for event, *_, more in lines if event in LAST_SAVE]
+    assert told == [("not saved", "no space"), ("saved again", ""), ("not saved", "gone")]
 
 
 def test_a_training_that_goes_on_after_a_wait_is_not_taken_for_a_hang(tmp_path):
     folder = RunFolder(tmp_path)
-    attempt = Attempt(
-        StartLaunch(1, Allocation(gpus={"": (0,)}, layout=Layout())), "token-12345-1",
-        program(sys.executable, "-c", "pass"), folder, Timeouts(hang=20.0, quiet=20.0),
-        write=lambda event, **more: None,
-        exited=lambda *told: None, progress_seconds=1.0, now=0.0,
-    )  # fmt: skip
+    attempt = launched(folder, "true", timeouts=Timeouts(hang=20.0, quiet=20.0))
     beats = {0: beat(0, 5, resumed=5)}
     attempt.folder.beats = lambda launch: beats
 
@@ -630,11 +539,9 @@ class TestPlans:
         model = tmp_path / "model.json"
         model.write_text(json.dumps(dict(layers=2, heads=2, kv_heads=2, hidden=64, head_size=32,
                                          ffn=128, vocabulary=100, sequence=64)))  # fmt: skip
-        parser = argparse.ArgumentParser()
-        supervise.add_arguments(parser)
-        options = parser.parse_args(
-            [str(tmp_path), "--model", str(model), "--batch", "8", "--layout", "context=2",
-             "--", "torchrun", "train.py", "--tp={tensor}", "{pipeline}"]
+        options = options_of(
+            tmp_path, "--model", model, "--batch", "8", "--layout", "context=2",
+            "--", "torchrun", "train.py", "--tp={tensor}", "{pipeline}",
         )  # fmt: skip
         supervise._planner(options, {"": tuple(range(4))}, "GPU")
         assert asked["fixed_sizes"] == {"context": 2, "expert": 1}
@@ -667,10 +574,9 @@ class TestProcesses:
     def test_the_pid_of_a_launcher_that_has_ended_is_nobodys(self, tmp_path, seconds):
         exits: SimpleQueue = SimpleQueue()
         token = f"test-{os.getpid()}-{seconds}"
-        running = LaunchProcesses(
-            1, token, Allocation(gpus={"": (0,)}, layout=Layout()),
-            program(sys.executable, "-c", f"import time; time.sleep({seconds})"),
-            RunFolder(tmp_path), lambda *told: exits.put(told),
+        running = launched(
+            RunFolder(tmp_path), sys.executable, "-c", f"import time; time.sleep({seconds})",
+            token=token, told=lambda *told, **more: more or exits.put(told),
         )  # fmt: skip
         if seconds == 0:
             assert exits.get(timeout=30.0) == (1, "", 0)
@@ -754,15 +660,25 @@ def test_a_wrong_command_line_is_said_and_starts_nothing(tmp_path, capsys, argum
     assert not (tmp_path / "run").exists()
 
 
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main(["supervise", str(tmp_path / "file" / "run"), "--", "true"]) == 1
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+@pytest.mark.parametrize(("more", "variable"), [((), None), (("--resume", "clean"), "clean")])
+def test_what_to_resume_from_is_passed_on(tmp_path, more, variable):
+    one = supervise._supervisor(options_of(tmp_path, *more, "--", "true"))
+    assert one.program.variables("", ONE).get("RMETRIC_RESUME") == variable
+
+
 @pytest.mark.parametrize(
     ("visible", "pool"),
     [("", (0, 1)), ("4,6,7", (4, 6)), ("GPU-8f2c,GPU-11aa", "say the numbers of these GPUs")],
 )
 def test_the_gpus_that_may_be_used_are_those_that_are_visible(monkeypatch, visible, pool):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    parser = argparse.ArgumentParser()
-    supervise.add_arguments(parser)
-    options = parser.parse_args(["run", "--", "torchrun", "--nproc-per-node", "2", "train.py"])
+    options = options_of("run", "--", "torchrun", "--nproc-per-node", "2", "train.py")
     if isinstance(pool, str):
         with pytest.raises(ValueError, match=pool):
             supervise._pool(options)

@@ -19,38 +19,14 @@ from rmetric.guard.supervisor.attempt import Attempt, Look
 from rmetric.guard.supervisor.core import RestartPolicy
 from rmetric.guard.supervisor.journal import FolderLockedError, folder_lock, read_journal
 from rmetric.guard.supervisor.launch_processes import Program
-from rmetric.guard.supervisor.summary import summarise
 from rmetric.guard.supervisor.supervise import Intervals, Supervisor
 from rmetric.guard.supervisor.watch import Timeouts
 from rmetric.telemetry.lines import GpuVerdict, verdict_line
-from tests.guard.supervisor import until
+from tests.guard.supervisor import Told, until
 from tests.monitor.webhook_server import WebhookServer
 
 SMALL = str(Path(__file__).with_name("small_workers.py"))
 AGENT = (sys.executable, SMALL, "agent", "--ranks", "{gpus}", "--seconds", "0.01")
-
-
-class Told:
-    """A supervised run: its exit code and its journal."""
-
-    def __init__(self, folder: Path, code: int):
-        self.folder, self.code = RunFolder(folder), code
-        self.lines = read_journal(self.folder.journal)
-        self.summary = summarise(self.lines)
-
-    def of(self, event):
-        return [line for line in self.lines if line["event"] == event]
-
-    def log(self, launch):
-        return (self.folder.logs / f"launch-{launch}.log").read_text()
-
-    @property
-    def failures(self):
-        return [line["words"] for line in self.of("failure")]
-
-    def nobody_is_left(self):
-        token = self.of("supervisor")[0]["token"]
-        return not processes.of_launches(token)
 
 
 def supervisor(
@@ -187,14 +163,6 @@ def test_one_that_does_not_begin_is_noticed(tmp_path):
     assert told.nobody_is_left()
 
 
-@pytest.mark.slow
-def test_a_program_without_heartbeats_is_watched_by_its_output(tmp_path):
-    told = run(tmp_path, [fault("hang", rank=0), fault("hang", rank=1)], more=("--silent",),
-               timeouts=Timeouts(quiet=0.5))  # fmt: skip
-    assert told.failures[0].startswith("no output for")
-    assert told.code == 0
-
-
 @pytest.mark.long
 def test_one_that_ends_with_0_before_it_has_finished_is_started_again(tmp_path):
     told = run(tmp_path, [fault("leave"), fault("leave", rank=0)])
@@ -209,62 +177,10 @@ def test_a_training_that_never_reports_its_end_is_not_restarted_for_ever(tmp_pat
 
 
 @pytest.mark.long
-def test_a_training_whose_last_saves_failed_is_not_finished(tmp_path):
-    no_space = "OSError: [Errno 28] No space left on device"
-    told = run(tmp_path, more=("--unsaved", no_space))
-    assert (told.code, told.summary.outcome) == (5, "not saved")
-    assert told.summary.words == (
-        "disk full: the training exited with 0 at step 20 or later, but there is no good "
-        f"checkpoint: {no_space}"
-    )
-    assert "disk full" in told.folder.summary.read_text()
-    again = run(tmp_path)  # the disk is emptied
-    assert (again.code, again.summary.outcome) == (0, "finished")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("ends", ["exit", "return"])
-def test_a_held_training_is_not_restarted(tmp_path, ends):
-    """Its launcher ends with 1, or with 0 where the loop has ended; both are a hold."""
-    held = run(tmp_path, [fault(f"hold and {ends}")])
-    assert (held.code, held.summary.outcome, held.summary.launches) == (6, "held", 1)
-    assert held.summary.words == (
-        f"the rescue holds it at step 5: it stays; its weights are in {tmp_path}/weights.pt, "
-        f"the verdict is in {tmp_path}/rescue-hold/verdict.json"
-    )
-    assert held.nobody_is_left()
-    # The verdict is of an earlier launch now: a failure is one again.
-    again = run(tmp_path, [fault("start", launch=2)])
-    assert (again.code, again.summary.outcome, again.summary.launches) == (0, "finished", 3)
-
-
-def test_a_failure_on_a_full_disk_says_so_first(tmp_path, monkeypatch):
-    full = "[Errno 28] No space left on device"
-    monkeypatch.setattr(RunFolder, "write_problem", lambda self: full)
-    told = run(tmp_path, [fault("exit")], max_restarts=0)
-    assert told.code == 1
-    assert told.failures[0].startswith("disk full: rank 1 failed with exit code 7")
-    assert told.summary.words.startswith("disk full: 0 restarts in a row failed, the last: ")
-
-
-def test_a_disk_too_full_for_heartbeats_is_not_taken_for_the_end(tmp_path, monkeypatch):
-    # Its last heartbeat is of step 20 in training, as where no later one could be written.
-    monkeypatch.setattr(
-        RunFolder, "write_problem", lambda self: "[Errno 28] No space left on device"
-    )
-    told = run(tmp_path, [fault("leave", launch=0, rank=r, step=20) for r in (0, 1)])
-    assert (told.code, told.summary.launches) == (5, 1)
-    assert told.summary.words.startswith("disk full: the training exited with 0 at step 20")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("entry", [[1], {"step": "3"}])
-def test_a_wrong_heartbeat_is_reported_once_and_training_goes_on(tmp_path, entry):
+def test_a_wrong_heartbeat_is_reported_once_and_training_goes_on(tmp_path):
     path = tmp_path / "heartbeats" / "rank-9.json"
     path.parent.mkdir()
-    good = {"rank": 9, "pid": 1, "node": "n", "launch": "x", "step": 1, "phase": "training",
-            "time": 1.0}  # fmt: skip
-    path.write_text(json.dumps({**good, **entry} if isinstance(entry, dict) else entry))
+    path.write_text('{"rank": 9, "step": "3"}')
     (tmp_path / "request.json").write_text('{"number": [3], "source": 1}')
     told = run(tmp_path)
     assert told.code == 0
@@ -340,34 +256,11 @@ def test_a_request_of_a_user_to_stop_is_obeyed(tmp_path):
     one.sources.append(ask)
     told = Told(tmp_path, one.run())
     assert (told.code, told.summary.outcome) == (4, "stopped")
-    stopped_at = told.summary.step
-    assert stopped_at < 20
+    assert [line["stop"] for line in told.of("request")] == [True]
+    assert told.summary.step < 20
     told = run(tmp_path)
     assert (told.code, told.summary.step) == (0, 20)
     assert told.of("resumed")[1]["step"] >= 3
-
-
-@pytest.mark.long
-def test_a_failure_while_a_user_waits_for_it_to_stop_ends_the_run(tmp_path):
-    # Only its last step is a checkpoint: what is asked for at step 3 is not made by step 7.
-    patient = ("--deaf", "--every", "1000")
-    one = supervisor(tmp_path, [fault("kill")], more=patient)
-    folder = RunFolder(tmp_path)
-
-    user = At(folder, 1, lambda: folder.ask("user", "the driver", stop=True))
-    one.sources.append(user)
-    told = Told(tmp_path, one.run())
-    assert user.done
-    assert "fault: kill" in told.log(1)
-    assert len(told.failures) == 1
-    assert (told.code, told.summary.outcome, told.summary.launches) == (4, "stopped", 1)
-    assert "failed before its checkpoint was made" in told.summary.words
-    assert [line["stop"] for line in told.of("request")] == [True]
-    assert (told.summary.requests, told.summary.unanswered) == (1, 1)
-    assert "user requests: 1, 1 of them unanswered" in told.folder.summary.read_text()
-    assert told.nobody_is_left()
-    # Who starts it again wants it to run.
-    assert run(tmp_path).code == 0
 
 
 def test_two_supervisors_on_one_folder(tmp_path, capsys):
