@@ -394,17 +394,6 @@ def test_a_folder_without_any_log_is_a_failure(replay, tmp_path, capsys):
     assert "none of the files is a log" in capsys.readouterr().err
 
 
-def test_two_logs_with_one_id_are_both_kept_and_that_is_said(replay, tmp_path):
-    for name in ("one", "two"):
-        (tmp_path / f"{name}.jsonl").write_bytes(own_log("Twin"))
-    (tmp_path / "three.jsonl").write_bytes(own_log("twin"))
-    code, out = replay("one.jsonl", "two.jsonl", "three.jsonl")
-    assert code == 0
-    assert [row["folder"] for row in index(out)] == ["Twin", "Twin-2", "twin-3"]
-    assert any("same run id" in note for note in summary(out, "Twin-2")["notes"])
-    assert not any("same run id" in note for note in summary(out, "Twin")["notes"])
-
-
 @pytest.mark.parametrize(
     "id", ["../../escape", "/etc/passwd", "a\\..\\b", "..", "index.csv", "C:x", "long" * 99]
 )
@@ -431,7 +420,6 @@ def test_a_safe_name_is_one_plain_part_of_a_path(id):
     ("arguments", "problem"),
     [
         (["absent.csv"], "absent.csv: no such file or folder"),
-        (["/dev/null"], "/dev/null: a device; files and folders"),
         (["*.absent"], "*.absent: no such file or folder"),
         (["empty"], "empty: no file in this folder"),
         (["a.csv", "--map", "los=x"], "TARGET one of step, loss, eval_loss"),
