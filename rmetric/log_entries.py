@@ -1,15 +1,16 @@
 """The METRICS line of a log: a `Record` and the state of the metric as JSON, and back.
 
-`MetricsLine` names each field and its type, once for both directions; docs/log_format.md
-describes them. msgspec decodes lines of plain numbers, many at a time (`records_from_lines`). A
-line with a nan or an infinity, which are strings, or with an error is read field by field
-(`record_from_json`).
+Each field has its type from `Record`; docs/log_format.md describes them. msgspec decodes lines of
+plain numbers, many at a time (`records_from_lines`). A line with a nan or an infinity, which are
+strings, or with an error is read field by field (`record_from_json`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from operator import attrgetter
+from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 
@@ -39,16 +40,10 @@ NORMALISED_KEYS = {f"{name}_normalised": f"{key}_norm" for name, key in SIGNAL_K
 #: Source of a signal of which a log states n alone.
 LOGGED_NORMALISED = "logged_normalised"
 OUTCOMES = ("healthy", "absorbed", "not_applicable", "failed")
+_READERS = {"str": text, "float": number, "bool": flag, "int": whole_number}
+#: Field of `Truth` -> how it is read from JSON.
 TRUTH_READERS: dict[str, Callable[[Any], Any]] = {
-    "fault": text,
-    "severity": number,
-    "benign": flag,
-    "applicable": flag,
-    "onset_step": whole_number,
-    "duration_steps": whole_number,
-    "outcome": text,
-    "failure_kind": text,
-    "failure_step": whole_number,
+    each.name: _READERS[str(each.type).removesuffix(" | None")] for each in fields(Truth)
 }
 
 
@@ -65,70 +60,47 @@ class _Event(msgspec.Struct):
     worker: WholeNumber | None = None
 
 
-class MetricsLine(
-    msgspec.Struct,
-    gc=False,
-    rename={"time": "time_seconds", "events": "hardware_events", "stated_score": "r_metric"}
-    | SIGNAL_KEYS
-    | NORMALISED_KEYS,
-):
-    """A line without n of the signals, which our own logs repeat on every line.
-
-    The fields are those of `Record`, in the order of our lines: the decoder looks for the next key
-    first. Numbers are plain ones.
-    """
-
-    step: WholeNumber
-    event: Literal["METRICS"]
-    time: float | None = None
-    training_loss: float | None = None
-    validation_loss: float | None = None
-    gradient_norm: float | None = None
-    learning_rate: float | None = None
-    update_norm: float | None = None
-    parameter_norm: float | None = None
-    activation_headroom: float | None = None
-    attention_logit_max: float | None = None
-    router_load: float | None = None
-    probe_loss: float | None = None
-    loss_scale: float | None = None
-    worker_gradient_norms: tuple[float, ...] | None = None
-    worker_gradient_cosines: tuple[float, ...] | None = None
-    non_finite_gradients: WholeNumber | None = None
-    skipped: bool | None = None
-    layer_gradient_norms: dict[str, float] | None = None
-    planned_events: tuple[str, ...] | None = None
-    actions: tuple[str, ...] | None = None
-    events: tuple[_Event, ...] | None = None
-    step_seconds: float | None = None
-    data_wait_seconds: float | None = None
-    forward_backward_seconds: float | None = None
-    exchange_seconds: float | None = None
-    optimizer_seconds: float | None = None
-    policy: dict[str, float] | None = None
-    loss_parts: dict[str, float] | None = None
-    memory: dict[str, float] | None = None
-    failure_rate: float | None = None
-    lambda_source: _Source | None = "logged"
-    gradient_variance: float | None = None
-    sigma_sq_source: _Source | None = "logged"
-    loss_drift: float | None = None
-    delta_l_source: _Source | None = "logged"
-    stated_score: float | None = None
+#: What a line holds, in the order of our lines: fields of `Record`, and the sources of its signals.
+#: n of the signals, which our own logs repeat on every line, stand last.
+_ORDER = (
+    "step", "event", "time", "training_loss", "validation_loss", "gradient_norm", "learning_rate",
+    "update_norm", "parameter_norm", "activation_headroom", "attention_logit_max", "router_load",
+    "probe_loss", "loss_scale", "worker_gradient_norms", "worker_gradient_cosines",
+    "non_finite_gradients", "skipped", "layer_gradient_norms", "planned_events", "actions",
+    "events", "step_seconds", "data_wait_seconds", "forward_backward_seconds", "exchange_seconds",
+    "optimizer_seconds", "policy", "loss_parts", "memory", "failure_rate", "lambda_source",
+    "gradient_variance", "sigma_sq_source", "loss_drift", "delta_l_source", "stated_score",
+    *NORMALISED_KEYS,
+)  # fmt: skip
+_TYPES = get_type_hints(Record) | {
+    "step": WholeNumber,
+    "event": Literal["METRICS"],
+    "non_finite_gradients": WholeNumber | None,
+    "events": tuple[_Event, ...] | None,
+}
 
 
-class FullMetricsLine(MetricsLine, gc=False):
-    """The same with n of each signal, which a line of another program may state."""
-
-    failure_rate_normalised: float | None = None
-    gradient_variance_normalised: float | None = None
-    loss_drift_normalised: float | None = None
+def _line_of(names: Sequence[str]) -> Any:
+    """The type of a line of plain numbers that holds `names`; the decoder looks for these first."""
+    fields: list[Any] = [
+        (name, _Source | None, "logged") if name.endswith("_source") else (name, _TYPES[name], None)
+        for name in names[2:]
+    ]
+    keys = {"time": "time_seconds", "events": "hardware_events", "stated_score": "r_metric"}
+    return msgspec.defstruct(
+        "MetricsLine",
+        [(name, _TYPES[name]) for name in names[:2]] + fields,
+        namespace=dict.fromkeys(set(_ORDER).difference(names)),
+        gc=False,
+        rename=keys | SIGNAL_KEYS | NORMALISED_KEYS,
+    )
 
 
 #: What the decoder raises for a line that is another, is no JSON or is nested too deeply.
 NOT_DECODED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-_DECODER = msgspec.json.Decoder(MetricsLine)
-_FULL_DECODER = msgspec.json.Decoder(FullMetricsLine)
+_FULL = _line_of(_ORDER)
+_FULL_DECODER = msgspec.json.Decoder(_FULL)
+_DECODER = msgspec.json.Decoder(_line_of(_ORDER[: -len(NORMALISED_KEYS)]))
 
 
 def records_from_lines(lines: bytes, *, ours: bool) -> tuple[list[Record], bool] | None:
@@ -141,66 +113,29 @@ def records_from_lines(lines: bytes, *, ours: bool) -> tuple[list[Record], bool]
         decoded: Any = (_DECODER if ours else _FULL_DECODER).decode_lines(lines)
     except NOT_DECODED:
         return None
-    ours = ours or any(
+    if not ours and any(
         not line.lambda_source == line.sigma_sq_source == line.delta_l_source == "logged"
         for line in decoded
-    )
-    if ours:
-        return [_record(line) for line in decoded], True
-    return [_full_record(line) for line in decoded], False
+    ):
+        return records_from_lines(lines, ours=True)
+    return [_record(line) for line in decoded], ours
 
 
-def _record(s: MetricsLine) -> Record:
-    # By place: names, or one call for all values, would cost a tenth of the speed.
-    return Record(
-        s.step,
-        s.time,
-        s.training_loss,
-        s.validation_loss,
-        s.gradient_norm,
-        s.worker_gradient_norms,
-        s.learning_rate,
-        s.update_norm,
-        s.parameter_norm,
-        s.worker_gradient_cosines,
-        s.non_finite_gradients,
-        s.layer_gradient_norms,
-        s.activation_headroom,
-        s.attention_logit_max,
-        s.router_load,
-        s.probe_loss,
-        s.planned_events,
-        s.loss_scale,
-        s.skipped,
-        tuple(HardwareEvent(e.time_seconds, e.kind, e.worker) for e in s.events)
-        if s.events
-        else None
-        if s.events is None
-        else (),
-        # A signal that was computed from the rest of the line is no statement of its own.
-        s.failure_rate if s.lambda_source == "logged" else None,
-        s.gradient_variance if s.sigma_sq_source == "logged" else None,
-        s.loss_drift if s.delta_l_source == "logged" else None,
-        s.stated_score,
-        s.actions,
-        None,
-        None,
-        None,
-        s.step_seconds,
-        s.data_wait_seconds,
-        s.forward_backward_seconds,
-        s.exchange_seconds,
-        s.optimizer_seconds,
-        s.policy,
-        s.loss_parts,
-        s.memory,
-    )
+#: The fields of a line in the order of those of `Record`.
+_FIELDS = attrgetter(*(each.name for each in fields(Record)))
 
 
-def _full_record(s: FullMetricsLine) -> Record:
-    record = _record(s)
-    for name in NORMALISED_KEYS:
-        setattr(record, name, getattr(s, name))
+def _record(line: Any) -> Record:
+    record = Record(*_FIELDS(line))
+    # A signal that was computed from the rest of the line is no statement of its own.
+    if line.lambda_source != "logged":
+        record.failure_rate = None
+    if line.sigma_sq_source != "logged":
+        record.gradient_variance = None
+    if line.delta_l_source != "logged":
+        record.loss_drift = None
+    if line.events:
+        record.events = tuple(HardwareEvent(e.time_seconds, e.kind, e.worker) for e in line.events)
     return record
 
 
@@ -237,7 +172,7 @@ _READ_AND_WRITE: dict[Any, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = 
 #: (field of `Record`, key, how it is read, how it is written), in the order of our lines.
 _CODECS = [
     (each.name, each.encode_name, *_READ_AND_WRITE[each.type])
-    for each in msgspec.structs.fields(FullMetricsLine)
+    for each in msgspec.structs.fields(_FULL)
     if each.name in Record.__slots__
 ]
 

@@ -253,13 +253,6 @@ class Run:
         return records_to_frame(self.records)
 
 
-#: Fields of `Record` that hold several values each, which stay Python objects in a frame.
-SEVERAL = (
-    "worker_gradient_norms", "worker_gradient_cosines", "layer_gradient_norms", "planned_events",
-    "events", "actions", "policy", "loss_parts", "memory",
-)  # fmt: skip
-
-
 def records_to_frame(records: Sequence[Record]) -> DataFrame:
     """Records as a pandas DataFrame: one row each, and a column for each field that was logged.
 
@@ -270,15 +263,11 @@ def records_to_frame(records: Sequence[Record]) -> DataFrame:
     """
     pd = needed("pandas")
     columns = {}
-    for name in [each.name for each in fields(Record)]:
+    for each in fields(Record):
+        name, several = each.name, "[" in str(each.type)
         values = [getattr(record, name) for record in records]
-        if name == "step":
-            columns[name] = pd.Series(values, dtype="int64")
-        elif all(value is None for value in values):
-            continue
-        elif name in SEVERAL:
-            columns[name] = pd.Series(values, dtype="object")
-        else:
-            columns[name] = pd.Series(values, dtype="boolean" if name == "skipped" else "float64")
+        if name == "step" or any(value is not None for value in values):
+            dtype = {"step": "int64", "skipped": "boolean"}.get(name, "float64")
+            columns[name] = pd.Series(values, dtype="object" if several else dtype)
     frame: DataFrame = pd.DataFrame(columns)
     return frame

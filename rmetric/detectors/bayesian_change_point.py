@@ -87,8 +87,7 @@ class BayesianChangePoint(LossDetector):
         self._rates = np.full(1, SCALE)
 
     def _judge(self, x: float) -> float:
-        usual = self._past.mean_and_deviation()
-        self._past.remember(x)
+        usual = self._past.before(x)
         if usual is not None:
             z = (x - usual[0]) / usual[1]
             self._take(min(max(z, -FURTHEST), FURTHEST))

@@ -54,8 +54,7 @@ class LossCusum(LossDetector):
         self._past = RollingBaseline(window, least)
 
     def _judge(self, x: float) -> float:
-        usual = self._past.mean_and_deviation()
-        self._past.remember(x)
+        usual = self._past.before(x)
         if usual is None:
             return nan
         mean, deviation = usual

@@ -58,8 +58,7 @@ class LossEwma(LossDetector):
     def _judge(self, x: float) -> float:
         first = self._level != self._level
         self._level = x if first else self._level + self.smoothing * (x - self._level)
-        usual = self._past.mean_and_deviation()
-        self._past.remember(x)
+        usual = self._past.before(x)
         if usual is None:
             return nan
         mean, deviation = usual

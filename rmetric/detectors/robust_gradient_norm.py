@@ -61,6 +61,5 @@ class RobustGradientNorm(NumberDetector):
 
     def _judge(self, x: float) -> float:
         logarithm = log(x)
-        usual = self._past.median_and_deviation()
-        self._past.remember(logarithm)
+        usual = self._past.before(logarithm)
         return nan if usual is None else (logarithm - usual[0]) / usual[1]

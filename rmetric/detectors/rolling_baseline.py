@@ -24,9 +24,7 @@ class RollingBaseline:
         least: values needed before anything is said, at least 2.
 
     >>> past = RollingBaseline(window=3, least=2)
-    >>> for x in (9.0, 1.0, 3.0, 5.0):
-    ...     past.remember(x)
-    >>> past.mean_and_deviation()
+    >>> [past.before(x) for x in (9.0, 1.0, 3.0, 5.0, 0.0)][-1]
     (3.0, 1.632993161855452)
     """
 
@@ -35,16 +33,17 @@ class RollingBaseline:
         self.least = least
         self._values: deque[float] = deque(maxlen=window)
 
-    def mean_and_deviation(self) -> tuple[float, float] | None:
-        """None while too few are past; the deviation is at least LEAST_SPREAD."""
-        if len(self._values) < self.least:
-            return None
-        mean, variance = mean_and_variance(self._values)
-        return self._values[0] + mean, max(sqrt(variance), LEAST_SPREAD)
+    def before(self, x: float) -> tuple[float, float] | None:
+        """Both before a finite value, which is remembered; None while too few are past.
 
-    def remember(self, x: float) -> None:
-        """Take a finite value."""
+        The deviation is at least LEAST_SPREAD.
+        """
+        usual = None
+        if len(self._values) >= self.least:
+            mean, variance = mean_and_variance(self._values)
+            usual = self._values[0] + mean, max(sqrt(variance), LEAST_SPREAD)
         self._values.append(x)
+        return usual
 
 
 class SortedWindow:
@@ -92,9 +91,7 @@ class RobustBaseline:
     are those of `RollingBaseline`.
 
     >>> past = RobustBaseline(window=5, least=2)
-    >>> for x in (1.0, 2.0, 3.0, 4.0, 900.0):
-    ...     past.remember(x)
-    >>> past.median_and_deviation()
+    >>> [past.before(x) for x in (1.0, 2.0, 3.0, 4.0, 900.0, 0.0)][-1]
     (3.0, 1.4826)
     """
 
@@ -103,17 +100,15 @@ class RobustBaseline:
         self.least = least
         self._window = SortedWindow(window)
 
-    def median_and_deviation(self) -> tuple[float, float] | None:
-        """None while too few are past; the deviation is at least LEAST_SPREAD."""
-        if len(self._window) < self.least:
-            return None
-        usual = self._window.median
-        away = _middle(sorted([abs(value - usual) for value in self._window.ordered]))
-        return usual, max(MAD_TO_DEVIATION * away, LEAST_SPREAD)
-
-    def remember(self, x: float) -> None:
-        """Take a finite value."""
+    def before(self, x: float) -> tuple[float, float] | None:
+        """As `RollingBaseline.before`."""
+        found = None
+        if len(self._window) >= self.least:
+            usual = self._window.median
+            away = _middle(sorted([abs(value - usual) for value in self._window.ordered]))
+            found = usual, max(MAD_TO_DEVIATION * away, LEAST_SPREAD)
         self._window.remember(x)
+        return found
 
 
 def plain_mean(values: Collection[float]) -> float:

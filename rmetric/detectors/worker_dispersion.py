@@ -72,8 +72,7 @@ class WorkerDispersion(NumberDetector):
         return sqrt(variance) / mean if mean > 0 else None
 
     def _judge(self, x: float) -> float:
-        usual = self._past.median_and_deviation()
-        self._past.remember(x)
+        usual = self._past.before(x)
         if usual is None:
             return nan
         self._usual, deviation = usual

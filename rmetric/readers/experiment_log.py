@@ -59,8 +59,9 @@ def _end(source: Source, reader: LogReader, mapping: Mapping[str, str], any_reco
 
 def _batches(source: Source, reader: LogReader) -> Iterator[list[Record]]:
     for number, chunk in source.chunks():
-        alike = _decoded(chunk, reader)
-        if alike is not None:
+        decoded = records_from_lines(chunk, ours=reader.ours)
+        if decoded is not None:  # all lines are METRICS and plain
+            alike, reader.ours = decoded
             source.foreign_lines.good += len(alike)
             yield alike
             continue
@@ -81,15 +82,6 @@ def _batches(source: Source, reader: LogReader) -> Iterator[list[Record]]:
             source.foreign_lines.good += 1
             if record is not None:
                 yield [record]
-
-
-def _decoded(chunk: bytes, reader: LogReader) -> list[Record] | None:
-    """The records, if all lines are METRICS and plain; None where one wants a closer look."""
-    decoded = records_from_lines(chunk, ours=reader.ours)
-    if decoded is None:
-        return None
-    records, reader.ours = decoded
-    return records
 
 
 READER = Reader(

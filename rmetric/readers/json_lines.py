@@ -20,7 +20,14 @@ from rmetric.readers.columns import (
 )
 from rmetric.readers.rows import BadRow, Row
 from rmetric.readers.source import Source
-from rmetric.readers.stream import Reader, Stream, check_has_loss
+from rmetric.readers.stream import (
+    RUN,
+    Reader,
+    Stream,
+    check_has_loss,
+    long_form,
+    one_value,
+)
 
 _LOOKED_AT = 5
 #: Different names of values in one log.
@@ -74,6 +81,21 @@ class _Reading:
         self.columns = choose_columns(list(self.names), mapping, more_may_come=True)
         self.assembler = Assembler(source.path, self.columns)
         self.cut_off: list[str] = []
+        self._long: dict[str, str] | None = None
+        self._expect_long_form()
+
+    def _expect_long_form(self) -> None:
+        """Read a log that grows in long form where its names say so; `trackers` reads a whole one.
+
+        There the values of a step follow each other, and each one's name is a column.
+        """
+        if self.source.foreign_lines.forgiving and not self.columns.has_loss:
+            self._long = long_form(self.names)
+        if self._long is not None:
+            self.names = dict.fromkeys(("step", RUN))
+            self.columns = choose_columns(["step"], self.mapping, more_may_come=True)
+            self.columns.by_target["run"] = RUN
+            self.assembler.use(self.columns)
 
     def batches(self) -> Batches:
         for number, chunk in self.source.chunks():
@@ -116,6 +138,11 @@ class _Reading:
         return None
 
     def _take(self, number: int, cells: dict[str, Any]) -> Complete | None:
+        if self._long is not None:
+            if (logged := one_value(cells, self._long)) is None:
+                return None
+            name, value, own = logged
+            cells = own | {name: value}
         if not cells.keys() <= self.names.keys():
             new = [name for name in cells if name not in self.names]
             if len(self.names) + len(new) > MOST_NAMES:
@@ -124,6 +151,10 @@ class _Reading:
             self.names |= dict.fromkeys(new)
             add_columns(self.columns, new)
             self.assembler.use(self.columns)
+            if self._long is None:
+                self._expect_long_form()
+                if self._long is not None:
+                    return self._take(number, cells)
         return self.assembler.take(Row(number, cells))
 
     def _leave_out(self, number: int, problem: str, *, of_record: bool = True) -> None:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rmetric._util.errors import LogError
 from rmetric.readers.assembler import Assembler, Batches
 from rmetric.readers.columns import Columns, choose_columns, listed, suggestions, unused_notes
-from rmetric.readers.rows import BadRow, Row, UnknownFormat, number
+from rmetric.readers.names import is_loss, plain_name
+from rmetric.readers.rows import BadRow, Row, UnknownFormat, is_blank, number
 from rmetric.readers.source import PathOnly, Source
 from rmetric.records import Record, Run
 
@@ -127,8 +128,38 @@ def _is_number(cell: object) -> bool:
 
 #: Cell with the name of a run.
 RUN = "(run)"
+#: Name of the column with a metric's name -> that of its value; and names of one with the run.
+_VALUE = {"metric_name": "metric_value"}
+_VALUE |= dict.fromkeys(("key", "metric", "event_name", "tag", "name"), "value")
+_RUN_NAMES = ("run_name", "run_id", "run_uuid", "run", "experiment_key")
 #: Columns of the scores.csv of a replay.
 _OF_A_REPLAY = {"gradient_variance_normalised", "loss_drift_normalised", "r_metric", "alert"}
+
+
+def long_form(names: Iterable[str]) -> dict[str, str] | None:
+    """Column -> its part in a row of one value: name, value, step, `RUN`; None for other rows."""
+    folders: dict[str, dict[str, str]] = {}
+    for column in names:
+        folder, _, own = column.rpartition("/")
+        folders.setdefault(folder, {}).setdefault(plain_name(own), column)
+    for columns in folders.values():
+        for name, value in _VALUE.items():
+            if {name, value, "step"} <= columns.keys() and not any(map(is_loss, columns)):
+                run = next((columns[run] for run in _RUN_NAMES if run in columns), RUN)
+                parts = (columns[name], columns[value], columns["step"], run)
+                return dict(zip(parts, ("name", "value", "step", RUN), strict=True))
+    return None
+
+
+def one_value(
+    cells: Mapping[str, Any], parts: Mapping[str, str]
+) -> tuple[str, Any, dict[str, Any]] | None:
+    """Name and value of a row in long form, and its step and run; None for one without."""
+    own = {part: cells.get(column) for column, part in parts.items()}
+    name, value = own.pop("name"), own.pop("value")
+    if is_blank(name) or is_blank(own["step"]) or value is None:
+        return None
+    return str(name), value, own
 
 
 def columns_of_table(source: Source, names: list[str], mapping: Mapping[str, str]) -> Columns:

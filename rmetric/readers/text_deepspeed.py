@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from math import log, nan
 
 from rmetric.readers.rows import Row
-from rmetric.readers.text_parts import Clock, number_in, pieces, put, row
+from rmetric.readers.text_parts import Clock, Overflows, number_in, pieces, put, row
 
 NAME = "DeepSpeed text"
 _STEP = re.compile(r"\[Rank -?\d+\] step=(\d+), skipped=(\d+), lr=\[?\(?([^,\]\s]+)")
@@ -21,33 +21,12 @@ _PERPLEXITY = re.compile(
     r"^[^\w\n]{0,20}(?:epoch \d+ )?(?:ppl|perplexity): ([\w.+-]+)(?:, loss: (\S+))?$", re.I
 )
 _PERPLEXITY_LINE = re.compile(_PERPLEXITY.pattern, re.IGNORECASE | re.MULTILINE)
-_OVERFLOW = re.compile(
+OVERFLOW = re.compile(
     r"overflow.{0,40}skipping step.{0,20}attempted loss scale: *([\w.+]+)"
     r"(?:, *(?:reducing to|but))? *([\w.+]*)",
     re.IGNORECASE,
 )
-MARK = re.compile(rf"{_STEP.pattern}|{_PIPELINE.pattern}|(?i:{_OVERFLOW.pattern})")
-
-
-class Overflows:
-    """The steps that the loss scaler left out since the last row: they belong to the next."""
-
-    def __init__(self) -> None:
-        self._cells: dict[str, float | bool] = {}
-
-    def take_overflow(self, text: str) -> bool:
-        """True if `text` reports a skipped step; several ranks may report the same one."""
-        found = _OVERFLOW.search(text) if "verflow" in text or "VERFLOW" in text else None
-        if found is None:
-            return False
-        self._cells["skipped"] = True
-        put(self._cells, loss_scale=found[1])
-        put(self._cells, loss_scale=found[2])
-        return True
-
-    def take(self) -> dict[str, float | bool]:
-        cells, self._cells = self._cells, {}
-        return cells
+MARK = re.compile(rf"{_STEP.pattern}|{_PIPELINE.pattern}|(?i:{OVERFLOW.pattern})")
 
 
 def notes(head: str) -> list[str]:
@@ -57,7 +36,7 @@ def notes(head: str) -> list[str]:
 
 
 def rows(lines: Iterable[tuple[int, str]]) -> Iterator[Row]:
-    clock, overflows = Clock(), Overflows()
+    clock, overflows = Clock(), Overflows(OVERFLOW)
     step, skipped = "0", 0.0
     for line, text in pieces(lines):
         if overflows.take_overflow(text):

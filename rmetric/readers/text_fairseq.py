@@ -13,7 +13,7 @@ from typing import Any
 
 from rmetric._util.strict_json import loads
 from rmetric.readers.rows import Row
-from rmetric.readers.text_parts import pieces, put, row, whole
+from rmetric.readers.text_parts import Overflows, pieces, put, row, whole
 
 NAME = "fairseq or metaseq text"
 _INNER = re.compile(
@@ -35,12 +35,9 @@ def notes(head: str) -> list[str]:
 
 
 def rows(lines: Iterable[tuple[int, str]]) -> Iterator[Row]:
-    left_out: dict[str, float | bool] = {}
-    inside, step = False, 0
+    overflows, inside, step = Overflows(_OVERFLOW), False, 0
     for line, text in pieces(lines):
-        if found := _OVERFLOW.search(text):
-            left_out = {"skipped": True}
-            put(left_out, loss_scale=found[1])
+        if overflows.take_overflow(text):
             continue
         kind, values = _entry(text)
         if not values or (kind == "train" and inside):
@@ -53,8 +50,7 @@ def rows(lines: Iterable[tuple[int, str]]) -> Iterator[Row]:
         stated = whole(str(values.get("num_updates", "")))
         step = step if stated is None else stated
         if kind != "valid":
-            cells = {**left_out, **cells}
-            left_out = {}
+            cells = overflows.take() | cells
         yield row(line, step, cells)
 
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from math import nan
 
 from rmetric.readers.rows import Row
-from rmetric.readers.text_deepspeed import Overflows
-from rmetric.readers.text_parts import Clock, fields, number_in, pieces, put, row, whole
+from rmetric.readers.text_deepspeed import OVERFLOW
+from rmetric.readers.text_parts import Clock, Overflows, fields, number_in, pieces, put, row, whole
 
 NAME = "Megatron-LM, Megatron-DeepSpeed, GPT-NeoX or NeMo text"
 _ITERATION = re.compile(r"\biteration:?\s+(\d+)\s*/\s*\d+\s*\|")
@@ -30,7 +30,7 @@ _NO_LOSS = ("scale", "balanc", "aux", "z_loss", "z loss", "mtp", "moe", "sop", "
 
 
 def rows(lines: Iterable[tuple[int, str]]) -> Iterator[Row]:
-    clock, overflows, step = Clock(), Overflows(), "0"
+    clock, overflows, step = Clock(), Overflows(OVERFLOW), "0"
     for line, text in pieces(lines):
         if overflows.take_overflow(text):
             continue

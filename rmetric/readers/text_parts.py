@@ -128,6 +128,32 @@ class FirstRank:
         return True
 
 
+class Overflows:
+    """The steps that the loss scaler left out since the last row: they belong to the next.
+
+    Args:
+        pattern: of the lines that report one; its groups are the loss scales, the last one counts.
+    """
+
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        self._pattern = pattern
+        self._cells: dict[str, float | bool] = {}
+
+    def take_overflow(self, text: str) -> bool:
+        """True if `text` reports a skipped step; several ranks may report the same one."""
+        found = self._pattern.search(text) if "verflow" in text or "VERFLOW" in text else None
+        if found is None:
+            return False
+        self._cells["skipped"] = True
+        for scale in found.groups():
+            put(self._cells, loss_scale=scale)
+        return True
+
+    def take(self) -> dict[str, float | bool]:
+        cells, self._cells = self._cells, {}
+        return cells
+
+
 def whole(text: str | None) -> int | None:
     """The whole number at the beginning of `text`, 0 and above; None where there is none."""
     value = number_in(text)

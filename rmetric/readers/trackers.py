@@ -17,17 +17,13 @@ from urllib.parse import quote
 
 from rmetric._util.errors import LogError
 from rmetric._util.strict_json import parse_line
+from rmetric.readers import json_lines
 from rmetric.readers.json_lines import flat, object_on
-from rmetric.readers.names import is_loss, plain_name
-from rmetric.readers.rows import Row, UnknownFormat, is_blank, number
+from rmetric.readers.rows import Row, UnknownFormat, number
 from rmetric.readers.source import Source
-from rmetric.readers.stream import RUN, Reader, Stream, stream_wide
+from rmetric.readers.stream import RUN, Reader, Stream, long_form, one_value, stream_wide
 from rmetric.readers.table import Table, header_of
 
-#: Name of the column with a metric's name -> that of its value; and names of one with the run.
-_VALUE = {"metric_name": "metric_value"}
-_VALUE |= dict.fromkeys(("key", "metric", "event_name", "tag", "name"), "value")
-_RUN_NAMES = ("run_name", "run_id", "run_uuid", "run", "experiment_key")
 Cells = Mapping[str, Any]
 #: Columns of an SQLite table `metrics` -> query for run, step, and all values or name and value.
 _QUERIES = {
@@ -42,34 +38,20 @@ _QUERIES = {
 }
 
 
-def _columns(names: Iterable[str]) -> dict[str, str] | None:
-    """Column -> its part in a long form: name, value, step, `RUN`; None where it is none."""
-    folders: dict[str, dict[str, str]] = {}
-    for column in names:
-        folder, _, own = column.rpartition("/")
-        folders.setdefault(folder, {}).setdefault(plain_name(own), column)
-    for columns in folders.values():
-        for name, value in _VALUE.items():
-            if {name, value, "step"} <= columns.keys() and not any(map(is_loss, columns)):
-                run = next((columns[run] for run in _RUN_NAMES if run in columns), RUN)
-                parts = (columns[name], columns[value], columns["step"], run)
-                return dict(zip(parts, ("name", "value", "step", RUN), strict=True))
-    return None
-
-
 def widened(entries: Iterable[tuple[int | None, Cells]]) -> list[Row] | None:
     """A row for each step of each run, in their order, from lines and cells in long form.
 
     Some exports list one metric after the other. None for what is no long form.
     """
     entries = list(entries)
-    columns = _columns({name: None for _, cells in entries for name in cells})
+    parts = long_form({name: None for _, cells in entries for name in cells})
+    if parts is None:
+        return None
     found: dict[tuple[str, float], list[Row]] = {}
-    for line, cells in entries if columns else ():
-        own = {part: cells.get(column) for column, part in (columns or {}).items()}
-        name, value = str(own.pop("name")), own.pop("value")
-        if is_blank(name) or is_blank(own["step"]) or value is None:
+    for line, cells in entries:
+        if (logged := one_value(cells, parts)) is None:
             continue
+        name, value, own = logged
         try:
             place = number(own["step"]) or 0.0
         except (ValueError, TypeError):
@@ -79,7 +61,7 @@ def widened(entries: Iterable[tuple[int | None, Cells]]) -> list[Row] | None:
             alike.append(Row(line, own))
         row = next(row for row in alike if name not in row.cells)
         row.cells = {**row.cells, name: value}
-    return [row for place in sorted(found) for row in found[place]] if columns else None
+    return [row for place in sorted(found) for row in found[place]]
 
 
 def _entries(text: str) -> Iterator[tuple[int, Cells]]:
@@ -92,11 +74,16 @@ def _entries(text: str) -> Iterator[tuple[int, Cells]]:
 def _matches(head: str) -> bool:
     is_json = head.lstrip().startswith("{")
     names = (name for _, cells in _entries(head) for name in cells) if is_json else header_of(head)
-    return _columns(names) is not None
+    return long_form(names) is not None
 
 
 def _stream(source: Source, mapping: Mapping[str, str]) -> Stream:
     is_json = source.head.lstrip().startswith(b"{")
+    if source.foreign_lines.forgiving:
+        if is_json:
+            return json_lines.stream(source, mapping)
+        problem = f"{READER.name}: a table is read as a whole, JSONL can be followed"
+        raise LogError(source.path, None, problem)
     table = () if is_json else ((row.line, row.cells) for row in Table(source).rows())
     rows = widened(_entries(source.whole()) if is_json else table)
     return stream_wide(source.path, lambda: rows or [], mapping)
@@ -147,7 +134,7 @@ def _stream_database(source: Source, mapping: Mapping[str, str]) -> Stream:
     return stream_wide(source.path, lambda: rows, mapping)
 
 
-READER = Reader("long form, a value a row (MLflow, Comet)", _matches, _stream)
+READER = Reader("long form, a value a row (MLflow, Comet)", _matches, _stream, follows=True)
 DATABASE = Reader(
     "SQLite of trackio or MLflow", lambda head: head.startswith("SQLite format 3"), _stream_database
 )

@@ -15,6 +15,7 @@ from rmetric._util.errors import FAILED, INTERRUPTED, WRONG, exit_code_of, exit_
 from rmetric.cli import COMMANDS, diagnose, supervise, telemetry, watch
 from rmetric.cli import main as command_line
 from rmetric.detectors.calibrated.thresholds import read_thresholds
+from rmetric.diagnosis.result import OUTCOMES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
@@ -86,6 +87,7 @@ def test_help_has_the_codes_of_the_table(name):
 
 
 def test_the_codes_that_only_one_command_has():
+    assert diagnose.EXIT_CODES.keys() == OUTCOMES.keys()
     assert diagnose.EXIT_CODES == {"healthy": 0, "failed": 3, "terminated": 4, "unknown": 5}
     assert "3 failed, 4 terminated, 5 unknown" in TABLE["rmetric diagnose"][2]
     assert watch.ALARMED == telemetry.UNWELL == supervise.LOCKED == 3
@@ -189,19 +191,10 @@ INTERRUPT = (
 )
 
 
-@pytest.mark.parametrize("module", ["rmetric.cli.main", "rmetric.cli.replay", "numpy"])
-def test_ctrl_c_during_the_imports_is_130_without_a_traceback(module):
-    """An import of numpy that is broken off may crash the process."""
-    code = INTERRUPT.format(module) + (
-        "sys.argv[1:] = ['replay', 'absent.log']\nrunpy.run_module('rmetric', run_name='__main__')"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
-    assert (ended.returncode, ended.stderr) == (130, b"")
-
-
 @pytest.mark.parametrize(
-    ("script", "module"),
+    ("command", "module"),
     [
+        *(("rmetric", module) for module in ("rmetric.cli.main", "rmetric.cli.replay", "numpy")),
         ("simulator", "rmetric.simulation"),
         ("run_modern_experiments", "rmetric.simulation.study"),
         ("generate_all_figures", "matplotlib"),
@@ -210,8 +203,14 @@ def test_ctrl_c_during_the_imports_is_130_without_a_traceback(module):
         ("run_case_study", "studies.case_study.settings"),
     ],
 )
-def test_ctrl_c_during_the_imports_of_a_script_is_130_without_a_traceback(script, module):
-    code = INTERRUPT.format(module) + f"runpy.run_path('{script}.py', run_name='__main__')"
+def test_ctrl_c_during_the_imports_is_130_without_a_traceback(command, module):
+    """An import of numpy that is broken off may crash the process."""
+    run = f"runpy.run_path('{command}.py', run_name='__main__')"
+    if command == "rmetric":
+        run = (
+            "sys.argv[1:] = ['replay', 'absent.log']\nrunpy.run_module('rmetric', None, '__main__')"
+        )
+    code = INTERRUPT.format(module) + run
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert (ended.returncode, ended.stderr) == (130, b"")
 

@@ -40,40 +40,30 @@ def test_out_names_the_file(here: Path) -> None:
     assert Pool.load("mine.json").name == "a/b"
 
 
-def test_a_failed_job_is_warned_of(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(here / "good.log", healthy_lines())
-    write(here / "bad.log", [*healthy_lines(), *traceback(0)])
-    assert learn("--job", "x", "good.log", "bad.log") == 0
-    err = capsys.readouterr().err
-    assert "warning: bad.log: this job does not look healthy: FAILED: GPU out of memory" in err
-    assert "good.log" not in err
+OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB."
+CANCELLED = "slurmstepd: error: *** JOB 77 ON node-01 CANCELLED AT 2024-05-03T02:14:07 ***"
 
 
 @pytest.mark.parametrize(
-    "end",
+    ("others", "end", "why"),
     [
-        ["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB."],
-        ["slurmstepd: error: *** JOB 77 ON node-01 CANCELLED AT 2024-05-03T02:14:07 ***"],
-        ["step 81 loss nan", "step 82 loss nan", "step 83 loss nan", "step 84 loss nan"],
+        ([[]], traceback(0), "FAILED: GPU out of memory"),
+        ([], [OUT_OF_MEMORY], ""),
+        ([], [CANCELLED], ""),
+        ([], [f"step {step} loss nan" for step in range(81, 85)], ""),
+        ([["INFO training completed successfully"]], [], "it does not say that"),
     ],
 )
-def test_a_failed_job_alone_is_warned_of(
-    here: Path, capsys: pytest.CaptureFixture[str], end: list[str]
+def test_a_job_that_failed_or_does_not_end_like_the_others_is_warned_of(
+    here: Path, capsys: pytest.CaptureFixture[str], others: list, end: list[str], why: str
 ) -> None:
     write(here / "bad.log", [*healthy_lines(), *end])
-    assert learn("--job", "x", "bad.log") == 0
-    assert "warning: bad.log: this job does not look healthy: " in capsys.readouterr().err
-
-
-def test_a_job_that_does_not_end_like_the_others_is_warned_of(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write(here / "one.log", [*healthy_lines(), "INFO training completed successfully"])
-    write(here / "two.log", healthy_lines())
-    assert learn("--job", "x", "one.log", "two.log") == 0
+    for lines in others:
+        write(here / "good.log", [*healthy_lines(), *lines])
+    assert learn("--job", "x", *["good.log"] * len(others), "bad.log") == 0
     err = capsys.readouterr().err
-    assert "warning: two.log: this job does not look healthy: it does not say that" in err
-    assert "one.log" not in err
+    assert f"warning: bad.log: this job does not look healthy: {why}" in err
+    assert "good.log" not in err
 
 
 def test_from_an_empty_log_nothing_is_learnt(

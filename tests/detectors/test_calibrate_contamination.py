@@ -116,23 +116,17 @@ def test_where_every_run_diverged_nothing_is_written(calibrated):
     assert "error: no healthy run to calibrate on: all 5 look like failures" in told.err
 
 
-def test_a_run_that_ends_in_its_alarm_is_left_out(calibrated):
-    late = healthy(70)
-    late[-4:] += 5.0
-    code, told, thresholds = calibrated(crowd() | {"late": late})
-    assert code == 0
-    assert "left out: late: looks like a failure: the log ends in an alarm" in told.err
-    assert thresholds.alone == FLOORS.alone
-
-
-def test_a_run_with_a_nan_is_left_out_and_the_others_are_used(calibrated):
+@pytest.mark.parametrize(
+    ("at", "to", "why"),
+    [(156, 7.0, "the log ends in an alarm"), (100, np.nan, "training loss is nan, since step 101")],
+)
+def test_a_run_that_ends_in_its_alarm_or_is_nan_is_left_out(calibrated, at, to, why):
     broken = healthy(70)
-    broken[100:] = np.nan
+    broken[at:] = to
     code, told, thresholds = calibrated(crowd() | {"broken": broken})
     assert code == 0
-    assert (
-        "left out: broken: looks like a failure: training loss is nan, since step 101" in told.err
-    )
+    assert f"left out: broken: looks like a failure: {why}" in told.err
+    assert thresholds.alone == FLOORS.alone
     assert thresholds.provenance["runs"] == 20
 
 

@@ -69,27 +69,19 @@ def killed(values: list[float], window: int, patience: int, cap: float) -> bool:
     return in_a_row > patience or (len(values) >= 2 * window and high >= window / 2)
 
 
-def test_the_kill_rules_wait_for_the_fifth_outlier():
+@pytest.mark.parametrize(
+    ("losses", "first", "reason"),
+    [
+        ([3.0] * 150 + [9.0] * 5, 154, "training loss 9: 5 in a row of at least 2 times the"),
+        ([11.0] * 199, None, ""),
+        ([11.0] * 200, 199, "100 of the last 100 losses are above 10: roll"),
+        # A nan blinds the original for a window.
+        ([3.0] * 110 + [nan] + [9.0] * 50, None, ""),
+    ],
+)
+def test_the_kill_rules_wait_for_the_fifth_outlier_or_for_two_high_windows(losses, first, reason):
     detector = LlmFoundrySpike()
-    seen = [
-        detector.update(Record(step=i, training_loss=x)).alarm
-        for i, x in enumerate([3.0] * 150 + [9.0] * 6)
-    ]
-    assert seen.index(True) == 154
-    assert "5 in a row" in _reason_of([3.0] * 150 + [9.0] * 5)
-
-
-def test_a_loss_that_stays_high_is_killed_after_two_windows():
-    assert _reason_of([11.0] * 199) == ""
-    assert _reason_of([11.0] * 200).startswith("100 of the last 100 losses are above 10: roll")
-
-
-def test_a_nan_blinds_the_original_for_a_window():
-    assert _reason_of([3.0] * 110 + [nan] + [9.0] * 50) == ""
-
-
-def _reason_of(values: list[float]) -> str:
-    detector = LlmFoundrySpike()
-    for step, value in enumerate(values):
-        detector.update(Record(step=step, training_loss=value))
-    return detector.reason
+    alarms = [detector.update(Record(step=i, training_loss=x)).alarm for i, x in enumerate(losses)]
+    assert (alarms.index(True) if any(alarms) else None) == first
+    assert detector.reason.startswith(reason)
+    assert bool(detector.reason) == bool(reason)

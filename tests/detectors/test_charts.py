@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf, log, nan
+from math import log, nan
 
 import numpy as np
 import pytest
@@ -205,17 +205,6 @@ def test_it_follows_the_training_loss_where_there_is_one(kind):
         validation.update(Record(step=step, validation_loss=value))
         assert repr(with_evaluations.score) == repr(without.score) == repr(validation.score)
         assert without.reason == validation.reason.replace("validation", "training")
-
-
-@every_but(LlmFoundrySpike)  # as the original, which a nan blinds
-def test_what_is_not_finite_alarms_and_is_not_remembered(kind):
-    clean, dirty = kind(), kind()
-    for record in records_of([x + (i > 90) for i, x in enumerate(falling(120))]):
-        for bad in (nan, inf, -inf):
-            assert dirty.update(Record(step=record.step, training_loss=bad)).score == inf
-            assert "nan" in dirty.reason or "inf" in dirty.reason
-        assert repr(dirty.update(record).score) == repr(clean.update(record).score)
-        assert dirty.reason == clean.reason
 
 
 def test_a_followed_loss_of_zero_or_less_has_no_logarithm():

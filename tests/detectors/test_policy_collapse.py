@@ -75,25 +75,19 @@ def test_a_healthy_run_is_not_accused(seed, steps):
     assert judge_run(run(seed, steps)).kind == "healthy"
 
 
-@pytest.mark.parametrize(
-    "courses",
-    [
-        {"reward": lambda t: min(1.0, 0.2 + 2 * t), "equal_rewards": late(0.3, 1.0)},
-        {"reward": lambda t: 100 * t - 300},
-        {"response_length": lambda t: 200 + 300 * t},
-        {"kl": lambda t: 8 * (0.5 < t < 0.51)},
-        {"entropy": lambda t: -40 - 6 * t, "reward_spread": None, "kl": None},
-    ],
-    ids=[
-        "the task is learnt",
-        "another scale",
-        "longer answers",
-        "one high KL",
-        "negative entropy",
-    ],
-)
-def test_what_looks_like_a_failure_and_is_none(courses):
-    assert judge_run(run(**courses)).kind == "healthy"
+HEALTHY = {
+    "the task is learnt": {"reward": lambda t: min(1.0, 0.2 + 2 * t),
+                           "equal_rewards": late(0.3, 1.0)},
+    "another scale": {"reward": lambda t: 100 * t - 300},
+    "longer answers": {"response_length": lambda t: 200 + 300 * t},
+    "one high KL": {"kl": lambda t: 8 * (0.5 < t < 0.51)},
+    "negative entropy": {"entropy": lambda t: -40 - 6 * t, "reward_spread": None, "kl": None},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_what_looks_like_a_failure_and_is_none(name):
+    assert judge_run(run(**HEALTHY[name])).kind == "healthy"
 
 
 def test_too_few_rewards_are_no_verdict():

@@ -288,41 +288,34 @@ def test_the_authors_own_study_scores_as_published(tmp_path):
     assert sweep.f1.round(3).tolist() == [0.661, 0.679, 0.973, 0.986, 0.993, 0.993, 0.986]
 
 
-def test_our_own_logs_agree_with_their_records(folder):
-    assert disagreements(read_study(folder)) == []
+def lie_about_r(lines):
+    lines[5]["r_metric"] += 0.01
+    return lines
 
 
-def test_an_r_that_is_not_that_of_the_records_is_named(folder):
-    def lie(lines):
-        lines[5]["r_metric"] += 0.01
-        return lines
-
-    rewrite(log(folder, "SIGMA_ONLY"), lie)
-    (found,) = disagreements(read_study(folder))
-    assert "logs_SIGMA_ONLY" in found
-    assert f"step {250}" in found
-    assert "recomputed" in found
+def lie_about_the_alert(lines):
+    lines[5]["alerts"]["r_metric"] = not lines[5]["alerts"]["r_metric"]
+    return lines
 
 
-def test_an_alert_by_another_threshold_is_named(folder):
-    def lie(lines):
-        lines[5]["alerts"]["r_metric"] = not lines[5]["alerts"]["r_metric"]
-        return lines
-
-    rewrite(log(folder), lie)
-    (found,) = disagreements(read_study(folder))
-    assert "the alert is" in found
+def state_nothing(lines):
+    return [{k: v for k, v in line.items() if k not in ("r_metric", "alerts")} for line in lines]
 
 
-def test_a_log_that_states_no_r_contradicts_nothing(folder):
-    def silent(lines):
-        for entry in lines:
-            entry.pop("r_metric", None)
-            entry.pop("alerts", None)
-        return lines
-
-    rewrite(log(folder), silent)
-    assert disagreements(read_study(folder)) == []
+@pytest.mark.parametrize(
+    ("change", "mode", "named"),
+    [
+        (list, "FULL_METRIC", []),
+        (state_nothing, "FULL_METRIC", []),
+        (lie_about_r, "SIGMA_ONLY", ["logs_SIGMA_ONLY", "step 250", "recomputed"]),
+        (lie_about_the_alert, "FULL_METRIC", ["the alert is"]),
+    ],
+)
+def test_what_a_log_states_of_r_and_is_not_so_is_named(folder, change, mode, named):
+    rewrite(log(folder, mode), change)
+    found = disagreements(read_study(folder))
+    assert len(found) == bool(named)
+    assert all(words in found[0] for words in named)
 
 
 @pytest.mark.slow

@@ -16,20 +16,10 @@ MODERATE = st.floats(-1e6, 1e6, allow_subnormal=False)
 def test_it_equals_the_plain_form_at_every_value(values, window):
     scale = SlidingMinMax(window)
     for i, value in enumerate(values, start=1):
-        expected = min_max(values[:i], window)
-        assert scale.update(value) == pytest.approx(expected, abs=1e-12)
-
-
-@given(st.lists(ANY, max_size=40), WINDOWS)
-def test_it_stays_between_0_and_1(values, window):
-    scale = SlidingMinMax(window)
-    assert all(0.0 <= scale.update(value) <= 1.0 for value in values)
-
-
-@given(st.floats(allow_nan=False, allow_infinity=False), WINDOWS)
-def test_a_constant_is_0(value, window):
-    scale = SlidingMinMax(window)
-    assert [scale.update(value) for _ in range(20)] == [0.0] * 20
+        expected, found = min_max(values[:i], window), scale.update(value)
+        assert found == pytest.approx(expected, abs=1e-12)
+        assert 0.0 <= found <= 1.0
+        assert found == 0.0 or expected  # of a constant, also where rounding could tell
 
 
 @given(st.lists(MODERATE, min_size=1, max_size=30), st.integers(2, 8))

@@ -204,52 +204,55 @@ FOLDERS = ("", "train/", "metrics/", "optim/", "actor/", "training/", "trainer/"
            "metrics.train.", "Train ", "stats/optimizer/")  # fmt: skip
 
 
-@given(st.sampled_from(FOLDERS), st.sampled_from(
-    ["grad_norm", "gradient_norm", "gradNorm", "norm/grad", "global_grad_norm", "Gradient Norm",
-     "total_gradient_norm", "grad-norm", "gnorm", "grads_norm", "grad_norm/total", "gradnorm",
-     "grad_l2_norm", "grad_norm_before_clipping", "grad_norm_unclipped"]))  # fmt: skip
-def test_a_gradient_norm_is_one_in_any_folder(folder, name):
-    columns = choose_columns(["step", "loss", f"{folder}{name}"], {}).by_target
-    assert columns.get("grad_norm") == f"{folder}{name}"
+GRADIENT_NORMS = (
+    "grad_norm", "gradient_norm", "gradNorm", "norm/grad", "global_grad_norm", "Gradient Norm",
+    "total_gradient_norm", "grad-norm", "gnorm", "grads_norm", "grad_norm/total", "gradnorm",
+    "grad_l2_norm", "grad_norm_before_clipping", "grad_norm_unclipped",
+)  # fmt: skip
 
 
-@given(st.sampled_from(FOLDERS), st.sampled_from(
-    ["grad_norm_clipped", "grad_norm_max", "grad_norm_min", "grad_norm_p99", "grad_norm_std",
-     "grad_norm_var", "grad_norm/layers.0.attn", "layers.3/grad_norm", "critic_grad_norm",
-     "grad_norm_clip", "max_grad_norm", "clip_grad_norm", "grad_norm_threshold", "grad_norm_count",
-     "num_grad_norm_spikes", "grad_norm_ratio", "grad_norm_ema", "embedding_grad_norm",
-     "lm_head/grad_norm", "grad_norm_after_clip", "post_clip_grad_norm", "grad_norm_rank3",
-     "grad_norm vs samples", "grad_scale", "grad_accum_steps", "batch_norm", "norm", "rms_norm",
-     "grad_norm_limit", "grad_norm_3", "weight_norm/grad_ratio", "grad_norm_router"]))  # fmt: skip
-def test_what_is_called_a_gradient_norm_and_is_none_is_not_taken(folder, name):
-    columns = choose_columns(["step", "loss", f"{folder}{name}"], {})
-    assert "grad_norm" not in columns.by_target
+@pytest.mark.parametrize("name", GRADIENT_NORMS)
+def test_a_gradient_norm_is_one_in_any_folder(name):
+    for folder in FOLDERS:
+        columns = choose_columns(["step", "loss", f"{folder}{name}"], {}).by_target
+        assert columns.get("grad_norm") == f"{folder}{name}"
 
 
-@given(st.sampled_from(("", "train/", "actor/", "metrics/", "stats.")), st.sampled_from(
-    ["pg_loss", "policy_loss", "value_loss", "vf_loss", "entropy_loss", "kl_loss", "aux_loss",
-     "z_loss", "moe_lb_loss", "load_balancing_loss", "mtp_loss", "loss_scale", "loss_std",
-     "loss_max", "max_loss", "best_loss", "loss_p95", "loss_spike_count", "num_loss_tokens",
-     "loss_mask_ratio", "loss_weight", "loss_ema_diff", "router_z_loss", "test_loss", "loss_var",
-     "critic/loss", "clip_loss_frac", "entropy", "ppl"]))  # fmt: skip
-def test_what_is_a_part_or_a_statistic_of_a_loss_is_not_taken(folder, name):
-    columns = choose_columns(["step", "accuracy", f"{folder}{name}"], {})
-    assert not columns.has_loss
+#: Target -> what stands beside it, folders, and names of other things: a clipped one, a part, a
+#: statistic, a setting.
+OTHERS = {
+    "grad_norm": ("loss", FOLDERS, (
+        "grad_norm_clipped", "grad_norm_max", "grad_norm_min", "grad_norm_p99", "grad_norm_std",
+        "grad_norm_var", "grad_norm/layers.0.attn", "layers.3/grad_norm", "critic_grad_norm",
+        "grad_norm_clip", "max_grad_norm", "clip_grad_norm", "grad_norm_threshold",
+        "grad_norm_count", "num_grad_norm_spikes", "grad_norm_ratio", "grad_norm_ema",
+        "embedding_grad_norm", "lm_head/grad_norm", "grad_norm_after_clip", "post_clip_grad_norm",
+        "grad_norm_rank3", "grad_norm vs samples", "grad_scale", "grad_accum_steps", "batch_norm",
+        "norm", "rms_norm", "grad_norm_limit", "grad_norm_3", "weight_norm/grad_ratio",
+        "grad_norm_router")),
+    "loss": ("accuracy", ("", "train/", "actor/", "metrics/", "stats."), (
+        "pg_loss", "policy_loss", "value_loss", "vf_loss", "entropy_loss", "kl_loss", "aux_loss",
+        "z_loss", "moe_lb_loss", "load_balancing_loss", "mtp_loss", "loss_scale", "loss_std",
+        "loss_max", "max_loss", "best_loss", "loss_p95", "loss_spike_count", "num_loss_tokens",
+        "loss_mask_ratio", "loss_weight", "loss_ema_diff", "router_z_loss", "test_loss",
+        "loss_var", "critic/loss", "clip_loss_frac", "entropy", "ppl")),
+    "learning_rate": ("loss", ("",), (
+        "min_lr", "max_lr", "base_lr", "lr_scale", "lr_decay_rate", "lr_mult", "critic/lr",
+        "train/lr(1e-3)", "initial_lr", "lr_warmup_steps", "dropout_rate", "optim/clipping_rate",
+        "learning_rate_ratio", "lr vs samples")),
+    "eval_loss": ("loss", ("",), (
+        "eval_best_loss", "best_val_loss", "lowest_val_loss", "val_loss_std", "eval/aux_loss",
+        "eval_loss_min", "val_policy_loss")),
+}  # fmt: skip
 
 
-@given(st.sampled_from(
-    ["min_lr", "max_lr", "base_lr", "lr_scale", "lr_decay_rate", "lr_mult", "critic/lr",
-     "train/lr(1e-3)", "initial_lr", "lr_warmup_steps", "dropout_rate", "optim/clipping_rate",
-     "learning_rate_ratio", "lr vs samples"]))  # fmt: skip
-def test_what_is_no_learning_rate_is_not_taken(name):
-    assert "learning_rate" not in choose_columns(["step", "loss", name], {}).by_target
-
-
-@given(st.sampled_from(
-    ["eval_best_loss", "best_val_loss", "lowest_val_loss", "val_loss_std", "eval/aux_loss",
-     "eval_loss_min", "val_policy_loss"]))  # fmt: skip
-def test_what_is_no_evaluation_loss_is_not_taken(name):
-    assert "eval_loss" not in choose_columns(["step", "loss", name], {}).by_target
+@pytest.mark.parametrize(("target", "name"), [(t, n) for t in OTHERS for n in OTHERS[t][2]])
+def test_what_is_called_alike_and_is_another_thing_is_not_taken(target, name):
+    beside, folders, _ = OTHERS[target]
+    for folder in folders:
+        columns = choose_columns(["step", beside, f"{folder}{name}"], {})
+        assert target not in columns.by_target
+        assert target != "loss" or not columns.has_loss
 
 
 def test_of_evaluation_losses_of_several_data_sets_none_is_taken():

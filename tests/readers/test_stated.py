@@ -427,19 +427,22 @@ def test_two_files_with_one_id_are_told_apart_by_their_file_everywhere(tmp_path,
         log(tmp_path / folder / "run.jsonl", *only_r(0.1, 0.9), experiment_id="twin")
         for folder in ("one", "two")
     ]
+    # Some file systems take both for one name.
+    paths.append(log(tmp_path / "three.jsonl", *only_r(0.1), experiment_id="Twin"))
     paths.append(log(tmp_path / "other.jsonl", *only_r(0.1), experiment_id="other"))
     result, summaries = replayed(tmp_path, *paths)
-    assert [row["folder"] for row in result.rows] == ["twin", "twin-2", "other"]
-    assert said(summaries[1]["notes"], f"{paths[0]} is in twin, this one, {paths[1]}, in twin-2")
+    assert [row["folder"] for row in result.rows] == ["twin", "twin-2", "Twin-3", "other"]
+    told = f"an earlier log has the same run id: {paths[0]} is in twin, this one, {paths[1]}, in tw"
+    assert [said(summary["notes"], told) for summary in summaries] == [False, True, False, False]
     command.report(result, tmp_path / "out")
     lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(": CANNOT TELL")[0] for line in lines[1:10:3]] == [
-        f"twin ({paths[0]})", f"twin ({paths[1]})", "other"
+    assert [line.partition(": CANNOT TELL")[0] for line in lines[1:13:3]] == [
+        f"twin ({paths[0]})", f"twin ({paths[1]})", "Twin", "other"
     ]  # fmt: skip
     index = Found((tmp_path / "out" / "index.html").read_text())
     assert str(paths[0]) in index.text
     assert str(paths[1]) in index.text
-    assert str(paths[2]) not in index.text
+    assert str(paths[3]) not in index.text
     assert "run.jsonl" in Found((tmp_path / "out" / "twin" / "report.html").read_text()).text
 
 

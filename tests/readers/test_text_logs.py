@@ -13,7 +13,6 @@ import pytest
 
 from rmetric.readers import (
     LogError,
-    open_log,
     read_log,
     text_deepspeed,
     text_fairseq,
@@ -56,26 +55,13 @@ time (ms) | forward-compute: 100.00 | backward-compute: 200.00
 """
 MEGATRON_CELLS: Cells = [
     {"step": 1, "skipped": True, "learning_rate": 0.0, "loss_scale": 65536.0},
-    {
-        "step": 2,
-        "skipped": False,
-        "loss_scale": 32768.0,
-        "loss": 12.5,
-        "grad_norm": 2.5,
-        "learning_rate": 1.5e-4,
-        "parameter_norm": 40.125,
-    },
+    {"step": 2, "skipped": False, "loss_scale": 32768.0, "loss": 12.5, "grad_norm": 2.5,
+     "learning_rate": 1.5e-4, "parameter_norm": 40.125},
     {"step": 2, "eval_loss": 12.25},
-    {
-        "step": 3,
-        "loss": nan,
-        "skipped": False,
-        "grad_norm": nan,
-        "learning_rate": 1.5e-4,
-        "loss_scale": 32768.0,
-    },
+    {"step": 3, "loss": nan, "skipped": False, "grad_norm": nan, "learning_rate": 1.5e-4,
+     "loss_scale": 32768.0},
     {"step": 4, "loss": 11.5, "skipped": False, "learning_rate": 1.5e-4, "loss_scale": 32768.0},
-]
+]  # fmt: skip
 
 DEEPSPEED = """\
 [2024-01-01 10:00:00,000] [INFO] [loss_scaler.py:188:update_scale] [deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, but hysteresis is 2. Reducing hysteresis to 1
@@ -231,26 +217,13 @@ FAIRSEQ = """\
 2024-01-01 10:00:05 | INFO | valid | {"epoch": 2, "valid_loss": "10.5", "valid_ppl": "1448", "valid_num_updates": "19"}
 """
 FAIRSEQ_CELLS: Cells = [
-    {
-        "step": 9,
-        "skipped": True,
-        "loss": 12.5,
-        "learning_rate": 1e-5,
-        "grad_norm": 2.5,
-        "loss_scale": 64.0,
-        "time": 6.0,
-    },
+    {"step": 9, "skipped": True, "loss": 12.5, "learning_rate": 1e-5, "grad_norm": 2.5,
+     "loss_scale": 64.0, "time": 6.0},
     {"step": 9, "eval_loss": 11.5},
-    {
-        "step": 19,
-        "loss": nan,
-        "learning_rate": 2e-5,
-        "grad_norm": inf,
-        "loss_scale": 64.0,
-        "time": 8.0,
-    },
+    {"step": 19, "loss": nan, "learning_rate": 2e-5, "grad_norm": inf, "loss_scale": 64.0,
+     "time": 8.0},
     {"step": 19, "eval_loss": 10.5},
-]
+]  # fmt: skip
 FAIRSEQ_OLD = """\
 | WARNING: overflow detected, setting loss scale to: 0.25
 | epoch 001 | loss 6.5 | nll_loss 5.5 | ppl 45.25 | num_updates 100 | lr 0.0005 | gnorm 0.5 | loss_scale 0.250 | wall 200
@@ -258,18 +231,11 @@ FAIRSEQ_OLD = """\
 | epoch 002:     10 / 100 loss=6.125, nll_loss=5.125, wps=1000, gnorm=0.25
 """
 FAIRSEQ_OLD_CELLS: Cells = [
-    {
-        "step": 100,
-        "skipped": True,
-        "loss": 6.5,
-        "learning_rate": 0.0005,
-        "grad_norm": 0.5,
-        "loss_scale": 0.25,
-        "time": 200.0,
-    },
+    {"step": 100, "skipped": True, "loss": 6.5, "learning_rate": 0.0005, "grad_norm": 0.5,
+     "loss_scale": 0.25, "time": 200.0},
     {"step": 100, "eval_loss": 6.25},
     {"step": 110, "loss": 6.125, "grad_norm": 0.25},
-]
+]  # fmt: skip
 
 MLPERF = """\
 :::MLLOG {"namespace": "", "time_ms": 1000, "event_type": "POINT_IN_TIME", "key": "submission_benchmark", "value": "llama31_8b", "metadata": {}}
@@ -344,6 +310,11 @@ def alike(cells: Cells) -> list[list[tuple[str, str]]]:
     return [sorted((name, repr(value)) for name, value in one.items()) for one in cells]
 
 
+def read_text(path, text: str, mapping: Mapping[str, str] | None = None):
+    path.write_bytes(text.encode())
+    return read_log(path, mapping)
+
+
 def among_junk(text: str) -> str:
     """With colours, carriage returns and lines of something else."""
     junk = (
@@ -363,8 +334,13 @@ def test_a_log_is_known_and_read_whatever_stands_between_and_in_its_words(tmp_pa
     own, text, expected = SAMPLES[name]
     changed = change(text)
     assert alike(cells_of(own, changed)) == alike(expected)
-    (tmp_path / "log").write_text(changed, encoding="utf-8")
-    assert open_log(tmp_path / "log").format == own.NAME
+    log = read_text(tmp_path / "log", changed)
+    assert log.format == own.NAME
+    records = [record for run in log.runs for record in run.records]
+    for field, target in (("training_loss", "loss"), ("validation_loss", "eval_loss")):
+        found = [(r.step, getattr(r, field)) for r in records if getattr(r, field) is not None]
+        stated = [(cells["step"], cells[target]) for cells in expected if target in cells]
+        assert repr(found) == repr(stated)
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -560,23 +536,6 @@ def test_a_mapping_says_which_number_is_the_loss():
 def test_the_time_since_the_first_line_is_in_seconds():
     times = [cells["time"] for cells in cells_of(text_pairs, OTHERS["pairs"][0])]
     assert times == [0.0, 10.0]
-
-
-def read_text(path, text: str, mapping: Mapping[str, str] | None = None):
-    path.write_bytes(text.encode())
-    return read_log(path, mapping)
-
-
-@pytest.mark.parametrize("name", SAMPLES)
-def test_a_file_is_read_by_its_own_reader(tmp_path, name):
-    reader, text, expected = SAMPLES[name]
-    log = read_text(tmp_path / "a.txt", text)
-    assert log.format == reader.NAME
-    records = [record for run in log.runs for record in run.records]
-    for field, name in (("training_loss", "loss"), ("validation_loss", "eval_loss")):
-        found = [(r.step, getattr(r, field)) for r in records if getattr(r, field) is not None]
-        stated = [(cells["step"], cells[name]) for cells in expected if name in cells]
-        assert repr(found) == repr(stated)
 
 
 def test_records_hold_what_the_lines_of_their_step_say(tmp_path):

@@ -1,6 +1,7 @@
 """The schema in docs/ is what the library writes, and the page beside it names every field."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from rmetric import HardwareEvent, Record, RMetricConfig, Run, Truth
+from rmetric.log_entries import NORMALISED_KEYS, SIGNAL_KEYS
 from rmetric.logs import read_log, run_lines
 from rmetric.metric import MODES, VARIANTS
 from tests.detectors.streams import CONFIGS
@@ -19,40 +21,24 @@ SCHEMA = json.loads((ROOT / "docs/log_format.schema.json").read_text())
 PAGE = (ROOT / "docs/log_format.md").read_text()
 VALIDATOR = Draft202012Validator(SCHEMA)
 
+#: Type of a field of `Record` -> a value.
+VALUES = {
+    "float": 0.5,
+    "int": 3,
+    "bool": False,
+    "tuple[float, ...]": (0.9, -0.1),
+    "tuple[str, ...]": ("learning_rate",),
+    "dict[str, float]": {"host": 1e9},
+    "tuple[HardwareEvent, ...]": (HardwareEvent(1.0, "xid_79", 0),),
+}
+#: What the metric states in its own words.
+OF_THE_METRIC = {"stated_score", *SIGNAL_KEYS, *NORMALISED_KEYS}
+FIELDS = [each for each in fields(Record) if each.name not in OF_THE_METRIC]
+FULL = {each.name: VALUES[str(each.type).removesuffix(" | None")] for each in FIELDS}
 EVERYTHING = Run(
     id="everything",
     records=[
-        Record(
-            step=step,
-            time=5.0 * step,
-            training_loss=3.0,
-            validation_loss=3.0 + step,
-            gradient_norm=1.0,
-            worker_gradient_norms=(1.0, 2.0),
-            learning_rate=1e-4,
-            update_norm=0.1,
-            parameter_norm=10.0,
-            worker_gradient_cosines=(0.9, -0.1),
-            non_finite_gradients=3,
-            layer_gradient_norms={"layers.0": 0.5},
-            activation_headroom=9.5,
-            attention_logit_max=12.0,
-            router_load=1.5,
-            probe_loss=3.1,
-            policy={"reward": 0.5, "kl": 0.01},
-            memory={"host": 1e9, "host_limit": 8e9},
-            planned_events=("learning_rate",),
-            actions=("learning rate cut from 0.01 to 0.005",),
-            loss_scale=65536.0,
-            skipped=False,
-            step_seconds=0.5,
-            data_wait_seconds=0.01,
-            forward_backward_seconds=0.4,
-            exchange_seconds=0.05,
-            optimizer_seconds=0.02,
-            loss_parts={"box_loss": 0.5},
-            events=(HardwareEvent(1.0, "xid_79", 0),),
-        )
+        Record(**FULL | {"step": step, "time": 5.0 * step, "validation_loss": 3.0 + step})
         for step in (1, 2)
     ],
     truth=Truth(fault="LR_SPIKE", onset_step=2, outcome="failed", failure_step=2),

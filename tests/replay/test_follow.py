@@ -37,6 +37,16 @@ def log_of(losses, first: int = 1) -> bytes:
     return b"".join(line(first + n, loss) for n, loss in enumerate(losses))
 
 
+#: Lines as torchtitan traces them; the first may have neither step nor value.
+STARTED = '{"log_type_name": "started", "event_name": null}\n'
+
+
+def long_form(step: int, loss: float) -> str:
+    rows = [("null", 12.5), ('"grad_norm"', 1.0), ('"loss_metrics/global_avg_loss"', loss)]
+    own = '{{"event_name": {}, "value": {}, "step": {}}}\n'
+    return "".join(own.format(*row, step) for row in rows)
+
+
 class Followed:
     """A follower in a thread, and what it handed on and said."""
 
@@ -98,6 +108,7 @@ def test_a_growing_log_is_handed_on_line_by_line_and_half_a_line_is_waited_for(t
         ("step,loss\n1,3.0\n", "2,2.5\n", [1, 2]),
         ("iter 1: loss 3.0, time 20ms\n", "iter 2: loss 2.5, time 20ms\n", [1, 2]),
         ('{"event":"METRICS","step":1}\n', '{"event":"METRICS","step":2}\n', [1, 2]),
+        (long_form(1, 3.0), long_form(2, 2.5), [1, 2]),
     ],
 )
 def test_every_format_of_lines_is_followed(tmp_path, first, second, steps):
@@ -109,13 +120,28 @@ def test_every_format_of_lines_is_followed(tmp_path, first, second, steps):
         followed.wait_for(lambda: followed.steps == steps)
 
 
-def test_a_file_that_does_not_say_yet_what_it_is_is_looked_at_again(tmp_path):
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ("loading the data\n", "iter 1: loss 3.0, time 20ms\niter 2: loss 2.9, time 20ms\n"),
+        (STARTED, long_form(1, 3.0) + long_form(2, 2.9)),
+    ],
+)
+def test_a_file_that_does_not_say_yet_what_it_is_is_looked_at_again(tmp_path, first, then):
     path = tmp_path / "log"
-    path.write_text("loading the data\n")
+    path.write_text(first)
     with Followed(path) as followed:
         time.sleep(0.1)
-        append(path, b"iter 1: loss 3.0, time 20ms\niter 2: loss 2.9, time 20ms\n")
+        append(path, then.encode())
         followed.wait_for(lambda: followed.steps == [1, 2])
+
+
+def test_a_table_of_one_value_a_row_cannot_be_followed(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("key,value,step\nloss,3.0,1\n")
+    with Followed(path) as followed:
+        followed.wait_for(lambda: followed.error)
+    assert "a table is read as a whole, JSONL can be followed" in str(followed.error)
 
 
 def test_a_file_that_is_not_there_yet_is_waited_for(tmp_path):
@@ -244,7 +270,6 @@ def test_a_url_that_can_never_work_is_in_no_message(url):
     with pytest.raises(ValueError, match=r"^name ") as caught:
         checked_url(url, "name")
     assert not url.strip() or url.strip() not in str(caught.value)
-    assert main(["watch", "absent.jsonl", "--webhook", url]) == 2
 
 
 # The command

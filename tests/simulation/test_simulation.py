@@ -293,19 +293,17 @@ def test_a_slow_link_slows_the_job_and_is_seen_in_its_events():
     ]
 
 
+def hardware(seed: int, process: str | None, severity: float, steps: int, begin: int, last: int):
+    return simulate_hardware(
+        np.random.default_rng(seed), num_workers=8, total_steps=steps, seconds_per_step=5.0,
+        process=process, severity=severity, onset_step=begin, duration_steps=last,
+    )  # fmt: skip
+
+
 def test_two_in_ten_sick_nodes_give_signs():
     signs = 0
     for i in range(400):
-        history = simulate_hardware(
-            np.random.default_rng(i),
-            num_workers=8,
-            total_steps=3000,
-            seconds_per_step=5.0,
-            process="sick_node",
-            severity=0.5,
-            onset_step=500,
-            duration_steps=2000,
-        )
+        history = hardware(i, "sick_node", 0.5, 3000, 500, 2000)
         workers = [e.worker for e in history.events if e.time > 2500.0]
         signs += any(workers.count(w) >= 5 for w in set(workers))
     assert 40 < signs < 110  # 80 expected, fewer where the node dies at once
@@ -313,16 +311,7 @@ def test_two_in_ten_sick_nodes_give_signs():
 
 def test_hardware_times_rise_and_lie_within_the_run():
     for process in (None, "sick_node", "slow_link"):
-        history = simulate_hardware(
-            np.random.default_rng(3),
-            num_workers=8,
-            total_steps=500,
-            seconds_per_step=5.0,
-            process=process,
-            severity=20.0,
-            onset_step=100,
-            duration_steps=300,
-        )
+        history = hardware(3, process, 20.0, 500, 100, 300)
         times = [event.time for event in history.events]
         assert times == sorted(times)
         assert all(0 <= time <= history.end_seconds[-1] for time in times)

@@ -101,6 +101,8 @@ def test_the_log_of_a_monitor_follows_no_planted_link(tmp_path):
     [
         "diagnose {in}.json --json-file {in}.json",
         "diagnose {folder} --json-file {in}.json",
+        "diagnose {folder}/./in.json --json-file {in}.json",
+        "diagnose {in}.html --page {folder}/./in.html",
         "diagnose {other} --signatures {in}.json --json-file {in}.json",
         "logs learn {in}.json --job a --out {in}.json",
         "calibrate {in}.json {other} --out {in}.json",
@@ -112,7 +114,7 @@ def test_no_command_writes_over_what_it_reads(tmp_path, capsys, argv):
     text = "".join(f'{{"step": {s}, "loss": {3 - s / 100}}}\n' for s in range(1, 61))
     (tmp_path / "other.jsonl").write_text(text)
     (tmp_path / "logs").mkdir()
-    kept = tmp_path / "logs" / "in.json"
+    kept = tmp_path / "logs" / ("in.html" if "html" in argv else "in.json")
     kept.write_text(text)
     names = {"in": tmp_path / "logs" / "in", "folder": tmp_path / "logs",
              "other": tmp_path / "other.jsonl"}  # fmt: skip
