@@ -173,7 +173,7 @@ def test_places_that_are_kept_are_used(study, tmp_path, monkeypatch):
     monkeypatch.setattr(diagram, "PLACED", tmp_path / "placed.json")
     diagram.PLACED.write_text(json.dumps({diagram.digest(system): asdict(layout)}))
     with style():
-        first = next(build_figures(study)).figure
+        _, _, first = next(build_figures(study))
         assert first.get_figheight() == draw(system, layout).get_figheight()
         assert first.get_figheight() > draw(system, by_columns(system)).get_figheight()
 
