@@ -23,6 +23,7 @@ from typing import Any
 from rmetric._util.interrupt import ends_at_once
 
 with ends_at_once():
+    from rmetric._util.errors import require
     from rmetric._util.options import add_preset
     from rmetric._util.printed import counted
     from rmetric.logs import log_path, run_lines, start_line, write_atomically
@@ -151,8 +152,7 @@ def published_run(arguments: argparse.Namespace) -> Asked:
             f"known are {', '.join(known)}"
         )
     seed = arguments.seed
-    if not 0 <= seed < 2**63:
-        raise ValueError(f"seed is {seed}: it must be at least 0 and below 2^63")
+    require("seed", seed, 0 <= seed < 2**63, "at least 0 and below 2^63")
     name = f"{arguments.architecture}_{arguments.fault}_published_seed{seed}"
     spec = PublishedSpec(
         experiment_id=name if arguments.id is None else arguments.id,

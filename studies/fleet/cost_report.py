@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from rmetric._util.errors import require
 from rmetric.reporting.style import style
 from studies.common.markers import fill, parts
 from studies.common.renderers import to_text, write_tables
@@ -47,8 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.replications < 2:
-        raise ValueError(f"--replications is {options.replications}: it must be at least 2")
+    require("--replications", options.replications, options.replications >= 2, "at least 2")
     if options.only_closed_forms:
         return closed_forms(options.out)
     points = measured_points(options.out.parent)
