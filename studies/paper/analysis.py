@@ -145,10 +145,6 @@ class Analysis:
         windows = Windows.of(self.runs(detector))
         return outcome_counts(windows, alerts_of(windows, self.traces[detector]))
 
-    def ceiling(self, protocol: str, *, after_onset: bool = False) -> Outcomes:
-        """Outcomes of a detector that uses the truth, on the reference runs."""
-        return ceiling(self.study.reference, protocol, after_onset=after_onset)
-
     @cached_property
     def weight_grids(self) -> dict[str, WeightGrid]:
         """Every weight vector on the reference runs, by protocol; {} without any signal."""

@@ -17,7 +17,7 @@ from rmetric.metric import PAPER_WEIGHTS
 from rmetric.records import Run
 from studies.common.real_runs import HEADS, Summary, real_runs_rows
 from studies.common.table import Cell, Table, show
-from studies.paper.analysis import ENTRIES, REFERENCE_DETECTOR, Analysis
+from studies.paper.analysis import ENTRIES, REFERENCE_DETECTOR, Analysis, ceiling
 from studies.paper.transfer import WeightGrid, mean_loss
 
 PAPER_F1 = 0.973
@@ -65,7 +65,8 @@ def in_plain_words(analysis: Analysis) -> str:
     }
     best = max(others, key=lambda name: np.nan_to_num(others[name], nan=-1.0))
     seen, later = (
-        int(analysis.ceiling("causal", after_onset=after).hit.sum()) for after in (False, True)
+        int(ceiling(analysis.study.reference, "causal", after_onset=after).hit.sum())
+        for after in (False, True)
     )
     return (
         f"In plain words: when the first alert must fall between fault and failure, R-Metric's F1 "
