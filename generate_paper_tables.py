@@ -24,7 +24,6 @@ or of both (tables 3 and 5); it needs the packages array and booktabs.
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,22 +31,13 @@ from pathlib import Path
 from rmetric._util.interrupt import ends_at_once
 
 with ends_at_once():
-    from rmetric._util.errors import FAILED
+    from rmetric._util.errors import FAILED, fail
     from rmetric.evaluation import Study, UnusableStudy, read_study
     from rmetric.logs import write_atomically
     from studies.common.real_runs import read_summaries
     from studies.common.renderers import RENDERERS, to_text
     from studies.common.table import Table
-    from studies.paper.script import (
-        fail,
-        folder_for,
-        parser,
-        provenance,
-        results_in,
-        say,
-        say_what_was_read,
-        write_provenance,
-    )  # fmt: skip
+    from studies.paper.script import folder_for, parser, provenance, say, say_what_was_read
     from studies.paper.slim_tables import SLIM, slim_tex
     from studies.paper.tables import FEW_RUNS, build_tables
 
@@ -71,19 +61,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UnusableStudy as error:
         return fail(str(error))
     out = options.out or folder_for(study, "tables")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        return fail(f"cannot write to {out}: {error.strerror}", FAILED)
     print(f"{study.num_logs} logs of {len(study.reference)} runs read from {options.logs}")
-    tables, disagreements = build_tables(
-        study, read_summaries(RESULTS), num_processes=NUM_PROCESSES
-    )
-    command = ["python", "generate_paper_tables.py", "--logs", options.logs, "--out", out]
+    summaries = read_summaries(RESULTS)
     try:
-        write(out, tables, provenance(shlex.join(map(str, command)), study))
+        with provenance(out, "generate_paper_tables.py", study):
+            tables, disagreements = build_tables(study, summaries, num_processes=NUM_PROCESSES)
+            write(out, tables)
     except OSError as error:
-        return fail(f"cannot write to {out}: {error.strerror}", FAILED)
+        return fail(f"cannot write to {out}: {error.strerror or error}", FAILED)
     for table in tables:
         if table.name in PRINTED:
             print(f"\n{to_text(table)}")
@@ -91,14 +76,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return report(study, disagreements)
 
 
-def write(folder: Path, tables: Sequence[Table], sources: dict) -> None:
-    before = results_in(folder)
+def write(folder: Path, tables: Sequence[Table]) -> None:
     for table in tables:
         for suffix, render in RENDERERS.items():
             write_atomically(folder / f"{table.name}.{suffix}", [render(table).encode()])
         if table.name in SLIM:
             write_atomically(folder / f"{table.name}_slim.tex", [slim_tex(table).encode()])
-    write_provenance(folder, sources, before)
 
 
 def report(study: Study, disagreements: Sequence[str]) -> int:

@@ -23,6 +23,7 @@ from typing import Any
 from rmetric._util.interrupt import ends_at_once
 
 with ends_at_once():
+    from rmetric._util.errors import require
     from rmetric._util.options import add_preset
     from rmetric._util.printed import counted
     from rmetric.logs import log_path, run_lines, start_line, write_atomically
@@ -42,14 +43,16 @@ class Asked:
         about: its configuration, under the names of the log.
         metric: the settings that its log is judged by, without the mode.
         make: simulates it.
-        words: what was injected, in lines, once its truth is known.
+        title: of the run, in words.
+        injected: what was injected, in words, once its truth is known.
     """
 
     experiment_id: str
     about: dict[str, Any]
     metric: RMetricConfig
     make: Callable[[], Run]
-    words: Callable[[Truth], list[str]]
+    title: str
+    injected: Callable[[Truth], str]
 
 
 def parse_arguments(argv: list[str] | None = None) -> tuple[argparse.Namespace, Asked]:
@@ -116,23 +119,20 @@ def emergent_run(arguments: argparse.Namespace) -> Asked:
         evaluate_every=arguments.eval_every,
     )
 
-    def words(truth: Truth) -> list[str]:
-        first = f"{spec.architecture}, {spec.total_steps} steps, seed {spec.seed}"
-        if truth.fault == "NONE":
-            return [first, "nothing injected"]
+    def injected(truth: Truth) -> str:
         what = "benign change" if truth.benign else "fault"
-        return [
-            first,
+        return (
             f"{what} {truth.fault}, severity {truth.severity:g} ({spec.kind.unit}), "
-            f"steps {truth.onset_step} to {spec.end_step - 1}",
-        ]
+            f"steps {truth.onset_step} to {spec.end_step - 1}"
+        )
 
     return Asked(
         experiment_id=spec.experiment_id,
         about=config_of(spec),
         metric=PRESETS[arguments.preset](),
         make=lambda: simulate([spec])[0],
-        words=words,
+        title=f"{spec.architecture}, {spec.total_steps} steps, seed {spec.seed}",
+        injected=injected,
     )
 
 
@@ -152,8 +152,7 @@ def published_run(arguments: argparse.Namespace) -> Asked:
             f"known are {', '.join(known)}"
         )
     seed = arguments.seed
-    if not 0 <= seed < 2**63:
-        raise ValueError(f"seed is {seed}: it must be at least 0 and below 2^63")
+    require("seed", seed, 0 <= seed < 2**63, "at least 0 and below 2^63")
     name = f"{arguments.architecture}_{arguments.fault}_published_seed{seed}"
     spec = PublishedSpec(
         experiment_id=name if arguments.id is None else arguments.id,
@@ -169,24 +168,21 @@ def published_run(arguments: argparse.Namespace) -> Asked:
         onset_step=onset_of(arguments),
     )
 
-    def words(truth: Truth) -> list[str]:
-        first = f"{spec.architecture}, {dynamics.total_steps} steps, seed {seed}, as published"
-        if truth.fault == "NONE":
-            return [first, "nothing injected"]
+    def injected(truth: Truth) -> str:
         if not spec.acts:
-            return [first, f"fault {truth.fault} has no effect in this simulator"]
-        return [
-            first,
+            return f"fault {truth.fault} has no effect in this simulator"
+        return (
             f"fault {truth.fault} from step {truth.onset_step} on; the crash is scripted: "
-            "drawn with chance (k/15)² at its k-th step",
-        ]
+            "drawn with chance (k/15)² at its k-th step"
+        )
 
     return Asked(
         experiment_id=spec.experiment_id,
         about=published.config_of(spec, dynamics, seed),
         metric=PRESETS[arguments.preset](variant="authors_simulator"),
         make=lambda: next(published.simulate_published([spec], Random(seed), dynamics, seed=seed)),
-        words=words,
+        title=f"{spec.architecture}, {dynamics.total_steps} steps, seed {seed}, as published",
+        injected=injected,
     )
 
 
@@ -216,7 +212,8 @@ def describe(run: Run, asked: Asked, config: RMetricConfig) -> str:
     """What happened, in a few lines."""
     truth = run.truth
     assert truth is not None
-    lines = asked.words(truth)
+    injected = "nothing injected" if truth.fault == "NONE" else asked.injected(truth)
+    lines = [asked.title, injected]
     if truth.failure_step is not None:
         onset = truth.onset_step or 0
         after = truth.failure_step - onset

@@ -41,7 +41,7 @@ from studies.detector_benchmark.benchmark import (
 from studies.detector_benchmark.data_sets import (
     LAB_FOLDER,
     LAB_PARTS,
-    SEALED_PARTS,
+    RESULTS_OF,
     SEALED_RESULTS,
     DataSet,
     Refused,
@@ -58,9 +58,7 @@ from studies.detector_benchmark.verdicts import Costs
 FROZEN = Path(rmetric.detectors.__file__).parent  # holds what detectors were calibrated to
 DATA_SETS = ("stress", "lab", "real")
 #: Judged only where --data names them.
-SECOND_LAB = {"lab2": "training2", "lab2_test": "sealed2", "lab3_test": "sealed3"}
-SECOND_LAB["lab3_slow"] = "sealed3_slow"
-ALL_RESULTS = (*DATA_SETS, "lab2", *SEALED_RESULTS)
+SECOND_LAB = {name: part for part, name in RESULTS_OF.items() if part not in LAB_PARTS}
 OUT = Path("studies", "detector_benchmark", "results")
 PAGE = Path("docs", "benchmark.md")  # made anew with the results in OUT
 REAL_LOGS = Path("real_logs")
@@ -133,7 +131,7 @@ def run(options: argparse.Namespace) -> int:
 
     page = PAGE if options.out == OUT else None
     if options.report:
-        print("\n".join(report(options.out, ALL_RESULTS, page)))
+        print("\n".join(report(options.out, page=page)))
         return 0
     names = chosen_detectors(options.detectors)
     costs = Costs(**{name: getattr(options, f"cost_{name}") for name in COSTS})
@@ -191,7 +189,8 @@ def load(name: str, options: argparse.Namespace) -> DataSet:
     if name == "real":
         return real(options.real_logs, options.manifest)
     parts = [SECOND_LAB[name]] if name in SECOND_LAB else list(options.lab_part)
-    if set(parts) & set(SEALED_PARTS) and options.open_sealed and options.thresholds is None:
+    sealed = any(RESULTS_OF[part] in SEALED_RESULTS for part in parts)
+    if sealed and options.open_sealed and options.thresholds is None:
         raise Refused("--open-sealed needs --thresholds FILE, whose digest shows what was frozen")
     return lab(parts, options.lab, open_sealed=options.open_sealed)
 

@@ -20,11 +20,13 @@ LAB_PARTS = ("calibration", "development", "test")
 SECOND_PARTS = ("training2", "sealed2")  # of the laboratory's second set
 #: Short fine-tunings by an author who had read no detector; without the failures that come at once.
 THIRD_PARTS = ("sealed3", "sealed3_slow")
-#: Parts that are not read before all thresholds are frozen, and the names of their results, which
-#: are separate from those of the open parts.
-SEALED_PARTS = {"test": "lab_test", "sealed2": "lab2_test"}
-SEALED_PARTS |= dict(zip(THIRD_PARTS, ("lab3_test", "lab3_slow"), strict=True))
-SEALED_RESULTS = tuple(SEALED_PARTS.values())
+#: Part of the laboratory -> name of its results.
+RESULTS_OF = {
+    "calibration": "lab", "development": "lab", "test": "lab_test", "training2": "lab2",
+    "sealed2": "lab2_test", "sealed3": "lab3_test", "sealed3_slow": "lab3_slow",
+}  # fmt: skip
+#: Of parts that are not read before all thresholds are frozen.
+SEALED_RESULTS = ("lab_test", "lab2_test", "lab3_test", "lab3_slow")
 LAB_FOLDER = Path("studies/fault_lab/data")
 FITTED = (
     "The calibrated detector's thresholds come from the healthy and benign runs of both parts, and "
@@ -84,7 +86,7 @@ def lab(
     if not any(set(parts) <= set(known) for known in sets):
         known = "; ".join(", ".join(parts) for parts in sets)
         raise ValueError(f"parts of different sets: {', '.join(parts)}; known are {known}")
-    sealed = [part for part in parts if part in SEALED_PARTS]
+    sealed = [part for part in parts if RESULTS_OF[part] in SEALED_RESULTS]
     if sealed and not open_sealed:
         raise Refused(f"the {sealed[0]} part is sealed: opened once, by --open-sealed")
     first = set(parts) <= set(LAB_PARTS)
@@ -95,7 +97,7 @@ def lab(
     digests = {path.name: sha256(path) for path in paths}
     cases = Cases.of(runs, [str(run.config["seed"]) for run in runs])
     return DataSet(
-        name=SEALED_PARTS[sealed[0]] if sealed else "lab" if first else "lab2",
+        name=RESULTS_OF[[*sealed, *parts][0]],
         title=f"fault laboratory ({', '.join(parts)})",
         runs=runs,
         cases=cases,

@@ -39,9 +39,7 @@ def url_of(line: Listed, base_url: str = BASE_URL) -> str:
     return f"{base_url.rstrip('/')}/{line.repository}/{line.commit}/{quote(line.path)}"
 
 
-def fetch(
-    lines: Sequence[Listed], folder: Path, *, base_url: str = BASE_URL, timeout: float = 30.0
-) -> Iterator[Fetched]:
+def fetch(lines: Sequence[Listed], folder: Path, *, base_url: str = BASE_URL) -> Iterator[Fetched]:
     """Fetch each file once; existing files with the right bytes are kept.
 
     A file that cannot be downloaded, or has other bytes than the manifest's, is yielded with its
@@ -50,7 +48,7 @@ def fetch(
     import pooch
 
     pooch.get_logger().setLevel("ERROR")
-    downloader = pooch.HTTPDownloader(timeout=timeout)
+    downloader = pooch.HTTPDownloader(timeout=30.0)
     folder.mkdir(parents=True, exist_ok=True)
     for line in {line.file: line for line in lines}.values():
         path = folder / line.file

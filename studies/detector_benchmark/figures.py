@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -25,15 +25,9 @@ MARKS = dict(zip(FEATURED, "osD^vPX", strict=True))
 LINEAR_BELOW = 0.01
 
 
-class Captioned(NamedTuple):
-    name: str
-    caption: str
-    figure: Figure
-
-
-def build_figures(found: Sequence[Results]) -> Iterator[Captioned]:
-    """Both, a panel for each data set; draw and save them inside `style()`."""
-    yield Captioned(
+def build_figures(found: Sequence[Results]) -> Iterator[tuple[str, str, Figure]]:
+    """Name, caption, figure of both, a panel a data set; draw and save them inside `style()`."""
+    yield (
         "figure1_precision_recall",
         "Precision against recall of runs, causal rule, first alarm latched, alarms in absorbed "
         "faults counted separately. Symbols are the detectors at their thresholds, lines are all "
@@ -41,7 +35,7 @@ def build_figures(found: Sequence[Results]) -> Iterator[Captioned]:
         "the onset and the run is missed. Small dots: all other detectors.",
         _figure(found, _precision_recall),
     )
-    yield Captioned(
+    yield (
         "figure2_delay",
         "Detection delay against false alarms. Vertical: the share of the time from onset to "
         "failure that has passed at the first alarm, mean over the detectable failures; a missed "

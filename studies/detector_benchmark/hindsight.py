@@ -19,9 +19,8 @@ from rmetric.evaluation.intervals import wilson
 from rmetric.evaluation.traces import Trace
 from rmetric.records import Run
 from studies.detector_benchmark.data_sets import DataSet
-from studies.detector_benchmark.measure import Judged
+from studies.detector_benchmark.measure import Judged, quartiles
 
-QUARTILES = (25, 50, 75)
 BUDGET = 0.01  # as the shipped thresholds were made
 
 
@@ -60,12 +59,9 @@ def absorbed(data: DataSet, seen: Judged) -> dict[str, Any]:
         if control is not None:
             groups["alarmed" if alarmed[i] else "silent"].append(harm(run, control))
     return {
-        name: {
-            "runs": len(found),
-            "most": _quartiles([most for most, _ in found]),
-            "end": _quartiles([end for _, end in found]),
-        }
+        name: {"runs": len(found), "most": quartiles(most), "end": quartiles(end)}
         for name, found in groups.items()
+        for most, end in [np.reshape(found, (-1, 2)).T]
     }
 
 
@@ -85,11 +81,6 @@ def _highest(trace: Trace, onset: float, failure: float) -> float:
     inside = trace.scores[(onset <= trace.steps) & (trace.steps < failure)]
     known = inside[np.isfinite(inside)]
     return float(known.max()) if len(known) else nan
-
-
-def _quartiles(values: Sequence[float]) -> list[float]:
-    known = [value for value in values if value == value]
-    return np.percentile(known, QUARTILES).tolist() if known else [nan] * 3
 
 
 def left_out(healthy: Iterable[Run], judged: Sequence[Run]) -> dict[str, Any]:

@@ -8,10 +8,10 @@ are labelled healthy. All are known by now.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 from scipy.stats import chi2
 
@@ -28,25 +28,16 @@ from studies.detector_benchmark.real_logs import real
 OUT = Path("studies", "detector_benchmark", "results")
 
 
-class Levels(NamedTuple):
-    """Numbers of runs, of records, and of episodes of watching and of alarm."""
-
-    runs: int
-    records: int
-    watches: int
-    alarms: int
-
-
-def levels_of(runs: Iterable[Run]) -> Levels:
-    """Count the episodes; a watch that becomes an alarm is both."""
-    found = Levels(0, 0, 0, 0)
+def levels_of(runs: Iterable[Run]) -> Counter[str]:
+    """Numbers of runs, records, and episodes (watches, alarms); one may be both of these."""
+    found: Counter[str] = Counter()
     for run in runs:
         detector = CalibratedDetector()
         levels = ["quiet", *(detector.update(record).level for record in run.records)]
         pairs = list(pairwise(levels))
-        watches = sum(was == "quiet" != now for was, now in pairs)
-        alarms = sum(was != "alarm" == now for was, now in pairs)
-        found = Levels(*map(sum, zip(found, (1, len(run.records), watches, alarms), strict=True)))
+        found["watches"] += sum(was == "quiet" != now for was, now in pairs)
+        found["alarms"] += sum(was != "alarm" == now for was, now in pairs)
+        found += Counter(runs=1, records=len(run.records))
     return found
 
 
@@ -56,13 +47,13 @@ def controls(data: DataSet) -> list[Run]:
     return [run for run, is_control in zip(data.runs, chosen, strict=True) if is_control]
 
 
-def table(found: dict[str, Levels]) -> Table:
-    total = Levels(*map(sum, zip(*found.values(), strict=True)))
+def table(found: dict[str, Counter[str]]) -> Table:
+    total = sum(found.values(), Counter[str]())
     rows: list[tuple[Cell, ...]] = [
         # The last is the largest rate that gives so few alarms in one of twenty samples.
-        (name, one.runs, one.records, one.watches,
-         round(one.records / one.watches) if one.watches else None,
-         one.alarms, round(one.records / poisson_limit(one.alarms)))
+        (name, one["runs"], one["records"], one["watches"],
+         round(one["records"] / one["watches"]) if one["watches"] else None,
+         one["alarms"], round(one["records"] / poisson_limit(one["alarms"])))
         for name, one in {**found, "all": total}.items()
     ]  # fmt: skip
     return Table(

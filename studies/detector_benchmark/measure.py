@@ -119,8 +119,8 @@ def measure(
         "hits": int(verdict.hit.sum()),
         "false_alarms": int(verdict.false_alarm.sum()),
         "failed": int(failed.sum()),
-        **{f"lead_acute_{q}": v for q, v in _quartiles(verdict.lead_steps[acute])},
-        **{f"lead_degraded_{q}": v for q, v in _quartiles(verdict.lead_steps[degraded])},
+        **_quartiles("lead_acute", verdict.lead_steps[acute]),
+        **_quartiles("lead_degraded", verdict.lead_steps[degraded]),
         "episodes_per_1000": rate.episodes_per_1000,
         "share_alarmed": rate.share_alarmed,
         "utility": by_group(partial(costs.utility, verdict, oracle.neutral)),
@@ -153,7 +153,6 @@ def measure_real(data: DataSet, seen: Judged, *, references: dict[str, Judged]) 
     labelled = verdict.hit & cases.warned
     delay = (first - cases.windows.onset)[labelled] / data.spacing[labelled] - EARLY_INTERVALS
     rate = false_alarm_rate(cases, seen.traces)
-    quartiles = np.percentile(delay, QUARTILES).tolist() if len(delay) else [np.nan] * 3
     return {
         "caught_high": share(caught, troubled & high),
         "caught": share(caught, troubled),
@@ -168,7 +167,7 @@ def measure_real(data: DataSet, seen: Judged, *, references: dict[str, Judged]) 
             for statistic in (f1, precision, recall)
         },
         **differences(cases, verdict, {name: other.neutral for name, other in references.items()}),
-        **{f"delay_{q}": value for q, value in zip(QUARTILES, quartiles, strict=True)},
+        **_quartiles("delay", delay),
         "episodes_per_1000": rate.episodes_per_1000_records,
         "share_alarmed": rate.share_alarmed,
         "failed": int(troubled.sum()),
@@ -271,13 +270,13 @@ def operating(
     }
 
 
-def thresholds(traces: Sequence[Trace], number: int = 40) -> Floats:
+def thresholds(traces: Sequence[Trace]) -> Floats:
     """Quantiles of all scores and of the runs' highest, so that the tail is covered."""
     scores = [trace.scores[np.isfinite(trace.scores)] for trace in traces]
     tops = [part.max() for part in scores if len(part)]
     if not tops:
         return np.array([0.0])
-    ranks = np.linspace(0, 1, number)
+    ranks = np.linspace(0, 1, 40)
     pooled = np.concatenate(scores)
     chosen = np.concatenate([np.quantile(pooled, ranks), np.quantile(tops, ranks)])
     below = np.nextafter(chosen.min(), -inf)  # where everything is alarmed
@@ -293,10 +292,14 @@ def _grouped(cases: Cases) -> Callable[..., Estimate]:
     return lambda statistic: estimate(statistic, len(cases), cases.groups)
 
 
-def _quartiles(values: Floats) -> list[tuple[int, float]]:
+def quartiles(values: Floats) -> list[float]:
+    """Of the finite ones; nan without any."""
     known = values[np.isfinite(values)]
-    found = np.percentile(known, QUARTILES).tolist() if len(known) else [np.nan] * 3
-    return list(zip(QUARTILES, found, strict=True))
+    return np.percentile(known, QUARTILES).tolist() if len(known) else [np.nan] * 3
+
+
+def _quartiles(name: str, values: Floats) -> Row:
+    return {f"{name}_{q}": v for q, v in zip(QUARTILES, quartiles(values), strict=True)}
 
 
 def _finite(values: Floats) -> Floats:

@@ -26,7 +26,9 @@ IN_FIGURES = ("lab", "stress", "real")
 NOT_YET = "*Not measured yet.*\n"
 
 
-def report(folder: Path, shown: Sequence[str], page: Path | None = None) -> Iterator[str]:
+def report(
+    folder: Path, shown: Sequence[str] = DATA_SETS, page: Path | None = None
+) -> Iterator[str]:
     """Write tables, figures and provenance from the results in `folder`; yields messages.
 
     Args:

@@ -11,7 +11,7 @@ from rmetric.evaluation.intervals import NUM_RESAMPLES, Estimate
 from studies.common.table import Cell, Table, numbered, percent
 from studies.detector_benchmark.benchmark import Results
 from studies.detector_benchmark.cases import BROKEN_NATS, SMOOTH_RECORDS, TREND_RECORDS
-from studies.detector_benchmark.hindsight import QUARTILES
+from studies.detector_benchmark.measure import QUARTILES
 from studies.detector_benchmark.real_logs import EARLY_INTERVALS, LATE_INTERVALS
 from studies.detector_benchmark.verdicts import EARLY_STEPS
 
@@ -163,7 +163,7 @@ def tables(results: Results) -> list[Table]:
     found = [table(results, group) for group in groups_of(results)]
     found[0] = replace(found[0], notes=[*found[0].notes, *results["notes"]])
     if results["name"] != "real":
-        found += [recall_by_fault(results), alarms_by_change(results)]
+        found += [_by_fault(results, *by_fault) for by_fault in BY_FAULT]
         makers = {"left_out": left_out, "missed": missed, "absorbed": absorbed}
         found += [make(results) for name, make in makers.items() if name in results]
         if "opened" in results["made"] and "calibrated" in results["rows"]:
@@ -240,16 +240,6 @@ def wide(results: Results) -> Table:
     for group in groups_of(results):
         heads |= {key: head for key, head in group.heads.items() if key not in heads}
     return table(results, Group("all", "all columns", heads))
-
-
-def recall_by_fault(results: Results, names: Sequence[str] = FEATURED) -> Table:
-    title = "failures detected in time, by fault"
-    return _by_fault(results, names, "failed", "hit", "faults", title)
-
-
-def alarms_by_change(results: Results, names: Sequence[str] = FEATURED) -> Table:
-    title = "runs without a failure that alarmed from the onset on"
-    return _by_fault(results, names, "not_failed", "alarmed", "changes", title)
 
 
 def left_out(results: Results) -> Table:
@@ -352,10 +342,15 @@ def absorbed(results: Results) -> Table:
     )
 
 
-def _by_fault(
-    results: Results, names: Sequence[str], of: str, counted: str, name: str, title: str
-) -> Table:
-    shown = [results["rows"][key] for key in names if key in results["rows"]]
+#: Counts of a fault's runs, and of those among them; name and title of the table.
+BY_FAULT = (
+    ("failed", "hit", "faults", "failures detected in time, by fault"),
+    ("not_failed", "alarmed", "changes", "runs without a failure that alarmed from the onset on"),
+)
+
+
+def _by_fault(results: Results, of: str, counted: str, name: str, title: str) -> Table:
+    shown = [results["rows"][key] for key in FEATURED if key in results["rows"]]
     about = next(iter(results["rows"].values()))["faults"]
     order = sorted(about, key=lambda fault: (about[fault]["benign"], fault))
     rows = [

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rmetric._util.errors import require
 from rmetric.evaluation.protocols import Alerts, Outcomes, Windows, judge_alerts
 from rmetric.evaluation.scores import ratio
 from rmetric.evaluation.traces import Trace
@@ -109,8 +110,7 @@ class Costs:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if not (value >= 0 and isfinite(value)):
-                raise ValueError(f"{name} is {value}: it must be finite and at least 0")
+            require(name, value, value >= 0 and isfinite(value), "finite and at least 0")
         if not (self.missed_failure or self.lead_step):
             raise ValueError("missed_failure and lead_step are both 0: a hit is worth nothing")
 

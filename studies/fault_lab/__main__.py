@@ -78,10 +78,6 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     one.add_argument("--severity", type=float, metavar="X", help="default: the fault's middle one")
     one.add_argument("--onset", type=int, metavar="STEP", help="default: half of the steps")
     one.add_argument("--duration", type=int, metavar="STEPS", help="default: the fault's own")
-    one.add_argument(
-        "--ranks", type=int, choices=[1, 4], default=1,
-        help="4: the workers are real processes, their gradients gathered by gloo",
-    )  # fmt: skip
     one.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
     parser.add_argument("--list", action="store_true", help="what can be injected")
     parser.add_argument(
@@ -156,7 +152,7 @@ def refuse_options_of_the_first_set(arguments: argparse.Namespace) -> None:
 def one_run(arguments: argparse.Namespace) -> int:
     import torch
 
-    from studies.fault_lab.branches import train_seed, train_seed_on_ranks
+    from studies.fault_lab.branches import train_seed
     from studies.fault_lab.outcome import Definitions
     from studies.fault_lab.spec import LabSpec, control_id
 
@@ -179,8 +175,7 @@ def one_run(arguments: argparse.Namespace) -> int:
     definitions = Definitions(diverged_ratio=arguments.diverged, degraded_nats=arguments.degraded)
     out = arguments.out or Path("lab_runs_single")
     out.mkdir(parents=True, exist_ok=True)
-    train = train_seed_on_ranks if arguments.ranks > 1 else train_seed
-    for run in tqdm(train([control, branch], definitions), total=2, unit="run"):
+    for run in tqdm(train_seed([control, branch], definitions), total=2, unit="run"):
         write_atomically(log_path(out, run.id), run_lines(run, RMetricConfig.simulation()))
         truth = run.truth
         assert truth is not None

@@ -1,50 +1,34 @@
-"""Train a control, and its branches from the control's states at their onsets.
-
-With four real processes each is its own worker: it holds the whole model, computes the gradient of
-its own micro-batch, receives the others' by gloo and takes the same step. The records agree with
-those of one process to rounding.
-"""
+"""Train a control, and its branches from the control's states at their onsets."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 
-from rmetric.readers.archive import run_from_line, run_to_line
 from rmetric.records import Record, Run, Truth
 from studies.fault_lab.corpus import corpus
 from studies.fault_lab.faults import Turn, fault
 from studies.fault_lab.outcome import Definitions, is_finite, judge
 from studies.fault_lab.spec import LabSpec, config_of
-from studies.fault_lab.training import WORKERS, Batch, Settings, Training
+from studies.fault_lab.training import Settings, Training
 
 RECORDS_AFTER_THE_END = 3  # of a run that is no longer finite
 DIGITS = 6  # of what is measured; all that is derived sees no more
 
 
-def train_seed(
-    specs: Sequence[LabSpec],
-    definitions: Definitions | None = None,
-    kind: type[Training] = Training,
-) -> Iterator[Run]:
+def train_seed(specs: Sequence[LabSpec], definitions: Definitions | None = None) -> Iterator[Run]:
     """The control of one seed and its branches, each a whole run from step 1.
 
     Args:
         specs: the control, then its branches.
         definitions: of failure.
-        kind: where the workers are.
     """
     control_spec, *branch_specs = specs
-    training = kind(control_spec)
+    training = Training(control_spec)
     onsets = {spec.onset_step for spec in branch_specs}
     records, snapshots = [], {}
     for step in range(1, control_spec.total_steps + 1):
@@ -194,46 +178,3 @@ def _round(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _round(entry) for name, entry in value.items()}
     return value
-
-
-# -- four processes
-
-
-class RankTraining(Training):
-    def gradients(self, batch: Batch, settings: Settings) -> tuple[Tensor, Tensor]:
-        mine = slice(dist.get_rank(), dist.get_rank() + 1)
-        own = Batch(batch.tokens_WBT[mine], batch.labels_WBT[mine])
-        gradient_1N, loss_1 = super().gradients(own, settings)
-        gradients = [torch.empty_like(gradient_1N[0]) for _ in range(WORKERS)]
-        losses = [torch.empty_like(loss_1[0]) for _ in range(WORKERS)]
-        dist.all_gather(gradients, gradient_1N[0])
-        dist.all_gather(losses, loss_1[0])
-        return torch.stack(gradients), torch.stack(losses)
-
-
-def train_seed_on_ranks(
-    specs: Sequence[LabSpec], definitions: Definitions | None = None
-) -> list[Run]:
-    """As `train_seed`, on four gloo processes of this machine."""
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_rank, (folder, list(specs), definitions), nprocs=WORKERS)
-        lines = (Path(folder) / "runs").read_bytes().splitlines()
-    runs: list[Run] = []
-    for line in lines:
-        runs.append(run_from_line(line, runs[0] if runs else None))
-    return runs
-
-
-def _rank(
-    rank: int, folder: str, specs: Sequence[LabSpec], definitions: Definitions | None
-) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=WORKERS
-    )
-    try:
-        lines = [run_to_line(run) for run in train_seed(specs, definitions, RankTraining)]
-        if rank == 0:
-            (Path(folder) / "runs").write_bytes(b"".join(lines))
-    finally:
-        dist.destroy_process_group()

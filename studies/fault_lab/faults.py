@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -96,20 +97,18 @@ def normal(rng: np.random.Generator, shape: torch.Size) -> Tensor:
 # The settings of a step: rates, betas, sizes, the arithmetic.
 
 
-def spike_rate(turn: Turn) -> None:
-    turn.settings.rate_factor = turn.severity
+def set_to(turn: Turn, name: str) -> None:
+    """The setting is the severity."""
+    setattr(turn.settings, name, turn.severity)
+
+
+def resize(turn: Turn, name: str) -> None:
+    """The setting, a whole number, is multiplied."""
+    setattr(turn.settings, name, max(1, round(getattr(turn.settings, name) * turn.severity)))
 
 
 def run_away(turn: Turn) -> None:
     turn.settings.rate_factor = turn.severity ** (turn.age + 1)
-
-
-def break_beta(turn: Turn) -> None:
-    turn.settings.beta2 = turn.severity
-
-
-def overflow_half(turn: Turn) -> None:
-    turn.settings.half_scale = turn.severity
 
 
 def bias_router(turn: Turn) -> None:
@@ -128,35 +127,24 @@ def cut_rate(turn: Turn) -> None:
     turn.settings.scheduled_rate *= turn.severity
 
 
-def resize_batch(turn: Turn) -> None:
-    turn.settings.batch_size = max(1, round(turn.settings.batch_size * turn.severity))
-
-
-def change_length(turn: Turn) -> None:
-    turn.settings.length = max(1, round(turn.settings.length * turn.severity))
-
-
-def shift_domain(turn: Turn) -> None:
-    turn.settings.other_share = turn.severity
-
-
 def evaluate_less(turn: Turn) -> None:
     turn.settings.evaluated = round(turn.severity)
 
 
 SETTINGS = (
-    Fault("LR_SPIKE", spike_rate, (5, 15, 25), 40, "multiple of the scheduled learning rate",
+    Fault("LR_SPIKE", partial(set_to, name="rate_factor"), (5, 15, 25), 40,
+          "multiple of the scheduled learning rate",
           "The optimiser uses a multiple of the scheduled learning rate."),
     Fault("LR_RUNAWAY", run_away, (1.01, 1.02, 1.05), 0, "growth of the learning rate a step",
           "The learning rate grows at every step.", lowest=1.0, highest=2.0),
     Fault("ROUTER_IMBALANCE", bias_router, (2, 4, 8), 100, "bias on one expert's router logit",
           "The router sends most tokens to one expert.", only="mixtral"),
-    Fault("HALF_OVERFLOW", overflow_half, (2048, 4096, 8192), 0,
+    Fault("HALF_OVERFLOW", partial(set_to, name="half_scale"), (2048, 4096, 8192), 0,
           "scale at which activations pass through half precision",
           "Activations pass through half precision and may leave its range.", lowest=1),
-    Fault("BETA_FAULT", break_beta, (0.3, 0.1, 0.0), 0, "beta2 of AdamW",
+    Fault("BETA_FAULT", partial(set_to, name="beta2"), (0.3, 0.1, 0.0), 0, "beta2 of AdamW",
           "AdamW averages squared gradients over too few steps.", highest=1, optimizer="adamw"),
-    Fault("DOMAIN_SHIFT", shift_domain, (0.1, 0.2, 0.3), 0,
+    Fault("DOMAIN_SHIFT", partial(set_to, name="other_share"), (0.1, 0.2, 0.3), 0,
           "share of the sequences from another domain",
           "The data mixture moves towards another domain.", highest=1, benign=True,
           planned="data_mixture"),
@@ -168,11 +156,14 @@ SETTINGS = (
           "The learning rate is warmed up anew.", benign=True, planned="learning_rate"),
     Fault("RATE_CUT", cut_rate, (0.7, 0.5), 0, "multiple of the scheduled learning rate",
           "The learning rate is cut as planned.", benign=True, planned="learning_rate"),
-    Fault("BATCH_SIZE_UP", resize_batch, (2, 4), 0, "multiple of the batch size",
+    Fault("BATCH_SIZE_UP", partial(resize, name="batch_size"), (2, 4), 0,
+          "multiple of the batch size",
           "More sequences a step.", benign=True, planned="batch_size"),
-    Fault("BATCH_SIZE_DOWN", resize_batch, (0.5,), 0, "multiple of the batch size",
+    Fault("BATCH_SIZE_DOWN", partial(resize, name="batch_size"), (0.5,), 0,
+          "multiple of the batch size",
           "Fewer sequences a step.", benign=True, planned="batch_size"),
-    Fault("SEQUENCE_LENGTH", change_length, (0.5, 2), 0, "multiple of the sequence length",
+    Fault("SEQUENCE_LENGTH", partial(resize, name="length"), (0.5, 2), 0,
+          "multiple of the sequence length",
           "Shorter or longer sequences.", benign=True, planned="sequence_length"),
 )  # fmt: skip
 
@@ -277,6 +268,7 @@ BATCH = (
 
 
 SICK = 0  # the worker that a fault of one worker strikes
+ONE, ALL = slice(SICK, SICK + 1), slice(None)
 
 
 def explode_gradient(turn: Turn) -> None:
@@ -284,35 +276,19 @@ def explode_gradient(turn: Turn) -> None:
     turn.gradients_WN[SICK] *= 1.0 - (1.0 + turn.severity) * (turn.age + 1) / turn.duration
 
 
-def scale_one(turn: Turn) -> None:
-    turn.gradients_WN[SICK] *= turn.severity
+def scale(turn: Turn, workers: slice) -> None:
+    turn.gradients_WN[workers] *= turn.severity
 
 
-def scale_all(turn: Turn) -> None:
-    turn.gradients_WN *= turn.severity
+def flip(turn: Turn, workers: slice) -> None:
+    turn.gradients_WN[workers] *= -turn.severity
 
 
-def flip_one(turn: Turn) -> None:
-    turn.gradients_WN[SICK] *= -turn.severity
-
-
-def flip_all(turn: Turn) -> None:
-    turn.gradients_WN *= -turn.severity
-
-
-def noise_one(turn: Turn) -> None:
-    _add_noise(turn, turn.gradients_WN[SICK])
-
-
-def noise_all(turn: Turn) -> None:
-    for gradient_N in turn.gradients_WN:
-        _add_noise(turn, gradient_N)
-
-
-def _add_noise(turn: Turn, gradient_N: Tensor) -> None:
+def add_noise(turn: Turn, workers: slice) -> None:
     """White noise whose norm is `severity` times the gradient's."""
-    size = turn.severity * torch.linalg.vector_norm(gradient_N) / len(gradient_N) ** 0.5
-    gradient_N += size * normal(turn.rng, gradient_N.shape)
+    for gradient_N in turn.gradients_WN[workers]:
+        size = turn.severity * torch.linalg.vector_norm(gradient_N) / len(gradient_N) ** 0.5
+        gradient_N += size * normal(turn.rng, gradient_N.shape)
 
 
 def make_infinite(turn: Turn) -> None:
@@ -320,15 +296,7 @@ def make_infinite(turn: Turn) -> None:
     turn.gradients_WN[SICK, torch.from_numpy(where)] = inf
 
 
-def stale_one(turn: Turn) -> None:
-    _grow_stale(turn, slice(SICK, SICK + 1))
-
-
-def stale_all(turn: Turn) -> None:
-    _grow_stale(turn, slice(None))
-
-
-def _grow_stale(turn: Turn, workers: slice) -> None:
+def grow_stale(turn: Turn, workers: slice) -> None:
     """The gradient is computed only every `severity` steps, and sent again in between."""
     if turn.age % round(turn.severity) == 0:
         turn.memory["old"] = turn.gradients_WN[workers].clone()
@@ -343,32 +311,37 @@ GRADIENTS = (
     Fault("GRADIENT_EXPLOSION", explode_gradient, (10, 30, 100), 100,
           "multiple of one worker's gradient, its sign turned, at the end",
           "One worker's gradient turns around and grows at every step."),
-    Fault("GRADIENT_SCALE", scale_one, (3, 10, 100), 100, "multiple of one worker's gradient",
+    Fault("GRADIENT_SCALE", partial(scale, workers=ONE), (3, 10, 100), 100,
+          "multiple of one worker's gradient",
           "One worker's gradient is too large."),
-    Fault("GRADIENT_SCALE_ALL", scale_all, (10, 1000), 100, "multiple of every worker's gradient",
+    Fault("GRADIENT_SCALE_ALL", partial(scale, workers=ALL), (10, 1000), 100,
+          "multiple of every worker's gradient",
           "Every worker's gradient is too large."),
-    Fault("SIGN_FLIP", flip_one, (1, 3, 10), 100,
+    Fault("SIGN_FLIP", partial(flip, workers=ONE), (1, 3, 10), 100,
           "multiple of one worker's gradient, its sign turned",
           "One worker's gradient has the wrong sign."),
-    Fault("SIGN_FLIP_ALL", flip_all, (1,), 40,
+    Fault("SIGN_FLIP_ALL", partial(flip, workers=ALL), (1,), 40,
           "multiple of every worker's gradient, its sign turned",
           "Every worker's gradient has the wrong sign."),
-    Fault("GRADIENT_NOISE", noise_one, (1, 3, 10), 100,
+    Fault("GRADIENT_NOISE", partial(add_noise, workers=ONE), (1, 3, 10), 100,
           "norm of the noise, in units of the worker's gradient",
           "One worker's gradient is noisy."),
-    Fault("GRADIENT_NOISE_ALL", noise_all, (1, 3, 10), 100,
+    Fault("GRADIENT_NOISE_ALL", partial(add_noise, workers=ALL), (1, 3, 10), 100,
           "norm of the noise, in units of the worker's gradient",
           "Every worker's gradient is noisy."),
     Fault("INFINITE_GRADIENT", make_infinite, (1,), 1, "infinite entries in one worker's gradient",
           "One worker's gradient has an infinite entry, once.", lowest=1, whole=True),
-    Fault("STALE_WORKER", stale_one, (10, 40, 100), 100, "steps for which a gradient is sent again",
+    Fault("STALE_WORKER", partial(grow_stale, workers=ONE), (10, 40, 100), 100,
+          "steps for which a gradient is sent again",
           "One worker sends an old gradient again and again.", lowest=1, whole=True),
-    Fault("STALE_ALL", stale_all, (10, 40, 100), 100, "steps for which a gradient is sent again",
+    Fault("STALE_ALL", partial(grow_stale, workers=ALL), (10, 40, 100), 100,
+          "steps for which a gradient is sent again",
           "Every worker sends an old gradient again and again.", lowest=1, whole=True),
     Fault("DEAD_WORKER", kill_workers, (1, 3), 0, "workers whose gradient is zero",
           "Workers send zeros, which are averaged with the others' gradients.", lowest=1,
           highest=WORKERS, whole=True),
-    Fault("GRADIENT_SPIKE", scale_all, (10, 100, 1000), 1, "multiple of every worker's gradient",
+    Fault("GRADIENT_SPIKE", partial(scale, workers=ALL), (10, 100, 1000), 1,
+          "multiple of every worker's gradient",
           "One large gradient, which is clipped.", benign=True),
 )  # fmt: skip
 

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rmetric.reporting import style
-from studies.fault_lab.signals import SIGNALS, SignalResponse, area
+from studies.fault_lab.signals import SIGNALS, area
 from studies.fault_lab.tables import ENDS, by_fault
 
 COLOURS = {
@@ -30,12 +30,12 @@ FEWEST = 3  # failing runs that an area is shown for
 TICKS = (0, 3, 10, 30, 100, 300)
 
 
-def fault_figure(found: pd.DataFrame, seen: Mapping[str, Sequence[SignalResponse]]) -> Figure:
+def fault_figure(found: pd.DataFrame, seen: pd.DataFrame) -> Figure:
     """Left: one dot per run, at the steps from onset to failure. Right: response of each signal.
 
     Args:
         found: `tables.facts` of all runs.
-        seen: responses by signal; the map is blank where fewer than `FEWEST` runs failed.
+        seen: `tables.all_responses`; the map is blank where fewer than `FEWEST` runs failed.
     """
     groups = {name: rows for name, rows in by_fault(found).items() if name != "NONE"}
     with style.style():
@@ -75,20 +75,11 @@ def _dots(axes: Axes, groups: Mapping[str, pd.DataFrame]) -> None:
     axes.legend(ncols=4, loc="lower left", bbox_to_anchor=(-0.02, 1.0), handletextpad=0.1)
 
 
-def _map(
-    figure: Figure,
-    axes: Axes,
-    faults: Sequence[str],
-    seen: Mapping[str, Sequence[SignalResponse]],
-) -> None:
+def _map(figure: Figure, axes: Axes, faults: Sequence[str], seen: pd.DataFrame) -> None:
     areas = np.full((len(faults), len(SHOWN)), np.nan)
     for column, signal in enumerate(SHOWN):
         for row, fault in enumerate(faults):
-            failing = [
-                sight
-                for sight in seen[signal]
-                if sight.run.truth and sight.run.truth.failed and sight.run.truth.fault == fault
-            ]
+            failing = seen[seen.failed & (seen.signal == signal) & (seen.fault == fault)]
             if len(failing) >= FEWEST:
                 areas[row, column] = area(failing)
     axes.set_facecolor("#f2f2f2")

@@ -12,6 +12,7 @@ from math import isfinite
 
 import numpy as np
 
+from rmetric._util.errors import require
 from rmetric.records import Record, Truth
 from rmetric.simulation.outcome import DEGRADED_NATS, DIVERGED_RATIO, soft_failure
 
@@ -33,10 +34,8 @@ class Definitions:
     degraded_nats: float = DEGRADED_NATS
 
     def __post_init__(self) -> None:
-        if not self.diverged_ratio > 1:
-            raise ValueError(f"diverged_ratio is {self.diverged_ratio}: it must be above 1")
-        if not self.degraded_nats > 0:
-            raise ValueError(f"degraded_nats is {self.degraded_nats}: it must be above 0")
+        require("diverged_ratio", self.diverged_ratio, self.diverged_ratio > 1, "above 1")
+        require("degraded_nats", self.degraded_nats, self.degraded_nats > 0, "above 0")
 
 
 def judge(

@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, nan
+from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
@@ -122,11 +124,9 @@ SIGNALS: dict[str, Signal] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class SignalResponse:
+class SignalResponse(NamedTuple):
     """Largest value of one signal in one run and in its twin, over the same steps."""
 
-    run: Run
     shown: float
     twin: float
 
@@ -148,11 +148,8 @@ def response(signal: Signal, run: Run, control: Run) -> SignalResponse:
         shown = signal.series(run.records)
     before = twin[(steps >= begin - BEFORE) & (steps < begin)]
     window = slice(begin - 1, end - 1)
-    return SignalResponse(
-        run=run,
-        shown=_largest(signal, shown[window], before),
-        twin=_largest(signal, twin[window], before),
-    )
+    largest = (_largest(signal, values[window], before) for values in (shown, twin))
+    return SignalResponse(*largest)
 
 
 def _largest(signal: Signal, values: Floats, before: Floats) -> float:
@@ -166,11 +163,10 @@ def _largest(signal: Signal, values: Floats, before: Floats) -> float:
     return float((np.abs(deviation) if signal.either_way else deviation).max())
 
 
-def area(found: Sequence[SignalResponse]) -> float:
-    """Area under the ROC curve of runs against twins; nan without any."""
-    if not found:
-        return nan
-    scores = [sight.shown for sight in found] + [sight.twin for sight in found]
+def area(found: pd.DataFrame) -> float:
+    """Area under the ROC curve of runs (`shown`) against twins (`twin`); nan without any."""
     number = len(found)
-    ranks = rankdata(scores)
+    if not number:
+        return nan
+    ranks = rankdata([*found.shown, *found.twin])
     return float((ranks[:number].sum() - number * (number + 1) / 2) / number**2)

@@ -6,7 +6,7 @@ development runs alone: the test part is reserved for the benchmark.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import nan
 
@@ -271,26 +271,27 @@ def _range(values: Sequence[float]) -> str:
 # -- signals and detectors
 
 
-def all_responses(runs: Sequence[Run]) -> dict[str, list[SignalResponse]]:
-    """Signal -> its response in each disturbed run, compared with the run's control."""
+def all_responses(runs: Sequence[Run]) -> pd.DataFrame:
+    """`facts` of each disturbed run for each `signal`, with its `SignalResponse`."""
     controls = {run.id: run for run in runs}
     branches = [run for run in runs if run.config.get("branch_of")]
-    return {
-        name: [response(signal, run, controls[run.config["branch_of"]]) for run in branches]
-        for name, signal in SIGNALS.items()
-    }
+    about, found = facts(branches), []
+    for name, signal in SIGNALS.items():
+        seen = [response(signal, run, controls[run.config["branch_of"]]) for run in branches]
+        responses = pd.DataFrame(seen, columns=SignalResponse._fields)
+        found.append(about.assign(signal=name).join(responses))
+    return pd.concat(found)
 
 
-def signals(seen: Mapping[str, Sequence[SignalResponse]]) -> Table:
+def signals(seen: pd.DataFrame) -> Table:
     """Separation of disturbed runs from their twins by each signal."""
     rows: list[tuple[Cell, ...]] = []
-    for name, found in seen.items():
-        ends = [end_of(sight.run) for sight in found]
-        groups = [[s for s, e in zip(found, ends, strict=True) if e == end] for end in ENDS]
-        failing = [s for s, end in zip(found, ends, strict=True) if end in KINDS]
-        rows.append((SIGNALS[name].label, area(failing), *map(area, groups)))
+    for name, signal in SIGNALS.items():
+        found = seen[seen.signal == name]
+        groups = (found[found.end == end] for end in ENDS)
+        rows.append((signal.label, area(found[found.end.isin(KINDS)]), *map(area, groups)))
     rows.sort(key=lambda row: -float(row[1]) if isinstance(row[1], float) else 0.0)
-    counts = ", ".join(f"{ends.count(end)} {words}" for end, words in ENDS.items())
+    counts = ", ".join(f"{(found.end == end).sum()} {words}" for end, words in ENDS.items())
     return Table(
         "signals",
         "Signals before the failure: area under the ROC curve, compared with the exact twin",
@@ -306,22 +307,17 @@ def signals(seen: Mapping[str, Sequence[SignalResponse]]) -> Table:
     )
 
 
-def signals_by_fault(seen: Mapping[str, Sequence[SignalResponse]]) -> Table:
+def signals_by_fault(seen: pd.DataFrame) -> Table:
     """The same for the failing runs of each fault."""
-    failing = {
-        name: [s for s in found if s.run.truth and s.run.truth.failed]
-        for name, found in seen.items()
-    }
-    names = [str(s.run.truth and s.run.truth.fault) for s in next(iter(failing.values()))]
+    failing = seen[seen.failed]
     rows: list[tuple[Cell, ...]] = []
-    for fault in by_fault(facts(s.run for s in next(iter(failing.values())))):
-        here = [place for place, name in enumerate(names) if name == fault]
-        areas = (area([found[place] for place in here]) for found in failing.values())
-        rows.append((fault, len(here), *areas))
+    for fault, runs in by_fault(failing[failing.signal == next(iter(SIGNALS))]).items():
+        here = failing[failing.fault == fault]
+        rows.append((fault, len(runs), *(area(here[here.signal == name]) for name in SIGNALS)))
     return Table(
         "signals_by_fault",
         "Signals before the failure, by fault: area under the ROC curve, failing runs",
-        ("Fault | Failing runs", *(SIGNALS[name].label for name in seen)),
+        ("Fault | Failing runs", *(signal.label for signal in SIGNALS.values())),
         rows,
         notes=[
             SEALED,

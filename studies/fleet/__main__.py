@@ -9,22 +9,27 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from importlib import import_module
-from importlib.util import find_spec
+from pathlib import Path
 
 from rmetric._util.errors import exit_code_of, exit_with, fail
+from rmetric._util.options import add_jobs
 from studies.common.command import command_parser
+from studies.fleet import cost_report, faults, risk_report
 
-#: Each has NAME, HELP, add_arguments(parser) and run(options), which returns the exit status.
-MODULES = ("studies.fleet.risk_report", "studies.fleet.cost_report", "studies.fleet.faults")
+#: Each has NAME, HELP, OUT, add_arguments(parser) and run(options), which returns the exit status.
+MODULES = (risk_report, cost_report, faults)
 
 
 def parser() -> argparse.ArgumentParser:
     out = command_parser("fleet", __doc__)
     subcommands = out.add_subparsers(required=True, metavar="COMMAND")
-    for module in map(import_module, filter(find_spec, MODULES)):
+    for module in MODULES:
         subcommand = subcommands.add_parser(module.NAME, help=module.HELP)
         module.add_arguments(subcommand)
+        subcommand.add_argument(
+            "--out", type=Path, default=module.OUT, metavar="DIR", help="default: %(default)s"
+        )
+        add_jobs(subcommand)
         subcommand.set_defaults(run=module.run)
     return out
 

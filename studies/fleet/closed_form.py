@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from math import exp, expm1
 
+from rmetric._util.errors import require
+
 
 def exact_ettr(
     *, mtbf: float, interval: float, blocking: float, durable: float, restart: float
@@ -27,11 +29,9 @@ def exact_ettr(
     which for d = w is Daly's (2006, equation 20). Raises ValueError for a save that is
     not durable before the next begins.
     """
-    if not blocking <= durable <= interval + blocking:
-        raise ValueError(
-            f"durable is {durable}: it must be from blocking, {blocking}, to interval + "
-            f"blocking, {interval + blocking}"
-        )
+    most = interval + blocking
+    wanted = f"from blocking, {blocking}, to interval + blocking, {most}"
+    require("durable", durable, blocking <= durable <= most, wanted)
     stretch = restart + interval + durable
     return interval / mtbf * exp(-stretch / mtbf) / -expm1(-(interval + blocking) / mtbf)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from rmetric._util.options import add_jobs
+from rmetric._util.errors import require
 from rmetric.reporting.style import style
 from studies.common.markers import fill, parts
 from studies.common.renderers import to_text, write_tables
@@ -37,7 +37,6 @@ REPLICATIONS = 40
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help=f"default: {OUT}")
     parser.add_argument(
         "--replications", type=int, default=REPLICATIONS, metavar="N",
         help="seeds of each job, at least 2 (default: %(default)s)",
@@ -46,12 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--only-closed-forms", action="store_true",
         help="make only table 8, which needs no simulation, and its part of the page",
     )  # fmt: skip
-    add_jobs(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.replications < 2:
-        raise ValueError(f"--replications is {options.replications}: it must be at least 2")
+    require("--replications", options.replications, options.replications >= 2, "at least 2")
     if options.only_closed_forms:
         return closed_forms(options.out)
     points = measured_points(options.out.parent)
@@ -66,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
     found = measure(jobs, options.replications, options.jobs)
     made, figure = everything(found.__getitem__, points)
     about = provenance(points, options.replications)
-    write(options.out, made, FIGURE, figure, about, PACKAGES)
+    write(options.out, made, {FIGURE: figure}, about, PACKAGES)
     if options.out == OUT and PAGE.exists():
         refresh(PAGE, OUT, (FIGURE, CAPTION), words(found.__getitem__))
     print("\n".join(to_text(table) for table in made))

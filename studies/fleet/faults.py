@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from rmetric._util.options import add_jobs
-from rmetric.logs import write_atomically
-from studies.common.provenance import commit, versions
-from studies.common.renderers import to_text, write_tables
+from studies.common.renderers import to_text
 from studies.common.table import Table, percent
 from studies.fleet.cost import a_job, measure, one_percent
+from studies.fleet.cost_report import PACKAGES
 from studies.fleet.job_settings import DAY, FleetJob
+from studies.fleet.writing import write
 
 NAME = "faults"
 HELP = "the value of spares and shrinking with the repairs and repeated failures of a trace"
@@ -72,8 +71,6 @@ def cases(trace: dict[str, Any], size: int, share: float) -> list[FleetJob]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=Path, metavar="FILE", help="fault_trace.json of InfiniteHBD")
-    parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help=f"default: {OUT}")
-    add_jobs(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -97,10 +94,7 @@ def run(options: argparse.Namespace) -> int:
         notes,
         grouped=True,
     )  # fmt: skip
-    write_tables([made], options.out)
     digest = hashlib.sha256(options.trace.read_bytes()).hexdigest()
-    used = versions(("numpy", "scipy", "joblib", "simpy"))
-    about = {"sha256": digest, "seeds": REPLICATIONS, "versions": used, "commit": commit()}
-    write_atomically(options.out / "provenance.json", [f"{json.dumps(about, indent=2)}\n".encode()])
+    write(options.out, [made], {}, {"sha256": digest, "seeds": REPLICATIONS}, PACKAGES)
     print(to_text(made))
     return 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -85,21 +86,12 @@ class Signs:
 
     @classmethod
     def none(cls, num: int) -> Signs:
-        return cls(
-            heat=np.zeros(num), clock=np.ones(num),
-            corrected=_zeros(num), uncorrected=_zeros(num),
-            link_errors=_zeros(num), remapped=_zeros(num),
-            slowed=_never(num), remap_pending=_never(num), remap_failed=_never(num),
-            lost=_never(num), spinning=_never(num),
-        )  # fmt: skip
-
-
-def _zeros(num: int) -> Ints:
-    return np.zeros(num, dtype=np.int64)
-
-
-def _never(num: int) -> Bools:
-    return np.zeros(num, dtype=np.bool_)
+        counts = ("corrected", "uncorrected", "link_errors", "remapped")
+        states = ("slowed", "remap_pending", "remap_failed", "lost", "spinning")
+        neutral = {"heat": 0.0, "clock": 1.0}
+        neutral |= dict.fromkeys(counts, 0) | dict.fromkeys(states, False)
+        arrays: dict[str, Any] = {name: np.full(num, value) for name, value in neutral.items()}
+        return cls(**arrays)
 
 
 def fail(

@@ -7,6 +7,7 @@ how such jobs are run, and are defined in `JobConditions`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,14 +111,11 @@ def _loaded(rng: np.random.Generator, num_readings: int) -> GpuUsage:
     stretch = np.searchsorted(ends, np.arange(num_readings))
     work = rng.uniform(0.84, 1.0, size=ends.size)[stretch]
     utilisation = rng.uniform(94.0, 100.0, size=ends.size)[stretch]
-    zeros = np.zeros(num_readings, dtype=np.int64)
-    return GpuUsage(
-        work=work, utilisation=utilisation,
-        memory=np.full(num_readings, rng.uniform(0.8, 0.95)),
-        ambient=np.zeros(num_readings),
-        corrected=zeros.copy(), link_retries=zeros.copy(), pcie_replays=zeros.copy(),
-        reloaded=zeros.astype(bool), unread=zeros.astype(bool),
-    )  # fmt: skip
+    still = {"memory": rng.uniform(0.8, 0.95), "ambient": 0.0}
+    still |= dict.fromkeys(("corrected", "link_retries", "pcie_replays"), 0)
+    still |= dict.fromkeys(("reloaded", "unread"), False)
+    arrays: dict[str, Any] = {name: np.full(num_readings, x) for name, x in still.items()}
+    return GpuUsage(work=work, utilisation=utilisation, **arrays)
 
 
 def _surroundings(rng: np.random.Generator, num: int, days: float, job: JobConditions) -> Floats:

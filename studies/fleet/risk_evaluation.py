@@ -24,6 +24,7 @@ from math import inf, isnan, nan
 import numpy as np
 from joblib import Parallel
 
+from rmetric._util.errors import require
 from rmetric._util.workers import delayed
 from studies.fleet import published
 from studies.fleet.gpu_usage import DAY, HOUR, Bools, Floats, JobConditions
@@ -58,8 +59,7 @@ class EvaluationPlan:
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             least = {"seed": 0, "days": 0.01}.get(name, 1)
-            if not least <= value < inf:
-                raise ValueError(f"{name} is {value}: it must be at least {least}")
+            require(name, value, least <= value < inf, f"at least {least}")
 
     def sizes(self) -> dict[str, int]:
         return {name: self.gpus if name == "healthy" else getattr(self, name) for name in STRATA}

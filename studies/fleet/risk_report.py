@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rmetric._util.options import add_jobs
 from rmetric.evaluation import intervals
 from rmetric.evaluation.intervals import Estimate
 from rmetric.reporting.style import style
@@ -34,7 +33,6 @@ PACKAGES = ("numpy", "scipy", "joblib")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     plan = EvaluationPlan()
-    parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help=f"default: {OUT}")
     parser.add_argument("--gpus", type=int, default=plan.gpus, help="healthy GPUs (%(default)s)")
     parser.add_argument("--days", type=float, default=plan.days, help="of each (%(default)g)")
     parser.add_argument(
@@ -51,7 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--recorded", type=Path, metavar="FILE",
         help="judge recorded readings (JSONL) instead of simulated ones; nothing is written",
     )  # fmt: skip
-    add_jobs(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -73,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     made = tables(strata)
     with style():
         figure = build_figure(strata)
-    write(options.out, made, FIGURE, figure, provenance(plan, job), PACKAGES)
+    write(options.out, made, {FIGURE: figure}, provenance(plan, job), PACKAGES)
     if options.out == OUT and PAGE.exists():
         refresh(PAGE, OUT, (FIGURE, CAPTION), {"summary": bullets(summary(made, strata))})
     print("\n".join(to_text(table) for table in made))

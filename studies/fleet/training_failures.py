@@ -32,7 +32,7 @@ FAULT_STEPS, RUN_STEPS = 100, 220
 
 @dataclass(frozen=True, kw_only=True)
 class Outcomes:
-    """Measured outcomes of rescue.
+    """Measured outcomes of rescue; without any, of a rescue that does nothing.
 
     Attributes:
         averted, held: shares of the failing runs.
@@ -44,20 +44,14 @@ class Outcomes:
         ends: averted and held, at the lower and upper ends of their intervals.
     """
 
-    averted: float
-    held: float
-    at_nan: float
-    extra: float
-    false_runs: float
-    false_extra: float
-    false_held: float
+    averted: float = 0.0
+    held: float = 0.0
+    at_nan: float = 0.0
+    extra: float = 0.0
+    false_runs: float = 0.0
+    false_extra: float = 0.0
+    false_held: float = 0.0
     ends: tuple[tuple[float, float], ...] = ()
-
-
-#: Rescue that does nothing.
-UNMEASURED = Outcomes(
-    averted=0.0, held=0.0, at_nan=0.0, extra=0.0, false_runs=0.0, false_extra=0.0, false_held=0.0
-)
 
 
 def outcomes(results: Path | None = None) -> Outcomes | None:
@@ -170,7 +164,7 @@ def table(found: Outcomes | None) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for rate in RATES:
         for words, notice in NOTICED.items():
-            lost = losses(rate, notice, found or UNMEASURED)
+            lost = losses(rate, notice, found or Outcomes())
             cells: list[Cell] = [lost.hourly, lost.quick]
             cells += [lost.rescue, lost.false, gain(rate, notice, found)] if found else [None] * 3
             rows.append((f"{rate:g}", 1000 / (rate * NUM_GPUS), words, *cells))

@@ -18,13 +18,14 @@ from studies.common.table import Table
 
 
 def write(
-    folder: Path, made: Sequence[Table], name: str, figure: Figure, about: dict[str, Any],
+    folder: Path, made: Sequence[Table], figures: Mapping[str, Figure], about: dict[str, Any],
     packages: Sequence[str],
 ) -> None:  # fmt: skip
-    """The tables, the figure and provenance.json: `about`, versions of packages, commit."""
+    """The tables, the figures and provenance.json: `about`, versions of packages, commit."""
     write_tables(made, folder)
-    with style():
-        save(figure, folder / name)
+    for name, figure in figures.items():
+        with style():
+            save(figure, folder / name)
     about = {**about, "versions": versions(packages), "commit": commit()}
     write_atomically(folder / "provenance.json", [json.dumps(about, indent=2).encode(), b"\n"])
 

@@ -6,7 +6,6 @@ without it take a step, in alternating order, and the ratio of the two times is 
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import os
@@ -44,6 +43,7 @@ from rmetric.telemetry.nvml_library import NvmlLibrary
 from rmetric.telemetry.reading import Reading
 from rmetric.telemetry.risk import RiskConfig
 from rmetric.telemetry.sources import GpuWatch
+from studies.common.command import command_parser
 
 #: Turns of each model, and steps of a trace; the small form is for a CPU.
 LARGE = {"qwen2.5-3B": 24, "100M": 60}
@@ -354,15 +354,15 @@ def multiply() -> Callable[[], None]:
     return work
 
 
-def cost_of_reading(readings: int = 50) -> dict[str, float]:
-    """Median seconds and CPU seconds of one reading of the first GPU."""
+def cost_of_reading() -> dict[str, float]:
+    """Median seconds and CPU seconds of one reading of the first GPU, of 50."""
     import pynvml
 
     library = NvmlLibrary(pynvml)
     gpu = library.find(None)[0]
     library.read(gpu, 0.0)  # opens what the later ones use
     wall, own = [], []
-    for _ in range(readings):
+    for _ in range(50):
         began, began_own = time.perf_counter(), time.thread_time()
         library.read(gpu, 0.0)
         wall.append(time.perf_counter() - began)
@@ -501,7 +501,7 @@ PARTS: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m studies.gpu.measure", description=__doc__)
+    parser = command_parser("gpu.measure", __doc__)
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--out", type=Path, required=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
@@ -45,6 +45,10 @@ ENTRIES: dict[str, Entry] = {
     ),
     **IN_PAPER,
 }
+
+
+#: The metric and its ablations.
+OF_THE_METRIC = [name for name, entry in IN_PAPER.items() if entry.kind in OWN_SETTINGS]
 
 
 class OutcomeCounts(NamedTuple):
@@ -102,17 +106,10 @@ class Analysis:
     traces: dict[str, list[Trace]]
 
     @classmethod
-    def of(cls, study: Study, *, num_processes: int = 1) -> Analysis:
-        """Run the paper's detectors on every run; an ablation uses the runs of its own mode."""
-        return cls._of(study, list(ENTRIES), num_processes)
-
-    @classmethod
-    def of_metric(cls, study: Study) -> Analysis:
-        """The metric and its ablations alone."""
-        return cls._of(study, [n for n, e in IN_PAPER.items() if e.kind in OWN_SETTINGS], 1)
-
-    @classmethod
-    def _of(cls, study: Study, names: Sequence[str], num_processes: int) -> Analysis:
+    def of(
+        cls, study: Study, names: Iterable[str] = ENTRIES, *, num_processes: int = 1
+    ) -> Analysis:
+        """Run the detectors on every run; an ablation uses the runs of its own mode."""
         traces = {
             name: _traces(name, study, num_processes)
             for name in names
@@ -147,10 +144,6 @@ class Analysis:
         """Counts of the failing runs by the detector's first alarm."""
         windows = Windows.of(self.runs(detector))
         return outcome_counts(windows, alerts_of(windows, self.traces[detector]))
-
-    def ceiling(self, protocol: str, *, after_onset: bool = False) -> Outcomes:
-        """Outcomes of a detector that uses the truth, on the reference runs."""
-        return ceiling(self.study.reference, protocol, after_onset=after_onset)
 
     @cached_property
     def weight_grids(self) -> dict[str, WeightGrid]:

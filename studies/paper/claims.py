@@ -11,13 +11,13 @@ from math import isnan
 
 import numpy as np
 
-from rmetric.evaluation import PROTOCOLS, Estimate
+from rmetric.evaluation import PROTOCOLS, Estimate, Scores
 from rmetric.evaluation.scores import f1
 from rmetric.metric import PAPER_WEIGHTS
 from rmetric.records import Run
 from studies.common.real_runs import HEADS, Summary, real_runs_rows
 from studies.common.table import Cell, Table, show
-from studies.paper.analysis import ENTRIES, REFERENCE_DETECTOR, Analysis
+from studies.paper.analysis import ENTRIES, REFERENCE_DETECTOR, Analysis, ceiling
 from studies.paper.transfer import WeightGrid, mean_loss
 
 PAPER_F1 = 0.973
@@ -65,7 +65,8 @@ def in_plain_words(analysis: Analysis) -> str:
     }
     best = max(others, key=lambda name: np.nan_to_num(others[name], nan=-1.0))
     seen, later = (
-        int(analysis.ceiling("causal", after_onset=after).hit.sum()) for after in (False, True)
+        int(ceiling(analysis.study.reference, "causal", after_onset=after).hit.sum())
+        for after in (False, True)
     )
     return (
         f"In plain words: when the first alert must fall between fault and failure, R-Metric's F1 "
@@ -120,16 +121,19 @@ def _detection(analysis: Analysis) -> list[tuple[Cell, ...]]:
             f"{now.false_alarms - ends.premature} of {now.num_runs - now.num_failed} runs that do "
             "not fail alarm",
         ),
-        (
-            "Failing runs of the study",
-            "72 of 180",
-            f"{now.num_failed} of {now.num_runs}",
-            now.num_runs,
-            "agrees" if now.num_failed * 180 == 72 * now.num_runs else "differs",
+        failing_runs(
+            now,
             "there every spike and explosion is scripted to crash"
             + ("; here a fault changes a mechanism, and the run may absorb it" if emerges else ""),
         ),
     ]
+
+
+def failing_runs(scores: Scores, why: str) -> tuple[Cell, ...]:
+    """The claim about the share of runs that fail."""
+    number, failed = scores.num_runs, scores.num_failed
+    verdict = "agrees" if failed * 180 == 72 * number else "differs"
+    return "Failing runs of the study", "72 of 180", f"{failed} of {number}", number, verdict, why
 
 
 def _first_loss(analysis: Analysis) -> str:

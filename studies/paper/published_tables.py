@@ -15,7 +15,7 @@ from rmetric.simulation.published import COMMIT, FAULTS
 from studies.common.real_runs import HEADS, Summary, real_runs_rows
 from studies.common.table import Cell, Table, show
 from studies.paper import claims
-from studies.paper.analysis import Analysis
+from studies.paper.analysis import OF_THE_METRIC, Analysis
 from studies.paper.anatomy import (
     ANATOMY_SEEDS,
     RANDOM_ONSETS,
@@ -81,7 +81,7 @@ class PublishedAnalysis:
         spread_seeds: int = SPREAD_SEEDS,
         anatomy_seeds: int = ANATOMY_SEEDS,
     ) -> PublishedAnalysis:
-        metric = Analysis.of_metric(study)
+        metric = Analysis.of(study, OF_THE_METRIC)
         return cls(
             metric=metric,
             traces=traces_of_rows(metric, num_processes),
@@ -293,13 +293,8 @@ def claims_table(analysis: PublishedAnalysis, case_studies: Sequence[Summary] = 
             f"with which it correlates at {show(correlation, 4)}; without them {show(in_time, 1)} "
             "steps; 255 steps in 12.8 min are 3.0 s a step, and the study's steps cost 5 s",
         ),
-        (
-            "Failing runs of the study",
-            "72 of 180",
-            f"{then.num_failed} of {then.num_runs}",
-            then.num_runs,
-            "agrees" if then.num_failed * 180 == 72 * then.num_runs else "differs",
-            "scripted: each of the two acting faults crashes every run that it strikes",
+        claims.failing_runs(
+            then, "scripted: each of the two acting faults crashes every run that it strikes"
         ),
         (
             "Weights λ, σ², ΔL",

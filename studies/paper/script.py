@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rmetric._util.errors import WRONG
 from rmetric.evaluation import Study, intervals, traces
 from rmetric.logs import write_atomically
 from studies.common.provenance import commit, versions
@@ -71,22 +73,39 @@ def say_what_was_read(study: Study) -> None:
         say(note)
 
 
-def fail(problem: str, code: int = WRONG) -> int:
-    print(f"error: {problem}", file=sys.stderr)
-    return code
-
-
 def say(warning: str) -> None:
     print(f"warning: {warning}", file=sys.stderr)
 
 
-def provenance(command: str, study: Study) -> dict[str, Any]:
-    """Command, logs, seeds, versions and commit; no times, so that a rerun writes the same."""
+@contextmanager
+def provenance(folder: Path, script: str, study: Study) -> Iterator[dict[str, Any]]:
+    """Write the results of a study in `folder` inside; provenance.json of them comes last.
+
+    Yields its entries, to which others may be added. Where the last ones state the same, of
+    results that stay as they were, they are kept: their commit and versions are those by which
+    these bytes were first made. Raises OSError for a folder that cannot be written to.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    before, path = _results_in(folder), folder / PROVENANCE
+    arguments = ["python", script, "--logs", study.folder, "--out", folder]
+    made = {"command": shlex.join(map(str, arguments)), **_sources(study)}
+    yield made
+    made = json.loads(json.dumps(made))
+    try:
+        last = json.loads(path.read_bytes())
+        kept = {**made, "commit": last["commit"], "versions": last["versions"]} == last
+    except (OSError, ValueError, KeyError, TypeError):
+        kept = False
+    if not kept or _results_in(folder) != before:
+        write_atomically(path, [json.dumps(made, indent=2, ensure_ascii=False).encode(), b"\n"])
+
+
+def _sources(study: Study) -> dict[str, Any]:
+    """Logs, seeds, versions and commit; no times, so that a rerun writes the same."""
     runs = [run for of_mode in study.runs.values() for run in of_mode]
     stated = [run.config["seed"] for run in runs if "seed" in run.config]
     seeds = {seed if isinstance(seed, int) else str(seed) for seed in stated}
     return {
-        "command": command,
         "logs": {
             "sha256": study.digest,
             "num_logs": {mode: len(of_mode) for mode, of_mode in study.runs.items()},
@@ -104,23 +123,7 @@ def provenance(command: str, study: Study) -> dict[str, Any]:
     }
 
 
-def results_in(folder: Path) -> dict[str, bytes]:
+def _results_in(folder: Path) -> dict[str, bytes]:
     """The files of a folder of results by their names, without provenance.json."""
     files = [path for path in folder.glob("*.*") if path.is_file() and path.name != PROVENANCE]
     return {path.name: path.read_bytes() for path in files}
-
-
-def write_provenance(folder: Path, sources: dict[str, Any], before: dict[str, bytes]) -> None:
-    """Write provenance.json, unless it states the same of results that are as `before`.
-
-    So commit and versions are those by which these bytes were first made.
-    """
-    made = json.loads(json.dumps(sources))
-    try:
-        last = json.loads((folder / PROVENANCE).read_bytes())
-        kept = {**made, "commit": last["commit"], "versions": last["versions"]} == last
-    except (OSError, ValueError, KeyError, TypeError):
-        kept = False
-    if not kept or results_in(folder) != before:
-        content = json.dumps(made, indent=2, ensure_ascii=False)
-        write_atomically(folder / PROVENANCE, [content.encode(), b"\n"])

@@ -15,7 +15,7 @@ from rmetric.records import Run
 from studies.common.real_runs import Summary
 from studies.common.table import Cell, Table, numbered, show
 from studies.paper import claims, published_tables
-from studies.paper.analysis import ENTRIES, REFERENCE_DETECTOR, Analysis
+from studies.paper.analysis import ENTRIES, REFERENCE_DETECTOR, Analysis, ceiling
 from studies.paper.claims import FEW_RUNS
 from studies.paper.transfer import architecture, mean_loss, mean_overfit, transfers
 
@@ -135,7 +135,7 @@ def detectors(analysis: Analysis) -> Table:
             rows.append(row(protocol, ENTRIES[name].title, scores, difference, paper))
         # The published rule takes alerts at any time, so nothing is out of its reach.
         for title, after in CEILINGS.items() if protocol != "published" else ():
-            best = score(analysis.ceiling(protocol, after_onset=after))
+            best = score(ceiling(analysis.study.reference, protocol, after_onset=after))
             rows.append(row(protocol, title, best))
     return Table(
         "table3_detectors",
@@ -162,7 +162,7 @@ def detectors(analysis: Analysis) -> Table:
 def faults(analysis: Analysis) -> Table:
     """Table 4: R-Metric by fault type."""
     names = np.array([_fault(run) for run in analysis.study.reference])
-    observable = analysis.ceiling("causal", after_onset=True).hit
+    observable = ceiling(analysis.study.reference, "causal", after_onset=True).hit
     rows: list[tuple[Cell, ...]] = []
     for protocol, about in PROTOCOLS.items():
         outcomes = analysis.outcomes(REFERENCE_DETECTOR, protocol)

@@ -10,7 +10,6 @@ part of this repository; data/labels_PART.csv names their source and label.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import sys
@@ -19,9 +18,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pandas as pd
+
 from rmetric._util.errors import exit_with
 from rmetric.evaluation import judge_run
 from rmetric.readers import LogError, read_log
+from studies.common.command import command_parser
 
 FOLDER = Path(__file__).parent
 #: Verdicts that say nothing against a run.
@@ -76,18 +78,12 @@ def public(folder: Path, part: str) -> Iterator[dict[str, str]]:
 def write(path: Path, rows: Iterable[dict[str, str]]) -> list[dict[str, str]]:
     found = list(rows)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as target:
-        writer = csv.DictWriter(target, list(found[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(found)
+    pd.DataFrame(found).to_csv(path, index=False, lineterminator="\n")
     return found
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m studies.reinforcement", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = command_parser("reinforcement", __doc__)
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="judge these public logs")
     parser.add_argument("--part", choices=("open", "kept"), default="open", help="of the labels")
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each fault")

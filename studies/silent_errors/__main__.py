@@ -12,15 +12,13 @@ labels.yaml accepts for it; any finding of severity error in a control or a soun
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pandas as pd
 import yaml
 
 from rmetric._util.errors import exit_with
@@ -31,10 +29,13 @@ FOLDER = Path(__file__).parent
 #: Sets of trainings; their authors read no audit.
 SETS = ("open", "sealed", "sound", "second", "second_sound")
 TOTALS = {"all sealed": ("sealed", "second"), "all sound": ("sound", "second_sound")}
-COLUMNS = (
+COLUMNS = [
     "name", "thread", "what", "ranks", "accepted", "found", "severity", "step", "other errors",
     "errors of the control",
-)  # fmt: skip
+]  # fmt: skip
+COUNTS = [
+    "Trainings", "Named", "As errors", "By a hint", "Missed", "No finding exists", "Accused"
+]  # fmt: skip
 
 
 def looked_at(name: str, only: list[str] | None = None) -> Iterator[dict[str, Any]]:
@@ -101,10 +102,9 @@ def main(argv: list[str] | None = None) -> int:
     if not options.only:
         options.out.mkdir(parents=True, exist_ok=True)
         lines.write_text("".join(json.dumps(entry) + "\n" for entry in seen), encoding="utf-8")
-        with open(options.out / f"{options.set}.csv", "w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(made)
+        pd.DataFrame(made, columns=COLUMNS, dtype=object).to_csv(
+            options.out / f"{options.set}.csv", index=False, lineterminator="\n"
+        )
         print(write_summary(options.out), end="")
     return int(any("problem" in entry for entry in seen))
 
@@ -115,26 +115,21 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 def write_summary(folder: Path) -> str:
     """Count the tables of a folder in summary.csv; returns it."""
-    lines = ["Set,Trainings,Named,As errors,By a hint,Missed,No finding exists,Accused"]
-    totals = {name: np.zeros(7, int) for name in TOTALS}
-    for name in SETS:
-        if not (path := folder / f"{name}.csv").exists():
-            continue
-        with open(path, encoding="utf-8", newline="") as file:
-            made = list(csv.DictReader(file))
-        counts = Counter(row["severity"] for row in made)
-        named = counts["error"] + counts["hint"]
-        unnamed = sum(not row["accepted"] for row in made)
-        accused = sum(bool(row["errors of the control"]) for row in made)
-        numbers = [len(made), named, counts["error"], counts["hint"]]
-        numbers += [len(made) - named - unnamed, unnamed, accused]
-        lines.append(",".join(map(str, [name, *numbers])))
-        for total, parts in TOTALS.items():
-            totals[total] += np.array(numbers) * (name in parts)
-    lines += [",".join(map(str, [name, *numbers])) for name, numbers in totals.items()]
-    text = "\n".join(lines) + "\n"
-    (folder / "summary.csv").write_text(text, encoding="utf-8")
-    return text
+    counts = {}
+    for path in (folder / f"{name}.csv" for name in SETS):
+        if path.exists():
+            made = pd.read_csv(path, dtype=str, keep_default_na=False)
+            errors, hints = (made["severity"] == "error").sum(), (made["severity"] == "hint").sum()
+            unnamed = (made["accepted"] == "").sum()
+            accused = (made["errors of the control"] != "").sum()
+            named = errors + hints
+            missed = len(made) - named - unnamed
+            counts[path.stem] = len(made), named, errors, hints, missed, unnamed, accused
+    table = pd.DataFrame.from_dict(counts, orient="index", columns=COUNTS)
+    for total, parts in TOTALS.items():
+        table.loc[total] = table.loc[table.index.isin(parts)].sum()
+    table.to_csv(folder / "summary.csv", index_label="Set", lineterminator="\n")
+    return (folder / "summary.csv").read_text(encoding="utf-8")
 
 
 if __name__ == "__main__":

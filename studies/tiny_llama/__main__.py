@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 
-from rmetric._util.errors import exit_with
+from rmetric._util.errors import WRONG, exit_with, fail
 from studies.tiny_llama.settings import parser, settings_of, shape_of
-
-WRONG = 2
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Returns 0, also after a requested stop; 2 for a wrong command line."""
     options = parser().parse_args(arguments)
-    rank = int(os.environ.get("RANK", "0"))
     try:
         if options.model_json:
             print(json.dumps(shape_of(options).as_json()))
@@ -26,10 +22,9 @@ def main(arguments: list[str] | None = None) -> int:
 
         device = device_of(options.device)
     except ValueError as error:
-        if rank == 0:
-            print(f"error: {error}", file=sys.stderr, flush=True)
-        else:
-            time.sleep(1.0)  # torchrun ends all ranks at the first exit: let rank 0 print first
+        if os.environ.get("RANK", "0") == "0":
+            return fail(error)
+        time.sleep(1.0)  # torchrun ends all ranks at the first exit: let rank 0 print first
         return WRONG
     train(settings, device)
     return 0

@@ -74,16 +74,14 @@ def main() -> int:
 def demonstrate(folder: Path) -> int:
     """Train twice and compare; returns the exit code. Raises OSError from writing to `folder`."""
     if folder.exists() and {path.name for path in folder.iterdir()} - OURS:
-        print(f"error: {folder} contains other files than results of this demo", file=sys.stderr)
-        return 2
+        return fail(f"{folder} contains other files than results of this demo")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     began = time.monotonic()
     try:
         code = compare(train_undisturbed(folder / "undisturbed"), train_guarded(folder))
     except subprocess.CalledProcessError as error:
-        print(f"error: {error}; its output is in {folder}", file=sys.stderr)
-        return 1
+        return fail(f"{error}; its output is in {folder}", FAILED)
     print(f"\nTotal time {time.monotonic() - began:.0f} s. Results are in {folder}/: "
           "guarded/summary.md, guarded/journal.jsonl, guarded/logs/")  # fmt: skip
     return code

@@ -9,6 +9,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from rmetric._util.errors import require
 from rmetric._util.options import layout_of as sizes_of
 from rmetric.guard.layout import Layout
 from rmetric.guard.policy import PolicyConfig
@@ -128,8 +129,8 @@ def settings_of(options: argparse.Namespace, ranks: int) -> TrainingSettings:
     _at_least(options, 1, "steps", "print_every", "keep", "batch", "micro_batch", "threads")
     _at_least(options, 0, "warmup", "seed", "sleep")
     for name in ("rate", "clip", "grace"):
-        if not 0 < getattr(options, name) < inf:
-            raise ValueError(f"--{name} is {getattr(options, name)}: it must be above 0")
+        value = getattr(options, name)
+        require(f"--{name}", value, 0 < value < inf, "above 0")
     folder = folder_of(options.folder)
     layout, source = layout_of(options, folder, ranks)
     if layout.num_gpus != ranks:
@@ -210,7 +211,5 @@ def layout_of(options: argparse.Namespace, folder: RunFolder, ranks: int) -> tup
 
 def _at_least(options: argparse.Namespace, least: int, *names: str) -> None:
     for name in names:
-        value = getattr(options, name)
-        if not least <= value < inf:
-            option = name.replace("_", "-")
-            raise ValueError(f"--{option} is {value}: it must be at least {least}")
+        value, option = getattr(options, name), name.replace("_", "-")
+        require(f"--{option}", value, least <= value < inf, f"at least {least}")

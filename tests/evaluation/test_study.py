@@ -19,7 +19,7 @@ from rmetric.evaluation import (
     read_study,
     trace_all,
 )
-from studies.paper.analysis import Analysis
+from studies.paper.analysis import OF_THE_METRIC, Analysis
 from studies.paper.figures.threshold_curves import threshold_sweep
 from tests.authors_data import needs_authors_logs, seed_1
 from tests.evaluation.synthetic_study import make_runs, write_study
@@ -191,7 +191,9 @@ def test_the_threshold_that_a_log_states_counts_for_its_own_r(tmp_path):
     write_study(tmp_path, modes=("FULL_METRIC",))
     for path in tmp_path.rglob("*.jsonl"):
         rewrite(path, deaf)
-    assert Analysis.of_metric(read_study(tmp_path)).scores("r_metric", "published").hits == 0
+    assert (
+        Analysis.of(read_study(tmp_path), OF_THE_METRIC).scores("r_metric", "published").hits == 0
+    )
 
 
 def test_r_that_is_stated_counts_where_nothing_else_is_logged(folder, tmp_path_factory):
@@ -199,7 +201,7 @@ def test_r_that_is_stated_counts_where_nothing_else_is_logged(folder, tmp_path_f
     write_study(bare)
     for path in bare.rglob("*.jsonl"):
         rewrite(path, stated_only)
-    whole, stated = (Analysis.of_metric(read_study(path)) for path in (folder, bare))
+    whole, stated = (Analysis.of(read_study(path), OF_THE_METRIC) for path in (folder, bare))
     assert stated.disagreements == []
     for name in whole.traces:
         for protocol in ("published", "causal"):
@@ -229,7 +231,7 @@ def test_r_that_nobody_states_and_nothing_makes_up_is_undefined(tmp_path):
     write_study(tmp_path, modes=("FULL_METRIC",))
     for path in tmp_path.rglob("*.jsonl"):
         rewrite(path, empty)
-    analysis = Analysis.of_metric(read_study(tmp_path))
+    analysis = Analysis.of(read_study(tmp_path), OF_THE_METRIC)
     assert not analysis.is_measured("r_metric")
 
 
@@ -242,7 +244,7 @@ def test_the_settings_that_a_log_states_are_used(folder):
 
     for path in (folder / "logs_FULL_METRIC").iterdir():
         rewrite(path, other)
-    analysis = Analysis.of_metric(read_study(folder))
+    analysis = Analysis.of(read_study(folder), OF_THE_METRIC)
     assert analysis.scores("r_metric", "published").hits == 0
     assert analysis.weight_grids["published"].outcomes.hit.sum() == 0
 
@@ -275,7 +277,7 @@ def test_the_authors_own_study_scores_as_published(tmp_path):
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content)
     study = read_study(tmp_path)
-    analysis = Analysis.of_metric(study)
+    analysis = Analysis.of(study, OF_THE_METRIC)
     scores = analysis.scores("r_metric", "published")
     assert (scores.hits, scores.false_alarms, scores.misses) == (72, 2, 0)
     assert round(scores.f1.point, 3) == 0.986

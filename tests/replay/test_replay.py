@@ -559,11 +559,12 @@ def interrupted(start, command):
 
 
 @pytest.mark.parametrize("seed", [[1, 2], "seven", 7, {"a": 1}])
-def test_a_seed_of_any_kind_has_its_place_in_the_provenance(seed):
+def test_a_seed_of_any_kind_has_its_place_in_the_provenance(seed, tmp_path):
     runs = [Run(id=str(s), records=[], config={"seed": s}) for s in (3, seed)]
     study = Study(folder=Path(), runs={"FULL_METRIC": runs}, missing=[], skipped=[], digest="")
     stated = seed if isinstance(seed, int) else str(seed)
-    assert provenance("", study)["seeds"]["study"] == [3, stated]
+    with provenance(tmp_path, "", study) as found:
+        assert found["seeds"]["study"] == [3, stated]
 
 
 def test_a_table_that_no_replay_wrote_is_not_overwritten(tmp_path, capsys):

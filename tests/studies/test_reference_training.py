@@ -76,42 +76,51 @@ def test_one_rank_adds_its_micro_batches_up(tmp_path, plain):
     assert largest_difference(tmp_path / "one", plain) < CLOSE
 
 
+DOUBLE = ("--precision=float64",)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("ranks", "more"),
+    ("same", "chain"),
     [
-        (2, ("--layout=data=2",)),
-        (2, ("--layout=tensor=2",)),
-        (4, ("--layout=tensor=2", "--tied")),
-        (2, ("--layout=pipeline=2",)),
-        (3, ("--micro-batch=2",)),
-        (4, ("--layout=tensor=2,pipeline=2",)),
-        (4, ("--layout=replicas=2",)),
-        (4, ("--layout=replicas=2,pipeline=2",)),
-        (4, ("--layout=tensor=2,replicas=2",)),
+        ((), [(2, "--layout=data=2")]),
+        ((), [(2, "--layout=tensor=2")]),
+        (("--tied",), [(4, "--layout=tensor=2")]),
+        ((), [(2, "--layout=pipeline=2")]),
+        ((), [(3, "--micro-batch=2")]),
+        ((), [(4, "--layout=tensor=2,pipeline=2")]),
+        ((), [(4, "--layout=replicas=2")]),
+        ((), [(4, "--layout=replicas=2,pipeline=2")]),
+        ((), [(4, "--layout=tensor=2,replicas=2")]),
+        # Fewer micro-batches than stages.
+        (("--layers=4",), [(4, "--layout=pipeline=4", "--micro-batch=6")]),
+        # Shards of unequal size.
+        ((), [(6, "--layout=tensor=2", "--micro-batch=2")]),
+        (DOUBLE, [(2,)]),
+        # Recovery: each goes on where the one before was stopped.
+        (("--tied",), [(4, "--layout=tensor=2", "--steps=2"), (2, "--steps=4"), (1,)]),
         (
-            4,
-            ("--layers=4", "--layout=pipeline=4", "--micro-batch=6"),
-        ),  # fewer micro-batches than stages
-        (6, ("--layout=tensor=2", "--micro-batch=2")),  # shards of unequal size
+            ("--steps=58",),
+            [
+                (6, "--layout=tensor=2", "--micro-batch=2", "--steps=3"),
+                (4, "--layout=tensor=2,pipeline=2", "--steps=6"),
+                (4, "--layout=replicas=2", "--steps=9"),
+                (3, "--micro-batch=2", "--steps=12"),
+                (2, "--layout=pipeline=2", "--steps=15"),
+                (2, "--layout=tensor=2", "--steps=18"),
+                (1,),
+            ],
+        ),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
+    ids=str,
 )
-def test_any_layout_loses_what_one_plain_process_does(tmp_path, ranks, more):
-    on_ranks(train_on, tmp_path, ("run", more), ranks=ranks, seconds=120)
-    same_model = [word for word in more if word.startswith(("--tied", "--layers"))]
-    expected = plain_losses(settings(tmp_path / "plain", *same_model))
+def test_any_layouts_in_turn_lose_what_one_plain_process_does(tmp_path, same, chain):
+    for ranks, *more in chain:
+        on_ranks(train_on, tmp_path, ("run", (*same, *more)), ranks=ranks, seconds=120)
+    expected = plain_losses(settings(tmp_path / "plain", *same))
     difference = largest_difference(tmp_path / "run", expected)
-    print(f"{ranks} ranks, {' '.join(more)}: {difference:.1e}")
-    assert difference < CLOSE
-
-
-@pytest.mark.slow
-def test_in_double_precision_nothing_is_left_of_the_difference(tmp_path):
-    more = ("--precision=float64",)
-    on_ranks(train_on, tmp_path, ("run", more), ranks=2)
-    expected = plain_losses(settings(tmp_path / "plain", *more))
-    assert largest_difference(tmp_path / "run", expected) < 1e-12
+    print(f"{chain}: {difference:.1e}")
+    assert difference < (1e-12 if same == DOUBLE else CLOSE)
 
 
 # -- recovery
@@ -121,38 +130,6 @@ def test_three_ranks_go_on_where_four_were_stopped(tmp_path, plain):
     on_ranks(train_on, tmp_path, ("run", ("--layout=tensor=2", "--steps=3")), ranks=4)
     on_ranks(train_on, tmp_path, ("run", ("--micro-batch=2",)), ranks=3)
     assert largest_difference(tmp_path / "run", plain) < CLOSE
-
-
-@pytest.mark.slow
-def test_four_three_two_one_and_forty_steps_more(tmp_path):
-    chain = [
-        (6, ("--layout=tensor=2", "--micro-batch=2", "--steps=3")),
-        (4, ("--layout=tensor=2,pipeline=2", "--steps=6")),
-        (4, ("--layout=replicas=2", "--steps=9")),
-        (3, ("--micro-batch=2", "--steps=12")),
-        (2, ("--layout=pipeline=2", "--steps=15")),
-        (2, ("--layout=tensor=2", "--steps=18")),
-        (1, ("--steps=58",)),
-    ]
-    for ranks, more in chain:
-        on_ranks(train_on, tmp_path, ("run", more), ranks=ranks, seconds=120)
-    difference = largest_difference(
-        tmp_path / "run", plain_losses(settings(tmp_path / "plain", "--steps=58"))
-    )
-    print(f"40 steps after six changes of the layout: {difference:.1e}")
-    assert difference < CLOSE
-
-
-@pytest.mark.slow
-def test_a_tied_head_stays_tied(tmp_path):
-    tied = ("--tied",)
-    on_ranks(train_on, tmp_path, ("run", (*tied, "--layout=tensor=2", "--steps=2")), ranks=4)
-    on_ranks(train_on, tmp_path, ("run", (*tied, "--steps=4")), ranks=2)
-    on_ranks(train_on, tmp_path, ("run", tied), ranks=1)
-    assert (
-        largest_difference(tmp_path / "run", plain_losses(settings(tmp_path / "plain", *tied)))
-        < CLOSE
-    )
 
 
 def test_a_killed_run_logs_each_step_once(tmp_path, plain):

@@ -57,9 +57,9 @@ def branches(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if "control" not in row]
 
 
-def failing(rows: Sequence[Row], *, benign: bool = False) -> list[Row]:
+def failing(rows: Sequence[Row]) -> list[Row]:
     """Branches that fail without a policy; benign changes apart."""
-    return [row for row in branches(rows) if row["failed"] and row["benign"] == benign]
+    return [row for row in branches(rows) if row["failed"] and not row["benign"]]
 
 
 def policies(

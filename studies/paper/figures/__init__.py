@@ -6,7 +6,6 @@ Each module has one function for the data of the figure and one for the plot.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
@@ -18,8 +17,7 @@ from studies.paper.analysis import OWN_SETTINGS
 from studies.paper.anatomy import ANATOMY_SEEDS, anatomy
 from studies.paper.claims import PAPER_F1
 from studies.paper.figures.anatomy_figure import anatomy_figure
-from studies.paper.figures.diagram import Diagram, Layout, by_columns, draw
-from studies.paper.figures.dot import by_dot, dot_version, kept
+from studies.paper.figures.diagram import draw, placed
 from studies.paper.figures.example_runs import RULE, example_runs, pick_examples
 from studies.paper.figures.failure_process import failure_process, system_diagram
 from studies.paper.figures.lead_times import lead_times
@@ -27,67 +25,48 @@ from studies.paper.figures.threshold_curves import DETECTORS_NEEDED, threshold_c
 from studies.paper.metric_traces import metric_trace
 from studies.paper.published_tables import is_published
 
-__all__ = ["Captioned", "build_figures", "diagrams", "dot_version", "kept"]
+__all__ = ["build_figures"]
 
 
-class Captioned(NamedTuple):
-    name: str
-    caption: str
-    figure: Figure
+def build_figures(study: Study, *, num_processes: int = 1) -> Iterator[tuple[str, str, Figure]]:
+    """Name, caption and figure of each, in their order; draw and save them inside `style()`.
 
-
-def diagrams(study: Study) -> tuple[Diagram, Diagram]:
-    """Of figures 1 and 2."""
-    return system_diagram(study), failure_process(study.reference)
-
-
-def build_figures(study: Study, *, with_dot: bool, num_processes: int = 1) -> Iterator[Captioned]:
-    """All of them, in the order of their numbers; draw and save them inside `style()`.
-
-    Graphviz places the two diagrams with `with_dot`, unless their places are kept. Only the
-    published study has figure 6, whose studies `num_processes` simulate.
+    Only the published study has figure 6, whose studies `num_processes` simulate.
     """
     runs = study.reference
     traces = {name: traces_of(name, study) for name in DETECTORS_NEEDED}
-
-    def drawn(diagram: Diagram) -> Figure:
-        if found := kept(diagram):
-            return draw(diagram, Layout(**found["layout"]))
-        return draw(diagram, by_dot(diagram) if with_dot else by_columns(diagram))
-
-    system, process = diagrams(study)
-
-    yield Captioned(
+    system, process = system_diagram(study), failure_process(runs)
+    yield (
         "figure1_system",
         "The system: records of any training run, the three signals of R-Metric and its alert, "
         "and the evaluation beside.",
-        drawn(system),
+        draw(system, placed(system)),
     )
-    yield Captioned(
+    yield (
         "figure2_failure_process",
         "What each fault changes and how its runs end; on each arrow the number of these runs.",
-        drawn(process),
+        draw(process, placed(process)),
     )
     chosen = ", ".join(example.run.id for example in pick_examples(runs))
-    yield Captioned(
+    yield (
         "figure3_example_runs",
         f"Example runs: {RULE}. Here: {chosen}.",
         example_runs(runs, traces["r_metric"]),
     )
-    yield Captioned(
+    yield (
         "figure4_thresholds",
         "Precision, recall and F1 under every threshold. The ablations are computed from the "
         "records of the full metric's runs; the filled circles are at the published threshold.",
         threshold_curves(runs, traces),
     )
-    yield Captioned(
+    yield (
         "figure5_lead_times",
         "Lead times against the steps from fault to failure; only an alert before the fault can "
         "exceed these.",
         lead_times(runs, traces["r_metric"]),
     )
     if is_published(study):
-        yield Captioned(
+        yield (
             "figure6_anatomy",
             f"The anatomy of {PAPER_F1}: the published F1 with one thing changed at a time. Means "
             f"of {ANATOMY_SEEDS} studies; the bars hold 95 % of single studies.",

@@ -13,7 +13,7 @@ from studies.common.markers import parts
 from studies.fleet import cost_report, training_failures
 from studies.fleet.closed_form import gpu_days_lost, lost_by_hand, lost_with_rescue
 from studies.fleet.cost_findings import training_failure_lines
-from studies.fleet.training_failures import NOTICED, UNMEASURED, Outcomes, gain, losses, table
+from studies.fleet.training_failures import NOTICED, Outcomes, gain, losses, table
 from studies.fleet.writing import bullets
 
 pytest.importorskip("simpy")
@@ -152,7 +152,7 @@ def test_without_outcomes_rescue_is_blank(tmp_path: Path):
     rows = table(None).rows
     assert len(rows) == len(training_failures.RATES) * len(NOTICED)
     assert all(row[5:] == (None, None, None) for row in rows)
-    assert rows[0][4] == losses(0.01, 600.0, UNMEASURED).quick
+    assert rows[0][4] == losses(0.01, 600.0, Outcomes()).quick
 
 
 def test_tables_that_are_not_as_the_rescue_study_writes_them_are_refused(results: Path):

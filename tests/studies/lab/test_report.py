@@ -9,6 +9,7 @@ from math import inf, nan
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +21,7 @@ from rmetric.records import Record, Run, Truth
 from rmetric.simulation.study import stress_specs
 from studies.fault_lab import __main__ as run_fault_lab
 from studies.fault_lab import tables
-from studies.fault_lab.signals import SIGNALS, SignalResponse, area, response
+from studies.fault_lab.signals import SIGNALS, area, response
 from studies.fault_lab.tables import by_fault, comparison, facts, outcomes, times, twins, wilson
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -116,26 +117,25 @@ def test_nothing_at_or_after_the_failure_is_looked_at():
         record.training_loss = record.update_norm = inf
         record.worker_gradient_norms = (nan,) * 4
     for signal in SIGNALS.values():
-        assert response(signal, late, control) == replace(
-            response(signal, early, control), run=late
-        )
+        assert response(signal, late, control) == response(signal, early, control)
 
 
 def test_a_run_like_its_twin_is_seen_by_nobody():
     controls = [a_control(f"seed{n:03d}", n) for n in range(5)]
     for signal in SIGNALS.values():
-        assert area([response(signal, a_branch(c), c) for c in controls]) == 0.5
+        found = [response(signal, a_branch(c), c) for c in controls]
+        assert area(pd.DataFrame(found)) == 0.5
 
 
 def test_a_failure_with_no_step_before_it_is_seen_by_nobody():
     control = a_control()
-    shown = response(SIGNALS["training_loss"], a_branch(control, failure=ONSET), control)
-    assert (shown.shown, shown.twin) == (-inf, -inf)
+    branch = a_branch(control, failure=ONSET)
+    assert response(SIGNALS["training_loss"], branch, control) == (-inf, -inf)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=20))
 def test_the_area_is_that_of_scikit_learn(pairs):
-    found = [SignalResponse(run=a_control(), shown=a, twin=b) for a, b in pairs]
+    found = pd.DataFrame(pairs, columns=["shown", "twin"])
     scores = [a for a, _ in pairs] + [b for _, b in pairs]
     labels = [1] * len(pairs) + [0] * len(pairs)
     assert area(found) == pytest.approx(roc_auc_score(labels, scores))

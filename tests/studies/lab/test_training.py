@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="the laboratory trains with torch")
 transformers = pytest.importorskip("transformers", reason="the laboratory's models are theirs")
 
 from rmetric.readers.archive import run_to_line  # noqa: E402
-from studies.fault_lab.branches import take_step, train_seed, train_seed_on_ranks  # noqa: E402
+from studies.fault_lab.branches import take_step, train_seed  # noqa: E402
 from studies.fault_lab.campaign import by_seed  # noqa: E402
 from studies.fault_lab.corpus import CORPORA, corpus, generated_text  # noqa: E402
 from studies.fault_lab.design import DESIGN, PARTS, campaign, second_campaign  # noqa: E402
@@ -237,20 +237,6 @@ def test_the_rate_warms_up_falls_to_its_floor_and_jumps_to_the_peak_at_restarts(
     assert plain[-1] == restarted[-1] == pytest.approx(0.1)
     assert [step for step, rate in enumerate(restarted, start=1) if rate == 1.0] == [40, 160, 280]
     assert restarted[158] == pytest.approx(0.1, abs=1e-3)
-
-
-@pytest.mark.slow
-def test_four_ranks_train_what_four_micro_batches_train():
-    specs = [control(steps=6), branch(control(steps=6), "SIGN_FLIP", onset=4)]
-    together, apart = list(train_seed(specs)), train_seed_on_ranks(specs)
-    for ours, theirs in zip(together, apart, strict=True):
-        assert (ours.id, ours.truth, ours.config) == (theirs.id, theirs.truth, theirs.config)
-        for one, other in zip(ours.records, theirs.records, strict=True):
-            for name in ("training_loss", "gradient_norm", "worker_gradient_norms"):
-                assert getattr(other, name) == pytest.approx(getattr(one, name), rel=1e-3)
-            assert other.worker_gradient_cosines == pytest.approx(
-                one.worker_gradient_cosines, abs=1e-3
-            )
 
 
 # -- corpora

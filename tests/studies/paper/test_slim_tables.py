@@ -9,11 +9,9 @@ import pytest
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 
-from rmetric.evaluation import Estimate
 from rmetric.reporting.style import COLUMN_WIDTH, LEAST_POINTS, TEXT_WIDTH
 from studies.common.renderers import _TEX, escape_tex
-from studies.common.table import Table
-from studies.paper.slim_tables import SLIM, slim_tex
+from studies.paper.slim_tables import SLIM
 
 ROOT = Path(__file__).resolve().parents[3]
 #: Its letters are as wide as those of Times.
@@ -88,43 +86,11 @@ def test_the_letters_are_as_wide_as_those_of_times():
     assert width("HamHamHamHam.", 1000) == pytest.approx(4 * (722 + 444 + 778) + 250, rel=0.03)
 
 
+@pytest.mark.parametrize("study", ["tables", "emergent/tables", "stress/tables"])
 @pytest.mark.parametrize("name", SLIM)
-def test_the_slim_tables_of_the_published_study_fit(name):
-    check((ROOT / "results" / "tables" / f"{name}_slim.tex").read_text())
-
-
-@pytest.mark.parametrize("name", SLIM)
-def test_the_numbers_are_those_of_the_full_table(name):
-    folder = ROOT / "results" / "tables"
+def test_a_slim_table_fits_and_its_numbers_are_those_of_the_full_one(name, study):
+    folder = ROOT / "results" / study
     full = (folder / f"{name}.tex").read_text()
     for row in check((folder / f"{name}_slim.tex").read_text()).rows[1:]:
         for cell in row:
             assert escape_tex(cell) in full
-
-
-#: The widest cells that a study of ours gives.
-CELLS = {
-    "Architecture": "GPT-4-MoE", "Fault": "NETWORK_DEGRADATION", "Fitted on": "Llama-3-8B",
-    "Tested on": "GPT-4-MoE", "Detector": "Bayesian change point of the loss", "n": 720,
-    "Failed": 720, "Verdict": "nothing failed", "Approach": "Our R-Metric (Full)",
-    "Kind (qualitative)": "Proactive", "Paper: lead": "12.8 min",
-    "Onset to failure, 50 % (steps)": 2000, "Claim": "F1 " * 30,
-    "Paper": "0.973 " * 10, "Measured here": "0.986 " * 40, "TP": 720, "FP": 720, "FN": 720,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SLIM)
-def test_the_slim_tables_of_our_studies_fit(name):
-    """With intervals in every other column, as theirs have."""
-    labels = [label for label in ("Protocol", *SLIM[name].columns) if label not in PUBLISHED]
-    row = tuple(CELLS.get(label, Estimate(0.98, 0.93, 1.0)) for label in labels)
-    rows = [("published", *row[1:]), ("causal", *row[1:])]
-    table = Table(name, "T", labels, rows, number=1, grouped=True)
-    check(slim_tex(table))
-
-
-#: Labels of the published study's tables alone.
-PUBLISHED = {
-    "Reactive/proactive", "Paper: lead (min)", "Lead, this study (min)", "Lead over seeds (min)",
-    "Method", "F1 over seeds", "Causal F1", "Causal F1 over seeds", "Failures",
-}  # fmt: skip
