@@ -12,7 +12,8 @@ Reads logs_<MODE>/*.jsonl in --logs DIR and writes to --out DIR, each as .pdf an
 
 and provenance.json: command, captions, digest of the logs, seeds, versions, commit.
 The same logs give the same bytes. The logs of the full metric suffice: the ablations
-of figure 4 are computed from the records of the same runs.
+of figure 4 are computed from the records of the same runs. Graphviz, where it is installed,
+places the boxes of figures 1 and 2; without it they are placed more simply.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ with ends_at_once():
     from rmetric.evaluation import Study, UnusableStudy, read_study
     from rmetric.logs import write_atomically
     from rmetric.reporting.style import save, style
-    from studies.paper.figures import build_figures
+    from studies.paper.figures import build_figures, diagrams, dot_version, kept
     from studies.paper.script import folder_for, parser, provenance, say, say_what_was_read
     from studies.paper.tables import FEW_RUNS
 
@@ -50,23 +51,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return fail(str(error))
     out = options.out or folder_for(study, "figures")
     print(f"{study.num_logs} logs of {len(study.reference)} runs read from {options.logs}")
+    found = [kept(diagram) for diagram in diagrams(study)]
+    dot = found[0]["version"] if found[0] and found[1] else dot_version()
     try:
         with provenance(out, "generate_all_figures.py", study) as sources:
-            captions = write(out, study)
-            sources["versions"] |= {name: version(name) for name in DRAWN_WITH}
+            captions = write(out, study, with_dot=dot is not None)
+            sources["versions"] |= {name: version(name) for name in DRAWN_WITH} | {"graphviz": dot}
             sources["captions"] = captions
             write_atomically(out / "README.md", [gallery(captions).encode()])
     except OSError as error:
         return fail(f"cannot write to {out}: {error.strerror or error}", FAILED)
     print(f"{len(captions)} figures as .pdf and .png, and provenance.json: {out}")
-    return report(study)
+    return report(study, dot)
 
 
-def write(folder: Path, study: Study) -> dict[str, str]:
+def write(folder: Path, study: Study, *, with_dot: bool) -> dict[str, str]:
     """Draw and save every figure; returns their captions."""
     captions = {}
     with style():
-        for name, caption, figure in build_figures(study, num_processes=NUM_PROCESSES):
+        for name, caption, figure in build_figures(
+            study, with_dot=with_dot, num_processes=NUM_PROCESSES
+        ):
             save(figure, folder / name)
             print(f"{name}: {caption}")
             captions[name] = caption
@@ -79,8 +84,10 @@ def gallery(captions: dict[str, str]) -> str:
     return "# Figures\n\n" + "\n".join(entries)
 
 
-def report(study: Study) -> int:
+def report(study: Study, dot: str | None) -> int:
     """Say on stderr what a reader must know."""
+    if dot is None:
+        say("no Graphviz: figures 1 and 2 are placed more simply (apt-get install graphviz)")
     if len(study.reference) < FEW_RUNS:
         failed = sum(run.truth is not None and run.truth.failed for run in study.reference)
         say(f"only {len(study.reference)} runs, of which {failed} failed: the curves are coarse")

@@ -11,7 +11,7 @@ from typing import Any
 #: Extra -> the modules that it brings, by the names under which they are imported.
 EXTRAS = {
     "plot": "matplotlib",
-    "study": "scipy pandas seaborn",
+    "study": "scipy pandas seaborn graphviz",
     "diagnosis": "sklearn dtaidistance drain3 regex",
     "live": "torch transformers",
     "guard": "psutil prometheus_client pynvml yaml",

@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-for _module in ("matplotlib", "pandas", "scipy", "sklearn", "seaborn"):
+for _module in ("matplotlib", "pandas", "scipy", "sklearn", "seaborn", "graphviz"):
     if find_spec(_module) is None:
         raise SystemExit(
             f"error: the tables and figures need {_module}, of the extra study: "

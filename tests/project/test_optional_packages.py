@@ -15,7 +15,7 @@ OPTIONAL = (
     "prometheus_client simpy tensorboard zstandard lightning river trainpulse trainproof trainscope"
 )
 #: And of those that every study needs, but no command.
-OF_STUDIES = " matplotlib pandas scipy sklearn seaborn drain3 regex yaml dtaidistance"
+OF_STUDIES = " matplotlib pandas scipy sklearn seaborn graphviz drain3 regex yaml dtaidistance"
 ROOT = Path(__file__).resolve().parents[2]
 SITE = """
 import os

@@ -22,7 +22,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 EXTRAS = PROJECT["optional-dependencies"]
 #: What requirements.txt must have, whatever the base installation has.
 EVERYTHING = {
-    *("numpy", "pandas", "scipy", "scikit-learn", "matplotlib", "seaborn"),
+    *("numpy", "pandas", "scipy", "scikit-learn", "matplotlib", "seaborn", "graphviz"),
     *("torch", "transformers", "datasets", "nvidia-ml-py", "tqdm"),
 }
 

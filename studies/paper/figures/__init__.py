@@ -17,7 +17,8 @@ from studies.paper.analysis import OWN_SETTINGS
 from studies.paper.anatomy import ANATOMY_SEEDS, anatomy
 from studies.paper.claims import PAPER_F1
 from studies.paper.figures.anatomy_figure import anatomy_figure
-from studies.paper.figures.diagram import draw, placed
+from studies.paper.figures.diagram import Diagram, Layout, by_columns, draw
+from studies.paper.figures.dot import by_dot, dot_version, kept
 from studies.paper.figures.example_runs import RULE, example_runs, pick_examples
 from studies.paper.figures.failure_process import failure_process, system_diagram
 from studies.paper.figures.lead_times import lead_times
@@ -25,27 +26,41 @@ from studies.paper.figures.threshold_curves import DETECTORS_NEEDED, threshold_c
 from studies.paper.metric_traces import metric_trace
 from studies.paper.published_tables import is_published
 
-__all__ = ["build_figures"]
+__all__ = ["build_figures", "diagrams", "dot_version", "kept"]
 
 
-def build_figures(study: Study, *, num_processes: int = 1) -> Iterator[tuple[str, str, Figure]]:
+def diagrams(study: Study) -> tuple[Diagram, Diagram]:
+    """Of figures 1 and 2."""
+    return system_diagram(study), failure_process(study.reference)
+
+
+def build_figures(
+    study: Study, *, with_dot: bool, num_processes: int = 1
+) -> Iterator[tuple[str, str, Figure]]:
     """Name, caption and figure of each, in their order; draw and save them inside `style()`.
 
-    Only the published study has figure 6, whose studies `num_processes` simulate.
+    Graphviz places the two diagrams with `with_dot`, unless their places are kept. Only the
+    published study has figure 6, whose studies `num_processes` simulate.
     """
     runs = study.reference
     traces = {name: traces_of(name, study) for name in DETECTORS_NEEDED}
-    system, process = system_diagram(study), failure_process(runs)
+
+    def drawn(diagram: Diagram) -> Figure:
+        if found := kept(diagram):
+            return draw(diagram, Layout(**found["layout"]))
+        return draw(diagram, by_dot(diagram) if with_dot else by_columns(diagram))
+
+    system, process = diagrams(study)
     yield (
         "figure1_system",
         "The system: records of any training run, the three signals of R-Metric and its alert, "
         "and the evaluation beside.",
-        draw(system, placed(system)),
+        drawn(system),
     )
     yield (
         "figure2_failure_process",
         "What each fault changes and how its runs end; on each arrow the number of these runs.",
-        draw(process, placed(process)),
+        drawn(process),
     )
     chosen = ", ".join(example.run.id for example in pick_examples(runs))
     yield (

@@ -1,21 +1,16 @@
-"""A diagram as a value, its places in columns, and how it is drawn.
+"""A diagram as a value, its places in columns without Graphviz (`dot`), and how it is drawn.
 
-The committed figures have the places that Graphviz 2.43.0 found; placed.json holds them.
-
-In columns a box stands in that of its rank. Between two columns of boxes is a column for labels.
-An arrow has a stop in every column that it passes, so that no arrow runs through a box. A column
-is stacked about the middle, sorted once by the mean height of the items before.
+A box stands in the column of its rank. Between two columns of boxes is a column for labels. An
+arrow has a stop in every column that it passes, so that no arrow runs through a box. A column is
+stacked about the middle, sorted once by the mean height of the items before.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from functools import lru_cache
 from graphlib import TopologicalSorter
-from hashlib import sha256
 from itertools import pairwise
-from pathlib import Path
 from statistics import fmean
 
 from matplotlib.axes import Axes
@@ -23,7 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
-from matplotlib.path import Path as Curve
+from matplotlib.path import Path
 
 from rmetric.reporting.style import COLUMN_WIDTH, GREY, TEXT_WIDTH, style
 
@@ -32,7 +27,6 @@ FONT_SIZE = 7.0
 MARGIN, PADDING, GAP, LAYER_GAP = 0.04, 0.06, 0.14, 0.15
 #: Smaller distances, in inches, count as none: the last piece of an arrow needs a direction.
 SAME = 1e-6
-PLACED = Path(__file__).with_name("placed.json")
 
 Point = tuple[float, float]
 #: The name of a box, or the number of an arrow and the column of its stop.
@@ -119,26 +113,13 @@ class Layout:
 
 
 @lru_cache(maxsize=256)
-def text_size(text: str) -> tuple[float, float]:
+def text_size(text: str, font_size: float = FONT_SIZE) -> tuple[float, float]:
     """Width and height of some lines as matplotlib sets them, inches."""
     with style():
         figure = Figure(dpi=300)
-        lines = figure.text(0, 0, text, fontsize=FONT_SIZE, parse_math=False)
+        lines = figure.text(0, 0, text, fontsize=font_size, parse_math=False)
         extent = lines.get_window_extent(FigureCanvasAgg(figure).get_renderer())
     return extent.width / figure.dpi, extent.height / figure.dpi
-
-
-def placed(diagram: Diagram) -> Layout:
-    """The layout that is kept of a diagram of this text, else the one in columns."""
-    kept = json.loads(PLACED.read_text(encoding="utf-8")).get(digest(diagram))
-    return Layout(**kept) if kept else by_columns(diagram)
-
-
-def digest(diagram: Diagram) -> str:
-    """Of the text in the boxes and beside the arrows."""
-    boxes = [[name, node.text] for name, node in diagram.nodes.items()]
-    arrows = [[edge.tail, edge.head, edge.label] for edge in diagram.edges]
-    return sha256(json.dumps([boxes, arrows]).encode()).hexdigest()
 
 
 def by_columns(diagram: Diagram) -> Layout:
@@ -251,10 +232,10 @@ def draw(diagram: Diagram, layout: Layout) -> Figure:
 
 
 def _arrow(axes: Axes, curve: list[Point], width: float) -> None:
-    codes = [Curve.MOVETO, *[Curve.CURVE4] * (len(curve) - 1)]
+    codes = [Path.MOVETO, *[Path.CURVE4] * (len(curve) - 1)]
     axes.add_patch(
         FancyArrowPatch(
-            path=Curve(curve, codes), arrowstyle="-|>,head_width=1.6,head_length=3.2",
+            path=Path(curve, codes), arrowstyle="-|>,head_width=1.6,head_length=3.2",
             mutation_scale=1, linewidth=width, color="#404040",
             joinstyle="miter", capstyle="butt",
         )

@@ -1,4 +1,4 @@
-"""Diagrams: where boxes, labels and arrows lie, in columns and as they are kept."""
+"""Diagrams: where boxes, labels and arrows lie, with Graphviz and without."""
 
 from __future__ import annotations
 
@@ -13,11 +13,19 @@ from rmetric.evaluation import Study
 from rmetric.records import Run, Truth
 from rmetric.reporting.style import TEXT_WIDTH, style
 from studies.paper.figures.diagram import Diagram, Edge, Node, by_columns, draw, text_size
+from studies.paper.figures.dot import by_dot, dot_version
 from studies.paper.figures.failure_process import MECHANISM, failure_process, system_diagram
 
 few = settings(max_examples=25)
 
-SLACK = 0.01  # inches
+RENDERERS = [
+    pytest.param(
+        by_dot,
+        marks=pytest.mark.skipif(dot_version() is None, reason="Graphviz is not installed"),
+    ),
+    by_columns,
+]
+SLACK = 0.01  # inches; Graphviz rounds sizes to whole points
 
 
 def every_way() -> list[Run]:
@@ -95,9 +103,10 @@ def points_along(curve):
         yield from first + 3 * (1 - t) ** 2 * t * p[1] + 3 * (1 - t) * t**2 * p[2] + last
 
 
+@pytest.mark.parametrize("place", RENDERERS)
 @pytest.mark.parametrize("name", DIAGRAMS)
-def test_nothing_covers_anything_and_arrows_run_from_tail_to_head(name):
-    diagram, layout = DIAGRAMS[name], by_columns(DIAGRAMS[name])
+def test_nothing_covers_anything_and_arrows_run_from_tail_to_head(place, name):
+    diagram, layout = DIAGRAMS[name], place(DIAGRAMS[name])
     check_legible(diagram, layout)
     at = boxes(diagram, layout)
     for edge, curve in zip(diagram.edges, layout.curves, strict=True):
@@ -109,11 +118,12 @@ def test_nothing_covers_anything_and_arrows_run_from_tail_to_head(name):
             assert low - 0.03 < end[1] < high + 0.03
 
 
+@pytest.mark.parametrize("place", RENDERERS)
 @pytest.mark.parametrize("name", ["system", "paper"])
-def test_the_text_of_a_printed_diagram_is_hardly_shrunk(name):
+def test_the_text_of_a_printed_diagram_is_hardly_shrunk(place, name):
     diagram = DIAGRAMS[name]
     with style():
-        figure = draw(diagram, by_columns(diagram))
+        figure = draw(diagram, place(diagram))
     assert figure.get_figwidth() <= TEXT_WIDTH
     assert {text.get_text() for text in figure.axes[0].texts} >= {
         node.text for node in diagram.nodes.values()

@@ -32,16 +32,11 @@ from rmetric.reporting.style import COLUMN_WIDTH, LEAST_POINTS, TEXT_WIDTH, styl
 from rmetric.simulation import FAULTS, RunSpec
 from rmetric.simulation.study import run_study
 from studies.paper.anatomy import Anatomised, Condition, SeedScores, spread
-from studies.paper.figures import build_figures, diagram
+from studies.paper.figures import build_figures, diagrams, dot, dot_version
 from studies.paper.figures.anatomy_figure import anatomy_figure
 from studies.paper.figures.diagram import by_columns, draw
 from studies.paper.figures.example_runs import pick_examples
-from studies.paper.figures.failure_process import (
-    MECHANISM,
-    failure_process,
-    system_diagram,
-    way_of,
-)
+from studies.paper.figures.failure_process import MECHANISM, failure_process, way_of
 from studies.paper.figures.lead_times import failures
 from studies.paper.figures.outcomes import name_of
 from studies.paper.figures.threshold_curves import DETECTORS_NEEDED, THRESHOLDS, curves
@@ -161,19 +156,27 @@ def test_provenance_says_what_was_drawn_from_what(drawn, study):
         assert example.run.id in said["captions"]["figure3_example_runs"]
 
 
-def test_the_ablations_own_logs_change_no_figure_as_theirs_are_the_same_runs(drawn, tmp_path):
+def test_without_graphviz_all_are_drawn_and_one_line_says_what_to_install(
+    drawn, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PATH", str(tmp_path))
     logs = write_logs(tmp_path, ("FULL_METRIC", "LAMBDA_ONLY", "SIGMA_ONLY", "DELTA_L_ONLY"))
-    assert run(logs, tmp_path / "figures").bytes_of(*FIGURES) == drawn.bytes_of(*FIGURES)
+    without = run(logs, tmp_path / "figures")
+    assert without.code == 0
+    assert without.err.count("apt-get install graphviz") == 1
+    assert without.bytes_of().keys() == drawn.bytes_of().keys()
+    # Nor do the ablations' own logs change a figure: theirs are the same runs.
+    assert without.bytes_of(*FIGURES[2:]) == drawn.bytes_of(*FIGURES[2:])
 
 
-def test_places_that_are_kept_are_used(study, tmp_path, monkeypatch):
-    system = system_diagram(study)
+def test_places_that_are_kept_need_no_graphviz(study, tmp_path, monkeypatch):
+    system, _ = diagrams(study)
     layout = by_columns(system)
     layout = replace(layout, height=layout.height + 1)
-    monkeypatch.setattr(diagram, "PLACED", tmp_path / "placed.json")
-    diagram.PLACED.write_text(json.dumps({diagram.digest(system): asdict(layout)}))
+    monkeypatch.setattr(dot, "PLACED", tmp_path / "placed.json")
+    dot.PLACED.write_text(json.dumps({dot.digest(system): {"layout": asdict(layout)}}))
     with style():
-        _, _, first = next(build_figures(study))
+        _, _, first = next(build_figures(study, with_dot=False))
         assert first.get_figheight() == draw(system, layout).get_figheight()
         assert first.get_figheight() > draw(system, by_columns(system)).get_figheight()
 
@@ -206,10 +209,13 @@ def texts_drawn(figure) -> list[tuple[str, Bbox]]:
     return drawn
 
 
-def test_every_text_has_at_least_seven_points_at_printed_size(study):
+@pytest.mark.parametrize("with_dot", [False, True])
+def test_every_text_has_at_least_seven_points_at_printed_size(study, with_dot):
     """A figure is printed without scaling: it is as wide as one column, or as both."""
+    if with_dot and dot_version() is None:
+        pytest.skip("needs Graphviz")
     with style():
-        for name, _, figure in build_figures(study):
+        for name, _, figure in build_figures(study, with_dot=with_dot):
             width = figure.get_figwidth()
             assert width == pytest.approx(COLUMN_WIDTH) or width == pytest.approx(TEXT_WIDTH), name
             FigureCanvasAgg(figure).draw()
@@ -248,13 +254,13 @@ def words_of(figure):
 
 def figure_named(name, study):
     with style():
-        figures = build_figures(study)
+        figures = build_figures(study, with_dot=False)
         return next(figure for each, _, figure in figures if each == name)
 
 
 def test_no_text_covers_another_or_leaves_the_page(study):
     with style():
-        for name, _, figure in build_figures(study):
+        for name, _, figure in build_figures(study, with_dot=False):
             texts = texts_drawn(figure)
             assert len(texts) > 10
             page = figure.bbox.padded(1)
