@@ -107,7 +107,9 @@ def compare(
 
 
 def _verdicts(side: Sequence[Run]) -> dict[str, RunVerdict]:
-    return {run.id: judge_run(run.records, unread=run.unread) for run in side}
+    return {
+        run.id: judge_run(run.records, unread=run.unread, findings=run.findings) for run in side
+    }
 
 
 def note(found: Mapping[str, Comparison]) -> str:

@@ -30,8 +30,15 @@ from rmetric.evaluation.loss_course import (
     Loss,
 )
 from rmetric.evaluation.loss_verdict import ends_above, event, judge_loss, not_finite_at_end
-from rmetric.evaluation.verdict_words import EVALUATE, SEVERITY, Kind, RunVerdict, levels
-from rmetric.records import Record, Truth
+from rmetric.evaluation.verdict_words import (
+    EVALUATE,
+    SEVERITY,
+    Kind,
+    RunVerdict,
+    levels,
+    with_errors,
+)
+from rmetric.records import AuditFinding, Record, Truth
 
 #: Evaluations from the onset on, by which a validation loss is said not to have risen; and the
 #: classes of a training loss that are set against it.
@@ -48,6 +55,7 @@ def judge_run(
     *,
     truth: Truth | None = None,
     unread: str = "",
+    findings: Sequence[AuditFinding] = (),
 ) -> RunVerdict:
     """Judge a whole log by the course of its loss; of reinforcement learning, of its reward.
 
@@ -58,6 +66,8 @@ def judge_run(
             its own log is never called healthy.
         unread: what stands behind the last record in the log and could not be read, in words
             (`Run.unread`). Such a log is never called healthy either.
+        findings: of the live monitor's audits (`Run.findings`). With an error among them no log is
+            called healthy, whatever its loss.
 
     Returns:
         The class with its evidence, and the line that states both.
@@ -76,7 +86,7 @@ def judge_run(
         memory.update(record)
         wait.update(record)
     said = filter(None, [verdict.detail, memory.reason, wait.words])
-    return replace(verdict, detail="; ".join(said))
+    return with_errors(replace(verdict, detail="; ".join(said)), findings)
 
 
 def _of_parts(records: Sequence[Record], alarms: Sequence[int]) -> RunVerdict | None:
