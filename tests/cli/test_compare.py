@@ -113,7 +113,9 @@ def test_the_command_prints_and_writes_its_verdicts(tmp_path, capsys, monkeypatc
     monkeypatch.chdir(tmp_path)
     for name, settings in {"a": {}, "b": {}, "c": {"later": 0.2}}.items():
         write(tmp_path / f"{name}.jsonl", course(ord(name), **settings))
-    files = ["--gate", "junit.xml", "--gate", "summary.md", "--page", "page.html"]
+    (tmp_path / "step_1").write_text("built")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "step_1"))
+    files = ["--gate", "junit.xml", "--gate", "summary", "--gate", "step_1", "--page", "page.html"]
     assert main(["compare", "a.jsonl", "b.jsonl", "c.jsonl", *files]) == 3
     out, err = capsys.readouterr()
     lines = out.splitlines()
@@ -124,7 +126,8 @@ def test_the_command_prints_and_writes_its_verdicts(tmp_path, capsys, monkeypatc
     suite = ElementTree.parse(tmp_path / "junit.xml").getroot()
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "1", "0")
     assert suite[1][0].get("message").startswith("WORSE")
-    summary = (tmp_path / "summary.md").read_text()
+    summary = (tmp_path / "summary").read_text()
+    assert (tmp_path / "step_1").read_text() == f"built\n{summary}"
     assert summary.startswith("## Compared with a.jsonl")
     assert "| c.jsonl | worse |" in summary
     page = (tmp_path / "page.html").read_text()
