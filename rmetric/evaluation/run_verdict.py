@@ -16,10 +16,11 @@ import numpy as np
 from rmetric._util.printed import counted
 from rmetric.detectors.input_wait import InputWait
 from rmetric.detectors.log_end import SilentLoss
+from rmetric.detectors.memory_slope import ADVICE as KEEPS_MEMORY
 from rmetric.detectors.memory_slope import MemorySlope
 from rmetric.detectors.no_learning import NoLearning
 from rmetric.detectors.no_update import NoUpdate
-from rmetric.detectors.policy_collapse import PolicyCollapse
+from rmetric.detectors.policy_collapse import RULES, PolicyCollapse
 from rmetric.evaluation.loss_course import (
     FEWEST_RECORDS,
     RATIO,
@@ -36,6 +37,7 @@ from rmetric.evaluation.verdict_words import (
     Kind,
     RunVerdict,
     levels,
+    with_advice,
     with_errors,
 )
 from rmetric.records import AuditFinding, Record, Truth
@@ -86,7 +88,9 @@ def judge_run(
         memory.update(record)
         wait.update(record)
     said = filter(None, [verdict.detail, memory.reason, wait.words])
-    return with_errors(replace(verdict, detail="; ".join(said)), findings)
+    verdict = replace(verdict, detail="; ".join(said))
+    verdict = with_advice(verdict, KEEPS_MEMORY) if memory.reason else verdict
+    return with_errors(verdict, findings)
 
 
 def _of_parts(records: Sequence[Record], alarms: Sequence[int]) -> RunVerdict | None:
@@ -165,12 +169,14 @@ def _of_policy(records: Sequence[Record], alarms: Sequence[int]) -> RunVerdict |
     course = levels("reward", rewards[0], rewards[-1])
     if policy.findings:
         worst, *others = policy.findings
+        # Levels of a reward are said once: single records differ from them.
+        also = [] if RULES[worst.kind].quantity == "reward" else [course]
         return RunVerdict(
             kind=worst.kind,
             text=worst.title,
             loss="reward",
             advice=worst.advice,
-            detail="; ".join([worst.levels, course, *(other.words for other in others)]),
+            detail="; ".join([worst.levels, *also, *(other.words for other in others)]),
             onset_step=worst.since,
             before=worst.before,
             after=worst.after,

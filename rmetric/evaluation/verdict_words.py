@@ -166,13 +166,17 @@ def with_errors(verdict: RunVerdict, findings: Sequence[AuditFinding]) -> RunVer
         return verdict
     said = [f"step {found.step:,}: {found.words}" for found in errors[:_MOST_ERRORS]]
     said += [f"{more} more"] if (more := len(errors) - _MOST_ERRORS) > 0 else []
-    advice = f"mend what the audits found: {'; '.join(said)}"
-    if verdict.advice not in ("", "nothing"):
-        advice = f"{verdict.advice}; {advice}"
     bad, count = verdict.severity in ("bad", "warning"), counted(len(errors), "error")
     text = f"{verdict.text}{';' if bad else ', but'} the audits found {count}"
     kind = verdict.kind if bad else "audit_errors"
-    return replace(verdict, kind=kind, text=text, advice=advice)
+    advised = with_advice(verdict, f"mend what the audits found: {'; '.join(said)}")
+    return replace(advised, kind=kind, text=text)
+
+
+def with_advice(verdict: RunVerdict, advice: str) -> RunVerdict:
+    """The verdict with something more to do."""
+    advised = verdict.advice not in ("", "nothing")
+    return replace(verdict, advice=f"{verdict.advice}; {advice}" if advised else advice)
 
 
 def _shown(fact: Any) -> str:
