@@ -14,7 +14,14 @@ from typing import Any
 
 from rmetric._util.errors import LogError
 from rmetric._util.strict_json import shown
-from rmetric.readers.columns import MEMORY, POLICY, TARGETS, WITH_UNIT, Columns
+from rmetric.readers.columns import (
+    MEMORY,
+    POLICY,
+    TARGETS,
+    WITH_UNIT,
+    Columns,
+    columns_among,
+)
 from rmetric.readers.names import unit
 from rmetric.readers.rows import BadRow, Row, flag, is_blank, number, run_name
 from rmetric.records import MissingLosses, Record, Run
@@ -211,7 +218,7 @@ class Assembler:
         cells = row.cells
         name = cells.get(self._run_column) if self._run_column else None
         state = self.state("" if name is None else str(name))
-        found = self._step(row) if self._step_columns else state.rows
+        found = self._step(row, state)
         values: dict[str, Any] = {}
         for field, column, read in self._measured:
             cell = cells.get(column)
@@ -319,7 +326,9 @@ class Assembler:
             state.parts[0].id = f"{state.base}__part1"
         return notes
 
-    def _step(self, row: Row) -> int | None:
+    def _step(self, row: Row, state: RunState) -> int | None:
+        if not self._step_columns:
+            return state.rows
         for column in self._step_columns:
             cell = row.cells.get(column)
             if isinstance(cell, str) and (of_total := _OF_TOTAL.fullmatch(cell.strip())):
@@ -333,11 +342,26 @@ class Assembler:
             if value is None:
                 continue
             if not (isfinite(value) and value == int(value) and abs(value) < 2**63):
+                if (
+                    column == self.columns.by_target.get("step")
+                    and "step" in self.columns.by_meaning
+                ):
+                    self._count_otherwise(row, column)
+                    return self._step(row, state)
                 raise BadRow(
                     row.line, f"{column!r} is {shown(cell)}: a whole step below 2^63 is accepted"
                 )
             return int(value)
         return None
+
+    def _count_otherwise(self, row: Row, column: str) -> None:
+        """Read another counter from now on, or count the rows: this one has fractions."""
+        columns = self.columns
+        columns.notes.append(f"{column!r} is not read as step: it is {shown(row.cells[column])}")
+        others = tuple(name for name in row.cells if name != column)
+        del columns.by_target["step"]
+        columns.by_target |= columns_among(others, ("step",))
+        self.use(columns)
 
     def _give_up(self, row: Row, column: str) -> None:
         """Read a column no more that is on no list of names; of any other a bad cell is an error.

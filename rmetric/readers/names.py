@@ -188,9 +188,9 @@ TARGETS: dict[str, Target] = {
         " train_reward_mean train_mean_reward avg_reward average_reward rollout_ep_rew_mean"
         " ep_rew_mean episode_reward_mean ep_reward_mean objective_scores objective_rlhf_reward"
         " env_reward_mean ppo_mean_scores charts_episodic_return episodic_return episode_return"
-        " rewards_mean",
+        " rewards_mean reward_mean_raw reward_raw_mean raw_reward_mean raw_reward reward_raw",
         core=_any_of("reward", "reward mean", "reward avg"),
-        neutral=_PLACES,
+        neutral=_PLACES | _words("raw norm normalised normalized"),
     ),
     "reward_spread": Target(
         "reward_spread",

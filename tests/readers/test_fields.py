@@ -106,6 +106,12 @@ LOGGED: dict[str, tuple[str, dict[str, Any]]] = {
         lines({"loss": 0.6, "rewards/accuracies": 0.25, "rewards/margins": 0.1}),
         {"policy": {"preference_accuracy": 0.25}},
     ),
+    "a reward as it is, beside the normalised one": (
+        "step,reward_mean_norm,reward_mean_raw\n1,0.01,0.5\n2,0.02,0.5\n",
+        {"policy": {"reward": 0.5}},
+    ),
+    "a normalised reward alone": (lines({"rollout_reward/norm": 1, "Reward/norm": 0.5}),
+                                  {"policy": {"reward": 0.5}}),
     **{f"{name} is no reward": (lines({"loss": 0.5, name: 0.1}), {"policy": None})
        for name in NO_REWARDS},
 }  # fmt: skip
@@ -140,3 +146,33 @@ def test_a_row_of_memory_alone_is_no_record(tmp_path):
     ]
     path.write_text("\n".join(map(json.dumps, rows)))
     assert [record.step for record in read_log(path).run.records] == [1, 3, 5, 7]
+
+
+EPOCHS = [{"loss": 3 - n, "epoch": n / 2} for n in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "steps", "note"),
+    [
+        (EPOCHS, [0, 1, 2, 3], "rows are counted from 0"),
+        (EPOCHS[1:], [0, 1, 2], "rows are counted from 0"),
+        ([row | {"steps": 10 * n} for n, row in enumerate(EPOCHS)], [0, 10, 20, 30], "0.5"),
+        ([row | {"epoch": n} for n, row in enumerate(EPOCHS)], [0, 1, 2, 3], "'epoch' as step"),
+    ],
+)
+@pytest.mark.parametrize("form", ["csv", "json", "jsonl"])
+def test_an_epoch_with_fractions_is_no_step(tmp_path, rows, steps, note, form):
+    path = tmp_path / f"log.{form}"
+    lines = [",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]
+    lines = [json.dumps(row) for row in rows] if form == "jsonl" else lines
+    path.write_text(json.dumps(rows) if form == "json" else "\n".join(lines) + "\n")
+    run = read_log(path).run
+    assert [record.step for record in run.records] == steps
+    assert note in " ".join(run.notes)
+
+
+def test_an_epoch_that_is_mapped_to_the_step_is_taken_at_its_word(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in EPOCHS))
+    with pytest.raises(ValueError, match=r"'epoch' is 0\.5: a whole step"):
+        read_log(path, {"step": "epoch"})
