@@ -108,6 +108,7 @@ class MetricsLine(
     policy: dict[str, float] | None = None
     loss_parts: dict[str, float] | None = None
     memory: dict[str, float] | None = None
+    throughput: dict[str, float] | None = None
     failure_rate: float | None = None
     lambda_source: _Source | None = "logged"
     gradient_variance: float | None = None
@@ -194,6 +195,7 @@ def _record(s: MetricsLine) -> Record:
         s.policy,
         s.loss_parts,
         s.memory,
+        s.throughput,
     )
 
 

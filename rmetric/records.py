@@ -126,6 +126,7 @@ class Record:
             reward, and ``preference_accuracy``, the share of pairs of answers that are told apart.
         memory: bytes in use, ``host`` and ``device``, and where they end: ``host_limit``,
             ``device_limit``; or ``host_percent`` and ``device_percent`` of what there is.
+        throughput: ``tokens`` and ``samples`` a second, as somebody else's log states them.
     """
 
     step: int
@@ -164,6 +165,7 @@ class Record:
     policy: dict[str, float] | None = None
     loss_parts: dict[str, float] | None = None
     memory: dict[str, float] | None = None
+    throughput: dict[str, float] | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -278,7 +280,7 @@ class Run:
 #: Fields of `Record` that hold several values each, which stay Python objects in a frame.
 SEVERAL = (
     "worker_gradient_norms", "worker_gradient_cosines", "layer_gradient_norms", "planned_events",
-    "events", "actions", "policy", "loss_parts", "memory",
+    "events", "actions", "policy", "loss_parts", "memory", "throughput",
 )  # fmt: skip
 
 

@@ -89,7 +89,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print_beside(found: Comparison) -> None:
-    for what, ratio in (("steps a second", found.speed), ("highest memory", found.memory)):
+    ratios = {f"{name} a second": ratio for name, ratio in found.speeds.items()}
+    for what, ratio in (ratios | {"highest memory": found.memory}).items():
         if ratio is not None:
             print(f"    {what}: {ratio:.3g} times the reference's")
 

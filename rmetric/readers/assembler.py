@@ -17,6 +17,7 @@ from rmetric._util.strict_json import shown
 from rmetric.readers.columns import (
     MEMORY,
     POLICY,
+    SPEED,
     TARGETS,
     WITH_UNIT,
     Columns,
@@ -29,9 +30,14 @@ from rmetric.records import MissingLosses, Record, Run
 #: What is known without anything having been measured.
 _CIRCUMSTANCES = {
     "time", "learning_rate", "loss_scale", "memory", "step_seconds", "data_wait_seconds",
+    "throughput",
 }  # fmt: skip
 #: Group of quantities, a field of `Record` -> their names.
-_GROUPS = {"policy": POLICY, "memory": tuple(str(TARGETS[name].field) for name in MEMORY)}
+_GROUPS = {
+    "policy": POLICY,
+    "memory": tuple(str(TARGETS[name].field) for name in MEMORY),
+    "throughput": ("tokens", "samples"),
+}
 
 #: A step as ``10/873``.
 _OF_TOTAL = re.compile(r"(\d{1,18})\s*/\s*\d{1,18}")
@@ -370,7 +376,8 @@ class Assembler:
         """
         columns = self.columns
         target = next(t for t, c in columns.by_target.items() if c == column)
-        if target not in columns.by_meaning or target in ("loss", "eval_loss"):
+        is_needed = target not in columns.by_meaning or target in ("loss", "eval_loss")
+        if is_needed and target not in SPEED:
             raise self._bad_cell(row, column) from None
         self._no_numbers.add(target)
         columns.notes.append(
@@ -386,6 +393,8 @@ class Assembler:
 def _reader(target: str, column: str) -> Callable[[Any], Any]:
     if target == "skipped":
         return flag
+    if target == "steps_per_second":
+        return lambda cell: 1 / value if (value := number(cell)) else None
     if target not in WITH_UNIT or (factor := unit(column)) == 1:
         return number
     return lambda cell: None if (value := number(cell)) is None else factor * value

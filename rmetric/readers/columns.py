@@ -36,7 +36,9 @@ POLICY = (
 
 #: See `Record.memory`; and the targets whose columns' names state a unit.
 MEMORY = ("device_memory", "host_memory", "device_memory_percent", "host_memory_percent")
-WITH_UNIT = ("device_memory", "host_memory", "data_wait", "step_time")
+WITH_UNIT = ("device_memory", "host_memory", "data_wait", "time_beside_wait", "step_time")
+#: How quick the training is: a cell that holds no number is no error of the log.
+SPEED = ("step_time", "steps_per_second", "tokens_per_second", "samples_per_second")
 
 
 @dataclass(kw_only=True)

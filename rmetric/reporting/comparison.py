@@ -31,7 +31,8 @@ def _cells(name: str, found: Comparison) -> tuple[str, ...]:
     return (
         name, found.kind.replace("_", " "), reference, candidate, difference,
         "-" if found.parted is None else f"{found.parted:,}",
-        *("-" if value is None else f"{value:.3g}" for value in (found.speed, found.memory)),
+        ", ".join(f"{ratio:.3g} ({name})" for name, ratio in found.speeds.items()) or "-",
+        "-" if found.memory is None else f"{found.memory:.3g}",
         f"{len(bad)} of {len(found.verdicts)}",
     )  # fmt: skip
 

@@ -106,7 +106,23 @@ def test_speeds_and_memory_are_compared(tmp_path):
     found = compare(before, after)
     assert found.speed == pytest.approx(1.5)
     assert found.memory == pytest.approx(1.5)
-    assert "| 1.5 | 1.5 | 0 of 1 |" in as_markdown("a", {"b": found})
+    assert "| 1.5 (steps) | 1.5 | 0 of 1 |" in as_markdown("a", {"b": found})
+
+
+def test_a_slower_candidate_is_said_by_each_column_that_states_it(tmp_path, capsys):
+    for name, pace in (("a", 1.0), ("b", 0.7)):
+        rows = [
+            {"step": n, "loss": 2 + 1 / n, "step_time_ms": 500 / pace, "tokens/s": 9000 * pace}
+            for n in range(1, 60)
+        ]
+        write(tmp_path / f"{name}.jsonl", rows)
+    sides = [str(tmp_path / f"{name}.jsonl") for name in "ab"]
+    gate = tmp_path / "gate.md"
+    assert main(["compare", *sides, "--gate", str(gate)]) == 0
+    out = capsys.readouterr().out
+    assert "    steps a second: 0.7 times the reference's\n" in out
+    assert "    tokens a second: 0.7 times the reference's\n" in out
+    assert "| 0.7 (steps), 0.7 (tokens) | - |" in gate.read_text()
 
 
 def test_the_command_prints_and_writes_its_verdicts(tmp_path, capsys, monkeypatch):

@@ -46,6 +46,11 @@ def memory(columns: dict[str, Any], **expected: float) -> tuple[str, dict[str, A
     return lines({"loss": 2.5, **columns}), {"memory": expected, "training_loss": 2.5}
 
 
+def speed(columns: dict[str, Any], seconds: float | None = None, **throughput: float) -> Any:
+    expected = {"step_seconds": seconds, "throughput": throughput or None}
+    return lines({"loss": 2.5, **columns}), expected
+
+
 def times(wait: str, step: str, scale: int) -> tuple[str, dict[str, Any]]:
     columns = {"loss": 3.0, wait: 0.3 * scale, step: 0.5 * scale}
     return lines(columns), {"data_wait_seconds": 0.3, "step_seconds": 0.5}
@@ -82,6 +87,26 @@ LOGGED: dict[str, tuple[str, dict[str, Any]]] = {
     "a time alone is not that of a step": (
         "step,loss,time\n1,3.0,12.5\n2,2.9,13.5\n", {"step_seconds": None},
     ),
+    "speed of MaxText": speed(
+        {"perf/step_time_seconds": 0.5, "perf/per_device_tokens_per_sec": 900}, 0.5, tokens=900
+    ),
+    "speed of nanotron": speed(
+        {"tokens_per_sec": 900, "elapsed_time_per_iteration_ms": 500}, 0.5, tokens=900
+    ),
+    "speed of NeMo-RL": speed({"timing/train/total_step_time": 0.5}, 0.5),
+    "speed of T5X": speed({"timing/seconds_per_step": 0.5}, 0.5),
+    "speed of torchtitan": speed({"throughput(tps)": 900, "mfu(%)": 40}, tokens=900),
+    "speed of Composer": speed(
+        {"throughput/batches_per_sec": 2, "throughput/samples_per_sec": 16,
+         "throughput/device/tokens_per_sec": 900},
+        0.5, tokens=900, samples=16,
+    ),
+    "speed of ms-swift in a dict that is printed": (
+        "".join(f"{ {'loss': 2.0, 'train_speed(s/it)': 0.5, 'epoch': n} }\n" for n in (1, 2)),
+        {"step_seconds": 0.5},
+    ),
+    "speed of evaluations": speed({"eval_samples_per_second": 9, "eval_steps_per_second": 2}),
+    "a speed with its unit, which is no number": speed({"it/s": "2.0it/s", "tps": "1.2k"}),
     "TRL in a dict that is printed": (
         "".join(f"{TRL | {'epoch': n / 10}}\n" for n in range(1, 4)), {"policy": OF_TRL},
     ),

@@ -41,6 +41,7 @@ EVERYTHING = Run(
             probe_loss=3.1,
             policy={"reward": 0.5, "kl": 0.01},
             memory={"host": 1e9, "host_limit": 8e9},
+            throughput={"tokens": 1e4},
             planned_events=("learning_rate",),
             actions=("learning rate cut from 0.01 to 0.005",),
             loss_scale=65536.0,
