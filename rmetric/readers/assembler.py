@@ -32,6 +32,7 @@ _CIRCUMSTANCES = {
     "time", "learning_rate", "loss_scale", "memory", "step_seconds", "data_wait_seconds",
     "throughput",
 }  # fmt: skip
+_SPEEDS = {"step_seconds", "throughput"}
 #: Group of quantities, a field of `Record` -> their names.
 _GROUPS = {
     "policy": POLICY,
@@ -152,6 +153,10 @@ class RunState:
 
     def _unmeasured(self, step: int | None, values: dict[str, Any]) -> list[Record] | None:
         """Take a row without a measurement; if it is a record, so are those that are returned."""
+        if self.pending is not None and step == self.pending.step and values.keys() & _SPEEDS:
+            for name in values.keys() & _SPEEDS:  # of the whole training, at its end
+                setattr(self.pending, name, getattr(self.pending, name) or values[name])
+            return None
         if step is None or self.last is None or step <= self.last or not self.losses.known:
             self.empty += step is not None
             return None

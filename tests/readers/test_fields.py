@@ -164,6 +164,16 @@ def test_a_table_of_rewards_is_judged_by_them(tmp_path):
     assert judge_run(run.records).text == "LEARNS NOTHING since step 0"
 
 
+def test_the_speed_of_a_whole_training_belongs_to_its_last_record(tmp_path):
+    path = tmp_path / "trainer_state.json"
+    end = {"train_loss": 2.0, "train_steps_per_second": 4.0, "train_samples_per_second": 32.0}
+    history = [{"step": n, "loss": 3.0} for n in (1, 2)] + [{"step": 2, **end}]
+    path.write_text(json.dumps({"log_history": history, "global_step": 2}))
+    first, last = read_log(path).run.records
+    assert (first.step_seconds, first.throughput) == (None, None)
+    assert (last.step_seconds, last.throughput) == (0.25, {"samples": 32.0})
+
+
 def test_a_row_of_memory_alone_is_no_record(tmp_path):
     path = tmp_path / "log.jsonl"
     rows = [
