@@ -16,7 +16,16 @@ from typing import Any
 
 from rmetric._util.durable import write_atomically as write_atomically
 from rmetric._util.errors import LogError as LogError
-from rmetric._util.strict_json import encode, field, mapping, number, text, whole_number
+from rmetric._util.strict_json import (
+    encode,
+    field,
+    flag,
+    items,
+    mapping,
+    number,
+    text,
+    whole_number,
+)
 from rmetric._util.strict_json import encode_line as encode_line
 from rmetric._util.strict_json import encode_number as encode_number
 from rmetric._util.strict_json import parse_line as parse_line
@@ -31,10 +40,10 @@ from rmetric.log_entries import (
 )
 from rmetric.log_entries import record_to_json as record_to_json
 from rmetric.metric import RMetric, RMetricConfig
-from rmetric.records import LogEvent, Record, Run, Truth
+from rmetric.records import AuditFinding, LogEvent, Record, Run, Truth
 
 FORMAT_VERSION = 1
-#: Alerts and decisions of one run that a reader keeps.
+#: Alerts and decisions of one run that a reader keeps, and findings of audits.
 MOST_LOG_EVENTS = 1000
 #: Lines that become a `LogEvent`: its kind, and the key of its name.
 _LOG_EVENTS = {"ALERT": ("alert", "source"), "RESCUE": ("decision", "action")}
@@ -205,6 +214,8 @@ class LogReader:
             self._ended = True
         elif event in _LOG_EVENTS and self.ours:
             self._take_event(entry, *_LOG_EVENTS[event])
+        elif event == "AUDIT" and self.ours and len(run.findings) < MOST_LOG_EVENTS:
+            run.findings.append(_finding(entry))
 
     def _take_event(self, entry: dict[str, Any], kind: str, key: str) -> None:
         """Keep an alert or a decision; without a step it has no place and is left out."""
@@ -239,6 +250,24 @@ def read_lines(path: Path, lines: Iterable[bytes]) -> Run:
     run = reader.finish()
     run.records = [record for record in taken if record is not None]
     return run
+
+
+def _finding(entry: dict[str, Any]) -> AuditFinding:
+    rows = [mapping(row) for row in field(entry, "rows", items) or ()]
+    words, _, table = (field(entry, "words", text) or "").partition("\n")
+    if table:  # of all rows; in a line those that differ
+        lost = [r for r in rows if not field(r, "equal", flag)]
+        words += " " + "; ".join(
+            f"{r.get('part')}: {r.get('now')} (was {r.get('was')})" for r in lost
+        )
+    names = ("part", "was", "now", "outlook")
+    return AuditFinding(
+        step=field(entry, "step", whole_number) or 0,
+        kind=field(entry, "kind", text) or "",
+        severity=field(entry, "severity", text) or "",
+        words=words,
+        rows=[{name: field(row, name, text) or "" for name in names} for row in rows],
+    )
 
 
 def _declared_truth(config: dict[str, Any]) -> Truth:

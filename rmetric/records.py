@@ -126,6 +126,7 @@ class Record:
             reward, and ``preference_accuracy``, the share of pairs of answers that are told apart.
         memory: bytes in use, ``host`` and ``device``, and where they end: ``host_limit``,
             ``device_limit``; or ``host_percent`` and ``device_percent`` of what there is.
+        throughput: ``tokens`` and ``samples`` a second, as somebody else's log states them.
     """
 
     step: int
@@ -164,6 +165,7 @@ class Record:
     policy: dict[str, float] | None = None
     loss_parts: dict[str, float] | None = None
     memory: dict[str, float] | None = None
+    throughput: dict[str, float] | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -218,6 +220,26 @@ class LogEvent:
 
 
 @dataclass(slots=True, kw_only=True)
+class AuditFinding:
+    """What an audit of the live monitor found, as a log states it; docs/audits.md has the kinds.
+
+    Attributes:
+        step: at which it was found.
+        kind: such as ``not_restored``.
+        severity: ``error``, or ``hint`` for what may be on purpose.
+        words: what was measured, and what to do; of a resume with the parts that differ.
+        rows: parts of the state before and after a resume: ``part``, ``was``, ``now``,
+            ``outlook`` (what the loss shows; empty where both are equal, or not logged).
+    """
+
+    step: int
+    kind: str
+    severity: str
+    words: str
+    rows: list[dict[str, str]] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
 class Run:
     """One training run: an id, its records, and what is known about it.
 
@@ -229,6 +251,7 @@ class Run:
         notes: what a reader guessed or had to leave out, in sentences.
         source: the file that the run was read from.
         log_events: alerts and decisions of the live monitor, in the order of the log.
+        findings: of its audits, likewise.
         unread: what stands behind the last record in the log and could not be read, in words;
             empty for nothing.
     """
@@ -240,6 +263,7 @@ class Run:
     notes: list[str] = field(default_factory=list)
     source: Path | None = None
     log_events: list[LogEvent] = field(default_factory=list)
+    findings: list[AuditFinding] = field(default_factory=list)
     unread: str = ""
 
     def to_frame(self) -> DataFrame:

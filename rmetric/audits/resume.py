@@ -59,10 +59,13 @@ def table(rows: Iterable[Row]) -> str:
     """
     lines = [("part", "saved", "now", "")]
     for row in rows:
-        outlook = "" if row.equal else OUTLOOK[row.key or row.part]
-        lines.append((row.part, row.was, "equal" if row.equal else row.now, outlook))
+        lines.append((row.part, row.was, "equal" if row.equal else row.now, _outlook(row)))
     form = "\n  {:<16} {:<22} {:<28} {}"
     return "".join(form.format(*line).rstrip(" ") for line in lines)
+
+
+def _outlook(row: Row) -> str:
+    return "" if row.equal else OUTLOOK[row.key or row.part]
 
 
 class Resume(Audit):
@@ -120,7 +123,8 @@ class Resume(Audit):
         words = {"lost": table(rows), "parts": ", ".join(parts) + unseen}
         harm = {row.key or row.part for row in lost} - _HARMLESS
         severity: Severity = "error" if harm else "hint"
-        yield from self.find(kind, seen.step, severity, rows=list(map(asdict, rows)), **words)
+        with_outlook = [asdict(row) | {"outlook": _outlook(row)} for row in rows]
+        yield from self.find(kind, seen.step, severity, rows=with_outlook, **words)
 
 
 def _data(

@@ -27,7 +27,7 @@ WORSE, UNKNOWN = 3, 5
 EXAMPLES = """examples:
   rmetric compare baseline.jsonl new.jsonl
   rmetric compare 'baseline/seed*.csv' 'new/seed*.csv' --tolerance 0.5 --page compare.html
-  rmetric compare last-release/ nightly/ --gate junit.xml --gate "$GITHUB_STEP_SUMMARY.md"
+  rmetric compare last-release/ nightly/ --gate junit.xml --gate "$GITHUB_STEP_SUMMARY"
 
 exit codes: 0 every candidate is as good or better, 1 a log cannot be read or a file cannot be
 written, 2 the command line is wrong, 3 a candidate is worse, 5 none is worse and of one it cannot
@@ -47,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--gate", type=path_out, action="append", default=[], metavar="FILE",
-        help="write the verdicts for a CI: Markdown if FILE ends in .md, else JUnit XML; may be "
-        "given more than once",
+        help="write the verdicts for a CI: JUnit XML if FILE ends in .xml, else Markdown, which is "
+        "appended to the file that $GITHUB_STEP_SUMMARY names; may be given more than once",
     )  # fmt: skip
     parser.add_argument(
         "--page", type=path_out, metavar="FILE", help="write a page with the table and a plot"
@@ -89,7 +89,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print_beside(found: Comparison) -> None:
-    for what, ratio in (("steps a second", found.speed), ("highest memory", found.memory)):
+    ratios = {f"{name} a second": ratio for name, ratio in found.speeds.items()}
+    for what, ratio in (ratios | {"highest memory": found.memory}).items():
         if ratio is not None:
             print(f"    {what}: {ratio:.3g} times the reference's")
 

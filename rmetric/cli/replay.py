@@ -55,7 +55,8 @@ EXAMPLES = """examples:
 exit codes: 0 all logs were replayed; 1 some could not be (the index says which and why), or the
 results cannot be written; 2 the command line is wrong; 130 interrupted; with --exit-on-alarm, by
 the worst verdict, 3 a run failed (diverged, not finite, unstable, failed by its log), 4 a run
-recovered or rose to a new level (spike, level rose, overfitting), 5 no verdict is possible for
+recovered or rose to a new level (spike, level rose, overfitting), or its audits found an error,
+5 no verdict is possible for
 a run (cannot tell), 0 all runs are healthy; with --follow see rmetric watch --help"""
 
 
@@ -251,7 +252,8 @@ def report(result: Replayed, out: Path) -> int:
         print(f"{printable(row['id'] + file)}: {words}")
         if row["verdict_detail"]:
             print(f"    {printable(row['verdict_detail'])}")
-        for line in [*in_lines(row), *row["restarts"], *row["left_out"]]:
+        found = [f"audits: {', '.join(row['findings'])}"] if row["findings"] else []
+        for line in [*in_lines(row), *found, *row["restarts"], *row["left_out"]]:
             print(f"    {printable(line)}")
     if len(runs) > MOST_LINES:
         print(f"... and {len(runs) - MOST_LINES} more")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import isfinite, sqrt
 from statistics import fmean, median, stdev
 from typing import Literal
@@ -21,6 +22,7 @@ Kind = Literal["better", "as_good", "worse", "cannot_tell"]
 STRETCHES, END = 20, 2
 _FEWEST = 2 * STRETCHES
 _FEWEST_EVALUATIONS = 5
+_THROUGHPUT = ("tokens", "samples")
 #: Quantiles of Student's t, two-sided 95 %, by degrees of freedom; the last for all above.
 _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.13, 2.04, 1.98)
 _T_FREEDOM = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 15, 30, 100)
@@ -59,6 +61,7 @@ class Comparison:
         parted: first step from which the candidate's loss stays away, beyond tolerance and noise;
             None if it does not.
         speed: steps a second, candidate over reference; None where a side logs no times.
+        throughput: the same of ``tokens`` and ``samples`` a second, where both sides log them.
         memory: the same of the highest device memory, or else host memory, that was logged.
         verdicts: of each run of the candidate, by its id.
         over_seeds: the interval is over the seeds of both sides, else over the noise within runs.
@@ -72,9 +75,15 @@ class Comparison:
     difference: tuple[float, float, float] | None = None
     parted: int | None = None
     speed: float | None = None
+    throughput: dict[str, float] = field(default_factory=dict)
     memory: float | None = None
     verdicts: dict[str, RunVerdict] = field(default_factory=dict)
     over_seeds: bool = False
+
+    @property
+    def speeds(self) -> dict[str, float]:
+        """`speed` as ``steps``, and `throughput`."""
+        return ({} if self.speed is None else {"steps": self.speed}) | self.throughput
 
     @property
     def text(self) -> str:
@@ -103,11 +112,15 @@ def compare(
         bad = bad if len(bad) / len(verdicts) > sum(before) / len(before) else []
     found = _compared(reference, candidate, tolerance, bad)
     speed, memory = (_ratio(reference, candidate, of) for of in (_speed, _memory))
-    return replace(found, speed=speed, memory=memory, verdicts=verdicts)
+    ratios = {n: _ratio(reference, candidate, partial(_throughput, n)) for n in _THROUGHPUT}
+    throughput = {name: ratio for name, ratio in ratios.items() if ratio is not None}
+    return replace(found, speed=speed, throughput=throughput, memory=memory, verdicts=verdicts)
 
 
 def _verdicts(side: Sequence[Run]) -> dict[str, RunVerdict]:
-    return {run.id: judge_run(run.records, unread=run.unread) for run in side}
+    return {
+        run.id: judge_run(run.records, unread=run.unread, findings=run.findings) for run in side
+    }
 
 
 def note(found: Mapping[str, Comparison]) -> str:
@@ -258,6 +271,11 @@ def _memory(run: Run) -> float | None:
         if logged:
             return max(logged)
     return None
+
+
+def _throughput(name: str, run: Run) -> float | None:
+    logged = [r.throughput[name] for r in run.records if r.throughput and name in r.throughput]
+    return median(logged) if logged else None
 
 
 def _speed(run: Run) -> float | None:

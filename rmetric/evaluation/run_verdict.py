@@ -16,10 +16,11 @@ import numpy as np
 from rmetric._util.printed import counted
 from rmetric.detectors.input_wait import InputWait
 from rmetric.detectors.log_end import SilentLoss
+from rmetric.detectors.memory_slope import ADVICE as KEEPS_MEMORY
 from rmetric.detectors.memory_slope import MemorySlope
 from rmetric.detectors.no_learning import NoLearning
 from rmetric.detectors.no_update import NoUpdate
-from rmetric.detectors.policy_collapse import PolicyCollapse
+from rmetric.detectors.policy_collapse import RULES, PolicyCollapse
 from rmetric.evaluation.loss_course import (
     FEWEST_RECORDS,
     RATIO,
@@ -30,8 +31,16 @@ from rmetric.evaluation.loss_course import (
     Loss,
 )
 from rmetric.evaluation.loss_verdict import ends_above, event, judge_loss, not_finite_at_end
-from rmetric.evaluation.verdict_words import EVALUATE, SEVERITY, Kind, RunVerdict, levels
-from rmetric.records import Record, Truth
+from rmetric.evaluation.verdict_words import (
+    EVALUATE,
+    SEVERITY,
+    Kind,
+    RunVerdict,
+    levels,
+    with_advice,
+    with_errors,
+)
+from rmetric.records import AuditFinding, Record, Truth
 
 #: Evaluations from the onset on, by which a validation loss is said not to have risen; and the
 #: classes of a training loss that are set against it.
@@ -48,6 +57,7 @@ def judge_run(
     *,
     truth: Truth | None = None,
     unread: str = "",
+    findings: Sequence[AuditFinding] = (),
 ) -> RunVerdict:
     """Judge a whole log by the course of its loss; of reinforcement learning, of its reward.
 
@@ -58,6 +68,8 @@ def judge_run(
             its own log is never called healthy.
         unread: what stands behind the last record in the log and could not be read, in words
             (`Run.unread`). Such a log is never called healthy either.
+        findings: of the live monitor's audits (`Run.findings`). With an error among them no log is
+            called healthy, whatever its loss.
 
     Returns:
         The class with its evidence, and the line that states both.
@@ -76,7 +88,9 @@ def judge_run(
         memory.update(record)
         wait.update(record)
     said = filter(None, [verdict.detail, memory.reason, wait.words])
-    return replace(verdict, detail="; ".join(said))
+    verdict = replace(verdict, detail="; ".join(said))
+    verdict = with_advice(verdict, KEEPS_MEMORY) if memory.reason else verdict
+    return with_errors(verdict, findings)
 
 
 def _of_parts(records: Sequence[Record], alarms: Sequence[int]) -> RunVerdict | None:
@@ -155,12 +169,14 @@ def _of_policy(records: Sequence[Record], alarms: Sequence[int]) -> RunVerdict |
     course = levels("reward", rewards[0], rewards[-1])
     if policy.findings:
         worst, *others = policy.findings
+        # Levels of a reward are said once: single records differ from them.
+        also = [] if RULES[worst.kind].quantity == "reward" else [course]
         return RunVerdict(
             kind=worst.kind,
             text=worst.title,
             loss="reward",
             advice=worst.advice,
-            detail="; ".join([worst.levels, course, *(other.words for other in others)]),
+            detail="; ".join([worst.levels, *also, *(other.words for other in others)]),
             onset_step=worst.since,
             before=worst.before,
             after=worst.after,

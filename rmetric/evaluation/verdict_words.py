@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -11,11 +11,12 @@ import numpy as np
 from rmetric._util.printed import counted, short_number
 from rmetric.detectors.no_learning import ADVICE as UNLEARNT
 from rmetric.evaluation.loss_course import SHARE_OF_LEVEL, WIDTH, Course, Loss, Rise
+from rmetric.records import AuditFinding
 
 Kind = Literal[
     "diverged", "not_finite", "unstable", "failed", "stuck", "reward_collapsed", "kl_ran_away",
     "entropy_collapsed", "no_advantage", "length_ran_away", "learns_nothing", "spike", "level_rose",
-    "overfitting", "cannot_tell", "healthy",
+    "overfitting", "audit_errors", "cannot_tell", "healthy",
 ]  # fmt: skip
 Severity = Literal["bad", "warning", "good", "unknown"]
 
@@ -25,7 +26,8 @@ SEVERITY: dict[Kind, Severity] = {
     "reward_collapsed": "bad", "kl_ran_away": "bad", "entropy_collapsed": "bad",
     "no_advantage": "warning", "length_ran_away": "warning",
     "learns_nothing": "warning", "spike": "warning", "level_rose": "warning",
-    "overfitting": "warning", "cannot_tell": "unknown", "healthy": "good",
+    "overfitting": "warning", "audit_errors": "warning", "cannot_tell": "unknown",
+    "healthy": "good",
 }  # fmt: skip
 #: Records that the calibrated detector needs before it can judge a level, about.
 NEEDS_RECORDS = 10
@@ -81,6 +83,8 @@ WORDS: dict[str, tuple[Kind, str, str, str]] = {
     "healthy": ("healthy", "HEALTHY: no failure seen", "{word} {first} -> {last}{more}", "nothing"),
 }  # fmt: skip
 _TOO_SLOW = "the rise is too small or too slow for it"
+#: Errors of audits that are said in words; the others are counted.
+_MOST_ERRORS = 2
 #: The advice beside a last evaluation that is not finite.
 EVALUATE = "check the last evaluation before its checkpoint is used"
 
@@ -150,6 +154,29 @@ class RunVerdict:
         """The lines below `text` as one: numbers and advice."""
         advice = f"To do: {self.advice}." if self.advice else ""
         return " ".join(filter(None, [f"{self.detail}." if self.detail else "", advice]))
+
+
+def with_errors(verdict: RunVerdict, findings: Sequence[AuditFinding]) -> RunVerdict:
+    """The verdict with the errors of audits, which the loss may not show: they are to be mended.
+
+    One that is not bad in itself is of the class `audit_errors` with them.
+    """
+    errors = [found for found in findings if found.severity == "error"]
+    if not errors:
+        return verdict
+    said = [f"step {found.step:,}: {found.words}" for found in errors[:_MOST_ERRORS]]
+    said += [f"{more} more"] if (more := len(errors) - _MOST_ERRORS) > 0 else []
+    bad, count = verdict.severity in ("bad", "warning"), counted(len(errors), "error")
+    text = f"{verdict.text}{';' if bad else ', but'} the audits found {count}"
+    kind = verdict.kind if bad else "audit_errors"
+    advised = with_advice(verdict, f"mend what the audits found: {'; '.join(said)}")
+    return replace(advised, kind=kind, text=text)
+
+
+def with_advice(verdict: RunVerdict, advice: str) -> RunVerdict:
+    """The verdict with something more to do."""
+    advised = verdict.advice not in ("", "nothing")
+    return replace(verdict, advice=f"{verdict.advice}; {advice}" if advised else advice)
 
 
 def _shown(fact: Any) -> str:
@@ -226,6 +253,7 @@ def counted_runs(kind: Kind, number: int) -> str:
         "level_rose": "with a raised level",
         "learns_nothing": "that learn nothing",
         "kl_ran_away": "whose KL ran away",
+        "audit_errors": "with errors by their audits",
     }
     return f"{number:,} {words.get(kind, kind.replace('_', ' '))}"
 
@@ -248,6 +276,7 @@ def alarm_words(
         what = {
             "healthy": ": a brief rise, no failure by the verdict",
             "cannot_tell": ": the verdict cannot tell what it was",
+            "audit_errors": ": a brief rise, or of what the audits found",
         }
         return at + what.get(verdict.kind, "")
     if len(verdict.event_steps) > 1:
@@ -294,6 +323,7 @@ def _why_silent(verdict: RunVerdict) -> str:
         "overfitting": "it watches for a loss that breaks away, not for overfitting",
         "learns_nothing": "it watches for a loss that breaks away, not for one that stays",
         "cannot_tell": "no rise was large enough for it",
+        "audit_errors": "it watches what is logged, and the audits the training itself",
         "spike": "the spike is too small or too short for it",
         "level_rose": _TOO_SLOW,
     }

@@ -14,7 +14,15 @@ from typing import Any
 
 from rmetric._util.errors import LogError
 from rmetric._util.strict_json import shown
-from rmetric.readers.columns import MEMORY, POLICY, TARGETS, WITH_UNIT, Columns
+from rmetric.readers.columns import (
+    MEMORY,
+    POLICY,
+    SPEED,
+    TARGETS,
+    WITH_UNIT,
+    Columns,
+    columns_among,
+)
 from rmetric.readers.names import unit
 from rmetric.readers.rows import BadRow, Row, flag, is_blank, number, run_name
 from rmetric.records import MissingLosses, Record, Run
@@ -22,9 +30,15 @@ from rmetric.records import MissingLosses, Record, Run
 #: What is known without anything having been measured.
 _CIRCUMSTANCES = {
     "time", "learning_rate", "loss_scale", "memory", "step_seconds", "data_wait_seconds",
+    "throughput",
 }  # fmt: skip
+_SPEEDS = {"step_seconds", "throughput"}
 #: Group of quantities, a field of `Record` -> their names.
-_GROUPS = {"policy": POLICY, "memory": tuple(str(TARGETS[name].field) for name in MEMORY)}
+_GROUPS = {
+    "policy": POLICY,
+    "memory": tuple(str(TARGETS[name].field) for name in MEMORY),
+    "throughput": ("tokens", "samples"),
+}
 
 #: A step as ``10/873``.
 _OF_TOTAL = re.compile(r"(\d{1,18})\s*/\s*\d{1,18}")
@@ -139,6 +153,10 @@ class RunState:
 
     def _unmeasured(self, step: int | None, values: dict[str, Any]) -> list[Record] | None:
         """Take a row without a measurement; if it is a record, so are those that are returned."""
+        if self.pending is not None and step == self.pending.step and values.keys() & _SPEEDS:
+            for name in values.keys() & _SPEEDS:  # of the whole training, at its end
+                setattr(self.pending, name, getattr(self.pending, name) or values[name])
+            return None
         if step is None or self.last is None or step <= self.last or not self.losses.known:
             self.empty += step is not None
             return None
@@ -211,7 +229,7 @@ class Assembler:
         cells = row.cells
         name = cells.get(self._run_column) if self._run_column else None
         state = self.state("" if name is None else str(name))
-        found = self._step(row) if self._step_columns else state.rows
+        found = self._step(row, state)
         values: dict[str, Any] = {}
         for field, column, read in self._measured:
             cell = cells.get(column)
@@ -319,7 +337,9 @@ class Assembler:
             state.parts[0].id = f"{state.base}__part1"
         return notes
 
-    def _step(self, row: Row) -> int | None:
+    def _step(self, row: Row, state: RunState) -> int | None:
+        if not self._step_columns:
+            return state.rows
         for column in self._step_columns:
             cell = row.cells.get(column)
             if isinstance(cell, str) and (of_total := _OF_TOTAL.fullmatch(cell.strip())):
@@ -333,11 +353,26 @@ class Assembler:
             if value is None:
                 continue
             if not (isfinite(value) and value == int(value) and abs(value) < 2**63):
+                if (
+                    column == self.columns.by_target.get("step")
+                    and "step" in self.columns.by_meaning
+                ):
+                    self._count_otherwise(row, column)
+                    return self._step(row, state)
                 raise BadRow(
                     row.line, f"{column!r} is {shown(cell)}: a whole step below 2^63 is accepted"
                 )
             return int(value)
         return None
+
+    def _count_otherwise(self, row: Row, column: str) -> None:
+        """Read another counter from now on, or count the rows: this one has fractions."""
+        columns = self.columns
+        columns.notes.append(f"{column!r} is not read as step: it is {shown(row.cells[column])}")
+        others = tuple(name for name in row.cells if name != column)
+        del columns.by_target["step"]
+        columns.by_target |= columns_among(others, ("step",))
+        self.use(columns)
 
     def _give_up(self, row: Row, column: str) -> None:
         """Read a column no more that is on no list of names; of any other a bad cell is an error.
@@ -346,7 +381,8 @@ class Assembler:
         """
         columns = self.columns
         target = next(t for t, c in columns.by_target.items() if c == column)
-        if target not in columns.by_meaning or target in ("loss", "eval_loss"):
+        is_needed = target not in columns.by_meaning or target in ("loss", "eval_loss")
+        if is_needed and target not in SPEED:
             raise self._bad_cell(row, column) from None
         self._no_numbers.add(target)
         columns.notes.append(
@@ -362,6 +398,8 @@ class Assembler:
 def _reader(target: str, column: str) -> Callable[[Any], Any]:
     if target == "skipped":
         return flag
+    if target == "steps_per_second":
+        return lambda cell: 1 / value if (value := number(cell)) else None
     if target not in WITH_UNIT or (factor := unit(column)) == 1:
         return number
     return lambda cell: None if (value := number(cell)) is None else factor * value

@@ -36,7 +36,9 @@ POLICY = (
 
 #: See `Record.memory`; and the targets whose columns' names state a unit.
 MEMORY = ("device_memory", "host_memory", "device_memory_percent", "host_memory_percent")
-WITH_UNIT = ("device_memory", "host_memory", "data_wait", "step_time")
+WITH_UNIT = ("device_memory", "host_memory", "data_wait", "time_beside_wait", "step_time")
+#: How quick the training is: a cell that holds no number is no error of the log.
+SPEED = ("step_time", "steps_per_second", "tokens_per_second", "samples_per_second")
 
 
 @dataclass(kw_only=True)
@@ -48,8 +50,9 @@ class Columns:
         other_steps: columns read where the step is blank.
         notes: what was guessed, in sentences.
         parts: column of one of several losses -> its name, where no whole is logged.
-        by_meaning: targets whose column is on no list of names. Such a column is given up if a
-            cell of it holds no number, and is no error of the log.
+        by_meaning: targets whose column is on no list of names, or a step that is an epoch. Such a
+            column is given up if a cell of it holds no number, or a fraction of a step, and is no
+            error of the log.
         of_header: each row has all columns, so a cell that is absent is blank.
     """
 
@@ -148,6 +151,8 @@ def choose_columns(
             guess = _guess(name, [column for column in names if column not in taken], columns)
             if guess is not None:
                 taken.add(guess)
+    if "step" not in mapping and plain_name(columns.by_target.get("step", "")) == "epoch":
+        columns.by_meaning.add("step")
     columns.other_steps = [
         n for n in names if plain_name(n) in _EVALUATION_STEPS and n not in taken
     ]

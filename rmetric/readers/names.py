@@ -188,9 +188,9 @@ TARGETS: dict[str, Target] = {
         " train_reward_mean train_mean_reward avg_reward average_reward rollout_ep_rew_mean"
         " ep_rew_mean episode_reward_mean ep_reward_mean objective_scores objective_rlhf_reward"
         " env_reward_mean ppo_mean_scores charts_episodic_return episodic_return episode_return"
-        " rewards_mean",
+        " rewards_mean reward_mean_raw reward_raw_mean raw_reward_mean raw_reward reward_raw",
         core=_any_of("reward", "reward mean", "reward avg"),
-        neutral=_PLACES,
+        neutral=_PLACES | _words("raw norm normalised normalized"),
     ),
     "reward_spread": Target(
         "reward_spread",
@@ -268,11 +268,38 @@ TARGETS: dict[str, Target] = {
         "data_time train_data_time data_wait_seconds time_metrics_data_loading_s"
         " data_loading_time data_load_time time_data_loading_s time_data_loading_ms",
     ),
+    # `time` of mmcv, which elsewhere is a time of the day.
+    "time_beside_wait": Target("step_seconds", "time", only_beside=("data_wait",)),
     "step_time": Target(
         "step_seconds",
         "time_metrics_end_to_end_s step_time step_time_seconds step_seconds iter_time time_step_s"
-        " time_step_ms time",
-        only_beside=("data_wait",),
+        " time_step_ms time_per_step seconds_per_step sec_per_step s_per_step time_per_iteration"
+        " seconds_per_iteration seconds_per_iter sec_per_iter s_per_iter s_it timing_s_step"
+        " train_speed_s_it",
+        core=_any_of("step time", "iter time", "iteration time", "step timing", "seconds step per"),
+        neutral=_PLACES | _words("s sec seconds ms in per total elapsed timing"),
+    ),
+    "steps_per_second": Target(
+        "step_seconds",
+        "steps_per_second train_steps_per_second steps_per_sec iterations_per_second"
+        " iterations_per_sec iter_per_second iter_per_sec iters_per_sec it_per_sec it_s"
+        " batches_per_second batches_per_sec throughput_batches_per_sec"
+        " train_speed_iter_s",
+    ),
+    "tokens_per_second": Target(
+        "tokens",
+        "tokens_per_second tokens_per_sec tokens_s tok_per_sec tps wps tgs speed_wps"
+        " throughput_tps throughput_tokens_per_sec throughput_tokens_per_second perf_throughput",
+        core=_any_of("tokens second per", "tokens sec per", "tok sec per"),
+        neutral=_PLACES | _words("throughput device gpu global total"),
+    ),
+    "samples_per_second": Target(
+        "samples",
+        "samples_per_second samples_per_sec samples_s train_samples_per_second examples_per_second"
+        " examples_per_sec images_per_second images_per_sec img_per_sec img_sec_core time_fps"
+        " throughput_samples_per_sec",
+        core=_any_of("samples second per", "samples sec per"),
+        neutral=_PLACES | _words("throughput device gpu global total"),
     ),
     "run": Target(None, "run_id run_name run experiment_id experiment_name"),
 }  # fmt: skip

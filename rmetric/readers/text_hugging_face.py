@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from rmetric.readers.columns import MEMORY, POLICY, WITH_UNIT, columns_among
+from rmetric.readers.columns import MEMORY, POLICY, SPEED, WITH_UNIT, columns_among
 from rmetric.readers.names import unit
 from rmetric.readers.rows import Row
 from rmetric.readers.text_parts import pieces, put, row, whole
@@ -76,7 +76,7 @@ def rows(lines: Iterable[tuple[int, str]]) -> Iterator[Row]:
             values = {name: quoted or bare for name, quoted, bare in _PAIR.findall(found[0])}
             cells: dict[str, float | bool] = {}
             put(cells, **{name: values.get(name) for name in _READ})
-            columns = columns_among(tuple(values), (*POLICY, *MEMORY))
+            columns = columns_among(tuple(values), (*POLICY, *MEMORY, *SPEED))
             put(cells, **{t: values[c] for t, c in columns.items()})
             for target in cells.keys() & set(WITH_UNIT):
                 cells[target] *= unit(columns[target])

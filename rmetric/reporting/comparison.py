@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from html import escape
 from io import BytesIO
@@ -30,7 +31,8 @@ def _cells(name: str, found: Comparison) -> tuple[str, ...]:
     return (
         name, found.kind.replace("_", " "), reference, candidate, difference,
         "-" if found.parted is None else f"{found.parted:,}",
-        *("-" if value is None else f"{value:.3g}" for value in (found.speed, found.memory)),
+        ", ".join(f"{ratio:.3g} ({name})" for name, ratio in found.speeds.items()) or "-",
+        "-" if found.memory is None else f"{found.memory:.3g}",
         f"{len(bad)} of {len(found.verdicts)}",
     )  # fmt: skip
 
@@ -107,7 +109,15 @@ def as_page(reference: str, found: Mapping[str, Comparison]) -> str:
 
 
 def write_gate(path: Path, reference: str, found: Mapping[str, Comparison]) -> None:
-    """Markdown to a path that ends in .md, else JUnit XML."""
-    markdown = path.suffix.lower() == ".md"
-    content = as_markdown(reference, found).encode() if markdown else as_junit(reference, found)
-    write_atomically(path, [content])
+    """JUnit XML to a path that ends in .xml, else Markdown.
+
+    The file that GITHUB_STEP_SUMMARY names, which has what the step wrote before, is appended to.
+    """
+    junit = path.suffix.lower() == ".xml"
+    content = as_junit(reference, found) if junit else as_markdown(reference, found).encode()
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    if summary and path.resolve() == Path(summary).resolve():
+        with open(path, "ab") as file:
+            file.write(b"\n" + content)
+    else:
+        write_atomically(path, [content])

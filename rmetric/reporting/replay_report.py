@@ -29,7 +29,7 @@ from rmetric.evaluation import PROTOCOLS, RunVerdict, judge
 from rmetric.logs import encode_number
 from rmetric.metric import Components
 from rmetric.readers import ReadLog, UnknownFormat, read_log
-from rmetric.records import Run
+from rmetric.records import AuditFinding, Run
 from rmetric.replay.restarts import Restart, Restarts
 from rmetric.replay.scored_run import ScoredRun, score_run
 from rmetric.reporting.decisions import decisions_of
@@ -59,7 +59,7 @@ INDEX_COLUMNS = (
     "calibrated_first_alarm_step", "calibrated_judged", "lead_published", "lead_causal", "max_r",
     "stated_max_r", "loss_used", "variance_source", "problem",
 )  # fmt: skip
-RESTARTS = "restarts"
+RESTARTS, FINDINGS = "restarts", "findings"
 #: Notes of a run with these words say what was left out; the console has them too.
 LEFT_OUT, _LEFT_OUT_WORDS = "left_out", (
     "left out", "could not be read", "damaged", "judged as one run",
@@ -205,6 +205,7 @@ class _Written:
         """The run with the records of `run` behind its own, which are read once more."""
         logs = [read_log(log, mapping, most_records=most).run for log in self.logs]
         run.records = [record for log in logs for record in log.records] + run.records
+        run.findings = [finding for log in logs for finding in log.findings] + run.findings
         names = " and ".join(log.name for log in self.logs)
         run.notes.append(f"{run.source} goes on with {names}: judged as one run")
         run.id = logs[0].id
@@ -288,6 +289,7 @@ def write_run(
     row["verdict_detail"] = verdict.numbers_and_advice
     row[SPARK] = sparkline_of(scored.run.records, verdict)
     notes = scored.run.notes
+    row[FINDINGS] = [_named(finding) for finding in scored.run.findings]
     row[RESTARTS] = [restart.words for restart in scored.restarts]
     row[LEFT_OUT] = [note for note in notes if any(word in note for word in _LEFT_OUT_WORDS)]
     return row
@@ -330,6 +332,7 @@ def summary(
         },
         "verdicts": verdicts(scored, traces[0]) if scored.is_defined else None,
         **({"decisions": decisions} if decisions else {}),
+        FINDINGS: [asdict(finding) for finding in run.findings],
         RESTARTS: [asdict(restart) for restart in scored.restarts],
         "notes": run.notes + scored.notes,
         "versions": {
@@ -338,6 +341,10 @@ def summary(
             "numpy": np.__version__,
         },
     }
+
+
+def _named(finding: AuditFinding) -> str:
+    return f"{finding.kind} ({finding.severity}) at step {finding.step:,}"
 
 
 def _of_detector(trace: DetectorTrace) -> dict[str, Any]:

@@ -13,9 +13,10 @@ import torch.nn.functional as F  # noqa: E402
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn  # noqa: E402
 
 from rmetric._util.background import Background  # noqa: E402
-from rmetric.audits.resume import _data  # noqa: E402
+from rmetric.audits.resume import OUTLOOK, _data  # noqa: E402
 from rmetric.monitor import Monitor  # noqa: E402
 from rmetric.monitor.log_file import MonitorLog  # noqa: E402
+from rmetric.readers import read_log  # noqa: E402
 from tests.audits.test_audits import WORDS, Model, batches  # noqa: E402
 from tests.monitor.ranks import on_ranks  # noqa: E402
 
@@ -253,6 +254,10 @@ def test_the_table_stands_in_the_log_and_a_foreign_ema_is_named(tmp_path, caplog
     log = (tmp_path / "run-0.jsonl").read_text().splitlines()
     [entry] = [e for e in map(json.loads, log) if e["event"] == "AUDIT"]
     assert [row["part"] for row in entry["rows"]] == [row["part"] for row in found.rows]
+    [read] = read_log(tmp_path / "run-0.jsonl").run.findings
+    lost = "not everything came back from the checkpoint: moments: lost, norm 0 (was norm 0.166)"
+    assert (read.words, read.severity) == (lost, "error")
+    assert [row["outlook"] for row in read.rows if row["part"] == "moments"] == [OUTLOOK["moments"]]
     monitor = Monitor(Model(), audits=["resume"])
     monitor.ema = [1, 2]
     monitor.check_before_step(1.0)

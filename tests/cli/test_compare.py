@@ -106,14 +106,32 @@ def test_speeds_and_memory_are_compared(tmp_path):
     found = compare(before, after)
     assert found.speed == pytest.approx(1.5)
     assert found.memory == pytest.approx(1.5)
-    assert "| 1.5 | 1.5 | 0 of 1 |" in as_markdown("a", {"b": found})
+    assert "| 1.5 (steps) | 1.5 | 0 of 1 |" in as_markdown("a", {"b": found})
+
+
+def test_a_slower_candidate_is_said_by_each_column_that_states_it(tmp_path, capsys):
+    for name, pace in (("a", 1.0), ("b", 0.7)):
+        rows = [
+            {"step": n, "loss": 2 + 1 / n, "step_time_ms": 500 / pace, "tokens/s": 9000 * pace}
+            for n in range(1, 60)
+        ]
+        write(tmp_path / f"{name}.jsonl", rows)
+    sides = [str(tmp_path / f"{name}.jsonl") for name in "ab"]
+    gate = tmp_path / "gate.md"
+    assert main(["compare", *sides, "--gate", str(gate)]) == 0
+    out = capsys.readouterr().out
+    assert "    steps a second: 0.7 times the reference's\n" in out
+    assert "    tokens a second: 0.7 times the reference's\n" in out
+    assert "| 0.7 (steps), 0.7 (tokens) | - |" in gate.read_text()
 
 
 def test_the_command_prints_and_writes_its_verdicts(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, settings in {"a": {}, "b": {}, "c": {"later": 0.2}}.items():
         write(tmp_path / f"{name}.jsonl", course(ord(name), **settings))
-    files = ["--gate", "junit.xml", "--gate", "summary.md", "--page", "page.html"]
+    (tmp_path / "step_1").write_text("built")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "step_1"))
+    files = ["--gate", "junit.xml", "--gate", "summary", "--gate", "step_1", "--page", "page.html"]
     assert main(["compare", "a.jsonl", "b.jsonl", "c.jsonl", *files]) == 3
     out, err = capsys.readouterr()
     lines = out.splitlines()
@@ -124,7 +142,8 @@ def test_the_command_prints_and_writes_its_verdicts(tmp_path, capsys, monkeypatc
     suite = ElementTree.parse(tmp_path / "junit.xml").getroot()
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "1", "0")
     assert suite[1][0].get("message").startswith("WORSE")
-    summary = (tmp_path / "summary.md").read_text()
+    summary = (tmp_path / "summary").read_text()
+    assert (tmp_path / "step_1").read_text() == f"built\n{summary}"
     assert summary.startswith("## Compared with a.jsonl")
     assert "| c.jsonl | worse |" in summary
     page = (tmp_path / "page.html").read_text()

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmetric.detectors.input_wait import InputWait
-from rmetric.detectors.memory_slope import MemorySlope
+from rmetric.detectors.memory_slope import ADVICE, MemorySlope
 from rmetric.evaluation import judge_run
 from rmetric.records import Record
 
@@ -158,3 +158,4 @@ def test_both_stand_beside_the_verdict_and_leave_its_class():
     verdict = judge_run(records)
     assert (verdict.kind, verdict.text) == (plain.kind, plain.text)
     assert "it ends about step 180; input-bound: 43 % of the step" in verdict.detail
+    assert verdict.advice == ADVICE

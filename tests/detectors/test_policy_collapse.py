@@ -62,6 +62,7 @@ def test_each_failure_is_named_with_its_step_and_what_to_do(kind):
     assert verdict.kind == kind, verdict
     assert verdict.advice == RULES[kind].advice.format(step=f"{verdict.onset_step:,}")
     assert verdict.text == f"{kind.replace('_', ' ').upper()} since step {verdict.onset_step:,}"
+    assert verdict.detail.count("reward ") == 1
     assert kind == "learns_nothing" or 0.4 * STEPS < verdict.onset_step <= STEPS
 
 

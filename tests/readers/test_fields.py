@@ -46,6 +46,11 @@ def memory(columns: dict[str, Any], **expected: float) -> tuple[str, dict[str, A
     return lines({"loss": 2.5, **columns}), {"memory": expected, "training_loss": 2.5}
 
 
+def speed(columns: dict[str, Any], seconds: float | None = None, **throughput: float) -> Any:
+    expected = {"step_seconds": seconds, "throughput": throughput or None}
+    return lines({"loss": 2.5, **columns}), expected
+
+
 def times(wait: str, step: str, scale: int) -> tuple[str, dict[str, Any]]:
     columns = {"loss": 3.0, wait: 0.3 * scale, step: 0.5 * scale}
     return lines(columns), {"data_wait_seconds": 0.3, "step_seconds": 0.5}
@@ -82,6 +87,26 @@ LOGGED: dict[str, tuple[str, dict[str, Any]]] = {
     "a time alone is not that of a step": (
         "step,loss,time\n1,3.0,12.5\n2,2.9,13.5\n", {"step_seconds": None},
     ),
+    "speed of MaxText": speed(
+        {"perf/step_time_seconds": 0.5, "perf/per_device_tokens_per_sec": 900}, 0.5, tokens=900
+    ),
+    "speed of nanotron": speed(
+        {"tokens_per_sec": 900, "elapsed_time_per_iteration_ms": 500}, 0.5, tokens=900
+    ),
+    "speed of NeMo-RL": speed({"timing/train/total_step_time": 0.5}, 0.5),
+    "speed of T5X": speed({"timing/seconds_per_step": 0.5}, 0.5),
+    "speed of torchtitan": speed({"throughput(tps)": 900, "mfu(%)": 40}, tokens=900),
+    "speed of Composer": speed(
+        {"throughput/batches_per_sec": 2, "throughput/samples_per_sec": 16,
+         "throughput/device/tokens_per_sec": 900},
+        0.5, tokens=900, samples=16,
+    ),
+    "speed of ms-swift in a dict that is printed": (
+        "".join(f"{ {'loss': 2.0, 'train_speed(s/it)': 0.5, 'epoch': n} }\n" for n in (1, 2)),
+        {"step_seconds": 0.5},
+    ),
+    "speed of evaluations": speed({"eval_samples_per_second": 9, "eval_steps_per_second": 2}),
+    "a speed with its unit, which is no number": speed({"it/s": "2.0it/s", "tps": "1.2k"}),
     "TRL in a dict that is printed": (
         "".join(f"{TRL | {'epoch': n / 10}}\n" for n in range(1, 4)), {"policy": OF_TRL},
     ),
@@ -106,6 +131,12 @@ LOGGED: dict[str, tuple[str, dict[str, Any]]] = {
         lines({"loss": 0.6, "rewards/accuracies": 0.25, "rewards/margins": 0.1}),
         {"policy": {"preference_accuracy": 0.25}},
     ),
+    "a reward as it is, beside the normalised one": (
+        "step,reward_mean_norm,reward_mean_raw\n1,0.01,0.5\n2,0.02,0.5\n",
+        {"policy": {"reward": 0.5}},
+    ),
+    "a normalised reward alone": (lines({"rollout_reward/norm": 1, "Reward/norm": 0.5}),
+                                  {"policy": {"reward": 0.5}}),
     **{f"{name} is no reward": (lines({"loss": 0.5, name: 0.1}), {"policy": None})
        for name in NO_REWARDS},
 }  # fmt: skip
@@ -133,6 +164,16 @@ def test_a_table_of_rewards_is_judged_by_them(tmp_path):
     assert judge_run(run.records).text == "LEARNS NOTHING since step 0"
 
 
+def test_the_speed_of_a_whole_training_belongs_to_its_last_record(tmp_path):
+    path = tmp_path / "trainer_state.json"
+    end = {"train_loss": 2.0, "train_steps_per_second": 4.0, "train_samples_per_second": 32.0}
+    history = [{"step": n, "loss": 3.0} for n in (1, 2)] + [{"step": 2, **end}]
+    path.write_text(json.dumps({"log_history": history, "global_step": 2}))
+    first, last = read_log(path).run.records
+    assert (first.step_seconds, first.throughput) == (None, None)
+    assert (last.step_seconds, last.throughput) == (0.25, {"samples": 32.0})
+
+
 def test_a_row_of_memory_alone_is_no_record(tmp_path):
     path = tmp_path / "log.jsonl"
     rows = [
@@ -140,3 +181,33 @@ def test_a_row_of_memory_alone_is_no_record(tmp_path):
     ]
     path.write_text("\n".join(map(json.dumps, rows)))
     assert [record.step for record in read_log(path).run.records] == [1, 3, 5, 7]
+
+
+EPOCHS = [{"loss": 3 - n, "epoch": n / 2} for n in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "steps", "note"),
+    [
+        (EPOCHS, [0, 1, 2, 3], "rows are counted from 0"),
+        (EPOCHS[1:], [0, 1, 2], "rows are counted from 0"),
+        ([row | {"steps": 10 * n} for n, row in enumerate(EPOCHS)], [0, 10, 20, 30], "0.5"),
+        ([row | {"epoch": n} for n, row in enumerate(EPOCHS)], [0, 1, 2, 3], "'epoch' as step"),
+    ],
+)
+@pytest.mark.parametrize("form", ["csv", "json", "jsonl"])
+def test_an_epoch_with_fractions_is_no_step(tmp_path, rows, steps, note, form):
+    path = tmp_path / f"log.{form}"
+    lines = [",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]
+    lines = [json.dumps(row) for row in rows] if form == "jsonl" else lines
+    path.write_text(json.dumps(rows) if form == "json" else "\n".join(lines) + "\n")
+    run = read_log(path).run
+    assert [record.step for record in run.records] == steps
+    assert note in " ".join(run.notes)
+
+
+def test_an_epoch_that_is_mapped_to_the_step_is_taken_at_its_word(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in EPOCHS))
+    with pytest.raises(ValueError, match=r"'epoch' is 0\.5: a whole step"):
+        read_log(path, {"step": "epoch"})

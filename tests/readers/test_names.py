@@ -351,15 +351,15 @@ def test_a_map_that_is_not_there_names_the_nearest(tmp_path):
 
 
 def test_unused_columns_are_listed_with_the_map_that_would_read_them(tmp_path):
-    text = lines({"step": 1, "loss": 2.0, "grad_norm_clipped": 1.0, "x": 1, "tps": 9.0})
+    text = lines({"step": 1, "loss": 2.0, "grad_norm_clipped": 1.0, "x": 1, "mfu": 9.0})
     notes = read(tmp_path, text).notes
     assert (
         "nothing was read as grad_norm; it may be meant: --map grad_norm=grad_norm_clipped" in notes
     )
     assert "columns not used: 'grad_norm_clipped', 'x'" in notes
-    assert "throughput is not judged: 'tps'" in notes
+    assert "throughput is not judged: 'mfu'" in notes
     table = tmp_path / "t.csv"
-    table.write_text("step,loss,grad_norm_clipped,x,tps\n1,2.0,1.0,1,9\n")
+    table.write_text("step,loss,grad_norm_clipped,x,mfu\n1,2.0,1.0,1,9\n")
     assert set(notes[-3:]) <= set(read_log(table).run.notes)
 
 

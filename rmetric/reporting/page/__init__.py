@@ -127,7 +127,7 @@ def page_of(
 def verdict_of(run: Run, traces: Sequence[DetectorTrace]) -> RunVerdict:
     """The verdict on a run, with the alarms of the calibrated detector among its traces."""
     alarms = next((trace.alarm_steps for trace in traces if trace.name == OURS), [])
-    return judge_run(run.records, alarms, truth=run.truth, unread=run.unread)
+    return judge_run(run.records, alarms, truth=run.truth, unread=run.unread, findings=run.findings)
 
 
 def live_alarm(verdict: RunVerdict, traces: Sequence[DetectorTrace]) -> str:
