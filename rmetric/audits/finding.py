@@ -44,8 +44,8 @@ KINDS = {
     "the data (DistributedSampler)",
     "same_batch": "the last {times} batches are one and the same: the loop takes the first "
     "batch of the loader each time, or the loader gives no other",
-    "batch_again": "batch {number} is batch {earlier} again: workers with one seed, a sampler "
-    "that draws twice, or a loader that was begun anew",
+    "batch_again": "{again}: workers with one seed, an IterableDataset that each worker reads "
+    "whole (get_worker_info), a sampler that draws twice, or a loader that was begun anew",
     "same_order": "the epoch has the batches of the one before, in the same order: call "
     "sampler.set_epoch(epoch), or shuffle",
     "no_labels": "every label of the batch is {ignored}, which the loss leaves out: the step "

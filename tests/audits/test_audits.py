@@ -11,6 +11,7 @@ import torch.nn.functional as F  # noqa: E402
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.utils.data import DataLoader, Dataset, IterableDataset  # noqa: E402
 
 from rmetric.audits import AUDITS, KINDS, Audit, make_audits  # noqa: E402
 from rmetric.audits.fingerprint import fingerprint, halves, joined, ordered  # noqa: E402
@@ -208,6 +209,61 @@ def test_a_sound_training_has_no_finding_and_equal_weights(caplog):
     plain.run(130)
     for one, other in zip(with_audits.model.parameters(), plain.model.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+class Drawn(Dataset):
+    """Samples of a generator, of which each worker has a copy in the same state unless seeded."""
+
+    def __init__(self, seeded=False):
+        self.seeded, self.generator = seeded, torch.Generator().manual_seed(1)
+
+    def __len__(self):
+        return 4 * 20
+
+    def __getitem__(self, place):
+        generator = None if self.seeded else self.generator
+        return torch.randint(0, WORDS, (12,), generator=generator)
+
+
+class Stream(IterableDataset):
+    """Read whole by each worker."""
+
+    def __iter__(self):
+        return (row for batch in batches(10) for row in batch)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "workers", "updates", "told"),
+    [
+        (Drawn(), 2, 1, True),
+        (Drawn(), 4, 1, True),
+        (Stream(), 2, 1, True),
+        (Stream(), 1, 1, False),
+        (Drawn(seeded=True), 2, 1, False),
+        (Drawn(seeded=True), 2, 2, False),
+    ],
+    ids=["two", "four", "not_split", "one", "seeded", "updated_twice"],
+)
+def test_workers_that_draw_the_same_are_told(dataset, workers, updates, told):
+    class Loaded(Loop):
+        def batch(self, step):
+            return next(self.given)
+
+    loop = Loaded()
+    loader = DataLoader(dataset, batch_size=4, num_workers=workers)
+    loop.given = (batch for _ in range(2) for batch in loader for _ in range(updates))
+    found = loop.run(17)
+    assert found == ({("batch_again", "hint")} if told else set())
+    words = f"each batch comes {workers} times in a row: workers with one seed"
+    assert all(finding.words.startswith(words) for finding in loop.monitor.findings)
+
+
+def test_batches_that_a_loader_without_workers_repeats_are_on_purpose():
+    class Repeats(Loop):
+        def batch(self, step):
+            return self.batches[step // 3].clone()
+
+    assert Repeats().run() == set()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
