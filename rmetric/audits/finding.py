@@ -70,8 +70,8 @@ KINDS = {
     "optimizer, so the schedule ends too early: step it once, after the optimizer",
     "scheduler_never": "the scheduler was not stepped in {times} steps and its rate is 0: "
     "call scheduler.step() after each step of the optimizer",
-    "rate_above_peak": "the learning rate is {rate}, {times} times its highest so far: if "
-    "that is not planned, set it back",
+    "rate_above_peak": "the learning rate is {rate}, {times} times its former peak: if that is "
+    "not planned, set it back",
     "warm_up_again": "the learning rate fell from {before} to less than a tenth and rises "
     "again: a warm-up in the middle of the training; was the scheduler restored?",
     "restored": "all that is compared came back from the checkpoint: {parts}",

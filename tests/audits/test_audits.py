@@ -11,9 +11,17 @@ import torch.nn.functional as F  # noqa: E402
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.optim import lr_scheduler  # noqa: E402
 from torch.utils.data import DataLoader, Dataset, IterableDataset  # noqa: E402
 
-from rmetric.audits import AUDITS, KINDS, Audit, make_audits  # noqa: E402
+from rmetric.audits import (  # noqa: E402
+    AUDITS,
+    KINDS,
+    Audit,
+    Seen,
+    Training,
+    make_audits,
+)
 from rmetric.audits.fingerprint import fingerprint, halves, joined, ordered  # noqa: E402
 from rmetric.monitor import Monitor  # noqa: E402
 
@@ -279,6 +287,58 @@ def test_a_schedule_that_ends_near_0_is_sound(dtype):
                 self.optimizer.param_groups[0]["lr"] = 1e-10
 
     assert Ends().run(190) == set()
+
+
+def followed(make=None, rates=(), known=True):
+    """Step, kind and severity of the findings on a schedule, or on rates that are set by hand."""
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    training, (audit,) = Training(model, optimizer), make_audits(["schedule"])
+    scheduler = make(optimizer) if make else None
+    training.schedulers = [scheduler] if make and known else []
+    found = []
+    for step in range(1, 201):
+        if not make:
+            optimizer.param_groups[0]["lr"] = rates[step - 1]
+        found += [(f.step, f.kind, f.severity) for f in audit.on_step(training, Seen(step=step))]
+        optimizer.step()
+        if make:
+            scheduler.step()
+    return found
+
+
+def by_share(share):
+    return lambda optimizer: lr_scheduler.LambdaLR(optimizer, share)
+
+
+PLANNED = {
+    "warm_up": by_share(lambda step: min(1.0, (step + 1) / 90)),
+    "warm_up_then_decay": by_share(lambda step: min(step, 200 - step) / 100),
+    "warm_up_by_epochs": by_share(lambda step: min(1.0, (step // 30 + 1) / 5)),
+    "exponential_from_the_start": by_share(lambda step: 1e-6 * 1.1**step),
+    "cyclic": lambda o: lr_scheduler.CyclicLR(o, 1e-4, 1e-1, 22, cycle_momentum=False),
+    "restarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 50),
+    "one_cycle": lambda o: lr_scheduler.OneCycleLR(o, 1.0, total_steps=210),
+}
+
+
+@pytest.mark.parametrize("make", PLANNED.values(), ids=PLANNED)
+def test_a_planned_schedule_does_not_rise_above_its_peak(make):
+    assert "rate_above_peak" not in {kind for _, kind, _ in followed(make, known=False)}
+
+
+@pytest.mark.parametrize("growth", [1.06, 1.3, 50.0])
+def test_a_rate_that_grows_after_a_constant_one_is_told(growth):
+    rates = [0.1] * 100 + [0.1 * growth ** min(n, 30) for n in range(1, 101)]
+    ((step, kind, severity),) = followed(rates=rates)
+    assert (kind, severity) == ("rate_above_peak", "error")
+    assert rates[step - 2] <= 3 * 0.1 < rates[step - 1]
+
+
+@pytest.mark.parametrize(("known", "severity"), [(True, "hint"), (False, "error")])
+def test_a_rise_that_a_scheduler_makes_is_a_hint(known, severity):
+    rises = by_share(lambda step: 0.1 if step < 40 else 1.0)
+    assert followed(rises, known=known) == [(41, "rate_above_peak", severity)]
 
 
 class OnlyTheHead(Loop):
