@@ -455,6 +455,44 @@ def test_replicas_that_part_are_told_with_their_rank(step):
         assert bool(found) == bool(step)
 
 
+def flipped_shard(rank, step):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    from tests.monitor.ranks import batch_of, plain_model
+    from tests.monitor.training import squared_error
+
+    model = plain_model()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards"))
+    for part in (model[0], model):
+        fully_shard(part, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with Monitor(model, optimizer, audits=True) as monitor:
+        monitor.wait_for_ranks(10.0)
+        for now in range(1, 15):
+            optimizer.zero_grad()
+            loss = squared_error(model, batch_of(rank, now))
+            loss.backward()
+            monitor.check_before_step(loss)
+            optimizer.step()
+            if now == step and rank == 1:
+                with torch.no_grad():
+                    model[0].weight.to_local()[0, 0] += 1e-3
+    return [(f.kind, f.severity, f.ranks, f.parameters) for f in monitor.findings]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("step", [0, 5])
+def test_copies_of_shards_that_part_are_told_on_the_ranks_of_that_shard(step):
+    from tests.monitor.ranks import on_ranks
+
+    for rank, found in enumerate(on_ranks(flipped_shard, step, ranks=4)):
+        if step and rank in (1, 3):
+            assert ("weights_apart", "error", (1, 3), ("0.weight",)) in found
+        else:
+            assert found == []
+
+
 def test_the_page_has_every_finding():
     page = (Path(__file__).resolve().parents[2] / "docs" / "audits.md").read_text(encoding="utf-8")
     for kind in KINDS:
