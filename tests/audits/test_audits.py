@@ -395,7 +395,13 @@ def test_a_device_that_cannot_measure_costs_the_audits_and_not_the_monitor(caplo
 
 
 @pytest.mark.parametrize(
-    ("audits", "problem"), [("groups", "names are accepted"), (["grops"], "known are groups")]
+    ("audits", "problem"),
+    [
+        ("groups", "names are accepted"),
+        (["grops"], "has 'grops': known are groups"),
+        (["-grops"], "has 'grops': known are groups"),
+        (["-resume", "groups"], r"\['-resume', 'groups'\]: all names have a minus, or none"),
+    ],
 )
 def test_unknown_names_are_refused(audits, problem):
     with pytest.raises((TypeError, ValueError), match=problem):
