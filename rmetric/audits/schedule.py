@@ -73,7 +73,8 @@ class Schedule(Audit):
         if self._left and rate > ABOVE_PEAK * self._settled > 0:
             values = {"rate": f"{rate:.3g}", "times": f"{rate / self._settled:.3g}"}
             severity: Severity = "hint" if _is_planned(training, rate) else "error"
-            yield from self.find("rate_above_peak", step, severity, **values)
+            # The rate is already that of the step that is about to be made.
+            yield from self.find("rate_above_peak", step + 1, severity, **values)
         self._left = max(0, self._left - 1)
         if self._before and self._last < rate < self._before:
             yield from self.find("warm_up_again", step, "hint", before=f"{self._before:.3g}")

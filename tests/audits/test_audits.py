@@ -300,7 +300,8 @@ def followed(make=None, rates=(), known=True):
     for step in range(1, 201):
         if not make:
             optimizer.param_groups[0]["lr"] = rates[step - 1]
-        found += [(f.step, f.kind, f.severity) for f in audit.on_step(training, Seen(step=step))]
+        seen = Seen(step=step - 1)  # as in a loop: taken at the next check
+        found += [(f.step, f.kind, f.severity) for f in audit.on_step(training, seen)]
         optimizer.step()
         if make:
             scheduler.step()

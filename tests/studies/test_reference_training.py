@@ -76,6 +76,14 @@ def test_one_rank_adds_its_micro_batches_up(tmp_path, plain):
     assert largest_difference(tmp_path / "one", plain) < CLOSE
 
 
+def test_the_monitor_changes_no_loss_and_its_audits_find_nothing(tmp_path):
+    on_ranks(train_on, tmp_path, ("plain", ()), ("monitored", ("--monitor",)), ranks=2)
+    assert losses_of(tmp_path / "monitored") == losses_of(tmp_path / "plain")
+    log = (tmp_path / "monitored" / "monitor.jsonl").read_text()
+    assert log.count('"METRICS"') == 6
+    assert '"AUDIT"' not in log
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "more"),
