@@ -14,14 +14,7 @@ from torch import nn  # noqa: E402
 from torch.optim import lr_scheduler  # noqa: E402
 from torch.utils.data import DataLoader, Dataset, IterableDataset  # noqa: E402
 
-from rmetric.audits import (  # noqa: E402
-    AUDITS,
-    KINDS,
-    Audit,
-    Seen,
-    Training,
-    make_audits,
-)
+from rmetric.audits import AUDITS, KINDS, Audit, Seen, Training, make_audits  # noqa: E402
 from rmetric.audits.fingerprint import fingerprint, halves, joined, ordered  # noqa: E402
 from rmetric.monitor import Monitor  # noqa: E402
 
