@@ -212,6 +212,21 @@ def test_a_sound_training_has_no_finding_and_equal_weights(caplog):
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_schedule_that_ends_near_0_is_sound(dtype):
+    class Ends(Loop):
+        def make_optimizer(self):
+            self.model.to(dtype)
+            return torch.optim.AdamW(self.model.parameters(), lr=3e-2)
+
+        def update(self, step):
+            super().update(step)
+            if step > 30:
+                self.optimizer.param_groups[0]["lr"] = 1e-10
+
+    assert Ends().run(190) == set()
+
+
 class Drawn(Dataset):
     """Samples of a generator, of which each worker has a copy in the same state unless seeded."""
 
@@ -265,21 +280,6 @@ def test_batches_that_a_loader_without_workers_repeats_are_on_purpose():
             return self.batches[step // 3].clone()
 
     assert Repeats().run() == set()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_schedule_that_ends_near_0_is_sound(dtype):
-    class Ends(Loop):
-        def make_optimizer(self):
-            self.model.to(dtype)
-            return torch.optim.AdamW(self.model.parameters(), lr=3e-2)
-
-        def update(self, step):
-            super().update(step)
-            if step > 30:
-                self.optimizer.param_groups[0]["lr"] = 1e-10
-
-    assert Ends().run(190) == set()
 
 
 def followed(make=None, rates=(), known=True):

@@ -61,6 +61,14 @@ def plain(tmp_path_factory):
     return losses
 
 
+def test_the_monitor_changes_no_loss_and_its_audits_find_nothing(tmp_path):
+    on_ranks(train_on, tmp_path, ("plain", ()), ("monitored", ("--monitor",)), ranks=2)
+    assert losses_of(tmp_path / "monitored") == losses_of(tmp_path / "plain")
+    log = (tmp_path / "monitored" / "monitor.jsonl").read_text()
+    assert log.count('"METRICS"') == 6
+    assert '"AUDIT"' not in log
+
+
 def test_four_ranks_lose_what_one_plain_process_does(tmp_path, plain):
     layouts = {
         "tensor and data": ("--layout=tensor=2",),
@@ -74,14 +82,6 @@ def test_four_ranks_lose_what_one_plain_process_does(tmp_path, plain):
 def test_one_rank_adds_its_micro_batches_up(tmp_path, plain):
     on_ranks(train_on, tmp_path, ("one", ()), ranks=1)
     assert largest_difference(tmp_path / "one", plain) < CLOSE
-
-
-def test_the_monitor_changes_no_loss_and_its_audits_find_nothing(tmp_path):
-    on_ranks(train_on, tmp_path, ("plain", ()), ("monitored", ("--monitor",)), ranks=2)
-    assert losses_of(tmp_path / "monitored") == losses_of(tmp_path / "plain")
-    log = (tmp_path / "monitored" / "monitor.jsonl").read_text()
-    assert log.count('"METRICS"') == 6
-    assert '"AUDIT"' not in log
 
 
 @pytest.mark.slow
