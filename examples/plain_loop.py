@@ -14,7 +14,9 @@ model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 truth = torch.randn(16, 1)
 
-with rmetric.Monitor(model, optimizer, log="run.jsonl", actions=[print, Stop()]) as monitor:
+with rmetric.Monitor(
+    model, optimizer, log="run.jsonl", actions=[print, Stop()], audits=True
+) as monitor:
     for step in range(1, 151):
         if step == 100:
             optimizer.param_groups[0]["lr"] = 5.0

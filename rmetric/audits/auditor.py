@@ -33,23 +33,28 @@ AUDITS: dict[str, type[Audit]] = {
 
 
 def make_audits(names: object = True) -> list[Audit]:
-    """The audits of these names; all for True, none for False.
+    """The audits of these names; all for True, none for False, all but "resume" for "-resume".
 
     Raises:
         TypeError: not a bool or an iterable of names.
-        ValueError: an unknown name.
+        ValueError: an unknown name, or names with and without a minus.
 
     >>> [audit.name for audit in make_audits(["schedule"])]
     ['schedule']
+    >>> [audit.name for audit in make_audits(["-resume", "-batches"])]
+    ['groups', 'updates', 'replicas', 'modes', 'schedule']
     """
     if isinstance(names, bool):
         return [audit() for audit in AUDITS.values()] if names else []
     if isinstance(names, str) or not hasattr(names, "__iter__"):
         raise TypeError(f"audits is {names!r}: True, False or names are accepted")
     wanted = list(names)
-    if unknown := [name for name in wanted if name not in AUDITS]:
+    off = [name[1:] for name in wanted if str(name).startswith("-")]
+    if off and len(off) < len(wanted):
+        raise ValueError(f"audits is {wanted!r}: all names have a minus, or none")
+    if unknown := [name for name in off or wanted if name not in AUDITS]:
         raise ValueError(f"audits has {unknown[0]!r}: known are {', '.join(AUDITS)}")
-    return [AUDITS[name]() for name in wanted]
+    return [AUDITS[name]() for name in (AUDITS if off else wanted) if name not in off]
 
 
 class Auditor:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from multiprocessing import active_children
 from typing import Any
 
 import torch
@@ -19,6 +21,8 @@ from rmetric.audits.training import Seen, Training
 KNOWN, ORDER, KEPT = 4096, 8, 64
 #: Equal batches in a row, until the data are one batch.
 SAME = 10
+#: Streaks of equal batches, each as long as the one before, until workers draw alike.
+STREAKS = 3
 #: Elements of a tensor, tensors of a batch and levels of nesting that are looked at.
 _ELEMENTS, _TENSORS, _DEPTH = 65536, 8, 3
 #: A label that the loss leaves out, as torch's cross entropy has it.
@@ -43,6 +47,9 @@ class Batches(Audit):
         self._labelled: list[Tensor] = []  # share of the labels that count
         self._known: dict[int, int] = {}  # fingerprint -> number of the batch, in this epoch
         self._number = self._same = self._unlabelled = 0
+        self._streak = self._streaks = 0  # length of the last one, and how many of that length
+        self._workers, self._updated_again = 0, False
+        self._given: Callable[[], Tensor | None] = lambda: None  # tensor of the last batch
         self._recent: deque[int] = deque(maxlen=KEPT)
         self._origin: list[int] = []  # first batches of the run
         self._after: list[int] | None = None  # those after the last save
@@ -53,10 +60,13 @@ class Batches(Audit):
 
     def restart(self) -> None:
         self._known, self._firsts, self._now = {}, [], []
-        self._same = 0
+        self._same = self._streak = self._streaks = 0
 
     def on_batch(self, training: Training, batch: Any) -> Iterable[Finding]:
         if tensors := tensors_in(batch):
+            # A worker's batch is a tensor of its own: who gives one twice makes two steps of it.
+            self._updated_again |= self._given() is tensors[0]
+            self._given = weakref.ref(tensors[0])
             self._prints.append(_print(tensors))
         if not isinstance(batch, Mapping):
             return
@@ -122,7 +132,11 @@ class Batches(Audit):
             self._after.append(batch)
             if len(self._after).bit_count() == 1:  # at 1, 2, 4, ...: the run may end at any time
                 self._log_after(training)
-        self._same = self._same + 1 if earlier == self._number - 1 else 0
+        if earlier == self._number - 1:
+            self._same += 1
+        else:
+            yield from self._ended(self._same + 1, step)
+            self._same = 0
         if earlier is not None:
             yield from self._again(training, earlier, step)
         if len(self._now) < ORDER:
@@ -151,7 +165,19 @@ class Batches(Audit):
             certain = length is not None and training.epoch is not None
             yield from self.find("same_batch", step, "error" if certain else "hint", times=SAME)
         elif not self._same:
-            yield from self.find("batch_again", step, "hint", number=self._number, earlier=earlier)
+            again = f"batch {self._number} is batch {earlier} again"
+            yield from self.find("batch_again", step, "hint", again=again)
+
+    def _ended(self, length: int, step: int) -> Iterable[Finding]:
+        """A streak of equal batches: workers that draw alike give each batch as often in a row."""
+        self._streaks = self._streaks + 1 if length == self._streak else 1
+        self._streak = length
+        if length == 1 or self._updated_again:
+            return
+        self._workers = max(self._workers, len(active_children()))  # they end before the epoch
+        if self._streaks >= STREAKS and length <= self._workers:
+            again = f"each batch comes {length} times in a row"
+            yield from self.find("batch_again", step, "hint", again=again)
 
     def _tokens(self, training: Training, tokens: Any) -> Iterable[Finding]:
         """On the host alone, before a device ends with an error that names nothing."""

@@ -44,8 +44,8 @@ KINDS = {
     "the data (DistributedSampler)",
     "same_batch": "the last {times} batches are one and the same: the loop takes the first "
     "batch of the loader each time, or the loader gives no other",
-    "batch_again": "batch {number} is batch {earlier} again: workers with one seed, a sampler "
-    "that draws twice, or a loader that was begun anew",
+    "batch_again": "{again}: workers with one seed, an IterableDataset that each worker reads "
+    "whole (get_worker_info), a sampler that draws twice, or a loader that was begun anew",
     "same_order": "the epoch has the batches of the one before, in the same order: call "
     "sampler.set_epoch(epoch), or shuffle",
     "no_labels": "every label of the batch is {ignored}, which the loss leaves out: the step "
@@ -70,8 +70,8 @@ KINDS = {
     "optimizer, so the schedule ends too early: step it once, after the optimizer",
     "scheduler_never": "the scheduler was not stepped in {times} steps and its rate is 0: "
     "call scheduler.step() after each step of the optimizer",
-    "rate_above_peak": "the learning rate is {rate}, {times} times its highest so far: if "
-    "that is not planned, set it back",
+    "rate_above_peak": "the learning rate is {rate}, {times} times its former peak: if that is "
+    "not planned, set it back",
     "warm_up_again": "the learning rate fell from {before} to less than a tenth and rises "
     "again: a warm-up in the middle of the training; was the scheduler restored?",
     "restored": "all that is compared came back from the checkpoint: {parts}",

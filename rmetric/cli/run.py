@@ -15,7 +15,7 @@ from pathlib import Path
 from rmetric._util.errors import fail
 from rmetric._util.options import path_out
 from rmetric._util.webhook import checked_url
-from rmetric.integrations.startup import DEFAULTS, FOLDER, VARIABLES, is_on
+from rmetric.integrations.startup import DEFAULTS, FOLDER, VARIABLES, audits_of, is_on
 
 EXAMPLES = """examples:
   rmetric run -- python train.py
@@ -47,9 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="post alarms and decisions there; RMETRIC_WEBHOOK keeps the address from other users",
     )  # fmt: skip
     parser.add_argument(
-        "--audits", action=argparse.BooleanOptionalAction,
-        help="look for silent errors (default: yes)",
+        "--audits", nargs="?", const="1", metavar="NAMES",
+        help="look for silent errors: all (default), NAMES with commas between them, or all but "
+        "those with a minus: --audits=-resume,-batches",
     )  # fmt: skip
+    parser.add_argument("--no-audits", dest="audits", action="store_const", const="0")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -73,8 +75,8 @@ def environment_of(options: argparse.Namespace) -> dict[str, str]:
         value = getattr(options, name, None)
         if value is not None:
             found[variable] = str(int(value) if isinstance(value, bool) else value)
-    for name in ("rescue", "audits"):
-        is_on(name, found)
+    is_on("rescue", found)
+    audits_of(found)
     # Processes of the command may have other working directories.
     found[VARIABLES["log"]] = str(Path(found.get(VARIABLES["log"], DEFAULTS["log"])).absolute())
     if found.get(VARIABLES["webhook"]):

@@ -38,7 +38,8 @@ class MonitorCallback:
         validation_loss: name of the validation loss among the metrics of an evaluation,
             nats per token; None for the usual name.
         about: further keys for the log's description of the run.
-        audits: look for silent errors (`rmetric.audits`); True for all, or names of some.
+        audits: look for silent errors (`rmetric.audits`); True for all, names of some, or names
+            with a minus (``"-resume"``) of those that are left out.
 
     Attributes:
         monitor: of the training under way, or the last one; None before the first.

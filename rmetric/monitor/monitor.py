@@ -137,7 +137,8 @@ class Monitor:
             the model in evaluation mode; of several ranks each calls it for itself, so
             it must go to the bare model (``model.module``).
         about: further keys for the log's description of the run.
-        audits: look for silent errors (`rmetric.audits`); True for all, or names of some.
+        audits: look for silent errors (`rmetric.audits`); True for all, names of some, or names
+            with a minus (``"-resume"``) of those that are left out.
 
     Raises:
         TypeError: an argument is not of that kind. So does a call of a loop with a number that is

@@ -150,6 +150,8 @@ def _train(
     from rmetric.monitor import Monitor, MonitorConfig
 
     torch.set_num_threads(1)
+    # Workers of a data loader begin as in a program of its own, and not as this process did.
+    multiprocessing.set_start_method(None, force=True)
     if ranks > 1:
         store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)

@@ -106,7 +106,9 @@ class ReferenceTraining:
 
             path = settings.folder.path / MONITORED
             model = self.parallel.model
-            self.monitor = Monitor(model, self.optimizer, log=path, run_id="reference_training")
+            self.monitor = Monitor(
+                model, self.optimizer, log=path, run_id="reference_training", audits=True
+            )
         self._began = time.monotonic()
 
     def run(self) -> None:
@@ -140,7 +142,10 @@ class ReferenceTraining:
             group["lr"] = rate
         part = self.parallel
         rows = rows_of(self.settings.data, step, part.first_sample, part.num_samples)
-        loss = part.backward(torch.from_numpy(rows).to(self.device))
+        batch = torch.from_numpy(rows).to(self.device)
+        if self.monitor is not None:
+            self.monitor.batch_ready(batch)
+        loss = part.backward(batch)
         if self.injector.corrupts_gradient(step):
             self.parallel.gradients()[0].fill_(nan)
         totals = self.parallel.totals(loss)

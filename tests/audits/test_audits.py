@@ -11,8 +11,10 @@ import torch.nn.functional as F  # noqa: E402
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.optim import lr_scheduler  # noqa: E402
+from torch.utils.data import DataLoader, Dataset, IterableDataset  # noqa: E402
 
-from rmetric.audits import AUDITS, KINDS, Audit, make_audits  # noqa: E402
+from rmetric.audits import AUDITS, KINDS, Audit, Seen, Training, make_audits  # noqa: E402
 from rmetric.audits.fingerprint import fingerprint, halves, joined, ordered  # noqa: E402
 from rmetric.monitor import Monitor  # noqa: E402
 
@@ -225,6 +227,114 @@ def test_a_schedule_that_ends_near_0_is_sound(dtype):
     assert Ends().run(190) == set()
 
 
+class Drawn(Dataset):
+    """Samples of a generator, of which each worker has a copy in the same state unless seeded."""
+
+    def __init__(self, seeded=False):
+        self.seeded, self.generator = seeded, torch.Generator().manual_seed(1)
+
+    def __len__(self):
+        return 4 * 20
+
+    def __getitem__(self, place):
+        generator = None if self.seeded else self.generator
+        return torch.randint(0, WORDS, (12,), generator=generator)
+
+
+class Stream(IterableDataset):
+    """Read whole by each worker."""
+
+    def __iter__(self):
+        return (row for batch in batches(10) for row in batch)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "workers", "updates", "told"),
+    [
+        (Drawn(), 2, 1, True),
+        (Drawn(), 4, 1, True),
+        (Stream(), 2, 1, True),
+        (Stream(), 1, 1, False),
+        (Drawn(seeded=True), 2, 1, False),
+        (Drawn(seeded=True), 2, 2, False),
+    ],
+    ids=["two", "four", "not_split", "one", "seeded", "updated_twice"],
+)
+def test_workers_that_draw_the_same_are_told(dataset, workers, updates, told):
+    class Loaded(Loop):
+        def batch(self, step):
+            return next(self.given)
+
+    loop = Loaded()
+    loader = DataLoader(dataset, batch_size=4, num_workers=workers)
+    loop.given = (batch for _ in range(2) for batch in loader for _ in range(updates))
+    found = loop.run(17)
+    assert found == ({("batch_again", "hint")} if told else set())
+    words = f"each batch comes {workers} times in a row: workers with one seed"
+    assert all(finding.words.startswith(words) for finding in loop.monitor.findings)
+
+
+def test_batches_that_a_loader_without_workers_repeats_are_on_purpose():
+    class Repeats(Loop):
+        def batch(self, step):
+            return self.batches[step // 3].clone()
+
+    assert Repeats().run() == set()
+
+
+def followed(make=None, rates=(), known=True):
+    """Step, kind and severity of the findings on a schedule, or on rates that are set by hand."""
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    training, (audit,) = Training(model, optimizer), make_audits(["schedule"])
+    scheduler = make(optimizer) if make else None
+    training.schedulers = [scheduler] if make and known else []
+    found = []
+    for step in range(1, 201):
+        if not make:
+            optimizer.param_groups[0]["lr"] = rates[step - 1]
+        seen = Seen(step=step - 1)  # as in a loop: taken at the next check
+        found += [(f.step, f.kind, f.severity) for f in audit.on_step(training, seen)]
+        optimizer.step()
+        if make:
+            scheduler.step()
+    return found
+
+
+def by_share(share):
+    return lambda optimizer: lr_scheduler.LambdaLR(optimizer, share)
+
+
+PLANNED = {
+    "warm_up": by_share(lambda step: min(1.0, (step + 1) / 90)),
+    "warm_up_then_decay": by_share(lambda step: min(step, 200 - step) / 100),
+    "warm_up_by_epochs": by_share(lambda step: min(1.0, (step // 30 + 1) / 5)),
+    "exponential_from_the_start": by_share(lambda step: 1e-6 * 1.1**step),
+    "cyclic": lambda o: lr_scheduler.CyclicLR(o, 1e-4, 1e-1, 22, cycle_momentum=False),
+    "restarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 50),
+    "one_cycle": lambda o: lr_scheduler.OneCycleLR(o, 1.0, total_steps=210),
+}
+
+
+@pytest.mark.parametrize("make", PLANNED.values(), ids=PLANNED)
+def test_a_planned_schedule_does_not_rise_above_its_peak(make):
+    assert "rate_above_peak" not in {kind for _, kind, _ in followed(make, known=False)}
+
+
+@pytest.mark.parametrize("growth", [1.06, 1.3, 50.0])
+def test_a_rate_that_grows_after_a_constant_one_is_told(growth):
+    rates = [0.1] * 100 + [0.1 * growth ** min(n, 30) for n in range(1, 101)]
+    ((step, kind, severity),) = followed(rates=rates)
+    assert (kind, severity) == ("rate_above_peak", "error")
+    assert rates[step - 2] <= 3 * 0.1 < rates[step - 1]
+
+
+@pytest.mark.parametrize(("known", "severity"), [(True, "hint"), (False, "error")])
+def test_a_rise_that_a_scheduler_makes_is_a_hint(known, severity):
+    rises = by_share(lambda step: 0.1 if step < 40 else 1.0)
+    assert followed(rises, known=known) == [(41, "rate_above_peak", severity)]
+
+
 class OnlyTheHead(Loop):
     def make_optimizer(self):
         return torch.optim.AdamW(self.model.head.parameters(), lr=3e-3)
@@ -279,7 +389,13 @@ def test_a_device_that_cannot_measure_costs_the_audits_and_not_the_monitor(caplo
 
 
 @pytest.mark.parametrize(
-    ("audits", "problem"), [("groups", "names are accepted"), (["grops"], "known are groups")]
+    ("audits", "problem"),
+    [
+        ("groups", "names are accepted"),
+        (["grops"], "has 'grops': known are groups"),
+        (["-grops"], "has 'grops': known are groups"),
+        (["-resume", "groups"], r"\['-resume', 'groups'\]: all names have a minus, or none"),
+    ],
 )
 def test_unknown_names_are_refused(audits, problem):
     with pytest.raises((TypeError, ValueError), match=problem):
@@ -337,6 +453,44 @@ def test_replicas_that_part_are_told_with_their_rank(step):
         kinds = {kind for kind, severity, ranks in found if severity == "error" and ranks == (1,)}
         assert ("weights_apart" in kinds) == bool(step)
         assert bool(found) == bool(step)
+
+
+def flipped_shard(rank, step):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    from tests.monitor.ranks import batch_of, plain_model
+    from tests.monitor.training import squared_error
+
+    model = plain_model()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards"))
+    for part in (model[0], model):
+        fully_shard(part, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with Monitor(model, optimizer, audits=True) as monitor:
+        monitor.wait_for_ranks(10.0)
+        for now in range(1, 15):
+            optimizer.zero_grad()
+            loss = squared_error(model, batch_of(rank, now))
+            loss.backward()
+            monitor.check_before_step(loss)
+            optimizer.step()
+            if now == step and rank == 1:
+                with torch.no_grad():
+                    model[0].weight.to_local()[0, 0] += 1e-3
+    return [(f.kind, f.severity, f.ranks, f.parameters) for f in monitor.findings]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("step", [0, 5])
+def test_copies_of_shards_that_part_are_told_on_the_ranks_of_that_shard(step):
+    from tests.monitor.ranks import on_ranks
+
+    for rank, found in enumerate(on_ranks(flipped_shard, step, ranks=4)):
+        if step and rank in (1, 3):
+            assert ("weights_apart", "error", (1, 3), ("0.weight",)) in found
+        else:
+            assert found == []
 
 
 def test_the_page_has_every_finding():

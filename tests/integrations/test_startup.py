@@ -239,6 +239,8 @@ def test_exit_codes_and_signals_are_those_of_the_command(run, tmp_path):
         (["--webhook", "mailto:a"], {}, "--webhook must begin with http"),
         ([], {"RMETRIC_WEBHOOK": "mailto:a"}, "must begin with http"),
         ([], {"RMETRIC_RESCUE": "yes"}, "RMETRIC_RESCUE is 'yes': 0 and 1 are accepted"),
+        (["--audits=-resume,modes"], {}, "['-resume', 'modes']: all names have a minus, or none"),
+        ([], {"RMETRIC_AUDITS": "yes"}, "audits has 'yes': known are groups"),
     ],
 )
 def test_a_wrong_setting_is_2_before_anything_is_started(run, words, variables, problem):

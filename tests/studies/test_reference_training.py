@@ -61,6 +61,14 @@ def plain(tmp_path_factory):
     return losses
 
 
+def test_the_monitor_changes_no_loss_and_its_audits_find_nothing(tmp_path):
+    on_ranks(train_on, tmp_path, ("plain", ()), ("monitored", ("--monitor",)), ranks=2)
+    assert losses_of(tmp_path / "monitored") == losses_of(tmp_path / "plain")
+    log = (tmp_path / "monitored" / "monitor.jsonl").read_text()
+    assert log.count('"METRICS"') == 6
+    assert '"AUDIT"' not in log
+
+
 def test_four_ranks_lose_what_one_plain_process_does(tmp_path, plain):
     layouts = {
         "tensor and data": ("--layout=tensor=2",),

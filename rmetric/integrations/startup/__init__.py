@@ -36,13 +36,30 @@ def is_on(option: str, environment: Mapping[str, str]) -> bool:
     Raises:
         ValueError: its variable is neither 1 nor 0; the message names it.
 
-    >>> is_on("rescue", {"RMETRIC_RESCUE": "1"}), is_on("rescue", {}), is_on("audits", {})
-    (True, False, True)
+    >>> is_on("rescue", {"RMETRIC_RESCUE": "1"}), is_on("rescue", {})
+    (True, False)
     """
     value = environment.get(VARIABLES[option], DEFAULTS[option])
     if value not in ("0", "1"):
         raise ValueError(f"{VARIABLES[option]} is {value!r}: 0 and 1 are accepted")
     return value == "1"
+
+
+def audits_of(environment: Mapping[str, str]) -> bool | list[str]:
+    """What `make_audits` takes, from an environment: 1, 0, or names between commas.
+
+    Raises:
+        ValueError: a name is not accepted; the message names it.
+
+    >>> audits_of({}), audits_of({"RMETRIC_AUDITS": "-resume,-batches"})
+    (True, ['-resume', '-batches'])
+    """
+    value = environment.get(VARIABLES["audits"], DEFAULTS["audits"])
+    if value in ("0", "1"):
+        return value == "1"
+    names = value.split(",")
+    import_module("rmetric.audits").make_audits(names)
+    return names
 
 
 def lightning_callbacks() -> list[Any]:
@@ -129,5 +146,5 @@ def settings_of(environment: Mapping[str, str]) -> dict[str, Any]:
     return {
         "log": environment.get(VARIABLES["log"], DEFAULTS["log"]),
         "actions": actions,
-        "audits": is_on("audits", environment),
+        "audits": audits_of(environment),
     }
