@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from math import isfinite
+from math import inf
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rmetric._util.errors import as_number, require
 from rmetric.detectors.calibrated import CalibratedDetector
 from rmetric.detectors.no_update import NoUpdate
 from rmetric.monitor.actions.action import Action, is_distributed, rank
@@ -124,8 +125,8 @@ class Rescue(Action):
         checked_parts(scheduler, extra)
         if on_hold not in ON_HOLD:
             raise ValueError(f"on_hold is {on_hold!r}: {', '.join(ON_HOLD)} are accepted")
-        if hold_seconds is not None and not (isfinite(hold_seconds) and hold_seconds >= 0):
-            raise ValueError(f"hold_seconds is {hold_seconds}: it must be finite and at least 0")
+        lasts = hold_seconds is None or 0 <= as_number(hold_seconds) < inf
+        require("hold_seconds", hold_seconds, lasts, "finite and at least 0")
         self.config = config or RescueConfig()
         self.scheduler, self.extra, self.where = scheduler, dict(extra or {}), where
         self.on_hold, self.hold_seconds = on_hold, hold_seconds

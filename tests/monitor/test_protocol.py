@@ -41,6 +41,15 @@ OPTIMIZER = sgd(MODEL)
         (MODEL, torch.optim.SGD, {}, "optimizer is the class SGD: an object"),
         (MODEL, None, {"scaler": torch.amp.GradScaler}, "scaler is the class GradScaler"),
         (MODEL, None, {"hardware": dict}, "hardware is the class dict: an object"),
+        (MODEL, None, {"hardware": 5}, "hardware is 5: it has no poll"),
+        (MODEL, None, {"scaler": 5}, "scaler is 5: it has no scale"),
+        (nn.LazyLinear(2), None, {}, "weight has no shape yet: run the model once before"),
+        (MODEL, None, {"log": 5}, "log is 5: a path is accepted"),
+        (MODEL, None, {"log": ""}, "log is '': a path is accepted"),
+        (MODEL, None, {"run_id": 5}, "run_id is 5: a text is accepted"),
+        (MODEL, None, {"probe": 5}, "probe is 5: a function that returns a loss"),
+        (MODEL, None, {"about": [1]}, r"about is \[1\]: a mapping of JSON values"),
+        (MODEL, None, {"about": {"a": MODEL}}, "about is of dict: a mapping of JSON values"),
         (MODEL, None, {"config": {}}, "config is {}: a MonitorConfig is accepted"),
         (MODEL, None, {"config": MonitorConfig}, "config is the class MonitorConfig"),
         (MODEL, None, {"actions": SkipStep()}, r"actions is .*: a list is accepted"),
@@ -53,6 +62,28 @@ OPTIMIZER = sgd(MODEL)
 def test_what_can_never_be_right_is_refused_when_it_is_made(model, optimizer, settings, message):
     with pytest.raises(TypeError, match=message):
         Monitor(model, optimizer, **settings)
+
+
+@pytest.mark.parametrize("state", [5, {"model": {}}], ids=str)
+def test_what_is_no_state_is_refused_and_costs_nothing(state):
+    monitor = Monitor(make_model())
+    with pytest.raises(TypeError, match=r"state is .*: what state_dict gave is accepted"):
+        monitor.load_state_dict(state)
+    assert monitor.usable
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"metric": {}}, "metric is {}: an RMetricConfig"),
+        ({"stall_seconds": "5"}, "stall_seconds is '5': it must be finite and above 0"),
+        ({"patience": None}, "patience is None: it must be finite and at least 0"),
+        ({"step_times": "no"}, "step_times is 'no': it must be True or False"),
+    ],
+)
+def test_settings_of_another_kind_are_refused(settings, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        MonitorConfig(**settings)
 
 
 @pytest.mark.parametrize("name", ["alert_on", "detectors"])
@@ -386,7 +417,7 @@ def test_an_optimizer_that_asks_for_many_checks_a_step_makes_no_slip(tmp_path):
 
 def test_each_slip_has_words_and_a_test():
     tested = {slip for slip, _ in LOOPS.values()}
-    elsewhere = {"other_model", "same_log", "shared_action"}  # above
+    elsewhere = {"other_model", "same_log", "shared_action", "deaf_action"}  # above
     in_trainers = {"validation_loss"}
     assert tested | elsewhere | in_trainers == set(SLIPS)
 

@@ -169,6 +169,7 @@ def test_a_resumed_loop_reports_where_its_data_begin(at, caplog):
         ({"extra": {"scaler": 3.0}}, r"extra\['scaler'\]: this name is the rescue's own"),
         ({"on_hold": "sleep"}, "on_hold is 'sleep': stop, exit, wait are accepted"),
         ({"hold_seconds": -1}, "hold_seconds is -1"),
+        ({"hold_seconds": "60"}, "hold_seconds is '60'"),
     ],
     ids=str,
 )

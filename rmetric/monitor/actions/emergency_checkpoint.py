@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rmetric._util.background import Background
+from rmetric._util.errors import as_number, require
 from rmetric._util.open_alarms import OpenAlarm
 from rmetric.monitor.actions.action import Action, rank
 from rmetric.monitor.actions.checkpoint_file import (
@@ -88,8 +89,7 @@ class EmergencyCheckpoint(Action):
     ) -> None:
         super().__init__(on=on)
         for name, value in (("keep", keep), ("wait", wait), ("keep_suspect", keep_suspect)):
-            if value < 1:
-                raise ValueError(f"{name} is {value}: it must be at least 1")
+            require(name, value, as_number(value) >= 1, "at least 1")
         self.folder, self.keep, self.wait = Path(folder), keep, wait
         self.keep_suspect = keep_suspect
         self.scheduler, self.extra_state = scheduler, extra_state

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rmetric._util.background import Background
+from rmetric._util.errors import as_number, require
 from rmetric._util.prometheus import family, serve, stop, write_textfile
 from rmetric.monitor.actions.action import Action, rank
 from rmetric.monitor.alerts import Alert
@@ -74,8 +75,7 @@ class Prometheus(Action):
             raise ValueError(f"port is {port!r}: a whole number from 0 to 65535 is accepted")
         if textfile is not None and Path(textfile).suffix != ".prom":
             raise ValueError(f"textfile is {str(textfile)!r}: a name that ends with .prom is read")
-        if not seconds > 0:
-            raise ValueError(f"seconds is {seconds:g}: it must be above 0")
+        require("seconds", seconds, as_number(seconds) > 0, "above 0")
         try:
             import prometheus_client  # noqa: F401
         except ImportError:
