@@ -82,7 +82,7 @@ class RescueConfig:
         least |= {"probation": 0} if self.probation is not None else {}
         for name, low in least.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not (isinstance(value, Integral) and value >= low):
+            if isinstance(value, bool) or not (isinstance(value, Integral) and int(value) >= low):
                 auto = f", or {AUTO!r}" if name == "every" else ""
                 raise ValueError(f"{name} is {value!r}: it must be a whole number from {low}{auto}")
         if (self.probation or 0) > self.far:
