@@ -265,7 +265,7 @@ class TestCutLearningRate:
     @pytest.mark.parametrize(
         "settings",
         [{"factor": 0.0}, {"factor": 1.0}, {"factor": "0.5"}, {"floor": -1.0}, {"wait": 0},
-         {"on": 5}, {"on": ["nonfinite"]}],
+         {"on": 5}, {"on": "non_finite"}, {"on": ["nonfinite"]}],
         ids=str,
     )  # fmt: skip
     def test_bad_arguments_are_named(self, settings):
@@ -399,14 +399,6 @@ class TestWebhook:
             Webhook(variable="RMETRIC_TEST_WEBHOOK")
         with pytest.raises(ValueError, match="one of the two"):
             Webhook()
-
-    def test_the_first_rank_alone_posts(self, monkeypatch):
-        monkeypatch.setattr("rmetric.monitor.actions.webhook.rank", lambda: 1)
-        with WebhookServer() as server:
-            webhook = Webhook(server.url)
-            webhook(alert(), None)
-            webhook.close()
-            assert server.messages == []
 
 
 class TestTensorBoard:

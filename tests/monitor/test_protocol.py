@@ -55,6 +55,7 @@ OPTIMIZER = sgd(MODEL)
         (MODEL, None, {"actions": SkipStep()}, r"actions is .*: a list is accepted"),
         (MODEL, None, {"actions": print}, r"actions is .*print.*: a list is accepted"),
         (MODEL, None, {"actions": "log"}, "actions is 'log': a list is accepted"),
+        (MODEL, None, {"actions": ["log"]}, "'log' is no action: an Action or a function"),
         (MODEL, None, {"actions": [Stop]}, r"Stop is a class .* needed, Stop\(\)"),
         (MODEL, None, {"actions": [Rescue]}, r"Rescue is a class .* needed, Rescue\(\)"),
     ],
@@ -75,22 +76,24 @@ def test_what_is_no_state_is_refused_and_costs_nothing(state):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"detectors": ("isolation_forest",)}, "unknown detector 'isolation_forest'"),
+        ({"alert_on": ("gradient_norm",)}, "alert_on names 'gradient_norm'"),
+        ({"explosion_factor": 1.0}, "explosion_factor is 1.0"),
+        ({"update_every": -1}, "update_every is -1: it must be an int of at least 0"),
+        ({"sampled_weights": 0}, "sampled_weights is 0: it must be an int of at least 1"),
+        ({"alert_on": "r_metric"}, "alert_on is 'r_metric': a tuple of names is accepted"),
+        ({"alert_on": None}, "alert_on is None: a tuple of names is accepted"),
+        ({"detectors": "r_metric"}, "detectors is 'r_metric': a tuple of names is accepted"),
+        ({"detectors": None}, "detectors is None: a tuple of names is accepted"),
         ({"metric": {}}, "metric is {}: an RMetricConfig"),
         ({"stall_seconds": "5"}, "stall_seconds is '5': it must be finite and above 0"),
         ({"patience": None}, "patience is None: it must be finite and at least 0"),
         ({"step_times": "no"}, "step_times is 'no': it must be True or False"),
     ],
 )
-def test_settings_of_another_kind_are_refused(settings, message):
+def test_wrong_settings_are_refused(settings, message):
     with pytest.raises((TypeError, ValueError), match=message):
         MonitorConfig(**settings)
-
-
-@pytest.mark.parametrize("name", ["alert_on", "detectors"])
-@pytest.mark.parametrize("value", ["r_metric", None])
-def test_one_name_is_no_collection(name, value):
-    with pytest.raises(TypeError, match=f"{name} is {value!r}: a tuple of names is accepted"):
-        MonitorConfig(**{name: value})
 
 
 WRONG = {

@@ -23,14 +23,19 @@ def one(data=0.01, passes=0.4, **more):
     return StepTimes(data_wait=data, forward_backward=passes, optimizer=0.02, check=0.01, **more)
 
 
-def alarms_of(series, rules=None, **settings):
-    """(step, source, rank) of each alarm over a series of steps, each a list of ranks' times."""
+def told(series, rules=None, **settings):
+    """(step, alarm) of each alarm over a series of steps, each a list of ranks' times."""
     rules = rules or StepTimeRules(**settings)
-    found = []
-    for step, rows in enumerate(series, start=1):
-        for alarm in rules.update(step, rows, ranks=range(len(rows))):
-            found.append((step, alarm.source, alarm.rank))
-    return found
+    return [
+        (step, alarm)
+        for step, rows in enumerate(series, start=1)
+        for alarm in rules.update(step, rows, ranks=range(len(rows)))
+    ]
+
+
+def alarms_of(series, rules=None, **settings):
+    """(step, source, rank) of each alarm."""
+    return [(step, a.source, a.rank) for step, a in told(series, rules, **settings)]
 
 
 def steady(steps, **times):
@@ -67,24 +72,16 @@ def noisy(steps, ranks=1, seed=0, spread=0.2, outliers=0.01, longest=4.0):
 def test_a_stall_of_twenty_seconds_names_its_part_once(part):
     series = steady(100)
     setattr(series[56][0], part, 20.9)
-    assert alarms_of(series) == [(57, "stall", 0)]
-    [alarm] = [a for s, rows in enumerate(series, 1) for a in _fresh(part).update(s, rows)]
+    [(step, alarm)] = told(series)
+    assert (step, alarm.source, alarm.rank) == (57, "stall", 0)
     assert "20.9 s" in alarm.reason
 
 
-def _fresh(part, kept={}):  # noqa: B006  (one detector for each part)
-    return kept.setdefault(part, StepTimeRules())
-
-
 def test_the_reason_says_how_long_how_usual_which_part_and_what_to_look_at():
-    rules = StepTimeRules()
-    rows = [one(passes=0.36, exchange=0.0) for _ in range(4)]
-    for step in range(1, 57):
-        assert rules.update(step, rows, ranks=range(4)) == []
-    waiting = one(passes=0.36, exchange=20.9)
-    rows = [waiting, waiting, waiting, one(data=20.9, passes=0.36, exchange=0.0)]
-    [alarm] = rules.update(57, rows, ranks=range(4))
-    assert alarm.rank == 3
+    usual, waiting = one(passes=0.36, exchange=0.0), one(passes=0.36, exchange=20.9)
+    late = one(data=20.9, passes=0.36, exchange=0.0)
+    [(step, alarm)] = told([[usual] * 4] * 56 + [[waiting, waiting, waiting, late]])
+    assert (step, alarm.rank) == (57, 3)
     assert alarm.reason.startswith(
         "the step took 21.3 s (usual 0.4 s): 20.9 s waiting for data on rank 3; look at its "
         "data loader or storage"
@@ -130,19 +127,19 @@ def test_a_first_step_after_a_restart_is_not_judged():
 
 
 def test_a_long_step_needs_more_seconds_and_a_multiple():
-    tens = [[one(passes=10.0)] for _ in range(60)]
+    tens = steady(60, passes=10.0)
     tens[49] = [one(passes=17.0)]  # seven seconds more, but not twice as long
     assert alarms_of(tens) == []
     tens[49] = [one(passes=21.5)]
     assert alarms_of(tens) == [(50, "stall", 0)]
-    short = [[one(passes=0.01)] for _ in range(60)]
+    short = steady(60, passes=0.01)
     short[49] = [one(passes=4.5)]  # a hundred times as long, but less than five seconds
     assert alarms_of(short) == []
     assert alarms_of(short, stall_seconds=4.0) == [(50, "stall", 0)]
 
 
 def test_a_longer_batch_takes_longer():
-    series = [[one(passes=1.0, size=1000.0)] for _ in range(60)]
+    series = steady(60, passes=1.0, size=1000.0)
     series[49] = [one(passes=9.0, size=9000.0)]
     assert alarms_of(series) == []
     series[49] = [one(passes=9.0, size=1000.0)]
@@ -201,12 +198,9 @@ def ranked(steps, slow=None, factor=2.0, ranks=4, **times):
 
 
 def test_a_rank_that_is_twice_as_slow_is_named_once():
-    series = ranked(60) + ranked(200, slow=2)
-    [(step, source, rank)] = alarms_of(series)
-    assert (source, rank) == ("slow_rank", 2)
+    [(step, alarm)] = told(ranked(60) + ranked(200, slow=2))
+    assert (alarm.source, alarm.rank) == ("slow_rank", 2)
     assert 60 + RANK_WINDOW // 2 < step <= 60 + 2 * RANK_WINDOW
-    rules = StepTimeRules()
-    [alarm] = [a for s, r in enumerate(series, 1) for a in rules.update(s, r, ranks=range(4))]
     assert re.search("rank 2 takes 0.[34]. s a step for its own work and data", alarm.reason)
     assert "the other ranks 0.21 s" in alarm.reason
     assert "in forward and backward" in alarm.reason
@@ -280,18 +274,14 @@ def test_a_drift_of_thirty_percent_is_one_alarm():
 
 
 def test_the_drift_names_what_grew():
-    rules, series = StepTimeRules(), steady(300) + steady(300, data=0.3)
-    [alarm] = [a for s, r in enumerate(series, 1) for a in rules.update(s, r) if "drift" in a[0]]
+    [alarm] = [a for _, a in told(steady(300) + steady(300, data=0.3)) if a.source != "stall"]
     assert "a step takes 0.73 s (median of 50), it took 0.44 s" in alarm.reason
     assert "waiting for data" in alarm.reason
 
 
 def test_longer_sequences_and_announced_changes_are_no_drift():
-    short = [[one(passes=0.4, size=1000.0)] for _ in range(300)]
-    longer = [[one(passes=0.7, size=1700.0)] for _ in range(300)]
+    short, longer = steady(300, size=1000.0), steady(300, passes=0.7, size=1700.0)
     assert alarms_of(short + longer) == []
     rules = StepTimeRules()
-    found = [rules.update(s, r) for s, r in enumerate(steady(300), 1)]
-    found.append(rules.update(301, [one(passes=0.7)], planned=True))
-    found += [rules.update(s, r) for s, r in enumerate(steady(300, passes=0.7), 302)]
-    assert not any(found)
+    found = told(steady(300), rules) + rules.update(301, [one(passes=0.7)], planned=True)
+    assert not found + told(steady(300, passes=0.7), rules)
