@@ -7,37 +7,21 @@ import re
 import pytest
 import torch
 
-from rmetric.monitor import Monitor
 from rmetric.rescue import Rescue, RescueConfig
 from tests.rescue.trainings import (
     NANS,
     SMALL,
+    a_step,
     actions,
     bad,
     make_loader,
-    make_model,
-    make_optimizer,
+    parts,
     train,
 )
 
 
 def messages(caplog, part):
     return [one.getMessage() for one in caplog.records if part in one.getMessage()]
-
-
-def a_step(model, optimizer, monitor, batch):
-    inputs, labels = batch
-    torch.nn.functional.mse_loss(model(inputs), labels).backward()
-    monitor.check_before_step()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def parts(rescue=None, **settings):
-    model = make_model()
-    optimizer = make_optimizer("sgd", model.parameters())
-    chosen = [] if rescue is None else [rescue]
-    return model, optimizer, Monitor(model, optimizer, actions=chosen, **settings)
 
 
 def test_a_loop_that_never_calls_it_between_two_steps_is_reported_once(caplog):
