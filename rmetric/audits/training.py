@@ -64,6 +64,23 @@ class Channel(Protocol):
     def take(self) -> np.ndarray | None: ...
 
 
+class OwnHook:
+    """A hook of a module that compiled code leaves out, or it would be compiled anew, or refused.
+
+    A copy of the model takes it along, and there it does nothing.
+    """
+
+    def __init__(self, call: Callable[..., None] | None = None) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any) -> None:
+        if self._call is not None and not torch.compiler.is_compiling():
+            self._call(*args)
+
+    def __reduce__(self) -> Any:
+        return OwnHook, ()
+
+
 class Training:
     """Model, optimisers and schedulers of a training; nothing in here changes them.
 

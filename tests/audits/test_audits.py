@@ -210,6 +210,36 @@ def test_a_sound_training_has_no_finding_and_equal_weights(caplog):
         assert torch.equal(one, other)
 
 
+def test_compiled_code_is_neither_compiled_anew_nor_refused():
+    """With many micro-batches, after a checkpoint, and of a copy."""
+    graphs, copies = {}, []
+    for audits in (False, True):
+        torch._dynamo.reset()
+        graphs[audits] = made = []
+        model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1), nn.BatchNorm1d(4))
+        compiled = torch.compile(
+            model, backend=lambda graph, _, made=made: made.append(1) or graph.forward,
+            fullgraph=True,
+        )  # fmt: skip
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with Monitor(model, optimizer, audits=audits) as monitor:
+            for step in range(4):
+                if step == 2:
+                    monitor.load_state_dict(monitor.state_dict())
+                for _ in range(12):
+                    compiled(torch.randn(5, 4)).square().mean().backward()
+                    monitor.micro_batch(1.0)
+                monitor.check_before_step()
+                optimizer.step()
+                optimizer.zero_grad()
+            copies.append(copy.deepcopy(model))
+        assert {f.kind for f in monitor.findings} <= {"restored"}
+    assert graphs[True] == graphs[False]
+    hooks = [h for m in copies[1].modules() for h in m._forward_pre_hooks.values()]
+    assert hooks
+    assert all(hook._call is None for hook in hooks)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_schedule_that_ends_near_0_is_sound(dtype):
     class Ends(Loop):
