@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rmetric.audits.contract import Audit
 from rmetric.audits.finding import Finding, Severity
-from rmetric.audits.fingerprint import local
+from rmetric.audits.fingerprint import plain
 from rmetric.audits.training import OwnHook, Seen, Training
 
 #: Steps in a row until a mode is no exception; and from the first step on, where it may be meant.
@@ -78,10 +78,10 @@ class Modes(Audit):
         def before(_: Tensor) -> None:
             if self._listens and len(self._kept) < _MOST:
                 there = parameter.grad
-                few = None if there is None else local(there.detach()).flatten()[:_MOST]
+                few = None if there is None else plain(there.detach()).flatten()[:_MOST]
                 self._kept.append(False if few is None else (few != 0).any())
 
-        handle: Any = parameter.register_hook(before)  # type: ignore[no-untyped-call]
+        handle: Any = parameter.register_hook(OwnHook(before))  # type: ignore[no-untyped-call]
         remove: Callable[[], None] = handle.remove
         return remove
 

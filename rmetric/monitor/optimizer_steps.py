@@ -35,8 +35,9 @@ class OptimizerSteps:
         """Follow the optimiser's step; yield the functions that remove the hooks."""
         self._seen = not find_scaler
         if hasattr(self._optimizer, "register_step_pre_hook"):
-            yield self._optimizer.register_step_pre_hook(self._before).remove
-            yield self._optimizer.register_step_post_hook(self._after).remove
+            before, after = map(torch.compiler.disable, (self._before, self._after))
+            yield self._optimizer.register_step_pre_hook(before).remove
+            yield self._optimizer.register_step_post_hook(after).remove
             self.hooked = True
 
     def next(self) -> None:

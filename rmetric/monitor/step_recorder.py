@@ -170,7 +170,9 @@ class StepRecorder:
         self.removers = [part.remove for part in (self._workers, self._own, self._forward) if part]
         self.sees_updates = hasattr(self._optimizer, "register_step_post_hook")
         if self.sees_updates:
-            self.removers.append(self._optimizer.register_step_post_hook(after_optimizer).remove)
+            # Not compiled where the step is.
+            hook = torch.compiler.disable(after_optimizer)  # type: ignore[no-untyped-call]
+            self.removers.append(self._optimizer.register_step_post_hook(hook).remove)
 
     def arm(self, step: int, *, ranks_connected: bool) -> None:
         self._workers.remove()
