@@ -211,7 +211,7 @@ class Monitor:
         self._recorder = StepRecorder(
             model, self.optimizer, config, scaler=scaler, hardware=hardware, probe=probe
         )
-        self._rule_judge = RuleJudge(config, self._recorder, self._delivery, scaler)
+        self._rule_judge = RuleJudge(config, self._recorder, self._delivery)
         self._detector_judge = DetectorJudge(config, self._delivery)
         self.updates = UpdateJudge(self.optimizer, self._delivery)
         self.alerts, self.metric = self._delivery.alerts, self._detector_judge.metric
@@ -595,9 +595,8 @@ class Monitor:
             "rmetric: a GradScaler calls the optimiser and was not passed in: it is used from now "
             "on; pass it as Monitor(scaler=...)"
         )
-        self.scaler = scaler
-        self._recorder.use_scaler(scaler)
-        self._rule_judge.use_scaler(scaler)
+        self.scaler = self._recorder.scaler = scaler
+        self._rule_judge.rules.scaled = is_scaling(scaler)
         if self._rank_sync is not None:
             self._rank_sync.scaled = True
 
