@@ -68,8 +68,9 @@ _ORDER = (
     "probe_loss", "loss_scale", "worker_gradient_norms", "worker_gradient_cosines",
     "non_finite_gradients", "skipped", "layer_gradient_norms", "planned_events", "actions",
     "events", "step_seconds", "data_wait_seconds", "forward_backward_seconds", "exchange_seconds",
-    "optimizer_seconds", "policy", "loss_parts", "memory", "throughput", "failure_rate", "lambda_source",
-    "gradient_variance", "sigma_sq_source", "loss_drift", "delta_l_source", "stated_score",
+    "optimizer_seconds", "policy", "loss_parts", "memory", "throughput", "failure_rate",
+    "lambda_source", "gradient_variance", "sigma_sq_source", "loss_drift", "delta_l_source",
+    "stated_score",
     *NORMALISED_KEYS,
 )  # fmt: skip
 _TYPES = get_type_hints(Record) | {

@@ -21,18 +21,10 @@ def durable_file(path: Path) -> Iterator[BinaryIO]:
     Unlike `write_atomically` it outlives a machine that dies, and takes as
     long as the disk does. Raises OSError as `write_atomically`.
     """
-    _refuse_target(path)
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.unlink(missing_ok=True)  # of a killed writer, or a planted link
-        with open(part, "xb", opener=no_follow) as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    with _named_when_whole(path, ".part") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
     sync_folder(path.parent)
 
 
@@ -54,25 +46,32 @@ def write_atomically(path: Path, lines: Iterable[bytes]) -> None:
 
     Raises OSError that names `path`, also for a device or a pipe, which it would replace.
     """
-    _refuse_target(path)
-    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
-        with open(part, "xb", opener=no_follow) as file:
+        with _named_when_whole(path, f".{secrets.token_hex(8)}.part") as file:
             file.writelines(lines)
-        part.replace(path)
-    except BaseException as error:
-        with suppress(OSError):
-            part.unlink()
-        if isinstance(error, OSError) and error.errno is not None:
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        raise
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _refuse_target(path: Path) -> None:
+@contextmanager
+def _named_when_whole(path: Path, ending: str) -> Iterator[BinaryIO]:
+    """A hidden file beside `path`, which takes its name at the end, or goes with an exception."""
     if not path.name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if what := special_kind(path):
         raise OSError(errno.EINVAL, f"it is {what}, not a file of a disk", str(path))
+    part = path.with_name(f".{path.name}{ending}")
+    try:
+        part.unlink(missing_ok=True)  # of a killed writer, or a planted link
+        with open(part, "xb", opener=no_follow) as file:
+            yield file
+        part.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink()
+        raise
 
 
 def no_follow(path: str, flags: int) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from math import nan
+from numbers import Real
 from pathlib import Path
 from typing import NoReturn
 
@@ -60,6 +62,15 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         sys.exit(INTERRUPTED)
+
+
+def as_number(value: object) -> float:
+    """The value, or nan for what is no number, which no bound admits.
+
+    >>> as_number(3), as_number("3"), as_number(True)
+    (3.0, nan, nan)
+    """
+    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else nan
 
 
 def require(name: str, value: object, holds: bool, wanted: str) -> None:

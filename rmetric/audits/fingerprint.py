@@ -19,6 +19,14 @@ def local(tensor: Any) -> Any:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
+def plain(tensor: Tensor) -> Tensor:
+    """The same numbers as a dense, real, local tensor."""
+    tensor = local(tensor)
+    if tensor.is_sparse:
+        tensor = tensor.coalesce().values()
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
 @torch.no_grad()
 def fingerprint(tensor: Tensor) -> Tensor:
     """The sum of a tensor's bits, taken as integers, modulo 2^64; int64, shape ().
@@ -31,13 +39,9 @@ def fingerprint(tensor: Tensor) -> Tensor:
     >>> [bool(fingerprint(one) == fingerprint(other)) for other in (one.clone(), -one)]
     [True, False]
     """
-    tensor = local(tensor.detach())
-    if tensor.is_sparse:
-        tensor = tensor.coalesce().values()
+    tensor = plain(tensor.detach())
     if tensor.is_quantized:
         tensor = tensor.int_repr()
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
     flat = tensor.contiguous().view(-1)
     words, bits = 8 // flat.element_size(), _INTEGERS[flat.element_size()]
     if flat.storage_offset() % words:
@@ -100,11 +104,7 @@ def peaks(tensors: Sequence[Tensor | None]) -> Tensor:
 
 
 def _peak(tensor: Tensor) -> Tensor | None:
-    tensor = local(tensor.detach())
-    if tensor.is_sparse:
-        tensor = tensor.coalesce().values()
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
+    tensor = plain(tensor.detach())
     if not tensor.numel():
         return None
     low, high = tensor.aminmax()

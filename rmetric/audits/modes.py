@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from rmetric.audits.contract import Audit
 from rmetric.audits.finding import Finding, Severity
-from rmetric.audits.fingerprint import local
-from rmetric.audits.training import Seen, Training
+from rmetric.audits.fingerprint import plain
+from rmetric.audits.training import OwnHook, Seen, Training
 
 #: Steps in a row until a mode is no exception; and from the first step on, where it may be meant.
 IN_A_ROW, FROM_THE_START = 3, 20
@@ -30,7 +30,8 @@ _LAYERS = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
 class Modes(Audit):
     """Modes of the forward passes, gradients that are kept, autocast, the loss itself.
 
-    Its weakness: only calls of the model itself are seen, not those of its parts.
+    Its weakness: only calls of the model itself are seen, not those of its parts, and of a compiled
+    one only where the monitor has what `torch.compile` returned.
     """
 
     name = "modes"
@@ -56,12 +57,12 @@ class Modes(Audit):
         self._layers = [
             m for m in root.modules() if isinstance(m, _LAYERS) and getattr(m, "p", 1.0) > 0
         ]
-        yield training.model.register_forward_pre_hook(self._before_forward).remove
+        yield training.model.register_forward_pre_hook(OwnHook(self._before_forward)).remove
         compiled = any(getattr(m, "_compiled_call_impl", None) for m in root.modules())
         layer = next((m for m in root.modules() if isinstance(m, nn.Linear | nn.Conv2d)), None)
         if layer is not None and not compiled and training.model is root:
             self._device = layer.weight.device.type
-            yield layer.register_forward_hook(self._after_layer).remove
+            yield layer.register_forward_hook(OwnHook(self._after_layer)).remove
         held = training.host_facts()["rates"] >= 0
         whole = [
             p
@@ -77,10 +78,10 @@ class Modes(Audit):
         def before(_: Tensor) -> None:
             if self._listens and len(self._kept) < _MOST:
                 there = parameter.grad
-                few = None if there is None else local(there.detach()).flatten()[:_MOST]
+                few = None if there is None else plain(there.detach()).flatten()[:_MOST]
                 self._kept.append(False if few is None else (few != 0).any())
 
-        handle: Any = parameter.register_hook(before)  # type: ignore[no-untyped-call]
+        handle: Any = parameter.register_hook(OwnHook(before))  # type: ignore[no-untyped-call]
         remove: Callable[[], None] = handle.remove
         return remove
 

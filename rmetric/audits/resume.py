@@ -14,7 +14,7 @@ from rmetric.audits.batches import tensors_in
 from rmetric.audits.contract import Audit
 from rmetric.audits.finding import Finding, Severity
 from rmetric.audits.fingerprint import fingerprint, fingerprints, joined, local
-from rmetric.audits.training import Seen, Training, rate_of
+from rmetric.audits.training import OwnHook, Seen, Training, rate_of
 
 #: What the loss shows where a part is lost.
 OUTLOOK = {
@@ -73,7 +73,8 @@ class Resume(Audit):
 
     Its weakness: which batch was due is only known where the epochs are alike, or where the run
     went on after the save and its log is there; of other data only a return to the first or the
-    last batches shows. Shards are only compared at the same number of ranks.
+    last batches shows. Shards are only compared at the same number of ranks, buffers and random
+    states only where the forward pass is seen (`Modes`).
     """
 
     name = "resume"
@@ -86,7 +87,7 @@ class Resume(Audit):
         self._before: dict[str, Any] = {}  # what the first forward pass changes
 
     def install(self, training: Training) -> Iterator[Callable[[], Any]]:
-        yield training.model.register_forward_pre_hook(self._before_forward).remove
+        yield training.model.register_forward_pre_hook(OwnHook(self._before_forward)).remove
 
     def restart(self) -> None:
         self._listens, self._before = True, {}
@@ -101,8 +102,10 @@ class Resume(Audit):
         return state_of(training)
 
     def on_resume(self, training: Training, saved: Mapping[str, Any]) -> Iterable[Finding]:
-        own, now = saved.get(self.name) or {}, state_of(training)
+        own, now = dict(saved.get(self.name) or {}), state_of(training)
         self._saved = saved
+        if own and not self._before:  # no forward pass was seen, and what it changes has changed
+            own |= {"random": None, "buffers": None}
         if own:
             self._rows = list(_rows(own, now | self._before))
         return ()
@@ -204,6 +207,8 @@ def _rows(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Row]:
     if saved.get("buffers"):
         equal = saved["buffers"] == now["buffers"]
         yield Row("buffers", "as saved", "as saved" if equal else "other ones", equal)
+    if saved["random"] is None:
+        return
     equal = saved["random"] == now["random"]
     yield Row("random states", "as saved", "as saved" if equal else "other ones", equal)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
+
+logger = logging.getLogger("rmetric")
 
 #: What wrappers put into the names of parameters.
 _WRAPPED = re.compile(r"(?:^module\.)+|_orig_mod\.|_fsdp_wrapped_module\.")
@@ -62,6 +65,30 @@ class Channel(Protocol):
     def post(self, values: Sequence[float]) -> bool: ...
 
     def take(self) -> np.ndarray | None: ...
+
+
+class OwnHook:
+    """A hook of a module that compiled code leaves out, or it would be compiled anew, or refused.
+
+    A copy of the model takes it along, and there it does nothing; nor does it after its first
+    exception, which must not end the pass.
+    """
+
+    def __init__(self, call: Callable[..., None] | None = None) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any) -> None:
+        if self._call is None or torch.compiler.is_compiling():
+            return
+        try:
+            self._call(*args)
+        except Exception as error:
+            self._call = None
+            text = "rmetric: a hook failed and does nothing any more: %s: %s"
+            logger.error(text, type(error).__name__, error)
+
+    def __reduce__(self) -> Any:
+        return OwnHook, ()
 
 
 class Training:
@@ -114,7 +141,9 @@ class Training:
 
     def install(self) -> Iterator[Callable[[], Any]]:
         """Follow the steps of all optimisers of the process; yields what removes the hook."""
-        yield register_optimizer_step_post_hook(self._after_step).remove
+        # Not compiled where the step is.
+        hook = torch.compiler.disable(self._after_step)  # type: ignore[no-untyped-call]
+        yield register_optimizer_step_post_hook(hook).remove
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
         if not any(optimizer is known for known in self.optimizers):

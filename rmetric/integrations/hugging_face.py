@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from torch import Tensor
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_callback import TrainerControl, TrainerState
 from transformers.training_args import TrainingArguments
@@ -21,11 +21,11 @@ from transformers.training_args import TrainingArguments
 from rmetric.integrations.hugging_face_guard import GuardCallback, newest_checkpoint
 from rmetric.integrations.hugging_face_loop import (
     RMetricState,
-    calling_trainer,
     followed,
     loop_methods,
 )
 from rmetric.integrations.trainer_callback import MonitorCallback, replaced
+from rmetric.monitor.optimizer_steps import caller_of_class
 from rmetric.readers.columns import POLICY, columns_among
 
 __all__ = ["GuardCallback", "RMetricCallback", "newest_checkpoint"]
@@ -73,7 +73,7 @@ class RMetricCallback(MonitorCallback, TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         self._end()  # of a training that broke off unseen
-        trainer = calling_trainer()
+        trainer = caller_of_class(Trainer)  # callbacks are not passed it
         if trainer is None:
             logger.error("rmetric: no Trainer calls this callback: nothing is watched")
             return

@@ -36,8 +36,9 @@ from rmetric.guard.ranks import Ranks
 from rmetric.guard.retention import SuspectMark, mark_since, mark_suspect, newest_first, rotate
 from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.trust import distrust, distrusted_file, require_trusted
-from rmetric.integrations.hugging_face_loop import calling_trainer, loop_methods
+from rmetric.integrations.hugging_face_loop import loop_methods
 from rmetric.integrations.trainer_callback import replaced
+from rmetric.monitor.optimizer_steps import caller_of_class
 from rmetric.telemetry.sources import VerdictSource
 
 logger = logging.getLogger("rmetric")
@@ -95,7 +96,7 @@ class GuardCallback(TrainerCallback):
         policy = self._policy or _policy_of(args, state)
         self.guard = Guard(self._saver, policy=policy, state=dict, **self._settings)
         self.guard.start(state.global_step)
-        trainer = calling_trainer()
+        trainer = caller_of_class(Trainer)
         if trainer is not None:
             follow = self._training.enter_context
             save = self._catching_failure(trainer)(trainer._save_checkpoint)

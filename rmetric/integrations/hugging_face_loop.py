@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import inspect
 import logging
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,17 +60,6 @@ def loop_methods(trainer: Trainer) -> list[tuple[Any, str]]:
     methods = ("get_batch_samples", "_maybe_log_save_evaluate")
     parts = [(trainer, name) for name in methods if hasattr(trainer, name)]
     return [*parts, (trainer.callback_handler, "call_event")]
-
-
-def calling_trainer() -> Trainer | None:
-    """The Trainer that has just called, from the stack: callbacks are not passed it."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        caller = frame.f_locals.get("self")
-        if isinstance(caller, Trainer):
-            return caller
-        frame = frame.f_back
-    return None
 
 
 @contextmanager

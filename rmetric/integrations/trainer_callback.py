@@ -15,7 +15,7 @@ from rmetric.monitor.actions.action import Action, as_actions
 from rmetric.monitor.alerts import Alert
 from rmetric.monitor.config import MonitorConfig
 from rmetric.monitor.monitor import Monitor
-from rmetric.monitor.protocol import checked_config
+from rmetric.monitor.protocol import ArgumentError, check_settings, checked_config, found
 from rmetric.monitor.step_recorder import Hardware
 from rmetric.rescue.action import Rescue
 
@@ -62,6 +62,9 @@ class MonitorCallback:
     ) -> None:
         super().__init__()
         self.monitor: Monitor | None = None
+        check_settings(log, run_id or "run", about, probe)
+        if not (hardware is None or callable(hardware) or hasattr(hardware, "poll")):
+            raise ArgumentError(f"hardware is {found(hardware)}: it has no poll")
         self._settings: dict[str, Any] = dict(
             log=log,
             config=checked_config(config),
@@ -91,7 +94,11 @@ class MonitorCallback:
         autocast: bool = False,
     ) -> Monitor:
         """Make the monitor of a training that begins after `step`, with its state, if any."""
-        hardware = self._hardware() if callable(self._hardware) else self._hardware
+        try:
+            hardware = self._hardware() if callable(self._hardware) else self._hardware
+        except Exception as error:
+            logger.error("rmetric: going on without hardware events: %s", error)
+            hardware = None
         self.monitor = monitor = Monitor(
             model,
             optimizer,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from math import inf
 from pathlib import Path
 
+from rmetric._util.errors import as_number, require
 from rmetric.detectors.calibrated import read_thresholds
 from rmetric.detectors.registry import DETECTORS
 from rmetric.metric import RMetricConfig
@@ -20,6 +21,8 @@ UPDATE_ALERTS = LEARNING_RATE, NO_UPDATE, POLICY, MEMORY = (
     "learning_rate", "no_update", "policy", "memory",
 )  # fmt: skip
 DEFAULT_ALERTS = (*RULES, "calibrated", *UPDATE_ALERTS, *STEP_TIME_ALERTS)
+#: All sources of alerts beside the detectors.
+ALERTS = (*RULES, *UPDATE_ALERTS, "r_metric", *SOURCES)
 
 #: Settings that lie between two bounds.
 _BETWEEN = {
@@ -114,7 +117,7 @@ class MonitorConfig:
             read_thresholds(Path(self.thresholds))
         if self.alert_on is DEFAULT_ALERTS and "calibrated" not in self.detectors:
             object.__setattr__(self, "alert_on", (*RULES, *UPDATE_ALERTS, *STEP_TIME_ALERTS))
-        sources = (*RULES, *UPDATE_ALERTS, "r_metric", *SOURCES, *self.detectors)
+        sources = (*ALERTS, *self.detectors)
         for source in self.alert_on:
             if source not in sources:
                 raise ValueError(
@@ -123,17 +126,18 @@ class MonitorConfig:
                 )
 
     def _check_numbers(self) -> None:
+        if not isinstance(self.metric, RMetricConfig):
+            raise TypeError(f"metric is {self.metric!r}: an RMetricConfig is accepted")
         for name, (low, high) in _BETWEEN.items():
             value = getattr(self, name)
-            if not low < value < high:
-                accepted = f"between {low} and {high}" if high < inf else f"finite and above {low}"
-                raise ValueError(f"{name} is {value}: it must be {accepted}")
-        if not 0 <= self.patience < inf:
-            raise ValueError(f"patience is {self.patience}: it must be finite and at least 0")
+            accepted = f"between {low} and {high}" if high < inf else f"finite and above {low}"
+            require(name, value, low < as_number(value) < high, accepted)
+        patient = 0 <= as_number(self.patience) < inf
+        require("patience", self.patience, patient, "finite and at least 0")
         for setting in fields(self):
             least = 0 if setting.name.endswith("_every") else 1
             value = getattr(self, setting.name)
-            if setting.type == "int" and (type(value) is not int or value < least):
-                raise ValueError(
-                    f"{setting.name} is {value!r}: it must be an int of at least {least}"
-                )
+            whole = setting.type != "int" or (type(value) is int and value >= least)
+            require(setting.name, value, whole, f"an int of at least {least}")
+            switch = setting.type != "bool" or type(value) in (bool, int)
+            require(setting.name, value, switch, "True or False")

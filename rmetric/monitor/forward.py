@@ -19,6 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from rmetric.audits.training import OwnHook
+
 logger = logging.getLogger("rmetric")
 
 LOGITS_AT_ONCE = 2**25  # 128 MiB
@@ -81,8 +83,8 @@ class ForwardProbes:
         # the caller's own `with torch.device(...)`.
         for module in chain(*entrances(self._model)):
             self._armed += [
-                module.register_forward_pre_hook(self._enter),
-                module.register_forward_hook(self._leave, always_call=True),
+                module.register_forward_pre_hook(OwnHook(self._enter)),
+                module.register_forward_hook(OwnHook(self._leave), always_call=True),
             ]
 
     def remove(self) -> None:
@@ -91,13 +93,8 @@ class ForwardProbes:
         self._armed, self._entered = [], None
         self._measuring.close()  # of a pass that an interrupt has ended, which calls no hook
 
-    def __reduce__(self) -> Any:
-        """A copy of an armed model takes our hooks along, and nothing removes them there."""
-        return _blind, ()
-
     def _enter(self, module: nn.Module, *_: Any) -> None:
-        evaluation = not (module.training and torch.is_grad_enabled())
-        if self._failed or evaluation or torch.compiler.is_compiling():
+        if self._failed or not (module.training and torch.is_grad_enabled()):
             return
         if self._entered is None:  # a pass inside a pass is one pass
             self._entered = module
@@ -203,6 +200,7 @@ class ForwardValues(NamedTuple):
 
 
 def _blind() -> ForwardProbes:
+    """What the hooks of a model are of that was pickled while an earlier version measured it."""
     probes = ForwardProbes(nn.Identity())
     probes._failed = True
     return probes

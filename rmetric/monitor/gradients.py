@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rmetric.audits.fingerprint import local as local
+from rmetric.audits.fingerprint import plain as plain
 
 LAYER = re.compile(r"^(.*?\.\d+)(?:\.|$)")
 
@@ -19,14 +20,6 @@ def gradients_of(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
     The norm of what comes back is that of the gradient, for a sharded one that of the shard.
     """
     return [plain(p.grad.detach()) for p in parameters if p.grad is not None]
-
-
-def plain(gradient: Tensor) -> Tensor:
-    """The same numbers as a dense, real, local tensor."""
-    gradient = local(gradient)
-    if gradient.is_sparse:
-        gradient = gradient.coalesce().values()
-    return torch.view_as_real(gradient) if gradient.is_complex() else gradient
 
 
 def is_sharded(parameters: Iterable[nn.Parameter]) -> bool:

@@ -39,20 +39,15 @@ class RuleJudge:
     """Applies the step rules to each step once and raises an alert for each broken rule."""
 
     def __init__(
-        self, config: MonitorConfig, recorder: StepRecorder, delivery: AlertDelivery, scaler: Any
+        self, config: MonitorConfig, recorder: StepRecorder, delivery: AlertDelivery
     ) -> None:
         self.rules = StepRules(
             factor=config.explosion_factor,
             window=config.explosion_window,
             overflows=config.overflows,
-            scaled=is_scaling(scaler),
+            scaled=is_scaling(recorder.scaler),
         )
-        self._alert_on, self._scaler = config.alert_on, scaler
-        self._recorder, self._delivery = recorder, delivery
-
-    def use_scaler(self, scaler: Any) -> None:
-        """Judge overflows as those of this GradScaler, which leaves their steps out itself."""
-        self._scaler, self.rules.scaled = scaler, is_scaling(scaler)
+        self._alert_on, self._recorder, self._delivery = config.alert_on, recorder, delivery
 
     def judge(self, pending: Pending, *, before_update: bool) -> tuple[Alert, ...]:
         """Judge a step; the first call raises its alerts, which runs the actions.
@@ -64,7 +59,7 @@ class RuleJudge:
         if pending.broken_rules is None:
             loss, norm = pending.read_loss_and_norm()
             overflow = norm is not None and not isfinite(norm)
-            if overflow and is_scaling(self._scaler):
+            if overflow and self.rules.scaled:
                 pending.record.skipped = True  # a scaler leaves out a step that overflows
             if overflow and before_update:
                 self._recorder.locate_non_finite(pending)

@@ -39,7 +39,14 @@ from rmetric.monitor.judges import DetectorJudge, RuleJudge, StepTimeJudge, Upda
 from rmetric.monitor.log_file import MonitorLog, path_of_rank
 from rmetric.monitor.optimizer_steps import OptimizerSteps, is_scaling, scaler_of
 from rmetric.monitor.pending import Pending, to_host
-from rmetric.monitor.protocol import ArgumentError, Protocol, check_arguments, checked_config
+from rmetric.monitor.protocol import (
+    ArgumentError,
+    Protocol,
+    check_arguments,
+    check_settings,
+    checked_config,
+    found,
+)
 from rmetric.monitor.rank_sync import (
     CLOSED,
     DISABLED,
@@ -182,7 +189,8 @@ class Monitor:
         about: Mapping[str, Any] | None = None,
         audits: bool | Iterable[str] = False,
     ) -> None:
-        check_arguments(model, optimizer, scaler=scaler, hardware=hardware)
+        check_arguments(model, optimizer, scaler, hardware)
+        check_settings(log, run_id, about, probe)
         self.model, self.optimizer = model, unwrapped(optimizer)
         self.scaler = scaler = scaler or scaler_of(optimizer)
         self.schedulers: list[Any] = []
@@ -204,7 +212,7 @@ class Monitor:
         self._recorder = StepRecorder(
             model, self.optimizer, config, scaler=scaler, hardware=hardware, probe=probe
         )
-        self._rule_judge = RuleJudge(config, self._recorder, self._delivery, scaler)
+        self._rule_judge = RuleJudge(config, self._recorder, self._delivery)
         self._detector_judge = DetectorJudge(config, self._delivery)
         self.updates = UpdateJudge(self.optimizer, self._delivery)
         self.alerts, self.metric = self._delivery.alerts, self._detector_judge.metric
@@ -254,7 +262,8 @@ class Monitor:
             self._recorder.removers.append(self._timer.remove)
         self._arm_next_step()
         others = [other.protocol for other in _OPEN if other is not self and other.is_open]
-        self.protocol.begins(self.log_path, self._delivery.actions, others)
+        alert_on = self.config.alert_on
+        self.protocol.begins(self.log_path, self._delivery.actions, others, alert_on)
         self._delivery.each(lambda action: action.start(self))
 
     def _start_audits(self, ranks: Sequence[int]) -> None:
@@ -497,7 +506,12 @@ class Monitor:
         return None if pending is None else pending.read()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume after the step of that state; the log is continued there too."""
+        """Resume after the step of that state; the log is continued there too.
+
+        Raises TypeError for what is no state of a monitor.
+        """
+        if state and (not isinstance(state, Mapping) or "step" not in state):
+            raise ArgumentError(f"state is {found(state)}: what state_dict gave is accepted")
         self._load(state)
         if state and self.usable and not self._closed:
             self._delivery.load_action_states(state.get("actions", {}))
@@ -582,9 +596,8 @@ class Monitor:
             "rmetric: a GradScaler calls the optimiser and was not passed in: it is used from now "
             "on; pass it as Monitor(scaler=...)"
         )
-        self.scaler = scaler
-        self._recorder.use_scaler(scaler)
-        self._rule_judge.use_scaler(scaler)
+        self.scaler = self._recorder.scaler = scaler
+        self._rule_judge.rules.scaled = is_scaling(scaler)
         if self._rank_sync is not None:
             self._rank_sync.scaled = True
 
@@ -723,8 +736,8 @@ class Monitor:
             why = CLOSED if self.usable else DISABLED
             endings.append(partial(self._rank_sync.leave, why))
         endings.append(self._log.close)
-        if self._recorder.events.hardware is not None:
-            endings.append(self._recorder.events.hardware.close)
+        if close := getattr(self._recorder.events.hardware, "close", None):
+            endings.append(close)
         _run_all(endings)
 
     def _end(self) -> None:

@@ -35,8 +35,9 @@ class OptimizerSteps:
         """Follow the optimiser's step; yield the functions that remove the hooks."""
         self._seen = not find_scaler
         if hasattr(self._optimizer, "register_step_pre_hook"):
-            yield self._optimizer.register_step_pre_hook(self._before).remove
-            yield self._optimizer.register_step_post_hook(self._after).remove
+            before, after = map(torch.compiler.disable, (self._before, self._after))
+            yield self._optimizer.register_step_pre_hook(before).remove
+            yield self._optimizer.register_step_post_hook(after).remove
             self.hooked = True
 
     def next(self) -> None:
@@ -55,7 +56,8 @@ class OptimizerSteps:
         self.inside = True
         if not self._seen:
             self._seen = True
-            self.scaler = self.scaler or calling_scaler()
+            scaler = caller_of_class(torch.amp.GradScaler, _FRAMES)
+            self.scaler = self.scaler or (scaler if is_scaling(scaler) else None)
         if self._leave_out:
             self._leave_out = False
             self._drop_gradients()
@@ -75,16 +77,16 @@ def is_scaling(scaler: Any) -> bool:
     return scaler is not None and (not hasattr(scaler, "is_enabled") or scaler.is_enabled())
 
 
-def calling_scaler() -> Any:
-    """The enabled GradScaler that is calling, from the stack; None if there is none."""
+def caller_of_class(kind: type, frames: int = sys.maxsize) -> Any:
+    """The nearest object of a class that is calling, within so many frames; None if there is none.
+
+    It is for those who are called without being told by whom.
+    """
     frame: FrameType | None = sys._getframe(1)
-    for _ in range(_FRAMES):
-        if frame is None:
-            return None
-        caller = frame.f_locals.get("self")
-        if isinstance(caller, torch.amp.GradScaler) and caller.is_enabled():
+    while frame is not None and frames > 0:
+        if isinstance(caller := frame.f_locals.get("self"), kind):
             return caller
-        frame = frame.f_back
+        frame, frames = frame.f_back, frames - 1
     return None
 
 

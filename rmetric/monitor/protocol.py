@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from math import isfinite
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
-from rmetric.monitor.actions.action import Action
+from rmetric._util.strict_json import encode_line
+from rmetric.monitor.actions.action import RESCUE, Action
 from rmetric.monitor.config import MonitorConfig
 from rmetric.monitor.optimizer_steps import OptimizerSteps
 from rmetric.monitor.pending import Pending
@@ -40,6 +43,8 @@ SLIPS = {
     "give each a log of its own",
     "shared_action": "this {action} is an action of another monitor too, which is open: make one "
     "for each monitor",
+    "deaf_action": "{action} reacts to {sources}, of which this monitor raises no alert: name them "
+    "in MonitorConfig(alert_on=...)",
     "validation_loss": "no evaluation so far had the metric {name!r}, so no validation loss is "
     "recorded; it had {found}: name yours as RMetricCallback(validation_loss=...)",
 }
@@ -70,10 +75,18 @@ class Protocol:
         self._foreign = bool(moved) and moved.isdisjoint(map(id, model.parameters()))
 
     def begins(
-        self, log: Path | None, actions: Sequence[Action], others: Iterable[Protocol]
+        self,
+        log: Path | None,
+        actions: Sequence[Action],
+        others: Iterable[Protocol],
+        alert_on: Iterable[str],
     ) -> None:
-        """Look for a log or an action that another open monitor of this process has."""
+        """Look for a log or an action that another open monitor has, and one that hears nothing."""
         self._log, self._actions = log and log.resolve(), actions
+        for action in actions:
+            if unheard := sorted((action.on or frozenset()) - {*alert_on, RESCUE}):
+                sources = ", ".join(unheard)
+                self.tell("deaf_action", action=type(action).__name__, sources=sources)
         for other in others:
             if self._log is not None and self._log == other._log:
                 self.tell("same_log", path=log)
@@ -148,8 +161,8 @@ def number(name: str, value: Any) -> Tensor | float | None:
     raise ArgumentError(f"{name} is {found(value)}: {accepted}")
 
 
-def check_arguments(model: object, optimizer: object, **others: object) -> None:
-    """Raise ArgumentError unless a training can be made of them; `others` are objects or None."""
+def check_arguments(model: object, optimizer: object, scaler: object, hardware: object) -> None:
+    """Raise ArgumentError unless a training can be made of them; None for those that are not."""
     if not isinstance(model, nn.Module):
         raise ArgumentError(
             f"model is {found(model)}: a torch module is accepted, as in Monitor(model, optimizer)"
@@ -158,9 +171,33 @@ def check_arguments(model: object, optimizer: object, **others: object) -> None:
     known = optimizer is None or any(hasattr(optimizer, part) for part in parts)
     if isinstance(optimizer, nn.Module) or not known:
         raise ArgumentError(f"optimizer is {found(optimizer)}: an optimizer or None is accepted")
-    for name, value in {"optimizer": optimizer, **others}.items():
+    if lazy := [n for n, p in model.named_parameters() if isinstance(p, UninitializedParameter)]:
+        raise ArgumentError(f"{lazy[0]} has no shape yet: run the model once before")
+    wanted = {"optimizer": (optimizer, ""), "scaler": (scaler, "scale"),
+              "hardware": (hardware, "poll")}  # fmt: skip
+    for name, (value, method) in wanted.items():
         if isinstance(value, type):
             raise ArgumentError(f"{name} is {found(value)}: an object of it is accepted")
+        if value is not None and method and not hasattr(value, method):
+            raise ArgumentError(f"{name} is {found(value)}: it has no {method}")
+
+
+def check_settings(log: object, run_id: object, about: Any, probe: object) -> None:
+    """Raise ArgumentError for what no monitor can log or call."""
+    try:
+        encode_line(dict(about or {}))
+        is_json = True
+    except (TypeError, ValueError):
+        is_json = False
+    is_path = log is None or (isinstance(log, (str, PathLike)) and bool(str(log)))
+    for name, value, fits, accepted in (
+        ("log", log, is_path, "a path"),
+        ("run_id", run_id, isinstance(run_id, str), "a text"),
+        ("about", about, is_json, "a mapping of JSON values"),
+        ("probe", probe, probe is None or callable(probe), "a function that returns a loss"),
+    ):
+        if not fits:
+            raise ArgumentError(f"{name} is {found(value)}: {accepted} is accepted")
 
 
 def checked_config(config: MonitorConfig | None) -> MonitorConfig:

@@ -135,7 +135,7 @@ class StepRecorder:
         self.acted: list[str] = []  # by the monitor's actions, from the next step on
         self.norm_handed_over = False
         self._model, self._optimizer, self._config = model, optimizer, config
-        self._scaler, self._probe = scaler, probe
+        self.scaler, self._probe = scaler, probe  # whose factor is in what backward returns
         self._own: GradientListener | None = None  # this rank's own gradient
         self._shards: Any = None
         self.removers: list[Callable[[], Any]] = []
@@ -170,7 +170,9 @@ class StepRecorder:
         self.removers = [part.remove for part in (self._workers, self._own, self._forward) if part]
         self.sees_updates = hasattr(self._optimizer, "register_step_post_hook")
         if self.sees_updates:
-            self.removers.append(self._optimizer.register_step_post_hook(after_optimizer).remove)
+            # Not compiled where the step is.
+            hook = torch.compiler.disable(after_optimizer)  # type: ignore[no-untyped-call]
+            self.removers.append(self._optimizer.register_step_post_hook(hook).remove)
 
     def arm(self, step: int, *, ranks_connected: bool) -> None:
         self._workers.remove()
@@ -233,10 +235,6 @@ class StepRecorder:
     def sharded(self) -> bool:
         """True if each of several ranks holds a part of the model."""
         return self._shards is not None
-
-    def use_scaler(self, scaler: Any) -> None:
-        """Take the factor of this GradScaler out of what backward returns."""
-        self._scaler = scaler
 
     def after_optimizer(self, pending: Pending | None) -> None:
         """The optimiser has moved the weights: measure the update of that step."""
@@ -301,9 +299,9 @@ class StepRecorder:
 
     def _unscaled(self, workers: WorkerStatistics | None) -> WorkerStatistics | None:
         """In the units of the gradient: backward returns it times the scaler's factor."""
-        if workers is None or self._scaler is None:
+        if workers is None or self.scaler is None:
             return workers
-        factor = self._scaler.scale(workers.norms.new_ones(()))
+        factor = self.scaler.scale(workers.norms.new_ones(()))
         return workers._replace(norms=workers.norms / factor)
 
     def _probe_loss(self) -> Tensor | None:

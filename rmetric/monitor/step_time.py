@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rmetric.audits.training import OwnHook
 from rmetric.monitor.forward import entrances
 from rmetric.monitor.stalls import StepTimes
 
@@ -190,7 +191,7 @@ class StepTimer:
         self._mark, self._waited, self._passes = now, None, []
         self._own_end = self._exchange_end = -1.0
 
-    def _hook(self, call: Callable[..., None]) -> _Hook:
+    def _hook(self, call: Callable[..., None]) -> OwnHook:
         """A hook that is at an end with its first error."""
 
         def quiet(*args: Any) -> None:
@@ -201,21 +202,10 @@ class StepTimer:
                 self._failed = True
                 logger.error("rmetric: no step times any more: %s: %s", type(error).__name__, error)
 
-        return _Hook(quiet)
+        return OwnHook(quiet)
 
 
-class _Hook:
-    """A hook of a module. A copy of the model takes it along, and there it does nothing."""
-
-    def __init__(self, call: Callable[..., None] | None = None) -> None:
-        self._call = call
-
-    def __call__(self, *args: Any) -> None:
-        if not torch.compiler.is_compiling() and self._call is not None:
-            self._call(*args)
-
-    def __reduce__(self) -> Any:
-        return _Hook, ()
+_Hook = OwnHook  # so a model names it that was pickled by an earlier version
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from rmetric.monitor.gradients import local
+from rmetric.monitor.gradients import local, plain
 
 RUN = 16  # weights that lie together: one line of a processor's cache
 
@@ -110,12 +110,9 @@ def _runs(flat: Tensor, period: float) -> Tensor:
 
 def _flat(parameter: nn.Parameter) -> Tensor | None:
     """The weights as one row that shares their memory; None where they do not lie in one."""
-    tensor: Tensor = local(parameter.detach())
-    if tensor.is_sparse:
+    if local(parameter.detach()).is_sparse:
         return None
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
     try:
-        return tensor.view(-1)
+        return plain(parameter.detach()).view(-1)
     except RuntimeError:
         return None

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from math import isfinite
+from math import inf
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rmetric._util.errors import as_number, require
 from rmetric.detectors.calibrated import CalibratedDetector
 from rmetric.detectors.no_update import NoUpdate
 from rmetric.monitor.actions.action import Action, is_distributed, rank
@@ -30,8 +31,8 @@ from rmetric.rescue.hold import (
 from rmetric.rescue.judgement import Judgement
 from rmetric.rescue.own_loop import OwnLoop
 from rmetric.rescue.policy import AUTO, Decision, RescueConfig, RescuePolicy
-from rmetric.rescue.remedies import PlannedSettings, WorkersOut, assign, check_most
-from rmetric.rescue.snapshot import Parts, Snapshot, Stateful
+from rmetric.rescue.remedies import PlannedSettings, WorkersOut, check_most
+from rmetric.rescue.snapshot import Parts, Snapshot, Stateful, put
 from rmetric.rescue.snapshot_keeper import SnapshotKeeper, SnapshotPace
 
 if TYPE_CHECKING:
@@ -124,8 +125,8 @@ class Rescue(Action):
         checked_parts(scheduler, extra)
         if on_hold not in ON_HOLD:
             raise ValueError(f"on_hold is {on_hold!r}: {', '.join(ON_HOLD)} are accepted")
-        if hold_seconds is not None and not (isfinite(hold_seconds) and hold_seconds >= 0):
-            raise ValueError(f"hold_seconds is {hold_seconds}: it must be finite and at least 0")
+        lasts = hold_seconds is None or 0 <= as_number(hold_seconds) < inf
+        require("hold_seconds", hold_seconds, lasts, "finite and at least 0")
         self.config = config or RescueConfig()
         self.scheduler, self.extra, self.where = scheduler, dict(extra or {}), where
         self.on_hold, self.hold_seconds = on_hold, hold_seconds
@@ -140,7 +141,7 @@ class Rescue(Action):
         self.decisions: list[dict[str, Any]] = []
         self.problem = ""
         self.held: dict[str, Any] | None = None
-        self._snapshots: SnapshotKeeper | None = None
+        self._keeper = SnapshotKeeper(self.config, self.where, None, self._most_of_ranks)
         self._agreement: Agreement | None = None  # of several ranks
         self._removers: list[Callable[[], Any]] = []
         self._on_plan = _SET_BACK_AGAIN  # checks since a learning rate was set back
@@ -219,17 +220,16 @@ class Rescue(Action):
             True if the training went back: weights, step and data are those of a snapshot.
         """
         self._steps_alone, back = 0, False
-        keeper = self._snapshots
-        if self._on and keeper is not None:
+        if self._on:
             try:
-                keeper.boundary_begins()
+                self._keeper.boundary_begins()
                 back = self._boundary(last)
             except Exception as error:
                 self._fail(error)
-        if not self._on:
-            self._leave()
-        if keeper is not None:
-            keeper.boundary_ends()
+        if not self._on and self._agreement is not None:
+            agreement, self._agreement = self._agreement, None
+            agreement.leave()
+        self._keeper.boundary_ends()
         return back
 
     # -- what the monitor calls
@@ -248,7 +248,7 @@ class Rescue(Action):
         if self.config.every == AUTO:
             on_host = all(parameter.device.type == "cpu" for parameter in monitor.parameters)
             pace = SnapshotPace(beside=not on_host)
-        self._snapshots = SnapshotKeeper(self.config, self.where, pace, self._most_of_ranks)
+        self._keeper = SnapshotKeeper(self.config, self.where, pace, self._most_of_ranks)
         self._planned = PlannedSettings(monitor.optimizer)
         if not monitor.schedulers and self.scheduler is not None:
             monitor.schedulers = several(self.scheduler)
@@ -341,8 +341,7 @@ class Rescue(Action):
             self._try(self._prepare_update)
 
     def _prepare_update(self) -> None:
-        if self._snapshots is not None:
-            self._keeper.snapshots.wait()
+        self._keeper.snapshots.wait()
         monitor = self._monitor
         monitor.updates.rates.update(
             monitor.optimizer.param_groups, monitor.schedulers, learn=False
@@ -359,7 +358,7 @@ class Rescue(Action):
         tried = incident is not None and incident.tries > 0
         off = [rate for rate in monitor.updates.rates.off if rate.known or tried]
         for rate in off:
-            assign(monitor.optimizer.param_groups[rate.group], "lr", rate.planned)
+            put(monitor.optimizer.param_groups[rate.group], "lr", rate.planned)
         if not off:
             return
         change = f"learning rate set back from {off[0].rate:.4g} to {off[0].planned:.4g}"
@@ -413,14 +412,6 @@ class Rescue(Action):
         if self._agreement is not None:
             self._agreement.post(monitor.weights_step)
         return back
-
-    def _leave(self) -> None:
-        agreement, self._agreement = self._agreement, None
-        if agreement is not None:
-            agreement.leave()
-
-    def _any_rank(self, value: bool) -> bool:
-        return bool(self._most_of_ranks(int(value)))
 
     def _most_of_ranks(self, value: int) -> int:
         """The largest value of all ranks, which ask at the same place."""
@@ -484,7 +475,7 @@ class Rescue(Action):
         if self.on_hold == "wait":
             with signalled() as woken:
                 self._save_hold(folder, self.held)
-                why = wait_to_go_on(folder, self.hold_seconds, self._any_rank, woken)
+                why = wait_to_go_on(folder, self.hold_seconds, self._most_of_ranks, woken)
             save_verdict(folder, {**self.held, "went_on": why})
             monitor.paused()
             self.policy.state.held, self.policy.state.incident = False, None
@@ -513,7 +504,7 @@ class Rescue(Action):
             logger.error("rmetric: rescue: the held weights are not saved: %s", error)
         save_verdict(folder, verdict)
         # A rank that ends before would make torchrun end the first one, which still writes.
-        self._any_rank(False)
+        self._most_of_ranks(0)
 
     def _set_workers(self) -> None:
         out = self.policy.workers_out
@@ -534,15 +525,9 @@ class Rescue(Action):
 
     def _start_policy(self, policy: RescuePolicy) -> None:
         self._judgement.restart(policy)
-        if self._snapshots is not None:
-            self._keeper.snapshots.keep_only(())
+        self._keeper.snapshots.keep_only(())
 
     # -- reports, and the end
-
-    @property
-    def _keeper(self) -> SnapshotKeeper:
-        assert self._snapshots is not None
-        return self._snapshots
 
     @property
     def _monitor(self) -> Monitor:
@@ -591,10 +576,7 @@ class Rescue(Action):
 
     def _switch_off(self) -> None:
         self._on, self._judgement.due = False, None
-        endings, self._removers = self._removers, []
-        if self._snapshots is not None:
-            endings = [*endings, self._keeper.snapshots.clear]
-            self._snapshots = None
+        endings, self._removers = [*self._removers, self._keeper.snapshots.clear], []
         for end in endings:
             try:
                 end()

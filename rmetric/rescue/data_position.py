@@ -153,12 +153,12 @@ class DataPosition(ABC):
         """
         step = state["step"]
         out = None if skip is None else (self._end_of(skip[0] - 1), self._end_of(skip[1]))
-        self.set_loop_state(state["loop"])
-        self._ends = {at: end for at, end in self._ends.items() if at <= step}
-        self._step = step
         if out is not None:
             self._skipped = self.batches.skip(*out)
             self._save_skipped()
+        self.set_loop_state(state["loop"])
+        self._ends = {at: end for at, end in self._ends.items() if at <= step}
+        self._step = step
         if not (self.keeps_batches and self.batches.set_back(state["batch"])):
             self.short = True
             self._report()

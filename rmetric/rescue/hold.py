@@ -103,12 +103,12 @@ def signalled() -> Iterator[threading.Event]:
 def wait_to_go_on(
     folder: Path,
     seconds: float | None,
-    any_rank: Callable[[bool], bool],
+    most_of_ranks: Callable[[int], int],
     woken: threading.Event,
 ) -> str:
     """Wait for SIGUSR1, which sets `woken`, for the file `GO` in the folder, or for the time.
 
-    Returns which it was. `any_rank` is True on all ranks if the value of one is True.
+    Returns which it was, on all ranks. `most_of_ranks` gives the largest of their values.
     """
     logger.warning(
         "rmetric: rescue waits: SIGUSR1 to process %d or the file %s ends it",
@@ -125,7 +125,7 @@ def wait_to_go_on(
             own, why = True, f"the file {folder / GO}"
         elif until is not None and time.monotonic() >= until:
             own, why = True, f"{seconds:g} seconds are over"
-        if any_rank(own):
+        if most_of_ranks(int(own)):
             remove_go(folder)
             return why
         left = _POLL_SECONDS if until is None else until - time.monotonic()

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from rmetric.monitor.actions.action import is_distributed
 from rmetric.rescue.data_position import DataPosition
 
@@ -22,8 +24,9 @@ _UNCHECKED = 100  # batches in a row that a loop may leave out, once it has chec
 class OwnLoop(DataPosition):
     """The course of `Rescue.steps`: epoch after epoch of a loader.
 
-    A loader with `state_dict` and `load_state_dict` is set back by them; of any other one the
-    batches are kept. Each epoch begins with `set_epoch` of the loader's sampler, or of the loader.
+    A loader with `state_dict` and `load_state_dict` is set back by them, and its next batch is
+    compared with the kept one; of any other one the kept batches come again. Each epoch begins with
+    `set_epoch` of the loader's sampler, or of the loader.
     """
 
     per_step: int
@@ -32,8 +35,8 @@ class OwnLoop(DataPosition):
         super().__init__(rescue)
         self.loader, self.per_step, self._total = loader, per_step, total
         self.restores_itself = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
-        if self.restores_itself:
-            self.batches.limit = 0
+        self._expected: Any = None  # the batch that a loader which was set back gave before
+        self._differed = False
         self._batches: Iterator[Any] | None = None
         self._at = 0  # step of the newest batches
         self._used = 0  # steps' batches, by now
@@ -109,6 +112,17 @@ class OwnLoop(DataPosition):
     # -- the position
 
     def draw(self) -> Any:
+        batch = self._drawn()
+        expected, self._expected = self._expected, None
+        if expected is not None and not self._differed and differ(expected, batch):
+            self._differed = True
+            logger.warning(
+                "rmetric: rescue: the loader gives other data after load_state_dict, so the "
+                "training does not go on as it would have"
+            )
+        return batch
+
+    def _drawn(self) -> Any:
         for _ in range(2):
             if self._batches is None:
                 self._set_epoch()
@@ -137,7 +151,7 @@ class OwnLoop(DataPosition):
             self.loader.load_state_dict(copy.deepcopy(loop["loader"]))
             self._batches = iter(self.loader) if loop["begun"] else None
             self._epoch_drawn, self._in_epoch = loop["place"]
-            self.batches.go_to(loop["batch"])
+            self._expected = self.batches.go_to(loop["batch"])
 
     def resume_state(self) -> Mapping[str, Any]:
         return {"epoch": self.next_place()["epoch"], **super().resume_state()}
@@ -158,3 +172,14 @@ class OwnLoop(DataPosition):
             if set_epoch is not None:
                 set_epoch(self._epoch_drawn)
                 return
+
+
+def differ(batch: Any, other: Any) -> bool:
+    """True if two batches hold other numbers; False for what torch cannot compare."""
+    try:
+        torch.testing.assert_close(batch, other, rtol=0, atol=0, equal_nan=True)
+    except AssertionError:
+        return True
+    except Exception:  # texts, or a class of the user's own
+        return False
+    return False

@@ -15,8 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
-from math import isfinite
+from math import inf
+from numbers import Integral
 from typing import Any
+
+from rmetric._util.errors import as_number, require
 
 #: Kinds of evidence, the most specific first.
 KINDS = ("not_finite", "explosion", "no_update", "worker", "settings", "data", "unknown")
@@ -73,21 +76,24 @@ class RescueConfig:
     remedies: Collection[str] = REMEDIES
 
     def __post_init__(self) -> None:
-        names = ["left_out", "budget", "quiet", "observe", "worker_out"]
-        for name in names if self.every == AUTO else ["every", *names]:
+        least = dict.fromkeys(["left_out", "budget", "quiet", "observe", "worker_out"], 1)
+        least |= {"far": 0, "most_out": 0}
+        least |= {"every": 1} if self.every != AUTO else {}
+        least |= {"probation": 0} if self.probation is not None else {}
+        for name, low in least.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not (isinstance(value, int) and value >= 1):
-                raise ValueError(f"{name} is {value!r}: it must be a whole number from 1")
-        if not 0 <= (self.probation or 0) <= self.far:
+            if isinstance(value, bool) or not (isinstance(value, Integral) and int(value) >= low):
+                auto = f", or {AUTO!r}" if name == "every" else ""
+                raise ValueError(f"{name} is {value!r}: it must be a whole number from {low}{auto}")
+        if (self.probation or 0) > self.far:
             raise ValueError(
                 f"probation is {self.probation} and far is {self.far}: 0 <= probation <= far "
                 "is accepted"
             )
-        if not (isfinite(self.share) and self.share >= 0):
-            raise ValueError(f"share is {self.share}: it must be at least 0")
-        if isinstance(self.remedies, str):
+        require("share", self.share, 0 <= as_number(self.share) < inf, "finite and at least 0")
+        if isinstance(self.remedies, str) or not isinstance(self.remedies, Collection):
             raise ValueError(
-                f"remedies is the text {self.remedies!r}: a collection of names is accepted, "
+                f"remedies is {self.remedies!r}: a collection of names is accepted, "
                 f"such as ({self.remedies!r},); known are {', '.join(REMEDIES)}"
             )
         unknown = sorted(set(self.remedies) - set(REMEDIES))

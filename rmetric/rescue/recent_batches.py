@@ -83,8 +83,6 @@ class RecentBatches:
     def _keep(self, new: KeptBatch, before: HostState) -> None:
         self._drawn += 1
         self.position += 1
-        if not self.limit:
-            return
         after = host_random_state()
         new.states = None if same_state(before, after) else (before, after)
         try:
@@ -109,10 +107,13 @@ class RecentBatches:
         self.position = position
         return True
 
-    def go_to(self, position: int) -> None:
-        """The loader itself was set to a position."""
+    def go_to(self, position: int) -> Any:
+        """The loader itself was set to a position; returns the batch that was kept of it."""
+        there = self.first <= position < self._drawn
+        before = self._kept[position - self.first].value if there else None
         self._kept.clear()
         self._bytes, self.position, self._drawn = 0, position, position
+        return before
 
     def skip(self, start: int, end: int) -> list[KeptBatch]:
         """Never use the batches from `start` to before `end` again.
@@ -127,7 +128,7 @@ class RecentBatches:
 
     def forget(self, position: int) -> None:
         self._drop(lambda: self.first < min(position, self.position))
-        oldest = min(position, self.first)  # a loader that is set back itself has none kept
+        oldest = min(position, self.first)  # after `go_to` there is none of before
         self.skipped = [interval for interval in self.skipped if interval[1] > oldest]
 
     def used(self, start: int, end: int) -> int:

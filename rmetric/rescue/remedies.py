@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from rmetric.monitor.fsdp import OwnReduceScatter, reduce_scatter_of
 from rmetric.monitor.gradients import is_sharded
-from rmetric.rescue.snapshot import settings_of
+from rmetric.rescue.snapshot import put, settings_of
 
 
 class PlannedSettings:
@@ -40,7 +39,7 @@ class PlannedSettings:
             if rates is not None:
                 planned["lr"] = rates[place]
             for key, value in planned.items():
-                assign(group, key, value)
+                put(group, key, value)
 
     def state_dict(self) -> list[dict[str, Any]]:
         """The planned settings that are numbers, as plain values."""
@@ -55,7 +54,7 @@ class PlannedSettings:
         if len(groups) == len(self._groups):
             for group, planned in zip(self._groups, groups, strict=True):
                 for key, value in planned.items():
-                    assign(group, key, tuple(value) if isinstance(value, list) else value)
+                    put(group, key, tuple(value) if isinstance(value, list) else value)
 
     def _rates(self, schedulers: Iterable[Any]) -> list[Any] | None:
         for scheduler in schedulers:
@@ -64,14 +63,6 @@ class PlannedSettings:
                 if len(rates) == len(self._groups):
                     return rates
         return None
-
-
-def assign(settings: dict[str, Any], key: str, value: Any) -> None:
-    """Set a setting; one that is a tensor, which a compiled optimiser holds on to, in its place."""
-    if isinstance(settings.get(key), Tensor):
-        settings[key].fill_(value)
-    else:
-        settings[key] = copy.deepcopy(value)
 
 
 def plain_value(value: Any) -> Any:

@@ -233,7 +233,6 @@ class Snapshots:
         small["monitor"] = parts.monitor.state_dict(audited=False)
         tensors = self._describe(snapshot)
         self._reserve(snapshot, tensors)
-        snapshot.bulk = self._views(snapshot, tensors)
         self._copy(snapshot, tensors)
         self.kept[step] = snapshot
         if self._disk is not None:
@@ -336,7 +335,7 @@ class Snapshots:
         optimizer, optimized = self.parts.optimizer, self.parts.optimized()
         if optimizer is None:
             return
-        saved: list[dict[Any, Any]] = [copy.deepcopy(v) for v in snapshot.optimizer_values]
+        saved = [dict(values) for values in snapshot.optimizer_values]
         for (place, key), tensor in zip(snapshot.optimizer_keys, bulk, strict=True):
             saved[place][key] = tensor
         for parameter, state in zip(optimized, saved, strict=True):
@@ -347,18 +346,12 @@ class Snapshots:
                 optimizer.state.pop(parameter, None)
                 continue
             for key, value in state.items():
-                if isinstance(value, Tensor) and isinstance(now.get(key), Tensor):
-                    local(now[key].detach()).copy_(value)
-                else:
-                    now[key] = value
+                put(now, key, value)
         for group, settings in zip(optimizer.param_groups, snapshot.groups, strict=True):
             for key in [key for key in group if key not in settings and key != "params"]:
                 del group[key]
             for key, value in settings.items():
-                if isinstance(value, Tensor) and isinstance(group.get(key), Tensor):
-                    group[key].copy_(value)
-                else:
-                    group[key] = copy.deepcopy(value)
+                put(group, key, value)
 
     # -- parts of a copy
 
@@ -380,11 +373,15 @@ class Snapshots:
         return tensors
 
     def _reserve(self, snapshot: Snapshot, tensors: list[Tensor]) -> None:
-        by_device = defaultdict[torch.device, list[Tensor]](list)
-        for tensor in tensors:
-            by_device[self._place(tensor)].append(tensor)
+        """Give the snapshot a buffer on each device, and in it a view for each tensor."""
+        places = defaultdict[torch.device, list[int]](list)
+        for place, tensor in enumerate(tensors):
+            device = tensor.device if self.where == "device" else torch.device("cpu")
+            places[device].append(place)
         pinned = any(tensor.device.type == "cuda" for tensor in tensors)
-        for device, those in by_device.items():
+        snapshot.bulk = list(tensors)
+        for device, of_device in places.items():
+            those = [tensors[place] for place in of_device]
             size = sum(aligned(t.numel() * t.element_size()) for t in those)
             fitting = [b for b in self._spare if b.memory.device == device and b.size == size]
             if fitting:
@@ -399,6 +396,8 @@ class Snapshots:
                     self._check_room(size)
                 buffer = Buffer(size, device, pinned=pinned and on_host)
             snapshot.buffers[device] = buffer
+            for place, view in zip(of_device, buffer.views(those), strict=True):
+                snapshot.bulk[place] = view
 
     def _check_room(self, size: int) -> None:
         """Raise MemoryError if the snapshots of `size` bytes to come do not fit."""
@@ -411,17 +410,6 @@ class Snapshots:
             advice=": RescueConfig(every=..., far=...) keeps fewer, where=FOLDER keeps them on a "
             "disk",
         )
-
-    def _views(self, snapshot: Snapshot, tensors: list[Tensor]) -> list[Tensor]:
-        views: dict[int, Tensor] = {}
-        for device, buffer in snapshot.buffers.items():
-            those = [(i, t) for i, t in enumerate(tensors) if self._place(t) == device]
-            found = buffer.views([t for _, t in those])
-            views |= {i: view for (i, _), view in zip(those, found, strict=True)}
-        return [views[i] for i in range(len(tensors))]
-
-    def _place(self, tensor: Tensor) -> torch.device:
-        return tensor.device if self.where == "device" else torch.device("cpu")
 
     def _copy(self, snapshot: Snapshot, tensors: list[Tensor]) -> None:
         buffers = {local(b.detach()).data_ptr() for b in self.parts.model.buffers()}
@@ -448,6 +436,15 @@ class Snapshots:
                     if tensor.data_ptr() not in buffers:
                         view.copy_(tensor, non_blocking=True)
             snapshot.copied.append(stream.record_event())
+
+
+def put(values: dict[Any, Any], key: Any, value: Any) -> None:
+    """Set a value; one that is a tensor, which a compiled optimiser holds on to, in its place."""
+    there = values.get(key)
+    if isinstance(there, Tensor) and isinstance(value, (Tensor, int, float)):
+        local(there.detach()).copy_(torch.as_tensor(value))
+    else:
+        values[key] = copy.deepcopy(value)
 
 
 def settings_of(optimizer: Any) -> list[dict[str, Any]]:

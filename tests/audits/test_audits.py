@@ -212,6 +212,55 @@ def test_a_sound_training_has_no_finding_and_equal_weights(caplog):
         assert torch.equal(one, other)
 
 
+def test_a_sparse_gradient_that_is_there_before_a_backward_pass_ends_nothing(caplog):
+    model = nn.ModuleDict({"head": nn.Linear(3, 1), "table": nn.Embedding(5, 3, sparse=True)})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Monitor(model, optimizer, audits=True) as monitor:
+        for _ in range(4):
+            for _ in range(2):
+                model["head"](model["table"](torch.tensor([1, 2]))).sum().backward()
+            monitor.check_before_step(1.0)
+            optimizer.step()
+    assert {f.kind for f in monitor.findings} == {"gradients_kept"}
+    assert "a hook failed" not in caplog.text
+
+
+def test_a_hook_that_fails_ends_no_pass_and_is_told_once(caplog, monkeypatch):
+    monkeypatch.setattr(AUDITS["modes"], "_before_forward", lambda *_: 1 / 0)
+    assert Loop().run() == set()
+    assert caplog.text.count("a hook failed and does nothing any more: ZeroDivisionError") == 1
+
+
+def test_compiled_code_is_neither_compiled_anew_nor_refused():
+    """With many micro-batches, after a checkpoint, and of a copy."""
+    graphs, copies = {}, []
+    for audits in (False, True):
+        torch._dynamo.reset()
+        graphs[audits] = made = []
+        model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1), nn.BatchNorm1d(4))
+        compiled = torch.compile(
+            model, backend=lambda graph, _, made=made: made.append(1) or graph.forward,
+            fullgraph=True,
+        )  # fmt: skip
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with Monitor(model, optimizer, audits=audits) as monitor:
+            for step in range(4):
+                if step == 2:
+                    monitor.load_state_dict(monitor.state_dict())
+                for _ in range(12):
+                    compiled(torch.randn(5, 4)).square().mean().backward()
+                    monitor.micro_batch(1.0)
+                monitor.check_before_step()
+                optimizer.step()
+                optimizer.zero_grad()
+            copies.append(copy.deepcopy(model))
+        assert {f.kind for f in monitor.findings} <= {"restored"}
+    assert graphs[True] == graphs[False]
+    hooks = [h for m in copies[1].modules() for h in m._forward_pre_hooks.values()]
+    assert hooks
+    assert all(hook._call is None for hook in hooks)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_schedule_that_ends_near_0_is_sound(dtype):
     class Ends(Loop):

@@ -165,12 +165,21 @@ def test_the_callback_of_the_other_trainer_is_refused(tmp_path, trainer, make):
 @both
 @pytest.mark.parametrize(
     "settings",
-    [{"actions": [SkipStep]}, {"actions": SkipStep()}, {"config": {}}, {"actions": ["stop"]}],
-    ids=["a class", "no list", "no config", "no action"],
-)
+    [{"actions": [SkipStep]}, {"actions": SkipStep()}, {"config": {}}, {"actions": ["stop"]},
+     {"about": {"a": torch}}, {"hardware": 5}],
+    ids=["a class", "no list", "no config", "no action", "no JSON", "no source"],
+)  # fmt: skip
 def test_wrong_settings_are_refused_when_it_is_made(trainer, settings):
-    with pytest.raises(TypeError, match=r"SkipStep|config is {}|no action"):
+    with pytest.raises(TypeError, match=r"SkipStep|config is {}|no action|about is|hardware is"):
         CALLBACKS[trainer].RMetricCallback(**settings)
+
+
+@both
+def test_hardware_events_that_cannot_be_had_cost_themselves_alone(tmp_path, trainer, caplog):
+    callback = watch(trainer, tmp_path, hardware=lambda: 1 / 0)
+    fit(trainer, tmp_path, [callback])
+    assert callback.monitor.last.step == 6
+    assert "rmetric: going on without hardware events: division by zero" in caplog.messages
 
 
 @both

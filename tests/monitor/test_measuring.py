@@ -371,10 +371,9 @@ def test_a_copy_of_an_armed_model_is_not_watched(how):
     probes.arm()
     copied = copy.deepcopy(model) if how == "deepcopy" else pickle.loads(pickle.dumps(model))
     hooks = [hook for m in copied.modules() for hook in m._forward_hooks.values()]
-    for _ in range(3):
-        copied(input_ids=TOKENS)
+    copied(input_ids=TOKENS)
     assert hooks
-    assert all(hook.__self__.read() == {} for hook in hooks)
+    assert all(hook._call is None for hook in hooks)
     assert probes.read() == {}
     probes.remove()
 

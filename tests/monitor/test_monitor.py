@@ -19,7 +19,6 @@ from rmetric import RMetric, RMetricConfig  # noqa: E402
 from rmetric.logs import read_log  # noqa: E402
 from rmetric.monitor import Monitor, MonitorConfig, pending  # noqa: E402
 from rmetric.monitor.actions import SkipStep  # noqa: E402
-from rmetric.monitor.actions.action import Action  # noqa: E402
 from rmetric.monitor.monitor import _OPEN  # noqa: E402
 from rmetric.monitor.pending import Transfer  # noqa: E402
 from rmetric.records import HardwareEvent  # noqa: E402
@@ -647,28 +646,6 @@ def test_calls_in_an_odd_order_do_no_harm():
     assert monitor.check_before_step(1.0).ok
     assert monitor.state_dict() == {}
     assert monitor.problem is None
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"detectors": ("isolation_forest",)}, "unknown detector 'isolation_forest'"),
-        ({"alert_on": ("gradient_norm",)}, "alert_on names 'gradient_norm'"),
-        ({"explosion_factor": 1.0}, "explosion_factor is 1.0"),
-        ({"update_every": -1}, "update_every is -1: it must be an int of at least 0"),
-        ({"sampled_weights": 0}, "sampled_weights is 0: it must be an int of at least 1"),
-    ],
-)
-def test_bad_settings_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        MonitorConfig(**settings)
-
-
-def test_what_is_no_action_is_refused():
-    with pytest.raises(TypeError, match="is no action"):
-        Monitor(make_model(), actions=["log"])
-    with pytest.raises(ValueError, match="must be a collection"):
-        Action(on="non_finite")
 
 
 def test_the_fixed_batch_is_seen_in_evaluation_mode_and_leaves_the_modes():

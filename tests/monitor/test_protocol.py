@@ -41,11 +41,21 @@ OPTIMIZER = sgd(MODEL)
         (MODEL, torch.optim.SGD, {}, "optimizer is the class SGD: an object"),
         (MODEL, None, {"scaler": torch.amp.GradScaler}, "scaler is the class GradScaler"),
         (MODEL, None, {"hardware": dict}, "hardware is the class dict: an object"),
+        (MODEL, None, {"hardware": 5}, "hardware is 5: it has no poll"),
+        (MODEL, None, {"scaler": 5}, "scaler is 5: it has no scale"),
+        (nn.LazyLinear(2), None, {}, "weight has no shape yet: run the model once before"),
+        (MODEL, None, {"log": 5}, "log is 5: a path is accepted"),
+        (MODEL, None, {"log": ""}, "log is '': a path is accepted"),
+        (MODEL, None, {"run_id": 5}, "run_id is 5: a text is accepted"),
+        (MODEL, None, {"probe": 5}, "probe is 5: a function that returns a loss"),
+        (MODEL, None, {"about": [1]}, r"about is \[1\]: a mapping of JSON values"),
+        (MODEL, None, {"about": {"a": MODEL}}, "about is of dict: a mapping of JSON values"),
         (MODEL, None, {"config": {}}, "config is {}: a MonitorConfig is accepted"),
         (MODEL, None, {"config": MonitorConfig}, "config is the class MonitorConfig"),
         (MODEL, None, {"actions": SkipStep()}, r"actions is .*: a list is accepted"),
         (MODEL, None, {"actions": print}, r"actions is .*print.*: a list is accepted"),
         (MODEL, None, {"actions": "log"}, "actions is 'log': a list is accepted"),
+        (MODEL, None, {"actions": ["log"]}, "'log' is no action: an Action or a function"),
         (MODEL, None, {"actions": [Stop]}, r"Stop is a class .* needed, Stop\(\)"),
         (MODEL, None, {"actions": [Rescue]}, r"Rescue is a class .* needed, Rescue\(\)"),
     ],
@@ -55,11 +65,35 @@ def test_what_can_never_be_right_is_refused_when_it_is_made(model, optimizer, se
         Monitor(model, optimizer, **settings)
 
 
-@pytest.mark.parametrize("name", ["alert_on", "detectors"])
-@pytest.mark.parametrize("value", ["r_metric", None])
-def test_one_name_is_no_collection(name, value):
-    with pytest.raises(TypeError, match=f"{name} is {value!r}: a tuple of names is accepted"):
-        MonitorConfig(**{name: value})
+@pytest.mark.parametrize("state", [5, {"model": {}}], ids=str)
+def test_what_is_no_state_is_refused_and_costs_nothing(state):
+    monitor = Monitor(make_model())
+    with pytest.raises(TypeError, match=r"state is .*: what state_dict gave is accepted"):
+        monitor.load_state_dict(state)
+    assert monitor.usable
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"detectors": ("isolation_forest",)}, "unknown detector 'isolation_forest'"),
+        ({"alert_on": ("gradient_norm",)}, "alert_on names 'gradient_norm'"),
+        ({"explosion_factor": 1.0}, "explosion_factor is 1.0"),
+        ({"update_every": -1}, "update_every is -1: it must be an int of at least 0"),
+        ({"sampled_weights": 0}, "sampled_weights is 0: it must be an int of at least 1"),
+        ({"alert_on": "r_metric"}, "alert_on is 'r_metric': a tuple of names is accepted"),
+        ({"alert_on": None}, "alert_on is None: a tuple of names is accepted"),
+        ({"detectors": "r_metric"}, "detectors is 'r_metric': a tuple of names is accepted"),
+        ({"detectors": None}, "detectors is None: a tuple of names is accepted"),
+        ({"metric": {}}, "metric is {}: an RMetricConfig"),
+        ({"stall_seconds": "5"}, "stall_seconds is '5': it must be finite and above 0"),
+        ({"patience": None}, "patience is None: it must be finite and at least 0"),
+        ({"step_times": "no"}, "step_times is 'no': it must be True or False"),
+    ],
+)
+def test_wrong_settings_are_refused(settings, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        MonitorConfig(**settings)
 
 
 WRONG = {
@@ -386,7 +420,7 @@ def test_an_optimizer_that_asks_for_many_checks_a_step_makes_no_slip(tmp_path):
 
 def test_each_slip_has_words_and_a_test():
     tested = {slip for slip, _ in LOOPS.values()}
-    elsewhere = {"other_model", "same_log", "shared_action"}  # above
+    elsewhere = {"other_model", "same_log", "shared_action", "deaf_action"}  # above
     in_trainers = {"validation_loss"}
     assert tested | elsewhere | in_trainers == set(SLIPS)
 

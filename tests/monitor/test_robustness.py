@@ -168,6 +168,25 @@ def test_the_forward_probes_make_nothing_compile_twice():
     assert len(compiled) == 1
 
 
+def test_a_compiled_step_of_the_optimizer_compiles_nothing_of_the_monitor():
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(1)
+        return graph.forward
+
+    torch._dynamo.reset()
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    step = torch.compile(optimizer.step, backend=backend)
+    with Monitor(model, optimizer, audits=True) as monitor:
+        for _ in backward_passes(model, 6, optimizer):
+            monitor.check_before_step(1.0)
+            step()
+    assert monitor.last.update_norm > 0
+    assert len(graphs) == 1
+
+
 def test_attention_logits_are_in_single_precision_under_autocast():
     query = torch.full((1, 2, 3, 64), 100.0, dtype=torch.float16)
     with torch.autocast("cpu", dtype=torch.float16):

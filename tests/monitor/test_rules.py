@@ -30,38 +30,28 @@ def test_what_is_no_number_is_said_once(loss, norm):
     assert ("loss is" in reason, "gradient norm is" in reason) == (loss != 2.0, norm != 1.0)
 
 
-def test_an_explosion_is_measured_against_the_median():
-    rules = StepRules(factor=10.0, window=10)
-    for _ in range(5):
-        rules.update(2.0, 1.0)
-    assert rules.update(2.0, 9.9) == []
-    assert names(rules.update(2.0, 10.1)) == ["gradient_explosion"]
+TEN = dict(factor=10.0, window=10)
 
 
-def test_no_explosion_before_half_the_window_is_past():
-    rules = StepRules(factor=10.0, window=10)
-    for _ in range(4):
-        rules.update(2.0, 1.0)
-    assert rules.update(2.0, 1e6) == []
-
-
-def test_zero_gradients_explode_nothing():
-    rules = StepRules(window=4)
-    for _ in range(4):
-        rules.update(2.0, 0.0)
-    assert rules.update(2.0, 1e-3) == []
+@pytest.mark.parametrize(
+    ("settings", "past", "norm", "explodes"),
+    [
+        (TEN, [1.0] * 5, 9.9, False),
+        (TEN, [1.0] * 5, 10.1, True),
+        (TEN, [1.0] * 4, 1e6, False),  # half the window must be past
+        ({"window": 4}, [0.0] * 4, 1e-3, False),
+        ({}, [], None, False),
+    ],
+)
+def test_an_explosion_is_measured_against_the_median(settings, past, norm, explodes):
+    rules = StepRules(**settings)
+    assert all(rules.update(2.0, usual) == [] for usual in past)
+    assert names(rules.update(norm and 2.0, norm)) == ["gradient_explosion"] * explodes
 
 
 def test_a_scaler_may_overflow_until_it_does_so_too_often():
     rules = StepRules(scaled=True, overflows=3)
     assert [names(rules.update(2.0, inf)) for _ in range(4)] == [[], [], *[["non_finite"]] * 2]
     assert names(StepRules(scaled=True).update(nan, inf)) == ["non_finite"]
-
-
-def test_a_finite_step_starts_the_count_anew():
-    rules = StepRules(scaled=True, overflows=2)
+    rules = StepRules(scaled=True, overflows=2)  # a finite step starts the count anew
     assert [names(rules.update(2.0, norm)) for norm in (inf, 1.0, inf, 1.0)] == [[], [], [], []]
-
-
-def test_what_is_not_known_breaks_nothing():
-    assert StepRules().update(None, None) == []

@@ -12,18 +12,20 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from rmetric.detectors.calibrated import CalibratedDetector
 from rmetric.logs import read_log
-from rmetric.monitor import Monitor
 from rmetric.monitor.actions import restore
 from rmetric.rescue import Rescue, RescueConfig
 from tests.rescue.trainings import (
     NANS,
     SMALL,
     STEPS,
+    a_step,
     actions,
     bad,
+    flat,
     make_loader,
     make_model,
     make_optimizer,
+    parts,
     same,
     train,
 )
@@ -254,10 +256,7 @@ def test_what_does_not_pass_is_held_at_the_weights_of_the_snapshot(tmp_path):
     optimizer = make_optimizer("adamw", model.parameters())
     saved = restore(folder, model, optimizer)
     assert saved["step"] == step
-    assert (
-        torch.cat([v.flatten().float() for v in model.state_dict().values()]).tolist()
-        == (clean["weights"])
-    )
+    assert flat(model) == clean["weights"]
 
 
 def test_a_held_run_ends_with_its_own_exit_code(tmp_path):
@@ -336,19 +335,11 @@ def test_planned_settings_are_put_back_before_each_step():
 
 def test_a_training_set_back_by_hand_starts_anew():
     """Steps that go down without a return: older snapshots are of another course."""
-    torch.manual_seed(0)
-    model = make_model()
-    optimizer = make_optimizer("sgd", model.parameters())
     rescue = Rescue(SMALL)
-    monitor = Monitor(model, optimizer, actions=[rescue])
+    model, optimizer, monitor = parts(rescue)
     state = monitor.state_dict()
-    batches = rescue.steps(make_loader(), 12)
-    for _step, (inputs, labels) in batches:
-        loss = torch.nn.functional.mse_loss(model(inputs), labels)
-        loss.backward()
-        monitor.check_before_step(loss)
-        optimizer.step()
-        optimizer.zero_grad()
+    for _step, batch in rescue.steps(make_loader(), 12):
+        a_step(model, optimizer, monitor, batch)
     assert rescue.policy.state.snapshots[-1] == 10
     monitor.load_state_dict(state)
     rescue.boundary()

@@ -19,12 +19,14 @@ from tests.rescue.trainings import (
     NANS,
     SMALL,
     STEPS,
+    a_step,
     actions,
     bad,
     instead_of_detector,
     make_loader,
     make_model,
     make_optimizer,
+    parts,
     same,
     seed,
     train,
@@ -228,17 +230,11 @@ def test_a_training_of_other_groups_is_left_as_it_is(caplog):
 
 
 def one_training(rescue, steps, state=None):
-    model = make_model()
-    optimizer = make_optimizer("sgd", model.parameters())
-    monitor = Monitor(model, optimizer, actions=[rescue])
+    model, optimizer, monitor = parts(rescue)
     if state is not None:
         monitor.load_state_dict(state)
-    for _, (inputs, labels) in rescue.steps(make_loader(), steps):
-        loss = nn.functional.mse_loss(model(inputs), labels)
-        loss.backward()
-        monitor.check_before_step(loss)
-        optimizer.step()
-        optimizer.zero_grad()
+    for _, batch in rescue.steps(make_loader(), steps):
+        a_step(model, optimizer, monitor, batch)
     state = monitor.state_dict()
     monitor.close()
     return state

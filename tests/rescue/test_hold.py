@@ -41,9 +41,9 @@ def waits(rank, folder, how, kind="ddp"):
         hold_seconds=0.2 if how == "time" else None,
     )
     waited, executed, between = threading.Event(), [0], []
-    ask, polls = rescue._any_rank, []
+    ask, polls = rescue._most_of_ranks, []
 
-    def any_rank(value):
+    def most_of_ranks(value):
         if rescue.held and (folder / how / "verdict.json").exists():
             polls.append(executed[0])
             if len(polls) == POLLS + 1:
@@ -52,7 +52,7 @@ def waits(rank, folder, how, kind="ddp"):
                 waited.set()
         return ask(value)
 
-    rescue._any_rank = any_rank
+    rescue._most_of_ranks = most_of_ranks
 
     def wake():
         # The other rank may have counted fewer polls when this one ends the wait.
@@ -109,7 +109,7 @@ def fails(rank, where):
 
     evidence = broken if where == "step" else bad(0)
     outcome = train(rescue, kind="ddp", rank=rank, evidence_of=evidence, at=at)
-    return outcome | {"snapshots": rescue._snapshots}
+    return outcome | {"snapshots": rescue._keeper.snapshots.kept}
 
 
 def on_one_rank(rank, folder):

@@ -7,37 +7,21 @@ import re
 import pytest
 import torch
 
-from rmetric.monitor import Monitor
 from rmetric.rescue import Rescue, RescueConfig
 from tests.rescue.trainings import (
     NANS,
     SMALL,
+    a_step,
     actions,
     bad,
     make_loader,
-    make_model,
-    make_optimizer,
+    parts,
     train,
 )
 
 
 def messages(caplog, part):
     return [one.getMessage() for one in caplog.records if part in one.getMessage()]
-
-
-def a_step(model, optimizer, monitor, batch):
-    inputs, labels = batch
-    torch.nn.functional.mse_loss(model(inputs), labels).backward()
-    monitor.check_before_step()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def parts(rescue=None, **settings):
-    model = make_model()
-    optimizer = make_optimizer("sgd", model.parameters())
-    chosen = [] if rescue is None else [rescue]
-    return model, optimizer, Monitor(model, optimizer, actions=chosen, **settings)
 
 
 def test_a_loop_that_never_calls_it_between_two_steps_is_reported_once(caplog):
@@ -169,6 +153,7 @@ def test_a_resumed_loop_reports_where_its_data_begin(at, caplog):
         ({"extra": {"scaler": 3.0}}, r"extra\['scaler'\]: this name is the rescue's own"),
         ({"on_hold": "sleep"}, "on_hold is 'sleep': stop, exit, wait are accepted"),
         ({"hold_seconds": -1}, "hold_seconds is -1"),
+        ({"hold_seconds": "60"}, "hold_seconds is '60'"),
     ],
     ids=str,
 )
@@ -223,12 +208,45 @@ def test_steps_that_the_data_leave_out_are_told(kind, per_step, count, nans, wor
     assert [bool(re.search(words, one)) for one in found] == ([True] if words else [])
 
 
+class RestoresItself:
+    """A loader with a state; where it is `wrong`, of its place and not of its random numbers."""
+
+    def __init__(self, wrong=False):
+        self.batches, self.place, self.wrong = [*make_loader()], 0, wrong
+        self.generator = torch.Generator().manual_seed(1)
+
+    def __iter__(self):
+        while self.place < len(self.batches):
+            self.place += 1
+            inputs, labels = self.batches[self.place - 1]
+            noise = torch.randn(inputs.shape, generator=self.generator)
+            yield inputs + noise if self.wrong else inputs, labels
+        self.place = 0
+
+    def state_dict(self):
+        return {"place": self.place}
+
+    def load_state_dict(self, state):
+        self.place = state["place"]
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_loader_that_comes_back_with_other_data_is_reported_once(wrong, caplog):
+    nans = [*NANS, *range(37, 41)]
+    outcome = train(Rescue(SMALL), nans=nans, loader=RestoresItself(wrong))
+    assert actions(outcome).count("go_back") == 2
+    assert len(messages(caplog, "other data")) == wrong
+
+
+@pytest.mark.parametrize("restores_itself", [False, True])
 @pytest.mark.parametrize("per_step", [1, 2])
-def test_the_batches_that_are_left_out_are_named_and_saved(per_step, tmp_path):
+def test_the_batches_that_are_left_out_are_named_and_saved(per_step, restores_itself, tmp_path):
     """Those that were drawn by then; an epoch has 18."""
     evidence = bad(23, since=20, kind="data", times=2)
-    log = tmp_path / "run.jsonl"
-    outcome = train(Rescue(SMALL), evidence_of=evidence, per_step=per_step, steps=30, log=log)
+    log, loader = tmp_path / "run.jsonl", RestoresItself() if restores_itself else None
+    outcome = train(
+        Rescue(SMALL), evidence_of=evidence, per_step=per_step, steps=30, log=log, loader=loader
+    )
     first, second = outcome["decisions"]
     assert "skipped" not in first["data"]
     assert second["skipped"][0] == 20

@@ -224,10 +224,13 @@ def test_a_single_step_is_left_out_and_a_stretch_is_gone_back_from():
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
-        ({"remedies": "retry"}, r"remedies is the text 'retry': a collection of names"),
+        ({"remedies": "retry"}, r"remedies is 'retry': a collection of names"),
         ({"every": True}, "every is True: it must be a whole number from 1"),
         ({"every": 0}, "every is 0"),
         ({"probation": 90}, "probation is 90 and far is 80"),
+        ({"probation": 2.5}, "probation is 2.5: it must be a whole number from 0"),
+        ({"far": "80"}, "far is '80': it must be a whole number from 0"),
+        ({"most_out": -1}, "most_out is -1: it must be a whole number from 0"),
         ({"share": float("nan")}, "share is nan"),
         ({"remedies": {"pray"}}, "pray"),
     ],

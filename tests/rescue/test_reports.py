@@ -3,6 +3,7 @@
 import json
 import math
 import urllib.request
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from rmetric.records import Record  # noqa: E402
 from rmetric.reporting.replay_report import replay_logs  # noqa: E402
 from rmetric.rescue import Rescue  # noqa: E402
 from tests.monitor.test_actions import StandInRun  # noqa: E402
+from tests.monitor.training import alert  # noqa: E402
 from tests.monitor.webhook_server import WebhookServer  # noqa: E402
 from tests.reporting.page.pages import Found  # noqa: E402
 from tests.rescue.trainings import NANS, SMALL, make_model  # noqa: E402
@@ -138,6 +140,7 @@ class TestWebhook:
         monkeypatch.setattr("rmetric.monitor.actions.webhook.rank", lambda: 1)
         with WebhookServer() as server:
             webhook = Webhook(server.url)
+            webhook(alert(), None)
             webhook.decided(ENTRY, None)
             webhook.close()
             assert server.messages == []
@@ -217,9 +220,7 @@ class TestPrometheus:
         assert ("rmetric_r_metric",) in found
         assert found["rmetric_detector_score", "calibrated"] >= 0
         assert found["rmetric_detector_level", "calibrated"] in (0, 1, 2)
-        by_source = {alert.source: 0 for alert in counted}
-        for alert in counted:
-            by_source[alert.source] += 1
+        by_source = Counter(alert.source for alert in counted)
         assert {k[1]: v for k, v in found.items() if k[0] == "rmetric_alerts_total"} == by_source
         assert found["rmetric_rescue_decisions_total", "leave_out"] == 3
         assert found["rmetric_rescue_decisions_total", "go_back"] == 1

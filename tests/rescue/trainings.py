@@ -42,6 +42,22 @@ def make_loader(rank=0, *, generator=False):
     return DataLoader(data, batch_size=4, shuffle=True, generator=own)
 
 
+def parts(rescue=None):
+    """Model, optimiser and monitor of a loop of one's own, made of `a_step`."""
+    model = make_model()
+    optimizer = make_optimizer("sgd", model.parameters())
+    return model, optimizer, Monitor(model, optimizer, actions=[] if rescue is None else [rescue])
+
+
+def a_step(model, optimizer, monitor, batch):
+    inputs, labels = batch
+    loss = nn.functional.mse_loss(model(inputs), labels)
+    loss.backward()
+    monitor.check_before_step(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 def seed():
     torch.manual_seed(7)
     random.seed(7)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from rmetric.detectors.registry import DETECTORS
 from rmetric.monitor.alerts import SEVERE, Alert, Episode
-from rmetric.monitor.config import MEMORY
+from rmetric.monitor.config import ALERTS, MEMORY
 from rmetric.monitor.stalls import SOURCES
 from rmetric.records import Record
 
@@ -50,8 +51,12 @@ class Action:
     severe: Collection[str] = SEVERE
 
     def __init__(self, *, on: Collection[str] | None = None) -> None:
-        if isinstance(on, str):
+        if isinstance(on, str) or not isinstance(on, Collection | None):
             raise ValueError(f"on is {on!r}: it must be a collection of alert sources")
+        known = (*ALERTS, RESCUE, *DETECTORS)
+        if unknown := [source for source in on or () if source not in known]:
+            accepted = f"{', '.join(known[: -len(DETECTORS)])} and the detectors"
+            raise ValueError(f"on has {unknown[0]!r}: known are {accepted}")
         self.on = None if on is None else frozenset(on)
 
     def handles(self, alert: Alert) -> bool:

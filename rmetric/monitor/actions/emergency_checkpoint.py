@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from rmetric._util.background import Background
-from rmetric._util.open_alarms import OpenAlarm
+from rmetric._util.errors import as_number, require
+from rmetric._util.open_alarms import OpenAlarms
 from rmetric.monitor.actions.action import Action, rank
 from rmetric.monitor.actions.checkpoint_file import (
     POINTER,
@@ -88,8 +89,7 @@ class EmergencyCheckpoint(Action):
     ) -> None:
         super().__init__(on=on)
         for name, value in (("keep", keep), ("wait", wait), ("keep_suspect", keep_suspect)):
-            if value < 1:
-                raise ValueError(f"{name} is {value}: it must be at least 1")
+            require(name, value, as_number(value) >= 1, "at least 1")
         self.folder, self.keep, self.wait = Path(folder), keep, wait
         self.keep_suspect = keep_suspect
         self.scheduler, self.extra_state = scheduler, extra_state
@@ -97,7 +97,7 @@ class EmergencyCheckpoint(Action):
         self.problem: str | None = None
         self._tried_at: int | None = None
         self._episode: int | None = None  # onset of the last one
-        self._open: dict[str, OpenAlarm] = {}  # by source
+        self._open = OpenAlarms(quiet_steps=1)  # each lasts until its episode ends
         self._alarmed_at = 0
         self._devices: set[torch.device] | None = None
         self._random: dict[int, dict[str, Any]] = {}  # by the step that it is the end of
@@ -131,16 +131,14 @@ class EmergencyCheckpoint(Action):
     def ended(self, episode: Episode, monitor: Monitor) -> None:
         """The episode ended: later checkpoints are clean again."""
         for source in episode.sources:
-            self._open.pop(source, None)
+            self._open.end(source)
 
     def _note(self, alert: Alert, monitor: Monitor) -> None:
         """Open the alarm, or repeat it; a training that went back has none open."""
         if monitor.step < self._alarmed_at:
-            self._open.clear()
-        self._alarmed_at = monitor.step
-        held = self._open.get(alert.source)
-        if held is None or alert.since < held.since:
-            self._open[alert.source] = OpenAlarm(alert.since, alert.reason)
+            self._open.end()
+        self._alarmed_at = step = monitor.step
+        self._open.open(alert.source, alert.since, alert.reason, step=step, lasts=True)
 
     def close(self) -> None:
         if not self._background.close(FINISH_SECONDS):
@@ -172,7 +170,7 @@ class EmergencyCheckpoint(Action):
         return checkpoint_content(monitor.model, step, generators, left_out, **noted, **kept)
 
     def _suspect(self, step: int) -> dict[str, Any] | None:
-        alarm = min(self._open.values(), key=lambda alarm: alarm.since, default=None)
+        alarm = self._open.earliest(step)
         return alarm._asdict() if alarm is not None and step > alarm.since else None
 
     def _write(self, content: dict[str, Any]) -> None:

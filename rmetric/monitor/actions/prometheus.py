@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rmetric._util.background import Background
+from rmetric._util.errors import as_number, require
 from rmetric._util.prometheus import family, serve, stop, write_textfile
 from rmetric.monitor.actions.action import Action, rank
 from rmetric.monitor.alerts import Alert
@@ -22,12 +23,25 @@ logger = logging.getLogger("rmetric")
 
 CLOSE_SECONDS = 5.0
 _LEVELS = ("quiet", "watch", "alarm")
-_GAUGES = {
-    "step": "Step of the last record; it falls when the training goes back.",
-    "loss": "Training loss of that step, nats per token.",
-    "gradient_norm": "L2 norm of the averaged gradient, before clipping.",
-    "r_metric": "R-Metric after that step.",
+#: Metric -> its HELP text and, where it has one beside ``run``, its label.
+_METRICS = {
+    "step": ["Step of the last record; it falls when the training goes back."],
+    "loss": ["Training loss of that step, nats per token."],
+    "gradient_norm": ["L2 norm of the averaged gradient, before clipping."],
+    "r_metric": ["R-Metric after that step."],
+    "detector_score": [
+        "Score of a detector after that step; 1 is the threshold of the calibrated one.",
+        "detector",
+    ],
+    "detector_level": [
+        "Level of a detector after that step: 0 quiet, 1 watch, 2 alarm.",
+        "detector",
+    ],
+    "alerts": ["Alerts, one an episode and source that joins it.", "source"],
+    "rescue_decisions": ["Decisions of the rescue.", "action"],
+    "steps_repeated": ["Steps that were taken again after a return."],
 }
+_COUNTERS = {"alerts", "rescue_decisions", "steps_repeated"}
 
 
 class Prometheus(Action):
@@ -74,8 +88,7 @@ class Prometheus(Action):
             raise ValueError(f"port is {port!r}: a whole number from 0 to 65535 is accepted")
         if textfile is not None and Path(textfile).suffix != ".prom":
             raise ValueError(f"textfile is {str(textfile)!r}: a name that ends with .prom is read")
-        if not seconds > 0:
-            raise ValueError(f"seconds is {seconds:g}: it must be above 0")
+        require("seconds", seconds, as_number(seconds) > 0, "above 0")
         try:
             import prometheus_client  # noqa: F401
         except ImportError:
@@ -134,34 +147,18 @@ class Prometheus(Action):
 
     def collect(self) -> Iterator[Any]:
         """The metrics as of now, for a registry of prometheus_client."""
-        for name, words in _GAUGES.items():
-            yield self._family(name, words, {"": self._values.get(name)})
-        words = "Score of a detector after that step; 1 is the threshold of the calibrated one."
-        yield self._family("detector_score", words, self._scores, "detector")
-        words = "Level of a detector after that step: 0 quiet, 1 watch, 2 alarm."
-        yield self._family("detector_level", words, self._levels, "detector")
-        words = "Alerts, one an episode and source that joins it."
-        yield self._family("alerts", words, self._alerts, "source", counter=True)
-        words = "Decisions of the rescue."
-        yield self._family("rescue_decisions", words, self._decisions, "action", counter=True)
-        words = "Steps that were taken again after a return."
-        yield self._family("steps_repeated", words, {"": self._repeated}, counter=True)
-
-    def _family(
-        self,
-        name: str,
-        words: str,
-        values: Mapping[str, float | None],
-        label: str = "",
-        *,
-        counter: bool = False,
-    ) -> Any:
-        """The metric with one sample for each value of the label, or one without it."""
-        samples = [
-            ([self._run, value_of_label] if label else [self._run], value)
-            for value_of_label, value in tuple(values.items())
-        ]
-        return family(name, words, ["run", label] if label else ["run"], samples, counter=counter)
+        alone = {**self._values, "steps_repeated": self._repeated}
+        labelled: dict[str, Mapping[str, float]] = {
+            "detector_score": self._scores,
+            "detector_level": self._levels,
+            "alerts": self._alerts,
+            "rescue_decisions": self._decisions,
+        }
+        for name, (words, *label) in _METRICS.items():
+            samples: list[tuple[list[str], float | None]] = [([self._run], alone.get(name))]
+            if label:
+                samples = [([self._run, one], n) for one, n in tuple(labelled[name].items())]
+            yield family(name, words, ["run", *label], samples, counter=name in _COUNTERS)
 
     def _write(self, *, now: bool = False) -> None:
         path = self.textfile

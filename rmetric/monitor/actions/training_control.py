@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rmetric._util.errors import as_number, require
 from rmetric.monitor.actions.action import Action
 from rmetric.monitor.alerts import Alert
 from rmetric.records import Record
@@ -61,8 +62,7 @@ class SkipStep(Action):
 
     def __init__(self, limit: int = 10, *, on: Collection[str] | None = None) -> None:
         super().__init__(on=on)
-        if limit < 1:
-            raise ValueError(f"limit is {limit}: it must be at least 1 step")
+        require("limit", limit, as_number(limit) >= 1, "at least 1 step")
         self.limit = limit
         self._in_a_row = 0
         self._last_alert: int | None = None  # step of it
@@ -113,12 +113,9 @@ class CutLearningRate(Action):
         on: Collection[str] | None = None,
     ) -> None:
         super().__init__(on=on)
-        if not 0.0 < factor < 1.0:
-            raise ValueError(f"factor is {factor}: it must be above 0 and below 1")
-        if not floor >= 0.0:
-            raise ValueError(f"floor is {floor}: it must be at least 0")
-        if wait < 1:
-            raise ValueError(f"wait is {wait}: it must be at least 1 step")
+        require("factor", factor, 0.0 < as_number(factor) < 1.0, "above 0 and below 1")
+        require("floor", floor, as_number(floor) >= 0.0, "at least 0")
+        require("wait", wait, as_number(wait) >= 1, "at least 1 step")
         self.factor, self.floor, self.wait, self.scheduler = factor, floor, wait, scheduler
         self._last_cut: int | None = None
         self._ratio_of_cut = 1.0

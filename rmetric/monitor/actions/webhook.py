@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from rmetric._util.errors import as_number, require
 from rmetric._util.webhook import WebhookSender
 from rmetric.monitor.actions.action import RESCUE, Action, decision_words, rank
 from rmetric.monitor.alerts import Alert
@@ -57,10 +58,9 @@ class Webhook(Action):
         on: Collection[str] | None = None,
     ) -> None:
         super().__init__(on=on)
-        if not min_interval >= 0.0:
-            raise ValueError(f"min_interval is {min_interval}: it must be at least 0 seconds")
-        if not 0.0 < timeout < float("inf"):
-            raise ValueError(f"timeout is {timeout}: it must be finite and above 0 seconds")
+        require("min_interval", min_interval, as_number(min_interval) >= 0.0, "at least 0 seconds")
+        timely = 0.0 < as_number(timeout) < float("inf")
+        require("timeout", timeout, timely, "finite and above 0 seconds")
         if (url is None) == (variable is None):
             raise ValueError("a webhook needs either url or variable, one of the two")
         if variable is not None:
