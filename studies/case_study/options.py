@@ -42,11 +42,6 @@ def parse_arguments(argv: list[str] | None, description: str | None) -> argparse
     )  # fmt: skip
     add("--device", choices=["auto", "cuda", "cpu"], default="auto", help="default: a GPU if any")
     add(
-        "--plan", nargs="?", const="", metavar="GPU", type=str.lower,
-        help="print memory, time and download and stop: for this machine, or for t4, l4, a100, "
-        "h100 or h200",
-    )  # fmt: skip
-    add(
         "--float16", action="store_true",
         help="compute in float16 with loss scaling, as on a T4, where the GPU has bfloat16",
     )  # fmt: skip
@@ -61,21 +56,10 @@ def parse_arguments(argv: list[str] | None, description: str | None) -> argparse
         "--fault", type=str.upper, metavar="NAME[:SEVERITY],...", default=FAULT,
         help=f"one or more of {', '.join(FAULTS)}; each has a run of its own (default: {FAULT})",
     )  # fmt: skip
-    runs = parser.add_mutually_exclusive_group()
-    runs.add_argument("--control", action="store_true", help="only the twin without the fault")
-    runs.add_argument("--no-control", action="store_true", help="only the runs with a fault")
     for name, about in NUMBERS.items():
-        if about["help"]:
-            kind = float if name in ("severity", "learning_rate") else int
-            metavar = "X" if kind is float else "N"
-            add(option(name), dest=name, type=kind, metavar=metavar, help=about["help"])
+        kind, metavar = (float, "X") if name == "learning_rate" else (int, "N")
+        add(option(name), dest=name, type=kind, metavar=metavar, help=about["help"])
     add("--out", type=Path, metavar="DIR", help="default: case_study_<device>")
-    add("--resume", action="store_true", help="go on with the case study in that folder")
-    add(
-        "--checkpoint-every", type=int, default=100, metavar="N",
-        help="steps between two states that --resume can go on from; 0 for none, then nothing "
-        "goes to disk (default: %(default)s)",
-    )  # fmt: skip
     return parser.parse_args(argv)
 
 

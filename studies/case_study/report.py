@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import json
 from collections.abc import Mapping
 from math import inf, isnan
 from pathlib import Path
@@ -22,7 +23,6 @@ from rmetric.replay.scored_run import ScoredRun, score_run
 from rmetric.reporting.page import PAGE_NAME, trace_of_r_metric
 from rmetric.reporting.replay_report import replay_logs
 from rmetric.reporting.style import save, style
-from studies.case_study.folder import Folder
 from studies.case_study.plot import plot_twins
 from studies.case_study.settings import CONTROL
 from studies.case_study.summary_sentence import HEADINGS, results_of, rows_of, sentence, table
@@ -40,10 +40,10 @@ CALIBRATED = "calibrated"
 TEMPLATE = Path(__file__).with_name("page.html")
 
 
-def write_report(folder: Folder) -> None:
+def write_report(summary: dict[str, Any], folder: Path) -> None:
     """results.csv, the plot, the pages, claims.md, and the judgements in the summary."""
-    done = folder.summary["runs"]
-    scored = {name: score_run(read_log(folder.log(run["id"]))) for name, run in done.items()}
+    done = summary["runs"]
+    scored = {name: score_run(read_log(log_path(folder, run["id"]))) for name, run in done.items()}
     for name, run in scored.items():
         truth = run.run.truth
         assert truth is not None
@@ -57,18 +57,17 @@ def write_report(folder: Folder) -> None:
         for name, entry in (IN_PAPER | {CALIBRATED: DETECTORS[CALIBRATED]}).items()
         if entry.kind in ("baseline", "ours") and not entry.sees_future
     }
-    folder.summary["other_detectors"] = {
+    summary["other_detectors"] = {
         name: {of: _judged(scored[of].run, found) for of, found in traces.items()}
         for name, traces in others.items()
     }
-    folder.summary["sentence"] = sentence(results_of(folder.summary))
-    folder.write()
-    write_results(folder.path / "results.csv", scored, others[CALIBRATED])
+    summary["sentence"] = sentence(results_of(summary))
+    write_results(folder / "results.csv", scored, others[CALIBRATED])
     with style():
-        save(plot_twins(scored, others[CALIBRATED]), folder.path / "case_study")
-    claims = to_markdown(real_runs_table([folder.summary]))
-    write_atomically(folder.path / "claims.md", [claims.encode()])
-    write_pages(folder.summary, folder.path)
+        save(plot_twins(scored, others[CALIBRATED]), folder / "case_study")
+    claims = to_markdown(real_runs_table([summary]))
+    write_atomically(folder / "claims.md", [claims.encode()])
+    write_pages(summary, folder)
 
 
 def _judged(run: Run, found: Trace) -> dict[str, Any]:
@@ -166,9 +165,11 @@ def write_pages(summary: Mapping[str, Any], folder: Path) -> None:
     write_atomically(folder / "case_study.html", [html.encode("utf-8", "backslashreplace")])
 
 
-def print_report(folder: Folder) -> None:
-    """Print the time, the judgements side by side, and the sentence."""
-    summary, seconds = folder.summary, folder.summary["seconds"]
+def finish_report(summary: dict[str, Any], folder: Path) -> None:
+    """Write summary.json; print the time, the judgements side by side, and the sentence."""
+    text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False)
+    write_atomically(folder / "summary.json", [text.encode(), b"\n"])
+    seconds = summary["seconds"]
     print(
         f"\ntime  set-up {seconds['set_up']:.0f} s, training {seconds['training']:.0f} s, "
         f"report {seconds['report']:.0f} s; {seconds['of_processor']:.0f} s of processor time"
@@ -180,6 +181,6 @@ def print_report(folder: Folder) -> None:
             f"{cost['seconds_per_step_without_monitor']:.3f} s without"
         )
     print(f"\n{table(results_of(summary))}")
-    print(f"\n{folder.path}: case_study.html, case_study.png and .pdf, results.csv, summary.json,")
+    print(f"\n{folder}: case_study.html, case_study.png and .pdf, results.csv, summary.json,")
     print("claims.md, and for each run its log (.jsonl) and its interactive page (.html)")
     print(f"\n{summary['sentence']}")

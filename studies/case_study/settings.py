@@ -9,23 +9,18 @@ from typing import Any
 import numpy as np
 
 MODEL = "Qwen/Qwen2.5-3B-Instruct"
-TINY = "tiny"  # a model and a text that are made here: see `bundled`
+TINY = "tiny"  # an architecture of `models`, as the next one
 QWEN_3B = "Qwen2.5-3B architecture"
-BUNDLED = "bundled"
+DATASET = "OpenCoder-LLM/opc-sft-stage2"
+BUNDLED = "bundled"  # the text of `bundled`
 #: The paper's fault, which the runs measured so far absorb, and one that breaks them.
 FAULT = "LR_SPIKE,LR_RUNAWAY"
-DATASET = "OpenCoder-LLM/opc-sft-stage2"
-DATASET_CONFIG = "educational_instruct"
 CONTROL = "control"  # the run without a fault
 IGNORED = -100  # the label of a token that is read and not learnt, as torch has it
 
 
 class CaseStudyError(ValueError):
     """Something that the user has to change; one message, no traceback."""
-
-
-class CannotWrite(CaseStudyError):
-    """The output folder cannot be written."""
 
 
 def _number(default: Any, help: str = "", least: int | None = None, option: str = "") -> Any:
@@ -53,9 +48,6 @@ class Settings:
     max_steps: int = _number(800, "optimiser steps (default: 800; tiny 400)", 1, "steps")
     eval_every: int = _number(20, "steps between two evaluations (default: 20; tiny 10)", 1)
     fault: str = FAULT
-    severity: float | None = _number(
-        None, "of a single fault, in its unit (default: the fault's own)"
-    )
     fault_step: int | None = _number(
         None, "first step under the fault (default: the middle)", option="onset"
     )
@@ -65,12 +57,12 @@ class Settings:
     learning_rate: float | None = _number(
         None, "after the warm-up (default: 1e-5 full, 1e-4 LoRA, 2e-3 tiny)"
     )
-    warm_up: int = _number(20, least=0)
+    warm_up: int = 20
     sequence_length: int = _number(512, "tokens (default: 512; tiny 64)", 8)
     micro_batch_size: int = _number(
         1, "sequences; a step has four micro-batches (default: 1; tiny 4)", 1
     )
-    micro_batches: int = _number(4, least=2)
+    micro_batches: int = 4
     eval_sequences: int = _number(32, "held-out sequences (default: 32)", 1)
     seed: int = _number(0, "of weights, data and fault (default: 0)", 0)
 
