@@ -31,15 +31,14 @@ from typing import TYPE_CHECKING, Any
 from rmetric._util.interrupt import ends_at_once
 
 with ends_at_once():
+    from studies.case_study import IGNORED, CaseStudyError
     from studies.case_study.faults import Fault, faults_of
-    from studies.case_study.options import parse_arguments, settings_of
     from studies.case_study.settings import (
         CONTROL,
-        FAULT,
-        IGNORED,
         TINY,
-        CaseStudyError,
         Settings,
+        parse_arguments,
+        settings_of,
     )
 
 if TYPE_CHECKING:
@@ -57,7 +56,8 @@ def main(argv: list[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if str(error.name).startswith(("rmetric", "studies")):
             raise  # not a package that the user could install
-        print(f"error: {error.name} is not installed: pip install -e '.[live]'", file=sys.stderr)
+        install = "pip install -e '.[study,live]'"
+        print(f"error: {error.name} is not installed: {install}", file=sys.stderr)
         return 2
     except CaseStudyError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -86,17 +86,16 @@ def case_study(settings: Settings, arguments: Namespace) -> None:
     from rmetric.records import Truth
     from studies.case_study.data import load_data
     from studies.case_study.models import load_model, load_tokenizer, quiet, read_config
-    from studies.case_study.recipe import find_device, plan_training, print_plan
-    from studies.case_study.report import finish_report, write_report
+    from studies.case_study.recipe import find_device, in_units, plan_training
+    from studies.case_study.report import table_of, write_report
     from studies.case_study.runs import about_run, about_study, finish_log, run_id
 
     began = time.perf_counter()
     quiet()
-    faults = faults_of(settings)
+    faults = faults_of(settings.fault, settings.onset, settings.fault_steps)
     device = find_device(arguments.device, float16=arguments.float16)
     # Here, not in results/, which keeps what was published.
-    labels = "".join(f"_{one.label.lower()}" for one in faults if settings.fault != FAULT)
-    out = arguments.out or Path(f"case_study_{device.slug}{labels}")
+    out = arguments.out or Path(f"case_study_{device.kind}")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise CaseStudyError(f"--out {out}: it is no empty folder; another --out makes a new one")
     if settings.model == TINY:
@@ -104,40 +103,40 @@ def case_study(settings: Settings, arguments: Namespace) -> None:
 
     config = read_config(settings.model)
     plan = plan_training(config, settings, device, arguments.method)
-    print_plan(plan, device, settings, faults)
+    print(f"device  {device.name}, {in_units(device.free)} free\n{plan}", flush=True)
     data = load_data(settings, config, load_tokenizer(settings.model))
+    model = load_model(settings, config, plan.recipe)
 
-    summary = about_study(settings, plan, device, faults, data)
     started = time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)
-    control, model, branch = log_path(out, run_id(settings, None)), None, None
+    summary = about_study(settings, plan, device, faults, data)
+    control, branch = log_path(out, run_id(settings, None)), None
     for fault in (None, *faults):
-        if branch is None:  # for the control, and after one that broke down before the onset
-            model = None  # two may not fit
-            model = load_model(settings, config, plan.recipe)
         log = log_path(out, run_id(settings, fault))
         about = about_run(settings, plan, device, fault)
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            run = train(model, plan.recipe, settings, data, fault, log, about, branch)
-            cost = run.cost()
-        finish_log(
-            log, fault.truth if fault else Truth(), cost["seconds_per_step"],
-            twin=control if fault else None, first_step=branch["step"] if branch else 1,
-        )  # fmt: skip
+        run = train(model, plan.recipe, settings, data, fault, log, about, branch)
+        cost = run.cost()
+        branch = branch or run.branch
+        if branch is None:
+            raise CaseStudyError(
+                f"the undisturbed run broke down at step {run.step}, before the onset of a fault; "
+                "a lower --learning-rate may help"
+            )
+        truth = fault.truth if fault else Truth()
+        twin = control if fault else None
+        finish_log(log, truth, cost["seconds_per_step"], twin, first_step=branch["step"])
         summary["runs"][fault.label if fault else CONTROL] = {
             "id": log.stem, "steps": run.step, "cost": cost, "hardware": {"source": run.hardware}
         }  # fmt: skip
-        branch = branch or run.branch
 
-    ended = time.perf_counter()
-    write_report(summary, out)
     summary["seconds"] = {
         "of_processor": time.process_time(),
         "set_up": started - began,
-        "training": ended - started,
-        "report": time.perf_counter() - ended,
+        "training": time.perf_counter() - started,
     }
-    finish_report(summary, out)
+    write_report(summary, out)
+    print(f"\n{table_of(summary)}\n\n{out}: case_study.html, case_study.png and .pdf, results.csv,")
+    print("claims.md, summary.json, and of each run its log (.jsonl) and its page (.html)")
 
 
 # -- one run: optimiser, fault, monitor
@@ -152,12 +151,9 @@ def train(
     The state after a step depends on the settings and the step alone, whatever was trained
     before: batches, dropout and a fault's chance are drawn from the seed and the step.
 
-    Args:
-        model, recipe, settings, data: what is trained, and how.
-        fault: None for the control, which keeps its state before the onset as `Training.branch`.
-        log: of the monitor; None trains without it.
-        about: the run's description of itself, for the log.
-        state: of the control before the onset; None trains from the first step.
+    Without a `fault` it keeps the state before the onset as `Training.branch`; with that as
+    `state` another run goes on from there. `log` is of the monitor, which writes `about` into it;
+    None trains without a monitor.
     """
     import torch
     from tqdm import tqdm

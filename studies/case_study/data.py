@@ -13,9 +13,10 @@ from datasets import Dataset, load_dataset
 from numpy.typing import NDArray
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+from studies.case_study import IGNORED, CaseStudyError
 from studies.case_study.bundled import examples
 from studies.case_study.models import loaded, place_of
-from studies.case_study.settings import BUNDLED, DATASET, IGNORED, CaseStudyError, Settings
+from studies.case_study.settings import BUNDLED, DATASET, Settings
 
 DATASET_CONFIG = "educational_instruct"  # of DATASET
 NUM_EXAMPLES = 6000  # of the bundled text

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf, nan
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rmetric.records import Truth
-from studies.case_study.settings import IGNORED, CaseStudyError, Settings
+from studies.case_study import IGNORED, CaseStudyError
 
 if TYPE_CHECKING:  # the command line lists the faults before it pays for torch
     from torch import Tensor
@@ -52,7 +52,7 @@ class Fault:
     def label(self) -> str:
         """Name, with the severity if it is not the default; part of file names.
 
-        >>> faults_of(Settings(fault="LR_SPIKE:25"))[0].label
+        >>> faults_of("LR_SPIKE:25", onset=400)[0].label
         'LR_SPIKE-25'
         """
         usual = self.severity == FAULTS[self.name].severity
@@ -66,23 +66,8 @@ class Fault:
             duration_steps=self.duration,
         )  # fmt: skip
 
-    @property
-    def params(self) -> dict[str, Any]:
-        """For the configuration in the log."""
-        return {
-            "severity": self.severity,
-            "severity_unit": self.unit,
-            "duration_steps": self.duration,
-        }
-
     def acts(self, step: int) -> bool:
         return self.onset <= step < self.onset + self.duration
-
-
-def _spoil_first(gradient: Tensor, severity: float) -> Tensor:
-    spoilt = gradient.clone()
-    spoilt.view(-1)[0] = nan
-    return spoilt
 
 
 def _corrupt(batch: Batch, share: float, vocabulary: int, generator: Generator) -> Batch:
@@ -115,7 +100,7 @@ FAULTS: dict[str, Fault] = {
         Fault(name="SIGN_FLIP_ALL", unit="multiple of every worker's gradient, its sign turned",
               all_workers=True, gradient=lambda gradient, severity: -severity * gradient),
         Fault(name="NAN_GRADIENT", unit="none: any of it is enough", duration=1,
-              gradient=_spoil_first),
+              gradient=lambda gradient, _: gradient * nan),
         Fault(name="DATA_CORRUPTION", unit="share of the tokens", severity=0.5, duration=100,
               limits=(0.0, 1.0), batch=_corrupt),
         Fault(name="LABEL_SHUFFLE", unit="share of the sequences", duration=100,
@@ -124,17 +109,20 @@ FAULTS: dict[str, Fault] = {
 }  # fmt: skip
 
 
-def faults_of(settings: Settings) -> list[Fault]:
-    """The faults of `settings`, in their order; raises CaseStudyError for one that cannot be."""
-    faults = [_fault_of(name.strip(), settings) for name in settings.fault.split(",")]
+def faults_of(asked: str, onset: int, duration: int | None = None) -> list[Fault]:
+    """The faults NAME[:SEVERITY],... in their order, from `onset` on; None: the fault's duration.
+
+    Raises CaseStudyError for one that cannot be.
+    """
+    faults = [_fault_of(one.strip(), onset, duration) for one in asked.split(",")]
     labels = [fault.label for fault in faults]
     twice = next((label for label in labels if labels.count(label) > 1), None)
     if twice is not None:
-        raise CaseStudyError(f"--fault {settings.fault}: {twice} is in it twice")
+        raise CaseStudyError(f"--fault {asked}: {twice} is in it twice")
     return faults
 
 
-def _fault_of(asked: str, settings: Settings) -> Fault:
+def _fault_of(asked: str, onset: int, duration: int | None) -> Fault:
     name, _, own = asked.partition(":")
     if name not in FAULTS:
         raise CaseStudyError(f"--fault {name}: known are {', '.join(FAULTS)}, in any case")
@@ -149,5 +137,4 @@ def _fault_of(asked: str, settings: Settings) -> Fault:
             f"--fault {asked}: the severity of {name} ({kind.unit}) must be a number "
             f"from {low:g} to {high:g}, as in {name}:{kind.severity:g}"
         )
-    duration = settings.fault_steps or kind.duration
-    return replace(kind, severity=severity, onset=settings.onset, duration=duration)
+    return replace(kind, severity=severity, onset=onset, duration=duration or kind.duration)

@@ -28,8 +28,9 @@ from transformers import (
 )
 from transformers.utils.import_utils import is_bitsandbytes_available
 
+from studies.case_study import CaseStudyError
 from studies.case_study.recipe import LORA_RANK, Recipe
-from studies.case_study.settings import QWEN_3B, TINY, CaseStudyError, Settings
+from studies.case_study.settings import QWEN_3B, TINY, Settings
 
 #: One of them is in a folder that has a tokenizer.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -138,23 +139,18 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     return loaded(lambda: AutoTokenizer.from_pretrained(place, **SAFE), source, "--model")
 
 
-def check_packages(recipe: Recipe) -> None:
-    """Fail where 4-bit weights are planned and the package that packs them is missing."""
+def load_model(settings: Settings, config: PreTrainedConfig, recipe: Recipe) -> Any:
+    """The model on its device; weights that are drawn (all, or those of LoRA) are of the seed."""
     if recipe.four_bit and not is_bitsandbytes_available():
         raise CaseStudyError(
             f"{recipe} needs the package bitsandbytes, 0.46.1 or later: "
-            "pip install -e '.[live,qlora]'"
+            "pip install -e '.[study,live,qlora]'"
         )
-
-
-def load_model(settings: Settings, config: PreTrainedConfig, recipe: Recipe) -> Any:
-    """The model on its device; weights that are drawn (all, or those of LoRA) are of the seed."""
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        torch.manual_seed(settings.seed)
-        drawn = settings.random_weights or settings.model in ARCHITECTURES
-        model = _random(config, recipe) if drawn else _pretrained(settings.model, recipe)
-        if recipe.lora:
-            model = with_lora(model)
+    torch.manual_seed(settings.seed)
+    drawn = settings.random_weights or settings.model in ARCHITECTURES
+    model = _random(config, recipe) if drawn else _pretrained(settings.model, recipe)
+    if recipe.lora:
+        model = with_lora(model)
     # 4-bit weights are packed on their device while they are loaded.
     prepared: Any = model if recipe.four_bit else model.to(recipe.device)
     prepared.config.use_cache = False

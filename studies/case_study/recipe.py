@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -12,38 +11,23 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from rmetric._util.host_memory import available_memory, check_fits
-from studies.case_study.faults import Fault
-from studies.case_study.settings import CaseStudyError, Settings
+from studies.case_study import CaseStudyError
+from studies.case_study.settings import Settings
 
 GIB = 2**30
 #: Share of the free memory that may be planned for; allocators waste the rest.
 USABLE = 0.9
 LORA_RANK = 16
-#: Highest learning rates that are usual for fine-tuning a language model.
-LEARNING_RATE = {"full": 1e-5, "lora": 1e-4}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """One GPU, or the processor.
-
-    Attributes:
-        kind: ``cuda`` or ``cpu``.
-        name: as the driver states it.
-        free: memory in bytes, at the time of asking.
-        has_bfloat16: whether its arithmetic knows bfloat16.
-    """
+    """One GPU, ``cuda``, or the processor, ``cpu``, with its free memory in bytes."""
 
     kind: str
     name: str
     free: int
     has_bfloat16: bool
-
-    @property
-    def slug(self) -> str:
-        """The name as part of a folder's: ``t4``, ``l4``, ``a100-sxm4-80gb``, ``cpu``."""
-        plain = re.sub(r"(?i)nvidia|tesla|geforce", "", self.name)
-        return re.sub(r"[^a-z0-9]+", "-", plain.lower()).strip("-") or "gpu"
 
 
 def find_device(kind: str = "auto", *, float16: bool = False) -> Device:
@@ -66,8 +50,7 @@ def find_device(kind: str = "auto", *, float16: bool = False) -> Device:
         )
     if float16:
         raise CaseStudyError("--float16: a processor computes in float32; it needs a GPU")
-    free = available_memory() or 0
-    return Device(kind="cpu", name="CPU", free=free, has_bfloat16=False)
+    return Device(kind="cpu", name="CPU", free=available_memory() or 0, has_bfloat16=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +91,8 @@ class Recipe:
 
     @property
     def learning_rate(self) -> float:
-        return LEARNING_RATE["lora" if self.lora else "full"]
+        """The highest that is usual for fine-tuning a language model."""
+        return 1e-4 if self.lora else 1e-5
 
     def __str__(self) -> str:
         numbers = str(self.dtype).removeprefix("torch.")
@@ -125,6 +109,11 @@ class Plan(NamedTuple):
     recipe: Recipe
     reason: str
     memory: dict[str, int]
+
+    def __str__(self) -> str:
+        parts = [f"{part.replace('_', ' ')} {in_units(n)}" for part, n in self.memory.items() if n]
+        whole = in_units(sum(self.memory.values()))
+        return f"method  {self.recipe}: {self.reason}\nmemory  about {whole}: {', '.join(parts)}"
 
 
 def plan_training(
@@ -143,36 +132,17 @@ def plan_training(
     for recipe in _recipes(device, method):
         memory = memory_needed(config, recipe, settings)
         if sum(memory.values()) <= USABLE * device.free:
-            _check_host(3 * memory["gradients"])
+            try:  # kept in host memory: weights and both moments
+                check_fits(3 * memory["gradients"], "the states from before the onset")
+            except MemoryError as error:
+                raise CaseStudyError(f"{error}; --lora keeps little") from None
             return Plan(recipe, reason, memory)
         reason = f"{recipe} needs {in_units(sum(memory.values()))}"
-    lighter = " --qlora, another GPU" if device.kind == "cuda" else ""
     raise CaseStudyError(
         f"too little memory on {device.name}: {reason}, and of the {in_units(device.free)} free "
-        f"{USABLE:.0%} can be planned for. What helps:{lighter or ' a GPU'}, a lower "
-        "--sequence-length or --micro-batch-size; --tiny trains a small model on any machine"
+        f"{USABLE:.0%} can be planned for. What helps: --lora, on a GPU --qlora, a lower "
+        "--sequence-length; --tiny trains a small model on any machine"
     )
-
-
-def _check_host(needed: int) -> None:
-    """Fail where the weights and both moments from before the onset have no room in host memory."""
-    try:
-        check_fits(
-            needed, "the weights and moments from before the onset", advice="; --lora keeps few"
-        )
-    except MemoryError as error:
-        raise CaseStudyError(f"{error}") from None
-
-
-def print_plan(plan: Plan, device: Device, settings: Settings, faults: Sequence[Fault]) -> None:
-    """Say how and at what cost it is trained, before a weight is loaded."""
-    parts = [f"{part.replace('_', ' ')} {in_units(size)}" for part, size in plan.memory.items()]
-    left = settings.max_steps - settings.onset + 1
-    print(f"device  {device.name}, {in_units(device.free)} free")
-    print(f"method  {plan.recipe}: {plan.reason}")
-    print(f"memory  about {in_units(sum(plan.memory.values()))}: {', '.join(parts)}")
-    runs = [f"control {settings.max_steps} steps", *(f"{one.label} {left}" for one in faults)]
-    print(f"runs    {', '.join(runs)}", flush=True)
 
 
 def _recipes(device: Device, method: str) -> Iterator[Recipe]:
@@ -197,8 +167,8 @@ def memory_needed(config: PreTrainedConfig, recipe: Recipe, settings: Settings) 
 
     Weights are counted on the meta device, which holds shapes and no numbers. Of each layer and
     token the backward pass needs some 24 vectors of the hidden size and 4 of the feed-forward
-    layer's; with checkpointing its input alone, and one layer at a time. 4-bit weights take 4.127
-    bits, their constants included (Dettmers et al. 2023, "QLoRA").
+    layer's; with checkpointing the layer's input, and one layer at a time. 4-bit weights take
+    4.127 bits with their constants (Dettmers et al. 2023, QLoRA).
     """
     text = config.get_text_config()
     with torch.device("meta"):
@@ -206,19 +176,19 @@ def memory_needed(config: PreTrainedConfig, recipe: Recipe, settings: Settings) 
     output = model.get_output_embeddings()
     linear = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not output]
     adapters = LORA_RANK * sum(layer.in_features + layer.out_features for layer in linear)
-    packed = recipe.four_bit * sum(layer.weight.numel() for layer in linear)
+    packed = sum(layer.weight.numel() for layer in linear) if recipe.four_bit else 0
     weights = sum(parameter.numel() for parameter in model.parameters())
     trained, frozen = (adapters, weights - packed) if recipe.lora else (weights, 0)
     size, tokens = recipe.dtype.itemsize, settings.micro_batch_size * settings.sequence_length
     wide = getattr(text, "intermediate_size", 4 * text.hidden_size)
-    layer_bytes = size * (24 * text.hidden_size + 4 * wide)
-    kept = text.num_hidden_layers * layer_bytes
+    of_layer = size * (24 * text.hidden_size + 4 * wide)
+    kept = text.num_hidden_layers * of_layer
     if recipe.gradient_checkpointing:
-        kept = text.num_hidden_layers * size * text.hidden_size + layer_bytes
+        kept = text.num_hidden_layers * size * text.hidden_size + of_layer
     return {
-        "weights": round(frozen * size + packed * 4.127 / 8),
-        # Those that are trained are held in float32, with a copy to compute with.
-        "trained_weights": trained * (4 + size * recipe.mixed),
+        "frozen_weights": round(frozen * size + packed * 4.127 / 8),
+        # In float32, with a copy to compute with.
+        "trained_weights": trained * (4 + (size if recipe.mixed else 0)),
         "gradients": 4 * trained,
         "optimiser": 8 * trained,
         "activations": tokens * kept,

@@ -57,7 +57,13 @@ def about_run(
         "fault_injection": {
             "type": fault.name if fault else "NONE",
             "trigger_step": fault.onset if fault else None,
-            "params": fault.params if fault else {},
+            "params": {
+                "severity": fault.severity,
+                "severity_unit": fault.unit,
+                "duration_steps": fault.duration,
+            }
+            if fault
+            else {},
         },
     }
 
@@ -135,8 +141,8 @@ def hardware_of(device: str) -> tuple[Hardware | None, str]:
 
 
 def finish_log(
-    path: Path, injected: Truth, seconds_per_step: float, *, twin: Path | None, first_step: int
-) -> Truth:
+    path: Path, injected: Truth, seconds_per_step: float, twin: Path | None, first_step: int
+) -> None:
     """Complete the monitor's log of a run: the steps before its own, the fault, how it went.
 
     Args:
@@ -159,7 +165,6 @@ def finish_log(
             lines.append(pending.pop())
         lines.append(line)
     write_atomically(path, [*lines, *pending, final_line(truth, records)])
-    return truth
 
 
 def truth_of(injected: Truth, records: Sequence[Record], twin: Sequence[Record] | None) -> Truth:

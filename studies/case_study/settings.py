@@ -1,12 +1,17 @@
-"""The settings of a case study, checked before anything is loaded."""
+"""The settings of a case study and its command line, checked before anything is loaded."""
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass, field, fields
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from studies.case_study import CaseStudyError
+from studies.case_study.faults import FAULTS
 
 MODEL = "Qwen/Qwen2.5-3B-Instruct"
 TINY = "tiny"  # an architecture of `models`, as the next one
@@ -16,11 +21,11 @@ BUNDLED = "bundled"  # the text of `bundled`
 #: The paper's fault, which the runs measured so far absorb, and one that breaks them.
 FAULT = "LR_SPIKE,LR_RUNAWAY"
 CONTROL = "control"  # the run without a fault
-IGNORED = -100  # the label of a token that is read and not learnt, as torch has it
-
-
-class CaseStudyError(ValueError):
-    """Something that the user has to change; one message, no traceback."""
+METHODS = {
+    "full": "train all weights",
+    "lora": "train adapters only",
+    "qlora": "train adapters on weights of 4 bits, with bitsandbytes on an NVIDIA GPU",
+}
 
 
 def _number(default: Any, help: str = "", least: int | None = None, option: str = "") -> Any:
@@ -70,7 +75,7 @@ class Settings:
         for name, about in NUMBERS.items():
             value, least = getattr(self, name), about["least"]
             if None not in (value, least) and value < least:
-                raise CaseStudyError(f"{option(name)} is {value}: at least {least} is needed")
+                raise CaseStudyError(f"{_option(name)} is {value}: at least {least} is needed")
         if not 1 <= self.onset <= self.max_steps:
             raise CaseStudyError(
                 f"--onset is {self.onset}: it must be from 1 to the last step, "
@@ -102,7 +107,7 @@ class Settings:
 NUMBERS = {one.name: one.metadata for one in fields(Settings) if one.metadata}
 
 
-def option(name: str) -> str:
+def _option(name: str) -> str:
     """The option of the command line that sets an attribute."""
     return f"--{(NUMBERS[name]['option'] or name).replace('_', '-')}"
 
@@ -114,3 +119,52 @@ def tiny_settings(**changes: Any) -> Settings:
         sequence_length=64, micro_batch_size=4, eval_sequences=32,
     )  # fmt: skip
     return Settings(**(small | changes))
+
+
+def parse_arguments(argv: list[str] | None, description: str | None) -> argparse.Namespace:
+    """The options of the command line; `description` begins its help."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--model", metavar="NAME|PATH", help="on the hub, or a local folder")
+    source.add_argument("--tiny", action="store_true", help="a tiny Qwen2 on bundled text")
+    add("--dataset", metavar="NAME|PATH", help="on the hub, or jsonl, json, csv, parquet here")
+    add(
+        "--random-weights", action="store_true",
+        help="draw the weights; without --model those of Qwen2.5-3B's architecture, on bundled "
+        "text: the real size and cost with nothing to download",
+    )  # fmt: skip
+    add("--device", choices=["auto", "cuda", "cpu"], default="auto", help="default: a GPU if any")
+    add(
+        "--float16", action="store_true",
+        help="compute in float16 with loss scaling, as on a T4, where the GPU has bfloat16",
+    )  # fmt: skip
+    method = parser.add_mutually_exclusive_group()
+    for name, what in METHODS.items():
+        method.add_argument(
+            f"--{name}", dest="method", action="store_const", const=name, default="auto",
+            help=f"{what} (default: the first of all weights, adapters, adapters on 4-bit weights "
+            "that fits)",
+        )  # fmt: skip
+    add(
+        "--fault", type=str.upper, metavar="NAME[:SEVERITY],...", default=FAULT,
+        help=f"one or more of {', '.join(FAULTS)}; each has a run of its own (default: {FAULT})",
+    )  # fmt: skip
+    for name, about in NUMBERS.items():
+        kind, metavar = (float, "X") if name == "learning_rate" else (int, "N")
+        add(_option(name), dest=name, type=kind, metavar=metavar, help=about["help"])
+    add("--out", type=Path, metavar="DIR", help="default: case_study_<device>")
+    return parser.parse_args(argv)
+
+
+def settings_of(arguments: argparse.Namespace) -> Settings:
+    """The settings that were asked for; raises CaseStudyError for what cannot be."""
+    names = {one.name for one in fields(Settings)} & vars(arguments).keys()
+    asked: dict[str, Any] = {n: v for n in names if (v := getattr(arguments, n)) is not None}
+    if arguments.tiny:
+        return tiny_settings(**asked)
+    if arguments.random_weights and arguments.model is None:
+        asked = {"model": QWEN_3B, "dataset": BUNDLED} | asked
+    return Settings(**asked)
