@@ -62,6 +62,11 @@ def main(argv: list[str] | None = None) -> int:
     except CaseStudyError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":
+            raise
+        print("error: the GPU's memory is full: --lora or --qlora needs less", file=sys.stderr)
+        return 2
     except OSError as error:
         print(f"error: {error.filename} cannot be written ({error.strerror})", file=sys.stderr)
         return 1
@@ -135,8 +140,8 @@ def case_study(settings: Settings, arguments: Namespace) -> None:
         "training": time.perf_counter() - started,
     }
     write_report(summary, out)
-    print(f"\n{table_of(summary)}\n\n{out}: case_study.html, case_study.png and .pdf, results.csv,")
-    print("claims.md, summary.json, and of each run its log (.jsonl) and its page (.html)")
+    print(f"\n{table_of(summary)}\n\n{out}: case_study.png and .pdf, claims.md, summary.json, for")
+    print("each run its log (.jsonl), and in replayed/index.html the interactive pages")
 
 
 # -- one run: optimiser, fault, monitor
@@ -291,9 +296,9 @@ class Training:
         """Mean loss of a micro-batch, nats per learnt token."""
         import torch
 
-        device, dtype, mixed = self.recipe.device, self.recipe.dtype, self.recipe.mixed
+        device, dtype = self.recipe.device, self.recipe.dtype
         tokens_BL, labels_BL = (torch.from_numpy(part).to(device) for part in batch)
-        with torch.autocast(device, dtype, enabled=mixed):
+        with torch.autocast(device, dtype, enabled=dtype != torch.float32):
             loss: Tensor = self.model(input_ids=tokens_BL, labels=labels_BL).loss
         return loss
 
@@ -352,7 +357,7 @@ class Training:
         self.optimizer.load_state_dict(copied(state["optimizer"], self.recipe.device))
         self.scaler.load_state_dict(state["scaler"])
 
-    def cost(self) -> dict[str, float | None]:
+    def cost(self) -> dict[str, Any]:
         """What a step costs with the monitor and without, as medians; the run must be over.
 
         The steps without it are made for this, after the last: whatever the monitor does to a

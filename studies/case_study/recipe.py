@@ -72,11 +72,6 @@ class Recipe:
     four_bit: bool = False
 
     @property
-    def mixed(self) -> bool:
-        """True if the arithmetic is narrower than the weights that are trained."""
-        return self.dtype != torch.float32
-
-    @property
     def weights_dtype(self) -> torch.dtype:
         """Of the model's own weights: those that are trained need float32.
 
@@ -188,7 +183,7 @@ def memory_needed(config: PreTrainedConfig, recipe: Recipe, settings: Settings) 
     return {
         "frozen_weights": round(frozen * size + packed * 4.127 / 8),
         # In float32, with a copy to compute with.
-        "trained_weights": trained * (4 + (size if recipe.mixed else 0)),
+        "trained_weights": trained * (4 + (size if recipe.dtype != torch.float32 else 0)),
         "gradients": 4 * trained,
         "optimiser": 8 * trained,
         "activations": tokens * kept,

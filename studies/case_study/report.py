@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-import base64
-import csv
 import json
 from collections.abc import Mapping
 from math import inf, isnan
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, StrictUndefined
 
 from rmetric.detectors import DETECTORS, IN_PAPER
 from rmetric.evaluation import PROTOCOLS, Trace, judge, trace
 from rmetric.logs import log_path, read_log, write_atomically
-from rmetric.metric import Components
 from rmetric.records import Run
-from rmetric.replay.scored_run import ScoredRun, score_run
-from rmetric.reporting.page import PAGE_NAME, trace_of_r_metric
+from rmetric.replay.scored_run import score_run
+from rmetric.reporting.page import trace_of_r_metric
 from rmetric.reporting.replay_report import replay_logs
 from rmetric.reporting.style import save, style
 from studies.case_study.plot import plot_twins
 from studies.common.real_runs import real_runs_table
 from studies.common.renderers import to_markdown
 
-MEASURED = (
-    "time", "learning_rate", "training_loss", "validation_loss", "gradient_norm", "update_norm",
-    "parameter_norm",
-)  # fmt: skip
 TRUTH = (
     "fault", "severity", "onset_step", "duration_steps", "outcome", "failure_kind", "failure_step",
 )  # fmt: skip
@@ -38,16 +29,16 @@ CALIBRATED = "calibrated"
 #: Both detectors by their title: the place of their verdicts in the summary.
 TITLES = {"R-Metric (published)": "r_metric", "calibrated detector": CALIBRATED}
 HEADINGS = ("run", "fault at", "outcome", *TITLES)
-TEMPLATE = Path(__file__).with_name("page.html")
 
 
 def write_report(summary: dict[str, Any], folder: Path) -> None:
-    """results.csv, the plot, the pages, claims.md, and the summary with the judgements.
+    """The plot, claims.md, the replayed pages, and the summary with the judgements.
 
     `folder` has the logs. Raises OSError where it cannot be written.
     """
     done = summary["runs"]
-    scored = {name: score_run(read_log(log_path(folder, run["id"]))) for name, run in done.items()}
+    logs = {name: log_path(folder, run["id"]) for name, run in done.items()}
+    scored = {name: score_run(read_log(log)) for name, log in logs.items()}
     for name, run in scored.items():
         truth = run.run.truth
         assert truth is not None
@@ -65,12 +56,11 @@ def write_report(summary: dict[str, Any], folder: Path) -> None:
         name: {of: _judged(scored[of].run, found) for of, found in traces.items()}
         for name, traces in others.items()
     }
-    write_results(folder / "results.csv", scored, others[CALIBRATED])
     with style():
         save(plot_twins(scored, others[CALIBRATED]), folder / "case_study")
     claims = to_markdown(real_runs_table([summary]))
     write_atomically(folder / "claims.md", [claims.encode()])
-    write_pages(summary, folder)
+    replay_logs([*logs.values()], folder / "replayed", most_plots=0)
     text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False)
     write_atomically(folder / "summary.json", [text.encode(), b"\n"])
 
@@ -108,51 +98,6 @@ def _judged(run: Run, found: Trace) -> dict[str, Any]:
             "lead_minutes": None if isnan(minutes) else minutes,
         }
     return verdicts
-
-
-def write_results(
-    path: Path, runs: Mapping[str, ScoredRun], calibrated: Mapping[str, Trace]
-) -> None:
-    """One row a step and run: what was measured, R, and the calibrated detector's score.
-
-    Both with their alarm, 1 or 0. Blank: not logged, or not yet defined.
-    """
-    names = [*Components._fields, *(f"{name}_normalised" for name in Components._fields)]
-    head = ["run", "step", *MEASURED, *names, "r_metric", "alert", "calibrated_score"]
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*head, "calibrated_alarm"])
-        for name, scored in runs.items():
-            found = calibrated[name]
-            rows = zip(scored.run.records, scored.scores, found.scores, found.alarms, strict=True)
-            for record, score, strength, alarm in rows:
-                values = [getattr(record, field) for field in MEASURED]
-                values += [*score.raw, *score.normalised, score.score]
-                row = [name, record.step, *map(_shown, values), int(score.alarm)]
-                writer.writerow([*row, _shown(strength), int(alarm)])
-
-
-def _shown(value: float | None) -> str:
-    return "" if value is None or value != value else f"{value:.6g}"
-
-
-def write_pages(summary: Mapping[str, Any], folder: Path) -> None:
-    """The page of the study, which shows case_study.png, and an interactive one of each run."""
-    runs, settings = summary["runs"].values(), summary["settings"]
-    with TemporaryDirectory(prefix="rmetric-") as scratch:
-        replay_logs([log_path(folder, run["id"]) for run in runs], Path(scratch), most_plots=0)
-        for run in runs:
-            page = Path(scratch, run["id"], PAGE_NAME).read_bytes()
-            write_atomically(folder / f"{run['id']}.html", [page])
-    environment = Environment(autoescape=True, undefined=StrictUndefined)
-    html = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
-        summary=summary,
-        settings=settings,
-        headings=HEADINGS,
-        rows=[*zip(rows_of(summary), runs, strict=True)],
-        picture=base64.b64encode((folder / "case_study.png").read_bytes()).decode(),
-    )
-    write_atomically(folder / "case_study.html", [html.encode("utf-8", "backslashreplace")])
 
 
 def rows_of(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,22 @@ METHODS = {
 }
 
 
-def _number(default: Any, help: str = "", least: int | None = None, option: str = "") -> Any:
-    """A field with the help and the name of its option, and its smallest value."""
-    return field(default=default, metadata={"help": help, "least": least, "option": option})
+#: Attribute of the settings -> its option, its smallest value if it has one, and its help.
+NUMBERS: dict[str, tuple[str, int | None, str]] = {
+    "max_steps": ("--steps", 1, "optimiser steps (default: 800; tiny 400)"),
+    "eval_every": ("--eval-every", 1, "steps between two evaluations (default: 20; tiny 10)"),
+    "fault_step": ("--onset", None, "first step under the fault (default: the middle)"),
+    "fault_steps": ("--duration", 1, "how many steps it acts (default: 20 for LR_SPIKE)"),
+    "learning_rate": (
+        "--learning-rate", None, "after the warm-up (default: 1e-5 full, 1e-4 LoRA, 2e-3 tiny)"
+    ),
+    "sequence_length": ("--sequence-length", 8, "tokens (default: 512; tiny 64)"),
+    "micro_batch_size": (
+        "--micro-batch-size", 1, "sequences; a step has four micro-batches (default: 1; tiny 4)"
+    ),
+    "eval_sequences": ("--eval-sequences", 1, "held-out sequences (default: 32)"),
+    "seed": ("--seed", 0, "of weights, data and fault (default: 0)"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,32 +63,24 @@ class Settings:
     model: str = MODEL
     dataset: str = DATASET
     random_weights: bool = False
-    max_steps: int = _number(800, "optimiser steps (default: 800; tiny 400)", 1, "steps")
-    eval_every: int = _number(20, "steps between two evaluations (default: 20; tiny 10)", 1)
+    max_steps: int = 800
+    eval_every: int = 20
     fault: str = FAULT
-    fault_step: int | None = _number(
-        None, "first step under the fault (default: the middle)", option="onset"
-    )
-    fault_steps: int | None = _number(
-        None, "how many steps it acts (default: the fault's own, 20 for LR_SPIKE)", 1, "duration"
-    )
-    learning_rate: float | None = _number(
-        None, "after the warm-up (default: 1e-5 full, 1e-4 LoRA, 2e-3 tiny)"
-    )
+    fault_step: int | None = None
+    fault_steps: int | None = None
+    learning_rate: float | None = None
     warm_up: int = 20
-    sequence_length: int = _number(512, "tokens (default: 512; tiny 64)", 8)
-    micro_batch_size: int = _number(
-        1, "sequences; a step has four micro-batches (default: 1; tiny 4)", 1
-    )
+    sequence_length: int = 512
+    micro_batch_size: int = 1
     micro_batches: int = 4
-    eval_sequences: int = _number(32, "held-out sequences (default: 32)", 1)
-    seed: int = _number(0, "of weights, data and fault (default: 0)", 0)
+    eval_sequences: int = 32
+    seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, about in NUMBERS.items():
-            value, least = getattr(self, name), about["least"]
-            if None not in (value, least) and value < least:
-                raise CaseStudyError(f"{_option(name)} is {value}: at least {least} is needed")
+        for name, (option, least, _) in NUMBERS.items():
+            value = getattr(self, name)
+            if value is not None and least is not None and value < least:
+                raise CaseStudyError(f"{option} is {value}: at least {least} is needed")
         if not 1 <= self.onset <= self.max_steps:
             raise CaseStudyError(
                 f"--onset is {self.onset}: it must be from 1 to the last step, "
@@ -102,14 +107,6 @@ class Settings:
     def generator(self, *numbers: int) -> np.random.Generator:
         """The randomness of one purpose: of a step, and of what is drawn in it."""
         return np.random.default_rng([self.seed, *numbers])
-
-
-NUMBERS = {one.name: one.metadata for one in fields(Settings) if one.metadata}
-
-
-def _option(name: str) -> str:
-    """The option of the command line that sets an attribute."""
-    return f"--{(NUMBERS[name]['option'] or name).replace('_', '-')}"
 
 
 def tiny_settings(**changes: Any) -> Settings:
@@ -152,9 +149,9 @@ def parse_arguments(argv: list[str] | None, description: str | None) -> argparse
         "--fault", type=str.upper, metavar="NAME[:SEVERITY],...", default=FAULT,
         help=f"one or more of {', '.join(FAULTS)}; each has a run of its own (default: {FAULT})",
     )  # fmt: skip
-    for name, about in NUMBERS.items():
+    for name, (option, _, what) in NUMBERS.items():
         kind, metavar = (float, "X") if name == "learning_rate" else (int, "N")
-        add(_option(name), dest=name, type=kind, metavar=metavar, help=about["help"])
+        add(option, dest=name, type=kind, metavar=metavar, help=what)
     add("--out", type=Path, metavar="DIR", help="default: case_study_<device>")
     return parser.parse_args(argv)
 
