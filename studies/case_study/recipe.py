@@ -123,6 +123,11 @@ def plan_training(
             "--qlora needs an NVIDIA GPU that torch can use (CUDA), and the package bitsandbytes; "
             "on a processor --lora or --full trains, --tiny a small model"
         )
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if longest is not None and settings.sequence_length > longest:
+        raise CaseStudyError(
+            f"--sequence-length is {settings.sequence_length}: the model takes up to {longest}"
+        )
     reason = "it fits"
     for recipe in _recipes(device, method):
         memory = memory_needed(config, recipe, settings)
@@ -161,9 +166,9 @@ def memory_needed(config: PreTrainedConfig, recipe: Recipe, settings: Settings) 
     """About the bytes that training `config` takes at its highest, by purpose.
 
     Weights are counted on the meta device, which holds shapes and no numbers. Of each layer and
-    token the backward pass needs some 24 vectors of the hidden size and 4 of the feed-forward
-    layer's; with checkpointing the layer's input, and one layer at a time. 4-bit weights take
-    4.127 bits with their constants (Dettmers et al. 2023, QLoRA).
+    token the backward pass needs some 56 bytes a hidden unit, norms are in float32, and four
+    vectors of the feed-forward layer; with checkpointing the layer's input, and one layer at a
+    time. 4-bit weights take 4.127 bits with their constants (Dettmers et al. 2023, QLoRA).
     """
     text = config.get_text_config()
     with torch.device("meta"):
@@ -176,7 +181,7 @@ def memory_needed(config: PreTrainedConfig, recipe: Recipe, settings: Settings) 
     trained, frozen = (adapters, weights - packed) if recipe.lora else (weights, 0)
     size, tokens = recipe.dtype.itemsize, settings.micro_batch_size * settings.sequence_length
     wide = getattr(text, "intermediate_size", 4 * text.hidden_size)
-    of_layer = size * (24 * text.hidden_size + 4 * wide)
+    of_layer = 56 * text.hidden_size + 4 * size * wide
     kept = text.num_hidden_layers * of_layer
     if recipe.gradient_checkpointing:
         kept = text.num_hidden_layers * size * text.hidden_size + of_layer
