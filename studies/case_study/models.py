@@ -45,6 +45,7 @@ def quiet() -> None:
     loud.disable_progress_bar()
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    warnings.filterwarnings("ignore", category=FutureWarning)
     # float16 leaves steps out while it looks for its scale.
     warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
 
