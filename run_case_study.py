@@ -53,27 +53,24 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parse_arguments(argv, __doc__)
     try:
         case_study(settings_of(arguments), arguments)
+        return 0
     except ModuleNotFoundError as error:
         if str(error.name).startswith(("rmetric", "studies")):
             raise  # not a package that the user could install
-        install = "pip install -e '.[study,live]'"
-        print(f"error: {error.name} is not installed: {install}", file=sys.stderr)
-        return 2
+        problem, code = f"{error.name} is not installed: pip install -e '.[study,live]'", 2
     except CaseStudyError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        problem, code = str(error), 2
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":
             raise
-        print("error: the GPU's memory is full: --lora or --qlora needs less", file=sys.stderr)
-        return 2
+        problem, code = "the GPU's memory is full: --lora or --qlora needs less", 2
     except OSError as error:
-        print(f"error: {error.filename} cannot be written ({error.strerror})", file=sys.stderr)
-        return 1
+        problem, code = f"the results cannot be written: {error}", 1
     except KeyboardInterrupt:
-        print("\nstopped; runs that ended have their logs", file=sys.stderr)
+        print("\nstopped; the logs of runs that ended are whole", file=sys.stderr)
         return 130
-    return 0
+    print(f"error: {problem}", file=sys.stderr)
+    return code
 
 
 # -- the study: model, data, a run without a fault and one with each, the outcome
@@ -133,6 +130,7 @@ def case_study(settings: Settings, arguments: Namespace) -> None:
         summary["runs"][fault.label if fault else CONTROL] = {
             "id": log.stem, "steps": run.step, "cost": cost, "hardware": {"source": run.hardware}
         }  # fmt: skip
+        del run  # and its optimiser, before the next one is made: two may not fit
 
     summary["seconds"] = {
         "of_processor": time.process_time(),

@@ -45,6 +45,9 @@ def about_run(
     settings: Settings, plan: Plan, device: Device, fault: Fault | None
 ) -> dict[str, Any]:
     """A run's description of itself, by the keys of docs/log_format.md."""
+    params = {} if fault is None else {
+        "severity": fault.severity, "severity_unit": fault.unit, "duration_steps": fault.duration
+    }  # fmt: skip
     return {
         "model_type": settings.model,
         "num_workers": settings.micro_batches,
@@ -57,13 +60,7 @@ def about_run(
         "fault_injection": {
             "type": fault.name if fault else "NONE",
             "trigger_step": fault.onset if fault else None,
-            "params": {
-                "severity": fault.severity,
-                "severity_unit": fault.unit,
-                "duration_steps": fault.duration,
-            }
-            if fault
-            else {},
+            "params": params,
         },
     }
 

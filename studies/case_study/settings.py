@@ -26,14 +26,12 @@ METHODS = {
     "lora": "train adapters only",
     "qlora": "train adapters on weights of 4 bits, with bitsandbytes on an NVIDIA GPU",
 }
-
-
 #: Attribute of the settings -> its option, its smallest value if it has one, and its help.
 NUMBERS: dict[str, tuple[str, int | None, str]] = {
     "max_steps": ("--steps", 1, "optimiser steps (default: 800; tiny 400)"),
     "eval_every": ("--eval-every", 1, "steps between two evaluations (default: 20; tiny 10)"),
     "fault_step": ("--onset", None, "first step under the fault (default: the middle)"),
-    "fault_steps": ("--duration", 1, "how many steps it acts (default: 20 for LR_SPIKE)"),
+    "fault_steps": ("--duration", 1, "how many steps it acts (default: the fault's own)"),
     "learning_rate": (
         "--learning-rate", None, "after the warm-up (default: 1e-5 full, 1e-4 LoRA, 2e-3 tiny)"
     ),

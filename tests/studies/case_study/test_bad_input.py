@@ -135,6 +135,14 @@ def test_a_folder_with_something_else_in_it_is_left_alone(model, dataset, tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
+def test_results_that_cannot_be_written_are_exit_code_1(model, dataset, tmp_path):
+    (tmp_path / "file").write_text("x")
+    result = run(*mini(model, dataset, tmp_path / "file" / "out"))
+    assert result.code == 1
+    assert result.err.startswith("error: the results cannot be written: ")
+    assert str(tmp_path / "file" / "out") in result.err
+
+
 @pytest.fixture
 def no_network(monkeypatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+import run_case_study
 from rmetric.evaluation import PROTOCOLS
 from rmetric.logs import read_log
 from rmetric.records import Record
@@ -180,6 +183,21 @@ def test_each_fault_has_a_run_that_branches_off_the_control(study, model, datase
     assert norms[1:] == usual[1:]
     assert table_of(summary(out)) in result.out
     assert set(summary(out)["seconds"]) == {"of_processor", "set_up", "training"}
+
+
+def test_only_one_optimiser_is_in_memory_at_a_time(model, dataset, tmp_path, monkeypatch):
+    made = []
+
+    def train_alone(*arguments):
+        gc.collect()
+        assert [one for one in made if one() is not None] == []
+        training = train(*arguments)
+        made.append(weakref.ref(training.optimizer))
+        return training
+
+    monkeypatch.setattr(run_case_study, "train", train_alone)
+    assert run(*mini(model, dataset, tmp_path / "out")).code == 0
+    assert len(made) == 2
 
 
 def test_a_control_that_breaks_down_before_the_onset_ends_the_study(model, dataset, tmp_path):
