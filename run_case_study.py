@@ -84,11 +84,12 @@ def case_study(settings: Settings, arguments: Namespace) -> None:
     """
     import torch
 
+    from rmetric.guard.planner.cluster import in_words
     from rmetric.logs import log_path
     from rmetric.records import Truth
     from studies.case_study.data import load_data
     from studies.case_study.models import load_model, load_tokenizer, quiet, read_config
-    from studies.case_study.recipe import find_device, in_units, plan_training
+    from studies.case_study.recipe import find_device, plan_training
     from studies.case_study.report import table_of, write_report
     from studies.case_study.runs import about_run, about_study, finish_log, run_id
 
@@ -105,7 +106,7 @@ def case_study(settings: Settings, arguments: Namespace) -> None:
 
     config = read_config(settings.model)
     plan = plan_training(config, settings, device, arguments.method)
-    print(f"device  {device.name}, {in_units(device.free)} free\n{plan}", flush=True)
+    print(f"device  {device.name}, {in_words(device.free)} free\n{plan}", flush=True)
     data = load_data(settings, config, load_tokenizer(settings.model))
     model = load_model(settings, config, plan.recipe)
 

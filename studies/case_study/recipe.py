@@ -11,10 +11,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from rmetric._util.host_memory import available_memory, check_fits
+from rmetric.guard.planner.cluster import GIB, in_words
 from studies.case_study import CaseStudyError
 from studies.case_study.settings import Settings
 
-GIB = 2**30
 #: Share of the free memory that may be planned for; allocators waste the rest.
 USABLE = 0.9
 LORA_RANK = 16
@@ -106,8 +106,8 @@ class Plan(NamedTuple):
     memory: dict[str, int]
 
     def __str__(self) -> str:
-        parts = [f"{part.replace('_', ' ')} {in_units(n)}" for part, n in self.memory.items() if n]
-        whole = in_units(sum(self.memory.values()))
+        parts = [f"{part.replace('_', ' ')} {in_words(n)}" for part, n in self.memory.items() if n]
+        whole = in_words(sum(self.memory.values()))
         return f"method  {self.recipe}: {self.reason}\nmemory  about {whole}: {', '.join(parts)}"
 
 
@@ -137,9 +137,9 @@ def plan_training(
             except MemoryError as error:
                 raise CaseStudyError(f"{error}; --lora keeps little") from None
             return Plan(recipe, reason, memory)
-        reason = f"{recipe} needs {in_units(sum(memory.values()))}"
+        reason = f"{recipe} needs {in_words(sum(memory.values()))}"
     raise CaseStudyError(
-        f"too little memory on {device.name}: {reason}, and of the {in_units(device.free)} free "
+        f"too little memory on {device.name}: {reason}, and of the {in_words(device.free)} free "
         f"{USABLE:.0%} can be planned for. What helps: --lora, on a GPU --qlora, a lower "
         "--sequence-length; --tiny trains a small model on any machine"
     )
@@ -195,12 +195,3 @@ def memory_needed(config: PreTrainedConfig, recipe: Recipe, settings: Settings) 
         "logits": 12 * tokens * text.vocab_size,  # in float32, with two gradients of their size
         "cuda_context": GIB if recipe.device == "cuda" else 0,
     }
-
-
-def in_units(size: int) -> str:
-    """A number of bytes as people read it.
-
-    >>> in_units(3 * 2**30), in_units(5_000_000)
-    ('3.0 GiB', '5 MiB')
-    """
-    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / 2**20:.0f} MiB"

@@ -11,15 +11,14 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from rmetric.guard.planner.cluster import GIB, in_words
 from studies.case_study import CaseStudyError
 from studies.case_study.models import qwen_3b, tiny_qwen
 from studies.case_study.recipe import (
-    GIB,
     Device,
     Plan,
     Recipe,
     find_device,
-    in_units,
     memory_needed,
     plan_training,
 )
@@ -74,9 +73,9 @@ def test_the_paper_s_model_gets_the_recipe_that_its_device_has_room_for(device, 
     needed = sum(plan.memory.values())
     assert str(plan.recipe) == recipe
     assert needed <= 0.9 * device.free
-    assert in_units(needed) in str(plan)
+    assert in_words(needed) in str(plan)
     [line] = [line for line in PAGE.splitlines() if line.startswith(f"| {row}")]
-    assert line.endswith(f"| {in_units(needed)} |")
+    assert line.endswith(f"| {in_words(needed)} |")
 
 
 # -- what does not fit
