@@ -26,6 +26,7 @@ from studies.case_study.faults import faults_of
 from studies.case_study.models import load_model, load_tokenizer, read_config
 from studies.case_study.recipe import Recipe
 from studies.case_study.report import table_of
+from studies.case_study.runs import NoHardware
 from studies.case_study.settings import Settings
 from tests.studies.case_study.runs import (
     LASTS,
@@ -258,6 +259,21 @@ def trained(
     loaded = load_model(settings, config, recipe)
     struck = faults_of(fault, FIRST, 3)[0] if fault else None
     return train(loaded, recipe, settings, data, struck, log, {}, state)
+
+
+def test_the_source_of_hardware_events_is_closed_with_its_run(
+    model, dataset, tmp_path, monkeypatch
+):
+    class Gpu(NoHardware):
+        is_open = True
+
+        def close(self) -> None:
+            self.is_open = False
+
+    hardware = Gpu()
+    monkeypatch.setattr("studies.case_study.runs.hardware_of", lambda device: (hardware, "a GPU"))
+    training = trained(CPU, model, dataset, tmp_path / "x.jsonl")
+    assert (training.hardware, hardware.is_open) == ("a GPU", False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
