@@ -2,23 +2,24 @@
 
     python run_case_study.py              Qwen2.5-3B on code questions, 800 steps (needs a GPU)
     python run_case_study.py --tiny       a tiny model, 400 steps, on two cores in two minutes
-    python run_case_study.py --plan t4    print the plan for a GPU, and stop
 
 Three twins: undisturbed, under a fault that the runs measured so far absorb, and under one
 that breaks them. R-Metric as published and the calibrated detector judge them side by side.
 The results are in case_study_<device>/; see docs/case_study.md.
 
-Read from top to bottom: preparation, the twins, one run, one step, the outcome. Packages that
-only a training needs are imported where they are used, so that --help does without.
+Read from top to bottom: the study (model, data, its runs, the outcome), one run
+(optimiser, fault, monitor), one step, what a step costs. Packages that only a training needs are
+imported where they are used, so that --help does without.
 """
 
 from __future__ import annotations
 
+import gc
+import logging
 import sys
 import time
 from argparse import Namespace
 from collections import deque
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -30,145 +31,150 @@ from typing import TYPE_CHECKING, Any
 from rmetric._util.interrupt import ends_at_once
 
 with ends_at_once():
+    from studies.case_study import IGNORED, CaseStudyError
     from studies.case_study.faults import Fault, faults_of
-    from studies.case_study.options import parse_arguments, settings_of
     from studies.case_study.settings import (
-        FAULT,
-        IGNORED,
+        CONTROL,
         TINY,
-        CannotWrite,
-        CaseStudyError,
         Settings,
+        parse_arguments,
+        settings_of,
     )
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rmetric.monitor.monitor import Monitor
-    from rmetric.monitor.step_recorder import Hardware
     from studies.case_study.data import Batch, Data
-    from studies.case_study.folder import Folder
-    from studies.case_study.plan import Recipe
+    from studies.case_study.recipe import Recipe
 
 
 def main(argv: list[str] | None = None) -> int:
-    began = time.perf_counter()
     arguments = parse_arguments(argv, __doc__)
     try:
-        folder = case_study(settings_of(arguments), arguments, began)
+        case_study(settings_of(arguments), arguments)
+        return 0
     except ModuleNotFoundError as error:
         if str(error.name).startswith(("rmetric", "studies")):
             raise  # not a package that the user could install
-        print(f"error: {error.name} is not installed: pip install -e '.[live]'", file=sys.stderr)
-        return 2
+        problem, code = f"{error.name} is not installed: pip install -e '.[study,live]'", 2
     except CaseStudyError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1 if isinstance(error, CannotWrite) else 2
+        problem, code = str(error), 2
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":
+            raise
+        problem, code = "the GPU's memory is full: --lora or --qlora needs less", 2
+    except OSError as error:
+        problem, code = f"the results cannot be written: {error}", 1
     except KeyboardInterrupt:
-        print("\nstopped; the same command with --resume goes on", file=sys.stderr)
+        print("\nstopped; the logs of runs that ended are whole", file=sys.stderr)
         return 130
-    if folder is not None:
-        from studies.case_study.report import print_report
-
-        print_report(folder)
-    return 0
+    print(f"error: {problem}", file=sys.stderr)
+    return code
 
 
-# -- preparation: device, plan, data, folder
+# -- the study: model, data, a run without a fault and one with each, the outcome
 
 
-def case_study(settings: Settings, arguments: Namespace, began: float) -> Folder | None:
-    """Plan, train the control, the runs with a fault, or both, and write the report.
+def case_study(settings: Settings, arguments: Namespace) -> None:
+    """Train the control and the runs with a fault, and write the report.
 
-    Returns None where only the plan was asked for. Raises CaseStudyError; before any weight is
-    loaded, where it can be known then.
+    Raises CaseStudyError, where it can be known before any weight is loaded and anything is
+    written; OSError where the results cannot be written.
     """
     import torch
 
-    from studies.case_study.bundled import sources_of
+    from rmetric.guard.planner.cluster import in_words
+    from rmetric.logs import log_path
+    from rmetric.records import Truth
     from studies.case_study.data import load_data
-    from studies.case_study.folder import Checkpoints, Folder, identity, provenance
-    from studies.case_study.models import check_packages, check_weights, load_model
-    from studies.case_study.plan import device_named, find_device
-    from studies.case_study.preparation import print_plan, quiet
-    from studies.case_study.report import write_report
-    from studies.case_study.twins import Twins
+    from studies.case_study.models import load_model, load_tokenizer, quiet, read_config
+    from studies.case_study.recipe import find_device, plan_training
+    from studies.case_study.report import table_of, write_report
+    from studies.case_study.runs import about_run, about_study, finish_log, run_id
 
-    every = arguments.checkpoint_every
-    if every < 0:
-        raise CaseStudyError(f"--checkpoint-every is {every}: at least 0 is needed")
-    faults = faults_of(settings)
-    trained = [] if arguments.control else faults
-    control = not arguments.no_control
-    device = (
-        device_named(arguments.plan) if arguments.plan
-        else find_device(arguments.device, float16=arguments.float16)
-    )  # fmt: skip
+    began = time.perf_counter()
+    quiet()
+    faults = faults_of(settings.fault, settings.onset, settings.fault_steps)
+    device = find_device(arguments.device, float16=arguments.float16)
+    # Here, not in results/, which keeps what was published.
+    out = arguments.out or Path(f"case_study_{device.kind}")
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise CaseStudyError(f"--out {out}: it is no empty folder; another --out makes a new one")
     if settings.model == TINY:
         torch.set_num_threads(1)  # more gain nothing here, and sum in another order
-    with quiet(), sources_of(settings) as sources:
-        if arguments.plan is None:
-            # Here, not in results/, which keeps what was published.
-            labels = "".join(f"_{one.label.lower()}" for one in faults)
-            name = f"case_study_{device.slug}{'' if settings.fault == FAULT else labels}"
-            folder = Folder(arguments.out or Path(name), resume=arguments.resume)
-        config, plan = print_plan(
-            settings, sources, device, arguments.method, trained, control=control,
-            checkpoints=every > 0, search=not arguments.plan,
-        )  # fmt: skip
-        if arguments.plan is not None:
-            return None
-        check_packages(plan.recipe)
-        if not settings.random_weights:
-            check_weights(sources.model)
-        checkpoints = Checkpoints(folder.path / "checkpoints" if every else None)
-        checkpoints.check_room(plan.state_bytes, number=2)
-        data = load_data(settings, config, sources)
-        folder.claim(identity(settings, plan, faults, data))
-        folder.summary |= provenance(device, plan)
-        started = time.perf_counter()
-        load = partial(load_model, sources.model, config, plan.recipe, settings)
-        twins = Twins(settings, plan.recipe, data, load, train, folder, checkpoints, every)
-        twins.run([*[None] * control, *trained])
-    ended = time.perf_counter()
-    write_report(folder)
-    folder.summary["seconds"] = {
+
+    config = read_config(settings.model)
+    plan = plan_training(config, settings, device, arguments.method)
+    print(f"device  {device.name}, {in_words(device.free)} free\n{plan}", flush=True)
+    data = load_data(settings, config, load_tokenizer(settings.model))
+    model = load_model(settings, config, plan.recipe)
+
+    started = time.perf_counter()
+    out.mkdir(parents=True, exist_ok=True)
+    summary = about_study(settings, plan, device, faults, data)
+    control, branch = log_path(out, run_id(settings, None)), None
+    for fault in (None, *faults):
+        log = log_path(out, run_id(settings, fault))
+        about = about_run(settings, plan, device, fault)
+        run = train(model, plan.recipe, settings, data, fault, log, about, branch)
+        cost = run.cost()
+        branch = branch or run.branch
+        if branch is None:
+            raise CaseStudyError(
+                f"the undisturbed run broke down at step {run.step}, before the onset of a fault; "
+                "a lower --learning-rate may help"
+            )
+        truth = fault.truth if fault else Truth()
+        twin = control if fault else None
+        finish_log(log, truth, cost["seconds_per_step"], twin, first_step=branch["step"])
+        summary["runs"][fault.label if fault else CONTROL] = {
+            "id": log.stem, "steps": run.step, "cost": cost, "hardware": {"source": run.hardware}
+        }  # fmt: skip
+        del run  # and its optimiser, before the next one is made: two may not fit
+
+    summary["seconds"] = {
         "of_processor": time.process_time(),
         "set_up": started - began,
-        "training": ended - started,
-        "report": time.perf_counter() - ended,
+        "training": time.perf_counter() - started,
     }
-    folder.write()
-    return folder
+    write_report(summary, out)
+    print(f"\n{table_of(summary)}\n\n{out}: case_study.png and .pdf, claims.md, summary.json, for")
+    print("each run its log (.jsonl), and in replayed/index.html the interactive pages")
 
 
-# -- one run
+# -- one run: optimiser, fault, monitor
 
 
 def train(
-    model: Any, recipe: Recipe, settings: Settings, data: Data, fault: Fault | None, *,
-    log: Path, state: dict[str, Any] | None = None, hardware: Hardware | None = None,
-    about: dict[str, Any] | None = None, before_step: Callable[[Training], None] | None = None,
-    bar: Any = None, monitored: bool = True,
+    model: Any, recipe: Recipe, settings: Settings, data: Data, fault: Fault | None,
+    log: Path | None, about: dict[str, Any], state: dict[str, Any] | None = None,
 ) -> Training:  # fmt: skip
     """Train `model` in place to the last step, with the monitor and maybe a fault.
 
     The state after a step depends on the settings and the step alone, whatever was trained
-    before and however often it was stopped: batches, dropout and a fault's chance are drawn
-    from the seed and the step. `state` is what to go on from, None the beginning.
+    before: batches, dropout and a fault's chance are drawn from the seed and the step.
+
+    Without a `fault` it keeps the state before the onset as `Training.branch`; with that as
+    `state` another run goes on from there. `log` is of the monitor, which writes `about` into it;
+    None trains without a monitor.
     """
     import torch
+    from tqdm import tqdm
+    from tqdm.contrib.logging import logging_redirect_tqdm
 
     from rmetric.metric import RMetricConfig
     from rmetric.monitor.config import MonitorConfig
     from rmetric.monitor.monitor import Monitor
-    from studies.case_study.twins import readings_of
+    from studies.case_study.runs import hardware_of
 
+    gc.collect()  # the optimiser of the last twin
+    on_gpu = recipe.device == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
     weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    optimizer = torch.optim.AdamW(
-        weights.values(), lr=settings.learning_rate or recipe.learning_rate, weight_decay=0.0,
-        fused=recipe.device == "cuda",
-    )  # fmt: skip
+    rate = settings.learning_rate or recipe.learning_rate
+    optimizer = torch.optim.AdamW(weights.values(), lr=rate, weight_decay=0.0, fused=on_gpu)
     scaler = torch.amp.GradScaler(recipe.device, enabled=recipe.scales_loss)
     run = Training(model, recipe, settings, data, fault, weights, optimizer, scaler)
     if state is not None:
@@ -177,9 +183,10 @@ def train(
         optimizer, partial(settings.share_of_rate, first=run.step + 1)
     )
     # The fault's hooks come before the monitor's, which must see what it has done.
-    struck = weights.values() if fault is not None and fault.kind.gradient else ()
-    hooks = [p.register_hook(partial(run.strike, number)) for number, p in enumerate(struck)]
-    if monitored:
+    struck = weights.values() if fault is not None and fault.gradient else ()
+    hooks = [parameter.register_hook(run.strike) for parameter in struck]
+    if log is not None:
+        hardware, run.hardware = hardware_of(recipe.device)
         # The settings of the paper's case study: each worker is measured at each step.
         config = MonitorConfig(metric=RMetricConfig.case_study(), workers_every=1)
         run.monitor = Monitor(
@@ -188,24 +195,24 @@ def train(
         )  # fmt: skip
         run.monitor.schedulers = [schedule]
         if state is not None:
-            run.monitor.load_state_dict(state["monitor"])
-    with run.monitor or nullcontext():
+            run.monitor.load_state_dict(copied(state["monitor"], "cpu"))
+    bar = tqdm(total=settings.max_steps, initial=run.step, desc=str(log and log.stem), unit="step")
+    with run.monitor or nullcontext(), logging_redirect_tqdm([logging.getLogger("rmetric")]), bar:
         while run.step < settings.max_steps:
-            if before_step is not None:
-                before_step(run)
+            if fault is None and run.monitor is not None and run.step == settings.onset - 1:
+                run.branch = run.state_dict()
             run.make_step()
             schedule.step()
             if run.step % settings.eval_every == 0:
                 run.evaluate()
-                run.readings = readings_of(hardware)
-            if bar is not None:
-                run.show(bar)
+            run.show(bar)
             if not isfinite(run.validation_loss or 0.0):
                 break  # a model whose loss is not a number is not trained on
     for hook in hooks:
         hook.remove()
     if run.monitor is not None and not run.monitor.usable:
         raise CaseStudyError(f"the monitor was disabled: {run.monitor.problem}")
+    run.peak_memory = torch.cuda.max_memory_allocated() if on_gpu else None
     return run
 
 
@@ -221,12 +228,13 @@ class Training:
 
     Attributes:
         weights: those that are trained, by name.
+        hardware: where hardware events come from, in words.
         step: steps made so far.
         worker: the micro-batch at hand; each stands for a data-parallel worker.
-        alarms: of the R-Metric, without a gap.
-        seconds: of all steps, of the evaluations, and inside the monitor.
+        seconds: of all steps, and of the evaluations.
         recent: seconds of each of the last steps.
-        readings: of the hardware, at the last evaluation.
+        branch: the state before the onset that the runs with a fault begin from.
+        peak_memory: bytes on a GPU.
     """
 
     model: Any
@@ -238,15 +246,14 @@ class Training:
     optimizer: Any
     scaler: Any
     monitor: Monitor | None = None
+    hardware: str = ""
     step: int = 0
     worker: int = 0
-    alarms: tuple[int, bool] = (0, False)
     validation_loss: float | None = None
-    seconds: dict[str, float] = field(
-        default_factory=lambda: {"steps": 0.0, "evaluations": 0.0, "monitor": 0.0}
-    )
-    recent: deque[float] = field(default_factory=deque)
-    readings: list[dict[str, Any]] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=lambda: {"steps": 0.0, "evaluations": 0.0})
+    recent: deque[float] = field(default_factory=partial(deque, maxlen=TIMED_STEPS))
+    branch: dict[str, Any] | None = None
+    peak_memory: int | None = None
 
     def make_step(self) -> None:
         """The mean of the workers' gradients, clipped, checked by the monitor, and applied."""
@@ -256,21 +263,17 @@ class Training:
         self.step += 1
         torch.manual_seed(int(self.settings.generator(self.step).integers(2**62)))
         fault = self.fault if self.fault is not None and self.fault.acts(self.step) else None
-        if fault is not None:
+        if fault is not None and fault.rate is not None:
             for group in self.optimizer.param_groups:
-                group["lr"] = fault.learning_rate(self.step, group["lr"])
-            if self.step == fault.onset:
-                chance = self.settings.generator(self.step, 0)
-                with torch.no_grad():
-                    fault.state(self.model, self.optimizer, chance)
+                group["lr"] *= fault.rate(fault.severity, self.step - fault.onset + 1)
         loss: Any = 0.0
         workers = self.settings.micro_batches
         for self.worker in range(workers):
             number = (self.step - 1) * workers + self.worker
             batch = self.data.training.batch(number, self.settings.micro_batch_size)
-            if fault is not None:
+            if fault is not None and fault.batch is not None:
                 chance = self.settings.generator(self.step, 1, self.worker)
-                batch = fault.batch(batch, self.data.vocabulary, chance)
+                batch = fault.batch(batch, fault.severity, self.data.vocabulary, chance)
             part = self.loss_of(batch) / workers
             self.scaler.scale(part).backward()
             loss = loss + part.detach()
@@ -292,18 +295,19 @@ class Training:
         """Mean loss of a micro-batch, nats per learnt token."""
         import torch
 
-        device, dtype, mixed = self.recipe.device, self.recipe.dtype, self.recipe.mixed
+        device, dtype = self.recipe.device, self.recipe.dtype
         tokens_BL, labels_BL = (torch.from_numpy(part).to(device) for part in batch)
-        with torch.autocast(device, dtype, enabled=mixed):
+        with torch.autocast(device, dtype, enabled=dtype != torch.float32):
             loss: Tensor = self.model(input_ids=tokens_BL, labels=labels_BL).loss
         return loss
 
-    def strike(self, number: int, gradient: Tensor) -> Tensor | None:
-        """What the fault makes of one worker's gradient of one weight tensor."""
-        if self.fault is None or not self.fault.acts(self.step):
+    def strike(self, gradient: Tensor) -> Tensor | None:
+        """What the fault makes of a worker's gradient of one weight tensor."""
+        fault = self.fault
+        if fault is None or fault.gradient is None or not fault.acts(self.step):
             return None
-        chance = self.settings.generator(self.step, 2, self.worker, number)
-        return self.fault.gradient(gradient, self.worker, chance)
+        struck = fault.all_workers or self.worker == 0
+        return fault.gradient(gradient, fault.severity) if struck else None
 
     def evaluate(self) -> None:
         """Loss on the held-out sequences, nats per learnt token."""
@@ -323,43 +327,36 @@ class Training:
             self.monitor.evaluated(self.validation_loss)
 
     def show(self, bar: Any) -> None:
-        """The losses, R and its alarms so far, in the progress bar."""
-        assert self.monitor is not None
-        last, metric, (number, alarm) = self.monitor.last, self.monitor.metric, self.alarms
-        self.alarms = (number + (metric.alarm and not alarm), metric.alarm)
-        losses = {"loss": last and last.training_loss, "validation": self.validation_loss}
-        shown = {name: f"{value:.3f}" for name, value in losses.items() if value is not None}
-        shown |= {"R": f"{metric.score:.2f}", "alerts": str(self.alarms[0])}
-        bar.set_postfix(shown, refresh=False)
+        """The losses and R in the progress bar."""
+        last = self.monitor.last if self.monitor is not None else None
+        shown = {"loss": last and last.training_loss, "validation": self.validation_loss}
+        shown["R"] = self.monitor.metric.score if self.monitor is not None else None
+        known = {name: f"{value:.3f}" for name, value in shown.items() if value is not None}
+        bar.set_postfix(known, refresh=False)
         bar.update()
 
     # -- state and cost
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the steps to come depend on; between two steps."""
-        assert self.monitor is not None
-        return {
+        """All that the steps to come depend on, in the processor's memory; between two steps."""
+        state = {
             "step": self.step,
-            "alarms": self.alarms,
-            "weights": {name: weights.detach() for name, weights in self.weights.items()},
+            "weights": self.weights,
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
-            "monitor": self.monitor.state_dict(),
-            "seconds": self.seconds | {"monitor": self.seconds_in_monitor()},
+            "monitor": self.monitor.state_dict() if self.monitor is not None else {},
         }
+        return copied(state, "cpu")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.step, self.seconds = state["step"], dict(state["seconds"])
-        self.alarms = (state["alarms"][0], state["alarms"][1])
+        self.step = state["step"]
         for name, weights in self.weights.items():
             weights.detach().copy_(state["weights"][name])
-        self.optimizer.load_state_dict(state["optimizer"])
+        # A copy: on a processor the optimiser would go on with the very tensors.
+        self.optimizer.load_state_dict(copied(state["optimizer"], self.recipe.device))
         self.scaler.load_state_dict(state["scaler"])
 
-    def seconds_in_monitor(self) -> float:
-        return self.seconds["monitor"] + (self.monitor.seconds if self.monitor else 0.0)
-
-    def cost(self) -> dict[str, float]:
+    def cost(self) -> dict[str, Any]:
         """What a step costs with the monitor and without, as medians; the run must be over.
 
         The steps without it are made for this, after the last: whatever the monitor does to a
@@ -371,17 +368,29 @@ class Training:
         for _ in last:
             alone.make_step()
         with_monitor, without = median(last), median(alone.recent)
+        inside = self.monitor.seconds if self.monitor is not None else 0.0
         return {
             "seconds_per_step": with_monitor,
             "seconds_per_step_without_monitor": without,
             "monitoring_percent": 100 * (with_monitor / without - 1),
             "timed_steps": len(last),
-            "percent_of_time_inside_monitor_calls": (
-                100 * self.seconds_in_monitor() / self.seconds["steps"]
-            ),
+            "percent_of_time_inside_monitor_calls": 100 * inside / self.seconds["steps"],
             "minutes_training": self.seconds["steps"] / 60,
             "minutes_evaluating": self.seconds["evaluations"] / 60,
+            "peak_memory_bytes": self.peak_memory,
         }
+
+
+def copied(state: dict[str, Any], device: str) -> dict[str, Any]:
+    """The same state, with copies of its tensors on `device`."""
+    from torch import Tensor
+    from torch.utils._pytree import tree_map_only
+
+    def copy(kept: Tensor) -> Tensor:
+        return kept.detach().to(device, copy=True)
+
+    there: dict[str, Any] = tree_map_only(Tensor, copy, state)
+    return there
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ def reproduce() -> None:
 
 def case_study() -> None:
     set_up("study,live")
-    run([str(PYTHON), "run_case_study.py", *(sys.argv[2:] or ["--tiny", "--resume"])])
+    run([str(PYTHON), "run_case_study.py", *(sys.argv[2:] or ["--tiny"])])
 
 
 def benchmark() -> None:

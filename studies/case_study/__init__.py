@@ -1,1 +1,7 @@
-"""One real fine-tuning with a fault in it, its twin without, and the metric live in both."""
+"""The paper's case study, behind run_case_study.py."""
+
+IGNORED = -100  # the label of a token that is read and not learnt, as torch has it
+
+
+class CaseStudyError(ValueError):
+    """Something that the user has to change; one message, no traceback."""

@@ -1,23 +1,10 @@
-"""Models and text that are made here, as the folders and files that users have.
-
-So they go through the same loading as everybody's.
-"""
+"""The bundled text: questions about small Python functions, from a seeded generator."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
-
-from studies.case_study.settings import BUNDLED, QWEN_3B, TINY, Settings
 
 #: What is kept of a list, in words and as a condition on x; {n} is a number.
 CHOICES = (
@@ -79,79 +66,3 @@ def examples(count: int, seed: int = 0) -> Iterator[dict[str, str]]:
             "instruction": asking.format(wanted),
             "output": f"def {end}_of_{name}({name}):\n    return {code}\n",
         }
-
-
-def write_examples(path: Path, count: int, seed: int = 0) -> None:
-    """The same as JSONL, which the case study reads like any dataset."""
-    lines = (json.dumps(row) + "\n" for row in examples(count, seed))
-    path.write_text("".join(lines), encoding="utf-8")
-
-
-END = "<|endoftext|>"
-
-
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte of UTF-8, 256 of them, and one that ends a text.
-
-    >>> tokenizer = byte_tokenizer()
-    >>> tokenizer.decode(tokenizer("1 → 2").input_ids), len(tokenizer)
-    ('1 → 2', 257)
-    """
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    bytes_alone = models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[])
-    tokenizer = Tokenizer(bytes_alone)
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    build: Any = PreTrainedTokenizerFast
-    made: PreTrainedTokenizerFast = build(tokenizer_object=tokenizer, eos_token=END)
-    return made
-
-
-NUM_EXAMPLES = 6000
-
-
-class Sources(NamedTuple):
-    """Where the model and the dataset are read from: names on the hub, or local paths."""
-
-    model: str
-    dataset: str
-
-
-@contextmanager
-def sources_of(settings: Settings) -> Iterator[Sources]:
-    """What `settings` name; what is made here exists inside only."""
-    with TemporaryDirectory(prefix="rmetric-") as name:
-        folder = Path(name)
-        model, dataset = settings.model, settings.dataset
-        if model in (TINY, QWEN_3B):
-            model = str(folder / "model")
-            byte_tokenizer().save_pretrained(model)
-            if settings.model == QWEN_3B:
-                qwen_3b().save_pretrained(model)
-            else:
-                with torch.random.fork_rng(devices=[]):
-                    torch.manual_seed(settings.seed)
-                    Qwen2ForCausalLM(tiny_qwen()).save_pretrained(model)
-        if dataset == BUNDLED:
-            dataset = str(folder / "questions.jsonl")
-            write_examples(Path(dataset), NUM_EXAMPLES, settings.seed)
-        yield Sources(model, dataset)
-
-
-def tiny_qwen() -> Qwen2Config:
-    """A hundred thousand weights, which any processor trains in a minute."""
-    return Qwen2Config(
-        vocab_size=257, hidden_size=64, intermediate_size=160, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
-        tie_word_embeddings=True,
-    )  # fmt: skip
-
-
-def qwen_3b() -> Qwen2Config:
-    """The architecture of Qwen2.5-3B, for random weights where nothing can be downloaded."""
-    rope: Any = {"rope_type": "default", "rope_theta": 1_000_000.0}
-    return Qwen2Config(
-        vocab_size=151936, hidden_size=2048, intermediate_size=11008, num_hidden_layers=36,
-        num_attention_heads=16, num_key_value_heads=2, max_position_embeddings=32768,
-        tie_word_embeddings=True, rope_parameters=rope,
-    )  # fmt: skip

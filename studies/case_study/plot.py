@@ -19,13 +19,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from rmetric.evaluation import Trace
 from rmetric.replay.scored_run import ScoredRun
 from rmetric.reporting.page.downsample import spans
-from rmetric.reporting.style import (
-    COLUMN_WIDTH,
-    FAILURE_LINE,
-    MEANING,
-    ONSET_LINE,
-    TEXT_WIDTH,
-)
+from rmetric.reporting.style import FAILURE_LINE, MEANING, ONSET_LINE, TEXT_WIDTH
 
 LOSSES = {"training_loss": 0.6, "validation_loss": 1.2}  # width of the line
 PANELS, LEGEND, AXIS = 3.3, 0.55, 0.38  # inches: a run's panels, the legend, the lowest axis
@@ -45,14 +39,13 @@ TEXT: dict[str, Any] = dict(
 def plot_twins(runs: Mapping[str, ScoredRun], calibrated: Mapping[str, Trace]) -> Figure:
     """A column for each run: losses, R and the calibrated score; draw it inside `style()`."""
     shown = list(runs.values())
-    width = COLUMN_WIDTH if len(shown) == 1 else TEXT_WIDTH
     height = PANELS + LEGEND + AXIS
-    figure = Figure(figsize=(width, height))
+    figure = Figure(figsize=(TEXT_WIDTH, height))
     panels: Any = figure.subplots(
         3, len(shown), sharex=True, sharey="row", squeeze=False,
         gridspec_kw={
             "height_ratios": (3, 2, 2), "hspace": 0.14, "wspace": 0.08, "right": 0.985,
-            "left": 0.55 / width, "bottom": AXIS / height, "top": 1 - LEGEND / height,
+            "left": 0.55 / TEXT_WIDTH, "bottom": AXIS / height, "top": 1 - LEGEND / height,
         },
     )  # fmt: skip
     highest = max(2.0, *(float(np.nanmax(calibrated[n].scores, initial=0.0)) for n in runs))
@@ -90,9 +83,8 @@ def plot_twins(runs: Mapping[str, ScoredRun], calibrated: Mapping[str, Trace]) -
         axes.set_ylabel(label)
     figure.align_ylabels(panels[:, 0])
     handles = _legend(shown)
-    rows = 1 if len(shown) > 1 else 3
     figure.legend(
-        handles=handles, loc="upper center", ncols=-(-len(handles) // rows), fontsize=FONT,
+        handles=handles, loc="upper center", ncols=len(handles), fontsize=FONT,
         columnspacing=0.9, handletextpad=0.5,
     )  # fmt: skip
     return figure

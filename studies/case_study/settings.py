@@ -1,36 +1,47 @@
-"""The settings of a case study, checked before anything is loaded."""
+"""The settings of a case study and its command line, checked before anything is loaded."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+import argparse
+from dataclasses import dataclass, fields
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from studies.case_study import CaseStudyError
+from studies.case_study.faults import FAULTS
+
 MODEL = "Qwen/Qwen2.5-3B-Instruct"
-TINY = "tiny"  # a model and a text that are made here: see `bundled`
+TINY = "tiny"  # an architecture of `models`, as the next one
 QWEN_3B = "Qwen2.5-3B architecture"
-BUNDLED = "bundled"
+DATASET = "OpenCoder-LLM/opc-sft-stage2"
+BUNDLED = "bundled"  # the text of `bundled`
 #: The paper's fault, which the runs measured so far absorb, and one that breaks them.
 FAULT = "LR_SPIKE,LR_RUNAWAY"
-DATASET = "OpenCoder-LLM/opc-sft-stage2"
-DATASET_CONFIG = "educational_instruct"
 CONTROL = "control"  # the run without a fault
-IGNORED = -100  # the label of a token that is read and not learnt, as torch has it
-
-
-class CaseStudyError(ValueError):
-    """Something that the user has to change; one message, no traceback."""
-
-
-class CannotWrite(CaseStudyError):
-    """The output folder cannot be written."""
-
-
-def _number(default: Any, help: str = "", least: int | None = None, option: str = "") -> Any:
-    """A field with the help and the name of its option, and its smallest value."""
-    return field(default=default, metadata={"help": help, "least": least, "option": option})
+METHODS = {
+    "full": "train all weights",
+    "lora": "train adapters only",
+    "qlora": "train adapters on weights of 4 bits, with bitsandbytes on an NVIDIA GPU",
+}
+#: Attribute of the settings -> its option, its smallest value if it has one, and its help.
+NUMBERS: dict[str, tuple[str, int | None, str]] = {
+    "max_steps": ("--steps", 1, "optimiser steps (default: 800; tiny 400)"),
+    "eval_every": ("--eval-every", 1, "steps between two evaluations (default: 20; tiny 10)"),
+    "fault_step": ("--onset", None, "first step under the fault (default: the middle)"),
+    "fault_steps": ("--duration", 1, "how many steps it acts (default: the fault's own)"),
+    "learning_rate": (
+        "--learning-rate", None, "after the warm-up (default: 1e-5 full, 1e-4 LoRA, 2e-3 tiny)"
+    ),
+    "sequence_length": ("--sequence-length", 8, "tokens (default: 512; tiny 64)"),
+    "micro_batch_size": (
+        "--micro-batch-size", 1, "sequences; a step has four micro-batches (default: 1; tiny 4)"
+    ),
+    "eval_sequences": ("--eval-sequences", 1, "held-out sequences (default: 32)"),
+    "seed": ("--seed", 0, "of weights, data and fault (default: 0)"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,35 +61,24 @@ class Settings:
     model: str = MODEL
     dataset: str = DATASET
     random_weights: bool = False
-    max_steps: int = _number(800, "optimiser steps (default: 800; tiny 400)", 1, "steps")
-    eval_every: int = _number(20, "steps between two evaluations (default: 20; tiny 10)", 1)
+    max_steps: int = 800
+    eval_every: int = 20
     fault: str = FAULT
-    severity: float | None = _number(
-        None, "of a single fault, in its unit (default: the fault's own)"
-    )
-    fault_step: int | None = _number(
-        None, "first step under the fault (default: the middle)", option="onset"
-    )
-    fault_steps: int | None = _number(
-        None, "how many steps it acts (default: the fault's own, 20 for LR_SPIKE)", 1, "duration"
-    )
-    learning_rate: float | None = _number(
-        None, "after the warm-up (default: 1e-5 full, 1e-4 LoRA, 2e-3 tiny)"
-    )
-    warm_up: int = _number(20, least=0)
-    sequence_length: int = _number(512, "tokens (default: 512; tiny 64)", 8)
-    micro_batch_size: int = _number(
-        1, "sequences; a step has four micro-batches (default: 1; tiny 4)", 1
-    )
-    micro_batches: int = _number(4, least=2)
-    eval_sequences: int = _number(32, "held-out sequences (default: 32)", 1)
-    seed: int = _number(0, "of weights, data and fault (default: 0)", 0)
+    fault_step: int | None = None
+    fault_steps: int | None = None
+    learning_rate: float | None = None
+    warm_up: int = 20
+    sequence_length: int = 512
+    micro_batch_size: int = 1
+    micro_batches: int = 4
+    eval_sequences: int = 32
+    seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, about in NUMBERS.items():
-            value, least = getattr(self, name), about["least"]
-            if None not in (value, least) and value < least:
-                raise CaseStudyError(f"{option(name)} is {value}: at least {least} is needed")
+        for name, (option, least, _) in NUMBERS.items():
+            value = getattr(self, name)
+            if value is not None and least is not None and value < least:
+                raise CaseStudyError(f"{option} is {value}: at least {least} is needed")
         if not 1 <= self.onset <= self.max_steps:
             raise CaseStudyError(
                 f"--onset is {self.onset}: it must be from 1 to the last step, "
@@ -107,14 +107,6 @@ class Settings:
         return np.random.default_rng([self.seed, *numbers])
 
 
-NUMBERS = {one.name: one.metadata for one in fields(Settings) if one.metadata}
-
-
-def option(name: str) -> str:
-    """The option of the command line that sets an attribute."""
-    return f"--{(NUMBERS[name]['option'] or name).replace('_', '-')}"
-
-
 def tiny_settings(**changes: Any) -> Settings:
     """A model of a tenth of a million weights on bundled text, for any processor."""
     small: dict[str, Any] = dict(
@@ -122,3 +114,52 @@ def tiny_settings(**changes: Any) -> Settings:
         sequence_length=64, micro_batch_size=4, eval_sequences=32,
     )  # fmt: skip
     return Settings(**(small | changes))
+
+
+def parse_arguments(argv: list[str] | None, description: str | None) -> argparse.Namespace:
+    """The options of the command line; `description` begins its help."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--model", metavar="NAME|PATH", help="on the hub, or a local folder")
+    source.add_argument("--tiny", action="store_true", help="a tiny Qwen2 on bundled text")
+    add("--dataset", metavar="NAME|PATH", help="on the hub, or jsonl, json, csv, parquet here")
+    add(
+        "--random-weights", action="store_true",
+        help="draw the weights; without --model those of Qwen2.5-3B's architecture, on bundled "
+        "text: the real size and cost with nothing to download",
+    )  # fmt: skip
+    add("--device", choices=["auto", "cuda", "cpu"], default="auto", help="default: a GPU if any")
+    add(
+        "--float16", action="store_true",
+        help="compute in float16 with loss scaling, as on a T4, where the GPU has bfloat16",
+    )  # fmt: skip
+    method = parser.add_mutually_exclusive_group()
+    for name, what in METHODS.items():
+        method.add_argument(
+            f"--{name}", dest="method", action="store_const", const=name, default="auto",
+            help=f"{what} (default: the first of all weights, adapters, adapters on 4-bit weights "
+            "that fits)",
+        )  # fmt: skip
+    add(
+        "--fault", type=str.upper, metavar="NAME[:SEVERITY],...", default=FAULT,
+        help=f"one or more of {', '.join(FAULTS)}; each has a run of its own (default: {FAULT})",
+    )  # fmt: skip
+    for name, (option, _, what) in NUMBERS.items():
+        kind, metavar = (float, "X") if name == "learning_rate" else (int, "N")
+        add(option, dest=name, type=kind, metavar=metavar, help=what)
+    add("--out", type=Path, metavar="DIR", help="default: case_study_<device>")
+    return parser.parse_args(argv)
+
+
+def settings_of(arguments: argparse.Namespace) -> Settings:
+    """The settings that were asked for; raises CaseStudyError for what cannot be."""
+    names = {one.name for one in fields(Settings)} & vars(arguments).keys()
+    asked: dict[str, Any] = {n: v for n in names if (v := getattr(arguments, n)) is not None}
+    if arguments.tiny:
+        return tiny_settings(**asked)
+    if arguments.random_weights and arguments.model is None:
+        asked = {"model": QWEN_3B, "dataset": BUNDLED} | asked
+    return Settings(**asked)

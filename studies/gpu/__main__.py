@@ -60,7 +60,7 @@ def part_of(name: str, out: Path, *, tiny: bool, steps: int, of_twins: Sequence[
     command = [
         "run_case_study.py", *small, "--steps", str(steps), "--out", str(out / name),
         "--eval-every", str(max(FEWEST_BETWEEN, steps // EVALUATIONS)),
-        "--checkpoint-every", "0", "--resume", *of_twins,
+        *of_twins,
     ]  # fmt: skip
     return Part(command, f"{name}/summary.json")
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from studies.case_study.options import parse_arguments, settings_of
+from studies.case_study.settings import parse_arguments, settings_of
 from studies.gpu.__main__ import (
     FEWEST_STEPS,
     MOST_STEPS,

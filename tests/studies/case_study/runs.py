@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +12,8 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import run_case_study
-from studies.case_study.bundled import byte_tokenizer
+from studies.case_study.bundled import examples
+from studies.case_study.models import byte_tokenizer
 
 STEPS, EVAL_EVERY, ONSET, LASTS = 24, 4, 13, 3
 
@@ -50,6 +52,12 @@ def write_mini_model(folder: Path) -> Path:
     return folder
 
 
+def write_examples(path: Path, count: int, seed: int = 0) -> Path:
+    """The bundled text as JSONL."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in examples(count, seed)))
+    return path
+
+
 def mini(model: Path, dataset: Path, out: Path, *more: str | Path) -> list[str | Path]:
     """The options of a study of 24 steps."""
     return [
@@ -57,5 +65,5 @@ def mini(model: Path, dataset: Path, out: Path, *more: str | Path) -> list[str |
         "--steps", str(STEPS), "--eval-every", str(EVAL_EVERY),
         "--onset", str(ONSET), "--duration", str(LASTS), "--learning-rate", "0.003",
         "--fault", "LR_SPIKE",
-        "--sequence-length", "32", "--eval-sequences", "2", "--checkpoint-every", "5", *more,
+        "--sequence-length", "32", "--eval-sequences", "2", *more,
     ]  # fmt: skip

@@ -7,13 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import datasets
 import huggingface_hub
 import pytest
 import torch
 
-from studies.case_study import preparation
-from studies.case_study.bundled import write_examples
-from tests.studies.case_study.runs import Result, mini, run, write_mini_model
+from tests.studies.case_study.runs import mini, run, write_examples, write_mini_model
 
 ROOT = Path(__file__).parents[3]
 
@@ -25,22 +24,16 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("data") / "questions.jsonl"
-    write_examples(path, 60)
-    return path
+    return write_examples(tmp_path_factory.mktemp("data") / "questions.jsonl", 60)
 
 
 def refused(*arguments: str | Path) -> str:
     """The one line of an error; nothing else may stand on standard error."""
-    return refused_after_plan(*arguments, lines=1).err
-
-
-def refused_after_plan(*arguments: str | Path, lines: int) -> Result:
     result = run(*arguments)
     assert result.code == 2
     assert result.err.startswith("error: ")
-    assert result.err.count("\n") == lines
-    return result
+    assert result.err.count("\n") == 1
+    return result.err
 
 
 @pytest.mark.parametrize(
@@ -54,12 +47,11 @@ def refused_after_plan(*arguments: str | Path, lines: int) -> Result:
         (["--learning-rate", "nan"], "--learning-rate is nan"),
         (["--sequence-length", "2"], "--sequence-length is 2: at least 8"),
         (["--seed", "-1"], "--seed is -1"),
-        (["--checkpoint-every", "-1"], "--checkpoint-every is -1"),
         (["--fault", "meteor"], "--fault METEOR: known are LR_SPIKE, "),
-        (["--fault", "data_corruption", "--severity", "2"], "must be from 0 to 1"),
-        (["--severity", "2"], "--severity is 2 and --fault LR_SPIKE,LR_RUNAWAY: it goes with one"),
-        (["--fault", "lr_spike", "--severity", "nan"], "--severity is nan"),
-        (["--fault", "lr_spike:x"], "--fault LR_SPIKE:X: its severity must be a number"),
+        (["--fault", "data_corruption:2"], "--fault DATA_CORRUPTION:2: the severity of "),
+        (["--fault", "data_corruption:2"], "must be a number from 0 to 1"),
+        (["--fault", "lr_spike:nan"], "must be a number from 0 to inf, as in LR_SPIKE:15"),
+        (["--fault", "lr_spike:x"], "must be a number from 0 to inf, as in LR_SPIKE:15"),
         (["--fault", "lr_spike,lr_spike:15"], "LR_SPIKE is in it twice"),
         (["--float16"], "--float16: a processor computes in float32"),
     ],
@@ -76,18 +68,20 @@ def test_cuda_where_there_is_none(tmp_path):
 
 def test_a_folder_that_is_no_model_says_what_it_lacks(model, dataset, tmp_path):
     folder = tmp_path / "model"
-    assert "there is no such folder" in refused(*mini(folder, dataset, tmp_path / "out"))
+    assert "there is no such file or folder" in refused(*mini(folder, dataset, tmp_path / "out"))
     folder.mkdir()
-    assert "no config.json" in refused(*mini(folder, dataset, tmp_path / "out"))
+    assert "config.json" in refused(*mini(folder, dataset, tmp_path / "out"))
     (folder / "config.json").write_bytes((model / "config.json").read_bytes())
     assert "it has no tokenizer" in refused(*mini(folder, dataset, tmp_path / "out"))
     (folder / "tokenizer.json").write_text("{")
-    (folder / "pytorch_model.bin").write_bytes(b"pickled")
+    assert "line 1 column 2" in refused(*mini(folder, dataset, tmp_path / "out"))
+    (folder / "tokenizer.json").write_bytes((model / "tokenizer.json").read_bytes())
+    (folder / "pytorch_model.bin").write_bytes(b"pickled, and not read")
     error = refused(*mini(folder, dataset, tmp_path / "out"))
-    assert "no *.safetensors weights" in error
-    assert "pytorch_model.bin is pickled" in error
-    (folder / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes())
-    assert "its tokenizer cannot be read" in refused(*mini(folder, dataset, tmp_path / "out"))
+    assert "no file named model.safetensors" in error
+    (folder / "model.safetensors").write_bytes(b"{")
+    assert "header too small" in refused(*mini(folder, dataset, tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_model_that_brings_its_own_code_is_refused(model, dataset, tmp_path):
@@ -108,12 +102,10 @@ def test_a_model_that_brings_its_own_code_is_refused(model, dataset, tmp_path):
     [
         ("a.jsonl", '{"id": 1, "title": "x"}\n', "found id, title; accepted are instruction"),
         ("a.csv", "id,title\n1,x\n", "found id, title"),
-        ("a.jsonl", '{"text": "x"}\n{"text"\n', "line 2 is no JSON"),
-        ("a.jsonl", "[1]\n", "row 1: found [1]"),
-        ("a.jsonl", "", "it has no rows"),
-        ("a.json", '{"text": "x"}', "a list of rows is needed"),
+        ("a.jsonl", '{"text": "x"}\n{"text"\n', "JSON parse error"),
+        ("a.jsonl", "", "it is empty or cannot be read"),
         ("a.txt", "x", ".txt is not known; accepted are .jsonl, .json, .csv, .parquet"),
-        ("a.parquet", "x", "a.parquet"),
+        ("a.parquet", "x", "Parquet file size is 1 bytes"),
         ("a.jsonl", '{"text": "x"}\n', "do not fill"),
         ("a.jsonl", '{"messages": "x"}\n', "each message has a role and a content"),
     ],
@@ -133,62 +125,39 @@ def test_a_dataset_that_is_not_there(model, tmp_path):
 
 
 def test_longer_sequences_than_the_model_takes(model, dataset, tmp_path):
-    error = refused("--model", model, "--dataset", dataset, "--sequence-length", "65")
+    error = refused(*mini(model, dataset, tmp_path / "out"), "--sequence-length", "65")
     assert "the model takes up to 64" in error
 
 
 def test_a_folder_with_something_else_in_it_is_left_alone(model, dataset, tmp_path):
     (tmp_path / "thesis.txt").write_text("x")
-    assert "not empty and holds no case study" in refused(*mini(model, dataset, tmp_path))
+    assert "it is no empty folder" in refused(*mini(model, dataset, tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_a_summary_of_something_else_is_no_case_study(model, dataset, tmp_path):
-    (tmp_path / "summary.json").write_text('{"runs": 3}')
-    error = refused(*mini(model, dataset, tmp_path), "--resume")
-    assert "not the summary of a case study" in error
+def test_results_that_cannot_be_written_are_exit_code_1(model, dataset, tmp_path):
+    (tmp_path / "file").write_text("x")
+    result = run(*mini(model, dataset, tmp_path / "file" / "out"))
+    assert result.code == 1
+    assert result.err.startswith("error: the results cannot be written: ")
+    assert str(tmp_path / "file" / "out") in result.err
 
 
 @pytest.fixture
 def no_network(monkeypatch) -> None:
-    def unreachable(self, *arguments, **settings):
-        assert settings["timeout"] <= 10
-        raise ConnectionError("no route to host")
-
-    monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", unreachable)
-    monkeypatch.setattr(preparation.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(preparation, "_is_cached", lambda kind, name: False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
 
 
 @pytest.mark.usefixtures("no_network")
-def test_without_a_network_two_lines_name_what_to_fetch_and_where_it_goes(tmp_path):
-    result = refused_after_plan("--device", "cpu", "--out", tmp_path / "out", lines=2)
-    missing, fetch = result.err.splitlines()
-    assert "Qwen/Qwen2.5-3B-Instruct (5.7 GiB)" in missing
-    assert "OpenCoder-LLM/opc-sft-stage2 (size unknown)" in missing
-    assert "(ConnectionError)" in missing
-    assert "hf download Qwen/Qwen2.5-3B-Instruct --local-dir ./Qwen2.5-3B-Instruct" in fetch
-    assert "opc-sft-stage2 --repo-type dataset --local-dir ./opc-sft-stage2" in fetch
-    assert "add --model ./Qwen2.5-3B-Instruct --dataset ./opc-sft-stage2 (--tiny" in fetch
-    assert "LoRA in float32" in result.out  # the plan comes all the same, and before
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.usefixtures("no_network")
-def test_only_what_is_missing_is_to_be_fetched(model, dataset, tmp_path):
-    result = refused_after_plan("--model", "a/b", "--dataset", dataset, "--device", "cpu", lines=2)
-    assert "hf download a/b --local-dir ./b; put the folder here and add --model ./b" in result.err
-    assert "dataset" not in result.err.splitlines()[0]
-    result = refused_after_plan("--model", model, "--dataset", "a/b", "--device", "cpu", lines=2)
-    assert "hf download a/b --repo-type dataset" in result.err
-
-
-def test_where_fetching_is_forbidden_nobody_asks_the_hub(monkeypatch, tmp_path):
-    monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", lambda *a, **k: pytest.fail("asked"))
-    monkeypatch.setattr(preparation.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(preparation, "_is_cached", lambda kind, name: False)
-    result = refused_after_plan("--device", "cpu", "--out", tmp_path / "out", lines=2)
-    assert "HF_HUB_OFFLINE" in result.err
+def test_without_a_network_it_says_what_to_fetch_and_where_it_goes(model, dataset, tmp_path):
+    error = refused("--model", "a/b", "--dataset", dataset, "--device", "cpu")
+    assert "couldn't find them in the cached files" in error
+    assert "hf download a/b --local-dir FOLDER; here: --model FOLDER; --tiny needs none" in error
+    out = tmp_path / "out"
+    error = refused("--model", model, "--dataset", "a/b", "--sequence-length", "32", "--out", out)
+    assert "hf download a/b --repo-type dataset --local-dir FOLDER; here: --dataset FOLDER" in error
+    assert not out.exists()
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
@@ -203,7 +172,7 @@ def test_without_torch_it_says_what_to_install():
         "import run_case_study; sys.exit(run_case_study.main(['--tiny']))"
     )
     assert done.returncode == 2
-    assert done.stderr.endswith("error: torch is not installed: pip install -e '.[live]'\n")
+    assert done.stderr.endswith("error: torch is not installed: pip install -e '.[study,live]'\n")
     assert "Traceback" not in done.stderr
 
 
@@ -213,5 +182,5 @@ def test_help_does_not_pay_for_torch():
         "try: run_case_study.main(['--help'])\n"
         "except SystemExit: print([m for m in ('torch', 'matplotlib') if m in sys.modules])"
     )
-    assert "--checkpoint-every" in done.stdout
+    assert "--micro-batch-size" in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import html
 import json
 from pathlib import Path
 
 import pytest
 
-from studies.case_study.summary_sentence import results_of, sentence
+from rmetric.logs import read_log
+from rmetric.replay.scored_run import score_run
+from studies.case_study.report import table_of
 from studies.common.real_runs import (
     NOT_MEASURED,
     read_summaries,
@@ -92,12 +92,8 @@ RESULTS = ROOT / "results/case_study_cpu_tiny"
 SUMMARY = json.loads((RESULTS / "summary.json").read_text(encoding="utf-8"))
 
 
-def test_the_page_has_the_sentence_of_the_summary_which_is_that_of_the_logs():
-    assert sentence(results_of(SUMMARY)) == SUMMARY["sentence"]
-    assert f"> {SUMMARY['sentence']} <!-- end -->" in PAGE
-    assert SUMMARY["sentence"] in html.unescape(
-        (RESULTS / "case_study.html").read_text(encoding="utf-8")
-    )
+def test_the_page_has_the_table_of_the_summary():
+    assert table_of(SUMMARY) in (ROOT / "docs/case_study.md").read_text(encoding="utf-8")
 
 
 def test_the_page_says_what_the_summary_says():
@@ -125,10 +121,10 @@ def test_the_page_says_what_the_summary_says():
     assert f"alarms {calibrated['lead_steps']} steps before the failure" in PAGE
 
 
-def test_the_page_says_what_the_rows_say():
-    with open(RESULTS / "results.csv", encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert {row["failure_rate"] for row in rows} == {"0"}
-    runaway = {int(row["step"]): row for row in rows if row["run"] == "LR_RUNAWAY"}
-    before, then, later = (float(runaway[step]["validation_loss"]) for step in (200, 210, 260))
+def test_the_page_says_what_the_logs_say():
+    logs = {name: read_log(RESULTS / f"{run['id']}.jsonl") for name, run in SUMMARY["runs"].items()}
+    for log in logs.values():
+        assert {score.raw.failure_rate for score in score_run(log).scores} == {0.0}
+    losses = {record.step: record.validation_loss for record in logs["LR_RUNAWAY"].records}
+    before, then, later = (losses[step] for step in (200, 210, 260))
     assert f"from {before:.2f} to {then:.2f}; it reaches {later:.1f} at step 260" in PAGE

@@ -9,25 +9,26 @@ import torch
 from transformers import Qwen2ForCausalLM
 
 from studies.case_study import models
-from studies.case_study.bundled import byte_tokenizer, tiny_qwen, write_examples
-from studies.case_study.models import load_model, read_config
-from studies.case_study.plan import Recipe, memory_needed
+from studies.case_study.models import byte_tokenizer, load_model, read_config, tiny_qwen
+from studies.case_study.recipe import Recipe, memory_needed
 from studies.case_study.settings import Settings
-from tests.studies.case_study.runs import run
-from tests.studies.case_study.test_plan import RTX_4060
+from tests.studies.case_study.runs import mini, run, write_examples, write_mini_model
+from tests.studies.case_study.test_recipe import RTX_4060
 
 
 def test_without_bitsandbytes_it_says_what_to_install_before_anything_is_loaded(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("studies.case_study.plan.find_device", lambda kind, float16: RTX_4060)
+    model = write_mini_model(tmp_path / "model")
+    data = write_examples(tmp_path / "questions.jsonl", 60)
+    monkeypatch.setattr("studies.case_study.recipe.find_device", lambda kind, float16: RTX_4060)
     monkeypatch.setattr(models, "is_bitsandbytes_available", lambda: False)
     monkeypatch.setattr(models, "_pretrained", lambda *_: pytest.fail("loaded"))
-    result = run("--random-weights", "--out", tmp_path / "out")
+    result = run(*mini(model, data, tmp_path / "out"), "--qlora")
     assert result.code == 2
-    assert "bitsandbytes" in result.err
-    assert "pip install -e '.[live,qlora]'" in result.err
     assert "LoRA on 4-bit weights (NF4) in bfloat16" in result.err
+    assert "needs the package bitsandbytes" in result.err
+    assert "pip install -e '.[study,live,qlora]'" in result.err
     assert not (tmp_path / "out").exists()
 
 
@@ -60,35 +61,24 @@ def model(tmp_path_factory) -> Path:
     return folder
 
 
-def bytes_of(loaded) -> dict[str, int]:
-    """Bytes of the weights of a loaded model, by the names of `Memory`."""
-    found = dict.fromkeys(("weights", "weights_4bit", "quantisation_constants", "adapters"), 0)
-    seen = set()
-    for weight in loaded.parameters():
-        state = getattr(weight, "quant_state", None)
-        if state is not None:
-            parts = state.absmax, state.offset, state.code, state.state2.absmax
-            found["quantisation_constants"] += sum(part.nbytes for part in parts)
-            if state.state2.code.data_ptr() not in seen:
-                seen.add(state.state2.code.data_ptr())
-                found["quantisation_constants"] += state.state2.code.nbytes
-        name = "weights_4bit" if state else "adapters" if weight.requires_grad else "weights"
-        found[name] += weight.nbytes
-    return found
+def bytes_of(weight: torch.nn.Parameter) -> int:
+    """With the constants of its quantisation, without the table that all weights share."""
+    state = getattr(weight, "quant_state", None)
+    parts = () if state is None else (state.absmax, state.offset, state.code, state.state2.absmax)
+    return weight.nbytes + sum(part.nbytes for part in parts)
 
 
 @needs_bitsandbytes
 @pytest.mark.parametrize("random_weights", [False, True])
 def test_a_loaded_4_bit_model_is_as_large_as_planned(model, random_weights):
     config = read_config(str(model))
-    loaded = load_model(str(model), config, RECIPE, Settings(random_weights=random_weights))
-    planned = memory_needed(config, RECIPE, sequence_length=64, micro_batch_size=1)
-    found = bytes_of(loaded)
-    assert found["weights"] == planned["weights"]
-    assert found["weights_4bit"] == planned["weights_4bit"] > 0
-    assert found["adapters"] == planned["adapters"] * 4 // 6  # copies come with the arithmetic
-    constants = planned["quantisation_constants"]
-    assert constants - 4096 <= found["quantisation_constants"] <= constants
+    settings = Settings(model=str(model), random_weights=random_weights)
+    loaded = load_model(settings, config, RECIPE)
+    planned = memory_needed(config, RECIPE, settings)
+    frozen = [p for p in loaded.parameters() if not p.requires_grad]
+    assert sum(map(bytes_of, frozen)) == pytest.approx(planned["frozen_weights"], rel=0.03)
+    trained = sum(p.numel() for p in loaded.parameters() if p.requires_grad)
+    assert planned["gradients"] == 4 * trained
 
 
 @needs_bitsandbytes
@@ -96,12 +86,11 @@ def test_a_loaded_4_bit_model_is_as_large_as_planned(model, random_weights):
 def test_4_bit_weights_are_trained_on_and_stay_as_they_are(model, tmp_path):
     from tests.studies.case_study.test_training import trained
 
-    data = tmp_path / "questions.jsonl"
-    write_examples(data, 120)
+    data = write_examples(tmp_path / "questions.jsonl", 120)
     training = trained(RECIPE, model, data, tmp_path / "x.jsonl", steps=6)
     assert training.monitor.usable, training.monitor.problem
     weights = dict(training.model.named_parameters())
-    fresh = load_model(str(model), read_config(str(model)), RECIPE, Settings())
+    fresh = load_model(Settings(model=str(model)), read_config(str(model)), RECIPE)
     for name, before in fresh.named_parameters():
         assert torch.equal(before, weights[name]) is not before.requires_grad, name
         assert ("lora" in name) is before.requires_grad
@@ -123,7 +112,7 @@ def test_the_loss_on_4_bit_weights_is_near_that_on_16_bits(model):
             device="cpu", dtype=torch.bfloat16, lora=True, four_bit=four_bit,
             gradient_checkpointing=True,
         )  # fmt: skip
-        loaded = load_model(str(model), config, recipe, Settings())
+        loaded = load_model(Settings(model=str(model)), config, recipe)
         with torch.no_grad():
             losses.append(float(loaded(input_ids=tokens, labels=tokens).loss))
     assert losses[0] == pytest.approx(losses[1], rel=0.02)

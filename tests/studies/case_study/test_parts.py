@@ -1,4 +1,4 @@
-"""The parts of the case study: data, faults, checkpoints."""
+"""The parts of the case study: data and faults."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from studies.case_study.bundled import byte_tokenizer, examples, tiny_qwen, write_examples
-from studies.case_study.data import Batch, Blocks, make_blocks, read_rows, reader_of, tokens_of
+from studies.case_study import IGNORED
+from studies.case_study.bundled import examples
+from studies.case_study.data import Batch, Blocks, load_data, messages_of, read_rows, tokens_of
 from studies.case_study.faults import FAULTS, Fault, faults_of
-from studies.case_study.folder import Checkpoints
-from studies.case_study.settings import IGNORED, CaseStudyError, Settings, tiny_settings
+from studies.case_study.models import byte_tokenizer, tiny_qwen
+from studies.case_study.settings import BUNDLED, tiny_settings
+from tests.studies.case_study.runs import write_examples
 
 TOKENIZER = byte_tokenizer()
 
 
-def fault_of(**settings) -> Fault:
-    [fault] = faults_of(Settings(**settings))
+def fault_of(asked: str, onset: int = 400, duration: int | None = None) -> Fault:
+    [fault] = faults_of(asked, onset, duration)
     return fault
 
 
@@ -50,7 +52,7 @@ def test_the_bundled_text_is_python_and_the_same_for_the_same_seed():
 
 
 def first_tokens(row: dict) -> tuple[list[int], list[int]]:
-    return tokens_of(reader_of([row], "x")(row), TOKENIZER)
+    return tokens_of(messages_of(row, "x"), TOKENIZER)
 
 
 def test_the_same_words_are_the_same_tokens_whatever_the_columns_are_called():
@@ -75,7 +77,7 @@ def test_a_chat_template_is_used_where_the_tokenizer_has_one():
         "{% if add_generation_prompt %}<assistant>{% endif %}"
     )
     row = {"instruction": "why?", "output": "so."}
-    tokens, labels = tokens_of(reader_of([row], "x")(row), chat)
+    tokens, labels = tokens_of(messages_of(row, "x"), chat)
     assert chat.decode(tokens) == "<user>why?\n<assistant>so.\n<|endoftext|>"
     assert chat.decode([x for x in labels if x != IGNORED]) == "so.\n<|endoftext|>"
 
@@ -93,14 +95,22 @@ def test_four_formats_and_a_folder_hold_the_same_rows(tmp_path):
         writer.writerows(rows)
     for suffix in ("jsonl", "json", "parquet", "csv"):
         assert list(read_rows(str(tmp_path / f"a.{suffix}"))) == rows
-    assert list(read_rows(str(tmp_path))) == rows * 4
+    (tmp_path / "twice").mkdir()
+    for name in ("b.jsonl", "c.jsonl"):
+        write_examples(tmp_path / "twice" / name, 5)
+    assert list(read_rows(str(tmp_path / "twice"))) == rows * 2
+    # A copy of the default dataset has its configurations below it.
+    (tmp_path / "twice").rename(tmp_path / "educational_instruct")
+    assert list(read_rows(str(tmp_path))) == rows * 2
+    assert list(read_rows(BUNDLED, seed=3))[:5] == list(examples(5, seed=3))
 
 
 def blocks_of(sequence_length: int = 32, **changes: int) -> tuple[Blocks, Blocks]:
     settings = tiny_settings(
         sequence_length=sequence_length, max_steps=20, eval_sequences=3, **changes
     )
-    return make_blocks(list(examples(60)), "x", TOKENIZER, settings)
+    data = load_data(settings, tiny_qwen(), TOKENIZER)
+    return data.training, data.held_out
 
 
 def test_no_held_out_sequence_is_trained_on():
@@ -145,31 +155,28 @@ def batch_of(size: int = 40, length: int = 50) -> Batch:
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_acts_from_its_onset_for_its_duration(name):
-    fault = fault_of(fault=name, fault_step=100, fault_steps=7)
+    fault = fault_of(name, 100, duration=7)
     assert [step for step in range(90, 120) if fault.acts(step)] == list(range(100, 107))
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_that_strikes_gradients_changes_them_and_no_other_does(name):
-    fault = fault_of(fault=name)
+def test_a_fault_acts_at_one_place():
+    for fault in FAULTS.values():
+        assert [fault.rate, fault.batch, fault.gradient].count(None) == 2, fault.name
+
+
+def test_faults_of_gradients_change_them_by_their_severity():
     gradient = torch.linspace(-1, 1, 30)
-    struck = fault.gradient(gradient, 0, chance())
-    strikes = name in ("GRADIENT_SCALE", "SIGN_FLIP_ALL", "GRADIENT_NOISE", "NAN_GRADIENT")
-    assert (not torch.equal(struck, gradient)) is strikes is bool(fault.kind.gradient)
-    assert torch.equal(gradient, torch.linspace(-1, 1, 30))
-    if name != "SIGN_FLIP_ALL":  # the others strike the first worker alone
-        assert torch.equal(fault.gradient(gradient, 1, chance()), gradient)
-
-
-def test_noise_is_as_large_as_it_says():
-    gradient = torch.randn(20_000, generator=torch.Generator().manual_seed(1))
-    noise = fault_of(fault="GRADIENT_NOISE", severity=5.0).gradient(gradient, 0, chance())
-    assert float((noise - gradient).norm() / gradient.norm()) == pytest.approx(5.0, rel=0.05)
+    scaled, turned, spoilt = (
+        fault_of(asked).gradient for asked in ("GRADIENT_SCALE:7", "SIGN_FLIP_ALL", "NAN_GRADIENT")
+    )
+    assert torch.equal(scaled(gradient, 7.0), 7 * torch.linspace(-1, 1, 30))
+    assert torch.equal(turned(gradient, 2.0), -2 * torch.linspace(-1, 1, 30))
+    assert spoilt(gradient, 1.0).isnan().all()
 
 
 def test_corrupted_data_is_learnt_as_it_is_read():
-    fault = fault_of(fault="DATA_CORRUPTION", severity=0.3)
-    clean, spoilt = batch_of(), fault.batch(batch_of(), 257, chance())
+    clean = batch_of()
+    spoilt = fault_of("DATA_CORRUPTION").batch(batch_of(), 0.3, 257, chance())
     changed = spoilt.tokens_BL != clean.tokens_BL
     assert changed.mean() == pytest.approx(0.3, abs=0.03)
     learnt = clean.labels_BL != IGNORED
@@ -178,54 +185,18 @@ def test_corrupted_data_is_learnt_as_it_is_read():
 
 
 def test_shuffled_labels_are_the_same_ones_elsewhere():
-    fault = fault_of(fault="LABEL_SHUFFLE", severity=0.5)
-    clean, spoilt = batch_of(), fault.batch(batch_of(), 257, chance())
+    clean = batch_of()
+    spoilt = fault_of("LABEL_SHUFFLE").batch(batch_of(), 0.5, 257, chance())
     assert np.array_equal(clean.tokens_BL, spoilt.tokens_BL)
     assert np.array_equal(np.sort(clean.labels_BL), np.sort(spoilt.labels_BL))
     moved = (clean.labels_BL != spoilt.labels_BL).any(axis=1)
     assert 0.3 < moved.mean() < 0.7
 
 
-def test_a_flipped_bit_is_one_bit_of_one_exponent():
-    model = torch.nn.Linear(30, 20)
-    before = [p.detach().clone() for p in model.parameters()]
-    fault_of(fault="WEIGHT_BIT_FLIP").state(model, None, chance())
-    flips = torch.cat(
-        [(p.detach().view(torch.int32) ^ old.view(torch.int32)).flatten()
-         for p, old in zip(model.parameters(), before, strict=True)]
-    )  # fmt: skip
-    struck = flips[flips != 0].tolist()
-    assert len(struck) == 1
-    assert struck[0] in [1 << bit for bit in range(23, 31)]
-
-
 def test_the_learning_rate_is_multiplied_or_runs_away():
-    spike = fault_of(fault="LR_SPIKE")
-    assert spike.learning_rate(400, 1e-4) == spike.learning_rate(419, 1e-4) == 15e-4
-    runaway = fault_of(fault="LR_RUNAWAY")
-    rates = [runaway.learning_rate(step, 1e-4) for step in range(400, 500)]
+    spike, runaway = fault_of("LR_SPIKE"), fault_of("LR_RUNAWAY")
+    assert {spike.rate(spike.severity, step) for step in (1, 20)} == {15.0}
+    rates = [runaway.rate(runaway.severity, step) for step in range(1, 101)]
     assert rates == sorted(rates)
-    assert rates[0] > 1e-4
-
-
-# -- checkpoints
-
-
-@pytest.mark.parametrize("on_disk", [True, False])
-def test_a_checkpoint_does_not_change_with_what_it_was_taken_of(tmp_path, on_disk):
-    checkpoints = Checkpoints(tmp_path / "states" if on_disk else None)
-    weights = torch.zeros(3)
-    checkpoints.save("last", {"step": 4, "weights": {"w": weights}, "alerts": [1, True]})
-    weights += 1
-    state = checkpoints.load("last")
-    assert state["weights"]["w"].tolist() == [0, 0, 0]
-    assert (state["step"], state["alerts"]) == (4, [1, True])
-    checkpoints.forget("last")
-    assert checkpoints.load("last") is None
-    assert not (tmp_path / "states").exists()
-
-
-def test_a_disk_without_room_is_said_before_the_training(tmp_path):
-    with pytest.raises(CaseStudyError, match="--checkpoint-every 0"):
-        Checkpoints(tmp_path / "states").check_room(10**18, number=2)
-    Checkpoints(None).check_room(10**18, number=2)
+    assert rates[0] == 1.1
+    assert rates[-1] == pytest.approx(1.1**100)

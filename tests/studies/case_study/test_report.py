@@ -1,4 +1,4 @@
-"""results.csv and the plot, from the committed logs."""
+"""The verdicts and the plot, from the committed logs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rmetric.logs import read_log
 from rmetric.replay.scored_run import ScoredRun, score_run
 from rmetric.reporting.style import TEXT_WIDTH, style
 from studies.case_study.plot import plot_twins
-from studies.case_study.report import write_results
+from studies.case_study.report import HEADINGS, rows_of, table_of, verdict
 
 RESULTS = Path(__file__).resolve().parents[3] / "results/case_study_cpu_tiny"
 
@@ -28,11 +28,6 @@ def scored() -> dict[str, ScoredRun]:
 @pytest.fixture(scope="module")
 def calibrated(scored) -> dict[str, Trace]:
     return {name: trace("calibrated", run.run) for name, run in scored.items()}
-
-
-def test_the_committed_rows_are_those_of_the_committed_logs(scored, calibrated, tmp_path):
-    write_results(tmp_path / "results.csv", scored, calibrated)
-    assert (tmp_path / "results.csv").read_bytes() == (RESULTS / "results.csv").read_bytes()
 
 
 def panels(figure: Figure, label: str) -> list:
@@ -63,3 +58,47 @@ def test_the_plot_has_the_calibrated_score_its_threshold_and_its_first_alarm(sco
     )]  # fmt: skip
     assert min(sizes) >= 7.0  # points, at the width that it is printed at
     assert figure.get_size_inches()[0] == TEXT_WIDTH
+
+
+ONSET = 200
+
+
+@pytest.mark.parametrize(
+    ("failure", "first", "said"),
+    [
+        (230, None, "missed"),
+        (None, None, "no alarm"),
+        (230, 199, "199: false alarm"),
+        (230, 200, "200: 30 steps ahead"),
+        (230, 229, "229: 1 step ahead"),
+        (230, 230, "230: too late"),
+        (None, 199, "199: false alarm"),
+        (None, 200, "200: on a fault that was absorbed"),
+    ],
+)
+def test_the_verdict_is_that_of_the_causal_rule(failure, first, said):
+    run = {"onset_step": ONSET, "failure_step": failure}
+    assert verdict(run, first) == said
+    # Without a fault each alarm is false, also where the run fails by itself.
+    control = verdict(run | {"onset_step": None}, first)
+    assert control == (said if first is None else f"{first}: false alarm")
+
+
+def test_the_table_has_each_run_with_its_outcome_and_both_verdicts():
+    def judged(**firsts: int | None) -> dict:
+        return {name: {"first_alert_step": first} for name, first in firsts.items()}
+
+    runs = {
+        "control": {"outcome": "healthy", "onset_step": None, "failure_step": None},
+        "A": {"outcome": "failed", "onset_step": ONSET, "failure_step": 230,
+              "failure_kind": "non_finite"},
+    }  # fmt: skip
+    for run, first in zip(runs.values(), (30, 215), strict=True):
+        run["r_metric"] = {"first_alert_step": first}
+    summary = {"runs": runs, "other_detectors": {"calibrated": judged(control=None, A=260)}}
+    assert rows_of(summary) == [
+        ("control", "-", "healthy", "30: false alarm", "no alarm"),
+        ("A", "200", "non-finite at 230", "215: 15 steps ahead", "260: too late"),
+    ]
+    assert table_of(summary).splitlines()[0].split("  ")[0] == HEADINGS[0]
+    assert len(table_of(summary).splitlines()) == 3
