@@ -12,12 +12,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Package -> lines of Python and files, at most.
 LARGEST = {
-    "rmetric": (63_485, 360),
-    "studies": (28_244, 177),
-    "tests": (55_138, 281),
+    "rmetric": (63_780, 360),
+    "studies": (24_207, 161),
+    "tests": (54_513, 277),
 }
 #: Words of docs/*.md, at most.
-MOST_WORDS = 59_653
+MOST_WORDS = 59_935
 #: As radon counts branches: from 21 on a function has the grade D.
 MOST_BRANCHES = 20
 _BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.Assert, ast.Lambda)
