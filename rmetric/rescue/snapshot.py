@@ -402,7 +402,7 @@ class Snapshots:
         return Buffer(size, device, pinned=pinned and on_host)
 
     def _drop_spare(self, device: torch.device) -> None:
-        """Their memory goes: the optimiser's state came or went, and none of that size is needed."""
+        """Free those of a device: the optimiser's state came or went, which changes the size."""
         for buffer in self._spare:
             if buffer.memory.device == device:
                 buffer.free()
