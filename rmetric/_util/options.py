@@ -68,11 +68,6 @@ def wait_seconds(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{error} (inf: without end)") from None
 
 
-def path_out(text: str) -> Path:
-    """A path to write to, on the terms of `path_in`: a file would replace a device."""
-    return path_in(text)
-
-
 def path_in(text: str) -> Path:
     """A path to read from, which may be missing: nothing that `refuse_special` refuses."""
     if not text:
@@ -82,6 +77,10 @@ def path_in(text: str) -> Path:
     except LogError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return Path(text)
+
+
+#: A path to write to, on the same terms: a file would replace a device.
+path_out = path_in
 
 
 def refuse_input(name: str, out: Path | None, inputs: Iterable[Path | None]) -> None:

@@ -78,12 +78,9 @@ class Batches(Audit):
     def measure(self, training: Training) -> Mapping[str, Tensor]:
         found = {}
         if self._prints:
-            where = self._prints[0].device
-            rows = halves(torch.stack([one.to(where) for one in self._prints]))
-            found["batches"] = rows.double().flatten()
+            found["batches"] = halves(_stacked(self._prints)).double().flatten()
         if self._labelled:
-            where = self._labelled[0].device
-            found["labelled"] = torch.stack([one.to(where) for one in self._labelled]).max()
+            found["labelled"] = _stacked(self._labelled).max()
         self._prints, self._labelled = [], []
         return found
 
@@ -201,6 +198,11 @@ def tensors_in(parts: Any, most: int | None = _TENSORS, depth: int = _DEPTH) -> 
         return []
     each = parts.values() if isinstance(parts, Mapping) else parts
     return [tensor for part in each for tensor in tensors_in(part, most, depth - 1)][:most]
+
+
+def _stacked(scalars: list[Tensor]) -> Tensor:
+    """On the device of the first."""
+    return torch.stack([one.to(scalars[0].device) for one in scalars])
 
 
 @torch.no_grad()

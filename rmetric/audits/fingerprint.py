@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,15 +66,9 @@ def ordered(row: Tensor) -> Tensor:
     return (bits * (mixed ^ (mixed >> 29) | 1)).sum()
 
 
-@torch.no_grad()
 def fingerprints(tensors: Sequence[Tensor | None]) -> Tensor:
     """Of each tensor, shape (tensors,), int64, on the device of the first; 0 for None."""
-    found = [fingerprint(one) for one in tensors if one is not None]
-    if not found:
-        return torch.zeros(len(tensors), dtype=torch.int64)
-    where, there = found[0].device, iter(found)
-    zero = torch.zeros((), dtype=torch.int64, device=where)
-    return torch.stack([zero if one is None else next(there).to(where) for one in tensors])
+    return _of_each(tensors, fingerprint, torch.tensor(0))
 
 
 def halves(whole: Tensor) -> Tensor:
@@ -93,14 +87,19 @@ def joined(rows: Any) -> np.ndarray:
     return whole
 
 
-@torch.no_grad()
 def peaks(tensors: Sequence[Tensor | None]) -> Tensor:
     """Largest magnitude in each tensor, shape (tensors,), float64; -1 for None and empty ones."""
-    found = [_peak(one) if one is not None else None for one in tensors]
-    where = next((one.device for one in found if one is not None), torch.device("cpu"))
-    none = torch.full((), -1.0, dtype=torch.float64, device=where)
-    rows = [none if one is None else one.to(where, torch.float64) for one in found]
-    return torch.stack(rows) if rows else torch.zeros(0, dtype=torch.float64)
+    return _of_each(tensors, _peak, torch.tensor(-1.0, dtype=torch.float64))
+
+
+@torch.no_grad()
+def _of_each(
+    tensors: Sequence[Tensor | None], measure: Callable[[Tensor], Tensor | None], none: Tensor
+) -> Tensor:
+    found = [None if one is None else measure(one) for one in tensors]
+    none = none.to(next((one.device for one in found if one is not None), none.device))
+    rows = [none if one is None else one.to(none) for one in found]
+    return torch.stack(rows) if rows else none.new_zeros(0)
 
 
 def _peak(tensor: Tensor) -> Tensor | None:

@@ -11,8 +11,6 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from rmetric._util.errors import require
-
 STALL, SLOW_RANK, SLOW_DRIFT = SOURCES = ("stall", "slow_rank", "slow_drift")
 
 #: Parts of a step, in the order in which they are suspected: the time that a rank waits for data
@@ -159,7 +157,6 @@ class StallDetector:
     SETTINGS: ClassVar[frozenset[str]] = frozenset({"_seconds"})
 
     def __init__(self, seconds: float) -> None:
-        require("seconds", seconds, seconds > 0.0, "above 0")
         self._seconds = seconds
         self._totals: deque[float] = deque(maxlen=WINDOW)
         self._sizes: deque[float] = deque(maxlen=WINDOW)
@@ -273,7 +270,6 @@ class SlowRankDetector:
     SETTINGS: ClassVar[frozenset[str]] = frozenset({"_factor"})
 
     def __init__(self, factor: float) -> None:
-        require("factor", factor, factor > 1.0, "above 1")
         self._factor = factor
         self._rows: deque[list[list[float]]] = deque(maxlen=RANK_WINDOW)
         self._own = False  # whether the rows hold forward and backward too
@@ -361,7 +357,6 @@ class DriftDetector:
     SETTINGS: ClassVar[frozenset[str]] = frozenset({"_drop"})
 
     def __init__(self, drop: float) -> None:
-        require("drop", drop, 0.0 < drop < 1.0, "between 0 and 1")
         self._drop = drop
         self._block: list[list[float]] = []  # total, size, parts of each step
         self._last: list[float] = []  # of the block before: value, total, size, parts

@@ -120,10 +120,6 @@ class MicroBatchWorkers(GradientListener):
 
     _kept: dict[int, Tensor]  # gradients that are not measured yet, by the place of the parameter
 
-    @property
-    def several(self) -> bool:
-        return len(self._micro_batches) > 1
-
     def next(self) -> None:
         self._measure_kept()
         if self._parts:
@@ -166,7 +162,7 @@ class MicroBatchWorkers(GradientListener):
             self._error = error
 
     def _statistics(self) -> WorkerStatistics | None:
-        if not self.several:
+        if len(self._micro_batches) < 2:
             return None
         rows = _aligned(
             [{i: part[1] for i, part in parts.items()} for parts in self._micro_batches]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rmetric.monitor.actions.checkpoint_file import plain, write_whole
+from rmetric.monitor.actions.checkpoint_file import plain, set_random_state, write_whole
 from rmetric.rescue.recent_batches import (
     HostState,
     KeptBatch,
@@ -17,7 +17,6 @@ from rmetric.rescue.recent_batches import (
     host_random_state,
     position_after,
     same_state,
-    set_host_random_state,
 )
 
 if TYPE_CHECKING:
@@ -128,7 +127,7 @@ class DataPosition(ABC):
         """Move the random state as when the pass for this epoch began."""
         before, after = self._begun.get(epoch, (None, None))
         if before is not None and after is not None and same_state(before, host_random_state()):
-            set_host_random_state(after)
+            set_random_state(after)
 
     # -- what a rescue asks and sets
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,8 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rmetric.monitor.actions.checkpoint_file import random_state, set_random_state
+
 #: Result of `host_random_state`, and one before and one after something.
-HostState = tuple[Any, ...]
+HostState = Mapping[str, Any]
 States = tuple[HostState, HostState]
 #: Batches beyond this are not kept: token ids of 100 steps take some ten million bytes.
 KEPT_BYTES = 1 << 30
@@ -77,7 +78,7 @@ class RecentBatches:
         kept = self._kept[self.position - self.first]
         self.position += 1
         if kept.states is not None and same_state(kept.states[0], host_random_state()):
-            set_host_random_state(kept.states[1])
+            set_random_state(kept.states[1])
         return replace(kept, value=_copy(kept.value))  # the training may change a batch in place
 
     def _keep(self, new: KeptBatch, before: HostState) -> None:
@@ -191,20 +192,14 @@ def bytes_of(value: Any, seen: set[int] | None = None) -> int:
 
 
 def host_random_state() -> HostState:
-    return random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-
-
-def set_host_random_state(state: HostState) -> None:
-    of_python, of_numpy, of_torch = state
-    random.setstate(of_python)
-    np.random.set_state(of_numpy)  # noqa: NPY002
-    torch.set_rng_state(of_torch)
+    return random_state(set())
 
 
 def same_state(state: HostState, other: HostState) -> bool:
+    one, another = state["numpy"], other["numpy"]
     return (
-        torch.equal(state[2], other[2])
-        and state[0] == other[0]
-        and state[1][2:] == other[1][2:]
-        and bool(np.array_equal(state[1][1], other[1][1]))
+        torch.equal(state["torch"], other["torch"])
+        and state["python"] == other["python"]
+        and one[2:] == another[2:]
+        and bool(np.array_equal(one[1], another[1]))
     )

@@ -383,21 +383,30 @@ class Snapshots:
         for device, of_device in places.items():
             those = [tensors[place] for place in of_device]
             size = sum(aligned(t.numel() * t.element_size()) for t in those)
-            fitting = [b for b in self._spare if b.memory.device == device and b.size == size]
-            if fitting:
-                buffer = fitting[0]
-                self._spare = [b for b in self._spare if b is not buffer]
-            else:
-                for other in [b for b in self._spare if b.memory.device == device]:
-                    other.free()  # of another size: the optimiser's state came or went
-                self._spare = [b for b in self._spare if b.memory.device != device]
-                on_host = device.type == "cpu"
-                if on_host:
-                    self._check_room(size)
-                buffer = Buffer(size, device, pinned=pinned and on_host)
+            buffer = self._buffer(size, device, pinned=pinned)
             snapshot.buffers[device] = buffer
             for place, view in zip(of_device, buffer.views(those), strict=True):
                 snapshot.bulk[place] = view
+
+    def _buffer(self, size: int, device: torch.device, *, pinned: bool) -> Buffer:
+        """A spare buffer, or a new one in place of those of another size."""
+        wanted = size, device
+        fitting = next((b for b in self._spare if (b.size, b.memory.device) == wanted), None)
+        if fitting is not None:
+            self._spare = [b for b in self._spare if b is not fitting]
+            return fitting
+        self._drop_spare(device)
+        on_host = device.type == "cpu"
+        if on_host:
+            self._check_room(size)
+        return Buffer(size, device, pinned=pinned and on_host)
+
+    def _drop_spare(self, device: torch.device) -> None:
+        """Free those of a device: the optimiser's state came or went, which changes the size."""
+        for buffer in self._spare:
+            if buffer.memory.device == device:
+                buffer.free()
+        self._spare = [b for b in self._spare if b.memory.device != device]
 
     def _check_room(self, size: int) -> None:
         """Raise MemoryError if the snapshots of `size` bytes to come do not fit."""

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rmetric.monitor.actions.checkpoint_file import set_random_state
 from rmetric.rescue.recent_batches import (
     KeptBatch,
     RecentBatches,
@@ -120,9 +121,7 @@ def test_drawing_moves_the_random_state_again():
     batches.next(draw)
     after = host_random_state()
     assert not same_state(before, after)
-    torch.set_rng_state(before[2])
-    random.setstate(before[0])
-    np.random.set_state(before[1])  # noqa: NPY002
+    set_random_state(before)
     assert batches.set_back(0)
     batches.next(pytest.fail)
     assert same_state(host_random_state(), after)
