@@ -102,7 +102,8 @@ TARGETS: dict[str, Target] = {
         "step global_step_max_steps global_step train_step train_global_step training_step"
         " trainer_global_step"
         " global_steps iteration iteration_step train_iteration iter num_updates train_num_updates"
-        " current_steps num_iterations n_iter update batch _step epoch steps iterations iters",
+        " current_steps num_iterations n_iter update batch _step epoch steps iterations iters"
+        " time_total_timesteps total_timesteps num_timesteps total_steps episode",
         core=_any_of("step", "iteration", "iter"),
         neutral=_PLACES | _words("global optim optimizer current"),
     ),
@@ -188,7 +189,8 @@ TARGETS: dict[str, Target] = {
         " train_reward_mean train_mean_reward avg_reward average_reward rollout_ep_rew_mean"
         " ep_rew_mean episode_reward_mean ep_reward_mean objective_scores objective_rlhf_reward"
         " env_reward_mean ppo_mean_scores charts_episodic_return episodic_return episode_return"
-        " rewards_mean reward_mean_raw reward_raw_mean raw_reward_mean raw_reward reward_raw",
+        " rewards_mean reward_mean_raw reward_raw_mean raw_reward_mean raw_reward reward_raw"
+        " rollout_return_history rollout_return mean_return total_reward episode_reward",
         core=_any_of("reward", "reward mean", "reward avg"),
         neutral=_PLACES | _words("raw norm normalised normalized"),
     ),

@@ -280,7 +280,8 @@ def _step(found: Words, names: Iterable[str]) -> tuple[int | None, int | None, b
     for values in (found.exact, found.loose):
         for name in names:
             step = _whole(values.get(name))
-            if step is not None:
+            # Beside a count ``[500/9000]`` a batch is its size.
+            if step is not None and not (name == "batch" and found.unnamed):
                 return step, found.totals.get(name), values is found.exact
     return (*found.unnamed, False) if found.unnamed else (None, None, False)
 
@@ -379,7 +380,9 @@ def name_in(before: str, known: frozenset[str]) -> tuple[str, bool]:
     stripped = before.rstrip()
     words = stripped.rstrip(":=([{ ")
     if stripped.endswith("="):
-        words = " ".join(words.split()[-1:])
+        last = words.split()[-2:]  # of ``Train Loss=``, but not of ``epoch done loss=``
+        both = words[-1:].isalpha() and plain_name(" ".join(last)) in known
+        words = " ".join(last if both else last[-1:])
     words = _BREAK.split(words)[-1].replace(":", " ").replace("=", " ")
     plain = [w for w in (plain_name(word).lstrip("_") for word in words.split()[-8:]) if w]
     if len(plain) > 1 and plain[-1] in _FILLING:

@@ -15,6 +15,11 @@ from rmetric.readers.names import TARGETS, is_throughput, meaning
 #: Program -> the columns that it logs together, and which of them is what. Columns named None
 #: must not be taken for any of the targets below.
 PROGRAMS: dict[str, tuple[dict[str, str], str]] = {
+    "stable-baselines3, csv": (
+        {"step": "time/total_timesteps", "loss": "train/loss",
+         "learning_rate": "train/learning_rate"},
+        "time/iterations;time/fps;train/n_updates;train/value_loss;rollout/ep_len_mean",
+    ),
     # program: ({target: column}, other columns separated by ";")
     "Hugging Face Trainer": (
         {"loss": "loss", "grad_norm": "grad_norm", "learning_rate": "learning_rate",

@@ -410,6 +410,14 @@ OTHERS = {
         "Epoch 1/3, Train Loss: 2.5, Val Loss: 2.4\nEpoch 2/3, Train Loss: 2.3, Val Loss: 2.2\n",
         [(1, 2.5, 2.4, None), (2, 2.3, 2.2, None)],
     ),
+    "two words and an equals sign": (
+        "Epoch 1: Train Loss=2.5, Val Loss=2.4\nEpoch 2: Train Loss=2.3, Val Loss=2.2\n",
+        [(1, 2.5, 2.4, None), (2, 2.3, 2.2, None)],
+    ),
+    "a count beside the batch's size": (
+        "[000500/9000] A | loss 2.5 | batch 16\n[001000/9000] B | loss 2.4 | batch 16\n",
+        [(500, 2.5, None, None), (1000, 2.4, None, None)],
+    ),
     "a heading with values below it": (
         "2024-05-01 10:00:00.123 train:962 INFO [step=1/100,epoch=0]\n    train/CrossEntropyLoss=11.5\n"
         "    train/Perplexity=98,715\n    optim/total_grad_norm=1.25\n"
