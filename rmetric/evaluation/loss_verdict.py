@@ -360,13 +360,15 @@ def _healthy(course: Course) -> RunVerdict:
     loss, level = course.loss, course.level
     fall = float(level[0] - np.min(level[np.isfinite(level)]))
     start = level_of(loss.values[:WIDTH]) or 0.0
-    more = ", it does not fall" if fall <= max(2 * course.spread, 0.01 * abs(start)) else ""
+    falls = fall > max(2 * course.spread, 0.01 * abs(start))
+    more = "" if falls else ", it does not fall"
     more += words.early_rise(loss) + words.single_records(course, -np.inf)
     # The ends of a healthy loss are no levels: they are said, and kept in no attribute.
-    return RunVerdict.of(
+    found = RunVerdict.of(
         "healthy", loss=loss.name, word=loss.word, more=more,
         first=float(loss.finite[0]), last=float(loss.finite[-1]),
     )  # fmt: skip
+    return found if falls else replace(found, advice="see whether it should have fallen")
 
 
 def _falls(values: Floats) -> bool:
