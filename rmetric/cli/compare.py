@@ -93,6 +93,9 @@ def _print_beside(found: Comparison) -> None:
     for what, ratio in (ratios | {"highest memory": found.memory}).items():
         if ratio is not None:
             print(f"    {what}: {ratio:.3g} times the reference's")
+    if any(found.alarms):
+        before, now = found.alarms
+        print(f"    alarms of the calibrated detector: {now}, the reference's {before}")
 
 
 def write(options: argparse.Namespace, reference: str, found: dict[str, Comparison]) -> None:

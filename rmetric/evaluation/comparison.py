@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from rmetric.detectors.registry import make_detector
 from rmetric.evaluation.loss_course import Floats
 from rmetric.evaluation.run_verdict import judge_run
 from rmetric.evaluation.verdict_words import RunVerdict, levels
@@ -63,6 +64,8 @@ class Comparison:
         speed: steps a second, candidate over reference; None where a side logs no times.
         throughput: the same of ``tokens`` and ``samples`` a second, where both sides log them.
         memory: the same of the highest device memory, or else host memory, that was logged.
+        alarms: how often the calibrated detector's alarm began, of the reference's runs and of the
+            candidate's.
         verdicts: of each run of the candidate, by its id.
         over_seeds: the interval is over the seeds of both sides, else over the noise within runs.
     """
@@ -77,6 +80,7 @@ class Comparison:
     speed: float | None = None
     throughput: dict[str, float] = field(default_factory=dict)
     memory: float | None = None
+    alarms: tuple[int, int] = (0, 0)
     verdicts: dict[str, RunVerdict] = field(default_factory=dict)
     over_seeds: bool = False
 
@@ -114,7 +118,20 @@ def compare(
     speed, memory = (_ratio(reference, candidate, of) for of in (_speed, _memory))
     ratios = {n: _ratio(reference, candidate, partial(_throughput, n)) for n in _THROUGHPUT}
     throughput = {name: ratio for name, ratio in ratios.items() if ratio is not None}
-    return replace(found, speed=speed, throughput=throughput, memory=memory, verdicts=verdicts)
+    return replace(
+        found, speed=speed, throughput=throughput, memory=memory, verdicts=verdicts,
+        alarms=(_alarms(reference), _alarms(candidate)),
+    )  # fmt: skip
+
+
+def _alarms(side: Sequence[Run]) -> int:
+    began = 0
+    for run in side:
+        detector, before = make_detector("calibrated"), False
+        for record in run.records:
+            alarm = detector.update(record).alarm
+            began, before = began + (alarm and not before), alarm
+    return began
 
 
 def _verdicts(side: Sequence[Run]) -> dict[str, RunVerdict]:

@@ -13,7 +13,7 @@ from rmetric._util.durable import write_atomically
 from rmetric.evaluation.comparison import Comparison, note
 
 _HEAD = ("candidate", "verdict", "end of reference", "end of candidate", "difference [95 %]",
-         "part at step", "speed", "memory", "bad runs")  # fmt: skip
+         "part at step", "speed", "memory", "alarms", "bad runs")  # fmt: skip
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>
 <style>body{{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}}
 table{{border-collapse:collapse}}td,th{{padding:.3rem .6rem;border:1px solid #bbb;text-align:left}}
@@ -33,6 +33,7 @@ def _cells(name: str, found: Comparison) -> tuple[str, ...]:
         "-" if found.parted is None else f"{found.parted:,}",
         ", ".join(f"{ratio:.3g} ({name})" for name, ratio in found.speeds.items()) or "-",
         "-" if found.memory is None else f"{found.memory:.3g}",
+        "{} → {}".format(*found.alarms),
         f"{len(bad)} of {len(found.verdicts)}",
     )  # fmt: skip
 

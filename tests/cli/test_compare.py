@@ -94,6 +94,7 @@ def test_a_failed_run_is_worse_whatever_its_loss(tmp_path):
     found = compare(runs(tmp_path, "a"), [run])
     assert found.kind == "worse"
     assert found.reasons[0] == "failed: NOT FINITE from step 301 to the end"
+    assert found.alarms == (0, 1)
     assert compare([run], [run]).kind == "as_good"
 
 
@@ -106,7 +107,7 @@ def test_speeds_and_memory_are_compared(tmp_path):
     found = compare(before, after)
     assert found.speed == pytest.approx(1.5)
     assert found.memory == pytest.approx(1.5)
-    assert "| 1.5 (steps) | 1.5 | 0 of 1 |" in as_markdown("a", {"b": found})
+    assert "| 1.5 (steps) | 1.5 | 0 → 0 | 0 of 1 |" in as_markdown("a", {"b": found})
 
 
 def test_a_slower_candidate_is_said_by_each_column_that_states_it(tmp_path, capsys):

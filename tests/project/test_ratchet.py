@@ -12,12 +12,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Package -> lines of Python and files, at most.
 LARGEST = {
-    "rmetric": (63_779, 360),
+    "rmetric": (63_802, 360),
     "studies": (24_207, 161),
-    "tests": (54_525, 277),
+    "tests": (54_526, 277),
 }
 #: Words of docs/*.md, at most.
-MOST_WORDS = 59_935
+MOST_WORDS = 59_939
 #: As radon counts branches: from 21 on a function has the grade D.
 MOST_BRANCHES = 20
 _BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.Assert, ast.Lambda)
