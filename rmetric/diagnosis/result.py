@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from shlex import quote
 from typing import Any
@@ -203,8 +204,7 @@ def restart_advice(diagnosis: Diagnosis) -> Restart | None:
         return None
     from rmetric.diagnosis.library.files import families  # needs the packages of diagnose
 
-    last, nodes = diagnosis.attempts[-2:], tuple[str, ...]()
-    ends = {(attempt.cause, attempt.last_step) for attempt in last}
+    nodes = tuple[str, ...]()
     if why := families().get(diagnosis.family or "", {}).get("stop"):
         action = "stop"
     elif diagnosis.outcome == "terminated":
@@ -214,10 +214,18 @@ def restart_advice(diagnosis: Diagnosis) -> Restart | None:
         action, why = "restart", "the hardware failed, and the logs name no node"
         if nodes:
             action, why = "restart_without", "the hardware of the node may fail again"
-    elif len(last) == 2 and last[0].cause is not None and len(ends) == 1:
+    elif _failed_alike(diagnosis.attempts[-2:]):
         action, why = "stop", "the last two attempts failed alike, at the same step"
     elif diagnosis.actor == "user":
         action, why = "stop", "an error of the job or of its settings comes again"
     else:
         action, why = "restart", "the error need not come again"
     return Restart(action=action, why=why, confidence=diagnosis.confidence, nodes=nodes)
+
+
+def _failed_alike(last: Sequence[Attempt]) -> bool:
+    """True of two with one cause at one step; another rank may have made a step more."""
+    if len(last) < 2 or last[0].cause is None or last[0].cause != last[1].cause:
+        return False
+    one, other = (attempt.last_step for attempt in last)
+    return one == other or (one is not None and other is not None and abs(one - other) == 1)

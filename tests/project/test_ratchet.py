@@ -12,9 +12,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Package -> lines of Python and files, at most.
 LARGEST = {
-    "rmetric": (63_802, 360),
+    "rmetric": (63_810, 360),
     "studies": (24_207, 161),
-    "tests": (54_526, 277),
+    "tests": (54_529, 277),
 }
 #: Words of docs/*.md, at most.
 MOST_WORDS = 59_939
