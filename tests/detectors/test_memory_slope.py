@@ -158,4 +158,4 @@ def test_both_stand_beside_the_verdict_and_leave_its_class():
     verdict = judge_run(records)
     assert (verdict.kind, verdict.text) == (plain.kind, plain.text)
     assert "it ends about step 180; input-bound: 43 % of the step" in verdict.detail
-    assert verdict.advice == ADVICE
+    assert verdict.advice == f"{plain.advice}; {ADVICE}"
