@@ -83,14 +83,14 @@ _TYPES = get_type_hints(Record) | {
 
 def _line_of(names: Sequence[str]) -> Any:
     """The type of a line of plain numbers that holds `names`; the decoder looks for these first."""
-    fields: list[Any] = [
+    optional: list[Any] = [
         (name, _Source | None, "logged") if name.endswith("_source") else (name, _TYPES[name], None)
         for name in names[2:]
     ]
     keys = {"time": "time_seconds", "events": "hardware_events", "stated_score": "r_metric"}
     return msgspec.defstruct(
         "MetricsLine",
-        [(name, _TYPES[name]) for name in names[:2]] + fields,
+        [(name, _TYPES[name]) for name in names[:2]] + optional,
         namespace=dict.fromkeys(set(_ORDER).difference(names)),
         gc=False,
         rename=keys | SIGNAL_KEYS | NORMALISED_KEYS,

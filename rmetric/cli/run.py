@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--audits", nargs="?", const="1", metavar="NAMES",
-        help="look for silent errors: all (default), NAMES with commas between them, or all but "
-        "those with a minus: --audits=-resume,-batches",
+        help="look for silent errors: all (default), NAMES with commas between them, all but those "
+        "with a minus: --audits=-resume,-batches, or with --no-audits for none",
     )  # fmt: skip
     parser.add_argument("--no-audits", dest="audits", action="store_const", const="0")
 

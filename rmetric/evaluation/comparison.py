@@ -11,9 +11,9 @@ from typing import Literal
 
 import numpy as np
 
-from rmetric.detectors.registry import make_detector
 from rmetric.evaluation.loss_course import Floats
 from rmetric.evaluation.run_verdict import judge_run
+from rmetric.evaluation.traces import trace
 from rmetric.evaluation.verdict_words import RunVerdict, levels
 from rmetric.records import Run
 
@@ -125,13 +125,7 @@ def compare(
 
 
 def _alarms(side: Sequence[Run]) -> int:
-    began = 0
-    for run in side:
-        detector, before = make_detector("calibrated"), False
-        for record in run.records:
-            alarm = detector.update(record).alarm
-            began, before = began + (alarm and not before), alarm
-    return began
+    return sum(int(trace("calibrated", run).begins.sum()) for run in side)
 
 
 def _verdicts(side: Sequence[Run]) -> dict[str, RunVerdict]:

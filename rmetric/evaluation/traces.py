@@ -42,6 +42,11 @@ class Trace:
         return self.steps[self.alarms]
 
     @property
+    def begins(self) -> NDArray[np.bool_]:
+        """Whether an alarm began with each record, shape (T,)."""
+        return np.asarray(self.alarms & ~np.concatenate([[False], self.alarms[:-1]]), dtype=bool)
+
+    @property
     def first_alert(self) -> int | None:
         """The step of the first alert; None where there was none."""
         return int(self.steps[self.alarms.argmax()]) if self.alarms.any() else None

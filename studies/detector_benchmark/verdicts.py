@@ -85,8 +85,7 @@ def false_alarm_rate(cases: Cases, traces: Sequence[Trace]) -> Rate:
     begun = alarmed = records = 0
     for trace, begin, end in zip(traces, cases.healthy_from, cases.healthy_to, strict=True):
         inside = (begin <= trace.steps) & (trace.steps < end)
-        begins = trace.alarms & ~np.concatenate([[False], trace.alarms[:-1]])
-        begun += int((begins & inside).sum())
+        begun += int((trace.begins & inside).sum())
         alarmed += int((trace.alarms & inside).sum())
         records += int(inside.sum())
     steps = float((cases.healthy_to - cases.healthy_from).sum())

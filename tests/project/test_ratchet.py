@@ -12,8 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Package -> lines of Python and files, at most.
 LARGEST = {
-    "rmetric": (63_810, 360),
-    "studies": (24_207, 161),
+    "rmetric": (63_809, 360),
+    "studies": (24_206, 161),
     "tests": (54_529, 277),
 }
 #: Words of docs/*.md, at most.
