@@ -46,11 +46,8 @@ JOB_ENDED_HINT = (
 BECAUSE = {
     "confidence": "the line states it plainly",
     "consequence": "it follows from no other fault",
-    "of few": "few ranks log it",
-    "explains": "other faults follow from it",
-    "healthy beside planned end": "the planned end is stated",
+    "planned end": "the planned end is stated",
     "faults": "few faults were found",
-    "trained": "steps were logged",
 }
 
 

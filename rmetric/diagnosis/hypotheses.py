@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log, log1p
 
-from rmetric.diagnosis.evidence.ranks import MAX_COMMON_SHARE
 from rmetric.diagnosis.evidence.row import Row, Scene, grouped, strongest
 from rmetric.diagnosis.facts.job import Job, JobStream
 from rmetric.diagnosis.faults import Fault
@@ -117,46 +116,29 @@ def hypotheses(scene: Scene, rows: Sequence[Row], ranked: Sequence[Suspect]) -> 
     """All hypotheses about a job; a fault that was survived is none."""
     suspected = {one.name: one.score for one in ranked}
     by_cause = grouped(rows, "hypothesis")
-    beside = {
-        "hang": float(HUNG in by_cause),
-        "planned end": float(scene.job.succeeded is not None and not scene.alone),
-    }
-    found = [_known(scene, fault, beside) for fault in scene.faults]
+    found = [_known(fault, HUNG in by_cause) for fault in scene.faults]
     for cause, its in by_cause.items():
         its.sort(key=lambda one: -suspected.get(one.target, 0.0))
-        features = {cause: 1.0} | _in_context("inferred", beside) | strongest(its)
+        features = {cause: 1.0} | {row.kind: 1.0 for row in its if row.kind == "hang"}
         found.append(Hypothesis(id=cause, group="inferred", features=features, rows=tuple(its)))
-    features = _of_no_failure(scene) | _in_context(HEALTHY, beside)
-    return [*found, Hypothesis(id=HEALTHY, group=HEALTHY, features=features)]
+    ended = scene.job.succeeded is not None and not scene.alone
+    if ended or scene.job.trained or not found:
+        features = {HEALTHY: 1.0, "planned end": float(ended), "faults": log1p(len(scene.faults))}
+        found.append(Hypothesis(id=HEALTHY, group=HEALTHY, features=features))
+    return found
 
 
-def _in_context(group: str, beside: Mapping[str, float]) -> dict[str, float]:
-    return {f"{group} beside {name}": value for name, value in beside.items() if value}
-
-
-def _known(scene: Scene, fault: Fault, beside: Mapping[str, float]) -> Hypothesis:
+def _known(fault: Fault, hangs: bool) -> Hypothesis:
     sure = min(max(fault.confidence, MARGIN), 1.0 - MARGIN)
-    few = MAX_COMMON_SHARE * max(1, len(scene.job.active_streams))
     features = {
         fault.role: 1.0,
         "confidence": log(sure / (1.0 - sure)),
         "survivable": float(fault.signature.survivable),
         "consequence": float(bool(fault.follows)),
-        "of few": float(len(fault.matches) <= few),
-        "explains": float(any(one.follows == fault.signature.id for one in scene.faults)),
+        "ending of a hang": float(hangs and fault.role == "ending"),
     }
     features = {name: value for name, value in features.items() if value}
-    features |= _in_context(fault.role, beside)
     return Hypothesis(id=fault.signature.id, group=fault.role, features=features, fault=fault)
-
-
-def _of_no_failure(scene: Scene) -> dict[str, float]:
-    return {
-        HEALTHY: 1.0,
-        "trained": float(scene.job.trained),
-        "stops early": float(bool(early_stop(scene))),
-        "faults": log1p(len(scene.faults)),
-    }
 
 
 def early_stop(scene: Scene) -> str:

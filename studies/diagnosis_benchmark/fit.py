@@ -56,10 +56,7 @@ PENALTY = 0.3
 MIN_WEIGHT = 0.02
 #: Features of causes that may only speak for one (+1) or against it (-1). Evidence against a rank
 #: never speaks for it.
-SIGNED = {
-    "confidence": 1, "explains": 1, "trained": 1, "consequence": -1, "stops early": -1,
-    "faults": -1,
-}  # fmt: skip
+SIGNED = {"confidence": 1, "planned end": 1, "consequence": -1, "faults": -1}
 FREE = ("a node", "a file", "nobody")
 #: Answers of a kind from a confidence on are sure if so many were right.
 SURE_SHARE = 0.95

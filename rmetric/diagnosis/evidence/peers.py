@@ -53,9 +53,18 @@ def stacks(scene: Scene) -> Iterator[Row]:
 
 
 def unlike_numbers(scene: Scene) -> list[Row]:
-    """Rows against ranks whose losses or times are not those of the others."""
+    """Rows against ranks whose losses or times are not those of the others.
+
+    Numbers at several steps tell more than one in an exception, which counts operations mostly.
+    """
     return divided(
-        Row(one.stream, "numbers", compared(one), entry=one.place) for one in scene.number_outliers
+        Row(
+            one.stream,
+            "numbers" if one.steps > 1 else "number in an error",
+            compared(one),
+            entry=one.place,
+        )
+        for one in scene.number_outliers
     )
 
 
