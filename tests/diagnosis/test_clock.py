@@ -1,14 +1,13 @@
 """Clocks: order, years, one offset a file, two jobs."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rmetric.diagnosis.clock import Ordering, clock_notes, clock_offsets, two_jobs
 from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
 from tests.diagnosis.jobs import Maker, healthy, killed
-from tests.diagnosis.writer import Writer
 
 HOUR = 3600.0
 
@@ -18,7 +17,6 @@ def test_clocks_that_agree_have_no_offset():
     assert clock_notes({}) == []
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.dictionaries(st.integers(0, 11), st.floats(-9 * HOUR, 9 * HOUR), max_size=5))
 def test_offsets_are_found_by_what_all_do_at_one_moment(skew):
     offsets = clock_offsets(killed(12, 3, skew=skew))
@@ -68,7 +66,7 @@ def test_seconds_since_boot_are_no_skew():
 
 
 def test_a_time_without_a_year_takes_that_of_the_job():
-    writer = Writer(one_file=False)
+    writer = Maker(epoch=0.0)
     dated = 1_714_702_447.0  # 2024-05-03 02:14:07
     writer.say(0, "step", time=dated)
     late = writer.say(1, "boom", time=NO_YEAR[0] + (31 + 29 + 31 + 30 + 2) * 86400.0 + 8057.0)
@@ -81,7 +79,7 @@ def test_a_time_without_a_year_takes_that_of_the_job():
 
 
 def test_in_one_file_the_order_decides_whatever_the_clocks_say():
-    writer = Writer()
+    writer = Maker(shared=True, epoch=0.0)
     first = writer.say(0, "a", time=2e9 + 60.0)
     second = writer.say(1, "b", time=2e9)
     ordering = Ordering(job=writer.job)

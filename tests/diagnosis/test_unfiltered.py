@@ -1,14 +1,13 @@
 """Absences: silence, an early end, other last entries, a missing event."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rmetric.diagnosis.clock import clock_offsets
 from rmetric.diagnosis.evidence.absences import absences as absences_of
 from rmetric.diagnosis.facts.job import Job
-from tests.diagnosis.jobs import USUAL, Maker, healthy, killed
-from tests.diagnosis.scene import scene_of
+from tests.diagnosis.jobs import USUAL, Maker, healthy, killed, scene_of
 
 HOUR = 3600.0
 
@@ -104,7 +103,6 @@ def test_a_clock_that_is_wrong_hides_and_blames_nobody():
     assert "ended early" in kinds(job)["rank 5"], "by its own clock it ended two hours before"
 
 
-@settings(max_examples=15, deadline=None)
 @given(st.permutations(range(1, 11)), st.integers(1, 10))
 def test_renaming_ranks_permutes_the_result(names, bad):
     """Ranks 0 and 11 have duties of their own and keep their names."""
@@ -117,7 +115,6 @@ def test_renaming_ranks_permutes_the_result(names, bad):
     }
 
 
-@settings(max_examples=15, deadline=None)
 @given(st.integers(4, 20), st.integers(1, 20))
 def test_more_healthy_ranks_blame_none(world, more):
     for size in (world, world + more):
