@@ -15,8 +15,7 @@ class Maker:
     `ranks` have streams before they say anything; times count from `epoch`.
     """
 
-    def __init__(
-XX
+    def __init__(self, world=None, *, ranks=0, shared=False, skew=None, node_of=None, epoch=1.7e9):
         self.job = Job(world_size=world)
         self.shared, self.skew, self.epoch = shared, skew or {}, epoch
         self.node_of = node_of or (lambda rank: None)
