@@ -246,7 +246,7 @@ def _parts(diagnosis: Diagnosis) -> list[_Part]:
         _Part("When", [omitted]),
         _Part("Owner", [WHO_ACTS.get(diagnosis.actor or "", plain(diagnosis.actor or ""))]),
         _Part("To do", [plain(" ".join(diagnosis.to_do))], 4),
-        _Part("Restart", [diagnosis.restart.text if diagnosis.restart else ""]),
+        _Part("Restart", [plain(advice.text) if (advice := diagnosis.restart) else ""]),
         _Part("Confidence", [_why(diagnosis)], 2, shortened),
         _Part("Log", log, 3, partial(layout.around, point=layout.point(quoted))),
         _Part("Where", places or ["" if alone else "no node stands out"], 3),
