@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from rmetric.diagnosis.decide import diagnose
 from studies.common.processes import mapped
 from studies.common.table import Cell, Table
-from studies.diagnosis_benchmark.classes import FAMILIES
+from studies.diagnosis_benchmark.cause_meanings import FAMILIES
 
 #: First words of the line that names the fault.
 TOLD = b"[inject] "

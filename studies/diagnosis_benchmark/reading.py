@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.facts.layout import RankLayout, RankPlacement
@@ -18,8 +19,17 @@ from rmetric.diagnosis.reading.prefixes import Prefix
 from rmetric.diagnosis.reading.source import LogSource
 from rmetric.diagnosis.templates.events import Events
 from rmetric.diagnosis.templates.facts import LineAnalyser
-from studies.diagnosis_benchmark.baselines import LogLine
 from studies.diagnosis_benchmark.scoring import Place
+
+
+class LogLine(NamedTuple):
+    """A line of the logs; its time is that of the entry it belongs to."""
+
+    place: Place
+    rank: int | None
+    node: str | None
+    time: float | None
+    text: str
 
 
 @dataclass(kw_only=True)

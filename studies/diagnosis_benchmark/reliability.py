@@ -12,10 +12,10 @@ from rmetric.diagnosis.model import Model
 from rmetric.diagnosis.result import SURE
 from rmetric.evaluation.intervals import Estimate, Floats, estimate, wilson
 from studies.common.table import Cell, Table
-from studies.diagnosis_benchmark.aggregation import numbered
 from studies.diagnosis_benchmark.answers import Answer
 from studies.diagnosis_benchmark.cause_meanings import KINDS, Named
 from studies.diagnosis_benchmark.results import JobScores, Results
+from studies.diagnosis_benchmark.scoring import numbered
 from studies.diagnosis_benchmark.written_jobs import WrittenScores
 
 #: Titles of the answers of first looks, and of those of today.
