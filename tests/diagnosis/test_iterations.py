@@ -181,22 +181,6 @@ def test_the_same_pace_at_another_stride_is_not_slow():
     assert training.odd() == []
 
 
-def test_whole_seconds_are_coarse():
-    training = Training(seconds=0.0)
-    for step in range(60):
-        training.step(step, DATA, seconds=float(step % 2))
-    training.step(60, DATA, seconds=4.0)
-    assert training.odd() == []
-
-
-def test_what_follows_the_last_step_is_no_iteration():
-    training = Training()
-    training.run(0, 50)
-    training.watch.add_events(training.stream, [DATA, WARNING])
-    training.time += 1800.0
-    assert training.odd() == []
-
-
 def test_ranks_that_share_a_stream_make_no_extra_borders():
     training = Training()
     watch = training.watch

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rmetric.diagnosis.facts.statements import STATEMENTS
 from rmetric.diagnosis.library import SignatureLibrary, form_of
 from rmetric.diagnosis.library.needed import any_digits, needed
-from rmetric.diagnosis.reading.prefixes import Prefix, PrefixParser
+from rmetric.diagnosis.reading.prefixes import PrefixParser
 from rmetric.diagnosis.reading.steps import StepMatch, match_step
 from rmetric.diagnosis.reading.word_index import WordIndex, runs_of
 from rmetric.diagnosis.templates.events import OTHERS, Events
@@ -23,7 +23,6 @@ from rmetric.diagnosis.templates.masks import MAX_TEMPLATE, masked, plain_number
 from rmetric.diagnosis.templates.places import (
     MOST_HEADS,
     Heads,
-    ShapeReader,
     StepPlace,
     TimePlace,
     same_places,
@@ -170,13 +169,6 @@ def test_steps_are_those_of_the_slow_way(form: str, steps: list[int]) -> None:
     assert [place.find(line.encode()) for line in lines] == [match_step(line) for line in lines]
 
 
-def test_a_line_without_a_number_decides_nothing_for_lines_with_one() -> None:
-    first, other = b"update step  of the loss 0.5", b"update step 7 of the loss 0.5"
-    place = StepPlace(first, step_of, never=True)
-    assert place.find(first) is None
-    assert place.find(other) == step_of(other)
-
-
 @pytest.mark.parametrize(
     "form",
     [
@@ -201,26 +193,6 @@ def test_times_are_those_of_the_slow_way(form: str, times: list[tuple[int, int, 
     prefixes = PrefixParser.learn(lines * 3)
     place = TimePlace(lines[0], prefixes)
     assert [place.time(line) for line in lines] == [prefixes.time(line) for line in lines]
-
-
-@pytest.mark.parametrize(
-    "form",
-    ["{}: {} of 3", "[rank{}]: [{}] 12", "node-{}: {}"],
-)
-@given(st.lists(st.tuples(st.integers(0, 99_999), st.integers(0, 59)), min_size=1))
-def test_the_stream_is_that_of_the_prefix(form: str, said: list[tuple[int, int]]) -> None:
-    lines = [form.format(*each).encode() for each in said]
-    prefixes = PrefixParser(["srun", "host"])
-    pattern = ShapeReader(prefixes, LineAnalyser(LIBRARY)).shape(lines[0]).heads
-    assert pattern is not None
-    heads: Heads[Prefix] = Heads(pattern)
-    for line in lines * 2:
-        prefix, start = prefixes.split(line)
-        by_head = [heads.known.get(line[:length]) for length in heads.lengths]
-        assert {one for one in by_head if one is not None} <= {prefix}
-        if heads.find(line) == (None, 0):
-            heads.learn(line, prefix)
-        assert heads.find(line) == (prefix, start)
 
 
 def test_prefixes_that_are_too_many_are_not_kept() -> None:
@@ -293,19 +265,3 @@ def test_structured_lines_are_classed_by_their_key() -> None:
 )
 def test_an_exception_is_seen_wherever_it_stands(line: bytes) -> None:
     assert FACTS(line).exception
-
-
-@pytest.mark.parametrize(
-    ("line", "level"),
-    [
-        ("I0909 11:58:44.151896    1256 xla_bridge.py:689] Unable to initialize backend", "info"),
-        ("E0612 05:33:34.893694    1054 rendezvous.cc:100] waiting", "error"),
-        ("[rank0]:[W520 07:02:58.112233445 ProcessGroupNCCL.cpp:4561] using GPU 0", "warning"),
-        ("I20240501-12:00:00.123456 41 api.cc:7] ready", "info"),
-        ("W0000 of the model", ""),
-    ],
-)
-def test_the_level_of_a_form_is_that_of_its_lines(line, level):
-    """Forms have 0 for every number, whose digits the level's letter stands before."""
-    facts = LineAnalyser(SignatureLibrary.shipped()).facts(line.encode())
-    assert facts.level == level
