@@ -22,6 +22,7 @@ FRAMES = [
 ]
 
 WORLD = ("0", "default_pg")
+PAIRS = {("1", "tensor"): [0, 1], ("2", "tensor"): [2, 3], WORLD: [0, 1, 2, 3]}
 
 
 def entry(
@@ -108,16 +109,13 @@ def dumps_of(folder: Path) -> list[Any]:
 
 
 def test_a_rank_that_waits_in_its_own_group_is_not_the_cause(tmp_path: Path) -> None:
-    """Rank 3 is out of tensor group 1 (2, 3); rank 2 waits there and so lacks in the world."""
-    groups = {WORLD: [0, 1, 2, 3], ("1", "tp"): [0, 1], ("2", "tp"): [2, 3]}
-    for rank in range(4):
-        own = ("1", "tp") if rank < 2 else ("2", "tp")
-        entries = [entry(1, group=own), entry(1)]
-        if rank == 2:
-            entries.append(entry(2, state="started", group=own))
-        elif rank < 2:
-            entries += [entry(2, group=own), entry(2, state="started")]
-        write(tmp_path, rank, entries, groups=groups)
+    """Rank 3 is out of tensor group 2 (2, 3); rank 2 waits there and so lacks in the world."""
+    one, two = ("1", "tensor"), ("2", "tensor")
+    entered = [[entry(2, group=one), entry(2, state="started")]] * 2
+    entered += [[entry(2, state="started", group=two)], []]
+    for rank, entries in enumerate(entered):
+        begun = [entry(1, group=one if rank < 2 else two), entry(1)]
+        write(tmp_path, rank, begun + entries, groups=PAIRS)
     assert list(culprits(dumps_of(tmp_path))) == [3]
 
 
@@ -127,7 +125,6 @@ def test_a_rank_that_did_not_end_what_others_ended_is_named_after_those_more_wai
 ) -> None:
     """The GPUs of ranks 3 and 1 stand; 3 entered no more, and 1 all that the others wait in."""
     one, two = ("1", "tensor"), ("2", "tensor")
-    groups = {one: [0, 1], two: [2, 3], WORLD: [0, 1, 2, 3]}
     waits = [entry(2, state="scheduled")]
     entered = [
         [entry(5, group=one), *waits],
@@ -136,7 +133,7 @@ def test_a_rank_that_did_not_end_what_others_ended_is_named_after_those_more_wai
         [entry(5, state="scheduled", group=two)],
     ]
     for rank, entries in enumerate(entered):
-        write(tmp_path, rank, entries, groups=groups, active=active)
+        write(tmp_path, rank, entries, groups=PAIRS, active=active)
     blamed = culprits(dumps_of(tmp_path))
     assert list(blamed) == [3, 1]
     assert "did not end all_reduce" in blamed[1].words

@@ -12,22 +12,11 @@ from tests.diagnosis.jobs import Maker, healthy, killed
 HOUR = 3600.0
 
 
-def test_clocks_that_agree_have_no_offset():
-    assert clock_offsets(healthy(8)) == {}
-    assert clock_notes({}) == []
-
-
 @given(st.dictionaries(st.integers(0, 11), st.floats(-9 * HOUR, 9 * HOUR), max_size=5))
 def test_offsets_are_found_by_what_all_do_at_one_moment(skew):
     offsets = clock_offsets(killed(12, 3, skew=skew))
     for rank in range(12):
         assert offsets.get(f"rank_{rank}.log", 0.0) == pytest.approx(skew.get(rank, 0.0), abs=0.5)
-
-
-def test_the_worst_clock_is_noted():
-    assert clock_notes(clock_offsets(killed(12, 2, skew={5: -2 * HOUR, 2: 2 * HOUR}))) == [
-        "The clocks of 2 files differ: rank_5.log is 2.0 h behind the others; corrected for."
-    ]
 
 
 @pytest.mark.parametrize("by", [3 * HOUR, 30 * HOUR])
@@ -40,6 +29,9 @@ def test_half_of_the_ranks_hours_apart_is_one_job(by):
         f"rank_{rank}.log" for rank in range(4, 8)
     }
     assert clock_notes(offsets)[0].startswith("The clocks of 4 files differ: ")
+    assert clock_notes(clock_offsets(killed(12, 2, skew={5: -2 * HOUR, 2: 2 * HOUR}))) == [
+        "The clocks of 2 files differ: rank_5.log is 2.0 h behind the others; corrected for."
+    ]
 
 
 def test_the_same_ranks_hours_apart_are_two_jobs():
@@ -51,14 +43,14 @@ def test_the_same_ranks_hours_apart_are_two_jobs():
         same.tail.extend(stream.tail)
     assert two_jobs(job) == ("rank_0.log", "rank_4.log")
     assert clock_offsets(job) == {}
-
-
-def test_more_ranks_than_the_world_has_are_two_jobs():
+    # So are more ranks than the world has.
     job = Maker(4, skew=dict.fromkeys(range(4, 8), 5 * HOUR)).train(range(8)).job
     assert two_jobs(job) == ("rank_0.log", "rank_4.log")
 
 
-def test_seconds_since_boot_are_no_skew():
+def test_clocks_that_agree_and_seconds_since_boot_are_no_skew():
+    assert clock_offsets(Job()) == clock_offsets(healthy(8)) == {}
+    assert clock_notes({}) == []
     maker = Maker(3, skew={2: 5000.0 - 1.7e9})
     for rank in range(3):
         maker.say(rank, f"hello from <*> {rank}", time=0.0)
@@ -86,7 +78,3 @@ def test_in_one_file_the_order_decides_whatever_the_clocks_say():
     assert ordering.after(second, first)
     assert not ordering.after(first, second)
     assert 0.0 < ordering.later_by(second, first) < 1.0
-
-
-def test_an_empty_job_has_no_clock():
-    assert clock_offsets(Job()) == {}
