@@ -72,25 +72,25 @@ def test_a_node_of_several_ranks_is_none_of_them(tmp_path: Path) -> None:
     assert set(streams) == {"rank 0", "rank 4", "node node-00", "node node-01"}
 
 
-OWN_TIMES = [
-    # Programs that write a time themselves, and their tracebacks without one.
-    [b"2026-02-03 04:05:06,123 INFO step %d" % at for at in range(40)]
-    + [b"Traceback (most recent call last):", b'  File "fit.py", line 3', b"OSError: no"],
-    [b"[2026-02-03 04:05:06]   step %d" % at for at in range(40)],
-]
-
-
-@pytest.mark.parametrize("lines", OWN_TIMES)
-def test_a_program_s_own_times_stay(lines: list[bytes]) -> None:
+@pytest.mark.parametrize(
+    ("lines", "text"),
+    [
+        ([b"2026-02-03T04:05:06.5Z  INFO fit: step %d" % at for at in range(40)],
+         b"INFO fit: step 0"),  # columns behind a time are no indentation
+        # Programs that write a time themselves, and their tracebacks without one.
+        ([b"2026-02-03 04:05:06,123 INFO step %d" % at for at in range(40)]
+         + [b"Traceback (most recent call last):", b'  File "fit.py", line 3', b"OSError: no"],
+         b"2026-02-03 04:05:06,123 INFO step 0"),
+        ([b"[2026-02-03 04:05:06]   step %d" % at for at in range(40)],
+         b"[2026-02-03 04:05:06]   step 0"),
+    ],
+    ids=["a collector's", "a program's", "a program's in brackets"],
+)  # fmt: skip
+def test_the_time_of_a_collector_goes_and_a_program_s_own_stays(
+    lines: list[bytes], text: bytes
+) -> None:
     learnt = PrefixParser.learn(lines)
-    assert learnt.behind is None
-    assert learnt.start(lines[0]) == 0
-
-
-def test_columns_behind_a_time_are_no_indentation() -> None:
-    lines = [b"2026-02-03T04:05:06.5Z  INFO fit: step %d" % at for at in range(40)]
-    learnt = PrefixParser.learn(lines)
-    assert lines[0][learnt.start(lines[0]) :] == b"INFO fit: step 0"
+    assert lines[0][learnt.start(lines[0]) :] == text
 
 
 # tables

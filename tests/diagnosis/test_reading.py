@@ -5,7 +5,6 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -105,12 +104,6 @@ def test_empty_and_one_line(tmp_path):
         assert lines == one.sample() == expected
         assert (one.lines, one.notes) == (len(expected), [])
     assert [s.name for s in find([tmp_path]).sources] == ["empty", "one"]
-
-
-def test_a_source_can_be_sent_to_a_process_and_read_again(tmp_path):
-    one = source(tmp_path / "a", TEXT)
-    again = pickle.loads(pickle.dumps(one))
-    assert list(again.chunks()) == list(again.chunks()) == [TEXT.split(b"\n")[:-1]]
 
 
 def test_a_sample_is_of_lines_from_the_whole_file(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmetric.diagnosis.report.layout import around, brief, excerpt, partly, shortened, wrapped
+from rmetric.diagnosis.report.layout import around, brief, excerpt, partly
 from rmetric.diagnosis.report.render import MOST_LINES, WIDTH, clock, headline, verdict
 from rmetric.diagnosis.result import OUTCOMES, Candidate, Diagnosis, Evidence, Suspect
 from tests.diagnosis.diagnoses import THEN, echo, evidence, out_of_memory, suspect
@@ -290,16 +290,6 @@ def test_any_diagnosis_fits_on_a_screen_with_the_line_of_the_log_and_who_acts(di
     assert "Owner      hardware" in shown
 
 
-@given(texts, st.integers(3, 50))
-def test_a_short_form_keeps_both_ends(text, most):
-    short = shortened(text, most)
-    assert len(short) == min(most, len(text))
-    if len(text) > most:
-        head, tail = short.split("…", 1) if "…" not in text else (short[: most // 2], "")
-        assert text.startswith(head)
-        assert text.endswith(tail)
-
-
 @given(st.text(alphabet="ab .;,é", max_size=200), st.integers(5, 60))
 def test_prose_is_cut_at_its_end(text, most):
     for short in (brief(text, most), partly(text, most)):
@@ -313,15 +303,6 @@ def test_a_point_that_fits_is_kept(before, point, after, most):
     short = around(f"{before}{point}{after}", most, point=point)
     assert len(short) <= most
     assert point in short
-
-
-@given(st.text(alphabet="ab é-/", max_size=300), st.integers(8, 40), st.integers(1, 4))
-def test_wrapping_never_exceeds_its_room(text, width, most):
-    lines = wrapped(text.strip(), width, most)
-    assert len(lines) <= most
-    assert all(len(line) <= width for line in lines)
-    if "  " not in text.strip() and len(text.strip()) <= width:
-        assert lines == [text.strip()] * bool(lines)
 
 
 @given(st.integers(20, 120))

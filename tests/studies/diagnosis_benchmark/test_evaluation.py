@@ -288,11 +288,10 @@ def test_results_come_back_from_their_file(tmp_path: Path) -> None:
         read_results(tmp_path / "x.json")
 
 
-def cells(of: Results) -> dict[str, str]:
-    return {str(what): str(cell) for what, cell in measures([of]).rows}
-
-
 def test_goals_are_judged_by_what_was_measured() -> None:
+    def cells(of: Results) -> dict[str, str]:
+        return {str(what): str(cell) for what, cell in measures([of]).rows}
+
     good, bad = cells(results(wrong=0)), cells(results(wrong=4))
     assert not any("not met" in cell for cell in good.values())
     missed = [what for what, cell in bad.items() if cell.endswith(", not met")]
@@ -405,39 +404,10 @@ def put(folder: Path, *rows: InjectedJob) -> None:
 def injected(job: str, *, split: str = "development", **other: object) -> InjectedJob:
     base = {
         "judged": True, "group": "d00", "outcome": "failed", "kind": "hang", "variant": "stopped",
-        "stage": "train", "step": 3, "rank": 5, "world_size": 8, "ranks_per_node": 4,
-        "cause": "node-00/rank_3.log:2,4-5", "symptom": "", "echo": "", "context": "a:7;b:1",
+        "stage": "train", "step": 3, "rank": 3, "world_size": 8, "ranks_per_node": 4,
+        "cause": "", "symptom": "", "echo": "", "context": "",
     }  # fmt: skip
     return InjectedJob(split=split, job=job, **{**base, **other})  # type: ignore[arg-type]
-
-
-WELL = {"outcome": "healthy", "rank": None, "step": None, "kind": "", "cause": "", "context": ""}
-
-
-def test_injected_jobs_are_read_with_the_healthy_ones_of_their_group(tmp_path: Path) -> None:
-    put(
-        tmp_path,
-        injected("job-000"),
-        injected("job-001", **WELL),
-        injected("job-002", outcome="healthy", kind="slow"),
-        injected("s-0", judged=False, **WELL),
-        injected("s-1", judged=False, group="d01", **WELL),
-        injected("job-003", split="blind"),
-    )
-    work = tmp_path / "work"
-    first, second, slowed = injected_jobs("development", tmp_path, work)
-    assert (first.kind, first.rank, first.node, first.stage) == ("hang", 5, "node-01", "train")
-    assert first.healthy == (work / "s-0",)
-    assert (first.folder / "node-00" / "rank_3.log").read_text() == TEXT
-    assert [(one.file, one.line, one.role) for one in first.labels] == [
-        ("a", 7, "context"), ("b", 1, "context"),
-        *(("node-00/rank_3.log", line, "cause") for line in (2, 4, 5)),
-    ]  # fmt: skip
-    assert (first.world_size, first.node_of_rank[3], first.node_of_rank[4]) == (
-        8, "node-00", "node-01",
-    )  # fmt: skip
-    assert not slowed.is_healthy
-    assert (second.is_healthy, second.kind, second.rank, second.labels) == (True, "", None, ())
 
 
 def test_injected_jobs_that_cannot_be_used_are_errors(tmp_path: Path) -> None:
@@ -445,6 +415,11 @@ def test_injected_jobs_that_cannot_be_used_are_errors(tmp_path: Path) -> None:
         injected_jobs("development", tmp_path, tmp_path / "work")
     with pytest.raises(ValueError, match="development, held_out, blind are accepted"):
         injected_jobs("test", tmp_path, tmp_path / "work")
+    labels = injected("a", cause="node-00/rank_3.log:2,4-5", context="a:7;b:1").labels()
+    assert [(one.file, one.line, one.role) for one in labels] == [
+        *(("node-00/rank_3.log", line, "cause") for line in (2, 4, 5)),
+        ("a", 7, "context"), ("b", 1, "context"),
+    ]  # fmt: skip
     put(tmp_path, injected("job-000", outcome="lost"))
     with pytest.raises(ValueError, match=r"jobs\.csv: outcome is 'lost'; healthy, failed"):
         injected_jobs("development", tmp_path, tmp_path / "work")
@@ -453,10 +428,17 @@ def test_injected_jobs_that_cannot_be_used_are_errors(tmp_path: Path) -> None:
 @pytest.mark.parametrize("split", INJECTED)
 def test_the_archive_of_injected_jobs_is_whole(split: str, tmp_path: Path) -> None:
     jobs = injected_jobs(split, ARCHIVES, tmp_path)
-    known = [row for row in read_rows(ARCHIVES / "jobs.csv", InjectedJob) if row.split == split]
-    assert {path.name for path in tmp_path.iterdir()} == {row.job for row in known}
+    rows = read_rows(ARCHIVES / "jobs.csv", InjectedJob)
+    known = {row.job: row for row in rows if row.split == split}
+    assert {path.name for path in tmp_path.iterdir()} == known.keys()
     assert 0.2 < sum(job.is_healthy for job in jobs) / len(jobs) < 0.3
     for job in jobs:
+        row = known[job.name]
+        assert (job.kind, job.rank, job.stage, job.group) == (
+            row.kind, row.rank, row.stage, row.group,
+        )  # fmt: skip
+        assert job.rank is None or job.node == f"node-{job.rank // row.ranks_per_node:02d}"
+        assert {known[path.name].group for path in job.healthy} == {job.group}
         assert len(job.healthy) == 3
         assert job.is_healthy == (job.rank is None)
         roles = {label.role for label in job.labels}
@@ -472,7 +454,7 @@ def test_the_archive_of_injected_jobs_is_whole(split: str, tmp_path: Path) -> No
 def test_the_blind_jobs_are_judged_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    put(tmp_path, injected("job-000", split="blind", rank=3, cause="", context=""))
+    put(tmp_path, injected("job-000", split="blind"))
     monkeypatch.chdir(tmp_path)
     arguments = ["--injected", ".", "--split", "blind", "--out", "out", "--jobs", "1"]
     assert main(["injected", *arguments]) == 0
