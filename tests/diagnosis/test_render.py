@@ -9,8 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmetric.diagnosis.report.layout import around, brief, excerpt, partly
-from rmetric.diagnosis.report.render import MOST_LINES, WIDTH, clock, headline, verdict
+from rmetric.diagnosis.report.render import (
+    MOST_LINES,
+    WIDTH,
+    around,
+    brief,
+    clock,
+    excerpt,
+    headline,
+    partly,
+    verdict,
+)
 from rmetric.diagnosis.result import OUTCOMES, Candidate, Diagnosis, Evidence, Suspect
 from tests.diagnosis.diagnoses import THEN, echo, evidence, out_of_memory, suspect
 
