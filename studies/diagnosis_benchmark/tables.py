@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,19 +44,26 @@ Measure = Callable[[Results], Estimate | None]
 def measures(found: Sequence[Results]) -> Table:
     """What was measured beside the goals, which were set before any measurement."""
     goals: list[tuple[str, Measure, float | None]] = [
-        ("F1 of events, mean of jobs", lambda of: _f1(of, macro_f1), 0.90),
-        ("F1 of events, all events", lambda of: _f1(of, micro_f1), 0.90),
-        ("Faulty rank first", lambda of: _rank(of, TOP["first"]), 0.85),
-        ("Faulty rank among five", lambda of: _rank(of, TOP["among five"]), 0.97),
-    ]
-    for words, place in TOP.items():
-        for other in BETTER_THAN:
-            goals.append((f"Faulty rank {words}, more often than {other}",
-                          lambda of, other=other, at=place: difference(of, other, at), 0.0))  # type: ignore[misc]  # fmt: skip
-    goals += [
-        ("Cause class of classified crash logs", lambda of: _share(of, _said("class_right")), 0.90),
-        ("Outcome", lambda of: _share(of, lambda job, said: said.outcome == job.outcome), None),
-        ("Stage", lambda of: _share(of, _said("stage_right")), None),
+        ("F1 of events, mean of jobs", partial(_f1, over=macro_f1), 0.90),
+        ("F1 of events, all events", partial(_f1, over=micro_f1), 0.90),
+        ("Faulty rank first", partial(_rank, place=TOP["first"]), 0.85),
+        ("Faulty rank among five", partial(_rank, place=TOP["among five"]), 0.97),
+        *(
+            (
+                f"Faulty rank {words}, more often than {other}",
+                partial(difference, title=other, place=place),
+                0.0,
+            )
+            for words, place in TOP.items()
+            for other in BETTER_THAN
+        ),
+        (
+            "Cause class of classified crash logs",
+            partial(_share, right=lambda job, said: said.class_right),
+            0.90,
+        ),
+        ("Outcome", partial(_share, right=lambda job, said: said.outcome == job.outcome), None),
+        ("Stage", partial(_share, right=lambda job, said: said.stage_right), None),
     ]
     healthy = [sum(job.is_healthy for job in of.jobs) for of in found]
     counts = [f"{len(of.jobs) - well}, {well}" for of, well in zip(found, healthy, strict=True)]
@@ -103,10 +111,6 @@ def _f1(of: Results, over: Callable[..., Estimate], title: str | None = None) ->
              if (title or of.headline) in job.answers]  # fmt: skip
     found = [(said.events, of.drawn_with(job)) for job, said in known if said.events is not None]
     return over(*zip(*found, strict=True)) if found else None
-
-
-def _said(key: str) -> Callable[[JobScores, Answer], bool | None]:
-    return lambda job, said: getattr(said, key)
 
 
 def _share(of: Results, right: Callable[[JobScores, Answer], bool | None]) -> Estimate | None:
