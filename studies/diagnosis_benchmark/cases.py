@@ -41,13 +41,7 @@ JOBS = DATA / "injected"
 
 @dataclass(frozen=True, kw_only=True)
 class Label:
-    """A line that tells of the failure.
-
-    Attributes:
-        file: as in `Case.files`.
-        line: from 1, of the file as the diagnosis sees it.
-        role: of `ROLES`.
-    """
+    """A line that tells of the failure, from 1, of a file as the diagnosis sees it."""
 
     file: str
     line: int
@@ -137,17 +131,18 @@ def _rows(path: Path) -> list[Row]:
 
 
 def _real_case(files: list[Row], labels: dict[str, list[Row]], logs: Path, folder: Path) -> Case:
-    names = _names([row["file"] for row in files])
+    first, common = files[0], os.path.commonpath([row["file"] for row in files])
     found: list[Label] = []
     for row in files:
-        name = names[row["file"]]
-        _lay_out(row, logs / row["file"], folder / name)
-        skipped = int(_is_told(row["file"]))
+        file = PurePosixPath(row["file"])
+        lone = f"job.log{'.gz' if file.suffix == '.gz' else ''}"
+        name = lone if len(files) == 1 else file.relative_to(common).as_posix()
+        told = file.name.startswith(TOLD)
+        _lay_out(row, logs / file, folder / name, told)
         found += [
-            Label(file=name, line=int(label["line"]) - skipped, role=label["role"])
+            Label(file=name, line=int(label["line"]) - told, role=label["role"])
             for label in labels[row["file"]]
         ]
-    first = files[0]
     return Case(
         name=first["job"],
         group=first["case"],
@@ -161,27 +156,15 @@ def _real_case(files: list[Row], labels: dict[str, list[Row]], logs: Path, folde
     )
 
 
-def _names(files: list[str]) -> dict[str, str]:
-    """Target path of each file, relative to the common folder; a lone file becomes job.log."""
-    if len(files) == 1:
-        return {files[0]: f"job.log{'.gz' if files[0].endswith('.gz') else ''}"}
-    common = os.path.commonpath(files)
-    return {name: PurePosixPath(name).relative_to(common).as_posix() for name in files}
-
-
-def _is_told(file: str) -> bool:
-    return PurePosixPath(file).name.startswith(TOLD)
-
-
-def _lay_out(row: Row, source: Path, target: Path) -> None:
-    """Copy a file; what tells the answer is cut off."""
+def _lay_out(row: Row, source: Path, target: Path, told: bool) -> None:
+    """Copy a file; the first line, which tells the answer where `told`, is cut off."""
     if not source.is_file():
         raise ValueError(f"{source} of the manifest is not there; name the logs' folder by --logs")
     content = source.read_bytes()
     plain = gzip.decompress(content) if source.suffix == ".gz" else content
     if hashlib.sha256(plain).hexdigest() != row["sha256"]:
         raise ValueError(f"{source}: its sha256 is not that of the manifest, {row['sha256']}")
-    if _is_told(row["file"]):
+    if told:
         plain = plain.partition(b"\n")[2]
         content = gzip.compress(plain, mtime=0) if source.suffix == ".gz" else plain
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -195,8 +178,7 @@ class InjectedJob:
     Attributes:
         judged: the others are healthy, and given beside the judged ones of their group.
         group: jobs of the same settings.
-        kind, variant: of the injected fault; "" where there is none.
-        stage, step, rank: where it was injected.
+        kind, variant, stage, step, rank: of the injected fault.
         ranks_per_node: the nodes are node-00, node-01...
         cause, symptom, echo, context: the lines of that role, "FILE:4-6,9;FILE:2".
     """

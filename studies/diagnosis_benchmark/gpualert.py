@@ -99,7 +99,7 @@ def table(logs: Sequence[Classified]) -> Table:
     return Table(
         "gpualert",
         f"GPUAlert: {len(logs)} logs of single processes, 15 classes",
-        ("Method", "Macro-F1:3", *(f"Right, {source}:3" for source in sources)),
+        ["Method | Macro-F1:3", *(f"Right, {source}:3" for source in sources)],
         rows,
         notes=[f"Another family: {', '.join(missed)}."] if missed else [],
     )
