@@ -162,7 +162,7 @@ def methods(found: Sequence[Results]) -> Table:
                 *(_rank(of, place, title) for place in TOP.values() for of in injected),
             )
             for title in (*VARIANTS, *OF_EVENTS, *OF_RANKS)
-        ],  # fmt: skip
+        ],
         notes=[
             "F1: mean of jobs; true is an event with a line labelled cause or symptom; one with "
             "echoes or context alone is neither right nor wrong. Rank: a diagnosis without a named "

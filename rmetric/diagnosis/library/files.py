@@ -49,6 +49,8 @@ from rmetric.telemetry.xid import TABLE, read_table
 QUIET_ROLES = ("success", "harmless")
 _FAMILIES = Path(__file__).with_name("families.yaml")
 _DIGITS = b"0123456789"
+#: The fast loader of YAML, where the package has it.
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 #: The driver's own line of an Xid is in the kernel's log; monitors repeat it in words of their own.
 _DRIVER = r"\bXid \((?<gpu>(?:PCI:)?[0-9a-fA-F:.]+)\): "
 _NUMBER = r"(?: (?:error|code|event))?(?:: |[ =:])(?<xid>{n})\b"
@@ -79,9 +81,8 @@ def read(path: Path) -> Iterator[Signature]:
 
     Raises SignatureError: not YAML, not a list, an unknown, missing or mistyped field.
     """
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        entries = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
+        entries = yaml.load(path.read_text(encoding="utf-8"), LOADER)
     # A date that is none or a number of thousands of digits is a plain ValueError.
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise SignatureError(f"{path}: cannot be read as YAML: {error}") from None
@@ -113,8 +114,7 @@ def signature_of(path: Path, name: Any, entry: Any) -> Signature:
 @cache
 def families() -> dict[str, dict[str, Any]]:
     """Family -> `traits` and `stage` of its signatures."""
-    read: dict[str, dict[str, Any]] = yaml.safe_load(_FAMILIES.read_text(encoding="utf-8"))
-    return read
+    return dict(yaml.load(_FAMILIES.read_text(encoding="utf-8"), LOADER))
 
 
 def traits_of(family: str) -> tuple[str, ...]:
