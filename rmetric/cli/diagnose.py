@@ -49,12 +49,9 @@ JSON could not be written; 2 the command line is wrong, or nothing can be read; 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "paths",
-        nargs="+",
-        type=path_in,
-        metavar="PATH",
+        "paths", nargs="+", type=path_in, metavar="PATH",
         help="log or folder of logs, of one job; - for standard input",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--healthy", nargs="+", type=path_in, action="extend", default=[], metavar="PATH",
         help="logs of similar jobs that succeeded, a file or folder each; events that are common "
@@ -80,11 +77,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write that document to a file, in addition to the text",
     )  # fmt: skip
     parser.add_argument(
-        "--page",
-        type=path_out,
-        metavar="FILE.html",
+        "--page", type=path_out, metavar="FILE.html",
         help="write a self-contained page of the incident",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--metrics", type=path_in, metavar="LOG",
         help="with --page: the training's log of losses, any that rmetric replay reads",
@@ -102,7 +97,12 @@ def run(options: argparse.Namespace) -> int:
         with _standard_input(options.paths) as paths:
             options.paths = paths
             diagnosis = _diagnose(options)
-        html = _page(options, diagnosis)
+        html = b""
+        if options.page is not None:
+            from rmetric.diagnosis.report.incident import incident_page
+
+            page = incident_page(diagnosis, metrics=options.metrics, telemetry=options.telemetry)
+            html = page.encode("utf-8", "replace")
     except (ValueError, OSError) as error:  # LogError, SourceError and SignatureError are such
         return fail(" ".join(error_text(error).split()), WRONG)
     except KeyboardInterrupt:
@@ -170,30 +170,24 @@ def _check(options: argparse.Namespace) -> None:
         if getattr(options, name) is not None and options.page is None:
             raise ValueError(f"--{name} is for --page FILE.html, which is not given")
     outputs = {"json-file": (options.json_file, ".json"), "page": (options.page, ".html")}
+    logs = (*options.paths, *options.healthy)
+    beside = (*options.signatures, options.pool, options.metrics, options.telemetry)
     for name, (path, suffix) in outputs.items():
         if path is None:
             continue
         # It may be a log that was meant as a PATH, and would be lost.
         if path.suffix != suffix or path.is_dir() or not path.parent.is_dir():
-            raise ValueError(
-                f"--{name} {path}: a file *{suffix} in a folder that is there is accepted"
-            )
-        beside = (*options.signatures, options.pool, options.metrics, options.telemetry)
-        refuse_input(name, path, (*options.paths, *options.healthy, *beside))
-        for folder in (*options.paths, *options.healthy):
-            if folder.resolve() in path.resolve().parents and not _is_own(path):
+            accepted = f"a file *{suffix} in a folder that is there is accepted"
+            raise ValueError(f"--{name} {path}: {accepted}")
+        refuse_input(name, path, (*logs, *beside))
+        within = any(folder.resolve() in path.resolve().parents for folder in logs)
+        if within and path.exists():
+            head = path.open("rb").read(64).lower().lstrip(b"{ \n")
+            if not head.startswith((b'"rmetric"', b"<!doctype")):  # of a diagnosis before
                 raise ValueError(f"--{name} {path}: it is read too, and would be lost")
-    for path in (options.pool, options.metrics, options.telemetry, *options.signatures):
+    for path in beside:
         if path is not None and not path.exists():
             raise FileNotFoundError(2, "no such file", str(path))
-
-
-def _is_own(path: Path) -> bool:
-    """True for a file that is absent, or was written by a diagnosis before."""
-    if not path.exists():
-        return True
-    with path.open("rb") as file:
-        return file.read(64).lower().lstrip(b"{ \n").startswith((b'"rmetric"', b"<!doctype"))
 
 
 def _diagnose(options: argparse.Namespace) -> Diagnosis:
@@ -213,16 +207,5 @@ def _diagnose(options: argparse.Namespace) -> Diagnosis:
             jobs=options.jobs,
             on_progress=bar.update,
         )
-    said = dict.fromkeys(
-        str(warning.message) for warning in warned if warning.category is UserWarning
-    )
+    said = dict.fromkeys(str(one.message) for one in warned if one.category is UserWarning)
     return replace(diagnosis, notes=(*diagnosis.notes, *said))
-
-
-def _page(options: argparse.Namespace, diagnosis: Diagnosis) -> bytes:
-    if options.page is None:
-        return b""
-    from rmetric.diagnosis.report.incident import incident_page
-
-    html = incident_page(diagnosis, metrics=options.metrics, telemetry=options.telemetry)
-    return html.encode("utf-8", "replace")

@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -71,8 +70,7 @@ class LogFiles:
         kind = other_by_name(path)
         try:
             if not kind or path.suffix in _MAY_BE_LOGS:
-                source = LogSource(path=path, name=name, size=_size(path))
-                kind = self._add(source, _head(source), kind)
+                kind = self._add(*_opened(path, name), kind)
         except LogError as error:
             self.notes.append(str(error))
             return
@@ -97,8 +95,7 @@ class LogFiles:
 
     def add_named(self, path: Path) -> None:
         """A file that is named: it is read whatever its suffix."""
-        source = LogSource(path=path, name=str(path), size=_size(path))
-        head = _head(source)
+        source, head = _opened(path, str(path))
         if is_auxiliary(head):
             self.beside.append(source)
         elif kind := other_by_content(head):
@@ -118,13 +115,14 @@ class LogFiles:
             place = seen.st_dev, seen.st_ino
             try:
                 refuse_special(where)
+                known = place in entered
             except LogError as error:
                 self.notes.append(str(error))
-                entered.add(place)
-            if place in entered:
+                known = True
+            entered.add(place)
+            if known:
                 below.clear()
                 continue
-            entered.add(place)
             below[:] = sorted(name for name in below if not name.startswith("."))
             paths = (Path(where, name) for name in sorted(names) if not name.startswith("."))
             yield from filter(Path.is_file, paths)
@@ -137,9 +135,8 @@ def find(paths: Sequence[str | Path]) -> LogFiles:
     read that is not known to be something else; tables only where there is no other. One content
     is read once, unless the files' names state different ranks, nodes or attempts.
 
-    Raises:
-        LogError: a path does not exist or cannot be read, a named file is binary, or nothing is
-            left to read.
+    Raises LogError: a path does not exist or cannot be read, a named file is binary, or nothing is
+    left to read.
     """
     found = LogFiles()
     for path in map(Path, paths):
@@ -164,23 +161,18 @@ def find(paths: Sequence[str | Path]) -> LogFiles:
         found.notes.append(f"files that are no text logs were left out: {listed}")
     if not found.sources and not found.beside:
         why = "; ".join(found.notes) or "no files"
-        raise LogError(
-            ", ".join(map(str, paths)) or "no path",
-            None,
-            f"no text log to read here ({why}); accepted are text files, {PACKED} of them",
-        )
+        why = f"no text log to read here ({why}); accepted are text files, {PACKED} of them"
+        raise LogError(", ".join(map(str, paths)) or "no path", None, why)
     return found
 
 
-def _head(source: LogSource) -> bytes:
-    return b"".join(islice(source.head(), _SNIFFED))
-
-
-def _size(path: Path) -> int:
+def _opened(path: Path, name: str) -> tuple[LogSource, bytes]:
+    """A file and its beginning, by which its kind is recognised."""
     try:
-        return path.stat().st_size
+        source = LogSource(path=path, name=name, size=path.stat().st_size)
     except OSError as error:
         raise LogError(path, None, f"cannot be read: {error.strerror}") from None
+    return source, b"".join(islice(source.head(), _SNIFFED))
 
 
 def _identify(sources: list[LogSource], paths: Sequence[str | Path]) -> None:
@@ -193,21 +185,18 @@ def _identify(sources: list[LogSource], paths: Sequence[str | Path]) -> None:
 
 
 def _once(sources: list[LogSource], notes: list[str]) -> list[LogSource]:
-    """Without files whose content another has; the file itself stays rather than a link to it.
-
-    They are compared where they have one size, writer and attempt.
-    """
+    """Without files whose content another has; the file itself stays rather than a link to it."""
     sizes = Counter(source.size for source in sources)
     first: dict[tuple[object, ...], LogSource] = {}
     copies: dict[int, str] = {}
     for one in sorted(sources, key=lambda source: source.path.is_symlink()):
         content: object = id(one)
         if one.size and sizes[one.size] > 1:
+            digest = hashlib.blake2b()
             with one.path.open("rb") as file:
-                digest = hashlib.blake2b()
-                for block in iter(partial(file.read, 1 << 20), b""):
+                while block := file.read(1 << 20):
                     digest.update(block)
-                content = digest.digest()
+            content = digest.digest()
         attempt = ATTEMPT.search(one.name)
         key = (one.rank, one.node, one.local_rank, attempt and attempt[1], content)
         if (original := first.setdefault(key, one)) is not one:

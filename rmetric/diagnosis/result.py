@@ -26,10 +26,7 @@ FOLLOWS = "follows "
 
 @dataclass(frozen=True, kw_only=True)
 class Suspect:
-    """A rank or node that stands out: its stream's name ("rank 3", "node gpu-07"), and why.
-
-    The score is from 0 to 1, the first suspect's the highest.
-    """
+    """A rank or node that stands out: its stream's name ("rank 3"), its score, 0 to 1, and why."""
 
     name: str
     rank: int | None
@@ -47,7 +44,6 @@ class Evidence:
         signature: id in the library, "" without.
         why: the signature's title, or the finding of a pattern.
         who: streams that logged it, the first one first; at most 8.
-        time: seconds, as its first entry or the one before it states; None without.
         point: the part of `text` that the signature matched, "" without.
     """
 
@@ -66,13 +62,7 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One of several attempts in the logs, from 1; the rest is as in `Diagnosis`.
-
-    Attributes:
-        file, line: first line of its first file.
-        first_time, last_time: seconds; None where its entries state none.
-        last_step: of its step lines; None without any.
-    """
+    """One of several attempts in the logs, from 1, and its first line; None: not stated."""
 
     number: int
     file: str
@@ -106,7 +96,7 @@ class Restart:
     nodes: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, with how Slurm and Kubernetes leave the nodes out, and that in one line."""
+        """With how Slurm and Kubernetes leave the nodes out, and ``text``, all in one line."""
         names = [quote(node) for node in self.nodes]
         slurm = f"--exclude={','.join(names)}" if names else ""
         taint = f"kubectl taint nodes {' '.join(names)} rmetric=suspect:NoSchedule" if names else ""
@@ -122,7 +112,7 @@ class Restart:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """Why a job failed, or that it did not.
+    """Why a job failed, or that it did not; times are in seconds.
 
     Attributes:
         outcome: of `OUTCOMES`.
@@ -133,19 +123,15 @@ class Diagnosis:
         confidence: in the cause, 0 to 1; in the outcome where there is no cause.
         score: confidence of the evidence by itself, which limits `confidence`.
         basis: kind of the answer, of the shares in model.json.
-        why: the reason.
         because: what carried this answer over the next, in words.
-        stage: the job's stage at the failure.
-        iteration: the last step in the logs.
+        stage, iteration: the job's stage at the failure; the last step in the logs.
         since: the first iteration that differed from those before; None where none did.
-        time: seconds, of the first entry of the cause.
-        to_do: next steps, in the imperative.
+        time: of the first entry of the cause.
         events: those that indicate the failure, the cause first.
         nodes: suspect ranks or nodes, at most `MAX_NODES`; often none.
         candidates: other causes, the most likely first.
         notes: about the input.
-        attempt: number of the attempt that is diagnosed, from 1.
-        attempts: all attempts in the logs, the first one first; empty where there is one.
+        attempt, attempts: the one that is diagnosed, from 1; all, empty where there is one.
         job: files, lines, world_size, ranks_heard, first and last time.
     """
 
@@ -196,10 +182,7 @@ class Diagnosis:
 
 
 def restart_advice(diagnosis: Diagnosis) -> Restart | None:
-    """Advice on the next start; None for a healthy job and where no cause is known.
-
-    It follows from the diagnosis alone, so its confidence is that of the cause.
-    """
+    """Advice on the next start, as sure as the cause; None where no cause is known."""
     if diagnosis.cause is None:
         return None
     from rmetric.diagnosis.library.files import families  # needs the packages of diagnose

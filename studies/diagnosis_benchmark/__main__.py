@@ -23,18 +23,18 @@ from studies.common.command import command_parser
 from studies.common.processes import mapped
 from studies.common.renderers import to_text
 from studies.diagnosis_benchmark import gpualert
-from studies.diagnosis_benchmark.csv_rows import read_rows, write_rows
-from studies.diagnosis_benchmark.injected_jobs import JOBS, injected_jobs
-from studies.diagnosis_benchmark.injected_jobs import SPLITS as INJECTED
-from studies.diagnosis_benchmark.real_jobs import LOGS, MANIFEST, SPLITS, real_jobs
-from studies.diagnosis_benchmark.results import Results
-from studies.diagnosis_benchmark.writing import (
-    FIRST_LOOKS,
-    GPUALERT,
-    WRITTEN,
-    note,
-    report,
+from studies.diagnosis_benchmark.cases import (
+    INJECTED,
+    JOBS,
+    LOGS,
+    MANIFEST,
+    REAL,
+    injected_jobs,
+    real_jobs,
 )
+from studies.diagnosis_benchmark.csv_rows import read_rows, write_rows
+from studies.diagnosis_benchmark.results import Results, score_all
+from studies.diagnosis_benchmark.tables import FIRST_LOOKS, GPUALERT, WRITTEN, note, report
 from studies.diagnosis_benchmark.written_jobs import WrittenScores, score
 from studies.diagnosis_benchmark.written_sets import add_sets, digest, opened, written_sets
 
@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("source", nargs="?", choices=sources, default="all")
     add_sets(out)
     out.add_argument(
-        "--split", default="development", choices=dict.fromkeys((*SPLITS, "gpualert", *INJECTED)),
+        "--split", default="development", choices=dict.fromkeys((*REAL, "gpualert", *INJECTED)),
         help="of real logs (gpualert: that corpus in --logs) or of injected jobs (blind)",
     )  # fmt: skip
     out.add_argument(
@@ -135,8 +135,6 @@ def judge_injected(options: argparse.Namespace) -> None:
 def _judge_methods(
     source: str, cases: Any, inputs: dict[str, Any], options: argparse.Namespace
 ) -> None:
-    from studies.diagnosis_benchmark.run_methods import score_all
-
     _begin(f"{source}, {options.split}", len(cases))
     jobs = score_all(cases, options.jobs)
     results = Results(source=source, split=options.split, jobs=jobs)

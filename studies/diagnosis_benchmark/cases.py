@@ -1,24 +1,47 @@
-"""One benchmark job: its logs as the diagnosis reads them, and the ground truth."""
+"""The jobs of the benchmark: their logs as the diagnosis reads them, and the ground truth.
+
+The public logs of data/failure_logs.csv belong to others and are read from a folder. Each job's
+logs are copied to a folder of their own without anything that reveals the answer: the name of a
+lone file (some are named for the fault) and the first line of the injector's crash logs.
+
+Jobs with injected faults are small worlds of gloo processes that trained and really failed.
+data/injected/SPLIT.tar.xz holds the logs of its jobs below JOB/, and jobs.csv has a row for each
+job. data/injected/README.md says how they were made, and by what rules their lines are labelled.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from pathlib import Path
+import csv
+import gzip
+import hashlib
+import os
+import tarfile
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+
+from studies.diagnosis_benchmark.cause_meanings import faulty_rank
+from studies.diagnosis_benchmark.csv_rows import read_rows
 
 ROLES = ("cause", "symptom", "echo", "context")
 #: What a job may have come to; a diagnosis may also say "unknown".
 OUTCOMES = ("healthy", "failed", "terminated")
+DATA = Path(__file__).parent / "data"
+#: Of real logs, which `LOGS` holds by default.
+REAL = ("development", "held_out")
+MANIFEST, LOGS = DATA / "failure_logs.csv", Path("failure_logs")
+#: Crash logs of an injector, whose first line names what was injected.
+TOLD = "inject__"
+#: Kinds of injected faults that builders saw, those that they did not see at first, and those that
+#: came after these had been looked at.
+INJECTED = ("development", "held_out", "blind")
+JOBS = DATA / "injected"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Label:
-    """A line that tells of the failure.
-
-    Attributes:
-        file: as in `Case.files`.
-        line: from 1, of the file as the diagnosis sees it.
-        role: of `ROLES`.
-    """
+    """A line that tells of the failure, from 1, of a file as the diagnosis sees it."""
 
     file: str
     line: int
@@ -69,3 +92,154 @@ class Case:
     def is_healthy(self) -> bool:
         """Nothing was wrong; a job with a slow rank may come to a good end and is not."""
         return self.outcome == "healthy" and not self.kind
+
+
+Row = dict[str, str]
+
+
+def real_jobs(split: str, logs: Path, work: Path, manifest: Path = MANIFEST) -> list[Case]:
+    """The jobs of a split, their logs laid out below `work`; labels lie beside the manifest.
+
+    Raises ValueError for a split, a file or a role that is not known.
+    """
+    if split not in REAL:
+        raise ValueError(f"split is {split!r}; {' and '.join(REAL)} are accepted")
+    rows = [row for row in _rows(manifest) if row["split"] == split]
+    labels: dict[str, list[Row]] = defaultdict(list)
+    for row in _rows(manifest.with_name(f"failure_labels_{split}.csv")):
+        labels[row["file"]].append(row)
+    of_job: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        of_job[row["job"]].append(row)
+    cases = [
+        _real_case(files, labels, logs, work / f"{number:03d}")
+        for number, files in enumerate(of_job.values())
+    ]
+    # The healthy jobs of its group but itself are those of similar settings.
+    groups: dict[str, list[Path]] = defaultdict(list)
+    for case in cases:
+        groups[case.group] += [case.folder] if case.is_healthy else []
+    return [
+        replace(case, healthy=tuple(one for one in groups[case.group] if one != case.folder))
+        for case in cases
+    ]
+
+
+def _rows(path: Path) -> list[Row]:
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def _real_case(files: list[Row], labels: dict[str, list[Row]], logs: Path, folder: Path) -> Case:
+    first, common = files[0], os.path.commonpath([row["file"] for row in files])
+    found: list[Label] = []
+    for row in files:
+        file = PurePosixPath(row["file"])
+        lone = f"job.log{'.gz' if file.suffix == '.gz' else ''}"
+        name = lone if len(files) == 1 else file.relative_to(common).as_posix()
+        told = file.name.startswith(TOLD)
+        _lay_out(row, logs / file, folder / name, told)
+        found += [
+            Label(file=name, line=int(label["line"]) - told, role=label["role"])
+            for label in labels[row["file"]]
+        ]
+    return Case(
+        name=first["job"],
+        group=first["case"],
+        folder=folder,
+        outcome=first["outcome"],
+        published_outcome=first["published_outcome"],
+        stage=first["stage"],
+        cause_class=first["cause_class"],
+        rank=faulty_rank(first["faulty"]),
+        labels=tuple(found),
+    )
+
+
+def _lay_out(row: Row, source: Path, target: Path, told: bool) -> None:
+    """Copy a file; the first line, which tells the answer where `told`, is cut off."""
+    if not source.is_file():
+        raise ValueError(f"{source} of the manifest is not there; name the logs' folder by --logs")
+    content = source.read_bytes()
+    plain = gzip.decompress(content) if source.suffix == ".gz" else content
+    if hashlib.sha256(plain).hexdigest() != row["sha256"]:
+        raise ValueError(f"{source}: its sha256 is not that of the manifest, {row['sha256']}")
+    if told:
+        plain = plain.partition(b"\n")[2]
+        content = gzip.compress(plain, mtime=0) if source.suffix == ".gz" else plain
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(content)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InjectedJob:
+    """A row of jobs.csv.
+
+    Attributes:
+        judged: the others are healthy, and given beside the judged ones of their group.
+        group: jobs of the same settings.
+        kind, variant, stage, step, rank: of the injected fault.
+        ranks_per_node: the nodes are node-00, node-01...
+        cause, symptom, echo, context: the lines of that role, "FILE:4-6,9;FILE:2".
+    """
+
+    split: str
+    job: str
+    judged: bool
+    group: str
+    outcome: str
+    kind: str
+    variant: str
+    stage: str
+    step: int | None
+    rank: int | None
+    world_size: int
+    ranks_per_node: int
+    cause: str
+    symptom: str
+    echo: str
+    context: str
+
+    def labels(self) -> Iterator[Label]:
+        """One for each line, role by role."""
+        for role in ROLES:
+            for file, _, spans in (one.partition(":") for one in getattr(self, role).split(";")):
+                for first, _, last in (span.partition("-") for span in spans.split(",") if span):
+                    for line in range(int(first), int(last or first) + 1):
+                        yield Label(file=file, line=line, role=role)
+
+
+def injected_jobs(split: str, folder: Path, work: Path) -> list[Case]:
+    """The judged jobs of a split, their logs unpacked below `work`.
+
+    Raises:
+        ValueError: the split is not known, or a row cannot be used.
+        OSError: there is no such archive.
+    """
+    if split not in INJECTED:
+        raise ValueError(f"split is {split!r}; {', '.join(INJECTED)} are accepted")
+    with tarfile.open(folder / f"{split}.tar.xz") as tar:
+        tar.extractall(work, filter="data")
+    rows = [row for row in read_rows(folder / "jobs.csv", InjectedJob) if row.split == split]
+    try:
+        return [_injected_case(row, rows, work) for row in rows if row.judged]
+    except ValueError as error:
+        raise ValueError(f"{folder / 'jobs.csv'}: {error}") from None
+
+
+def _injected_case(row: InjectedJob, rows: list[InjectedJob], work: Path) -> Case:
+    nodes = {rank: f"node-{rank // row.ranks_per_node:02d}" for rank in range(row.world_size)}
+    return Case(
+        name=row.job,
+        group=row.group,
+        folder=work / row.job,
+        outcome=row.outcome,
+        kind=row.kind,
+        stage=row.stage,
+        rank=row.rank,
+        node=None if row.rank is None else nodes[row.rank],
+        world_size=row.world_size,
+        node_of_rank=nodes,
+        labels=tuple(sorted(row.labels(), key=lambda label: (label.file, label.line))),
+        healthy=tuple(work / one.job for one in rows if one.group == row.group and not one.judged),
+    )

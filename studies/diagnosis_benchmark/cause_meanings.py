@@ -1,6 +1,6 @@
-"""Causes of the library that mean a class of the written jobs or a kind of injected fault.
+"""Causes of the library that mean a class of a label or a kind of injected fault.
 
-Written from the meanings of the words alone (`causes.py`, the titles of the signatures, the
+Written from the meanings of the words alone (`CAUSES`, the titles of the signatures, the
 variants of the injected faults), before any diagnosis of a written job had been looked at, and not
 changed after that except for names that the library changes or adds, and one entry of `KINDS`: the
 injected "out of range" is a token beyond the vocabulary, so the signature of that is right.
@@ -12,64 +12,95 @@ An entry is a family of the library ("NVLink"), a part of it by a pattern of ids
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from rmetric.diagnosis.inferred import inferred_causes
 from rmetric.diagnosis.library import SignatureLibrary
-from studies.diagnosis_benchmark.causes import CAUSES
 
-#: Timeouts of collectives: a rank did not take part.
-_WAITED = (
-    "collective communication/*timeout",
-    "collective communication/*timed_out",
-    "collective communication/*stalled",
-    "collective communication/nccl_lagging_rank",
-    # Added by the library after the first look at the sealed jobs, which stays as it was.
-    "collective communication/collective_not_entered",
-    "collective communication/nccl_heartbeat_monitor",
-    "collective communication/monitored_barrier_failed",
+#: Class -> (group, meaning).
+CAUSES: dict[str, tuple[str, str]] = {
+    "hang_data": ("hang", "one rank does not come out of reading its data"),
+    "hang_collective": ("hang", "a collective does not end; the log does not hold why"),
+    "hang_checkpoint": ("hang", "one rank does not come out of checkpoint I/O"),
+    "hang_stopped": ("hang", "one process stands still: stopped, or it does nothing any more"),
+    "collective_mismatch": ("hang", "ranks call different collectives, or one calls none"),
+    "gpu_lost": ("gpu", "a GPU has fallen off the bus"),
+    "gpu_memory_error": ("gpu", "uncorrectable or contained ECC error of a GPU's memory"),
+    "gpu_nvlink": ("gpu", "an NVLink or NVSwitch error"),
+    "network_link": ("network", "an InfiniBand or Ethernet port or its path fails"),
+    "network_npu": ("network", "the network of an Ascend NPU fails (error cqe)"),
+    "peer_lost": ("network", "a rank lost another one; the log does not hold why"),
+    "cuda_oom": ("memory", "GPU memory is exhausted"),
+    "host_oom": ("memory", "the host's memory is exhausted; the kernel kills a process"),
+    "disk_full": ("storage", "no space left on a device"),
+    "quota": ("storage", "a disk quota is exceeded"),
+    "permission": ("storage", "access to a file is denied"),
+    "checkpoint_corrupt": ("storage", "a checkpoint cannot be read, it is damaged or incomplete"),
+    "file_missing": ("data", "a file of data does not exist"),
+    "data_corrupt": ("data", "a file of data is damaged"),
+    "rendezvous": ("launch", "ranks do not meet: some do not join in time"),
+    "dns": ("launch", "the name of a host cannot be resolved"),
+    "port_in_use": ("launch", "the address of the store is already in use"),
+    "version_mismatch": ("launch", "versions of libraries, driver or code do not fit together"),
+    "container_mount": ("launch", "a container cannot be made or a mount in it fails"),
+    "mpi_without_pmi": ("launch", "Open MPI was built without the PMI that srun offers"),
+    "nan_loss": ("numerics", "a loss or gradient is not finite"),
+    "shape_mismatch": ("code", "shapes of tensors or of a checkpoint do not fit"),
+    "exception": ("code", "a program error in Python on one rank"),
+    "segfault": ("code", "a process ends by SIGSEGV"),
+    "gpu_program": ("code", "a kernel on the GPU faults: an illegal address, a device-side assert"),
+    "file_server": ("storage", "a mounted network file system does not answer or has gone"),
+    "object_store": ("storage", "an object store refuses, throttles or does not answer"),
+    "configuration": ("launch", "an argument or a setting is refused"),
+    "node_failed": ("network", "a node fails or restarts; the log does not hold why"),
+    "killed": ("outside", "a process is killed; the log does not hold by whom or why"),
+    "time_limit": ("outside", "the scheduler's time limit ends a job that went well"),
+    "cancelled": ("outside", "a person ends a job that went well"),
+    "preempted": ("outside", "the scheduler preempts a job that went well"),
+    "none": ("none", "nothing failed"),
+}
+
+
+def _of(family: str, ids: str) -> tuple[str, ...]:
+    """The entries of a family for some patterns of ids."""
+    return tuple(f"{family}/{one}" for one in ids.split())
+
+
+#: Timeouts of collectives: a rank did not take part. The last three were added by the library after
+#: the first look at the sealed jobs, which stays as it was.
+_WAITED = _of(
+    "collective communication",
+    "*timeout *timed_out *stalled nccl_lagging_rank collective_not_entered nccl_heartbeat_monitor "
+    "monitored_barrier_failed",
 )
 #: Lost connections: a rank is gone.
-_LOST = (
-    "collective communication/*_lost",
-    "collective communication/*_gone",
-    "collective communication/*_closed",
-    "collective communication/*_reset",
-    "collective communication/horovod_shut_down",
-    "collective communication/nccl_failed_or_timed_out",
-    "collective communication/nccl_gives_up",
-    "collective communication/distributed_backend_error",
-    "collective communication/mpi_fatal_error",
+_LOST = _of(
+    "collective communication",
+    "*_lost *_gone *_closed *_reset horovod_shut_down nccl_failed_or_timed_out nccl_gives_up "
+    "distributed_backend_error mpi_fatal_error",
 )
-#: Written class (`causes.py`) -> entries that mean it.
+#: Written class -> entries that mean it.
 CLASSES: dict[str, tuple[str, ...]] = {
-    "hang_data": (
-        "hang@load data",
-        "silent rank@load data",
-        "data loading/dataloader_timeout",
-    ),
+    "hang_data": ("hang@load data", "silent rank@load data", "data loading/dataloader_timeout"),
     "hang_collective": ("hang", "silent rank", *_WAITED),
     "hang_checkpoint": ("hang@checkpoint", "silent rank@checkpoint"),
     "hang_stopped": ("hang", "silent rank"),
     "collective_mismatch": (
         "collective mismatch",
         "uneven work",
-        "collective communication/nccl_lagging_rank",
-        "collective communication/collective_not_entered",
-        "collective communication/monitored_barrier_failed",
-        "collective communication/horovod_stalled",
+        *_of(
+            "collective communication",
+            "nccl_lagging_rank collective_not_entered monitored_barrier_failed horovod_stalled",
+        ),
     ),
     "gpu_lost": ("GPU hardware",),
     "gpu_memory_error": ("GPU memory error",),
     "gpu_nvlink": ("NVLink",),
-    "network_link": (
-        "network/ib_*",
-        "network/ethernet_*",
-        "network/no_route_between_nodes",
-        "network/libfabric_error",
-        "network/ucx_error",
+    "network_link": _of(
+        "network", "ib_* ethernet_* no_route_between_nodes libfabric_error ucx_error"
     ),
     "network_npu": ("network/hccl_*",),
     "peer_lost": ("silent rank", *_LOST),
@@ -83,9 +114,7 @@ CLASSES: dict[str, tuple[str, ...]] = {
     "data_corrupt": ("data loading/data_file_corrupt",),
     "rendezvous": (
         "rendezvous",
-        "collective communication/store_timeout",
-        "collective communication/*_store_*",
-        "collective communication/hccl_socket_timeout",
+        *_of("collective communication", "store_timeout *_store_* hccl_socket_timeout"),
         "network/gloo_connect_failed",
     ),
     "dns": ("network/name_not_resolved", "network/rendezvous_name_unknown"),
@@ -98,11 +127,9 @@ CLASSES: dict[str, tuple[str, ...]] = {
     "exception": ("exception", "assertion", "runtime error", "division by zero"),
     "segfault": ("segmentation fault",),
     "gpu_program": ("GPU program",),
-    "file_server": (
-        "storage/network_file_system_trouble",
-        "storage/nfs_stale_handle",
-        "storage/input_output_error",
-        "storage/file_server_failed",
+    "file_server": _of(
+        "storage",
+        "network_file_system_trouble nfs_stale_handle input_output_error file_server_failed",
     ),
     "object_store": (
         "network/object_store_failed",
@@ -128,46 +155,28 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "launch": ("launcher", "configuration", "missing module"),
     "numerics": ("numerics",),
     "code": (
-        "native crash",
-        "GPU program",
-        "device mismatch",
-        "data type mismatch",
-        "compilation",
+        "native crash", "GPU program", "device mismatch", "data type mismatch", "compilation",
         "tokenizer",
     ),
     "outside": (),
     "none": (),
-}
+}  # fmt: skip
 #: Answers that say only that something failed. They count as if no cause were named.
 NO_CAUSE = (
     "error line",
-    "exception/python_traceback",
-    "exception/system_exit",
-    "launcher/*_child_failed",
-    "launcher/torchrun_first_failure",
-    "launcher/launcher_ends_the_others",
-    "launcher/slurm_task_failed",
-    "launcher/slurm_step_torn_down",
-    "launcher/slurmctld_job_failed",
-    "launcher/batch_exit_code",
-    "launcher/mpi_aborted",
-    "launcher/subprocess_failed",
-    "launcher/managed_replica_failed",
-    "launcher/sagemaker_job_failed",
-    "launcher/paddle_launch_failed",
-    "launcher/ray_actor_died",
-    "launcher/engine_core_failed",
-    "launcher/pod_restarts",
+    *_of("exception", "python_traceback system_exit"),
+    *_of(
+        "launcher",
+        "*_child_failed torchrun_first_failure launcher_ends_the_others slurm_task_failed "
+        "slurm_step_torn_down slurmctld_job_failed batch_exit_code mpi_aborted subprocess_failed "
+        "managed_replica_failed sagemaker_job_failed paddle_launch_failed ray_actor_died "
+        "engine_core_failed pod_restarts",
+    ),
 )
 #: Kind of injected fault -> entries that mean one of its variants.
 KINDS: dict[str, tuple[str, ...]] = {
     "exception": (
-        "exception",
-        "assertion",
-        "runtime error",
-        "shape mismatch",
-        "storage",
-        "checkpoint",
+        "exception", "assertion", "runtime error", "shape mismatch", "storage", "checkpoint",
         "tokenizer/token_out_of_vocabulary",
     ),
     "hang": ("hang", "silent rank", "collective mismatch", *_WAITED),
@@ -177,20 +186,11 @@ KINDS: dict[str, tuple[str, ...]] = {
     "network": ("network", "silent rank", *_LOST, *_WAITED),
     "data": ("nan loss", "numerics", "data loading"),
     "environment": (
-        "configuration",
-        "rendezvous",
-        "version mismatch",
-        "installation",
-        "file not found",
-        "data loading/dataset_not_found",
-        "network/gloo_connect_failed",
+        "configuration", "rendezvous", "version mismatch", "installation", "file not found",
+        "data loading/dataset_not_found", "network/gloo_connect_failed",
     ),
     "process": (
-        "segmentation fault",
-        "native crash",
-        "shared memory/bus_error",
-        "killed",
-        "silent rank",
+        "segmentation fault", "native crash", "shared memory/bus_error", "killed", "silent rank",
         "uneven work",
     ),
     "storage": ("storage", "disk full", "file not found", "data loading", "checkpoint"),
@@ -198,7 +198,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "deadlock": ("hang", "silent rank", "collective mismatch", "file not found", *_WAITED),
     "limits": ("resource limit", "storage/too_many_open_files", "exception/recursion_limit"),
     "numerics": ("nan loss", "numerics"),
-}
+}  # fmt: skip
 
 
 class Named(NamedTuple):
@@ -246,3 +246,62 @@ def family_of(cause: str, library: SignatureLibrary) -> str:
     """The family of a signature, or of a cause without one."""
     families = {one.id: one.family for one in inferred_causes().values()}
     return families.get(cause) or library[cause].family
+
+
+#: Class of the published crash logs -> family of our library: one that is near is wrong.
+FAMILIES: dict[str, str] = {
+    "assertion": "assertion",
+    "runtime_error": "runtime error",
+    "cuda_oom": "out of GPU memory",
+    "cuda_runtime": "GPU program",
+    "device_mismatch": "device mismatch",
+    "div_zero": "division by zero",
+    "file_not_found": "file not found",
+    "missing_module": "missing module",
+    "nan_loss": "nan loss",
+    "nccl": "collective communication",
+    "oom_killer": "oom killer",
+    "permission": "permission",
+    "ram_oom": "host out of memory",
+    "segfault": "segmentation fault",
+    "traceback": "exception",
+}
+
+#: How a published stage begins -> our stages that mean it. A job iterates while it evaluates or
+#: saves between two steps.
+STAGES: dict[str, tuple[str, ...]] = {
+    "launch": ("launch",),
+    "initialis": ("initialise",),
+    "initializ": ("initialise",),
+    "data loading": ("load data",),
+    "load data": ("load data",),
+    "compil": ("compile",),
+    "iterat": ("train", "evaluate", "checkpoint"),
+    "train": ("train",),
+    "evaluat": ("evaluate",),
+    "checkpoint": ("checkpoint",),
+    "tear": ("tear-down",),
+}
+
+_RANK = re.compile(r"\b(?:rank|device)[-_ ]?(\d+)$")
+
+
+def class_is_right(cause_class: str, family: str) -> bool:
+    """Return True if the family corresponds to the published class."""
+    return FAMILIES.get(cause_class) == family
+
+
+def stages_of(published: str) -> tuple[str, ...]:
+    """Our stages that a published one means; () for none, which is not scored."""
+    words = published.lower()
+    return next((stages for start, stages in STAGES.items() if words.startswith(start)), ())
+
+
+def faulty_rank(published: str) -> int | None:
+    """The faulty rank or device that a manifest names; None for words about anything else.
+
+    >>> faulty_rank("w_1 device-1"), faulty_rank("this node")
+    (1, None)
+    """
+    found = _RANK.search(published.strip().lower())
+    return int(found[1]) if found else None

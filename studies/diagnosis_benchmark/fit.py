@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 from scipy.optimize import minimize
 
 from rmetric._util.errors import exit_with
@@ -68,13 +69,12 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Labelled:
-    """A job with its evidence and what is right about it.
+    """A job with its evidence and what is right about it, None where that is not known.
 
     Attributes:
         group: jobs of a group, of one author, are left out together.
-        is_culprit: True for the name of a stream at fault, or for `NOBODY`; None if not known.
-        is_right: True for the id, the family and the stage of a right cause, or for `HEALTHY`;
-            None if not known.
+        is_culprit: True for the name of a stream at fault, or for `NOBODY`.
+        is_right: True for the id, the family and the stage of a right cause, or for `HEALTHY`.
         counts: it is judged, not only fitted to.
     """
 
@@ -148,14 +148,7 @@ def of_corpus(expected: Mapping[str, Any], topic: str, found: Gathered) -> Label
 
 @dataclass(frozen=True)
 class Choices:
-    """Candidates of all jobs, one after another.
-
-    Attributes:
-        names: of the features.
-        values: one row a candidate.
-        right: the candidate is right.
-        job: of each candidate, from 0 in order.
-    """
+    """Candidates of all jobs, one after another: features, rightness and job, from 0, of each."""
 
     names: list[str]
     values: Array
@@ -164,24 +157,11 @@ class Choices:
 
     @classmethod
     def of(cls, jobs: Sequence[Sequence[tuple[Features, bool]]]) -> Choices:
-        names = sorted({name for each in jobs for features, _ in each for name in features})
-        place = {name: at for at, name in enumerate(names)}
-        values = np.zeros((sum(map(len, jobs)), len(names)))
-        row = 0
-        for each in jobs:
-            for features, _ in each:
-                for name, value in features.items():
-                    values[row, place[name]] = value
-                row += 1
+        frame = pd.DataFrame([features for each in jobs for features, _ in each]).fillna(0.0)
+        frame = frame[sorted(frame)]
         right = np.array([right for each in jobs for _, right in each], dtype=bool)
-        return cls(names, values, right, np.repeat(np.arange(len(jobs)), [len(e) for e in jobs]))
-
-    @property
-    def signs(self) -> Mapping[str, int]:
-        """Feature -> +1 or -1, of those whose sign is known."""
-        if "nobody" in self.names:
-            return {name: 1 for name in self.names if name not in FREE}
-        return SIGNED
+        job = np.repeat(np.arange(len(jobs)), [len(each) for each in jobs])
+        return cls([*frame], frame.to_numpy(dtype=float), right, job)
 
     def fit(self, jobs: npt.NDArray[np.bool_]) -> dict[str, float]:
         """Weights that make the right candidates of some jobs likely; of those that have any."""
@@ -205,7 +185,8 @@ class Choices:
             penalty = PENALTY * weights @ weights / 2
             return float(penalty - np.log(hit).sum()), PENALTY * weights - slope
 
-        signs = self.signs
+        of_suspects = "nobody" in self.names
+        signs = dict.fromkeys({*self.names} - {*FREE}, 1) if of_suspects else SIGNED
         limits = [
             (0.0 if signs.get(name) == 1 else None, 0.0 if signs.get(name) == -1 else None)
             for name in self.names
@@ -219,22 +200,6 @@ class Choices:
             for name, weight in zip(self.names, found.x, strict=True)
             if abs(weight) >= MIN_WEIGHT
         }
-
-
-def suspect_choices(jobs: Sequence[Labelled]) -> Choices:
-    """The suspects of all jobs of which the culprit is known."""
-    return Choices.of(
-        [
-            [(features, one.is_culprit(target)) for target, features in found.items()]
-            for one in jobs
-            if one.is_culprit and (found := candidates(one.found.rows))
-        ]
-    )
-
-
-def cause_choices(jobs: Sequence[Labelled], weights: Features) -> Choices:
-    """The hypotheses about all jobs, by the suspects that such weights rank."""
-    return Choices.of([causes_of(one, weights) for one in jobs])
 
 
 def causes_of(one: Labelled, weights: Features) -> list[tuple[Features, bool]]:
@@ -328,37 +293,22 @@ def report(jobs: Sequence[Labelled], choices: Choices, what: str) -> str:
 def fitted(jobs: Sequence[Labelled], looks: Sequence[WrittenScores]) -> tuple[Model, list[str]]:
     """The model, and lines that say how good it is."""
     blamed = [one for one in jobs if one.is_culprit]
-    whom = suspect_choices(blamed)
+    whom = Choices.of(
+        [
+            [(features, is_culprit(target)) for target, features in candidates(rows).items()]
+            for is_culprit, rows in ((one.is_culprit, one.found.rows) for one in blamed)
+            if is_culprit
+        ]
+    )
     weights = whom.fit(np.ones(len(blamed), dtype=bool))
     judged = [one for one in jobs if one.is_right]
-    why = cause_choices(judged, weights)
+    why = Choices.of([causes_of(one, weights) for one in judged])
     lines = [
         report(blamed, whom, "rank or node, or nobody"),
         report(judged, why, "cause, or none"),
         calibrated_by_others(looks),
     ]
     return Model(weights, why.fit(np.ones(len(judged), dtype=bool)), *shares(looks)), lines
-
-
-def write(path: Path, model: Model, about: str) -> None:
-    """Write a model as `Model.shipped` reads it."""
-    content = {
-        "about": about,
-        "suspects": model.suspects,
-        "causes": model.causes,
-        "shares": model.shares,
-        "sure from": model.sure_from,
-    }
-    write_atomically(path, [json.dumps(content, indent=1).encode(), b"\n"])
-
-
-def labelled(written: Sequence[WrittenCase], processes: int) -> list[Labelled]:
-    """The written jobs with their evidence."""
-    attempts = mapped(_last_attempt, (one.case.folder for one in written), processes=processes)
-    library = SignatureLibrary.shipped()
-    return [
-        of_written(one, gathered(job, library)) for one, job in zip(written, attempts, strict=True)
-    ]
 
 
 def tests_jobs() -> Iterator[Labelled]:
@@ -386,8 +336,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_jobs(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"the model; shipped: {SHIPPED}")
     given = parser.parse_args(arguments)
+    library = SignatureLibrary.shipped()
     with opened(given.sets) as written:
-        jobs = [*labelled(written, given.jobs), *tests_jobs()]
+        folders = (one.case.folder for one in written)
+        attempts = mapped(_last_attempt, folders, processes=given.jobs)
+        pairs = zip(written, attempts, strict=True)
+        jobs = [of_written(one, gathered(job, library)) for one, job in pairs] + [*tests_jobs()]
     sets = {one.set for one in written}
     looks = [one for one in read_rows(FIRST_LOOKS, WrittenScores) if one.set in sets]
     model, lines = fitted(jobs, looks)
@@ -395,7 +349,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     hashes = "".join(one.sha256 for name, one in written_sets().items() if name in sets)
     about = f"{len(jobs)} jobs; {parser.prog}; sets {hashlib.sha256(hashes.encode()).hexdigest()}"
     if given.out is not None:
-        write(given.out, model, about)
+        content = {
+            "about": about,
+            "suspects": model.suspects,
+            "causes": model.causes,
+            "shares": model.shares,
+            "sure from": model.sure_from,
+        }
+        write_atomically(given.out, [json.dumps(content, indent=1).encode(), b"\n"])
     return 0
 
 

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from rmetric.diagnosis.decide import diagnose
 from studies.common.processes import mapped
 from studies.common.table import Cell, Table
-from studies.diagnosis_benchmark.classes import FAMILIES
+from studies.diagnosis_benchmark.cause_meanings import FAMILIES
 
 #: First words of the line that names the fault.
 TOLD = b"[inject] "
@@ -99,7 +99,7 @@ def table(logs: Sequence[Classified]) -> Table:
     return Table(
         "gpualert",
         f"GPUAlert: {len(logs)} logs of single processes, 15 classes",
-        ("Method", "Macro-F1:3", *(f"Right, {source}:3" for source in sources)),
+        ["Method | Macro-F1:3", *(f"Right, {source}:3" for source in sources)],
         rows,
         notes=[f"Another family: {', '.join(missed)}."] if missed else [],
     )

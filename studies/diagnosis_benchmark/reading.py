@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.facts.layout import RankLayout, RankPlacement
@@ -18,8 +18,17 @@ from rmetric.diagnosis.reading.prefixes import Prefix
 from rmetric.diagnosis.reading.source import LogSource
 from rmetric.diagnosis.templates.events import Events
 from rmetric.diagnosis.templates.facts import LineAnalyser
-from studies.diagnosis_benchmark.baselines import LogLine
 from studies.diagnosis_benchmark.scoring import Place
+
+
+class LogLine(NamedTuple):
+    """A line of the logs; its time is that of the entry it belongs to."""
+
+    place: Place
+    rank: int | None
+    node: str | None
+    time: float | None
+    text: str
 
 
 @dataclass(kw_only=True)
@@ -41,41 +50,18 @@ def read(folder: Path, library: SignatureLibrary) -> Read:
     analyser = LineAnalyser(library)
     passes = [_Recording(source, analyser) for source in find([folder]).sources]
     parts = [one.read() for one in passes]
-    out = Read(job=merged(parts))
-    layout, numbers = layout_of(parts), _numbers(parts)
+    out, layout, events_of = Read(job=merged(parts)), layout_of(parts), Events()
+    numbers = {  # class and text of a template -> its event, numbered as `merged` numbers them
+        (one.cls, one.text): events_of.number(one.text, one.cls)
+        for part in parts
+        for one in part.templates.values()
+    }
     for one, part in zip(passes, parts, strict=True):
         events = {at: numbers[key] for key, at in one.template_of.items() if key in numbers}
         for line, raw in one.entry_of.items():
             out.event_of[part.source.name, line] = events[one.entries[raw][2]]
         out.lines += one.located_lines(part, layout)
-    for copy, name in _copies(folder, out.job):
-        same = {line: at for (file, line), at in out.event_of.items() if file == name}
-        out.event_of |= {(copy, line): at for line, at in same.items()}
     return out
-
-
-def _numbers(parts: Sequence[Part]) -> dict[tuple[str, str], int]:
-    """Class and text of a template -> its event, numbered as `merged` numbers them."""
-    events = Events()
-    return {
-        (one.cls, one.text): events.number(one.text, one.cls)
-        for part in parts
-        for one in part.templates.values()
-    }
-
-
-def _copies(folder: Path, job: Job) -> Iterator[tuple[str, str]]:
-    """Files that were left out since another has the same bytes, with that other."""
-    names = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*")}
-    digests = {
-        name: hashlib.sha256(path.read_bytes()).digest()
-        for name, path in sorted(names.items())
-        if path.is_file()
-    }
-    first = {digests[name]: name for name in reversed(list(job.files)) if name in digests}
-    for name, digest in digests.items():
-        if name not in job.files and digest in first:
-            yield name, first[digest]
 
 
 class _Recording(FilePass):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,10 +12,10 @@ from rmetric.diagnosis.model import Model
 from rmetric.diagnosis.result import SURE
 from rmetric.evaluation.intervals import Estimate, Floats, estimate, wilson
 from studies.common.table import Cell, Table
-from studies.diagnosis_benchmark.aggregation import numbered
 from studies.diagnosis_benchmark.answers import Answer
 from studies.diagnosis_benchmark.cause_meanings import KINDS, Named
 from studies.diagnosis_benchmark.results import JobScores, Results
+from studies.diagnosis_benchmark.scoring import numbered
 from studies.diagnosis_benchmark.written_jobs import WrittenScores
 
 #: Titles of the answers of first looks, and of those of today.
@@ -27,10 +27,7 @@ EDGES = (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
 class Stated(NamedTuple):
-    """An answer that states a cause or an outcome: its confidence, and if it is right.
-
-    `group`: answers of one group are not independent.
-    """
+    """An answer that states a cause or an outcome; those of one group are not independent."""
 
     confidence: float
     right: bool
@@ -40,31 +37,23 @@ class Stated(NamedTuple):
 def stated(results: Results) -> list[Stated]:
     """The answers of the headline method that state a cause or an outcome."""
     return [
-        Stated(
-            _confidence(answer.basis, answer.score, answer.confidence),
-            is_right(job, answer),
-            results.drawn_with(job),
-        )
+        Stated(_confidence(answer), is_right(job, answer), results.drawn_with(job))
         for job in results.jobs
         if (answer := job.answers[results.headline]).outcome != "unknown" or answer.cause
     ]
 
 
-def _confidence(basis: str | None, score: float | None, stated: float | None) -> float:
+def _confidence(of: Answer | WrittenScores) -> float:
     """What the model of today says that such answers are worth; what was stated, else."""
-    if basis is None or score is None:
-        return stated or 0.0
-    return Model.shipped().limit(CALLED.get(basis, basis), score)
+    if of.basis is None or of.score is None:
+        return of.confidence or 0.0
+    return Model.shipped().limit(CALLED.get(of.basis, of.basis), of.score)
 
 
 def stated_on_written(jobs: Iterable[WrittenScores], *, first: bool = False) -> list[Stated]:
     """The same of the written jobs; of first looks by what the model of today makes of them."""
     return [
-        Stated(
-            _confidence(job.basis, job.score, job.confidence) if first else job.confidence,
-            job.right,
-            f"{job.set} {job.job}",
-        )
+        Stated(_confidence(job) if first else job.confidence, job.right, f"{job.set} {job.job}")
         for job in jobs
         if job.states
     ]
@@ -90,8 +79,7 @@ def is_right(job: JobScores, answer: Answer) -> bool:
 def calibration_error(answers: Sequence[Stated]) -> Estimate:
     """Expected calibration error: mean distance of confidence and share right over `EDGES`.
 
-    Bins are weighted by their answers. The interval resamples groups; it leans upwards, since a
-    resample adds noise to each bin.
+    Bins are weighted by their answers. The interval resamples groups, and leans upwards.
     """
     bins = bin_of([one.confidence for one in answers])
     in_bin_RK = np.equal.outer(bins, np.arange(len(EDGES) - 1)).astype(float)
@@ -111,11 +99,20 @@ def bin_of(confidences: Sequence[float]) -> np.ndarray[tuple[int], np.dtype[np.i
 
 def reliability(of_source: Mapping[str, Sequence[Stated]]) -> Table:
     """Bins of confidence of each source, by its title."""
-    rows = [row for title, answers in of_source.items() for row in _bins(title, answers)]
+    rows: list[tuple[Cell, ...]] = []
+    for title, answers in of_source.items():
+        bins = bin_of([one.confidence for one in answers])
+        for number, (low, high) in enumerate(itertools.pairwise(EDGES)):
+            inside = [one for one, place in zip(answers, bins, strict=True) if place == number]
+            if inside:
+                right = sum(one.right for one in inside)
+                mean = sum(one.confidence for one in inside) / len(inside)
+                share = wilson(right, len(inside))
+                rows.append((title, f"{low:.1f} to {high:.1f}", len(inside), mean, right, share))
     return Table(
         "reliability",
         "Stated confidence and the share of right answers",
-        ("Data", "Confidence", "Answers", "Mean confidence", "Right", "Share right"),
+        "Data | Confidence | Answers | Mean confidence | Right | Share right",
         rows,
         notes=[
             "Answers that state a cause or an outcome. A stated cause must be right, not in part; "
@@ -123,20 +120,6 @@ def reliability(of_source: Mapping[str, Sequence[Stated]]) -> Table:
         ],
         grouped=True,
     )
-
-
-def _bins(title: str, answers: Sequence[Stated]) -> Iterator[tuple[Cell, ...]]:
-    bins = bin_of([one.confidence for one in answers])
-    for number, (low, high) in enumerate(itertools.pairwise(EDGES)):
-        inside = [one for one, place in zip(answers, bins, strict=True) if place == number]
-        if inside:
-            yield title, f"{low:.1f} to {high:.1f}", *_share(inside)
-
-
-def _share(answers: Sequence[Stated]) -> tuple[int, float, int, Estimate]:
-    right = sum(one.right for one in answers)
-    mean = sum(one.confidence for one in answers) / len(answers)
-    return len(answers), mean, right, wilson(right, len(answers))
 
 
 def calibration(of_source: Mapping[str, Sequence[Stated]]) -> Table:
@@ -151,14 +134,8 @@ def calibration(of_source: Mapping[str, Sequence[Stated]]) -> Table:
     return Table(
         "calibration",
         "Calibration of the confidence",
-        (
-            "Data",
-            "Answers",
-            "Expected calibration error",
-            "Sure answers",
-            "Sure and right",
-            "Share of the sure ones",
-        ),
+        "Data | Answers | Expected calibration error | Sure answers | Sure and right | "
+        "Share of the sure ones",
         rows,
         notes=[
             f"Sure: a confidence of {SURE} or more. Calibration error: over the bins of the table "

@@ -33,7 +33,7 @@ from studies.diagnosis_benchmark.written_sets import opened
 
 FOLDER = Path(__file__).parent
 LABELS = FOLDER / "data" / "restart_labels.csv"
-ALWAYS, WITHOUT = "always restart", "restart_without"
+WITHOUT = "restart_without"
 PEER = FOLDER / "results" / "restart_peer.csv"
 
 
@@ -110,13 +110,15 @@ def main(arguments: list[str] | None = None) -> int:
     with open(PEER, encoding="utf-8", newline="") as file:
         of_peer = {one["job"]: (one["decision"], set[str]()) for one in csv.DictReader(file)}
     rows: list[tuple[Cell, ...]] = []
+    policies = {
+        "rmetric diagnose": dict(zip(labels, answers, strict=True)),
+        "nvidia-resiliency-ext 0.7.0, no model": of_peer,
+        "always restart": dict.fromkeys(labels, ("restart", set[str]())),
+    }
     for name in dict.fromkeys(one["set"] for one in labels.values()):
-        places = [at for at, one in enumerate(labels.values()) if one["set"] == name]
-        those = [list(labels.values())[at] for at in places]
-        rows.append((name, "rmetric diagnose", *row(those, [answers[at] for at in places])))
-        by_peer = [of_peer[one["job"]] for one in those]
-        rows.append((name, "nvidia-resiliency-ext 0.7.0, no model", *row(those, by_peer)))
-        rows.append((name, ALWAYS, *row(those, [("restart", set())] * len(those))))
+        those = {job: one for job, one in labels.items() if one["set"] == name}
+        for title, given in policies.items():
+            rows.append((name, title, *row([*those.values()], [given[job] for job in those])))
     found = Table("restart_advice", "advice on the next start of a job", HEADINGS, rows, notes=[])
     (options.out / "restart_advice.csv").write_text(to_csv(found), encoding="utf-8")
     print(to_text(found))

@@ -1,14 +1,28 @@
-"""Scores of every method on the jobs of a data set, stored as JSON; tables are made from them."""
+"""Scores of every method on the jobs of a data set, stored as JSON; tables are made from them.
+
+Logs are read once, and each variant of the diagnosis decides on them.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
+import msgspec
+
+from rmetric.diagnosis.decide import decide
+from rmetric.diagnosis.evidence import Switches
+from rmetric.diagnosis.facts.job import Job
+from rmetric.diagnosis.ingest import ingest
+from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.logs import write_atomically
-from studies.diagnosis_benchmark.answers import Answer, from_json
+from studies.common.processes import mapped
+from studies.diagnosis_benchmark.answers import Answer, of_baselines, of_diagnosis
+from studies.diagnosis_benchmark.cases import Case
+from studies.diagnosis_benchmark.reading import read
 
 WHOLE = "Diagnosis"
 ALONE = "Logs alone (without cross-job)"
@@ -37,7 +51,7 @@ TITLES = {
 
 @dataclass(frozen=True, kw_only=True)
 class JobScores:
-    """One job and what each method scored on it; the facts are those of `Case`."""
+    """One job and what each method scored on it; facts of one name are those of `Case`."""
 
     name: str
     group: str
@@ -55,16 +69,6 @@ class JobScores:
     @property
     def is_healthy(self) -> bool:
         return self.outcome == "healthy" and not self.kind
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {
-            "answers": {title: answer.as_json() for title, answer in self.answers.items()}
-        }
-
-    @classmethod
-    def from_json(cls, entry: dict[str, Any]) -> JobScores:
-        answers = {title: from_json(answer) for title, answer in entry["answers"].items()}
-        return cls(**{**entry, "answers": answers})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +102,8 @@ class Results:
 
     def write(self, folder: Path) -> None:
         about = {"source": self.source, "split": self.split}
-        jobs = ",\n".join(json.dumps(job.as_json(), allow_nan=False) for job in self.jobs)
+        entries = map(msgspec.to_builtins, self.jobs)
+        jobs = ",\n".join(json.dumps(entry, allow_nan=False) for entry in entries)
         # One job a line, so that a change shows which jobs it moved.
         text = f'{json.dumps(about, allow_nan=False)[:-1]}, "jobs": [\n{jobs}\n]}}\n'
         folder.mkdir(parents=True, exist_ok=True)
@@ -108,8 +113,48 @@ class Results:
 def read_results(path: Path) -> Results:
     """Raises ValueError for a file that is no result of this command."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        jobs = [JobScores.from_json(entry) for entry in content["jobs"]]
-        return Results(source=content["source"], split=content["split"], jobs=jobs)
-    except (KeyError, TypeError, ValueError) as error:
+        return msgspec.json.decode(path.read_bytes(), type=Results)
+    except msgspec.MsgspecError as error:
         raise ValueError(f"{path}: not written by this command: {error}") from None
+
+
+def score_job(case: Case) -> JobScores:
+    """All methods on one job."""
+    library, seen = _library(), read(case.folder, _library())
+    healthy = [_healthy(folder) for folder in case.healthy]
+    answers = {}
+    for title, off in VARIANTS.items():
+        switches = Switches(**dict.fromkeys(off, False))
+        said = decide(seen.job, library, healthy, switches=switches)
+        answers[title] = of_diagnosis(case, seen, said)
+    facts = {one.name: getattr(case, one.name) for one in fields(JobScores)[:-3]}
+    return JobScores(
+        **facts,
+        with_healthy=len(case.healthy),
+        lines=seen.job.lines,
+        answers=answers | of_baselines(case, seen),
+    )
+
+
+def score_all(cases: Sequence[Case], processes: int) -> list[JobScores]:
+    """In the order of the cases. Those of a group come one after another: they share siblings."""
+    groups: dict[str, list[Case]] = {}
+    for case in cases:
+        groups.setdefault(case.group, []).append(case)
+    done = mapped(_score_group, groups.values(), processes=processes)
+    by_name = {judged.name: judged for of_group in done for judged in of_group}
+    return [by_name[case.name] for case in cases]
+
+
+def _score_group(cases: Sequence[Case]) -> list[JobScores]:
+    return [score_job(case) for case in cases]
+
+
+@lru_cache(maxsize=1)
+def _library() -> SignatureLibrary:
+    return SignatureLibrary.shipped()
+
+
+@lru_cache(maxsize=32)
+def _healthy(folder: Path) -> Job:
+    return ingest([folder], _library())

@@ -1,10 +1,18 @@
-"""Score one answer on one job; pure functions of answer and ground truth."""
+"""Scores of an answer against the ground truth, and their sums over jobs with intervals.
+
+Jobs that depend on each other are drawn together.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from rmetric.evaluation import scores
+from rmetric.evaluation.intervals import Estimate, Floats, estimate
 from studies.diagnosis_benchmark.cases import Label
 
 #: A line: its file and its number.
@@ -23,58 +31,21 @@ class Counts(NamedTuple):
 
 
 def event_counts(
-    labels: Iterable[Label],
-    shown: Iterable[Place],
-    event_of: Mapping[Place, int],
-    true_roles: Collection[str] = ("cause", "symptom"),
+    labels: Iterable[Label], shown: Iterable[Place], event_of: Mapping[Place, int]
 ) -> Counts:
     """Events shown against events labelled.
 
-    An event is true if any of its lines has a role of `true_roles`, and neutral, neither right
-    nor wrong, if it has lines of other roles only. A labelled line that belongs to no event is an
+    An event is true if any of its lines is a cause or a symptom, and neutral, neither right nor
+    wrong, if it has lines of other roles only. A labelled line that belongs to no event is an
     event of its own, and missed; a line shown that belongs to none is wrong.
     """
-    missed, wrong, found = _told_apart(labels, shown, event_of, true_roles)
-    return Counts(len(found), len(wrong), len(missed))
-
-
-def faults(
-    labels: Iterable[Label], shown: Iterable[Place], event_of: Mapping[Place, int]
-) -> tuple[list[Place], list[Place]]:
-    """The first labelled line of each event that is missed, the line shown of each wrong one."""
-    missed, wrong, _ = _told_apart(labels, shown, event_of, ("cause", "symptom"))
-    return sorted(missed.values()), sorted(wrong.values())
-
-
-Events = dict[Hashable, Place]
-
-
-def _told_apart(
-    labels: Iterable[Label],
-    shown: Iterable[Place],
-    event_of: Mapping[Place, int],
-    true_roles: Collection[str],
-) -> tuple[Events, Events, Events]:
-    """Events missed, wrong and found, each with a line."""
-    true: Events = {}
-    neutral: set[Hashable] = set()
+    roles: dict[Hashable, set[str]] = {}
     for label in labels:
         place = (label.file, label.line)
-        if label.role in true_roles:
-            true.setdefault(event_of.get(place, place), place)
-        else:
-            neutral.add(event_of.get(place, place))
-    answer: Events = {}
-    for place in shown:
-        answer.setdefault(event_of.get(place, place), place)
-    missed = {event: place for event, place in true.items() if event not in answer}
-    found = {event: place for event, place in answer.items() if event in true}
-    wrong = {
-        event: place
-        for event, place in answer.items()
-        if event not in true and event not in neutral
-    }
-    return missed, wrong, found
+        roles.setdefault(event_of.get(place, place), set()).add(label.role)
+    true = {event for event, of in roles.items() if of & {"cause", "symptom"}}
+    answer: set[Hashable] = {event_of.get(place, place) for place in shown}
+    return Counts(len(answer & true), len(answer - roles.keys()), len(true - answer))
 
 
 def hits(ranking: Sequence[Collection[Hashable]], truth: Hashable) -> list[float]:
@@ -88,3 +59,34 @@ def hits(ranking: Sequence[Collection[Hashable]], truth: Hashable) -> list[float
             return [min(max(top - before, 0) / len(group), 1.0) for top in TOPS]
         before += len(group)
     return [0.0] * len(TOPS)
+
+
+def mean(values: Sequence[float], groups: Sequence[str]) -> Estimate:
+    """The mean over the jobs that have a value (not nan); those of a group are drawn together."""
+    values_R = np.asarray(values, dtype=float)
+    return estimate(lambda drawn: scores.mean(values_R, drawn), len(values), numbered(groups))
+
+
+def micro_f1(counts: Sequence[Counts], groups: Sequence[str]) -> Estimate:
+    """F1 over the events of all jobs, weighted by events."""
+    right_R, whole_R = _parts(counts)
+    return estimate(
+        lambda drawn: scores.ratio(drawn @ right_R, drawn @ whole_R), len(counts), numbered(groups)
+    )
+
+
+def macro_f1(counts: Sequence[Counts], groups: Sequence[str]) -> Estimate:
+    """The mean of each job's own."""
+    return mean(list(scores.ratio(*_parts(counts))), groups)
+
+
+def _parts(counts: Sequence[Counts]) -> tuple[Floats, Floats]:
+    """Numerator and denominator of the F1 of each job."""
+    found_R, wrong_R, missed_R = np.array(counts, dtype=float).reshape(-1, 3).T
+    return 2 * found_R, 2 * found_R + wrong_R + missed_R
+
+
+def numbered(groups: Sequence[str]) -> NDArray[np.int64] | None:
+    """Each job's group as a number from 0, in order of appearance; None of no job."""
+    order = {name: number for number, name in enumerate(dict.fromkeys(groups))}
+    return np.array([order[name] for name in groups], dtype=np.int64) if groups else None

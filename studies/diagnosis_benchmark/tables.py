@@ -1,17 +1,39 @@
-"""Tables of the real and the injected jobs: a column for each data set."""
+"""Tables of the real and the injected jobs, a column for each data set; all tables are written."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-from rmetric.evaluation.intervals import Estimate, wilson
+import pandas as pd
+
+from rmetric.evaluation import intervals
+from rmetric.evaluation.intervals import NUM_RESAMPLES, Estimate, wilson
+from rmetric.logs import write_atomically
+from studies.common.markers import fill
+from studies.common.provenance import commit, uncommitted_changes, versions
+from studies.common.renderers import to_markdown
 from studies.common.table import Cell, Table, show
-from studies.diagnosis_benchmark.aggregation import INTERVALS, macro_f1, mean, micro_f1
-from studies.diagnosis_benchmark.answers import Answer
-from studies.diagnosis_benchmark.baselines import OF_EVENTS, OF_RANKS
-from studies.diagnosis_benchmark.results import VARIANTS, JobScores, Results
-from studies.diagnosis_benchmark.scoring import TOPS
+from studies.diagnosis_benchmark import gpualert
+from studies.diagnosis_benchmark.answers import OF_EVENTS, OF_RANKS, Answer
+from studies.diagnosis_benchmark.csv_rows import read_rows
+from studies.diagnosis_benchmark.reliability import calibration_tables
+from studies.diagnosis_benchmark.results import TITLES, VARIANTS, JobScores, Results, read_results
+from studies.diagnosis_benchmark.scoring import TOPS, macro_f1, mean, micro_f1
+from studies.diagnosis_benchmark.written_jobs import WrittenScores, written_tables
 
+COMMAND = "python -m studies.diagnosis_benchmark"
+PACKAGES = ("numpy", "scikit-learn", "drain3", "dtaidistance", "regex")
+WRITTEN, FIRST_LOOKS, GPUALERT = "written.csv", "first_looks.csv", "gpualert.csv"
+#: Tables that are stored as they are shown.
+STORED = {
+    "held_out": "First looks at held-out real and injected jobs",
+    "injected": "Injected jobs: the code before the rebuilding → that without rules",
+    "cut": "Written jobs of which a part was cut away",
+}
 #: Words -> their place in `TOPS`.
 TOP = {"first": TOPS.index(1), "among five": TOPS.index(5)}
 BETTER_THAN = ("Always rank 0", "Error_time")
@@ -19,27 +41,29 @@ BETTER_THAN = ("Always rank 0", "Error_time")
 Measure = Callable[[Results], Estimate | None]
 
 
-def tables(found: Sequence[Results]) -> list[Table]:
-    """All that apply to the data sets."""
-    return [measures(found), methods(found)] if found else []
-
-
 def measures(found: Sequence[Results]) -> Table:
     """What was measured beside the goals, which were set before any measurement."""
     goals: list[tuple[str, Measure, float | None]] = [
-        ("F1 of events, mean of jobs", lambda of: _f1(of, macro_f1), 0.90),
-        ("F1 of events, all events", lambda of: _f1(of, micro_f1), 0.90),
-        ("Faulty rank first", lambda of: _rank(of, TOP["first"]), 0.85),
-        ("Faulty rank among five", lambda of: _rank(of, TOP["among five"]), 0.97),
-    ]
-    for words, place in TOP.items():
-        for other in BETTER_THAN:
-            goals.append((f"Faulty rank {words}, more often than {other}",
-                          lambda of, other=other, at=place: difference(of, other, at), 0.0))  # type: ignore[misc]  # fmt: skip
-    goals += [
-        ("Cause class of classified crash logs", lambda of: _share(of, _said("class_right")), 0.90),
-        ("Outcome", lambda of: _share(of, lambda job, said: said.outcome == job.outcome), None),
-        ("Stage", lambda of: _share(of, _said("stage_right")), None),
+        ("F1 of events, mean of jobs", partial(_f1, over=macro_f1), 0.90),
+        ("F1 of events, all events", partial(_f1, over=micro_f1), 0.90),
+        ("Faulty rank first", partial(_rank, place=TOP["first"]), 0.85),
+        ("Faulty rank among five", partial(_rank, place=TOP["among five"]), 0.97),
+        *(
+            (
+                f"Faulty rank {words}, more often than {other}",
+                partial(difference, title=other, place=place),
+                0.0,
+            )
+            for words, place in TOP.items()
+            for other in BETTER_THAN
+        ),
+        (
+            "Cause class of classified crash logs",
+            partial(_share, right=lambda job, said: said.class_right),
+            0.90,
+        ),
+        ("Outcome", partial(_share, right=lambda job, said: said.outcome == job.outcome), None),
+        ("Stage", partial(_share, right=lambda job, said: said.stage_right), None),
     ]
     healthy = [sum(job.is_healthy for job in of.jobs) for of in found]
     counts = [f"{len(of.jobs) - well}, {well}" for of, well in zip(found, healthy, strict=True)]
@@ -89,10 +113,6 @@ def _f1(of: Results, over: Callable[..., Estimate], title: str | None = None) ->
     return over(*zip(*found, strict=True)) if found else None
 
 
-def _said(key: str) -> Callable[[JobScores, Answer], bool | None]:
-    return lambda job, said: getattr(said, key)
-
-
 def _share(of: Results, right: Callable[[JobScores, Answer], bool | None]) -> Estimate | None:
     """Share of true values among those that are known."""
     values = [right(job, job.answers[of.headline]) for job in of.jobs]
@@ -130,11 +150,11 @@ def methods(found: Sequence[Results]) -> Table:
     return Table(
         "methods",
         "The diagnosis, parts of it, and baselines",
-        (
+        [
             "Method",
             *(f"F1 of events, {one.title}" for one in found),
             *(f"Rank {words}, {one.title}" for words in TOP for one in injected),
-        ),
+        ],
         [
             (
                 title,
@@ -147,6 +167,65 @@ def methods(found: Sequence[Results]) -> Table:
             "F1: mean of jobs; true is an event with a line labelled cause or symptom; one with "
             "echoes or context alone is neither right nor wrong. Rank: a diagnosis without a named "
             "rank is a miss; the baselines rank all, and a tie counts with its expected value.",
-            INTERVALS,
+            f"Brackets: 95 % intervals by {NUM_RESAMPLES} bootstrap resamples of whole groups (a "
+            "real log's case; an injected job by itself). Where all jobs are alike an interval has "
+            "no width, which is no certainty.",
         ],
+    )
+
+
+def note(folder: Path, name: str, inputs: dict[str, Any]) -> None:
+    """Add to provenance.json: code and inputs; no times, so that a rerun writes the same bytes."""
+    path = folder / "provenance.json"
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    known[name] = {
+        "command": COMMAND,
+        "inputs": inputs,
+        "commit": commit(),
+        "uncommitted_changes": uncommitted_changes(),
+        "versions": versions(PACKAGES),
+        "bootstrap": {"seed": intervals.SEED, "resamples": intervals.NUM_RESAMPLES},
+    }
+    text = json.dumps(dict(sorted(known.items())), indent=1, allow_nan=False)
+    write_atomically(path, [text.encode(), b"\n"])
+
+
+def report(folder: Path, page: Path | None) -> list[Table]:
+    """All tables of the results in `folder`, put into `page`.
+
+    Those of written jobs are also in written.md, that of the methods in methods.md.
+
+    Raises:
+        ValueError: a file of results cannot be used, or the page asks for a table not made.
+    """
+    found = [
+        read_results(path)
+        for name in TITLES
+        if (path := folder / f"{'_'.join(name)}.json").exists()
+    ]
+    first, today = (read_rows(folder / name, WrittenScores) for name in (FIRST_LOOKS, WRITTEN))
+    written = written_tables(first, today)
+    compared = [measures(found), methods(found)] if found else []
+    for name, some in (("written", written), ("methods", compared[1:])):
+        if some:
+            text = "\n".join(to_markdown(table) for table in some)
+            write_atomically(folder / f"{name}.md", [text.encode()])
+    made = [*written, *calibration_tables(found, first, today), *compared]
+    if logs := read_rows(folder / GPUALERT, gpualert.Classified):
+        made.append(gpualert.table(logs))
+    made += [stored(path) for name in STORED if (path := folder / f"{name}.csv").exists()]
+    if page is not None:
+        # The page has headings of its own.
+        by_name = {table.name: to_markdown(table).partition("\n\n")[2] for table in made}
+        fill(page, by_name.get, by_name)
+    return made
+
+
+def stored(path: Path) -> Table:
+    frame = pd.read_csv(path, keep_default_na=False)
+    return Table(
+        path.stem,
+        STORED[path.stem],
+        tuple(map(str, frame)),
+        list(frame.itertuples(index=False, name=None)),
     )

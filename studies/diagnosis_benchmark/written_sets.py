@@ -106,7 +106,7 @@ def digest(paths: Sequence[Path]) -> str:
 def written_jobs(folder: Path) -> list[WrittenCase]:
     """The jobs in FOLDER/JOB/logs, each with FOLDER/JOB/manifest.json.
 
-    `Case.cause_class` is a class of causes.py.
+    `Case.cause_class` is of `CAUSES`.
 
     Raises:
         ValueError: there is no job, or a manifest lacks something.

@@ -1,71 +1,96 @@
-"""Hand-made `Job` objects, as a pass over logs builds them."""
+"""Hand-made `Job` objects, as a pass over logs builds them, and what is known before evidence."""
 
-from rmetric.diagnosis.facts.job import HEAD, Event, Job, JobStream, Occurrence
+from rmetric.diagnosis.clock import Ordering
+from rmetric.diagnosis.evidence import Scene
+from rmetric.diagnosis.facts.job import HEAD, Event, Job, JobStream, Match, Occurrence
+from rmetric.diagnosis.faults import ended_alone, find_faults
+from rmetric.diagnosis.pool import HealthyReference
 
 USUAL = ("start rank", "model built", "step <NUM> loss <NUM>", "saved", "finished")
 
 
 class Maker:
-    """Says entries in order; one file a rank unless told otherwise."""
+    """Says entries in order; entries of one text are of one event.
 
-    def __init__(self, world=8, *, shared=False, skew=None, node_of=None):
+    `ranks` have streams before they say anything; times count from `epoch`.
+    """
+
+    def __init__(self, world=None, *, ranks=0, shared=False, skew=None, node_of=None, epoch=1.7e9):
         self.job = Job(world_size=world)
-        self.shared, self.skew, self.node_of = shared, skew or {}, node_of
+        self.shared, self.skew, self.epoch = shared, skew or {}, epoch
+        self.node_of = node_of or (lambda rank: None)
         self.numbers = {}
         self.order = 0
+        for rank in range(ranks):
+            self._stream(rank)
 
-    def say(self, rank, template, *, time=None, step=None):
-        name, file = f"rank {rank}", "all.log" if self.shared else f"rank_{rank}.log"
-        self.order += 1
+    def _stream(self, who):
+        rank, name = (who, f"rank {who}") if isinstance(who, int) else (None, who)
+        if name not in self.job.streams:
+            node = None if rank is None else self.node_of(rank)
+            self.job.streams[name] = JobStream(name=name, rank=rank, node=node)
+        return self.job.streams[name]
+
+    def say(self, who, text, *, time=None, step=None, signature="", quote=None):
+        """An entry of a rank or of a stream; `quote` is what it says where its form is `text`."""
+        stream = self._stream(who)
+        file = "all.log" if self.shared else f"{stream.name.replace(' ', '_')}.log"
+        line = self.job.files[file] = self.job.files.get(file, 0) + 1
         one = Occurrence(
             file=file,
-            line=self.order,
-            stream=name,
-            time=None if time is None else 1.7e9 + time + self.skew.get(rank, 0.0),
+            line=line,
+            stream=stream.name,
+            time=None if time is None else self.epoch + time + self.skew.get(who, 0.0),
             order=self.order,
-            event=self.numbers.setdefault(template, len(self.numbers)),
-            text=template,
-            step=step,
+            event=self.numbers.setdefault(text, len(self.numbers)),
+            text=quote or text,
+            step=stream.last_step if step is None else step,
+            stage="train",
         )
-        self._hear(rank, one)
-        self._count(template, one)
+        self.order += 1
+        self._count(stream, one, text)
+        if step is not None:
+            stream.steps, stream.last_step, stream.last_step_at = stream.steps + 1, step, one
+        if signature:
+            key = signature, stream.name
+            new = Match(signature=signature, stream=stream.name, count=0, first=one, last=one)
+            match = self.job.matches.setdefault(key, new)
+            match.count, match.last = match.count + 1, one
+            match.events.add(one.event)
+        return one
 
-    def _hear(self, rank, one):
-        stream = self.job.streams.get(one.stream)
-        if stream is None:
-            node = self.node_of and self.node_of(rank)
-            stream = JobStream(name=one.stream, rank=rank, node=node, first_time=one.time)
-            self.job.streams[one.stream] = stream
-        self.job.files[one.file] = self.job.files.get(one.file, 0) + 1
-        stream.files.add(one.file)
-        if one.time is not None:
-            begin, end = self.job.spans.get(one.file, (one.time, one.time))
-            self.job.spans[one.file] = (min(begin, one.time), max(end, one.time))
-        stream.entries += 1
-        stream.tail.append(one)
-        if len(stream.head) < HEAD:
-            stream.head.append(one)
-        stream.last_time = one.time
-        if one.step is not None:
-            stream.steps += 1
-            stream.last_step, stream.last_step_at = one.step, one
-
-    def _count(self, template, one):
+    def _count(self, stream, one, template):
         if one.event == len(self.job.events):
             self.job.events.append(Event(number=one.event, template=template, first=one, last=one))
         event = self.job.events[one.event]
         event.last = one
-        event.counts[one.stream] = event.counts.get(one.stream, 0) + 1
+        event.counts[stream.name] = event.counts.get(stream.name, 0) + 1
+        stream.entries += 1
+        stream.files.add(one.file)
+        stream.tail.append(one)
+        stream.stage = one.stage
+        if len(stream.head) < HEAD:
+            stream.head.append(one)
+        if one.time is not None:
+            begin, end = self.job.spans.get(one.file, (one.time, one.time))
+            self.job.spans[one.file] = (min(begin, one.time), max(end, one.time))
+            stream.first_time = one.time if stream.first_time is None else stream.first_time
+            stream.last_time = one.time
 
-    def train(self, ranks, *, steps=20, first=0, leader=True, end=True):
-        """All say the same at the same moments; rank 0 says more, if it is a `leader`."""
+    def steps(self, first, last):
+        for step in range(first, last + 1):
+            for one in [*self.job.streams.values()]:
+                self.say(one.rank, "step <*> loss <*>", step=step)
+
+    def train(self, ranks, *, steps=20, end=True):
+        """All say the same at the same moments; rank 0 says more."""
         for template in USUAL[:2]:
             for rank in ranks:
                 self.say(rank, template, time=0.01 * rank)
-        for step in range(first, steps):
+        for step in range(steps):
             for rank in ranks:
                 self.say(rank, USUAL[2], time=10.0 + step, step=step)
-                if rank == 0 and leader:
+                if rank == 0:
                     self.say(rank, "learning rate <NUM>", time=10.0 + step)
         for template in USUAL[3:] if end else ():
             for rank in ranks:
@@ -86,3 +111,16 @@ def killed(world, bad, *, order=None, **options):
             maker.say(rank, "watchdog caught collective operation timeout", time=1820.0)
             maker.say(rank, "aborting the process", time=1821.0)
     return maker.job
+
+
+def scene_of(job, library=None, *, siblings=(), offsets=None):
+    """library: id -> signature of the matches of the job."""
+    ordering = Ordering(job=job, offsets=offsets or {})
+    alone = ended_alone(job, library or {})
+    return Scene(
+        job=job,
+        ordering=ordering,
+        faults=find_faults(job, library or {}, ordering, alone),
+        alone=alone,
+        known=HealthyReference.of(job, siblings, None),
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rmetric.diagnosis.facts.job import Job
@@ -96,7 +96,6 @@ marks = st.lists(
 
 
 @given(marks)
-@settings(deadline=None)
 def test_starts_are_lines_of_marks_in_order(entries):
     found, line, made, ends = [], 0, 0, 0
     for template, more_steps, more_ends, ended in entries:
@@ -108,7 +107,6 @@ def test_starts_are_lines_of_marks_in_order(entries):
 
 
 @given(st.integers(1, 12), st.integers(2, 30), st.integers(1, 9))
-@settings(deadline=None)
 def test_a_beginning_that_is_repeated_whole_is_found_each_time(ranks, times, made):
     """Of at least three entries, each written by as many ranks."""
     found: list[Mark] = []

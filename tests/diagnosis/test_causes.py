@@ -5,8 +5,7 @@ import pytest
 from rmetric.diagnosis.faults import ended_alone
 from rmetric.diagnosis.report.evidence import how_often
 from rmetric.diagnosis.signature import Signature
-from tests.diagnosis.scene import scene_of
-from tests.diagnosis.writer import Writer
+from tests.diagnosis.jobs import Maker, scene_of
 
 
 def signature(name, role, **more):
@@ -37,55 +36,55 @@ def faults_of(job):
 
 @pytest.mark.parametrize(
     ("later_steps", "signature_id", "survived"),
-    [(1, "warned", True), (1, "oom", False), (3, "oom", True), (0, "warned", False)],
+    [
+        (1, "warned", True),
+        (1, "oom", False),
+        (3, "oom", True),
+        (0, "warned", False),
+        (0, "noise", True),
+    ],
 )
 def test_a_fault_that_the_training_lived_through_explains_nothing(
     later_steps, signature_id, survived
 ):
-    writer = Writer()
-    writer.steps(0, 9)
-    writer.say(1, "a fault", signature=signature_id)
-    writer.steps(10, 9 + later_steps)
-    found = faults_of(writer.job)
+    maker = Maker(ranks=4, shared=True)
+    maker.steps(0, 9)
+    maker.say(1, "a fault", signature=signature_id)
+    maker.steps(10, 9 + later_steps)
+    found = faults_of(maker.job)
     assert bool(found) is not survived
-
-
-def test_harmless_entries_are_no_causes():
-    writer = Writer()
-    writer.say(1, "ERROR that is none", signature="noise")
-    assert faults_of(writer.job) == []
 
 
 @pytest.mark.parametrize(("done", "alone"), [((5,), {"rank 5"}), ((0,), set()), ((7,), set())])
 def test_an_end_that_one_rank_alone_reports_is_no_end_of_the_job(done, alone):
-    writer = Writer(ranks=8)
+    maker = Maker(ranks=8, shared=True)
     for rank in (1, 2):
-        writer.say(rank, "timed out", signature="timeout")
+        maker.say(rank, "timed out", signature="timeout")
     for rank in done:
-        writer.say(rank, "all done", signature="completed")
-    assert ended_alone(writer.job, LIBRARY) == alone
-    assert bool(faults_of(writer.job)) == bool(alone)
+        maker.say(rank, "all done", signature="completed")
+    assert ended_alone(maker.job, LIBRARY) == alone
+    assert bool(faults_of(maker.job)) == bool(alone)
 
 
 def test_a_rank_missing_among_many_is_silent_though_no_size_is_told():
-    writer = Writer(ranks=16)
-    del writer.job.streams["rank 11"]
-    assert writer.job.silent_ranks == [11]
-    del writer.job.streams["rank 3"], writer.job.streams["rank 5"]
-    assert writer.job.silent_ranks == []
+    maker = Maker(ranks=16, shared=True)
+    del maker.job.streams["rank 11"]
+    assert maker.job.silent_ranks == [11]
+    del maker.job.streams["rank 3"], maker.job.streams["rank 5"]
+    assert maker.job.silent_ranks == []
 
 
 def test_how_often_is_told_by_ranks_nodes_and_files():
-    writer = Writer()
+    maker = Maker(ranks=4, shared=True)
     for rank in (0, 1, 1, 3):
-        writer.say(rank, "timed out", signature="timeout")
-    (cause,) = faults_of(writer.job)
-    assert how_often(cause, writer.job) == "logged 4 times by 3 ranks"
-    writer.say("launcher", "timed out", signature="timeout")
-    (cause,) = faults_of(writer.job)
-    assert how_often(cause, writer.job) == "logged 5 times by 3 ranks and 1 file"
-    stream = writer.job.streams["launcher"]
+        maker.say(rank, "timed out", signature="timeout")
+    (cause,) = faults_of(maker.job)
+    assert how_often(cause, maker.job) == "logged 4 times by 3 ranks"
+    maker.say("launcher", "timed out", signature="timeout")
+    (cause,) = faults_of(maker.job)
+    assert how_often(cause, maker.job) == "logged 5 times by 3 ranks and 1 file"
+    stream = maker.job.streams["launcher"]
     stream.node = "gpu-07"
-    assert how_often(cause, writer.job) == "logged 5 times by 3 ranks and 1 node"
+    assert how_often(cause, maker.job) == "logged 5 times by 3 ranks and 1 node"
     stream.name = "node gpu-07 local 3"
-    assert how_often(cause, writer.job) == "logged 5 times by 4 ranks"
+    assert how_often(cause, maker.job) == "logged 5 times by 4 ranks"

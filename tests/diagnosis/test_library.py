@@ -1,6 +1,5 @@
 """The fault library: each signature against its own examples and against all the others."""
 
-import pickle
 import re
 import warnings
 
@@ -29,37 +28,20 @@ OWN = """
 """
 
 
-def level_of(one):
-    return one.levels[0] if one.levels else ""
-
-
 @pytest.mark.parametrize("one", ALL, ids=lambda one: one.id)
-def test_signature_is_sound(one):
+def test_a_signature_is_sound_and_the_best_for_its_own_examples(one):
     check(LIBRARY.files[one.id], one)
     assert one.source
     assert one.matches
     assert one.misses
     assert bool(one.to_do) or one.role in QUIET_ROLES
     assert all(text.strip() == text and text.endswith(".") for text in one.to_do)
-
-
-@pytest.mark.parametrize("one", ALL, ids=lambda one: one.id)
-def test_positives_are_found_through_the_gate_and_are_the_best(one):
+    level = one.levels[0] if one.levels else ""
     for text in one.matches:
         assert any(LIBRARY.gate(form_of(line)) for line in text.split("\n")), text
-        assert LIBRARY.find(text, level_of(one))[0][0].id == one.id, text
-
-
-@pytest.mark.parametrize("one", ALL, ids=lambda one: one.id)
-def test_near_miss_is_not_matched(one):
+        assert LIBRARY.find(text, level)[0][0].id == one.id, text
     for text in one.misses:
-        assert one.id not in [each.id for each, _ in LIBRARY.find(text, level_of(one))]
-
-
-def test_every_named_positive_is_of_one_signature_only_as_the_best():
-    """No two signatures share an example: one of them would be dead."""
-    texts = [text for one in ALL for text in one.matches]
-    assert len(texts) == len(set(texts))
+        assert one.id not in [each.id for each, _ in LIBRARY.find(text, level)]
 
 
 @given(st.text(max_size=200))
@@ -87,46 +69,16 @@ BAD = {
     "key": ("family: own", "famly: own", "unknown field `famly`.*'family'"),
     "missing": ("  family: own\n", "", "missing required field `family`"),
     "role": ("role: cause", "role: reason", "`\\$.role`: found 'reason'.*'cause', 'symptom'"),
-    "actor": (
-        "actor: platform",
-        "actor: nobody",
-        "`\\$.actor`: found 'nobody'.*'hardware', 'user'",
-    ),
-    "quiet": (
-        "role: cause",
-        "role: harmless",
-        "actor, to_do: found 'platform'.*neither for success",
-    ),
+    "quiet": ("role: cause", "role: harmless", "actor, to_do: found 'platform'.*for success"),
     "id": ("id: my_fault", "id: My fault", "`\\$.id`: found 'My fault'"),
     "twice": ("id: my_fault", "id: cuda_out_of_memory", "cuda_out_of_memory: id: found one given"),
-    "type": (
-        "title: Our service is away",
-        "title: 12",
-        "`str`, got `int` - at `\\$.title`: found 12",
-    ),
-    "list": ("[is away]", "is away", "`array`, got `str` - at `\\$.gates`: found 'is"),
+    "type": ("title: Our service is away", "title: 12", "got `int` - at `\\$.title`: found 12"),
     "empty": ("[is away]", "[]", "of length >= 1 - at `\\$.gates`"),
     "gate": ("[is away]", "[was away]", "gates: found 'service alpha is away'"),
     "gate case": ("[is away]", "[Is Away]", "gates.0.`: found 'Is Away'"),
-    "rank": (
-        "family: own",
-        "family: own\n  rank: high",
-        "`int`, got `str` - at `\\$.rank`: found 'high'",
-    ),
-    "bool": (
-        "family: own",
-        "family: own\n  survivable: 3",
-        "`bool`, got `int` - at `\\$.survivable`: found 3",
-    ),
-    "sure": (
-        "family: own",
-        "family: own\n  confidence: 7",
-        "<= 1.0 - at `\\$.confidence`: found 7",
-    ),
-    "level": ("family: own", "family: own\n  levels: [loud]", "levels.0.`: found 'loud'.*'error'"),
     "match": ("matches: ['service alpha", "matches: ['servant alpha", "matches: found 'servant"),
     "miss": ("service alpha is a way", "service alpha is away", "misses: found 'service alpha"),
-    "all": ("'service (?<host>", "'(?:service)?|(?<host>", "patterns: found .*needs some text"),
+    "all": ("'service (?<host>", "'(?:service)?|(?<host>", "patterns: found .*need some text"),
 }
 
 
@@ -147,9 +99,6 @@ def test_a_wrong_file_names_file_signature_and_field(tmp_path, case):
 def test_a_file_of_another_shape_is_refused(tmp_path, text, words):
     with pytest.raises(SignatureError, match=f"own.yaml: .*{words}"):
         load(tmp_path, text)
-
-
-def test_a_missing_file_is_one_error(tmp_path):
     with pytest.raises(SignatureError, match=r"absent.yaml: cannot be read"):
         SignatureLibrary.load([tmp_path / "absent.yaml"])
 
@@ -180,21 +129,13 @@ def test_no_shipped_pattern_is_switched_off_by_a_long_entry(one):
             pattern.search(text, timeout=PATTERN_SECONDS / 2)
 
 
-def test_levels_limit_where_a_signature_looks(tmp_path):
+def test_levels_limit_where_a_signature_looks_and_harmless_takes_the_place_of_others(tmp_path):
     library = load(tmp_path, OWN.replace("family: own", "family: own\n  levels: [error]"))
     assert library.find("service alpha is away", "info") == []
     assert len(library.find("service alpha is away", "error")) == 1
-
-
-def test_harmless_takes_the_place_of_all_others(tmp_path):
     quiet = OWN.replace("actor: platform", "rank: 1").replace("cause", "harmless")
     library = load(tmp_path, OWN + quiet.replace("my_fault", "my_noise"))
     assert [one.id for one, _ in library.find("service alpha is away")] == ["my_noise"]
-
-
-def test_a_library_can_be_sent_to_another_process():
-    again = pickle.loads(pickle.dumps(LIBRARY))
-    assert again.find(ALL[0].matches[0]) == LIBRARY.find(ALL[0].matches[0])
 
 
 def test_xids_are_judged_as_the_telemetry_judges_them():

@@ -74,12 +74,6 @@ def test_what_the_names_of_files_state(case):
     assert not any(file.ranked for file in files) or "ranked" not in case
 
 
-def test_the_number_of_a_node_is_no_rank():
-    said = identify_files([f"node-0{number}.log" for number in range(4)])
-    assert [one.node_number for one in said] == [0, 1, 2, 3]
-    assert all(one.rank is None and one.local_rank is None for one in said)
-
-
 # stages
 
 
@@ -144,12 +138,6 @@ def test_what_never_states_a_step_states_none(pieces, gap):
         assert match_step(text) is None
 
 
-def test_a_scale_of_the_loss_is_no_step():
-    text = "[fused_optimizer.py:0:_update_scale] Reducing dynamic loss scale from 0.0 to 0.0"
-    assert may_state_step(text)
-    assert never_states_step(text)
-
-
 # tracebacks
 
 
@@ -160,33 +148,25 @@ def test_of_several_exceptions_the_last_traceback_speaks():
     assert raised(text) == "PlanError in a (b.py:1): two"
 
 
-def test_the_stage_is_that_of_the_innermost_frame_that_has_one():
-    text = '  File "a.py", line 1, in train\n  File "a.py", line 9, in save_checkpoint\nX: y'
-    assert stage_of(text) == "checkpoint"
-
-
-def test_a_file_of_a_data_set_tells_the_stage_and_a_folder_does_not():
-    frame = '  File "/datasets/{}", line 1, in check\nX: y'
-    assert stage_of(frame.format("run/streaming/dataset.py")) == "load data"
-    assert stage_of(frame.format("run/model.py")) == ""
-    assert stage_of(frame.format("train_dataloader.py").replace("check", "<module>")) == ""
-
-
 @pytest.mark.parametrize(
-    ("function", "stage"),
+    ("stage", "frames"),
     [
-        ("validate", "evaluate"),
-        ("_run_validate", "evaluate"),
-        ("validation_step", "evaluate"),
-        ("validate_epoch", "evaluate"),
-        ("evaluate_and_print_results", "evaluate"),
-        ("validate_result", ""),
-        ("_validate_args", ""),
+        ("checkpoint", [("a.py", "train"), ("a.py", "save_checkpoint")]),
+        ("load data", [("/datasets/run/streaming/dataset.py", "check")]),
+        ("", [("/datasets/run/model.py", "check")]),
+        ("", [("/datasets/train_dataloader.py", "<module>")]),
+        # A launcher's own frames, and a list of layers, tell no stage.
+        ("", [("/lib/torch/distributed/elastic/agent/api.py", "_initialize_workers"),
+              ("/lib/torch/nn/modules/container.py", "__getitem__")]),
+        # A check of values is no evaluation of a model.
+        *(("evaluate", [("a.py", name)]) for name in ("validate", "_run_validate", "validate_epoch",
+                                                      "validation_step", "evaluate_and_print")),
+        *(("", [("a.py", name)]) for name in ("validate_result", "_validate_args")),
     ],
-)
-def test_a_check_of_values_is_no_evaluation_of_a_model(function: str, stage: str) -> None:
-    text = f'Traceback (most recent call last):\n  File "a.py", line 3, in {function}\nKeyError: 1'
-    assert stage_of(text) == stage
+)  # fmt: skip
+def test_the_stage_is_that_of_the_innermost_frame_that_has_one(stage, frames):
+    text = "".join(f'  File "{file}", line 3, in {name}\n' for file, name in frames)
+    assert stage_of(f"Traceback (most recent call last):\n{text}X: y") == stage
 
 
 def test_the_stage_of_a_chain_is_that_of_its_first_exception():
@@ -195,13 +175,6 @@ def test_the_stage_of_a_chain_is_that_of_its_first_exception():
     chain = "\nDuring handling of the above exception, another exception occurred:\n\n"
     assert stage_of(first + chain + then) == "train"
     assert stage_of(frame.format("main") + "X: y\n" + chain + then) == "tear-down"
-
-
-def test_a_launcher_s_own_frames_tell_no_stage() -> None:
-    torch = '  File "/lib/torch/{}", line 3, in {}\n'
-    launcher = torch.format("distributed/elastic/agent/api.py", "_initialize_workers")
-    layers = torch.format("nn/modules/container.py", "__getitem__")
-    assert stage_of("Traceback (most recent call last):\n" + launcher + layers) == ""
 
 
 # ranks, jobs and reports that a scheduler's lines state

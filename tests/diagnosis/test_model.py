@@ -13,7 +13,7 @@ from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.hypotheses import NOBODY, candidates, suspects
 from rmetric.diagnosis.model import Model, interpolated, probabilities, reasons, score
 from rmetric.diagnosis.signature import TRAITS
-from tests.diagnosis.scene import scene_of
+from tests.diagnosis.jobs import scene_of
 
 MODEL = Model.shipped()
 SOURCE = "".join(path.read_text() for path in Path(evidence.__file__).parent.glob("*.py"))

@@ -6,18 +6,21 @@ from dataclasses import replace
 from math import inf, nan
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from rmetric.diagnosis.report.layout import around, brief, excerpt, partly, shortened, wrapped
-from rmetric.diagnosis.report.render import MOST_LINES, WIDTH, clock, headline, verdict
-from rmetric.diagnosis.result import (
-    OUTCOMES,
-    Candidate,
-    Diagnosis,
-    Evidence,
-    Suspect,
+from rmetric.diagnosis.report.render import (
+    MOST_LINES,
+    WIDTH,
+    around,
+    brief,
+    clock,
+    excerpt,
+    headline,
+    partly,
+    verdict,
 )
+from rmetric.diagnosis.result import OUTCOMES, Candidate, Diagnosis, Evidence, Suspect
 from tests.diagnosis.diagnoses import THEN, echo, evidence, out_of_memory, suspect
 
 WHOLE = """\
@@ -34,11 +37,6 @@ Echo       600 s later on rank 0 and 7 or more others: A collective timed out
 Candidates A collective timed out (31 %): 63 ranks say so, but after rank 12 had ended
 Note       the clock of node-05 is 3 h ahead of the others: corrected
 Input      64 files, 1,234,567 lines, 64 of 64 ranks, 2024-05-03 00:14:07 to 2024-05-03 02:24:17"""
-
-HEALTHY = """\
-HEALTHY: no failure found, last step 1000, 2024-05-03 02:14:07
-Confidence 97 % (sure) that the job is healthy: the last line says that the training is done
-Input      1 file, 5,000 lines"""
 
 TERMINATED = """\
 TERMINATED: The scheduler's time limit was reached, 2024-05-03 02:14:07
@@ -57,25 +55,11 @@ Where      no node stands out
 Candidates Killed for want of memory on the host (35 %): the log ends in the middle of a line
            The node was lost (20 %)"""
 
-SILENT = """\
-FAILED, cause unknown: rank 5 on gpu-02 fell silent before the others, last step 70
-Confidence 60 % (likely) that the job failed
-Where      rank 5 on gpu-02: silent for 600 s while 15 others went on"""
-
 
 @pytest.mark.parametrize(
     ("diagnosis", "text"),
     [
         (out_of_memory(), WHOLE),
-        (
-            Diagnosis(
-                outcome="healthy", confidence=0.97, iteration=1000, time=THEN,
-                why="the last line says that the training is done",
-                job=dict(files=1, lines=5000, world_size=None, ranks_heard=0,
-                         first_time=None, last_time=None),
-            ),
-            HEALTHY,
-        ),
         (
             Diagnosis(
                 outcome="terminated", cause="slurm_time_limit", family="time limit", actor="user",
@@ -105,16 +89,8 @@ Where      rank 5 on gpu-02: silent for 600 s while 15 others went on"""
             ),
             UNKNOWN,
         ),
-        (
-            Diagnosis(
-                outcome="failed", title="rank 5 on gpu-02 fell silent before the others",
-                confidence=0.6, iteration=70,
-                nodes=(suspect(5, "gpu-02", why="silent for 600 s while 15 others went on"),),
-            ),
-            SILENT,
-        ),
     ],
-    ids=["failed", "healthy", "terminated", "unknown", "silent"],
+    ids=["failed", "terminated", "unknown"],
 )  # fmt: skip
 def test_golden(diagnosis, text):
     assert verdict(diagnosis) == text
@@ -130,6 +106,12 @@ def test_the_first_line_says_how_sure_it_is():
     assert headline(quiet) == "UNKNOWN: the log ends without a fault"
     quiet = Diagnosis(outcome="unknown", title="Cause unknown. Closest match: a warning")
     assert headline(quiet) == "UNKNOWN: Closest match: a warning"
+    silent = Diagnosis(outcome="failed", title="rank 5 fell silent", confidence=0.6, iteration=70)
+    assert headline(silent) == "FAILED, cause unknown: rank 5 fell silent, last step 70"
+    assert "\nConfidence 60 % (likely) that the job failed" in verdict(silent)
+    healthy = Diagnosis(outcome="healthy", confidence=0.97, why="all is done")
+    assert headline(healthy) == "HEALTHY: no failure found"
+    assert verdict(healthy).endswith("97 % (sure) that the job is healthy: all is done")
     unsure = out_of_memory(cause=None, title="")
     assert headline(unsure).startswith("FAILED: the cause is not known, rank 12 on node-03")
 
@@ -166,10 +148,8 @@ def test_of_a_traceback_the_first_exception_is_shown_with_its_message():
     assert excerpt(evidence(text=trace)) == (
         "RuntimeError: Error(s) in loading state_dict for GPT: size mismatch for wte.weight"
     )
-    cut = 'Traceback (most recent call last):\n  File "train.py", line 7'
-    assert (
-        excerpt(evidence(text=cut)) == 'Traceback (most recent call last): File "train.py", line 7'
-    )
+    cut = 'Traceback (most recent call last):\n  File "a.py", line 7'
+    assert excerpt(evidence(text=cut)) == " ".join(cut.split())
 
 
 LONG = "/opt/conda/lib/python3.11/site-packages/torch/distributed/" * 5
@@ -222,11 +202,6 @@ def test_a_long_title_loses_what_explains_it_and_when_gets_a_line():
         "2024-05-03 02:14:07"
     )
     assert shown[1].startswith("Owner")
-    tight = headline(out_of_memory(title=title, confidence=0.6, time=None), width=90)
-    assert (
-        tight
-        == "FAILED, probably: A kernel failed on a device, rank 12 on node-03, at step 431 (train)"
-    )
     title = "An operation of a library no longer has, or does not have yet, the argument it needs"
     shown = verdict(out_of_memory(title=title)).split("\n")
     assert shown[0] == f"FAILED: {title.removesuffix(' needs')}…, rank 12 on node-03"
@@ -264,6 +239,8 @@ def test_what_a_log_brought_along_cannot_move_the_terminal():
 
 def test_a_time_that_is_none_is_still_shown():
     assert clock(4821.55) == "4821.6 s on its own clock"
+    # No difference is told of times on two scales.
+    assert "\nEcho       later on rank 0" in verdict(out_of_memory(time=4821.5))
     # No year: as written, in January too.
     assert clock(63072000.0 + 3 * 86400 + 61.5) == "01-04 00:01:01"
     assert clock(1e30) == "time 1e+30 s"
@@ -289,22 +266,15 @@ def test_where_there_is_too_much_what_to_do_gives_way_last():
 
 texts = st.text(max_size=400)
 evidences = st.builds(
-    Evidence, role=st.sampled_from(["cause", "echo", "symptom", "odd"]), signature=texts,
-    why=texts, template=texts, text=texts, file=texts, line=st.integers(1, 10**12),
-    time=st.none() | st.floats(), who=st.lists(texts, max_size=8).map(tuple),
-    count=st.integers(1, 10**9),
-)  # fmt: skip
-suspects = st.builds(
-    Suspect, name=texts, rank=st.none() | st.integers(0, 10**6), node=st.none() | texts,
-    score=st.floats(0, 1), why=texts,
-)  # fmt: skip
+    Evidence, why=texts, text=texts, file=texts, who=st.lists(texts, max_size=8).map(tuple)
+)
+suspects = st.builds(Suspect, name=texts, node=st.none() | texts, why=texts)
 candidates = st.builds(Candidate, cause=texts, title=texts, confidence=st.floats(0, 1), why=texts)
 diagnoses = st.builds(
     Diagnosis, outcome=st.sampled_from(sorted(OUTCOMES)), cause=st.none() | texts, title=texts,
-    actor=st.none() | st.sampled_from(["user", "hardware", "framework", "platform"]) | texts,
-    confidence=st.floats(0, 1), why=texts, stage=texts,
-    iteration=st.none() | st.integers(), since=st.none() | st.integers(),
-    time=st.none() | st.floats(), to_do=st.lists(texts, max_size=4).map(tuple),
+    actor=st.none() | st.sampled_from(["user", "framework", "platform"]) | texts,
+    confidence=st.floats(0, 1), why=texts, stage=texts, iteration=..., since=..., time=...,
+    to_do=st.lists(texts, max_size=4).map(tuple),
     events=st.lists(evidences, max_size=4).map(tuple),
     nodes=st.lists(suspects, max_size=8).map(tuple),
     candidates=st.lists(candidates, max_size=6).map(tuple),
@@ -317,32 +287,16 @@ diagnoses = st.builds(
 )  # fmt: skip
 
 
-@settings(deadline=None)
 @given(diagnoses)
-def test_any_diagnosis_fits_on_a_screen(diagnosis):
-    lines = verdict(diagnosis).split("\n")
-    assert len(lines) <= MOST_LINES
-    assert all(len(line) <= WIDTH and line.isprintable() for line in lines)
-    assert lines[0].startswith(diagnosis.outcome.upper())
-
-
-@given(diagnoses)
-@settings(deadline=None, max_examples=20)
-def test_where_it_knows_them_the_line_of_the_log_and_who_acts_are_there(diagnosis):
+def test_any_diagnosis_fits_on_a_screen_with_the_line_of_the_log_and_who_acts(diagnosis):
     known = replace(diagnosis, events=(evidence(), *diagnosis.events), actor="hardware")
-    shown = verdict(known)
+    for one in (diagnosis, known):
+        lines = (shown := verdict(one)).split("\n")
+        assert len(lines) <= MOST_LINES
+        assert all(len(line) <= WIDTH and line.isprintable() for line in lines)
+        assert lines[0].startswith(diagnosis.outcome.upper())
     assert "Log        node-03/rank_12.log:8812\n" in shown
     assert "Owner      hardware" in shown
-
-
-@given(texts, st.integers(3, 50))
-def test_a_short_form_keeps_both_ends(text, most):
-    short = shortened(text, most)
-    assert len(short) == min(most, len(text))
-    if len(text) > most:
-        head, tail = short.split("…", 1) if "…" not in text else (short[: most // 2], "")
-        assert text.startswith(head)
-        assert text.endswith(tail)
 
 
 @given(st.text(alphabet="ab .;,é", max_size=200), st.integers(5, 60))
@@ -360,27 +314,8 @@ def test_a_point_that_fits_is_kept(before, point, after, most):
     assert point in short
 
 
-@given(st.text(alphabet="ab é-/", max_size=300), st.integers(8, 40), st.integers(1, 4))
-def test_wrapping_never_exceeds_its_room(text, width, most):
-    lines = wrapped(text.strip(), width, most)
-    assert len(lines) <= most
-    assert all(len(line) <= width for line in lines)
-    if "  " not in text.strip() and len(text.strip()) <= width:
-        assert lines == [text.strip()] * bool(lines)
-
-
-@pytest.mark.parametrize(("time", "said"), [(THEN, "600 s later"), (4821.5, "later")])
-def test_no_difference_is_told_of_times_on_two_scales(time, said):
-    found = replace(out_of_memory(), time=time)
-    assert f"\nEcho       {said} on rank 0" in verdict(found)
-
-
-@pytest.mark.parametrize("length", range(20, 120))
-def test_a_headline_keeps_its_cause_however_long_a_nodes_name_is(length: int) -> None:
-    name = "a" * length
-    suspect = Suspect(name=f"node {name}", rank=None, node=name, score=1.0, why="")
+@given(st.integers(20, 120))
+def test_a_headline_keeps_its_cause_however_long_a_nodes_name_is(length):
+    node = suspect(node="a" * length, name=f"node {'a' * length}", rank=None)
     title = "The training hung after step 1210 and was ended 40 min later"
-    line = headline(
-        Diagnosis(outcome="failed", cause="training_hung", title=title, nodes=(suspect,))
-    )
-    assert title[:12] in line
+    assert title[:12] in headline(out_of_memory(title=title, nodes=(node,)))

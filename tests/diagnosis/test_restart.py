@@ -18,8 +18,10 @@ def attempt(number, cause="some_error", step=40):
     )  # fmt: skip
 
 
-def suspect(node, score=0.9):
-    return Suspect(name=f"node {node}", rank=None, node=node, score=score, why="")
+SUSPECTS = tuple(
+    Suspect(name=f"node {node}", rank=None, node=node, score=score, why="")
+    for node, score in (("n1", 0.9), ("n2", 0.85), ("n3", 0.3))
+)
 
 
 @pytest.mark.parametrize(
@@ -36,15 +38,8 @@ def suspect(node, score=0.9):
         ({"attempts": (attempt(1), attempt(2, step=80))}, "restart", ()),
         ({"attempts": (attempt(1, cause="another"), attempt(2))}, "restart", ()),
         ({"actor": "hardware"}, "restart", ()),
-        ({"actor": "hardware", "nodes": (suspect("n1"),)}, "restart_without", ("n1",)),
-        (
-            {
-                "actor": "hardware",
-                "nodes": (suspect("n1"), suspect("n2", 0.85), suspect("n3", 0.3)),
-            },
-            "restart_without",
-            ("n1", "n2"),
-        ),
+        ({"actor": "hardware", "nodes": SUSPECTS[:1]}, "restart_without", ("n1",)),
+        ({"actor": "hardware", "nodes": SUSPECTS}, "restart_without", ("n1", "n2")),
         ({"outcome": "terminated", "actor": "platform"}, "restart", ()),
         ({"outcome": "terminated", "actor": "user", "family": "cancelled"}, "stop", ()),
     ],

@@ -10,6 +10,7 @@ from rmetric.diagnosis.auxiliary.stacks import Stack, holds_stacks, is_stack_dum
 from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.patterns.odd_stacks import assign, odd_stacks
 
+FRAMES = (("wait", "x.py", "1"),)
 WAITS = "    {op} (torch/distributed/distributed_c10d.py:2050)\n    step (train.py:41)"
 READS = (
     "    wait (threading.py:359)\n    get (queue.py:180)\n"
@@ -38,8 +39,11 @@ def test_stacks_behind_hosts_and_workers_of_data() -> None:
         ("nid001", 0, "load data"),
         ("nid002", 4, "load data"),
     ]
+    # A worker that reads data, which py-spy sets in below its process, is another process.
     worker = stack(99, "    read (mmap.py:1)\n    _worker_loop (torch/utils/data/worker.py:9)")
-    assert read_stacks(text + "\n" + worker, "notes.txt", None) == read
+    inner = "".join(f"  {line}\n" for line in worker.splitlines() if line)
+    for more in (worker, inner):
+        assert read_stacks(text + "\n" + more, "notes.txt", None) == read
 
 
 def test_what_is_a_file_of_stacks() -> None:
@@ -55,37 +59,20 @@ def test_what_is_a_file_of_stacks() -> None:
 def test_a_number_in_a_files_name_is_no_part_of_an_address():
     job = Job(node_of_rank={0: "10.0.0.7", 1: "10.0.0.8"})
     named, numbered = (
-        Stack(file=file, frames=(("wait", "x.py", "1"),))
-        for file in ("hang_10.0.0.7.txt", "hang_10.txt")
+        Stack(file=file, frames=FRAMES) for file in ("hang_10.0.0.7.txt", "hang_10.txt")
     )
     assign(job, [named, numbered], lambda node, local_rank: [])
     assert (named.stream, numbered.stream) == ("node 10.0.0.7", "")
 
 
-def test_a_worker_below_its_process_is_another_process() -> None:
-    """py-spy sets it in; its frames are none of the process above it."""
-    worker = stack(
-        512, "    get (dataset.py:388)\n    _worker_loop (torch/utils/data/worker.py:351)"
-    )
-    inner = "".join(f"  {line}\n" for line in worker.splitlines() if line)
-    found = read_stacks(stack(511, READS) + inner, "gpu-1.txt", None)
-    assert [one.pid for one in found] == [511]
-    assert found[0].stage == "load data"
-
-
 def test_processes_in_order_are_ranks_only_where_all_are_there(tmp_path: Path) -> None:
-    job = Job()
-    stacks = [
-        Stack(file="a", frames=(("f", "a.py", "1"),), pid=900 + at, node="n1") for at in range(4)
-    ]
-    assign(job, stacks, lambda node, local: [f"node {node}"])
-    assert [one.stream for one in stacks] == [f"rank {rank}" for rank in range(4)]
-    job.world_size = 8
-    few = [
-        Stack(file="a", frames=(("f", "a.py", "1"),), pid=900 + at, node="n1") for at in range(2)
-    ]
-    assign(job, few, lambda node, local: [f"node {node}"])
-    assert [one.stream for one in few] == ["node n1", "node n1"]
+    for world, count, names in (
+        (None, 4, [f"rank {at}" for at in range(4)]),
+        (8, 2, ["node n1"] * 2),
+    ):
+        stacks = [Stack(file="a", frames=FRAMES, pid=900 + at, node="n1") for at in range(count)]
+        assign(Job(world_size=world), stacks, lambda node, local: [f"node {node}"])
+        assert [one.stream for one in stacks] == names
 
 
 @pytest.mark.parametrize(
@@ -102,13 +89,9 @@ def test_activations_that_are_computed_again_are_no_checkpoint(frame: str) -> No
 
 
 def test_local_ranks_that_recur_are_of_several_nodes() -> None:
-    frames = (("wait", "x.py", "1"),)
-    stacks = [Stack(file="a.txt", frames=frames, local_rank=at % 2) for at in range(4)]
-    assert {one.stream for one in assign(Job(), stacks, lambda node, local: [])} == {""}
-    stacks = [Stack(file="a.txt", frames=frames, local_rank=at) for at in range(4)]
-    assert [one.stream for one in assign(Job(), stacks, lambda node, local: [])] == [
-        f"rank {at}" for at in range(4)
-    ]
+    for recur, names in ((2, [""] * 4), (4, [f"rank {at}" for at in range(4)])):
+        stacks = [Stack(file="a.txt", frames=FRAMES, local_rank=at % recur) for at in range(4)]
+        assert [one.stream for one in assign(Job(), stacks, lambda node, local: [])] == names
 
 
 def test_a_machine_of_a_tpu_slice_above_a_stack_is_its_rank() -> None:

@@ -12,18 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmetric.diagnosis.facts.statements import STATEMENTS
-from rmetric.diagnosis.library import SignatureLibrary, form_of
-from rmetric.diagnosis.library.needed import any_digits, needed
-from rmetric.diagnosis.reading.prefixes import Prefix, PrefixParser
+from rmetric.diagnosis.library import SignatureLibrary
+from rmetric.diagnosis.library.needed import any_digits
+from rmetric.diagnosis.reading.prefixes import PrefixParser
 from rmetric.diagnosis.reading.steps import StepMatch, match_step
 from rmetric.diagnosis.reading.word_index import WordIndex, runs_of
 from rmetric.diagnosis.templates.events import OTHERS, Events
 from rmetric.diagnosis.templates.facts import LONGEST_KEY, BoundedCache, LineAnalyser
-from rmetric.diagnosis.templates.masks import MAX_TEMPLATE, masked, plain_numbers, plain_pointers
+from rmetric.diagnosis.templates.masks import MAX_TEMPLATE, masked, plain_numbers
 from rmetric.diagnosis.templates.places import (
     MOST_HEADS,
     Heads,
-    ShapeReader,
     StepPlace,
     TimePlace,
     same_places,
@@ -63,284 +62,200 @@ def step_of(line: bytes) -> StepMatch | None:
     return match_step(line.decode())
 
 
-class TestMasks:
-    @pytest.mark.parametrize(
-        ("line", "expected"),
-        [
-            (
-                "[2024-04-08 02:55:04,123] [INFO] [rank 12] step=100 loss: 1.2e-05 grad -0.5",
-                "[INFO] [rank <RANK>] step=<N> loss: <N> grad <N>",
-            ),
-            ("2024-04-08-02:55:04.903.469 [a.cc:12] failed", "[a.cc:<N>] failed"),
-            ("E0503 12:00:01.123456 1234 f.cc:123] bad", "E<N> <TIME> <N> f.cc:<N>] bad"),
-            ("torch.Size([1, 2]) and (3, 4)", "<SHAPE> and <SHAPE>"),
-            ("Xid (PCI:0000:3b:00): 79", "Xid (PCI:<ADDRESS>): <N>"),
-            ("at 0x7f3a of 10.0.0.1:80", "at <ADDRESS> of <IP>"),
-            ("sha 3f2a9cde01 in bf16", "sha <HASH> in bf<N>"),
-            ("saved '/data/x1/y-2.bin', 12ms", "saved '<PATH>', <N>ms"),
-            (" 10%|███▌   | 12/400", "<N>%|<BAR>| <N>/<N>"),
-            ("ValueError: facade", "ValueError: facade"),
-            ("", ""),
-        ],
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (
+            "[2024-04-08 02:55:04,123] [INFO] [rank 12] step=100 loss: 1.2e-05 grad -0.5",
+            "[INFO] [rank <RANK>] step=<N> loss: <N> grad <N>",
+        ),
+        ("2024-04-08-02:55:04.903.469 [a.cc:12] failed", "[a.cc:<N>] failed"),
+        ("E0503 12:00:01.123456 1234 f.cc:123] bad", "E<N> <TIME> <N> f.cc:<N>] bad"),
+        ("torch.Size([1, 2]) and (3, 4)", "<SHAPE> and <SHAPE>"),
+        ("Xid (PCI:0000:3b:00): 79", "Xid (PCI:<ADDRESS>): <N>"),
+        ("at 0x7f3a of 10.0.0.1:80", "at <ADDRESS> of <IP>"),
+        ("sha 3f2a9cde01 in bf16", "sha <HASH> in bf<N>"),
+        ("saved '/data/x1/y-2.bin', 12ms", "saved '<PATH>', <N>ms"),
+        (" 10%|███▌   | 12/400", "<N>%|<BAR>| <N>/<N>"),
+        ("ValueError: facade", "ValueError: facade"),
+        ("", ""),
+    ],
+)
+def test_masks(line: str, expected: str) -> None:
+    assert template(line) == expected
+
+
+@given(LINES, SOME)
+def test_digits_do_not_matter_to_a_template(line: str, numbers: list[int]) -> None:
+    assert template(with_numbers(line, numbers)) == template(line)
+
+
+@given(LINES)
+def test_no_number_is_left_and_length_is_bounded(line: str) -> None:
+    found = template(line * 20)
+    assert not NUMBERS.search(found)
+    assert len(found) <= MAX_TEMPLATE
+
+
+def test_the_cache_is_bounded_and_keeps_no_long_key() -> None:
+    cache: BoundedCache[int] = BoundedCache(10)
+    cache.put(b"x" * (LONGEST_KEY + 1), 1)
+    assert len(cache) == 0
+    for at in range(100):
+        cache.put(b"%d" % at, at)
+        assert cache[b"%d" % at] == at
+        assert len(cache) <= 10
+
+
+def test_classes_and_first_words_are_kept_apart() -> None:
+    events = Events()
+    numbers = {
+        events.number("disk is full on node"),
+        events.number("disk is full on node", "error"),
+        events.number("disk is full on node", "no_space"),
+        events.number("quota is full on node"),
+    }
+    assert numbers == {0, 1, 2, 3}
+
+
+def test_beyond_the_most_all_is_one() -> None:
+    events = Events(max_events=5)
+    numbers = [events.number(f"{letter * 3} says {letter}") for letter in "abcdefghij"]
+    assert numbers == [0, 1, 2, 3, 4, 5, 5, 5, 5, 5]
+    assert events.template(5) == OTHERS
+    assert events.full == 5
+    assert events.number("aaa says a") == events.number("aaa says b") == 0
+    assert events.template(0) == "aaa says <*>"
+
+
+def test_like_is_word_for_word() -> None:
+    events = Events()
+    one = events.number("saved <PATH> in <N> seconds")
+    assert events.like("saved <PATH> in <N> seconds") == one
+    assert events.like("saved <*> in <N> seconds") == one
+    assert events.like("saved <PATH> in no seconds") is None
+    assert events.like("lost <PATH> in <N> seconds") is None
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=200))
+def test_counts_are_those_of_plain_drain3(which: list[int]) -> None:
+    """On lines of clear templates, seen once each by us and every time by drain3."""
+    said = [f"{word} module loads part {{}} of shard {word}" for word in "abcdefghij"]
+    lines = [said[one].format(at) for at, one in enumerate(which)]
+    drain, events = Drain(depth=5, sim_th=0.6), Events()
+    theirs = Counter(
+        drain.add_log_message(f"class: {template(line)}")[0].cluster_id for line in lines
     )
-    def test_examples(self, line: str, expected: str) -> None:
-        assert template(line) == expected
-
-    @given(LINES, SOME)
-    def test_digits_do_not_matter(self, line: str, numbers: list[int]) -> None:
-        assert template(with_numbers(line, numbers)) == template(line)
-
-    @given(LINES)
-    def test_no_number_is_left_and_length_is_bounded(self, line: str) -> None:
-        found = template(line * 20)
-        assert not NUMBERS.search(found)
-        assert len(found) <= MAX_TEMPLATE
-
-
-class TestCache:
-    def test_is_bounded(self) -> None:
-        cache: BoundedCache[int] = BoundedCache(10)
-        for at in range(100):
-            cache.put(b"%d" % at, at)
-            assert cache[b"%d" % at] == at
-            assert len(cache) <= 10
-
-    def test_long_keys_are_not_kept(self) -> None:
-        cache: BoundedCache[int] = BoundedCache()
-        cache.put(b"x" * (LONGEST_KEY + 1), 1)
-        assert len(cache) == 0
-
-
-class TestEvents:
-    def test_a_text_keeps_its_event(self) -> None:
-        events = Events()
-        first = events.number("opened shard one of many in time")
-        assert events.number("opened shard two of many in time") == first
-        assert events.number("opened shard one of many in time") == first
-        assert events.template(first) == "opened shard <*> of many in time"
-
-    def test_classes_and_first_words_are_kept_apart(self) -> None:
-        events = Events()
-        numbers = {
-            events.number("disk is full on node"),
-            events.number("disk is full on node", "error"),
-            events.number("disk is full on node", "no_space"),
-            events.number("quota is full on node"),
-        }
-        assert numbers == {0, 1, 2, 3}
-
-    def test_beyond_the_most_all_is_one(self) -> None:
-        events = Events(max_events=5)
-        numbers = [events.number(f"{letter * 3} says {letter}") for letter in "abcdefghij"]
-        assert numbers == [0, 1, 2, 3, 4, 5, 5, 5, 5, 5]
-        assert events.template(5) == OTHERS
-        assert events.full == 5
-        assert events.number("aaa says a") == 0
-
-    def test_like_is_word_for_word(self) -> None:
-        events = Events()
-        one = events.number("saved <PATH> in <N> seconds")
-        assert events.like("saved <PATH> in <N> seconds") == one
-        assert events.like("saved <*> in <N> seconds") == one
-        assert events.like("saved <PATH> in no seconds") is None
-        assert events.like("lost <PATH> in <N> seconds") is None
-
-    @settings(max_examples=50)
-    @given(st.lists(st.integers(0, 9), min_size=1, max_size=200))
-    def test_counts_are_those_of_plain_drain3(self, which: list[int]) -> None:
-        """On lines of clear templates, seen once each by us and every time by drain3."""
-        said = [f"{word} module loads part {{}} of shard {word}" for word in "abcdefghij"]
-        lines = [said[one].format(at) for at, one in enumerate(which)]
-        drain, events = Drain(depth=5, sim_th=0.6), Events()
-        theirs = Counter(
-            drain.add_log_message(f"class: {template(line)}")[0].cluster_id for line in lines
-        )
-        ours = Counter(events.number(template(line)) for line in lines)
-        assert sorted(theirs.values()) == sorted(ours.values())
-
-
-class TestPlaces:
-    @given(LINES, SOME)
-    def test_spans_are_found_whatever_the_digits(self, line: str, numbers: list[int]) -> None:
-        raw = line.encode()
-        spans = [match.span() for match in re.finditer(rb"[0-9]+", raw)][:3]
-        find = same_places(raw, spans, len(raw))
-        other = with_numbers(line, numbers).encode()
-        found = find.fullmatch(other)
-        assert found is not None
-        assert list(found.groups()[:-1]) == re.findall(rb"[0-9]+", other)[:3]
-
-    @pytest.mark.parametrize(
-        "form",
-        [
-            "[2024-01-01 00:00:01] iteration {:8d}/ 5000 | consumed samples: {} | loss 1.5",
-            '{{"step": {}, "loss": {}.0}}',
-            " 10%|xx   | {}/400 [00:{:02d}<01:20,  3.5it/s]",
-            "Epoch [3/10], Step [{}/267] loss {}",
-            "global_step={} of 7 hosts, {} tokens",
-        ],
-    )
-    @given(st.lists(st.integers(1, 10**6), min_size=2, max_size=5))
-    def test_steps_are_those_of_the_slow_way(self, form: str, steps: list[int]) -> None:
-        lines = [form.format(step, at) for at, step in enumerate(steps)]
-        place = StepPlace(lines[0].encode(), step_of)
-        assert [place.find(line.encode()) for line in lines] == [match_step(line) for line in lines]
-
-    def test_a_line_without_a_number_decides_nothing_for_lines_with_one(self) -> None:
-        first, other = b"update step  of the loss 0.5", b"update step 7 of the loss 0.5"
-        place = StepPlace(first, step_of, never=True)
-        assert place.find(first) is None
-        assert place.find(other) == step_of(other)
-
-    def test_a_step_that_depends_on_two_numbers_is_looked_for_each_time(self) -> None:
-        place = StepPlace(b"Epoch [1/10], Step [5/100] loss 1", step_of)
-        assert place.find(b"Epoch [2/10], Step [5/100] loss 1") == match_step(
-            "Epoch [2/10], Step [5/100]"
-        )
-
-    @pytest.mark.parametrize(
-        "form",
-        [
-            "[2024-04-08 02:{:02d}:{:02d},{:03d}] step",
-            "2: 2024-04-08T02:{:02d}:{:02d}.{:06d}+05:30 step",
-            "2024-04-08-02:{:02d}:{:02d}.{:03d}.469 step",
-            "May  3 12:{:02d}:{:02d} gpu{} step",
-            "[ {}{}.{:06d}] step",
-            "16907{:02d}0{:02d}.{} step",
-            '{{"time": 16907{:02d}0{:02d}.{:03d}596, "event": "x"}}',
-            '{{"said": "' + "a" * 173 + '", "time": 16907{:02d}0{:02d}.{:03d}596}}',
-            '{{"time": 16907{:02d}0{:02d}.715{:03d}, "event": "x"}}',
-            '{{"time_ms": 16907{:02d}0{:02d}7{:03d}, "event": "x"}}',
-            "05/03/2024 12:{:02d}:{:02d} PM step {}",
-            "no time {} {} {}",
-        ],
-    )
-    @given(st.lists(st.tuples(*[st.integers(0, 59)] * 2, st.integers(0, 999)), min_size=1))
-    def test_times_are_those_of_the_slow_way(
-        self, form: str, times: list[tuple[int, int, int]]
-    ) -> None:
-        lines = [form.format(*each).encode() for each in times]
-        prefixes = PrefixParser.learn(lines * 3)
-        place = TimePlace(lines[0], prefixes)
-        assert [place.time(line) for line in lines] == [prefixes.time(line) for line in lines]
-
-    def test_nanoseconds_count_whichever_line_is_first(self) -> None:
-        """A float of today's seconds has none: one more of them is the same time."""
-        lines = [
-            f"2024-04-08T02:00:04.{part}Z step".encode() for part in ("000000045", "001000045")
-        ]
-        prefixes = PrefixParser.learn(lines)
-        place = TimePlace(lines[0], prefixes)
-        assert [place.time(line) for line in lines] == [prefixes.time(line) for line in lines]
-
-    @pytest.mark.parametrize(
-        "form",
-        ["{}: {} of 3", "[rank{}]: [{}] 12", "node-{}: {}"],
-    )
-    @given(st.lists(st.tuples(st.integers(0, 99_999), st.integers(0, 59)), min_size=1))
-    def test_the_stream_is_that_of_the_prefix(self, form: str, said: list[tuple[int, int]]) -> None:
-        lines = [form.format(*each).encode() for each in said]
-        prefixes = PrefixParser(["srun", "host"])
-        pattern = ShapeReader(prefixes, LineAnalyser(LIBRARY)).shape(lines[0]).heads
-        assert pattern is not None
-        heads: Heads[Prefix] = Heads(pattern)
-        for line in lines * 2:
-            prefix, start = prefixes.split(line)
-            by_head = [heads.known.get(line[:length]) for length in heads.lengths]
-            assert {one for one in by_head if one is not None} <= {prefix}
-            if heads.find(line) == (None, 0):
-                heads.learn(line, prefix)
-            assert heads.find(line) == (prefix, start)
-
-    def test_prefixes_that_are_too_many_are_not_kept(self) -> None:
-        lines = [
-            f"{at // 60:06d}:{at % 60:02d}> rank 3 said".encode() for at in range(3 * MOST_HEADS)
-        ]
-        pattern = same_places(lines[0], [(13, 15)], 16)
-        heads: Heads[int] = Heads(pattern)
-        heads.learn(lines[0], 3)
-        for line in lines:
-            heads.find(line)
-            assert len(heads.known) <= MOST_HEADS
-        assert heads.lengths == ()
-
-
-class TestWordIndex:
-    @given(st.lists(st.text("abc+ ", min_size=1, max_size=6)), st.text("abc+ ", max_size=40))
-    def test_it_finds_the_literals_that_occur_and_no_others(
-        self, literals: list[str], line: str
-    ) -> None:
-        index = WordIndex((one.encode(), at) for at, one in enumerate(literals))
-        expected = [at for at, one in enumerate(literals) if one in line]
-        assert sorted(index.items(line.encode())) == expected
-        assert sorted(index.items(line.encode(), runs_of(line.encode()))) == expected
-
-
-class TestNeeded:
-    def test_what_only_the_package_regex_reads_needs_nothing(self) -> None:
-        for pattern in (r"[[:alpha:]]+ error", r"(?:error){e<=1} found", r"(?|error) (found"):
-            assert needed(pattern) == []
-
-    @given(st.data(), SOME)
-    def test_each_match_has_what_its_pattern_needs(
-        self, data: st.DataObject, few: list[int]
-    ) -> None:
-        """The law that makes it sound: never quiet about a line that a signature matches."""
-        one = data.draw(st.sampled_from(sorted(LIBRARY, key=lambda one: one.id)))
-        example = with_numbers(data.draw(st.sampled_from(one.matches)), few)
-        plain = plain_pointers(NUMBERS.sub("0", example).encode())
-        for pattern in one.patterns:
-            if regex.search(pattern, example, regex.MULTILINE):
-                assert regex.search(any_digits(pattern), NUMBERS.sub("", example), regex.MULTILINE)
-                for form in (form_of(example), form_of(plain)):
-                    assert all(any(one in form for one in row) for row in needed(pattern))
-
-    def test_a_statement_may_match_what_it_matches(self) -> None:
-        lines = {
-            line for job in corpus() for text in job.files.values() for line in text.split("\n")
-        }
-        found = [(one, line) for one in STATEMENTS for line in lines if one.pattern.search(line)]
-        assert len(found) > 100
-        assert all(one.may_match(NUMBERS.sub("", line)) for one, line in found)
-
-
-class TestFacts:
-    @given(LINES, SOME)
-    def test_digits_do_not_matter(self, line: str, numbers: list[int]) -> None:
-        fresh = LineAnalyser(LIBRARY).facts
-        assert fresh(with_numbers(line, numbers).encode()) == FACTS(line.encode())
-
-    def test_a_line_that_no_signature_can_match_is_quiet(self) -> None:
-        facts = FACTS(b"[INFO] ring of 5 bytes in 5.0 us, via NET/IB/0")
-        assert facts.quiet
-        assert not FACTS(b"NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus").quiet
-
-    def test_structured_lines_are_classed_by_their_key(self) -> None:
-        one, other = (
-            FACTS(b':::MLLOG {"time_ms": 1, "key": "%s", "value": null}' % key)
-            for key in (b"run_start", b"run_stop")
-        )
-        assert one.cls != other.cls
-
-    @pytest.mark.parametrize(
-        "line",
-        [b"ValueError: bad", b"junk File torch.cuda.OutOfMemoryError: CUDA out of memory"],
-    )
-    def test_an_exception_is_seen_wherever_it_stands(self, line: bytes) -> None:
-        assert FACTS(line).exception
+    ours = Counter(events.number(template(line)) for line in lines)
+    assert sorted(theirs.values()) == sorted(ours.values())
 
 
 @pytest.mark.parametrize(
-    ("line", "level"),
+    "form",
     [
-        ("I0909 11:58:44.151896    1256 xla_bridge.py:689] Unable to initialize backend", "info"),
-        ("E0612 05:33:34.893694    1054 rendezvous.cc:100] waiting", "error"),
-        ("[rank0]:[W520 07:02:58.112233445 ProcessGroupNCCL.cpp:4561] using GPU 0", "warning"),
-        ("I20240501-12:00:00.123456 41 api.cc:7] ready", "info"),
-        ("W0000 of the model", ""),
+        "[2024-01-01 00:00:01] iteration {:8d}/ 5000 | consumed samples: {} | loss 1.5",
+        '{{"step": {}, "loss": {}.0}}',
+        " 10%|xx   | {}/400 [00:{:02d}<01:20,  3.5it/s]",
+        "Epoch [3/10], Step [{}/267] loss {}",
+        "global_step={} of 7 hosts, {} tokens",
+        "Epoch [{}/10], Step [{}/100] loss 1",
     ],
 )
-def test_the_level_of_a_form_is_that_of_its_lines(line, level):
-    """Forms have 0 for every number, whose digits the level's letter stands before."""
-    facts = LineAnalyser(SignatureLibrary.shipped()).facts(line.encode())
-    assert facts.level == level
+@given(st.lists(st.integers(1, 10**6), min_size=2, max_size=5))
+def test_steps_are_those_of_the_slow_way(form: str, steps: list[int]) -> None:
+    lines = [form.format(step, at) for at, step in enumerate(steps)]
+    place = StepPlace(lines[0].encode(), step_of)
+    assert [place.find(line.encode()) for line in lines] == [match_step(line) for line in lines]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "[2024-04-08 02:{:02d}:{:02d},{:03d}] step",
+        "2: 2024-04-08T02:{:02d}:{:02d}.{:06d}+05:30 step",
+        "2024-04-08-02:{:02d}:{:02d}.{:03d}.469 step",
+        "2024-04-08T02:{:02d}:{:02d}.{:03d}000045Z step",
+        "May  3 12:{:02d}:{:02d} gpu{} step",
+        "[ {}{}.{:06d}] step",
+        "16907{:02d}0{:02d}.{} step",
+        '{{"time": 16907{:02d}0{:02d}.{:03d}596, "event": "x"}}',
+        '{{"said": "' + "a" * 173 + '", "time": 16907{:02d}0{:02d}.{:03d}596}}',
+        '{{"time": 16907{:02d}0{:02d}.715{:03d}, "event": "x"}}',
+        '{{"time_ms": 16907{:02d}0{:02d}7{:03d}, "event": "x"}}',
+        "05/03/2024 12:{:02d}:{:02d} PM step {}",
+        "no time {} {} {}",
+    ],
+)
+@given(st.lists(st.tuples(*[st.integers(0, 59)] * 2, st.integers(0, 999)), min_size=1))
+def test_times_are_those_of_the_slow_way(form: str, times: list[tuple[int, int, int]]) -> None:
+    lines = [form.format(*each).encode() for each in times]
+    prefixes = PrefixParser.learn(lines * 3)
+    place = TimePlace(lines[0], prefixes)
+    assert [place.time(line) for line in lines] == [prefixes.time(line) for line in lines]
+
+
+def test_prefixes_that_are_too_many_are_not_kept() -> None:
+    lines = [f"{at // 60:06d}:{at % 60:02d}> rank 3 said".encode() for at in range(3 * MOST_HEADS)]
+    pattern = same_places(lines[0], [(13, 15)], 16)
+    heads: Heads[int] = Heads(pattern)
+    heads.learn(lines[0], 3)
+    for line in lines:
+        heads.find(line)
+        assert len(heads.known) <= MOST_HEADS
+    assert heads.lengths == ()
+
+
+@given(st.lists(st.text("abc+ ", min_size=1, max_size=6)), st.text("abc+ ", max_size=40))
+def test_it_finds_the_literals_that_occur_and_no_others(literals: list[str], line: str) -> None:
+    index = WordIndex((one.encode(), at) for at, one in enumerate(literals))
+    expected = [at for at, one in enumerate(literals) if one in line]
+    assert sorted(index.items(line.encode())) == expected
+    assert sorted(index.items(line.encode(), runs_of(line.encode()))) == expected
+
+
+@given(st.data(), SOME)
+def test_the_looser_form_matches_what_the_pattern_matches(
+    data: st.DataObject, few: list[int]
+) -> None:
+    """The law that makes it sound: never quiet about a line that a signature matches."""
+    one = data.draw(st.sampled_from(sorted(LIBRARY, key=lambda one: one.id)))
+    example = with_numbers(data.draw(st.sampled_from(one.matches)), few)
+    for pattern in one.patterns:
+        if regex.search(pattern, example, regex.MULTILINE):
+            assert regex.search(any_digits(pattern), NUMBERS.sub("", example), regex.MULTILINE)
+
+
+def test_a_statement_may_match_what_it_matches() -> None:
+    lines = {line for job in corpus() for text in job.files.values() for line in text.split("\n")}
+    found = [(one, line) for one in STATEMENTS for line in lines if one.pattern.search(line)]
+    assert len(found) > 100
+    assert all(one.may_match(NUMBERS.sub("", line)) for one, line in found)
+
+
+@given(LINES, SOME)
+def test_digits_do_not_matter(line: str, numbers: list[int]) -> None:
+    fresh = LineAnalyser(LIBRARY).facts
+    assert fresh(with_numbers(line, numbers).encode()) == FACTS(line.encode())
+
+
+def test_a_line_that_no_signature_can_match_is_quiet() -> None:
+    facts = FACTS(b"[INFO] ring of 5 bytes in 5.0 us, via NET/IB/0")
+    assert facts.quiet
+    assert not FACTS(b"NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus").quiet
+
+
+def test_structured_lines_are_classed_by_their_key() -> None:
+    one, other = (
+        FACTS(b':::MLLOG {"time_ms": 1, "key": "%s", "value": null}' % key)
+        for key in (b"run_start", b"run_stop")
+    )
+    assert one.cls != other.cls
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"ValueError: bad", b"junk File torch.cuda.OutOfMemoryError: CUDA out of memory"],
+)
+def test_an_exception_is_seen_wherever_it_stands(line: bytes) -> None:
+    assert FACTS(line).exception

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rmetric.diagnosis.report.incident import incident_page
-from rmetric.diagnosis.report.timeline import Lane, Mark, around, on_axis, timeline
+from rmetric.diagnosis.report.incident import Lane, Mark, around, incident_page, on_axis, timeline
 from rmetric.diagnosis.result import Candidate, Diagnosis
 from rmetric.logs import LogError
 from rmetric.telemetry.lines import event_line

@@ -43,11 +43,18 @@ import yaml
 
 from rmetric._util.strict_json import refused, shown
 from rmetric.diagnosis.signature import CHOICES, Signature
+from rmetric.telemetry.xid import TABLE, read_table
 
 #: Roles after which nobody has anything to do.
 QUIET_ROLES = ("success", "harmless")
 _FAMILIES = Path(__file__).with_name("families.yaml")
 _DIGITS = b"0123456789"
+#: The fast loader of YAML, where the package has it.
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+#: The driver's own line of an Xid is in the kernel's log; monitors repeat it in words of their own.
+_DRIVER = r"\bXid \((?<gpu>(?:PCI:)?[0-9a-fA-F:.]+)\): "
+_NUMBER = r"(?: (?:error|code|event))?(?:: |[ =:])(?<xid>{n})\b"
+_LINE = "NVRM: Xid (PCI:0000:9b:00): "
 
 
 class SignatureError(ValueError):
@@ -70,14 +77,12 @@ def compiled(pattern: str) -> regex.Pattern[str]:
 
 
 def read(path: Path) -> Iterator[Signature]:
-    """The signatures of one file, checked one by one; see `check` for what is left.
+    """The signatures of one file, without their examples tried (`check`).
 
-    Raises:
-        SignatureError: not YAML, not a list, an unknown, missing or mistyped field.
+    Raises SignatureError: not YAML, not a list, an unknown, missing or mistyped field.
     """
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        entries = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
+        entries = yaml.load(path.read_text(encoding="utf-8"), LOADER)
     # A date that is none or a number of thousands of digits is a plain ValueError.
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise SignatureError(f"{path}: cannot be read as YAML: {error}") from None
@@ -109,8 +114,7 @@ def signature_of(path: Path, name: Any, entry: Any) -> Signature:
 @cache
 def families() -> dict[str, dict[str, Any]]:
     """Family -> `traits` and `stage` of its signatures."""
-    read: dict[str, dict[str, Any]] = yaml.safe_load(_FAMILIES.read_text(encoding="utf-8"))
-    return read
+    return dict(yaml.load(_FAMILIES.read_text(encoding="utf-8"), LOADER))
 
 
 def traits_of(family: str) -> tuple[str, ...]:
@@ -121,36 +125,34 @@ def traits_of(family: str) -> tuple[str, ...]:
 def check(path: Path, one: Signature) -> None:
     """Try a signature's patterns and gates on its own examples.
 
-    Raises:
-        SignatureError: a broken pattern, one that matches nothing at all, an example that is not
-            matched, one that no gate finds, a near-miss that is matched.
+    Raises SignatureError: a broken pattern, one that matches nothing at all, an example that is not
+    matched, one that no gate finds, a near-miss that is matched.
     """
+
+    def found(text: str) -> list[Any]:
+        try:
+            return [match for each in patterns if (match := each.search(text, timeout=1.0))]
+        except TimeoutError:
+            accepted = "some that end on the signature's own examples within a second"
+            raise wrong(path, one.id, "patterns", repr(one.patterns), accepted) from None
+
     patterns = []
     for pattern in one.patterns:
         try:
             patterns.append(compiled(pattern))
         except regex.error as error:
             raise wrong(path, one.id, "patterns", f"{pattern!r} ({error})", "a pattern") from None
-        if patterns[-1].search("", timeout=1.0):
-            raise wrong(path, one.id, "patterns", repr(pattern), "one that needs some text")
+    if found(""):
+        raise wrong(path, one.id, "patterns", repr(one.patterns), "some that need some text")
     for text in one.matches:
-        found = [match for each in patterns if (match := _search(path, one, each, text))]
-        if not found:
+        if not (matches := found(text)):
             raise wrong(path, one.id, "matches", repr(text), "a text that a pattern matches")
-        for match in found:
+        for match in matches:
             if not any(gate.encode() in line for line in _lines_of(match) for gate in one.gates):
                 raise wrong(path, one.id, "gates", repr(text), "a gate in a line of this example")
     for text in one.misses:
-        if any(_search(path, one, each, text) for each in patterns):
+        if found(text):
             raise wrong(path, one.id, "misses", repr(text), "a text that no pattern matches")
-
-
-def _search(path: Path, one: Signature, pattern: Any, text: str) -> Any:
-    try:
-        return pattern.search(text, timeout=1.0)
-    except TimeoutError:
-        accepted = "one that ends on the signature's own examples within a second"
-        raise wrong(path, one.id, "patterns", repr(pattern.pattern), accepted) from None
 
 
 def _lines_of(match: Any) -> list[bytes]:
@@ -164,3 +166,49 @@ def _lines_of(match: Any) -> list[bytes]:
 def wrong(path: Path, name: Any, key: Any, found: str, accepted: str) -> SignatureError:
     """The error that names file, signature and field."""
     return SignatureError(f"{path}: {name}: {key}: found {found}, accepted is {accepted}")
+
+
+def read_xids() -> Iterator[Signature]:
+    """One signature for each entry of the Xids' table that has a `signature`."""
+    for entry in read_table():
+        if "signature" in entry:
+            of_xid = _entry(entry["number"], dict(entry["signature"]))
+            yield signature_of(TABLE, of_xid["id"], of_xid)
+
+
+def _entry(n: int, given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a signature, of which the table gives those in which Xids differ."""
+    number, example = _NUMBER.format(n=n), given.pop("example")
+    entry = {
+        "family": "GPU hardware",
+        "role": "cause",
+        "actor": "hardware",
+        "rank": 85,
+        "gates": ["xid"],
+        "source": "NVIDIA, Xid errors (catalogue in the GPU deployment documentation)",
+        **given,
+        "id": f"xid_{n}_{given['id']}",
+        "title": f"{given['title']} (Xid {n})",
+        "patterns": [
+            rf"{_DRIVER}(?<xid>{n})\b",
+            rf"(?i)\bXid(?:CriticalError: Xid)?{number}.{{0,60}}?(?:\bGPU|Device\b|nvidia)",
+            rf"(?i)\b(?:GPU|nvidia)\b.{{0,60}}?\bXid{number}",
+        ],
+        "matches": [
+            f"[Sun Feb 23 16:24:18 2025] {_LINE}{n}, {example}",
+            f"XidCriticalError: Xid={n} on Device=GPU-5096, the device will go unhealthy.",
+            f"health check: GPU 3 reported Xid error {n}",
+        ],
+        "misses": [
+            f"{_LINE}{n + 1}, pid=4711, name=python",
+            f"{_LINE}{n}0, pid={n}, name=python",
+            f"postgres: transaction xid={n} committed",
+            f"GPU 3: {n} processes, 0 Xid errors",
+        ],
+    }
+    if entry["role"] == "cause":  # a later Xid may name it as its own cause
+        entry["patterns"].append(rf"{_DRIVER}\d+\b.{{0,160}}caused by previous Xid (?<xid>{n})\b")
+        entry["matches"].append(
+            f"{_LINE}45, pid=4711, name=python, Ch 00000003 caused by previous Xid {n}"
+        )
+    return entry

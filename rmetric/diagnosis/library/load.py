@@ -9,9 +9,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from rmetric.diagnosis.library.files import check, compiled, form_of, read, wrong
-from rmetric.diagnosis.library.needed import Rows, any_digits, needed
-from rmetric.diagnosis.library.xid_signatures import read_xids
+from rmetric.diagnosis.library.files import check, compiled, form_of, read, read_xids, wrong
+from rmetric.diagnosis.library.needed import any_digits
 from rmetric.diagnosis.reading.word_index import WordIndex
 from rmetric.diagnosis.signature import ROLES, Signature
 from rmetric.telemetry.xid import TABLE
@@ -33,10 +32,7 @@ _ROLE_ORDER = {role: place for place, role in enumerate(ROLES)}
 
 
 class Pattern:
-    """A pattern of a signature, and what tells before it is compiled that it does not match.
-
-    Compiling costs more than all else of a small log, and no log needs more than a few patterns.
-    """
+    """A pattern of a signature, compiled when it is needed: no log needs more than a few."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -46,36 +42,18 @@ class Pattern:
         return compiled(self._text)
 
     @cached_property
-    def _needed(self) -> Rows:
-        return needed(self._text)
-
-    @cached_property
-    def _loose(self) -> Any:
+    def loose(self) -> Any:
+        """It matches each line that the pattern matches, where that has lost its digits."""
         return compiled(any_digits(self._text))
-
-    def has_needed(self, form: bytes) -> bool:
-        """Return False only if it matches no text of this form (`form_of`)."""
-        return all(any(one in form for one in row) for row in self._needed)
-
-    def may_match(self, bare: str) -> bool:
-        """Return False only if it matches no line that is so without its digits."""
-        try:
-            return self._loose.search(bare, timeout=PATTERN_SECONDS) is not None
-        except TimeoutError:
-            return True
 
 
 Matches = list[tuple[Signature, dict[str, str]]]
 
 
 class SignatureLibrary:
-    """Signatures by id, found by gate and pattern.
+    """Signatures, each with the file that it is from, found by gate and pattern.
 
-    Args:
-        signatures: (signature, the file that it is from) in any order; ids are unique.
-
-    Raises:
-        SignatureError: an id given twice.
+    Raises SignatureError for an id given twice.
     """
 
     def __init__(self, signatures: Iterable[tuple[Signature, Path]]) -> None:
@@ -94,18 +72,14 @@ class SignatureLibrary:
     @classmethod
     @cache
     def shipped(cls) -> SignatureLibrary:
-        """The signatures that come with rmetric; its tests have tried them on their examples.
-
-        A process reads them once: that takes a good part of a second.
-        """
+        """The signatures that come with rmetric, read once by a process."""
         return cls(_shipped())
 
     @classmethod
     def load(cls, paths: Iterable[Path | str]) -> SignatureLibrary:
         """The shipped signatures and those of files of the user's, tried on their examples.
 
-        Raises:
-            SignatureError: a file, signature or field that cannot be used, which it names.
+        Raises SignatureError, which names the file, the signature and the field.
         """
         own = []
         for path in map(Path, paths):
@@ -144,8 +118,8 @@ class SignatureLibrary:
         return found
 
     def _found(self, text: str, level: str) -> Matches:
-        form = form_of(text)
-        fields = [(one, self._fields(one, text, form)) for one in self._candidates(form, level)]
+        candidates = self._candidates(form_of(text), level)
+        fields = [(one, self._fields(one, text)) for one in candidates]
         found = [(one, groups) for one, groups in fields if groups is not None]
         harmless = [pair for pair in found if pair[0].role == "harmless"]
         return sorted(
@@ -160,12 +134,15 @@ class SignatureLibrary:
             plain: the line with "0" for every number.
             level: as the entry states it.
         """
-        return any(
-            pattern.has_needed(form) and pattern.may_match(way.replace("0", ""))
-            for way, form in [(way, form_of(way)) for way in {plain, _bare(plain)}]
-            for one in self._candidates(form, level)
-            for pattern in self._patterns[one.id]
-        )
+        try:
+            return any(
+                pattern.loose.search(way.replace("0", ""), timeout=PATTERN_SECONDS)
+                for way in {plain, _bare(plain)}
+                for one in self._candidates(form_of(way), level)
+                for pattern in self._patterns[one.id]
+            )
+        except TimeoutError:
+            return True
 
     def _candidates(self, form: bytes, level: str) -> list[Signature]:
         """Those with a gate in the form, by id."""
@@ -181,12 +158,10 @@ class SignatureLibrary:
             self._of_form[form] = ids
         return ids
 
-    def _fields(self, one: Signature, text: str, form: bytes) -> dict[str, str] | None:
+    def _fields(self, one: Signature, text: str) -> dict[str, str] | None:
         try:
             for pattern in self._patterns[one.id]:
-                if pattern.has_needed(form) and (
-                    match := pattern.compiled.search(text, timeout=PATTERN_SECONDS)
-                ):
+                if match := pattern.compiled.search(text, timeout=PATTERN_SECONDS):
                     return {key: value for key, value in match.groupdict().items() if value}
         except TimeoutError:
             self._patterns[one.id] = ()

@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 import yaml
 
+from rmetric.diagnosis.library.files import LOADER
 from rmetric.diagnosis.reading.steps import match_step
 from rmetric.diagnosis.reading.word_index import WordIndex
 
 
 class StageRule(NamedTuple):
-    """One way in which an entry states its stage; the fields are explained in the table."""
+    """One way in which an entry states its stage: a row of stages.yaml."""
 
     stage: str
     program: str
@@ -27,14 +28,9 @@ class StageRule(NamedTuple):
     example: str
 
 
-_TABLE = Path(__file__).with_name("stages.yaml")
+_TABLE = Path(__file__).with_name("stages.yaml").read_text(encoding="utf-8")
 #: The first that matches counts.
-RULES = [
-    StageRule(**entry)
-    for entry in yaml.load(
-        _TABLE.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    )
-]
+RULES = [StageRule(**entry) for entry in yaml.load(_TABLE, LOADER)]
 _PATTERNS = [re.compile("|".join(rule.patterns)) for rule in RULES]
 _GATES = WordIndex((gate.encode(), at) for at, rule in enumerate(RULES) for gate in rule.gates)
 _MLPERF = ":::ml"  # :::MLLOG and :::MLL

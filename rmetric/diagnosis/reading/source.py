@@ -27,11 +27,10 @@ class LogSource:
     """One log file. Can be pickled; may be read more than once.
 
     Attributes:
-        path: the file.
         name: as the user gave it, or below the folder given.
         size: bytes on disk.
         rank, node, local_rank: as its name states them, else None (file_names.py).
-        lines: number of lines; this and the following once `chunks` has been read to its end.
+        lines: their number; this and the following once `chunks` has been read to its end.
         cut_off: why its end is missing, "" where it is not.
         notes: on cut or replaced bytes.
     """
@@ -45,10 +44,8 @@ class LogSource:
     lines: int = 0
     cut_off: str = ""
     notes: list[str] = field(default_factory=list)
-    _pieces: list[tuple[int, int]] = field(
-        default_factory=list, init=False, repr=False, compare=False
-    )
-    _held: list[list[bytes]] | None = field(default=None, init=False, repr=False, compare=False)
+    _pieces: list[tuple[int, int]] = field(default_factory=list, init=False, compare=False)
+    _held: list[list[bytes]] | None = field(default=None, init=False, compare=False)
 
     def chunks(self) -> Iterator[list[bytes]]:
         """All lines in order, about `BLOCK` bytes at a time, as UTF-8 (bytes that are none stay).

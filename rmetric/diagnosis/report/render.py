@@ -1,11 +1,14 @@
 """Render a diagnosis in at most 15 lines of plain text.
 
-The first line is the summary; the rest gives actor, actions, evidence and alternatives.
+The first line is the summary; the rest gives actor, actions, evidence and alternatives. What is too
+long keeps its essential part: of a path the file name, of prose the main clause, of a log entry the
+matched text or the exception.
 """
 
 from __future__ import annotations
 
 import re
+import textwrap
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -13,10 +16,9 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import Any, NamedTuple
 
-from rmetric._util.printed import counted
+from rmetric._util.printed import counted, printable
+from rmetric.diagnosis.reading.text import TRACEBACK
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
-from rmetric.diagnosis.report import layout
-from rmetric.diagnosis.report.layout import brief, excerpt, plain, shortened
 from rmetric.diagnosis.result import FOLLOWS, LIKELY, SURE, Diagnosis, Evidence, Suspect
 
 #: Largest number of lines of a verdict, and of characters of a line.
@@ -56,19 +58,150 @@ WHO_ACTS = {
 }
 
 
-class _Part(NamedTuple):
-    """A label and the texts beside it: each has a line, the last all that are left.
+#: Where prose may end early: an explanation or an addition follows.
+_CLAUSE = re.compile(r"; |(?<=\.) (?=[A-Z])|, (?:(?:most )?often|which|so that) ")
+#: Least share of the room that a clause fills to stand for the whole.
+_LEAST = 0.25
+#: Characters that are given up to end, or begin, with a whole word.
+_WORD = 24
+#: A file's name, with its folders.
+_PATH = re.compile(r"""(?:[^\s/'"()\[\]=,]*/)+(?=[^\s/]*\w\.\w)""")
+_TRACEBACK = (
+    TRACEBACK,
+    "During handling of the above exception",
+    "The above exception was the direct cause",
+)
+#: Lines of an entry that name a place in the code, and those that a line of code follows.
+_PLACE = re.compile(
+    r'\s*(?:File ".+", line \d+|#\d+:? |frame #\d+: |[~^][~^ ]*$)'
+    r"|.*\(most recent call (?:first|last)\):\s*$"
+)
+_CODE_FOLLOWS = re.compile(r'\s*File ".+", line \d+, in ')
 
-    Attributes:
-        texts: empty ones are left out.
-        most: largest number of lines.
-        cut: shortens a text to a number of characters.
+
+def shortened(text: str, most: int) -> str:
+    """A text's head and tail, at no more than `most` characters; so are the following."""
+    if len(text) <= most:
+        return text
+    tail = (most - 1) // 2
+    return f"{text[: most - 1 - tail]}…{text[len(text) - tail :]}"
+
+
+def brief(text: str, most: int) -> str:
+    """Prose without its last clauses, else its beginning.
+
+    >>> brief("A kernel failed, most often an address out of range", 20)
+    'A kernel failed'
+    >>> brief("An operation over libfabric failed", 20)
+    'An operation over…'
+    """
+    if len(text) > most:
+        text = _PATH.sub("…/", text)
+    ends = [one.start() for one in _CLAUSE.finditer(text) if one.start() <= most]
+    whole = len(text) <= most or not ends or ends[-1] < _LEAST * most
+    return _begun(text, most) if whole else text[: ends[-1]]
+
+
+def partly(text: str, most: int) -> str:
+    """As `brief`, and it shows that something is left out."""
+    if len(text) <= most:
+        return text
+    short = brief(text, most - 2)
+    return short if short.endswith("…") else f"{short} …"
+
+
+def _begun(text: str, most: int, least: int = 0) -> str:
+    """The beginning of a text, to a whole word; at least `least` characters of it."""
+    if len(text) <= most:
+        return text
+    start = text[: most - 1]
+    space = start.rfind(" ", max(least, len(start) - _WORD))
+    return (start[:space] if space > 0 else start).rstrip(" ,;:") + "…"
+
+
+def around(text: str, most: int, *, point: str) -> str:
+    """`text` with `point`: first go folders, then the head.
+
+    >>> around("[E407 12:00:01.5 Watch.cpp:61] [Rank 3] timed out at 600 s", 32, point="timed out")
+    '…[Rank 3] timed out at 600 s'
+    >>> around("OSError: No space left on device: '/a/b.pt'", 30, point="OSError")
+    'OSError: No space left on…'
+    """
+    if len(text) > most:
+        text, point = _PATH.sub("…/", text), _PATH.sub("…/", point)
+    at = text.find(point) if point else -1
+    if len(text) <= most or at < 0:
+        return shortened(text, most)
+    start = min(at, len(text) - most + 1)
+    if start and at + len(point) >= most:
+        space = text.find(" ", start - 1, min(start + _WORD, at))
+        text = f"…{text[start if space < 0 else space + 1 :]}"
+    return _begun(text, most, text.find(point) + len(point))
+
+
+def excerpt(evidence: Evidence) -> str:
+    """Logged text on one line; of a traceback the exception, not the frames."""
+    lines = [line for line in evidence.text.splitlines() if line.strip()]
+    raised, whole = _raised(lines), _without_frames(lines)
+    pointed = [one for one in raised if evidence.point and evidence.point in "\n".join(one)]
+    if not pointed and evidence.point and plain(evidence.point) in whole:
+        return whole
+    return _without_frames((pointed or raised or [[]])[0]) or whole or "(an empty line)"
+
+
+def point(evidence: Evidence | None) -> str:
+    """Part of the logged text to keep visible: the matched text, else the exception."""
+    if evidence is None:
+        return ""
+    if evidence.point:
+        return plain(evidence.point.strip().split("\n")[0])
+    raised = _raised(evidence.text.splitlines())
+    return plain(raised[0][0]) if raised else ""
+
+
+def _raised(lines: Sequence[str]) -> list[list[str]]:
+    """The exceptions of a chain of tracebacks, each with its message."""
+    raised: list[list[str]] = []
+    inside = new = False
+    for line in lines:
+        if line.lstrip().startswith(_TRACEBACK):
+            inside = new = True
+        elif inside and line.strip() and not (new and line.startswith((" ", "\t"))):
+            if new:
+                raised.append([])
+            raised[-1].append(line)
+            new = False
+    return raised
+
+
+def _without_frames(lines: Sequence[str]) -> str:
+    """On one line, without places in the code and the code there; with them if that is all."""
+    kept = [
+        line
+        for before, line in zip(["", *lines], lines, strict=False)
+        if not _PLACE.match(line)
+        and not (_CODE_FOLLOWS.match(before) and line.startswith((" ", "\t")))
+    ]
+    return plain(" ".join(kept or lines))
+
+
+def plain(text: str) -> str:
+    """On one line, control characters escaped."""
+    # Not str.split alone: it also removes control characters that are to be shown.
+    words = text.replace("\t", " ").replace("\n", " ").split(" ")
+    return printable(" ".join(filter(None, words)))
+
+
+class _Part(NamedTuple):
+    """A label, texts beside it in at most `most` lines, and what shortens them.
+
+    Each text that is not empty has a line, the last all that are left.
     """
 
     label: str
     texts: Sequence[str]
     most: int = 1
-    cut: Callable[[str, int], str] = layout.partly
+    cut: Callable[[str, int], str] = partly
 
     def lines(self, most: int) -> list[str]:
         texts = [text for text in self.texts if text]
@@ -79,7 +212,12 @@ class _Part(NamedTuple):
         lines = [self.cut(text, _ROOM) for text in before]
         if end:
             return [*lines, self.cut(last, _ROOM - len(end)) + end]
-        return lines + layout.wrapped(last, _ROOM, most - len(before), self.cut)
+        left = most - len(before)
+        room, rest = left * _ROOM, textwrap.wrap(last, _ROOM, break_on_hyphens=False)
+        while len(rest) > left:
+            rest = textwrap.wrap(self.cut(last, room), _ROOM, break_on_hyphens=False)
+            room -= 5
+        return lines + rest
 
 
 def verdict(diagnosis: Diagnosis) -> str:
@@ -96,7 +234,7 @@ def verdict(diagnosis: Diagnosis) -> str:
     return "\n".join(lines)
 
 
-def headline(diagnosis: Diagnosis, width: int = WIDTH) -> str:
+def headline(diagnosis: Diagnosis) -> str:
     """Cause, place and time on one line.
 
     >>> print(headline(Diagnosis(
@@ -114,11 +252,11 @@ def headline(diagnosis: Diagnosis, width: int = WIDTH) -> str:
     for whole, some in ((True, tails[:3]), (False, tails[:3]), (True, tails[3:])):
         for tail in some:
             # "why., rank 0": what was left out followed a full stop.
-            title = cause if whole else brief(cause, width - len(head + tail)).rstrip(".")
-            if title and len(head + title + tail) <= width and not title.endswith("…"):
+            title = cause if whole else brief(cause, WIDTH - len(head + tail)).rstrip(".")
+            if title and len(head + title + tail) <= WIDTH and not title.endswith("…"):
                 return head + title + tail
-    tail = names if len(head + names) <= width // 2 else ""
-    return shortened(head + brief(cause, width - len(head + tail)).rstrip(".") + tail, width)
+    tail = names if len(head + names) <= WIDTH // 2 else ""
+    return shortened(head + brief(cause, WIDTH - len(head + tail)).rstrip(".") + tail, WIDTH)
 
 
 def what(diagnosis: Diagnosis) -> str:
@@ -189,12 +327,11 @@ def when(
     diagnosis: Diagnosis, *, date: bool = True, stage: bool = True, clocks: bool = True
 ) -> str:
     """Step, stage and time, as far as the logs state them."""
-    texts, within = [], plain(diagnosis.stage) if stage and diagnosis.stage else ""
+    texts, within = [], plain(diagnosis.stage) if stage else ""
     if diagnosis.iteration is not None:
         known = "at" if diagnosis.cause is not None else "last"
-        bracketed = f" ({within})" if diagnosis.stage and stage else ""
-        texts.append(f"{known} step {diagnosis.iteration}{bracketed}")
-    elif diagnosis.stage and stage:
+        texts.append(f"{known} step {diagnosis.iteration}" + (f" ({within})" if within else ""))
+    elif within:
         texts.append(f"stage: {within}")
     if diagnosis.time is not None and clocks:
         texts.append(clock(diagnosis.time, date=date))
@@ -234,8 +371,12 @@ def sureness(diagnosis: Diagnosis) -> str:
 
 def _parts(diagnosis: Diagnosis) -> list[_Part]:
     quoted, since, job = shown(diagnosis), diagnosis.since, diagnosis.job
-    line = f"{plain(quoted.file)}:{quoted.line}" if quoted else ""
-    log = [layout.file_name(line, _ROOM), excerpt(quoted)] if quoted else []
+    log = []
+    if quoted:
+        line = f"{plain(quoted.file)}:{quoted.line}"
+        slash = line.find("/", max(0, len(line) - _ROOM + 1))  # the first folders are left out
+        short = f"…{line[slash:]}" if len(line) > _ROOM and slash >= 0 else shortened(line, _ROOM)
+        log = [short, excerpt(quoted)]
     differs = f"iteration {since}, the first that differs from its predecessors"
     first, times = headline(diagnosis), [when(diagnosis, date=date) for date in (True, False)]
     # Step, stage and time stand here where the first line has no room for them.
@@ -246,15 +387,15 @@ def _parts(diagnosis: Diagnosis) -> list[_Part]:
         _Part("When", [omitted]),
         _Part("Owner", [WHO_ACTS.get(diagnosis.actor or "", plain(diagnosis.actor or ""))]),
         _Part("To do", [plain(" ".join(diagnosis.to_do))], 4),
-        _Part("Restart", [diagnosis.restart.text if diagnosis.restart else ""]),
+        _Part("Restart", [plain(advice.text) if (advice := diagnosis.restart) else ""]),
         _Part("Confidence", [_why(diagnosis)], 2, shortened),
-        _Part("Log", log, 3, partial(layout.around, point=layout.point(quoted))),
+        _Part("Log", log, 3, partial(around, point=point(quoted))),
         _Part("Where", places or ["" if alone else "no node stands out"], 3),
         _Part("Since", [differs if since is not None else ""]),
         _Part("Echo", [_echoes(diagnosis, quoted)]),
         _Part("Candidates", _candidates(diagnosis), 2 if diagnosis.cause else 4),
         _Part("Attempts", [_attempts(diagnosis)], 2),
-        _Part("Note", [layout.without_folders(plain(note)) for note in diagnosis.notes], 3),
+        _Part("Note", [_PATH.sub("", plain(note)) for note in diagnosis.notes], 3),
         _Part("Input", [_input_size(job)]),
     ]
 

@@ -114,19 +114,17 @@ def test_an_entry_is_full_some_time():
     assert entry.full
 
 
-def test_an_exception_in_lower_case_ends_its_traceback():
-    lines = [
-        b"Traceback (most recent call last):",
-        b'  File "read.py", line 3, in head',
-        b"struct.error: unpack requires a buffer of 4 bytes",
-    ]
-    assert [kind_of(line) for line in lines] == [Kind.START, Kind.FRAME, Kind.EXCEPTION]
-    assert kind_of(b"train.error_rate: 3") is Kind.PLAIN
-
-
-def test_a_row_of_a_table_of_epochs_is_an_entry_of_its_own():
-    assert kind_of(b"     38/89     5.62G   0.02079  0.0089      6       640") is Kind.PLAIN
-    assert kind_of(b"     a/b  and more words") is Kind.PART
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        (Kind.EXCEPTION, b"struct.error: unpack requires a buffer of 4 bytes"),
+        (Kind.PLAIN, b"train.error_rate: 3"),
+        (Kind.PLAIN, b"     38/89     5.62G   0.02079  0.0089      6       640"),
+        (Kind.PART, b"     a/b  and more words"),
+    ],
+)
+def test_kinds_that_are_near(kind, line):
+    assert kind_of(line) is kind
 
 
 def test_what_a_backend_raised_is_one_entry_with_who_says_so():

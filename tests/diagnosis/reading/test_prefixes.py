@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 
 import pytest
@@ -111,11 +110,6 @@ def test_a_role_called_rank_states_the_rank_within_the_node():
     assert [(one.local_rank, one.rank) for one in found] == [(3, 11), (3, None), (2, None)]
     frame = b'[rank3]:  File "a.py", line 3, in read'  # nothing but the indent stands before it
     assert frame[parser.split(frame)[1] :].startswith(b"  File")
-    labelled = PrefixParser.learn([b"1: " + line for line in lines])
-    who = labelled.split(b"1: [rank3]:Fatal Python error: Aborted")[0]
-    assert (who.task, who.local_rank, who.rank) == (1, 3, None)
-    megatron = b"[rank3]:  [2026-11-26 23:08:22] iteration       22/      30"
-    assert megatron[parser.split(megatron)[1] :].startswith(b" [2026")
     of_first_node = PrefixParser.learn([b"[rank3]:[rank3]:[W] slow", *lines[1:]])
     assert of_first_node.split(lines[1])[0].rank == 3
 
@@ -131,16 +125,13 @@ def test_the_same_speaker_is_the_same_object():
 PROSE = [
     [b"1: open the file", b"2: read it", b"3: close it", b"then go on", b"and so on"],
     [b"Epoch 1: loss 3", b"Epoch 2: loss 2", b"Epoch 3: loss 1"] * 5,
-    [b"step%d: loss 3" % at for at in range(60)],
     [b"INFO: begin", b"WARNING: low", b"ERROR: none"] * 20,
     [b"[1] A paper", b"[2] A book", b"text", b"text", b"text", b"text"],
     [b"train.py:12: UserWarning: no", b"  warnings.warn("] * 10,
     [b"[train.py:12] begin", b"[train.py:40] end"] * 20,
     [b"12:30:01 begin", b"12:30:02 end"] * 20,
-    [b"layer1: 3", b"layer2: 4"] * 20,
     [b"Rank 3: of the list"],
     [b"I1125 23:%02d:01.2 begin" % (at % 60) for at in range(90)],
-    [b"fine-tuning of the model %d" % at for at in range(30)],
     [b"gpt-2 step %d of 9" % at for at in range(30)],
     [b"pre-layer-1 norm %d" % at for at in range(30)]
     + [b"pre-layer-1 bias 3"] * 30
@@ -155,11 +146,6 @@ def test_prose_has_no_prefixes(lines):
     learnt = PrefixParser.learn(lines)
     assert learnt.counted == set()
     assert all(learnt.split(line) == (NO_PREFIX, 0) for line in lines)
-
-
-def test_one_task_of_srun_among_other_lines():
-    lines = [b"+ srun -l run.sh"] * 40 + [b" 0: step %d" % at for at in range(30)]
-    assert PrefixParser.learn(lines).split(b" 0: said")[0].rank == 0
 
 
 def test_tasks_that_launch_ranks_are_no_ranks():
@@ -195,6 +181,7 @@ def test_who_says_it_behind_time_and_level(line):
 
 
 STAMPED = {
+    b"May  3 12:00:00 gpu-07 kernel: said": ({"node": "gpu-07"}, b"kernel: said"),
     b"2024-05-03T12:00:00.25Z stdout F [rank3]: said": ({"rank": 3}, b"said"),
     b"2024-05-03T12:00:00.25Z stderr F said": ({}, b"said"),
     b"2024-05-03T12:00:00.25Z [pod/w-1/c] said": ({"node": "w-1"}, b"said"),
@@ -210,15 +197,9 @@ def test_a_time_may_stand_before_the_prefix(line):
     prefixes = PrefixParser()
     who, start = prefixes.split(line)
     assert (who, line[start:]) == (Prefix(kinds=who.kinds, **fields), text)
-    assert prefixes.time(line) == 1714737600.25
+    dated = NO_YEAR[0] + 123 * 86400 + 12 * 3600
+    assert prefixes.time(line) == (dated if line.startswith(b"May") else 1714737600.25)
     assert (who is NO_PREFIX) == (not fields)
-
-
-def test_a_line_of_syslog():
-    line = b"May  3 12:00:01 gpu-07 kernel: [ 4821.553190] NVRM: Xid"
-    who, start = PrefixParser().split(line)
-    assert (who.node, line[start:]) == ("gpu-07", b"kernel: [ 4821.553190] NVRM: Xid")
-    assert PrefixParser().time(line) == NO_YEAR[0] + 123 * 86400 + 12 * 3600 + 1
 
 
 def test_memory_is_bounded(monkeypatch):
@@ -250,8 +231,3 @@ def test_no_line_takes_long(part):
     prefixes.split(line)
     prefixes.time(line)
     assert time.process_time() - began < 0.5
-
-
-def test_who_can_be_sent_to_another_process():
-    who = PrefixParser().split(b"[rank3]: x")[0]
-    assert pickle.loads(pickle.dumps(who)) == who

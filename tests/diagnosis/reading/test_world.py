@@ -1,15 +1,18 @@
-"""World size and rank placement, from lines and from file names."""
+"""World size and rank placement, from lines and from file names; ranks within nodes."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmetric.diagnosis.facts.statements import expanded, may_state
 from rmetric.diagnosis.facts.world import IdentityGraph, World
+from rmetric.diagnosis.ingest import ingest
+from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.reading.file_names import identify_files
 from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix, PrefixParser
 from studies.diagnosis_benchmark.corpus import TABLES
@@ -59,14 +62,17 @@ NODES = {line: nodes.split() for nodes, line in TABLES["nodes"]}
 ON = {line: (rank, node) for rank, node, line in TABLES["places"]}
 
 
-def test_the_number_of_ranks():
+def test_the_number_of_ranks_and_the_node_of_a_rank():
     assert {line: world(line).size for line in SIZES} == SIZES
-
-
-def test_the_node_of_a_rank():
     for line, (rank, node) in ON.items():
         assert world(line).node_of_rank == {rank: node}
         assert world(line).node(Prefix(rank=rank), rank) == node
+    task = world("srun: error: gpu-07: tasks 2-3: Killed")
+    assert task.node_of_rank == {2: "gpu-07", 3: "gpu-07"}
+    report = world("  host      : gpu-07", "  rank      : 3 (local_rank: 1)")
+    assert report.node_of_rank == {3: "gpu-07"}
+    for line in ("rank 3 waits on step12", "hangs on cuda0, rank 3 world_size 8"):
+        assert world(line).node_of_rank == {}
 
 
 @pytest.mark.parametrize("line", NODES)
@@ -79,26 +85,9 @@ def test_nodes_of_a_list_hold_the_ranks_in_blocks(line):
     assert found.node(Prefix(task=1), None) == nodes[1]
 
 
-def test_the_node_of_a_task():
-    assert world("srun: error: gpu-07: tasks 2-3: Killed").node_of_rank == {
-        2: "gpu-07",
-        3: "gpu-07",
-    }
-
-
 def test_the_node_that_most_lines_state_is_a_ranks():
     lines = ["rank 3 on host gpu-07", "rank 3 on host gpu-08", "rank 3 on host gpu-08"]
     assert world(*lines).node_of_rank == {3: "gpu-08"}
-
-
-@pytest.mark.parametrize("line", ["rank 3 waits on step12", "hangs on cuda0, rank 3 world_size 8"])
-def test_what_is_no_node(line):
-    assert world(line).node_of_rank == {}
-
-
-def test_the_report_of_torchrun():
-    found = world("  host      : gpu-07", "  rank      : 3 (local_rank: 1)")
-    assert found.node_of_rank == {3: "gpu-07"}
 
 
 def test_workers_of_ray_by_their_process():
@@ -129,10 +118,6 @@ def test_worlds_of_several_files_are_put_together():
     assert apart.rank_of("a.log") == whole.rank_of("a.log")
 
 
-def test_no_files():
-    assert identify_files([]) == []
-
-
 @given(st.lists(st.text("ab_-/.0123456789rankode", max_size=20), max_size=6))
 def test_any_names(names):
     assert len(identify_files(names)) == len(names)
@@ -148,6 +133,36 @@ def test_a_range_of_hosts(first, count, width):
 @pytest.mark.parametrize("hosts", ["", "gpu[1-", "gpu[-3]", "gpu[1-99999999999]", "[]"])
 def test_lists_that_are_none(hosts):
     assert len(expanded(hosts)) <= 1
+
+
+def stated(what: str, *lines: str) -> set[int]:
+    """What lines without prefix state of their writer."""
+    return set(graph(*lines).of(f"stream {what}", ("a.log", NO_PREFIX)))
+
+
+def test_what_tells_the_own_rank_and_the_number_of_the_node():
+    for rank, line in TABLES["own_ranks"]:
+        assert stated("rank", line) == ({rank} - {None}), line
+    lines = ("group_rank=2", "--node_rank 2", "  global_ranks=[16, 17, 18, 19]")
+    assert (stated("rank", *lines), stated("number", *lines)) == (set(), {2})
+
+
+@pytest.mark.long
+@settings(max_examples=30)
+@given(st.data())
+def test_told_ranks_are_found_whatever_the_order_of_nodes(tmp_path_factory, data):
+    """Each rank tells its rank within the node, and one of each node its own."""
+    nodes, each = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
+    folder: Path = tmp_path_factory.mktemp("job")
+    expected = {}
+    for at, number in enumerate(data.draw(st.permutations(range(nodes)))):
+        teller = data.draw(st.integers(0, each - 1))
+        lines = [f"[default{one}]:loading shard of {one}" for one in range(each) for _ in range(3)]
+        lines += [f"[default{teller}]:[rank{number * each + teller}]: gone"]
+        (folder / f"node-{at}.log").write_text("\n".join(lines))
+        expected |= {number * each + local: {f"node-{at}.log"} for local in range(each)}
+    streams = ingest([folder], SignatureLibrary.shipped()).streams.values()
+    assert {one.rank: one.files for one in streams if one.rank is not None} == expected
 
 
 @given(st.text(max_size=200))

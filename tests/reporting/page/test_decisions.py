@@ -183,8 +183,7 @@ def test_an_incident_s_page_has_the_decisions_on_its_charts_and_its_timeline(log
 
 
 def test_a_return_stands_on_the_timeline_where_the_records_after_it_begin(log):
-    from rmetric.diagnosis.report.incident import read_metric
-    from rmetric.diagnosis.report.timeline import decisions_lane
+    from rmetric.diagnosis.report.incident import decisions_lane, read_metric
 
     diagnosis = out_of_memory(iteration=730, job=dict(out_of_memory().job, last_step_time=THEN))
     [lane] = decisions_lane(read_metric(log, diagnosis))

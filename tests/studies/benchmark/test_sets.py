@@ -17,7 +17,7 @@ import pytest
 
 from studies.diagnosis_benchmark import cut, transformed, written_sets
 from studies.diagnosis_benchmark.__main__ import main
-from studies.diagnosis_benchmark.causes import CAUSES
+from studies.diagnosis_benchmark.cause_meanings import CAUSES
 from studies.diagnosis_benchmark.csv_rows import read_rows, write_rows
 from studies.diagnosis_benchmark.written_jobs import WrittenScores
 from studies.diagnosis_benchmark.written_sets import WrittenSet, digest, packed, unpacked

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from rmetric.diagnosis.inferred import inferred_causes
 from rmetric.diagnosis.library import SignatureLibrary
@@ -19,20 +20,19 @@ from rmetric.diagnosis.result import Attempt, Candidate, Diagnosis, Suspect
 from studies.diagnosis_benchmark import gpualert
 from studies.diagnosis_benchmark.__main__ import main
 from studies.diagnosis_benchmark.answers import Answer
-from studies.diagnosis_benchmark.cases import Case
+from studies.diagnosis_benchmark.cases import JOBS, Case, InjectedJob
 from studies.diagnosis_benchmark.cause_meanings import (
+    CAUSES,
     CLASSES,
+    FAMILIES,
     GROUPS,
     KINDS,
     NO_CAUSE,
     Named,
     verdict,
 )
-from studies.diagnosis_benchmark.causes import CAUSES
-from studies.diagnosis_benchmark.classes import FAMILIES
 from studies.diagnosis_benchmark.csv_rows import read_rows, write_rows
 from studies.diagnosis_benchmark.fit import Choices, left_out, right_first, shares
-from studies.diagnosis_benchmark.injected_jobs import JOBS, InjectedJob
 from studies.diagnosis_benchmark.reliability import (
     FIRST,
     TODAY,
@@ -44,9 +44,8 @@ from studies.diagnosis_benchmark.reliability import (
     stated,
 )
 from studies.diagnosis_benchmark.results import WHOLE, JobScores, Results
-from studies.diagnosis_benchmark.written_jobs import REFUSED, WrittenScores, scored
+from studies.diagnosis_benchmark.written_jobs import REFUSED, WrittenScores, scored, written_tables
 from studies.diagnosis_benchmark.written_sets import WrittenCase
-from studies.diagnosis_benchmark.written_tables import written_tables
 
 KNOWN = [(one.family, one.id) for one in (*SignatureLibrary.shipped(), *inferred_causes().values())]
 
@@ -195,7 +194,7 @@ def test_stored_answers_are_limited_by_the_model_of_today() -> None:
     old = Results(source="injected", split="development", jobs=[known])
     [found] = stated(old)
     assert (found.confidence, found.right) == (0.45, False)
-    scored = replace(answer, confidence=0.4, score=0.85, basis="cause")
+    scored = structs.replace(answer, confidence=0.4, score=0.85, basis="cause")
     [found] = stated(replace(old, jobs=[replace(known, answers={WHOLE: scored})]))
     assert found.confidence == min(0.85, Model.shipped().limit("cause", 0.85)) != 0.4
 
