@@ -5,8 +5,9 @@
 Suspects and causes are each ranked by a conditional logit: of the candidates of a job, the sum of
 the probabilities of the right ones is made as large as possible. A penalty keeps the weights small,
 and evidence against a rank never counts for it (`SIGNED`). Then the model is judged on the jobs of
-each author by the weights fitted to those of the others. The corpus of the tests is fitted to and
-not counted: its jobs are small, and were made one for each rule.
+each author by the weights fitted to those of the others. Two more sets are fitted to and not
+counted: the corpus of the tests, whose jobs are small and were made one for each rule, and the
+ranks of the injected jobs of the first split, which written jobs lack (slow ones above all).
 
 The shares of right answers come from first looks at jobs that nobody had seen: by the kind of the
 answer and the confidence of its evidence, as isotonic regressions (first_looks.csv).
@@ -41,6 +42,7 @@ from rmetric.diagnosis.result import SURE
 from rmetric.logs import write_atomically
 from studies.common.command import command_parser
 from studies.common.processes import mapped
+from studies.diagnosis_benchmark.cases import INJECTED, JOBS, injected_jobs
 from studies.diagnosis_benchmark.cause_meanings import Named, verdict
 from studies.diagnosis_benchmark.corpus import corpus
 from studies.diagnosis_benchmark.corpus import write as write_files
@@ -93,9 +95,9 @@ def of_written(job: WrittenCase, found: Gathered) -> Labelled:
     def is_culprit(target: str) -> bool:
         if rank is None and node is None:
             return target == NOBODY
-        own = found.scene.job.streams.get(target)
         if rank is not None:
-            return (own.rank if own is not None else _rank_of(target)) == rank
+            return _rank_of(target, found) == rank
+        own = found.scene.job.streams.get(target)
         at = found.scene.job.node_of(own) if own is not None else None
         return short(at or target.removeprefix("node ")) == short(node)
 
@@ -117,7 +119,10 @@ def _author(set_name: str, job: str) -> str:
     return f"{set_name} {letter[1]}" if letter else set_name
 
 
-def _rank_of(target: str) -> int | None:
+def _rank_of(target: str, found: Gathered) -> int | None:
+    own = found.scene.job.streams.get(target)
+    if own is not None:
+        return own.rank
     kind, _, number = target.partition(" ")
     return int(number) if kind == "rank" and number.isdigit() else None
 
@@ -285,8 +290,8 @@ def report(jobs: Sequence[Labelled], choices: Choices, what: str) -> str:
     others = left_out(choices, [one.group for one in jobs])[counted]
     return (
         f"{what}: of {counted.sum()} jobs {every[counted].sum()} are right first by the fit to "
-        f"all, {others.sum()} by that to the jobs of other authors; of the {(~counted).sum()} of "
-        f"the tests {every[~counted].sum()}"
+        f"all, {others.sum()} by that to the jobs of other authors; of the {(~counted).sum()} that "
+        f"are only fitted to {every[~counted].sum()}"
     )
 
 
@@ -325,6 +330,24 @@ def tests_jobs() -> Iterator[Labelled]:
         yield of_corpus(one.expected, one.topic, gathered(job, library, siblings))
 
 
+def injected_ranks() -> Iterator[Labelled]:
+    """The injected jobs of the first split with a faulty rank."""
+    library = SignatureLibrary.shipped()
+    with TemporaryDirectory() as work:
+        for case in injected_jobs(INJECTED[0], JOBS, Path(work)):
+            if case.rank is None:
+                continue
+            found = gathered(_last_attempt(case.folder), library)
+
+            def is_culprit(target: str, found: Gathered = found, rank: int = case.rank) -> bool:
+                return _rank_of(target, found) == rank
+
+            group = f"injected {case.kind}"
+            yield Labelled(
+                group=group, found=found, is_culprit=is_culprit, is_right=None, counts=False
+            )
+
+
 def _last_attempt(folder: Path) -> Job:
     return ingest_attempts([folder], SignatureLibrary.shipped())[-1]
 
@@ -341,7 +364,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folders = (one.case.folder for one in written)
         attempts = mapped(_last_attempt, folders, processes=given.jobs)
         pairs = zip(written, attempts, strict=True)
-        jobs = [of_written(one, gathered(job, library)) for one, job in pairs] + [*tests_jobs()]
+        jobs = [of_written(one, gathered(job, library)) for one, job in pairs]
+        jobs += [*tests_jobs(), *injected_ranks()]
     sets = {one.set for one in written}
     looks = [one for one in read_rows(FIRST_LOOKS, WrittenScores) if one.set in sets]
     model, lines = fitted(jobs, looks)
