@@ -140,20 +140,19 @@ class _Ended:
     def since_last_step(self, last_step: float | None, gap: float) -> tuple[float, str, float]:
         """Seconds of it to the last entry; the kind of a hang; from how many seconds it is one.
 
-        The kind is "hang with heartbeats" where monitors logged on, "hang without steps" where the
-        pauses of steps are not known, else "hang".
+        The kind is "unsure hang" where monitors logged on or the pauses of steps are not known.
         """
-        kind, least = "hang" if self.longest else "hang without steps", self.least
+        kind, least = "hang" if self.longest else "unsure hang", self.least
         if last_step is None or not self.later:
             return 0.0, kind, least
         last_entry = self.entries[-1][0]
         if are_heartbeats(self.later, self.stepping):
             before = last_entry - last_step
-            return before, kind if before < gap else "hang with heartbeats", least
+            return before, kind if before < gap else "unsure hang", least
         if self.beats:  # after a checkpoint or an evaluation, say, which may take its time
             quiet = [time for time, one in self.later if one.event not in self.beats]
             least = max(least, MIN_SECONDS_WITHOUT_STEPS)
-            return last_entry - max(quiet, default=last_step), "hang with heartbeats", least
+            return last_entry - max(quiet, default=last_step), "unsure hang", least
         pauses = [after[0] - one[0] for one, after in pairwise(self.later)]
         return 0.0, kind, max(least, MIN_RATIO * max(pauses, default=0.0))
 
@@ -171,7 +170,7 @@ class _Ended:
         seconds = before + (_apart_from_zones(gap) if of_zones else gap)
         if seconds < least and not self.ending.has("watched"):
             return []
-        kind = "hang that was watched" if watched or seconds < least else kind
+        kind = "unsure hang" if watched or seconds < least else kind
         furthest = self.scene.job.furthest
         step = furthest.last_step if furthest and not furthest.counts_samples else None
         later = f"{'at least ' if of_zones else ''}{span(seconds)} later"
