@@ -24,7 +24,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from rmetric._util.interrupt import ends_at_once
+from rmetric._util.errors import ends_at_once
 
 with ends_at_once():
     from tqdm import tqdm

@@ -1,4 +1,4 @@
-"""Files that are complete before they have their name, durable files, and files without links."""
+"""Files that are complete before they have their name, durable files, what is no file."""
 
 from __future__ import annotations
 
@@ -8,18 +8,23 @@ import secrets
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
-from rmetric._util.special import special_kind
+from rmetric._util.errors import LogError
+
+_KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
+_KINDS |= dict.fromkeys((stat.S_IFCHR, stat.S_IFBLK), "a device")
+#: File systems of the kernel. Their files have no size, and some of them no end.
+_OF_KERNEL = ("/proc", "/sys", "/dev", "/sys/kernel/debug", "/sys/kernel/tracing")
 
 
 @contextmanager
 def durable_file(path: Path) -> Iterator[BinaryIO]:
     """Write a file that takes its name when all of it is on the disk; else it is absent.
 
-    Unlike `write_atomically` it outlives a machine that dies, and takes as
-    long as the disk does. Raises OSError as `write_atomically`.
+    Unlike `write_atomically` it outlives a machine that dies. Raises OSError as that does.
     """
     with _named_when_whole(path, ".part") as file:
         yield file
@@ -30,19 +35,15 @@ def durable_file(path: Path) -> Iterator[BinaryIO]:
 
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable."""
-    if os.name == "posix":  # elsewhere a folder cannot be opened
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def write_atomically(path: Path, lines: Iterable[bytes]) -> None:
     """Write a file that is either whole or absent.
-
-    The lines go to a hidden file beside it, which then takes the name; what a
-    killed process leaves behind never carries the final name.
 
     Raises OSError that names `path`, also for a device or a pipe, which it would replace.
     """
@@ -79,8 +80,6 @@ def no_follow(path: str, flags: int) -> int:
 
     Also refused is what is no file, such as a named pipe, on which opening would wait.
     """
-    if os.name != "posix":
-        return os.open(path, flags, 0o666)
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     except OSError as error:
@@ -95,3 +94,33 @@ def no_follow(path: str, flags: int) -> int:
         raise OSError(errno.EINVAL, "it is not a file", os.fspath(path))
     os.set_blocking(descriptor, True)
     return descriptor
+
+
+def refuse_special(path: Path | str) -> None:
+    """Raise LogError for a pipe, a socket, a device, and what lies in /proc, /sys or /dev.
+
+    Files and folders pass, links to them, and what does not exist.
+    """
+    if what := special_kind(path):
+        raise LogError(path, None, f"{what}; files and folders of a disk are accepted")
+
+
+def special_kind(path: Path | str) -> str:
+    """What the path, or what it links to, is besides a file or folder of a disk; else empty."""
+    try:
+        found = Path(path).stat()
+    except (OSError, ValueError):
+        return ""
+    what = _KINDS.get(stat.S_IFMT(found.st_mode), "")
+    if not what and found.st_dev in _kernel_devices():
+        what = f"in a file system of the kernel ({', '.join(_OF_KERNEL[:3])})"
+    return what
+
+
+@cache
+def _kernel_devices() -> frozenset[int]:
+    found = set()
+    for path in map(Path, _OF_KERNEL):
+        with suppress(OSError):
+            found.add(path.stat().st_dev)
+    return frozenset(found - {Path("/").stat().st_dev})  # none of them is mounted

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from rmetric._util.durable import refuse_special
 from rmetric._util.errors import LogError
-from rmetric._util.special import refuse_special
 
 #: Bytes that are unpacked at a time: of a file full of zeros they become many more.
 _PACKED = 1 << 10

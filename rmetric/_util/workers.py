@@ -44,19 +44,11 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-class ShareFile:
-    """Called in a worker: writes the share of its `total` steps that is done to a file."""
-
-    def __init__(self, path: Path, total: int) -> None:
-        self._path, self._total, self._next = path, total, 0.0
-
-    def __call__(self, done: int) -> None:
-        """`done` steps are done; written at most once in `POLL_SECONDS`."""
-        now = time.monotonic()
-        if now >= self._next:
-            self._next = now + POLL_SECONDS
-            with suppress(OSError):
-                self._path.write_text(f"{done / self._total}")
+def _write_share(path: Path, total: int, done: int) -> None:
+    """In a worker: write which share of its steps is done, at some of them."""
+    if done % max(1, total // 50) == 0:
+        with suppress(OSError):
+            path.write_text(f"{done / total}")
 
 
 @contextmanager
@@ -65,7 +57,7 @@ def follow_shares(on_progress: Callable[[float], None] | None) -> Iterator[Calla
 
     `on_progress` is called on a thread of its own, about twice a second, with the sum of the
     shares, each times the size of its task; it never falls. Yields a function of a task's size and
-    number of steps that makes its `ShareFile`, or None where nothing is followed.
+    number of steps that makes what its worker calls with each step, or None.
     """
     if on_progress is None:
         yield lambda size, total: None
@@ -75,9 +67,9 @@ def follow_shares(on_progress: Callable[[float], None] | None) -> Iterator[Calla
     over = threading.Event()
     with TemporaryDirectory(prefix="rmetric-", ignore_cleanup_errors=True) as folder:
 
-        def share_file(size: float, total: int) -> ShareFile:
+        def share_file(size: float, total: int) -> Callable[[int], None]:
             sizes.append(size)
-            return ShareFile(Path(folder) / str(len(sizes) - 1), total)
+            return partial(_write_share, Path(folder) / str(len(sizes) - 1), total)
 
         def follow() -> None:
             while not over.wait(2 * POLL_SECONDS):

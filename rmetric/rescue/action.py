@@ -16,8 +16,9 @@ from rmetric.detectors.no_update import NoUpdate
 from rmetric.monitor.actions.action import Action, is_distributed, rank
 from rmetric.monitor.optimizer_steps import is_scaling
 from rmetric.records import Record
-from rmetric.rescue.agreement import Agreement, DisagreementError, RankLeftError
+from rmetric.rescue.agreement import Agreement, DisagreementError
 from rmetric.rescue.data_position import DataPosition, NoData
+from rmetric.rescue.evidence import Judgement
 from rmetric.rescue.hold import (
     HELD,
     ON_HOLD,
@@ -28,10 +29,9 @@ from rmetric.rescue.hold import (
     signalled,
     wait_to_go_on,
 )
-from rmetric.rescue.judgement import Judgement
 from rmetric.rescue.own_loop import OwnLoop
 from rmetric.rescue.policy import AUTO, Decision, RescueConfig, RescuePolicy
-from rmetric.rescue.remedies import PlannedSettings, WorkersOut, check_most
+from rmetric.rescue.remedies import PlannedSettings, WorkersOut
 from rmetric.rescue.snapshot import Parts, Snapshot, Stateful, put
 from rmetric.rescue.snapshot_keeper import SnapshotKeeper, SnapshotPace
 
@@ -242,8 +242,8 @@ class Rescue(Action):
                 raise ValueError("several ranks need MonitorConfig(exchange=True)")
             self._agreement = Agreement(self._judgement)
         size = self._agreement.ranks.size if self._agreement is not None else 1
-        check_most(self.config.most_out, size)
-        self._workers = WorkersOut(monitor.model, monitor.parameters, rank(), size)
+        most = self.config.most_out
+        self._workers = WorkersOut(monitor.model, monitor.parameters, rank(), size, most)
         pace = None
         if self.config.every == AUTO:
             on_host = all(parameter.device.type == "cpu" for parameter in monitor.parameters)
@@ -279,7 +279,6 @@ class Rescue(Action):
             return {
                 "policy": self.policy.state_dict() | {"snapshots": []},
                 "ranks": self._workers.ranks,
-                "planned": self._planned.state_dict() if self.policy.state.settings else None,
                 "data": dict(self.data.resume_state()),
             }
         except Exception as error:
@@ -299,8 +298,6 @@ class Rescue(Action):
         if state["ranks"] != self._workers.ranks:
             policy.state.out = {}
         self._start_policy(policy)
-        if state["planned"] is not None:
-            self._planned.load_state_dict(state["planned"])
         if isinstance(self.data, NoData):
             self._resumed = state["data"]
         elif state["data"]:
@@ -341,7 +338,7 @@ class Rescue(Action):
             self._try(self._prepare_update)
 
     def _prepare_update(self) -> None:
-        self._keeper.snapshots.wait()
+        self._keeper.wait()
         monitor = self._monitor
         monitor.updates.rates.update(
             monitor.optimizer.param_groups, monitor.schedulers, learn=False
@@ -418,8 +415,8 @@ class Rescue(Action):
         if self._agreement is None:
             return value
         try:
-            return self._agreement.vote.most(value)
-        except RankLeftError:
+            return self._agreement.most(value)
+        except DisagreementError:
             self._agreement = None
             raise
 
@@ -451,7 +448,7 @@ class Rescue(Action):
         snapshot = self._keeper.restore(decision, self._parts())
         losses, detector = snapshot.small["losses"], self._monitor.detector("calibrated")
         self._judgement.went_back(snapshot.step, losses, detector)
-        self._keeper.snapshots.keep_only(self.policy.state.snapshots)
+        self._keeper.keep_only(self.policy.state.snapshots)
         self._planned.use(snapshot.groups)
         return snapshot
 
@@ -525,7 +522,7 @@ class Rescue(Action):
 
     def _start_policy(self, policy: RescuePolicy) -> None:
         self._judgement.restart(policy)
-        self._keeper.snapshots.keep_only(())
+        self._keeper.keep_only(())
 
     # -- reports, and the end
 
@@ -576,7 +573,7 @@ class Rescue(Action):
 
     def _switch_off(self) -> None:
         self._on, self._judgement.due = False, None
-        endings, self._removers = [*self._removers, self._keeper.snapshots.clear], []
+        endings, self._removers = [*self._removers, self._keeper.clear], []
         for end in endings:
             try:
                 end()

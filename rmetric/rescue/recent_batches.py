@@ -108,13 +108,10 @@ class RecentBatches:
         self.position = position
         return True
 
-    def go_to(self, position: int) -> Any:
-        """The loader itself was set to a position; returns the batch that was kept of it."""
-        there = self.first <= position < self._drawn
-        before = self._kept[position - self.first].value if there else None
+    def go_to(self, position: int) -> None:
+        """The loader itself was set to a position."""
         self._kept.clear()
         self._bytes, self.position, self._drawn = 0, position, position
-        return before
 
     def skip(self, start: int, end: int) -> list[KeptBatch]:
         """Never use the batches from `start` to before `end` again.

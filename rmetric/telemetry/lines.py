@@ -40,8 +40,7 @@ class GpuVerdict(JsonRecord):
     """Verdict on one GPU at one time.
 
     Attributes:
-        gpu: index on its node, as in nvidia-smi.
-        node: name of the node; empty with a single node.
+        node: its name; empty with a single node.
         time: seconds since the epoch.
         level: one of `LEVELS`.
         action: one of `ACTIONS`.

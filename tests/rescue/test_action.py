@@ -14,6 +14,7 @@ from rmetric.detectors.calibrated import CalibratedDetector
 from rmetric.logs import read_log
 from rmetric.monitor.actions import restore
 from rmetric.rescue import Rescue, RescueConfig
+from rmetric.rescue.snapshot_keeper import SnapshotKeeper
 from tests.rescue.trainings import (
     NANS,
     SMALL,
@@ -198,8 +199,6 @@ def test_weights_that_are_not_finite_are_not_kept(caplog):
 @pytest.mark.long
 @pytest.mark.parametrize("part", ["data", "scheduler", "memory"])
 def test_a_rescue_that_fails_leaves_the_training_as_it_was(part, monkeypatch, caplog):
-    from rmetric.rescue import snapshot
-
     rescue = Rescue(SMALL)
     loader = make_loader()
 
@@ -213,7 +212,7 @@ def test_a_rescue_that_fails_leaves_the_training_as_it_was(part, monkeypatch, ca
             rescue.scheduler.load_state_dict = fail
 
     if part == "memory":
-        monkeypatch.setattr(snapshot.Snapshots, "_reserve", fail)
+        monkeypatch.setattr(SnapshotKeeper, "_reserve", fail)
     rescued = train(rescue, loader=loader, evidence_of=bad(23), at=at)
     twin = train()
     # The step at hand was left out for the return, and nothing else has happened.

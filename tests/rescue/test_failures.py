@@ -13,7 +13,7 @@ from rmetric.monitor.actions import restore
 from rmetric.rescue import Rescue, RescueConfig, hold
 from rmetric.rescue import action as action_module
 from rmetric.rescue.disk import SnapshotFolder
-from rmetric.rescue.snapshot import Snapshots
+from rmetric.rescue.snapshot_keeper import SnapshotKeeper
 from tests.rescue.test_action import ALWAYS, lasting
 from tests.rescue.trainings import (
     NANS,
@@ -45,7 +45,7 @@ def test_a_failed_write_beside_another_failure_does_not_end_the_training(
     def at(executed, step, model, optimizer):
         if executed == 5:
             monkeypatch.setattr(SnapshotFolder, "_write", fail)
-            monkeypatch.setattr(Snapshots, "_check_fits", fail)
+            monkeypatch.setattr(SnapshotKeeper, "_check_fits", fail)
 
     config = RescueConfig(every=5, probation=1, far=20)
     rescued = train(Rescue(config, where=tmp_path), evidence_of=bad(7), at=at)
@@ -248,12 +248,3 @@ def test_an_action_may_follow_one_training_after_the_other():
         one_training(rescue, 40, state)
     assert rescue.problem == ""
     assert [e["to"] for e in rescue.decisions] == [20]
-
-
-def test_as_many_workers_left_out_as_there_are_ranks_are_refused(monkeypatch, caplog):
-    from rmetric.rescue import remedies
-
-    with pytest.raises(ValueError, match="most_out is 2 with 2 ranks"):
-        remedies.check_most(2, 2)
-    remedies.check_most(1, 2)
-    remedies.check_most(1, 1)  # a single process leaves no worker out

@@ -109,7 +109,7 @@ def fails(rank, where):
 
     evidence = broken if where == "step" else bad(0)
     outcome = train(rescue, kind="ddp", rank=rank, evidence_of=evidence, at=at)
-    return outcome | {"snapshots": rescue._keeper.snapshots.kept}
+    return outcome | {"snapshots": rescue._keeper.kept}
 
 
 def on_one_rank(rank, folder):

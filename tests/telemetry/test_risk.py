@@ -1,6 +1,5 @@
 """The risk score: laws, its factors by hand, and settings that are refused."""
 
-import warnings
 from dataclasses import astuple, replace
 from math import inf, nan
 
@@ -60,9 +59,7 @@ class TestLaws:
 
     @given(histories, st.floats(0.1, 10))
     def test_weights_in_another_scale_give_the_same_score(self, history, scale):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            weights = RiskWeights(**{n: scale * getattr(RiskWeights(), n) for n in FACTORS})
+        weights = RiskWeights(**{n: scale * getattr(RiskWeights(), n) for n in FACTORS})
         scaled, plain = scored(history, RiskConfig(weights=weights)), scored(history)
         assert scaled.value == pytest.approx(plain.value)
         assert scaled.reachable == pytest.approx(plain.reachable)
@@ -168,10 +165,6 @@ class TestSettings:
     def test_weights_that_are_all_zero_are_refused(self):
         with pytest.raises(ValueError, match="the sum of the weights is 0"):
             RiskWeights(**dict.fromkeys(FACTORS, 0.0))
-
-    def test_weights_that_do_not_sum_to_one_warn(self):
-        with pytest.warns(UserWarning, match=r"the weights sum to 1\.25, not 1"):
-            RiskWeights(errors=0.5)
 
     @pytest.mark.parametrize(
         "settings",

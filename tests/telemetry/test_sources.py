@@ -1,7 +1,5 @@
 """Recordings played again, other nodes' files followed, and sources put together."""
 
-from math import inf
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,30 +29,13 @@ def readings(node="a", times=(0, 10, 20), gpu=0):
 
 
 class TestPlayed:
-    def test_each_poll_hands_on_what_is_due(self, tmp_path):
-        path = recording(
-            tmp_path / "r.jsonl", *readings(), ("a", GpuSign(gpu=0, time=T + 24, kind="xid_79"))
-        )
-        now = [100.0]
-        source = ReplayedReadings(path, speed=2.0, clock=lambda: now[0])
-        assert [one.level for one in source.poll()] == ["healthy"]
-        assert source.verdicts()["a:0"].time == T
-        now[0] = 106.0
-        assert source.poll() == ()
-        assert source.verdicts()["a:0"].time == T + 10
-        assert not source.finished
-        now[0] = 112.0
-        (verdict,) = source.poll()
-        assert (verdict.level, verdict.time, verdict.node) == ("fatal", T + 24, "a")
-        assert source.finished
-
     def test_every_change_is_told_in_order_even_at_once(self, tmp_path):
         signs = [
             ("a", GpuSign(gpu=0, time=T + 20 + n, kind=k))
             for n, k in enumerate(["xid_63", "xid_79"])
         ]
         path = recording(tmp_path / "r.jsonl", *readings(), *signs)
-        assert [one.level for one in ReplayedReadings(path, inf).poll()] == [
+        assert [one.level for one in ReplayedReadings(path).poll()] == [
             "healthy",
             "risk",
             "fatal",
@@ -62,7 +43,7 @@ class TestPlayed:
 
     def test_gpus_of_several_nodes_are_told_apart(self, tmp_path):
         path = recording(tmp_path / "r.jsonl", *readings("a"), *readings("b", times=(20, 30)))
-        source = ReplayedReadings(path, inf)
+        source = ReplayedReadings(path)
         source.poll()
         assert set(source.verdicts()) == {"a:0", "b:0"}
 
@@ -71,7 +52,7 @@ class TestPlayed:
             tmp_path / "r.jsonl", *readings(), ("b", GpuSign(gpu=1, time=T + 21, kind="x"))
         )
         copy = JsonlFile(tmp_path / "copy.jsonl")
-        ReplayedReadings(path, inf, record=copy.write_event).poll()
+        ReplayedReadings(path, record=copy.write_event).poll()
         assert (tmp_path / "copy.jsonl").read_bytes() == path.read_bytes()
 
     @pytest.mark.parametrize(
@@ -96,10 +77,6 @@ class TestPlayed:
         (tmp_path / "r.jsonl").write_text('{"event": "METRICS", "step": 1}\n')
         with pytest.raises(LogError, match="found no readings"):
             ReplayedReadings(tmp_path / "r.jsonl")
-
-    def test_a_speed_of_zero_is_refused(self, tmp_path):
-        with pytest.raises(ValueError, match="speed is 0"):
-            ReplayedReadings(recording(tmp_path / "r.jsonl", *readings()), speed=0)
 
 
 def verdict(level="healthy", gpu=0, node="n1", time=T):
@@ -163,7 +140,7 @@ class TestTogether:
     def test_all_sources_are_one(self, tmp_path):
         (tmp_path / "n1.jsonl").write_bytes(b"oops\n" + verdict_line(verdict("fatal")))
         played = recording(tmp_path / "r", *readings("n2"))
-        source = AllSources([VerdictFiles(tmp_path), ReplayedReadings(played, inf)])
+        source = AllSources([VerdictFiles(tmp_path), ReplayedReadings(played)])
         assert [one.key for one in source.poll()] == ["n1:0", "n2:0"]
         assert set(source.verdicts()) == {"n1:0", "n2:0"}
         assert "oops" in source.problem

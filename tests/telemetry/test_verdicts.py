@@ -1,7 +1,5 @@
 """Scripted histories, through the real bindings, to verdicts."""
 
-from math import inf
-
 import pytest
 
 from rmetric.telemetry.risk import RiskConfig
@@ -42,10 +40,10 @@ class TestHistories:
         )
         assert gists(seen) == [("healthy", "none")]
         assert seen["last"]["0"]["reachable"] == pytest.approx(1.0)
-        again = ReplayedReadings(recording, speed=inf, config=RiskConfig(interval=30.0))
+        again = ReplayedReadings(recording, RiskConfig(interval=30.0))
         assert [verdict.gist for verdict in again.poll()] == [("healthy", "none", ())]
         assert again.verdicts()["0"].as_json() == seen["last"]["0"]
-        lower = ReplayedReadings(recording, inf, RiskConfig(interval=30.0, threshold=0.10))
+        lower = ReplayedReadings(recording, RiskConfig(interval=30.0, threshold=0.10))
         assert {verdict.level for verdict in lower.poll()} == {"healthy", "risk"}
 
     def test_slow_overheating_is_watched_and_at_a_lower_threshold_a_risk(self, nvml):
