@@ -69,8 +69,8 @@ class LossLevel:
     """Whether the loss is back at the level that it had before an incident.
 
     The level is the mean of ten losses. It is back where it is at most four standard errors of the
-    difference of two such means, or 1 %, above the one before. The deviation of one loss is that of
-    the steps from loss to loss before, over √2, so a loss that falls has no larger one.
+    difference of two such means, or 1 %, above the one before. The deviation of one loss is that
+    of the steps from loss to loss, over √2.
 
     >>> level = LossLevel()
     >>> for step, loss in enumerate([2.0, 2.1, 2.0, 2.1, 4.0, 4.1, 4.0], start=1):
@@ -153,20 +153,17 @@ class Judgement:
             return
         if record.step <= _COLD:
             self._first_records.append(record)
-        self._take(record, detector, workers, alone=alone)
+        self.own = evidence = self._evidence(record, detector, workers)
+        self.unsent = evidence or self.unsent  # a snapshot may complete a second record
+        if alone and self.due is None:
+            self.after_step(record.step, evidence, back=self.level.is_back)
 
     def take_last_record(self, record: Record, detector: CalibratedDetector) -> None:
         """Take the record of the last step of a single process, before its detector does."""
         detector = copy.deepcopy(detector)
         detector.update(record)
+        self.take_record(record, detector, (), alone=True)
         self._judged = record.step
-        self._take(record, detector, (), alone=True)
-
-    def _take(self, record: Record, detector: Any, workers: Sequence[int], *, alone: bool) -> None:
-        self.own = evidence = self._evidence(record, detector, workers)
-        self.unsent = evidence or self.unsent  # a snapshot may complete a second record
-        if alone and self.due is None:
-            self.after_step(record.step, evidence, back=self.level.is_back)
 
     def _evidence(self, record: Record, detector: Any, workers: Sequence[int]) -> Evidence | None:
         if record.skipped:

@@ -392,17 +392,14 @@ class SnapshotKeeper:
     def _announce(self, snapshot: Snapshot, seconds: float, every: int) -> None:
         if snapshot.size <= self._announced:
             return
-        first, self._announced = not self._announced, snapshot.size
-        parts, number = self.parts, self._most
-        grows = first and not any(snapshot.states) and parts.optimizer is not None
+        first, self._announced, number = not self._announced, snapshot.size, self._most
         logger.info(
             "rmetric: rescue takes a snapshot of %s every %d steps (%s), at most %d at a time, "
-            "%s; this one took %.3g s%s",
+            "%s; this one took %.3g s",
             gigabytes(snapshot.size), every, self.where, number, gigabytes(number * snapshot.size),
             seconds,
-            "; the state of the optimizer, which does not exist yet, is added" if grows else "",
         )  # fmt: skip
-        if first and isinstance(parts.data, NoData):
+        if first and isinstance(self.parts.data, NoData):
             logger.warning(
                 "rmetric: rescue cannot rewind these data: after a return the training goes on "
                 "with the data that come next"

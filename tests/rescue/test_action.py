@@ -1,7 +1,6 @@
 """Rescue in a plain loop: what comes back is what was, bit for bit."""
 
 import json
-import logging
 import os
 import signal
 import threading
@@ -126,22 +125,8 @@ def test_bad_data_are_not_used_again():
     assert used[42:] == [15, 16, 17, *range(58, 70)]
 
 
-def test_an_iterator_is_drawn_from_once_and_gives_its_batches_again():
-    def stream():
-        source = torch.Generator().manual_seed(5)
-        for _ in range(30):
-            drawn.append(1)
-            yield torch.randn(4, 6, generator=source), torch.randn(4, 1, generator=source)
-
-    drawn = []
-    rescued = train(Rescue(SMALL), loader=stream(), evidence_of=bad(23), steps=30)
-    assert actions(rescued) == ["go_back"]
-    assert (len(drawn), len(rescued["taken"])) == (30, 24 + 15)
-    assert same(rescued, train(loader=stream(), steps=30))
-
-
 def test_batches_that_are_not_kept_are_reported_once_and_the_data_go_on(monkeypatch, caplog):
-    monkeypatch.setattr("rmetric.rescue.own_loop.OwnLoop.keeps_batches", False)
+    monkeypatch.setattr("rmetric.rescue.data_position.OwnLoop.keeps_batches", False)
     rescued = train(Rescue(SMALL), evidence_of=bad(23, times=2), steps=30)
     assert actions(rescued) == ["go_back", "go_back"]
     assert sum("are not kept" in record.message for record in caplog.records) == 1
@@ -158,29 +143,6 @@ def test_the_log_has_each_step_once_and_every_decision(tmp_path):
     left = [json.loads(line) for line in (tmp_path / "run.jsonl.abandoned").open()]
     steps = [entry["step"] for entry in left if entry["event"] == "METRICS"]
     assert steps == list(range(20, 26))
-
-
-def test_the_cost_is_stated_before_the_first_step_and_memory_is_used_again(caplog, monkeypatch):
-    from rmetric.rescue import snapshot
-
-    caplog.set_level(logging.INFO, "rmetric")
-    stated = []
-    made = []
-    make = snapshot.Buffer.__init__
-
-    def counted(self, size, device, **more):
-        made.append(len(stated))
-        make(self, size, device, **more)
-
-    monkeypatch.setattr(snapshot.Buffer, "__init__", counted)
-
-    def at(executed, step, model, optimizer):
-        stated.append(sum("takes a snapshot of" in r.message for r in caplog.records))
-
-    train(Rescue(SMALL), at=at, steps=80)
-    assert stated[0] == 1
-    assert stated[-1] == 2  # with the optimiser's state
-    assert max(made) < 40
 
 
 def test_weights_that_are_not_finite_are_not_kept(caplog):
@@ -256,14 +218,6 @@ def test_what_does_not_pass_is_held_at_the_weights_of_the_snapshot(tmp_path):
     saved = restore(folder, model, optimizer)
     assert saved["step"] == step
     assert flat(model) == clean["weights"]
-
-
-def test_a_held_run_ends_with_its_own_exit_code(tmp_path):
-    rescue = Rescue(ALWAYS, on_hold="exit", hold_folder=tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        train(rescue, evidence_of=lasting)
-    assert ended.value.code == 6
-    assert (tmp_path / "verdict.json").exists()
 
 
 @pytest.mark.long

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from rmetric.monitor.actions.checkpoint_file import random_state, set_random_state
+from rmetric.rescue.data_position import OwnLoop
 from rmetric.rescue.evidence import LossLevel
-from rmetric.rescue.own_loop import OwnLoop
 from rmetric.rescue.policy import Decision, RescueConfig, RescuePolicy
 from rmetric.rescue.snapshot import Parts
 from rmetric.rescue.snapshot_keeper import SnapshotKeeper

@@ -13,13 +13,11 @@ import torch
 
 from rmetric.guard.run_folder import FOLDER_VARIABLE, RunFolder
 from rmetric.logs import read_log
-from rmetric.monitor import Monitor
 from rmetric.rescue import Rescue, RescueConfig
 from rmetric.rescue import action as action_module
 from rmetric.rescue import hold as hold_module
-from rmetric.rescue.policy import Decision, Evidence
+from rmetric.rescue.policy import Evidence
 from tests.monitor.ranks import on_ranks
-from tests.monitor.training import make_model
 from tests.rescue.test_action import ALWAYS, lasting
 from tests.rescue.trainings import SMALL, STEPS, actions, bad, same, train
 
@@ -95,21 +93,14 @@ def exits(rank, folder):
     return {"code": 0, "there": []}
 
 
-def fails(rank, where):
-    """Rank 1 alone fails: in a step before a snapshot is due, or in taking one."""
-    rescue = Rescue(SMALL)
+def fails(rank):
+    """Rank 1 alone fails, in a step before a snapshot is due."""
 
     def broken(detector, step):
         if rank == 1 and step == 18:  # its record is complete at the check of step 20
             raise MemoryError("nothing is left")
 
-    def at(executed, step, model, optimizer):
-        if executed == 20 and rank == 1 and where == "snapshot":
-            rescue._parts = None
-
-    evidence = broken if where == "step" else bad(0)
-    outcome = train(rescue, kind="ddp", rank=rank, evidence_of=evidence, at=at)
-    return outcome | {"snapshots": rescue._keeper.kept}
+    return train(Rescue(SMALL), kind="ddp", rank=rank, evidence_of=broken)
 
 
 def on_one_rank(rank, folder):
@@ -118,8 +109,7 @@ def on_one_rank(rank, folder):
     for how in ("signal", "file", "time"):
         found[how] = waits(rank, folder, how)
     found["exits"] = exits(rank, folder)
-    for where in ("step", "snapshot"):
-        found[f"fails in {where}"] = fails(rank, where)
+    found["fails"] = fails(rank)
     # Of one rank alone, at the last step whose record the ranks share before the end.
     late = bad(STEPS - 2, since=37) if rank == 1 else bad(0)
     found["late"] = train(Rescue(SMALL), kind="ddp", rank=rank, evidence_of=late)
@@ -165,11 +155,10 @@ def test_no_rank_ends_before_the_files_are_there(launched):
         assert any(name.endswith(".pt") for name in there)
 
 
-@pytest.mark.parametrize("where", ["step", "snapshot"])
-def test_a_failure_on_one_rank_switches_all_off_and_hangs_none(launched, where):
-    first, second = (found[f"fails in {where}"] for found in launched[0])
+def test_a_failure_on_one_rank_switches_all_off_and_hangs_none(launched):
+    first, second = (found["fails"] for found in launched[0])
     assert "another rank is switched off" in first["problem"]
-    assert second["problem"].startswith("MemoryError" if where == "step" else "TypeError")
+    assert second["problem"].startswith("MemoryError")
     for outcome, found in zip((first, second), launched[0], strict=True):
         assert outcome["taken"] == list(range(1, STEPS + 1))
         assert same(outcome, found["twin"])
@@ -192,23 +181,19 @@ def test_all_ranks_hold_in_the_run_folder_of_the_first(launched):
     assert not (folder / "run of rank 1").exists()
 
 
-def test_under_a_supervisor_the_hold_is_in_its_run_folder(tmp_path, monkeypatch):
+@pytest.mark.parametrize("chosen", [None, "chosen"])
+def test_under_a_supervisor_the_hold_is_in_its_run_folder_or_the_chosen(
+    tmp_path, monkeypatch, chosen
+):
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "run"))
-    rescue = Rescue(ALWAYS)
+    run, folder = RunFolder(tmp_path / "run"), chosen and tmp_path / chosen
+    rescue = Rescue(ALWAYS, hold_folder=folder)
     train(rescue, evidence_of=lasting, log=tmp_path / "log" / "run.jsonl")
-    run = RunFolder(tmp_path / "run")
-    assert Path(rescue.held["saved"]).parent == run.hold
-    assert "it stays" in run.held()
-    assert rescue.held["saved"] in run.held()
+    assert Path(rescue.held["saved"]).parent == (folder or run.hold)
+    if not chosen:
+        assert "it stays" in run.held()
+        assert rescue.held["saved"] in run.held()
     assert not (tmp_path / "log" / "rescue-hold").exists()
-
-
-def test_a_chosen_folder_goes_before_the_run_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "run"))
-    rescue = Rescue(ALWAYS, hold_folder=tmp_path / "chosen")
-    train(rescue, evidence_of=lasting)
-    assert (tmp_path / "chosen" / "verdict.json").exists()
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.long
@@ -277,23 +262,6 @@ def test_returns_for_the_same_reason_are_one_warning_until_the_hold(tmp_path, ca
     warned = [each for each in told if each.levelno == logging.WARNING]
     assert len(warned) == len(set(reasons))
     assert f"its good weights are in {tmp_path}" in caplog.text
-
-
-def test_a_step_that_is_left_out_again_for_the_same_reason_is_one_warning(caplog):
-    caplog.set_level(logging.INFO)
-    rescue = Rescue(ALWAYS)
-    decision = Decision(action="leave_out", reason="gradient norm 9: step 7 is left out")
-    monitor = Monitor(make_model(), None, actions=[rescue])
-    for _ in range(3):
-        rescue._write(decision, 7, 0)
-    monitor.close()
-    told = [each.levelname for each in caplog.records if "step 7 is left out" in each.message]
-    assert told == ["WARNING", "INFO", "INFO"]
-
-
-def test_a_training_that_ends_quietly_reports_nothing(caplog):
-    train(Rescue(SMALL), evidence_of=bad(23))
-    assert "during an alarm" not in caplog.text
 
 
 def test_an_evaluation_after_the_loop_is_in_the_record_of_the_last_step(tmp_path):

@@ -201,12 +201,6 @@ def test_the_epoch_goes_on_where_the_sampler_orders_by_it():
     assert second.epochs[0] == 3
 
 
-def test_a_state_of_an_earlier_version_is_taken_as_it_is():
-    state = run(Rescue(SMALL), Numbered(), 60, stop=10)["state"]
-    del state["actions"]
-    run(Rescue(SMALL), Numbered(), 30, state=state)
-
-
 @pytest.mark.slow
 def test_the_trainer_resumes_without_the_batches_that_were_left_out(monkeypatch, tmp_path):
     """From a checkpoint after the stretch, with which the Trainer counts the batches by steps."""

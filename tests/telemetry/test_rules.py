@@ -88,14 +88,6 @@ class TestJudge:
         assert levels == sorted(levels, reverse=True)
         assert len(verdict.reasons) == len(rules)
 
-    @given(st.lists(kinds, min_size=1, max_size=8))
-    def test_told_again_a_sign_is_the_same_sign(self, events):
-        assert judged(events).gist == judged([one for one in events for _ in range(3)]).gist
-
-    @given(st.lists(st.sampled_from([xid_kind(n) for n in sorted(APPLICATION_XIDS)])))
-    def test_applications_never_condemn(self, events):
-        assert judged(events).level == "healthy"
-
     @pytest.mark.parametrize(
         ("xid", "gist"),
         [(94, ("risk", "restart_application")), (63, ("risk", "reset")), (119, ("fatal", "reset")),

@@ -11,7 +11,6 @@ from rmetric.telemetry.reading import GpuSign, Reading
 from rmetric.telemetry.sources import (
     AllSources,
     GpuWatch,
-    JudgedGpus,
     ReplayedReadings,
     VerdictFiles,
 )
@@ -40,12 +39,6 @@ class TestPlayed:
             "risk",
             "fatal",
         ]
-
-    def test_gpus_of_several_nodes_are_told_apart(self, tmp_path):
-        path = recording(tmp_path / "r.jsonl", *readings("a"), *readings("b", times=(20, 30)))
-        source = ReplayedReadings(path)
-        source.poll()
-        assert set(source.verdicts()) == {"a:0", "b:0"}
 
     def test_what_was_recorded_while_playing_is_the_recording(self, tmp_path):
         path = recording(
@@ -84,19 +77,6 @@ def verdict(level="healthy", gpu=0, node="n1", time=T):
 
 
 class TestFollowed:
-    def test_it_may_come_later_and_grows(self, tmp_path):
-        source = VerdictFiles(tmp_path / "telemetry")
-        assert source.poll() == ()
-        (tmp_path / "telemetry").mkdir()
-        path = tmp_path / "telemetry" / "n1.jsonl"
-        first, second = verdict_line(verdict()), verdict_line(verdict("fatal"))
-        path.write_bytes(first + second[:20])
-        assert [one.level for one in source.poll()] == ["healthy"]
-        path.write_bytes(first + second)
-        assert [one.level for one in source.poll()] == ["fatal"]
-        assert source.poll() == ()
-        assert source.verdicts()["n1:0"].level == "fatal"
-
     @given(st.lists(st.sampled_from(LEVELS), max_size=12), st.lists(st.integers(0, 3000)))
     def test_wherever_it_is_cut_the_same_is_told(self, tmp_path_factory, levels, cuts):
         folder = tmp_path_factory.mktemp("telemetry")
@@ -116,24 +96,12 @@ class TestFollowed:
         part.replace(path)
         assert [one.level for one in source.poll()] == ["risk"]
 
-    def test_readings_are_passed_over(self, tmp_path):
-        (tmp_path / "n2.jsonl").write_bytes(event_line(Reading(gpu=0, time=T), "n2"))
-        source = VerdictFiles(tmp_path)
-        assert source.poll() == ()
-        assert source.problem is None
-
     def test_a_line_that_cannot_be_read_is_a_problem_and_no_end(self, tmp_path):
         path = tmp_path / "n1.jsonl"
         path.write_bytes(b"\x00\xff\n" + verdict_line(verdict("fatal")))
         source = VerdictFiles(tmp_path)
         assert [one.level for one in source.poll()] == ["fatal"]
         assert "n1.jsonl" in source.problem
-
-    def test_closed_it_tells_nothing_new(self, tmp_path):
-        source = VerdictFiles(tmp_path)
-        source.close()
-        (tmp_path / "n1.jsonl").write_bytes(verdict_line(verdict("fatal")))
-        assert source.poll() == ()
 
 
 class TestTogether:
@@ -145,13 +113,6 @@ class TestTogether:
         assert set(source.verdicts()) == {"n1:0", "n2:0"}
         assert "oops" in source.problem
         source.close()
-
-    def test_a_lost_gpu_has_no_reading_that_could_be_taken_for_news(self):
-        judges = JudgedGpus()
-        judges.process("", Reading(gpu=0, time=T))
-        assert set(judges.readings()) == {"0"}
-        judges.process("", GpuSign(gpu=0, time=T + 1, kind="gpu_lost"))
-        assert judges.readings() == {}
 
     def test_without_a_gpu_a_watch_says_why_and_has_no_verdict(self):
         with GpuWatch(silence=5.0) as watch:
@@ -176,8 +137,3 @@ class TestJsonl:
         lines = path.read_bytes().splitlines()
         assert len(lines) == 3
         assert read_line(lines[2]) == ("n1", verdict("fatal"))
-
-    def test_what_is_missing_is_absent(self, tmp_path):
-        assert event_line(Reading(gpu=1, time=2.0, pcie_replays=0), "n") == (
-            b'{"event":"READING","node":"n","gpu":1,"time":2.0,"pcie_replays":0}\n'
-        )

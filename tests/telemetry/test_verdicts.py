@@ -62,13 +62,6 @@ class TestHistories:
             "temperature rise 0.03 of 0.10 (+0.6 °C a minute; full at 2)"
         ]
 
-    def test_an_ecc_storm_fills_its_factor_and_no_more(self, nvml):
-        history = [(t, 0, "ecc_corrected", 100 * t) for t in range(5, 80)]
-        seen = play_verdicts(nvml, history, ticks=82)
-        assert gists(seen) == [("healthy", "none")]
-        assert seen["last"]["0"]["factors"]["errors"] == 1.0
-        assert seen["last"]["0"]["risk"] == pytest.approx(0.25)
-
     def test_one_uncorrectable_error_overrides_the_score(self, nvml):
         seen = play_verdicts(nvml, [(20, 0, "ecc_uncorrected", 1)], ticks=30)
         assert gists(seen) == [("healthy", "none"), ("fatal", "drain")]
@@ -97,13 +90,6 @@ class TestHistories:
     )  # fmt: skip
     def test_the_verdicts_of_a_history(self, nvml, history, told):
         assert gists(play_verdicts(nvml, history, ticks=30)) == told
-
-    def test_a_contained_error_is_forgotten_after_a_window_and_a_fatal_one_is_not(self, nvml):
-        history = [(5, 0, "xid", 94), (5, 1, "xid", 79)]
-        seen = play_verdicts(nvml, history, ticks=100, gpus=2)
-        expected = [("healthy", "none"), ("risk", "restart_application"), ("healthy", "none")]
-        assert gists(seen, gpu=0) == expected
-        assert gists(seen, gpu=1) == [("healthy", "none"), ("fatal", "reboot")]
 
     def test_a_contained_error_excuses_the_counter_beside_it_for_good(self, nvml):
         history = [(5, 0, "xid", 94), (6, 0, "ecc_uncorrected", 1), (6, 0, "remap_pending", 1)]
@@ -147,17 +133,6 @@ class TestHistories:
         )  # fmt: skip
         assert gists(seen) == [("healthy", "none"), ("risk", "watch"), ("healthy", "none")]
         assert "NVML has not answered for" in seen["verdicts"][1]["reasons"][0]
-
-
-def test_what_a_gpu_does_not_tell_is_not_taken_for_zero(nvml):
-    silent = ("ecc_corrected", "ecc_uncorrected", "remapped", "retired", "replays", "links")
-    history = [(1, 0, name, -1) for name in silent] + [(1, 0, "used", 80_000_000_000)]
-    seen = play_verdicts(nvml, history, ticks=30)
-    last = seen["last"]["0"]
-    assert last["factors"]["errors"] is None
-    assert last["reachable"] == pytest.approx(0.75)
-    assert last["factors"]["memory"] == 1.0
-    assert last["risk"] == pytest.approx(0.15)
 
 
 def test_no_gpu_is_a_problem_and_no_verdict(nvml):
