@@ -123,9 +123,7 @@ class Risk:
         value: 0 to 1; None while no factor is known.
         reachable: the most that the known factors could give, 0 to 1.
         factors: by name, 0 to 1; None for one unknown.
-        measured: what each factor was made of: °C, share of memory, errors as shares of
-            a full rise, standard deviation of power over its mean, share of utilisation
-            lost, °C per minute; None where unknown.
+        measured: what each factor was made of, see `RiskScore`; None where unknown.
     """
 
     value: float | None
@@ -149,18 +147,14 @@ class RiskScore:
     An unknown factor adds nothing, and its weight is left out of `reachable`: a GPU that
     reports no errors can reach 0.75, below the default threshold.
 
-    Args:
-        config: see `RiskConfig`.
-
     >>> score = RiskScore(RiskConfig())
     >>> risk = score.update(Reading(gpu=0, time=0.0, temperature_celsius=85.0))
     >>> risk.value, risk.reachable, risk.factors["errors"]
     (0.1875, 0.25, None)
 
     Source: the proactive fault-tolerance system for Megatron-LM, for weights, interval,
-    window and threshold. Weaknesses: it is a sum, so one fatal sign alone gives 0.25 at
-    most (see `rmetric.telemetry.judge`); a cold start is a rise, the end of a job a drop;
-    0.95 needs nearly all six at their worst at the same time.
+    window and threshold. Weaknesses: one fatal sign alone gives 0.25 at most; a cold start is a
+    rise, the end of a job a drop; 0.95 needs nearly all six at their worst at the same time.
     """
 
     def __init__(self, config: RiskConfig | None = None) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic, time
-from typing import Protocol
 
 from rmetric._util.errors import LogError, require
 from rmetric.telemetry.judge import GONE, Judge
@@ -16,35 +15,33 @@ from rmetric.telemetry.reading import Reading
 from rmetric.telemetry.risk import RiskConfig
 
 
-class VerdictSource(Protocol):
-    """A source of GPU verdicts. No method blocks or raises, whatever the state of the GPUs."""
+class VerdictSource:
+    """A source of GPU verdicts, of which it keeps the latest of each GPU.
 
-    @property
-    def problem(self) -> str | None:
-        """Reason why the source has no current verdicts; None if it has."""
-
-    def poll(self) -> tuple[GpuVerdict, ...]:
-        """Verdicts that are new or changed since the last poll, in order.
-
-        A verdict has changed when its `gist` has: level, action or rules.
-        """
-
-    def verdicts(self) -> dict[str, GpuVerdict]:
-        """The latest verdict of each GPU, by its `key`."""
-
-    def close(self) -> None:
-        """Stop; a second call does nothing."""
-
-
-class VerdictStore:
-    """Latest verdict of each GPU, and the changed ones: the base of the sources."""
+    No method blocks or raises, whatever the state of the GPUs.
+    """
 
     def __init__(self) -> None:
         self._latest: dict[str, GpuVerdict] = {}
         self._changed: list[GpuVerdict] = []
+        self._problem: str | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """Reason why the source has no current verdicts; None if it has."""
+        return self._problem
+
+    def poll(self) -> tuple[GpuVerdict, ...]:
+        """Verdicts that are new or have another `gist` since the last poll, in order."""
+        changed, self._changed = tuple(self._changed), []
+        return changed
 
     def verdicts(self) -> dict[str, GpuVerdict]:
+        """The latest verdict of each GPU, by its `key`."""
         return dict(self._latest)
+
+    def close(self) -> None:
+        """Stop; a second call does nothing."""
 
     def add(self, verdict: GpuVerdict) -> None:
         before = self._latest.get(verdict.key)
@@ -52,13 +49,8 @@ class VerdictStore:
         if before is None or before.gist != verdict.gist:
             self._changed.append(verdict)
 
-    def changed(self) -> tuple[GpuVerdict, ...]:
-        """Verdicts that differ from the one before of their GPU, since the last call."""
-        changed, self._changed = tuple(self._changed), []
-        return changed
 
-
-class JudgedGpus(VerdictStore):
+class JudgedGpus(VerdictSource):
     """Judges of all GPUs, with their verdicts and last readings.
 
     `record` is called with the node and each event before it is judged.
@@ -108,10 +100,11 @@ class JudgedGpus(VerdictStore):
         return self._judges[node, gpu]
 
 
-class AllSources:
+class AllSources(VerdictSource):
     """Several sources combined, such as local GPUs and the files of other nodes."""
 
     def __init__(self, sources: Iterable[VerdictSource]) -> None:
+        super().__init__()
         self._sources = tuple(sources)
 
     @property
@@ -180,7 +173,7 @@ class GpuWatch(JudgedGpus):
             if now - last > self._silence + self.config.interval:
                 why = self.problem or "no reason is known"
                 self.silent(self.node, gpu, now + self._epoch, why)
-        return self.changed()
+        return super().poll()
 
     def close(self) -> None:
         self.hardware.close()
@@ -203,8 +196,6 @@ class ReplayedReadings(JudgedGpus):
         LogError: a line is not telemetry, or times decrease; with file and line number.
     """
 
-    problem: str | None = None
-
     def __init__(
         self,
         path: Path | str,
@@ -219,10 +210,7 @@ class ReplayedReadings(JudgedGpus):
         waiting, self._waiting = self._waiting, []
         for node, event in waiting:
             self.process(node, event)
-        return self.changed()
-
-    def close(self) -> None:
-        self._waiting = []
+        return super().poll()
 
 
 def _read(path: Path) -> list[tuple[str, TelemetryEvent]]:
@@ -237,7 +225,7 @@ def _read(path: Path) -> list[tuple[str, TelemetryEvent]]:
     return found
 
 
-class VerdictFiles(VerdictStore):
+class VerdictFiles(VerdictSource):
     """A `VerdictSource` that follows the files ``*.jsonl`` of a folder (see `lines`).
 
     `rmetric telemetry --run FOLDER` writes FOLDER/telemetry/NODE.jsonl; this reads what
@@ -252,13 +240,12 @@ class VerdictFiles(VerdictStore):
         #: Inode of each file, and the offset after the last complete line that was read.
         self._places: dict[Path, tuple[int, int]] = {}
         self._closed = False
-        self.problem: str | None = None
 
     def poll(self) -> tuple[GpuVerdict, ...]:
         if not self._closed:
             for path in sorted(self._folder.glob("*.jsonl")):
                 self._follow(path)
-        return self.changed()
+        return super().poll()
 
     def close(self) -> None:
         self._closed = True
@@ -267,13 +254,13 @@ class VerdictFiles(VerdictStore):
         try:
             lines = self._new_lines(path)
         except OSError as error:
-            self.problem = f"{path}: {error.strerror or error}"
+            self._problem = f"{path}: {error.strerror or error}"
             return
         for line in lines:
             try:
                 entry = read_line(line)
             except ValueError as error:
-                self.problem = f"{path}: {error}"
+                self._problem = f"{path}: {error}"
                 continue
             if entry is not None and isinstance(entry[1], GpuVerdict):
                 self.add(entry[1])

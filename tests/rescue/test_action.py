@@ -125,13 +125,6 @@ def test_bad_data_are_not_used_again():
     assert used[42:] == [15, 16, 17, *range(58, 70)]
 
 
-def test_batches_that_are_not_kept_are_reported_once_and_the_data_go_on(monkeypatch, caplog):
-    monkeypatch.setattr("rmetric.rescue.data_position.OwnLoop.keeps_batches", False)
-    rescued = train(Rescue(SMALL), evidence_of=bad(23, times=2), steps=30)
-    assert actions(rescued) == ["go_back", "go_back"]
-    assert sum("are not kept" in record.message for record in caplog.records) == 1
-
-
 def test_the_log_has_each_step_once_and_every_decision(tmp_path):
     log = tmp_path / "run.jsonl"
     rescued = train(Rescue(SMALL), nans=NANS, log=log)
@@ -299,14 +292,3 @@ def test_a_training_set_back_by_hand_starts_anew():
     assert rescue.policy.state.snapshots == [0]
     assert rescue.problem == ""
     monitor.close()
-
-
-def test_the_distance_of_snapshots_is_found_by_their_cost_and_told_in_one_line(caplog):
-    caplog.set_level("INFO", logger="rmetric")
-    rescue = Rescue()
-    assert train(rescue, steps=60)["problem"] == ""
-    [line] = [r.message for r in caplog.records if " % of the time is allowed" in r.message]
-    every = rescue.policy.every
-    assert f"a snapshot every {every} steps: a snapshot takes " in line
-    assert every % 10 == 0
-    assert rescue.policy.probation >= max(20, every)

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,56 +22,28 @@ from tests.monitor.ranks import on_ranks
 from tests.rescue.test_action import ALWAYS, lasting
 from tests.rescue.trainings import SMALL, STEPS, actions, bad, same, train
 
-#: Polls of a wait that must pass before it is ended.
-POLLS = 3
-
 
 def until_held(rescue):
     """Evidence that stays until the run is held."""
     return lambda detector, step: None if rescue.held else lasting(detector, step)
 
 
-def waits(rank, folder, how, kind="ddp"):
-    """A run that is held and let go; the steps that were made between hold and end of the wait."""
-    rescue = Rescue(
-        ALWAYS,
-        on_hold="wait",
-        hold_folder=folder / how,
-        hold_seconds=0.2 if how == "time" else None,
-    )
-    waited, executed, between = threading.Event(), [0], []
-    ask, polls = rescue._most_of_ranks, []
-
-    def most_of_ranks(value):
-        if rescue.held and (folder / how / "verdict.json").exists():
-            polls.append(executed[0])
-            if len(polls) == POLLS + 1:
-                between.append(polls[-1] - polls[0])
-            if len(polls) == 2 * POLLS + 4:  # the other rank may have begun to count later
-                waited.set()
-        return ask(value)
-
-    rescue._most_of_ranks = most_of_ranks
+def waits(rank, folder):
+    """A run that is held until a signal to the second rank."""
+    rescue = Rescue(ALWAYS, on_hold="wait", hold_folder=folder / "wait")
+    before, verdict = signal.getsignal(signal.SIGUSR1), folder / "wait" / "verdict.json"
 
     def wake():
-        # The other rank may have counted fewer polls when this one ends the wait.
-        if rank != {"file": 0, "signal": 1}.get(how):
-            return
-        assert waited.wait(60.0)
-        if how == "file":
-            (folder / how / "go").touch()
-        else:
-            os.kill(os.getpid(), signal.SIGUSR1)
-
-    def at(count, step, model, optimizer):
-        executed[0] = count
+        while not verdict.exists() or signal.getsignal(signal.SIGUSR1) is before:
+            time.sleep(0.02)
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGUSR1)
 
     waker = threading.Thread(target=wake, daemon=True)
-    waker.start()
-    outcome = train(rescue, kind=kind, rank=rank, evidence_of=until_held(rescue), at=at)
-    waker.join()
-    verdict = json.loads((folder / how / "verdict.json").read_text())
-    return outcome | {"between": between, "why": verdict["went_on"]}
+    if rank == 1:
+        waker.start()
+    outcome = train(rescue, kind="ddp", rank=rank, evidence_of=until_held(rescue))
+    return outcome | {"why": json.loads(verdict.read_text())["went_on"]}
 
 
 def exits(rank, folder):
@@ -106,8 +79,7 @@ def fails(rank):
 def on_one_rank(rank, folder):
     hold_module._POLL_SECONDS = 0.02
     found = {"twin": train(kind="ddp", rank=rank)}
-    for how in ("signal", "file", "time"):
-        found[how] = waits(rank, folder, how)
+    found["waits"] = waits(rank, folder)
     found["exits"] = exits(rank, folder)
     found["fails"] = fails(rank)
     # Of one rank alone, at the last step whose record the ranks share before the end.
@@ -127,22 +99,12 @@ def launched(tmp_path_factory):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("how", "why"),
-    [
-        ("signal", "another rank goes on"),  # the second rank had it; the first one writes
-        ("file", "the file {}/file/go|another rank goes on"),  # the rank that sees it first
-        ("time", "0.2 seconds are over|another rank goes on"),  # whose clock is ahead
-    ],
-)
-def test_both_ranks_wait_and_go_on_together(launched, how, why):
-    ranks, folder = launched
-    for found in ranks:
-        outcome = found[how]
+def test_both_ranks_wait_and_go_on_together(launched):
+    for found in launched[0]:
+        outcome = found["waits"]
         assert outcome["problem"] == ""
         assert actions(outcome)[-1] == "hold"
-        assert outcome["between"] == [0]  # no step while it waits
-        assert outcome["why"] in why.format(folder).split("|")
+        assert outcome["why"] == "another rank goes on"  # the first one writes
         assert outcome["taken"][-1] == STEPS
         assert same(outcome, found["twin"])
 

@@ -38,8 +38,8 @@ def forgotten(monkeypatch):
     return calls
 
 
-def made(pinned=True):
-    return Buffer(4096, torch.device("cpu"), pinned=pinned)
+def made():
+    return Buffer(4096, torch.device("cpu"), pinned=True)
 
 
 def test_memory_is_unpinned_once_when_it_is_freed(runtime):

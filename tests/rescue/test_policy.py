@@ -141,22 +141,6 @@ def test_a_state_that_was_saved_decides_alike(bad, config):
     assert again.after_step(run.step + 1, evidence) == run.policy.after_step(run.step + 1, evidence)
 
 
-def test_a_fault_that_passes_is_outlived():
-    bad = dict.fromkeys(range(203, 300, 3), ("unknown", 2, False))
-    run = Simulated(RescuePolicy(), bad).run()
-    assert run.step == 400
-    assert [d.to for d in run.tries][:1] == [180]
-    assert all(d.skip is None for d in run.tries)
-
-
-def test_a_fault_that_stays_is_held_at_weights_of_before_it():
-    bad = dict.fromkeys(range(203, 2000), ("unknown", 0, False))
-    run = Simulated(RescuePolicy(), bad).run()
-    assert run.decisions[-1].action == "hold"
-    assert run.decisions[-1].to == 180
-    assert "does not pass" in run.decisions[-1].reason
-
-
 @given(streams, configs, st.integers(60, 400))
 def test_a_run_whose_loss_never_comes_back_is_held_unless_it_cannot_be(bad, config, steps):
     """A detector that is used to the fault by now is no reason to go on."""
@@ -199,14 +183,6 @@ def test_a_worker_is_left_out_and_comes_back():
     assert run.tries[-1].workers == (3,) == policy.workers_out
     run.run()
     assert policy.workers_out == ()
-
-
-def test_a_single_step_is_left_out_and_a_stretch_is_gone_back_from():
-    run = Simulated(RescuePolicy(), {200: ("not_finite", 0, True)}).run()
-    assert [d.action for d in run.decisions] == ["leave_out"]
-    bad = dict.fromkeys(range(200, 206), ("not_finite", 0, True))
-    actions = [d.action for d in Simulated(RescuePolicy(), bad).run().decisions]
-    assert actions[:4] == ["leave_out", "leave_out", "leave_out", "go_back"]
 
 
 @pytest.mark.parametrize(

@@ -34,14 +34,6 @@ class TestHistories:
         assert seen["events"] == []
         assert seen["states"][-1] == [True, None]
 
-    def test_slow_overheating_is_told_when_it_gets_too_hot_and_when_it_slows_down(self, nvml):
-        history = [(t, 1, "temperature", 60 + t) for t in range(1, 40)]
-        history += [(35, 1, "throttle", SLOWDOWN | THERMAL)]
-        seen = play(nvml, history, ticks=50, gpus=2)
-        assert seen["events"] == [["over_temperature", 1], ["thermal_throttle", 1]]
-        assert seen["readings"][1]["temperature_celsius"] == 99
-        assert seen["readings"][1]["throttle_reasons"] == ["hardware_slowdown", "hardware_thermal"]
-
     @pytest.mark.parametrize(
         ("history", "told"),
         [
@@ -261,22 +253,6 @@ class TestChanges:
             for time, flag in enumerate(flags)
         ]
         assert sum(map(len, told)) == (not flags[0] and any(flags))
-
-    def test_a_state_that_comes_back_after_the_quiet_time_counts_again(self):
-        changes = Changes(quiet=60.0)
-        history = [(0.0, 80), (10.0, 95), (20.0, 80), (81.0, 95)]
-        told = [
-            changes.update(
-                Reading(
-                    gpu=0,
-                    time=time,
-                    temperature_celsius=celsius,
-                    slowdown_temperature_celsius=90,
-                )
-            )
-            for time, celsius in history
-        ]
-        assert told == [[], ["over_temperature"], [], ["over_temperature"]]
 
 
 class TestFailureRate:

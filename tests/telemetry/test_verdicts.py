@@ -101,13 +101,6 @@ class TestHistories:
             ["row_remap_pending"],
         ]
 
-    def test_a_lost_gpu_is_fatal_and_the_others_go_on(self, nvml):
-        history = [(5, 1, "xid", 79), (6, 1, "gone", LOST)]
-        seen = play_verdicts(nvml, history, ticks=30, gpus=2)
-        assert seen["last"]["1"]["rules"] == ["gpu_lost", "xid_79"]
-        assert seen["last"]["1"]["level"] == "fatal"
-        assert gists(seen, gpu=0) == [("healthy", "none")]
-
     def test_a_reloaded_driver_clears_what_was_held_against_a_gpu(self, nvml):
         history = [(5, 0, "xid", 119), (8, 0, "driver", 0), (150, 0, "driver", 1)]
         seen = play_verdicts(nvml, history, ticks=160, pace=2e-3)
@@ -123,16 +116,6 @@ class TestHistories:
         assert seen["last"]["0"]["reasons"] == [
             "nothing is heard of the GPU: the NVIDIA driver is not loaded"
         ]
-
-    @pytest.mark.long
-    def test_a_call_that_hangs_is_a_risk_until_it_answers(self, nvml):
-        history = [(20, 0, "hang", 2500)]
-        seen = play_verdicts(
-            nvml, history, ticks=40, seconds_a_tick=None, interval=1e-3, silence=1.0,
-            hung_after=0.2,
-        )  # fmt: skip
-        assert gists(seen) == [("healthy", "none"), ("risk", "watch"), ("healthy", "none")]
-        assert "NVML has not answered for" in seen["verdicts"][1]["reasons"][0]
 
 
 def test_no_gpu_is_a_problem_and_no_verdict(nvml):
