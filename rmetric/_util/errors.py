@@ -30,9 +30,7 @@ class LogError(ValueError):
 
 
 def exit_code_of(error: Exception) -> int:
-    """FAILED for a file that cannot be written or read, WRONG for any other error.
-
-    A file that is not there counts as WRONG: the command line names it.
+    """FAILED for a file that cannot be written or read, WRONG for one that is not there or else.
 
     >>> exit_code_of(PermissionError()), exit_code_of(FileNotFoundError())
     (1, 2)
@@ -128,8 +126,7 @@ class _Output(io.FileIO):
 def guard_stdout() -> Iterator[None]:
     """Within it, `sys.stdout` raises `OutputError` where it takes no more; a terminal does not.
 
-    It is flushed at the end; what could not be written is dropped then. Where a command was
-    started without a standard output, what it prints goes nowhere.
+    Where a command was started without a standard output, what it prints goes nowhere.
     """
     before = sys.stdout
     sys.stdout = _watched(before)
@@ -159,8 +156,5 @@ def _watched(stream: TextIO | None) -> TextIO:
     unbuffered = isinstance(stream.buffer, io.RawIOBase)
     return io.TextIOWrapper(
         raw if unbuffered else io.BufferedWriter(raw),
-        encoding=stream.encoding,
-        errors=stream.errors,
-        line_buffering=stream.line_buffering,
-        write_through=stream.write_through,
-    )
+        stream.encoding, stream.errors, None, stream.line_buffering, stream.write_through,
+    )  # fmt: skip

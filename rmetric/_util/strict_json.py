@@ -1,10 +1,7 @@
 """Values as strict JSON holds them, and what is accepted when they are read back.
 
-JSON has no nan and no infinity: they are the strings "NaN", "Infinity" and
-"-Infinity". A value that was not logged is absent; null reads the same.
-
-A reader takes one value and raises ValueError saying what was found and what is
-accepted; `field` adds the key.
+nan and the infinities are the strings "NaN", "Infinity" and "-Infinity"; null reads as absent. A
+reader takes one value and raises ValueError, to which `field` adds the key.
 """
 
 from __future__ import annotations
@@ -82,8 +79,6 @@ def why_not_read(error: Exception) -> str:
 
 def loads(text: str, decode: Callable[[str], Any] = json.loads) -> Any:
     """`text` as JSON in which nan and the infinities stand as any program prints them.
-
-    Raises what `decode` raises for the text as it is.
 
     >>> loads('{"loss": [-nan(ind), inf, 1.#QNAN], "note": "nan"}')
     {'loss': [nan, inf, nan], 'note': 'nan'}

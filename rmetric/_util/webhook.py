@@ -51,11 +51,9 @@ class WebhookSender:
     """Posts JSON to a URL from a thread of its own, so that the caller never waits for it.
 
     Args:
-        url: http or https. One that cannot be posted to raises ValueError.
-        name: of the URL, for an error's message.
+        url: http or https. One that cannot be posted to raises ValueError, which has its `name`.
         report: called with why a message was not taken, in words for "the webhook ...".
-        timeout: seconds for one try, above 0.
-        tries: of each message, at least 1, with pauses between them that double.
+        timeout: seconds for one try of the `tries`, with pauses between them that double.
         pause: seconds before the second try.
         waiting: messages that may wait to be sent.
         form: where neither the URL nor its host tells one; of `FORMS`.

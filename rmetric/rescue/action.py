@@ -31,7 +31,7 @@ from rmetric.rescue.hold import (
 )
 from rmetric.rescue.policy import AUTO, Decision, RescueConfig, RescuePolicy
 from rmetric.rescue.remedies import PlannedSettings, WorkersOut
-from rmetric.rescue.snapshot import Parts, Snapshot, Stateful, put
+from rmetric.rescue.snapshot import Parts, Stateful, put
 from rmetric.rescue.snapshot_keeper import SnapshotKeeper, SnapshotPace
 
 if TYPE_CHECKING:
@@ -63,9 +63,8 @@ class Rescue(Action):
             optimizer.zero_grad()
 
     A step that must not be taken is left out before the optimiser's step, where a learning rate
-    that is not its scheduler's is set back, too. A return also leaves the step at hand out, and is
-    carried out at the next `boundary`, between two steps, where snapshots are taken. A trainer's
-    adaptor sets `data` and calls `boundary`.
+    that is not its scheduler's is set back, too. A return is carried out at the next `boundary`
+    between two steps, where snapshots are taken. A trainer's adaptor sets `data` and calls it.
 
     Everything that a run is comes back bit for bit: weights, buffers and extra states of modules,
     the optimiser, schedulers, the GradScaler, random states, the position of the data, the
@@ -95,7 +94,6 @@ class Rescue(Action):
         hold_seconds: longest wait; None for no limit.
 
     Attributes:
-        data: position of the data; set by `steps`, or by the adaptor of a trainer.
         decisions: entries of all decisions, as in the log.
         is_on: from the beginning of a training until it ends or the rescue fails.
         problem: why the rescue is switched off; empty while it is on.
@@ -233,7 +231,9 @@ class Rescue(Action):
         if not monitor.schedulers and self.scheduler is not None:
             monitor.schedulers = several(self.scheduler)
         if hasattr(monitor.optimizer, "register_step_pre_hook"):
-            hook = monitor.optimizer.register_step_pre_hook(self._before_optimizer)
+            hook = monitor.optimizer.register_step_pre_hook(
+                lambda *_: self._try(self._prepare_update)
+            )
             self._removers.append(hook.remove)
         self._removers.append(self._workers.remove)
         if not isinstance(monitor.detector("calibrated"), CalibratedDetector):
@@ -285,10 +285,8 @@ class Rescue(Action):
         if self.is_on and self._judgement.own is not None:
             logger.warning(
                 "rmetric: rescue: the training ended during an alarm (%s): do not trust its "
-                "weights since step %d",
-                self._judgement.own.words,
-                self._judgement.own.since,
-            )
+                "weights since step %d", self._judgement.own.words, self._judgement.own.since,
+            )  # fmt: skip
         self._switch_off()
 
     # -- the step at hand
@@ -366,12 +364,17 @@ class Rescue(Action):
         if last and carry_out and judgement.due is None:
             back_now = judgement.level.is_back if agreement is None else agreement.all_back
             judgement.at_end(step, back=back_now)
-        back = False
+        back = judgement.due is not None and carry_out
         if judgement.due is not None and carry_out:
             decision, decided_at = judgement.due
             judgement.forget_evidence()
-            apply = self._go_back if decision.action == "go_back" else self._hold
-            back = apply(decision, decided_at)
+            target = self._restore(decision)
+            if decision.action == "hold":
+                self._hold(decision, decided_at, target)
+            else:
+                out = None if isinstance(self.data, NoData) else decision.skip
+                skipped = None if out is None else list(out)
+                self._write(decision, decided_at, decided_at - target, skipped=skipped)
         elif judgement.due is None and self.policy.snapshot_due(step):
             self._keeper.take(step, self._parts(), self.policy, judgement.level)
         if self.is_on:
@@ -402,30 +405,23 @@ class Rescue(Action):
             monitor=monitor,
         )
 
-    def _go_back(self, decision: Decision, step: int) -> bool:
-        target = self._restore(decision)
-        out = None if isinstance(self.data, NoData) else decision.skip
-        self._write(decision, step, step - target.step, skipped=None if out is None else list(out))
-        return True
-
-    def _restore(self, decision: Decision) -> Snapshot:
+    def _restore(self, decision: Decision) -> int:
         snapshot = self._keeper.restore(decision, self._parts())
         losses, detector = snapshot.small["losses"], self._monitor.detector("calibrated")
         self._judgement.went_back(snapshot.step, losses, detector)
         self._keeper.keep_only(self.policy.state.snapshots)
         self._planned.use(snapshot.groups)
-        return snapshot
+        return snapshot.step
 
-    def _hold(self, decision: Decision, step: int) -> bool:
-        target = self._restore(decision)
-        monitor, ranks = self._monitor, None if self._agreement is None else self._agreement.ranks
+    def _hold(self, decision: Decision, step: int, target: int) -> None:
+        monitor = self._monitor
         folder = self.hold_folder or hold_folder(monitor.log_path)
-        if ranks is not None:
-            folder = Path(ranks.broadcast(str(folder)))
-        self._write(decision, step, step - target.step, folder=str(folder))
+        if self._agreement is not None:
+            folder = Path(self._agreement.ranks.broadcast(str(folder)))
+        self._write(decision, step, step - target, folder=str(folder))
         incident = self.policy.state.incident
         self.held = {
-            "step": target.step,
+            "step": target,
             "found_at": step,
             "reason": decision.reason,
             "tries": 0 if incident is None else incident.tries,
@@ -440,8 +436,8 @@ class Rescue(Action):
             save_verdict(folder, {**self.held, "went_on": why})
             monitor.paused()
             self.policy.state.held, self.policy.state.incident = False, None
-            logger.warning("rmetric: rescue goes on from step %d: %s", target.step, why)
-            return True
+            logger.warning("rmetric: rescue goes on from step %d: %s", target, why)
+            return
         self._save_hold(folder, self.held)
         self._agreement = None  # all ranks end
         if self.on_hold == "exit":
@@ -451,7 +447,6 @@ class Rescue(Action):
         logger.warning("rmetric: rescue ends the training; its good weights are in %s", folder)
         monitor.should_stop = True
         self._switch_off()
-        return True
 
     def _save_hold(self, folder: Path, verdict: dict[str, Any]) -> None:
         """Save weights and verdict; returns on all ranks when the files are there."""

@@ -26,27 +26,16 @@ class DisagreementError(RuntimeError):
 
 
 class Ballot(NamedTuple):
-    """Report of one rank after a step, in whole numbers, which are exchanged as float64.
+    """Report of one rank after a step, in whole numbers, which are exchanged as float64."""
 
-    Attributes:
-        step: steps that its weights have taken.
-        improving: its loss is back where it was before the incident.
-        due: a decision of the step rules is due: 0 none, else a checksum of it.
-        policy: checksum of the state of its policy.
-        leaving: its rescue is switched off.
-        since: first step of the evidence of its detector; -1 for none.
-        kind: of that evidence, as its place in `KINDS`.
-        worker: that it names; -1 for none.
-    """
-
-    step: int
-    improving: int = 0
-    due: int = 0
-    policy: int = 0
-    leaving: int = 0
-    since: int = -1
-    kind: int = 0
-    worker: int = -1
+    step: int  # steps that its weights have taken
+    improving: int = 0  # its loss is back where it was before the incident
+    due: int = 0  # checksum of what the step rules decided; 0 for nothing
+    policy: int = 0  # checksum of the state of its policy
+    leaving: int = 0  # its rescue is switched off
+    since: int = -1  # first step of the evidence of its detector; -1 for none
+    kind: int = 0  # of that evidence, as its place in `KINDS`
+    worker: int = -1  # that it names; -1 for none
 
     def evidence(self, words: str) -> Evidence | None:
         if self.since < 0:
@@ -137,10 +126,9 @@ class Agreement:
         return ballot.evidence(f"alarm of rank {rank}" + (f": {own}" if own else ""))
 
     def _go_back_to_agreement(self, before: PolicyState, apart: int, step: int) -> None:
-        """Decide on the step `apart` that some ranks took and some left out.
+        """Decide on the step `apart` that some ranks took and some left out: their weights differ.
 
-        Their weights differ since. It happens where the reduced gradient is bad on one rank alone,
-        as by its memory. `before` is the state of the policy when the ranks last agreed.
+        `before` is the state of the policy when the ranks last agreed.
         """
         judgement = self._judgement
         known = [kept for kept in judgement.policy.state.snapshots if kept in before.snapshots]

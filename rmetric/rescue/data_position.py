@@ -114,10 +114,9 @@ class DataPosition(ABC):
         return {"epoch": self._epoch_drawn, "batch": self._in_epoch}
 
     def pass_begun(self, epoch: int, before: HostState, place: int = 0) -> None:
-        """A pass over the data has begun for this epoch, from 0.
+        """A pass over the data has begun; `before` is the host's random state before it.
 
-        `before` is the random state of the host before it; `place` that of its first batch, above 0
-        after a checkpoint in mid-epoch.
+        `place` is that of its first batch, above 0 after a checkpoint in mid-epoch.
         """
         self._epoch_drawn, self._in_epoch = epoch, place
         self.short = any(end > self.batches.position for _, end in self.left_out)
@@ -149,8 +148,8 @@ class DataPosition(ABC):
     def seek(self, state: Any, skip: tuple[int, int] | None = None) -> None:
         """Go to the position of a `state`.
 
-        The batches from the first to the last step of `skip`, as counted since the last position,
-        are not used again; the last may be to come. They stay left out at later positions.
+        The batches from the first to the last step of `skip`, which may be to come, are never used
+        again.
         """
         step = state["step"]
         out = None if skip is None else (self._end_of(skip[0] - 1), self._end_of(skip[1]))

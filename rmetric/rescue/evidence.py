@@ -215,10 +215,7 @@ class Judgement:
     # -- after a return
 
     def went_back(self, step: int, losses: list[tuple[int, float]], detector: Any) -> None:
-        """Go on from the snapshot of a step, with its losses and its detector.
-
-        A detector that is back at its first records is shown what it knew before the incident.
-        """
+        """Go on from a snapshot; a detector back at its first records is shown what it knew."""
         state = self.policy.state
         # A hold may be at an earlier one than the newest.
         state.snapshots = [kept for kept in state.snapshots if kept <= step]

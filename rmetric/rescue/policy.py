@@ -95,14 +95,10 @@ class RescueConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """A reason not to trust the training since a step.
+    """A reason not to trust the training: found at `step`, and true since an earlier one.
 
-    Attributes:
-        step: at which it was found.
-        since: first step of the condition, at most `step`.
-        kind: one of `KINDS`.
-        words: what was measured.
-        worker: rank that differs from the others; None unless the kind is ``worker``.
+    `kind` is one of `KINDS`, `words` what was measured, `worker` the rank that differs from the
+    others; None unless the kind is ``worker``.
     """
 
     step: int
@@ -143,25 +139,16 @@ class Decision:
 
 @dataclass
 class Incident:
-    """Everything between the first evidence and the first quiet stretch beyond it.
+    """Everything between the first evidence and the first quiet stretch beyond it."""
 
-    Attributes:
-        onset, farthest: earliest and latest step of its evidence.
-        tries, repeated: restorations so far, and steps that they repeated.
-        target: snapshot of the last restoration; None before the first.
-        observed_until: end of the observation after the budget; None before it.
-        place: `since` of the first evidence.
-        window: data that are left out at the next try, in steps; 0 while they are used again.
-    """
-
-    onset: int
-    farthest: int
+    onset: int  # earliest step of its evidence
+    farthest: int  # latest step of its evidence
     tries: int = 0
-    repeated: int = 0
-    target: int | None = None
-    observed_until: int | None = None
-    place: int = 0
-    window: int = 0
+    repeated: int = 0  # steps, by the tries
+    target: int | None = None  # snapshot of the last try
+    observed_until: int | None = None  # after the budget
+    place: int = 0  # `since` of the first evidence
+    window: int = 0  # data that are left out at the next try, in steps; 0 to use them again
 
     def ends(self, config: RescueConfig) -> int:
         """First step at which it may be over without further evidence."""
@@ -334,11 +321,7 @@ class RescuePolicy:
     def _data_to_skip(
         self, incident: Incident, evidence: Evidence, target: int
     ) -> tuple[int, int] | None:
-        """First and last step whose data are left out; None where all are used again.
-
-        The first try uses the same data. Evidence that comes back at the same place, after data
-        that were clean, is of the data; then ever longer stretches are left out.
-        """
+        """First and last step whose data are left out: where evidence comes back at its place."""
         if "data" not in self.config.remedies:
             return None
         if incident.tries == 1:

@@ -50,8 +50,8 @@ class SnapshotPace:
 
         k = cost / (0.01 step),  from 10 to 1000, rounded up to a multiple of 10
 
-    A step is the median one. The cost of a snapshot is the time until the training goes on, and
-    on an accelerator, where the copy runs `beside` the next step, what that step takes longer too.
+    The cost of a snapshot is the time until the training goes on, and on an accelerator, where the
+    copy runs `beside` the next step, what that step takes longer than the median one.
 
     >>> pace = SnapshotPace(beside=True)
     >>> for step in range(31):
@@ -70,12 +70,10 @@ class SnapshotPace:
         self._is_after = False
 
     def snapshot_taken(self, seconds: float) -> None:
-        """Take the time that a snapshot held the training up."""
         self._snapshots.append(seconds)
         self._is_after = True
 
     def step_made(self, seconds: float) -> None:
-        """Take the time from one boundary between two steps to the next."""
         (self._after if self._is_after else self._others).append(seconds)
         self._is_after = False
 

@@ -74,13 +74,13 @@ class GpuVerdict(JsonRecord):
 
 
 def event_line(event: TelemetryEvent, node: str = "") -> bytes:
-    """Encode a reading or a sign as one line, including the newline."""
+    """A reading or a sign as one line, with the newline."""
     name = READING if isinstance(event, Reading) else SIGN
     return encode_line({"event": name, "node": node} | event.as_json())
 
 
 def verdict_line(verdict: GpuVerdict) -> bytes:
-    """Encode a verdict as one line, including the newline."""
+    """A verdict as one line, with the newline."""
     return encode_line({"event": VERDICT} | verdict.as_json())
 
 

@@ -1,9 +1,9 @@
 """Rescue in a plain loop: what comes back is what was, bit for bit."""
 
 import json
-import os
 import signal
 import threading
+import time
 
 import pytest
 import torch
@@ -213,40 +213,23 @@ def test_what_does_not_pass_is_held_at_the_weights_of_the_snapshot(tmp_path):
     assert flat(model) == clean["weights"]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("how", ["signal", "file", "time"])
-def test_a_held_run_waits_and_goes_on(how, tmp_path):
-    gone = {"bad": True}
+def test_a_held_run_waits_for_the_file_and_goes_on(tmp_path):
+    rescue = Rescue(ALWAYS, on_hold="wait", hold_folder=tmp_path)
 
-    def until_woken(detector, step):
-        return lasting(detector, step) if gone["bad"] else None
-
-    rescue = Rescue(
-        ALWAYS,
-        on_hold="wait",
-        hold_folder=tmp_path,
-        hold_seconds=0.2 if how == "time" else None,
-    )
-    before = signal.getsignal(signal.SIGUSR1)
+    def until_held(detector, step):
+        return None if rescue.held else lasting(detector, step)
 
     def wake():
         while not (tmp_path / "verdict.json").exists():
-            done.wait(0.01)
-        gone["bad"] = False
-        if how == "file":
-            (tmp_path / "go").touch()
-        while how == "signal" and signal.getsignal(signal.SIGUSR1) is before:
-            done.wait(0.01)
-        if how == "signal":
-            os.kill(os.getpid(), signal.SIGUSR1)
+            time.sleep(0.01)
+        (tmp_path / "go").touch()
 
-    done = threading.Event()
-    waker = threading.Thread(target=wake)
-    waker.start()
-    try:
-        outcome = train(rescue, evidence_of=until_woken)
-    finally:
-        waker.join()
+    (tmp_path / "go").touch()  # of an earlier hold
+    before = signal.getsignal(signal.SIGUSR1)
+    threading.Thread(target=wake, daemon=True).start()
+    outcome = train(rescue, evidence_of=until_held)
+    verdict = json.loads((tmp_path / "verdict.json").read_text())
+    assert verdict["went_on"] == f"the file {tmp_path / 'go'}"
     assert actions(outcome)[-1] == "hold"
     assert outcome["taken"][-1] == STEPS
     assert same(outcome, train())
