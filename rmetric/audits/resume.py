@@ -169,17 +169,13 @@ def state_of(training: Training) -> dict[str, Any]:
             v for k, v in state.items() if isinstance(v, Tensor) and k != "step" and v.numel()
         ]
     rates = [rate_of(group) for group in training.groups]
-    averages = _averages(training.ema)
+    parts: dict[str, list[Tensor]] = {"weights": [*training.parameters], "moments": tensors}
+    parts["EMA"] = _averages(training.ema)
     scaling = training.scaler is not None and training.scaler.is_enabled()
     sharded = any(hasattr(p, "device_mesh") for p in training.parameters)
     return {
         "ranks": training.ranks if sharded else 0,
-        "weights": _sum(list(training.parameters)),
-        "weight_norm": _norm(list(training.parameters)),
-        "moments": _sum(tensors),
-        "moment_norm": _norm(tensors),
-        "EMA": _sum(averages),
-        "EMA_norm": _norm(averages),
+        **{part: [_sum(of_part), _norm(of_part)] for part, of_part in parts.items()},
         "step": None if step is None else int(step),
         "rates": [rate for rate in rates if rate < float("inf")],
         "scheduler": [getattr(s, "last_epoch", None) for s in training.schedulers],
@@ -210,16 +206,17 @@ def _rows(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def _rows_of_norms(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Row]:
-    norms = {"weights": "weight_norm", "moments": "moment_norm"}
-    norms |= {"EMA": "EMA_norm"} if saved["EMA"] else {}
-    for part, norm in norms.items():
-        lost = now[norm] == 0 != saved[norm]
-        values = f"norm {saved[norm]:.3g}", f"{'lost, ' if lost else ''}norm {now[norm]:.3g}"
-        if saved[part] != now[part] and values[0] == values[1]:
-            values = f"norm {saved[norm]:.9g}", f"other ones, norm {now[norm]:.9g}"
-        if part == "EMA" and now[part] == now["weights"]:
-            values = values[0], f"begun anew, norm {now[norm]:.9g}"
-        yield Row(part, *values, saved[part] == now[part])
+    for part in ("weights", "moments", "EMA"):
+        (was, norm), (there, norm_now) = saved[part], now[part]
+        if part == "EMA" and not was:
+            continue
+        lost = norm_now == 0 != norm
+        values = f"norm {norm:.3g}", f"{'lost, ' if lost else ''}norm {norm_now:.3g}"
+        if was != there and values[0] == values[1]:
+            values = f"norm {norm:.9g}", f"other ones, norm {norm_now:.9g}"
+        if part == "EMA" and there == now["weights"][0]:
+            values = values[0], f"begun anew, norm {norm_now:.9g}"
+        yield Row(part, *values, was == there)
 
 
 def _averages(ema: Any) -> list[Tensor]:

@@ -105,12 +105,11 @@ class _Telemetry:
         self.node = os.uname().nodename if options.node is None else options.node
         self.folder = None if options.run_folder is None else RunFolder(options.run_folder)
         self.jsonl = JsonlFile(options.jsonl) if options.jsonl else None
-        self.shared: JsonlFile | None = None
+        self.files = [] if self.jsonl is None else [self.jsonl]
         if self.folder is not None:
             self.folder.telemetry.mkdir(exist_ok=True)
-            self.shared = JsonlFile(
-                self.folder.telemetry / f"{self.node}.jsonl", follow_links=False
-            )
+            shared = self.folder.telemetry / f"{self.node}.jsonl"
+            self.files.insert(0, JsonlFile(shared, follow_links=False))
         self.changed = False
         self.problem: str | None = None
         self.begun: dict[str, float] = {}
@@ -137,16 +136,20 @@ class _Telemetry:
         finally:
             self.source.close()
             stop(server)
-            for file in (self.jsonl, self.shared):
-                if file is not None:
-                    file.close()
+            for file in self.files:
+                file.close()
 
     def _watch(self) -> int:
-        ended = _ended_by_a_signal()
+        ended = threading.Event()
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, lambda *_: ended.set())
         while True:
             for verdict in self.source.poll():
                 self._tell(verdict)
-            self._tell_problem()
+            problem = self.source.problem
+            if problem != self.problem and problem is not None:
+                print(f"problem: {printable(problem)}", file=sys.stderr, flush=True)
+            self.problem = problem
             self._tell_reach()
             if self.options.textfile and self.changed:
                 metrics = PrometheusCollector(self.source)
@@ -169,9 +172,8 @@ class _Telemetry:
         print(printable(verdict_text(verdict)), flush=True)
         if self.folder is not None:
             self._write(partial(self._ask, self.folder, verdict))
-        for file in (self.shared, self.jsonl):
-            if file is not None:
-                self._write(partial(file.verdict, verdict))
+        for file in self.files:
+            self._write(partial(file.verdict, verdict))
 
     def _write(self, writes: Callable[[], object]) -> None:
         """Write; a watch prints the same problem once, such as a full disk, and goes on."""
@@ -196,12 +198,6 @@ class _Telemetry:
         reason = f"GPU {verdict.key}: {'; '.join(verdict.reasons)}"
         number = folder.ask(source, reason, fatal=verdict.level == "fatal")
         print(f"request {number} for a checkpoint is left in {folder.path}", flush=True)
-
-    def _tell_problem(self) -> None:
-        problem = self.source.problem
-        if problem != self.problem and problem is not None:
-            print(f"problem: {printable(problem)}", file=sys.stderr, flush=True)
-        self.problem = problem
 
     def _tell_reach(self) -> None:
         """Once a GPU: whether its score can get to the threshold, when its window has begun."""
@@ -246,11 +242,3 @@ def _check(options: argparse.Namespace) -> None:
         raise ValueError(f"--run {folder}: there is no such folder")
     if text is not None and (text.is_dir() or not text.parent.is_dir()):
         raise ValueError(f"--textfile {text}: a file in a folder that is there is accepted")
-
-
-def _ended_by_a_signal() -> threading.Event:
-    """Set on SIGTERM; only the main thread may ask for that."""
-    ended = threading.Event()
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    return ended

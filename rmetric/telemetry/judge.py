@@ -115,8 +115,7 @@ class Judge:
     >>> verdict.level, verdict.action, verdict.reasons[0]
     ('fatal', 'reboot', 'Xid 79: the GPU has fallen off the bus')
 
-    Limits: with one GPU the two ends of a link cannot be distinguished. An Xid 94 accounts
-    for the uncorrectable errors counted at the same time.
+    Limits: with one GPU the two ends of a link cannot be distinguished.
     """
 
     def __init__(self, gpu: int, node: str = "", config: RiskConfig | None = None) -> None:

@@ -55,7 +55,6 @@ class RiskConfig:
     Weights, interval, window and threshold are the original's, every setting below them is ours.
 
     Attributes:
-        weights: of the factors, see `RiskWeights`.
         interval: seconds between readings, above 0.
         window: readings that are looked back on, at least 2; none of them is older than
             window x interval.

@@ -12,20 +12,14 @@ from rmetric.monitor import Monitor
 from rmetric.monitor.actions import restore
 from rmetric.rescue import Rescue, RescueConfig
 from rmetric.rescue import action as action_module
-from rmetric.rescue.disk import SnapshotFolder
-from rmetric.rescue.snapshot_keeper import SnapshotKeeper
 from tests.rescue.test_action import ALWAYS, lasting
 from tests.rescue.trainings import (
     NANS,
     SMALL,
-    STEPS,
-    a_step,
     bad,
-    instead_of_detector,
     make_loader,
     make_model,
     make_optimizer,
-    parts,
     same,
     seed,
     train,
@@ -34,24 +28,6 @@ from tests.rescue.trainings import (
 
 def fail(*args, **kwargs):
     raise OSError("the disk is full")
-
-
-def test_a_failed_write_beside_another_failure_does_not_end_the_training(
-    tmp_path, monkeypatch, caplog
-):
-    """The write of the newest snapshot fails in the background, and then the return."""
-
-    def at(executed, step, model, optimizer):
-        if executed == 5:
-            monkeypatch.setattr(SnapshotFolder, "_write", fail)
-            monkeypatch.setattr(SnapshotKeeper, "_check_fits", fail)
-
-    config = RescueConfig(every=5, probation=1, far=20)
-    rescued = train(Rescue(config, where=tmp_path), evidence_of=bad(7), at=at)
-    assert "the disk is full" in rescued["problem"]
-    assert rescued["taken"] == list(range(1, STEPS + 1))
-    assert sum("switched off" in r.message for r in caplog.records) == 1
-    assert not list(tmp_path.glob("*/step-*"))
 
 
 def test_the_verdict_is_written_where_the_weights_cannot_be(tmp_path, monkeypatch, caplog):
@@ -194,24 +170,3 @@ def test_a_training_of_other_groups_is_left_as_it_is(caplog):
     rescued = train(rescue, evidence_of=bad(23), at=at, steps=30, optimizer="sgd")
     assert "does not fit" in rescued["problem"]
     assert kept["before"] == kept["after"]
-
-
-def one_training(rescue, steps, state=None):
-    model, optimizer, monitor = parts(rescue)
-    if state is not None:
-        monitor.load_state_dict(state)
-    for _, batch in rescue.steps(make_loader(), steps):
-        a_step(model, optimizer, monitor, batch)
-    state = monitor.state_dict()
-    monitor.close()
-    return state
-
-
-def test_an_action_may_follow_one_training_after_the_other():
-    """Snapshots of the first are gone: the second never goes back to them."""
-    rescue = Rescue(SMALL)
-    state = one_training(rescue, 20)
-    with instead_of_detector(bad(22, since=21)):
-        one_training(rescue, 40, state)
-    assert rescue.problem == ""
-    assert [e["to"] for e in rescue.decisions] == [20]

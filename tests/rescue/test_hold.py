@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from rmetric.guard.run_folder import FOLDER_VARIABLE, RunFolder
-from rmetric.logs import read_log
 from rmetric.rescue import Rescue, RescueConfig
 from rmetric.rescue import action as action_module
 from rmetric.rescue import hold as hold_module
@@ -224,30 +223,3 @@ def test_returns_for_the_same_reason_are_one_warning_until_the_hold(tmp_path, ca
     warned = [each for each in told if each.levelno == logging.WARNING]
     assert len(warned) == len(set(reasons))
     assert f"its good weights are in {tmp_path}" in caplog.text
-
-
-def test_an_evaluation_after_the_loop_is_in_the_record_of_the_last_step(tmp_path):
-    """The last step is judged before, without its record being completed."""
-    log, monitors = tmp_path / "run.jsonl", []
-
-    class Late(Rescue):
-        def start(self, monitor):
-            super().start(monitor)
-            monitors.append(monitor)
-
-        def boundary(self, *, last=False):
-            back = super().boundary(last=last)
-            if last:
-                monitors[0].evaluated(3.5)
-            return back
-
-    seen = []
-
-    def evidence_of(detector, step):
-        seen.append(step)
-
-    train(Late(SMALL), evidence_of=evidence_of, log=log)
-    records = read_log(log).records
-    assert [record.step for record in records] == list(range(1, STEPS + 1))
-    assert records[-1].validation_loss == 3.5
-    assert seen == list(range(1, STEPS + 1))  # each once

@@ -1,6 +1,5 @@
 """Rescue where the loop around it does not fit: one clear message, and the training goes on."""
 
-import os
 import re
 
 import pytest
@@ -11,7 +10,6 @@ from tests.rescue.trainings import (
     NANS,
     SMALL,
     a_step,
-    actions,
     bad,
     make_loader,
     parts,
@@ -174,16 +172,3 @@ def test_the_batches_that_are_left_out_are_named_and_saved(per_step, restores_it
     assert named == [*numbers]
     saved = torch.load(second["data"]["file"], weights_only=True)
     assert [18 * one["epoch"] + one["batch"] for one in saved] == [*numbers]
-
-
-def test_a_log_that_is_no_file_is_not_written(tmp_path, caplog):
-    """A return replaces the log: it must never replace a device or a pipe."""
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    outcome = train(Rescue(SMALL), nans=NANS, log=pipe)
-    assert outcome["problem"] == ""
-    assert outcome["usable"]
-    assert actions(outcome)[-1] == "go_back"
-    assert pipe.is_fifo()
-    [found] = messages(caplog, "cannot be written")
-    assert "it is not a file" in found

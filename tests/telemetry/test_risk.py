@@ -140,10 +140,6 @@ class TestSettings:
         with pytest.raises(ValueError, match="weight of errors"):
             RiskWeights(errors=weight)
 
-    def test_weights_that_are_all_zero_are_refused(self):
-        with pytest.raises(ValueError, match="the sum of the weights is 0"):
-            RiskWeights(**dict.fromkeys(FACTORS, 0.0))
-
     @pytest.mark.parametrize(
         "settings",
         [

@@ -46,22 +46,6 @@ class TestHistories:
         lower = ReplayedReadings(recording, RiskConfig(interval=30.0, threshold=0.10))
         assert {verdict.level for verdict in lower.poll()} == {"healthy", "risk"}
 
-    def test_slow_overheating_is_watched_and_at_a_lower_threshold_a_risk(self, nvml):
-        history = [(4 + 10 * n, 0, "temperature", 60 + n) for n in range(40)]
-        history += [(360, 0, "throttle", SLOWDOWN | THERMAL)]
-        seen = play_verdicts(nvml, history, ticks=410)
-        assert gists(seen) == [("healthy", "none"), ("healthy", "watch"), ("healthy", "watch")]
-        assert seen["verdicts"][1]["reasons"] == [
-            "hotter than where it slows down: 91 °C, its limit is 90 °C"
-        ]
-        assert set(seen["last"]["0"]["rules"]) == {"over_temperature", "thermal_throttle"}
-        seen = play_verdicts(nvml, history, ticks=410, threshold=0.25)
-        assert gists(seen)[:2] == [("healthy", "none"), ("risk", "watch")]
-        assert seen["verdicts"][1]["reasons"] == [
-            "risk 0.25, the limit is 0.25: temperature 0.23 of 0.25 (88 °C; from 70 to 90), "
-            "temperature rise 0.03 of 0.10 (+0.6 °C a minute; full at 2)"
-        ]
-
     def test_one_uncorrectable_error_overrides_the_score(self, nvml):
         seen = play_verdicts(nvml, [(20, 0, "ecc_uncorrected", 1)], ticks=30)
         assert gists(seen) == [("healthy", "none"), ("fatal", "drain")]
