@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from rmetric._util.interrupt import ends_at_once
+from rmetric._util.errors import ends_at_once
 
 with ends_at_once():
     import studies.paper  # noqa: F401 (first: it names the extra that is missing)

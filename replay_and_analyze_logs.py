@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 
-from rmetric._util.interrupt import ends_at_once
+from rmetric._util.errors import ends_at_once
 
 with ends_at_once():
     from rmetric._util.errors import exit_with

@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from rmetric._util.interrupt import ends_at_once
+from rmetric._util.errors import ends_at_once
 
 with ends_at_once():
     from studies.case_study import IGNORED, CaseStudyError

@@ -20,11 +20,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from rmetric._util.interrupt import ends_at_once
+from rmetric._util.errors import ends_at_once
 
 with ends_at_once():
     from tqdm import tqdm
@@ -140,25 +139,11 @@ def run_emergent(arguments: argparse.Namespace) -> str:
     done = len(specs) - len(missing)
     backend = dask_backend(arguments.scheduler) if arguments.backend == "dask" else None
     processes = None if backend else arguments.jobs
-    lock = threading.Lock()
     with tqdm(total=len(specs), initial=done, unit="run", desc=arguments.recipe) as bar:
-
-        def show(runs: float) -> None:
-            """Runs are stepped together, so that whole ones would come late and many at once."""
-            with lock:  # called by two threads
-                if (more := done + int(runs) - bar.n) > 0:
-                    bar.update(more)
-            if sys.stderr.isatty():
-                bar.refresh()  # the clock goes on
-
-        finished = run_study(
-            missing, modes, out, num_processes=processes, backend=backend, config=config,
-            on_progress=show,
-        )  # fmt: skip
-        whole = 0
-        for number in finished:
-            whole += number
-            show(whole)
+        for number in run_study(
+            missing, modes, out, num_processes=processes, backend=backend, config=config
+        ):
+            bar.update(number)
     return summary(len(specs), len(specs) * len(modes), out, modes, done)
 
 

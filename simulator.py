@@ -20,7 +20,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from rmetric._util.interrupt import ends_at_once
+from rmetric._util.errors import ends_at_once
 
 with ends_at_once():
     from rmetric._util.errors import require

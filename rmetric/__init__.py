@@ -17,8 +17,8 @@ The names below are the public interface. Each is imported when it is first used
 
 from typing import TYPE_CHECKING
 
+from rmetric._util import __version__
 from rmetric._util.lazy import lazy
-from rmetric._util.version import __version__
 
 if TYPE_CHECKING:
     from rmetric.detectors import DETECTORS, CalibratedDetector, make_detector

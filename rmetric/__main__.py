@@ -2,7 +2,7 @@
 
 import sys
 
-from rmetric._util.interrupt import ends_at_once
+from rmetric._util.errors import ends_at_once
 
 
 def main() -> int:

@@ -14,8 +14,7 @@ class Background:
     """Runs functions one after the other on a daemon thread, which begins with the first.
 
     A function that raises is reported and the next one runs. Of more than `size` functions that
-    wait, the others are dropped and counted. An executor of `concurrent.futures` would not do: its
-    queue has no bound, and the interpreter waits at its end for what hangs.
+    wait, the others are dropped and counted. The queue of an executor has no bound.
 
     >>> background = Background()
     >>> background.submit(lambda: None)

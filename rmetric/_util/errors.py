@@ -1,19 +1,23 @@
-"""Errors of arguments and logs, and the exit codes of errors."""
+"""Errors of arguments, logs and the standard output; exit codes; Ctrl-C."""
 
 from __future__ import annotations
 
+import io
+import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import nan
 from numbers import Real
 from pathlib import Path
-from typing import NoReturn
+from threading import current_thread, main_thread
+from typing import Any, NoReturn, TextIO
 
-from rmetric._util.interrupt import INTERRUPTED as INTERRUPTED
 from rmetric._util.printed import printable
 
 #: Exit codes that mean the same in every command; docs/commands.md has them all.
-FAILED, WRONG = 1, 2
+FAILED, WRONG, INTERRUPTED = 1, 2, 130
 
 
 class LogError(ValueError):
@@ -26,9 +30,7 @@ class LogError(ValueError):
 
 
 def exit_code_of(error: Exception) -> int:
-    """FAILED for a file that cannot be written or read, WRONG for any other error.
-
-    A file that is not there counts as WRONG: the command line names it.
+    """FAILED for a file that cannot be written or read, WRONG for one that is not there or else.
 
     >>> exit_code_of(PermissionError()), exit_code_of(FileNotFoundError())
     (1, 2)
@@ -82,3 +84,77 @@ def require(name: str, value: object, holds: bool, wanted: str) -> None:
     """
     if not holds:
         raise ValueError(f"{name} is {value!r}: it must be {wanted}")
+
+
+@contextmanager
+def ends_at_once() -> Iterator[None]:
+    """Within it Ctrl-C ends the process with 130 and no traceback.
+
+    An extension whose import is broken off by an exception may crash, or name another reason.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    own = before is signal.default_int_handler and current_thread() is main_thread()
+    if own:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+    try:
+        yield
+    finally:
+        if own:
+            signal.signal(signal.SIGINT, before)
+
+
+class OutputError(Exception):
+    """The standard output takes no more; `closed`: nobody reads it any more, as after `| head -1`.
+
+    It is no OSError: a command catches those of the files that it reads and writes.
+    """
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(error.strerror or str(error))
+        self.closed = isinstance(error, BrokenPipeError)
+
+
+class _Output(io.FileIO):
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            raise OutputError(error) from None
+
+
+@contextmanager
+def guard_stdout() -> Iterator[None]:
+    """Within it, `sys.stdout` raises `OutputError` where it takes no more; a terminal does not.
+
+    Where a command was started without a standard output, what it prints goes nowhere.
+    """
+    before = sys.stdout
+    sys.stdout = _watched(before)
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except OutputError:
+        # What is left in the buffer would be tried again, and complained of, at the end.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        sys.stdout.flush()
+        raise
+    finally:
+        sys.stdout = before
+
+
+def _watched(stream: TextIO | None) -> TextIO:
+    if stream is None:
+        return open(os.devnull, "w", encoding="utf-8")
+    if stream is not sys.__stdout__ or not isinstance(stream, io.TextIOWrapper) or stream.isatty():
+        return stream
+    stream.flush()
+    raw = _Output(stream.fileno(), "w", closefd=False)
+    unbuffered = isinstance(stream.buffer, io.RawIOBase)
+    return io.TextIOWrapper(
+        raw if unbuffered else io.BufferedWriter(raw),
+        stream.encoding, stream.errors, None, stream.line_buffering, stream.write_through,
+    )  # fmt: skip

@@ -19,7 +19,15 @@ _RANKS_HERE = "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PE
 
 def available_memory(root: Path = Path("/")) -> int | None:
     """Bytes that the kernel counts as available, or that a control group allows; or None."""
-    rooms = [*_of_machine(root / "proc/meminfo"), *_of_groups(root)]
+    lines = _lines(root / "proc/meminfo")
+    rooms = [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    groups = root / "sys/fs/cgroup"
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            rooms += _of_path(groups, path, *_UNIFIED)
+        elif "memory" in controllers.split(","):
+            rooms += _of_path(groups / "memory", path, *_LEGACY)
     return max(0, min(rooms)) if rooms else None
 
 
@@ -50,22 +58,6 @@ def check_fits(needed: int, what: str, *, freed: int = 0, advice: str = "") -> N
             f"{what} do not fit into host memory, of which {room / 1e9:.3g} GB is available to "
             f"this rank{advice}"
         )
-
-
-def _of_machine(meminfo: Path) -> Iterator[int]:
-    for line in _lines(meminfo):
-        if line.startswith("MemAvailable:"):
-            yield 1024 * int(line.split()[1])
-
-
-def _of_groups(root: Path) -> Iterator[int]:
-    groups = root / "sys/fs/cgroup"
-    for line in _lines(root / "proc/self/cgroup"):
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            yield from _of_path(groups, path, *_UNIFIED)
-        elif "memory" in controllers.split(","):
-            yield from _of_path(groups / "memory", path, *_LEGACY)
 
 
 def _of_path(groups: Path, path: str, limit: str, use: str, cache: str) -> Iterator[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 
@@ -11,14 +10,6 @@ class OpenAlarm(NamedTuple):
 
     since: int
     reason: str
-
-
-@dataclass
-class _Entry:
-    since: int
-    reason: str
-    repeated_at: int
-    lasts: bool
 
 
 class OpenAlarms:
@@ -39,35 +30,33 @@ class OpenAlarms:
         if type(quiet_steps) is not int or quiet_steps < 1:
             raise ValueError(f"quiet_steps is {quiet_steps!r}: it must be an int of at least 1")
         self.quiet_steps = quiet_steps
-        self._entries: dict[str, _Entry] = {}
+        #: Each with the step of its last repetition, and whether it lasts.
+        self._alarms: dict[str, tuple[OpenAlarm, int, bool]] = {}
 
     def open(self, key: str, since: int, reason: str, *, step: int, lasts: bool = False) -> None:
-        """Open an alarm, or repeat an open one, which keeps its earlier onset and its text.
-
-        One that `lasts` ends only by `end`.
-        """
+        """Open an alarm, or repeat an open one, which keeps its earlier onset and its text."""
         self._expire(step)
-        entry = self._entries.setdefault(key, _Entry(since, reason, step, lasts))
-        if since < entry.since:
-            entry.since, entry.reason = since, reason
-        entry.repeated_at, entry.lasts = max(entry.repeated_at, step), entry.lasts or lasts
+        new = OpenAlarm(since, reason)
+        alarm, repeated_at, always = self._alarms.get(key, (new, step, lasts))
+        alarm = new if since < alarm.since else alarm
+        self._alarms[key] = alarm, max(repeated_at, step), always or lasts
 
     def end(self, key: str | None = None) -> None:
         """End the alarm with this key; None ends all."""
         if key is None:
-            self._entries.clear()
+            self._alarms.clear()
         else:
-            self._entries.pop(key, None)
+            self._alarms.pop(key, None)
 
     def earliest(self, step: int) -> OpenAlarm | None:
         """The open alarm with the earliest onset at `step`; None if none is open."""
         self._expire(step)
-        first = min(self._entries.values(), key=lambda entry: entry.since, default=None)
-        return None if first is None else OpenAlarm(first.since, first.reason)
+        alarms = (alarm for alarm, *_ in self._alarms.values())
+        return min(alarms, key=lambda alarm: alarm.since, default=None)
 
     def _expire(self, step: int) -> None:
-        self._entries = {
-            key: entry
-            for key, entry in self._entries.items()
-            if entry.lasts or step - entry.repeated_at < self.quiet_steps
+        self._alarms = {
+            key: (alarm, repeated_at, lasts)
+            for key, (alarm, repeated_at, lasts) in self._alarms.items()
+            if lasts or step - repeated_at < self.quiet_steps
         }

@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from rmetric._util.durable import refuse_special
 from rmetric._util.errors import LogError
-from rmetric._util.special import refuse_special
 from rmetric._util.strict_json import shown
 
 #: Of `rmetric plan` and `rmetric supervise`, which plans in the same way.
@@ -42,30 +42,28 @@ def add_preset(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def number(text: str, what: str = "a number") -> float:
-    """A finite number from 0, called `what` in the error."""
+def number(
+    text: str, words: str = "a number from 0 is accepted", below: float = float("inf")
+) -> float:
+    """A number from 0 to below a bound; `words` of the error."""
     try:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: {what} from 0 is accepted")
+    if not 0 <= value < below:
+        raise argparse.ArgumentTypeError(f"{text!r}: {words}")
     return value
 
 
 def seconds(text: str) -> float:
     """A number of seconds from 0."""
-    return number(text, "a number of seconds")
+    return number(text, "a number of seconds from 0 is accepted")
 
 
 def wait_seconds(text: str) -> float:
     """A number of seconds from 0, or `inf` for a wait without end."""
-    if text == "inf":
-        return float("inf")
-    try:
-        return seconds(text)
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f"{error} (inf: without end)") from None
+    words = "a number of seconds from 0 is accepted (inf: without end)"
+    return float("inf") if text == "inf" else number(text, words)
 
 
 def path_in(text: str) -> Path:
@@ -93,13 +91,7 @@ def refuse_input(name: str, out: Path | None, inputs: Iterable[Path | None]) -> 
 
 def share(text: str, whole: float = 1.0, what: str = "a share") -> float:
     """A share from 0 to below 1, or of another whole."""
-    try:
-        value = number(text)
-    except argparse.ArgumentTypeError:
-        value = whole
-    if value >= whole:
-        raise argparse.ArgumentTypeError(f"{text!r}: {what} from 0 to below {whole:g} is accepted")
-    return value
+    return number(text, f"{what} from 0 to below {whole:g} is accepted", whole)
 
 
 def whole(least: int) -> Callable[[str], int]:

@@ -5,18 +5,11 @@ They need the package prometheus_client, which is imported on use.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rmetric._util.durable import write_atomically
-
-
-class Collector(Protocol):
-    """Source of metrics, as prometheus_client has it."""
-
-    def collect(self) -> Iterator[Any]:
-        """The metrics as of now, each of `family`."""
 
 
 def family(
@@ -42,19 +35,19 @@ def family(
     return made
 
 
-def exposition(collector: Collector) -> bytes:
-    """Metrics in the Prometheus text format."""
+def exposition(collector: Any) -> bytes:
+    """Metrics in the Prometheus text format; `collect` of the collector gives each `family`."""
     from prometheus_client import generate_latest
 
     return bytes(generate_latest(_registry(collector)))
 
 
-def write_textfile(path: Path, collector: Collector) -> None:
+def write_textfile(path: Path, collector: Any) -> None:
     """Write a text file for node_exporter's textfile collector, atomically. Raises OSError."""
     write_atomically(path, [exposition(collector)])
 
 
-def serve(collector: Collector, port: int, address: str = "127.0.0.1") -> Any:
+def serve(collector: Any, port: int, address: str = "127.0.0.1") -> Any:
     """Serve the metrics over HTTP in a thread; `stop` ends the server that it returns.
 
     Port 0 is any free one. Raises OSError that names the address if it is not available.
@@ -75,7 +68,7 @@ def stop(server: Any) -> None:
         server.server_close()
 
 
-def _registry(collector: Collector) -> Any:
+def _registry(collector: Any) -> Any:
     from prometheus_client import CollectorRegistry
 
     registry = CollectorRegistry(auto_describe=False)

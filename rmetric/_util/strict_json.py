@@ -1,10 +1,7 @@
 """Values as strict JSON holds them, and what is accepted when they are read back.
 
-JSON has no nan and no infinity: they are the strings "NaN", "Infinity" and
-"-Infinity". A value that was not logged is absent; null reads the same.
-
-A reader takes one value and raises ValueError saying what was found and what is
-accepted; `field` adds the key.
+nan and the infinities are the strings "NaN", "Infinity" and "-Infinity"; null reads as absent. A
+reader takes one value and raises ValueError, to which `field` adds the key.
 """
 
 from __future__ import annotations
@@ -83,8 +80,6 @@ def why_not_read(error: Exception) -> str:
 def loads(text: str, decode: Callable[[str], Any] = json.loads) -> Any:
     """`text` as JSON in which nan and the infinities stand as any program prints them.
 
-    Raises what `decode` raises for the text as it is.
-
     >>> loads('{"loss": [-nan(ind), inf, 1.#QNAN], "note": "nan"}')
     {'loss': [nan, inf, nan], 'note': 'nan'}
     """
@@ -148,30 +143,6 @@ def whole_number(value: Any) -> int:
     raise _found(value, "a whole number below 2^63")
 
 
-def text(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    raise _found(value, "a string")
-
-
-def flag(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    raise _found(value, "true or false")
-
-
-def items(value: Any) -> list[Any]:
-    if isinstance(value, list):
-        return value
-    raise _found(value, "a list")
-
-
-def mapping(value: Any) -> dict[str, Any]:
-    if isinstance(value, dict):
-        return value
-    raise _found(value, "a JSON object")
-
-
 def shown(value: Any) -> str:
     """`value` for a message, cut to a length that a line can hold."""
     words = value.decode("utf-8", "replace").strip() if isinstance(value, bytes) else value
@@ -188,3 +159,18 @@ def refused(content: Any, error: Exception) -> str:
 
 def _found(value: Any, accepted: str) -> ValueError:
     return ValueError(f"found {shown(value)}; {accepted} is accepted")
+
+
+def _reader(kind: type[T], accepted: str) -> Callable[[Any], T]:
+    def read(value: Any) -> T:
+        if isinstance(value, kind):
+            return value
+        raise _found(value, accepted)
+
+    return read
+
+
+text = _reader(str, "a string")
+flag = _reader(bool, "true or false")
+items: Callable[[Any], list[Any]] = _reader(list, "a list")
+mapping: Callable[[Any], dict[str, Any]] = _reader(dict, "a JSON object")

@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, parse_qs, unquote_to_bytes, urlsplit
 
+from rmetric._util import __version__
 from rmetric._util.background import Background
 from rmetric._util.strict_json import encode
-from rmetric._util.version import __version__
 
 Message = Mapping[str, Any]
 
@@ -51,11 +51,9 @@ class WebhookSender:
     """Posts JSON to a URL from a thread of its own, so that the caller never waits for it.
 
     Args:
-        url: http or https. One that cannot be posted to raises ValueError.
-        name: of the URL, for an error's message.
+        url: http or https. One that cannot be posted to raises ValueError, which has its `name`.
         report: called with why a message was not taken, in words for "the webhook ...".
-        timeout: seconds for one try, above 0.
-        tries: of each message, at least 1, with pauses between them that double.
+        timeout: seconds for one try of the `tries`, with pauses between them that double.
         pause: seconds before the second try.
         waiting: messages that may wait to be sent.
         form: where neither the URL nor its host tells one; of `FORMS`.
@@ -109,26 +107,21 @@ def checked_url(url: str, name: str) -> str:
             raise ValueError(f"must end with ?{key}=..., which {form} takes")
         if not url.isprintable() or " " in url or not f"{parts.path}{parts.query}".isascii():
             raise ValueError("holds a blank, a line end or another letter that no URL may have")
-        if _port_of(parts) == 0:
+        if not _holds(lambda: parts.port != 0):
             raise ValueError("has a port that is none of 1 to 65535")
-        _host_of(parts)
+        if not _holds(lambda: bool(str(parts.hostname).encode("idna"))):
+            raise ValueError("has a host that is no name")
     except ValueError as error:
         raise ValueError(f"{name} {error}") from None
     return url
 
 
-def _port_of(parts: SplitResult) -> int | None:
+def _holds(condition: Callable[[], bool]) -> bool:
+    """Whether it holds; one that raises, with words that may hold the URL, does not."""
     try:
-        return parts.port
+        return condition()
     except ValueError:
-        return 0
-
-
-def _host_of(parts: SplitResult) -> bytes:
-    try:
-        return str(parts.hostname).encode("idna")
-    except UnicodeError:
-        raise ValueError("has a host that is no name") from None
+        return False
 
 
 def _form_of(url: str, form: str) -> tuple[str, str]:

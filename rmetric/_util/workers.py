@@ -1,15 +1,12 @@
-"""Worker processes of joblib: they end with the process that started them, and report progress."""
+"""Worker processes of joblib that end with the process that started them."""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import joblib
@@ -42,55 +39,3 @@ def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(POLL_SECONDS)
     os._exit(1)
-
-
-class ShareFile:
-    """Called in a worker: writes the share of its `total` steps that is done to a file."""
-
-    def __init__(self, path: Path, total: int) -> None:
-        self._path, self._total, self._next = path, total, 0.0
-
-    def __call__(self, done: int) -> None:
-        """`done` steps are done; written at most once in `POLL_SECONDS`."""
-        now = time.monotonic()
-        if now >= self._next:
-            self._next = now + POLL_SECONDS
-            with suppress(OSError):
-                self._path.write_text(f"{done / self._total}")
-
-
-@contextmanager
-def follow_shares(on_progress: Callable[[float], None] | None) -> Iterator[Callable[..., Any]]:
-    """Report what workers on this machine have done so far, also in the middle of a task.
-
-    `on_progress` is called on a thread of its own, about twice a second, with the sum of the
-    shares, each times the size of its task; it never falls. Yields a function of a task's size and
-    number of steps that makes its `ShareFile`, or None where nothing is followed.
-    """
-    if on_progress is None:
-        yield lambda size, total: None
-        return
-    sizes: list[float] = []
-    shares: dict[int, float] = {}
-    over = threading.Event()
-    with TemporaryDirectory(prefix="rmetric-", ignore_cleanup_errors=True) as folder:
-
-        def share_file(size: float, total: int) -> ShareFile:
-            sizes.append(size)
-            return ShareFile(Path(folder) / str(len(sizes) - 1), total)
-
-        def follow() -> None:
-            while not over.wait(2 * POLL_SECONDS):
-                for index in range(len(sizes)):
-                    with suppress(OSError, ValueError):  # not begun, or just being written
-                        share = float((Path(folder) / str(index)).read_text())
-                        shares[index] = max(share, shares.get(index, 0.0))
-                on_progress(sum(sizes[index] * share for index, share in shares.items()))
-
-        thread = threading.Thread(target=follow, name="progress", daemon=True)
-        thread.start()
-        try:
-            yield share_file
-        finally:
-            over.set()
-            thread.join()

@@ -58,7 +58,7 @@ def make_audits(names: object = True) -> list[Audit]:
 
 
 class Auditor:
-    """Measures what the audits need, passes it to them and reports each finding at its first time.
+    """Measures what the audits need, passes it to them and reports their findings.
 
     `measure` gives tensors that the monitor copies to the host with its own; `received` takes them
     back at the next check. So nothing waits for a device.

@@ -92,26 +92,23 @@ class Batches(Audit):
             without = float(seen.values["labelled"][0]) == 0.0
             self._unlabelled = self._unlabelled + 1 if without else 0
             if self._unlabelled:
-                severity: Severity = "error" if self._unlabelled > 1 else "hint"
-                yield from self.find("no_labels", seen.step, severity, ignored=IGNORED)
+                severe: Severity = "error" if self._unlabelled > 1 else "hint"
+                yield from self.find("no_labels", seen.step, severe, ignored=IGNORED)
 
     def on_save(self, training: Training) -> Mapping[str, Any]:
         self._log_after(training)
         self._saved, self._after, recent = self._number, [], list(self._recent)
-        chains = [
-            [0, self._origin[:]],
-            [self._begun, self._now[:]],
-            [self._number - len(recent), recent],
-        ]
+        begins = (0, self._begun, self._number - len(recent))
+        parts = (self._origin[:], self._now[:], recent)
+        chains = [list(pair) for pair in zip(begins, parts, strict=True)]
         return {"number": self._number, "epoch": training.epoch, "chains": chains}
 
     def on_resume(self, training: Training, saved: Mapping[str, Any]) -> Iterable[Finding]:
-        own = saved.get(self.name) or {}
         self._after = None  # the log keeps what the run trained on that had made the save
-        if chains := own.get("chains"):  # else it is of an earlier version
+        if own := saved.get(self.name):
             self._number = self._begun = own["number"]
-            self._origin = list(chains[0][1])
-            self._recent.extend(chains[-1][1])
+            self._origin = list(own["chains"][0][1])
+            self._recent.extend(own["chains"][-1][1])
         return ()
 
     def _batch(self, training: Training, batch: int, step: int) -> Iterable[Finding]:

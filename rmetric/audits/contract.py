@@ -7,15 +7,14 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from rmetric.audits.finding import Finding, Severity
+from rmetric.audits.finding import KINDS, Finding, Severity, named, numbered
 from rmetric.audits.training import Seen, Training
 
 
 class Audit:
     """Looks for one kind of silent error; each method does nothing unless an audit overrides it.
 
-    None of them changes the training or waits for a device. An audit that raises is switched off
-    by its name, alone, and the training goes on.
+    None of them changes the training or waits for a device. An audit that raises is switched off.
     """
 
     name: ClassVar[str]
@@ -60,14 +59,19 @@ class Audit:
 
     def find(
         self, kind: str, step: int, severity: Severity = "error", *,
-        parameters: Sequence[str] = (), **facts: Any,
+        parameters: Sequence[str] = (), ranks: Any = (), table: Any = (), **facts: Any,
     ) -> Iterator[Finding]:  # fmt: skip
-        """A finding, unless it was given before; of parameters, unless it was for all of them.
+        """A finding with the words of its kind, which `facts` fill in, and the rows of a `table`.
 
-        A hint that turns out to be an error is given again.
+        None if it was given before; of parameters, if it was for all of them. A hint that turns out
+        to be an error is given again.
         """
         told = self._told.setdefault((kind, severity), set())
         known = told if severity == "error" else told | self._told.get((kind, "error"), set())
         if not known.issuperset((kind, *parameters)):
             told.update((kind, *parameters))
-            yield Finding.of(kind, step, severity, parameters=parameters, **facts)
+            facts |= {"parameters": named(parameters), "ranks": numbered(ranks)}
+            yield Finding(
+                kind=kind, severity=severity, words=KINDS[kind].format(**facts), step=step,
+                ranks=tuple(ranks), parameters=tuple(parameters), rows=tuple(table),
+            )  # fmt: skip

@@ -88,9 +88,7 @@ class Finding:
         severity: ``error``, the training does not do what it should; ``hint``, a fact that is on
             purpose in some trainings.
         words: what was measured, and what to do.
-        step: at which it was found.
-        ranks: that it is about, where there are several.
-        parameters: names of all parameters that it is about.
+        ranks, parameters: all that it is about.
         rows: what was compared, part by part.
     """
 
@@ -102,21 +100,7 @@ class Finding:
     parameters: tuple[str, ...] = ()
     rows: tuple[Mapping[str, Any], ...] = ()
 
-    @classmethod
-    def of(
-        cls, kind: str, step: int, severity: Severity = "error", *,
-        parameters: Sequence[str] = (), ranks: Sequence[int] = (),
-        rows: Sequence[Mapping[str, Any]] = (), **facts: object,
-    ) -> Finding:  # fmt: skip
-        """A finding with the words of its kind, in which `facts` are further values."""
-        facts |= {"parameters": named(parameters), "ranks": numbered(ranks)}
-        return cls(
-            kind=kind, severity=severity, words=KINDS[kind].format(**facts), step=step,
-            ranks=tuple(ranks), parameters=tuple(parameters), rows=tuple(rows),
-        )  # fmt: skip
-
     def as_entry(self) -> dict[str, Any]:
-        """As it stands in a log."""
         return asdict(self)
 
     def __str__(self) -> str:

@@ -29,10 +29,9 @@ def plain(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def fingerprint(tensor: Tensor) -> Tensor:
-    """The sum of a tensor's bits, taken as integers, modulo 2^64; int64, shape ().
+    """The sum of a tensor's bits, eight bytes as one integer, modulo 2^64; int64, shape ().
 
-    Eight bytes are one integer. Equal tensors have equal fingerprints whatever order a device adds
-    in. Its weakness: changes that cancel are missed, with a probability of about
+    Its weakness: changes that cancel are missed, with a probability of about
     1 / sqrt(number of changed elements) for random changes of the last bit.
 
     >>> one = torch.tensor([1.0, 2.0])

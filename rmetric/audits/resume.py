@@ -114,8 +114,8 @@ class Resume(Audit):
         if self._rows is None:
             return
         rows, self._rows = self._rows, None
-        batches = self._saved.get("batches") or {}
-        if "batches" in seen.values and "chains" in batches:
+        batches = self._saved.get("batches")
+        if "batches" in seen.values and batches:
             batch = int(joined(seen.values["batches"])[0])
             logged = {e["after"]: e["batches"] for e in self._saved.get("logged", ())}
             rows += _data(batch, batches, logged, training.epoch)
@@ -127,7 +127,7 @@ class Resume(Audit):
         harm = {row.key or row.part for row in lost} - _HARMLESS
         severity: Severity = "error" if harm else "hint"
         with_outlook = [asdict(row) | {"outlook": _outlook(row)} for row in rows]
-        yield from self.find(kind, seen.step, severity, rows=with_outlook, **words)
+        yield from self.find(kind, seen.step, severity, table=with_outlook, **words)
 
 
 def _data(
@@ -136,8 +136,7 @@ def _data(
     """The place of the first batch, by its fingerprint, among those that are known, if it is there.
 
     `saved` has the number of batches by the save, and stretches of them: first number,
-    fingerprints. `logged` maps the number of batches by a save to those after it. `epoch` has the
-    batch.
+    fingerprints. `logged` maps the number of batches by a save to those after it.
     """
     number, chains = int(saved["number"]), list(saved["chains"])
     was, last, due = f"next: batch {number:,}", chains[-1][1][-1:], logged.get(number, [])
@@ -170,17 +169,13 @@ def state_of(training: Training) -> dict[str, Any]:
             v for k, v in state.items() if isinstance(v, Tensor) and k != "step" and v.numel()
         ]
     rates = [rate_of(group) for group in training.groups]
-    averages = _averages(training.ema)
+    parts: dict[str, list[Tensor]] = {"weights": [*training.parameters], "moments": tensors}
+    parts["EMA"] = _averages(training.ema)
     scaling = training.scaler is not None and training.scaler.is_enabled()
     sharded = any(hasattr(p, "device_mesh") for p in training.parameters)
     return {
         "ranks": training.ranks if sharded else 0,
-        "weights": _sum(list(training.parameters)),
-        "weight_norm": _norm(list(training.parameters)),
-        "moments": _sum(tensors),
-        "moment_norm": _norm(tensors),
-        "EMA": _sum(averages),
-        "EMA_norm": _norm(averages),
+        **{part: [_sum(of_part), _norm(of_part)] for part, of_part in parts.items()},
         "step": None if step is None else int(step),
         "rates": [rate for rate in rates if rate < float("inf")],
         "scheduler": [getattr(s, "last_epoch", None) for s in training.schedulers],
@@ -204,26 +199,24 @@ def _rows(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Row]:
     if saved["scheduler"] and now["scheduler"]:
         was, there = (f"step {state['scheduler'][0]}" for state in (saved, now))
         yield Row("scheduler", was, there, saved["scheduler"] == now["scheduler"])
-    if saved.get("buffers"):
-        equal = saved["buffers"] == now["buffers"]
-        yield Row("buffers", "as saved", "as saved" if equal else "other ones", equal)
-    if saved["random"] is None:
-        return
-    equal = saved["random"] == now["random"]
-    yield Row("random states", "as saved", "as saved" if equal else "other ones", equal)
+    for part, key in (("buffers", "buffers"), ("random states", "random")):
+        if saved[key]:
+            equal = saved[key] == now[key]
+            yield Row(part, "as saved", "as saved" if equal else "other ones", equal)
 
 
 def _rows_of_norms(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Row]:
-    norms = {"weights": "weight_norm", "moments": "moment_norm"}
-    norms |= {"EMA": "EMA_norm"} if saved.get("EMA") else {}
-    for part, norm in norms.items():
-        lost = now[norm] == 0 != saved[norm]
-        values = f"norm {saved[norm]:.3g}", f"{'lost, ' if lost else ''}norm {now[norm]:.3g}"
-        if saved[part] != now[part] and values[0] == values[1]:
-            values = f"norm {saved[norm]:.9g}", f"other ones, norm {now[norm]:.9g}"
-        if part == "EMA" and now[part] == now["weights"]:
-            values = values[0], f"begun anew, norm {now[norm]:.9g}"
-        yield Row(part, *values, saved[part] == now[part])
+    for part in ("weights", "moments", "EMA"):
+        (was, norm), (there, norm_now) = saved[part], now[part]
+        if part == "EMA" and not was:
+            continue
+        lost = norm_now == 0 != norm
+        values = f"norm {norm:.3g}", f"{'lost, ' if lost else ''}norm {norm_now:.3g}"
+        if was != there and values[0] == values[1]:
+            values = f"norm {norm:.9g}", f"other ones, norm {norm_now:.9g}"
+        if part == "EMA" and there == now["weights"][0]:
+            values = values[0], f"begun anew, norm {norm_now:.9g}"
+        yield Row(part, *values, was == there)
 
 
 def _averages(ema: Any) -> list[Tensor]:

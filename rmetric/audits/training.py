@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,13 +28,10 @@ class Seen:
     """A step as it was before the optimiser changed the weights, on the host.
 
     Attributes:
-        step: that was checked.
         loss: of the step; None where it is not known.
-        full: all parameters were measured; the arrays below, of shape (parameters,), are empty
-            where they were not.
+        full: all parameters were measured; else the arrays, of shape (parameters,), are empty.
         consecutive: the step before was measured in full, too.
-        weights, gradients, moments: fingerprints, int64; the last two only where there are several
-            ranks.
+        weights, gradients, moments: fingerprints, int64; the last two only of several ranks.
         peaks: largest magnitude in each gradient; -1 where there is none.
         trainable: which parameters ask for a gradient.
         rates: highest learning rate of each parameter; -1 for one in no group.
@@ -56,22 +53,10 @@ class Seen:
     values: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
-class Channel(Protocol):
-    """Exchanges numbers of each rank without waiting, as the monitor's exchange does."""
-
-    @property
-    def ranks(self) -> Sequence[int]: ...
-
-    def post(self, values: Sequence[float]) -> bool: ...
-
-    def take(self) -> np.ndarray | None: ...
-
-
 class OwnHook:
     """A hook of a module that compiled code leaves out, or it would be compiled anew, or refused.
 
-    A copy of the model takes it along, and there it does nothing; nor does it after its first
-    exception, which must not end the pass.
+    It does nothing in a copy of the model, and after its first exception.
     """
 
     def __init__(self, call: Callable[..., None] | None = None) -> None:
@@ -99,19 +84,14 @@ class Training:
         optimizer: the one that the monitor follows; None for none.
 
     Attributes:
-        names: of the parameters, without what wrappers add.
-        parameters: in the order of `names`.
+        names, parameters: of the model; names without what wrappers add.
         optimizers: that one first, then every other that made a step with some of the parameters.
         made: steps that each of them made, by its id.
-        schedulers: as far as they are known.
-        scaler: the GradScaler; None for none.
-        ema: averages of the weights, see `Monitor.ema`.
+        schedulers, scaler, ema, epoch, loader: as far as they are known; `ema` as `Monitor.ema`.
         step: steps checked so far.
         autocast: the training was asked for mixed precision.
-        epoch: as the trainer counts it; None where it is not known.
-        loader: of the training batches; None where it is not known.
         rank, ranks: this process, and how many train together.
-        channel: to the other ranks; None for none.
+        channel: exchanges numbers with the other ranks without waiting; None for none.
         log: writes an entry of that name with these values.
         half: which parameters are of half precision or less, shape (parameters,).
         replicated: a wrapper keeps the weights of several ranks equal.
@@ -132,7 +112,7 @@ class Training:
         self.epoch: int | None = None
         self.loader: Any = None
         self.rank, self.ranks = 0, 1
-        self.channel: Channel | None = None
+        self.channel: Any = None
         self.log: Callable[..., None] = lambda event, **values: None
         self.half = np.array([p.element_size() <= 2 for p in self.parameters], dtype=bool)
         self.replicated = isinstance(model, nn.parallel.DistributedDataParallel)
@@ -169,7 +149,6 @@ class Training:
 
     @property
     def trainable(self) -> np.ndarray:
-        """Which parameters ask for a gradient, shape (parameters,)."""
         return np.array([p.requires_grad for p in self.parameters], dtype=bool)
 
     def host_facts(self) -> dict[str, np.ndarray]:

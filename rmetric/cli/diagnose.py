@@ -21,11 +21,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rmetric._util import __version__
 from rmetric._util.durable import write_atomically
 from rmetric._util.errors import FAILED, INTERRUPTED, WRONG, error_text, fail
 from rmetric._util.options import add_jobs, path_in, path_out, refuse_input
 from rmetric._util.strict_json import encode
-from rmetric._util.version import __version__
 from rmetric.cli.progress import reading
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
 from rmetric.diagnosis.report.render import clock, verdict

@@ -16,10 +16,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from rmetric._util import __version__
 from rmetric._util.errors import FAILED
 from rmetric._util.lazy import EXTRAS
 from rmetric._util.printed import printable
-from rmetric._util.version import __version__
 from rmetric.telemetry.nvml import NvmlEvents
 
 #: Packages whose versions a report needs, by the names under which they are installed.

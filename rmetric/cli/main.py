@@ -6,11 +6,9 @@ import argparse
 import sys
 from importlib import import_module
 
-from rmetric._util.errors import FAILED, INTERRUPTED, fail
-from rmetric._util.interrupt import ends_at_once
+from rmetric._util import __version__
+from rmetric._util.errors import FAILED, INTERRUPTED, OutputError, ends_at_once, fail, guard_stdout
 from rmetric._util.lazy import install_hint
-from rmetric._util.standard_output import OutputError, guard_stdout
-from rmetric._util.version import __version__
 from rmetric.cli import COMMANDS
 
 #: 128 + SIGPIPE, as a shell reports a program whose output pipe was closed.

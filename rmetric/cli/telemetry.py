@@ -53,43 +53,25 @@ read, or a file cannot be read or written (a watch goes on without it); 2 the co
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--interval", type=seconds, default=10.0, metavar="SECONDS",
-        help="seconds between readings, above 0 (default: 10)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--threshold", type=float, default=RiskConfig.threshold, metavar="R",
-        help="risk at which a GPU counts as at risk, above 0 to 1 (default: 0.95)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--jsonl", type=Path, metavar="FILE",
-        help="append readings, signs and verdicts to this file",
-    )  # fmt: skip
-    parser.add_argument(
-        "--textfile", type=Path, metavar="FILE",
-        help="write metrics there for node_exporter's textfile collector, after each reading",
-    )  # fmt: skip
-    parser.add_argument(
-        "--http", type=port, metavar="PORT", help="serve metrics for Prometheus on this port"
-    )
-    parser.add_argument(
-        "--address", metavar="A",
-        help=f"address for --http (default: {LOOPBACK}, this machine alone)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--run", type=path_in, metavar="FOLDER", dest="run_folder",
+    add = parser.add_argument
+    add("--interval", type=seconds, default=10.0, metavar="SECONDS",
+        help="seconds between readings, above 0 (default: 10)")  # fmt: skip
+    add("--threshold", type=float, default=RiskConfig.threshold, metavar="R",
+        help="risk at which a GPU counts as at risk, above 0 to 1 (default: 0.95)")  # fmt: skip
+    add("--jsonl", type=Path, metavar="FILE",
+        help="append readings, signs and verdicts to this file")  # fmt: skip
+    add("--textfile", type=Path, metavar="FILE",
+        help="write metrics there for node_exporter's textfile collector, "
+        "after each reading")  # fmt: skip
+    add("--http", type=port, metavar="PORT", help="serve metrics for Prometheus on this port")
+    add("--address", metavar="A",
+        help=f"address for --http (default: {LOOPBACK}, this machine alone)")  # fmt: skip
+    add("--run", type=path_in, metavar="FOLDER", dest="run_folder",
         help="run folder: leave a request for a checkpoint there when a GPU is at risk or "
-        "fatal, and verdicts in its telemetry/NODE.jsonl",
-    )  # fmt: skip
-    parser.add_argument("--node", default=None, help="name of this node (default: the host's)")
-    parser.add_argument("--once", action="store_true", help="read once, print and end")
-    parser.add_argument(
-        "--play", type=path_in, metavar="FILE", help="replay readings recorded with --jsonl"
-    )
-    parser.add_argument(
-        "--speed", type=float, metavar="N",
-        help="with --play: recorded seconds per second (default: no limit)",
-    )  # fmt: skip
+        "fatal, and verdicts in its telemetry/NODE.jsonl")  # fmt: skip
+    add("--node", default=None, help="name of this node (default: the host's)")
+    add("--once", action="store_true", help="read once, print and end")
+    add("--play", type=path_in, metavar="FILE", help="replay readings recorded with --jsonl")
 
 
 def port(text: str) -> int:
@@ -123,12 +105,11 @@ class _Telemetry:
         self.node = os.uname().nodename if options.node is None else options.node
         self.folder = None if options.run_folder is None else RunFolder(options.run_folder)
         self.jsonl = JsonlFile(options.jsonl) if options.jsonl else None
-        self.shared: JsonlFile | None = None
+        self.files = [] if self.jsonl is None else [self.jsonl]
         if self.folder is not None:
             self.folder.telemetry.mkdir(exist_ok=True)
-            self.shared = JsonlFile(
-                self.folder.telemetry / f"{self.node}.jsonl", follow_links=False
-            )
+            shared = self.folder.telemetry / f"{self.node}.jsonl"
+            self.files.insert(0, JsonlFile(shared, follow_links=False))
         self.changed = False
         self.problem: str | None = None
         self.begun: dict[str, float] = {}
@@ -138,8 +119,7 @@ class _Telemetry:
         if options.play is None:
             self.source = GpuWatch(config=self.config, node=self.node, record=self._record)
         else:
-            speed = inf if options.speed is None else options.speed
-            self.source = ReplayedReadings(options.play, speed, self.config, record=self._record)
+            self.source = ReplayedReadings(options.play, self.config, record=self._record)
 
     def run(self) -> int:
         """Watch until the end; returns the exit code."""
@@ -156,24 +136,26 @@ class _Telemetry:
         finally:
             self.source.close()
             stop(server)
-            for file in (self.jsonl, self.shared):
-                if file is not None:
-                    file.close()
+            for file in self.files:
+                file.close()
 
     def _watch(self) -> int:
-        ended = _ended_by_a_signal()
+        ended = threading.Event()
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, lambda *_: ended.set())
         while True:
             for verdict in self.source.poll():
                 self._tell(verdict)
-            self._tell_problem()
+            problem = self.source.problem
+            if problem != self.problem and problem is not None:
+                print(f"problem: {printable(problem)}", file=sys.stderr, flush=True)
+            self.problem = problem
             self._tell_reach()
             if self.options.textfile and self.changed:
                 metrics = PrometheusCollector(self.source)
                 self._write(partial(write_textfile, self.options.textfile, metrics))
             self.changed = False
-            if self.options.once or (
-                isinstance(self.source, ReplayedReadings) and self.source.finished
-            ):
+            if self.options.once or self.options.play is not None:
                 levels = {verdict.level for verdict in self.source.verdicts().values()}
                 return UNWELL if levels - {"healthy"} else 0
             if ended.wait(LOOK_SECONDS):
@@ -190,9 +172,8 @@ class _Telemetry:
         print(printable(verdict_text(verdict)), flush=True)
         if self.folder is not None:
             self._write(partial(self._ask, self.folder, verdict))
-        for file in (self.shared, self.jsonl):
-            if file is not None:
-                self._write(partial(file.verdict, verdict))
+        for file in self.files:
+            self._write(partial(file.verdict, verdict))
 
     def _write(self, writes: Callable[[], object]) -> None:
         """Write; a watch prints the same problem once, such as a full disk, and goes on."""
@@ -217,12 +198,6 @@ class _Telemetry:
         reason = f"GPU {verdict.key}: {'; '.join(verdict.reasons)}"
         number = folder.ask(source, reason, fatal=verdict.level == "fatal")
         print(f"request {number} for a checkpoint is left in {folder.path}", flush=True)
-
-    def _tell_problem(self) -> None:
-        problem = self.source.problem
-        if problem != self.problem and problem is not None:
-            print(f"problem: {printable(problem)}", file=sys.stderr, flush=True)
-        self.problem = problem
 
     def _tell_reach(self) -> None:
         """Once a GPU: whether its score can get to the threshold, when its window has begun."""
@@ -256,8 +231,6 @@ def _check(options: argparse.Namespace) -> None:
     """Raise ValueError for an option that would have no effect, or cannot have any."""
     if options.address is not None and options.http is None:
         raise ValueError(f"--address {options.address} is for --http PORT, which is not given")
-    if options.speed is not None and options.play is None:
-        raise ValueError(f"--speed {options.speed:g} is for --play FILE, which is not given")
     if options.once and options.play is not None:
         raise ValueError("--once reads GPUs and --play a file: one of the two is accepted")
     if options.node is not None and Path(options.node).name != options.node:
@@ -269,11 +242,3 @@ def _check(options: argparse.Namespace) -> None:
         raise ValueError(f"--run {folder}: there is no such folder")
     if text is not None and (text.is_dir() or not text.parent.is_dir()):
         raise ValueError(f"--textfile {text}: a file in a folder that is there is accepted")
-
-
-def _ended_by_a_signal() -> threading.Event:
-    """Set on SIGTERM; only the main thread may ask for that."""
-    ended = threading.Event()
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    return ended

@@ -63,11 +63,6 @@ class NumberDetector(ABC):
     #: The attribute above which a score alarms; from which on, where `REACHED`.
     BOUND: ClassVar[str] = "threshold"
     REACHED: ClassVar[bool] = False
-    #: For `rmetric._util.state`.
-    NEWER: ClassVar[dict[str, tuple[str, ...]]] = {
-        "_value": ("_loss", "_norm", "_dispersion"),
-        "_bound": (),
-    }
 
     def __init__(self) -> None:
         self.score = self._value = nan

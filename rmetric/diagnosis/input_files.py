@@ -11,9 +11,8 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+from rmetric._util.durable import PACKED, PACKED_SUFFIXES, refuse_special
 from rmetric._util.errors import LogError
-from rmetric._util.special import refuse_special
-from rmetric._util.unpacked import PACKED, PACKED_SUFFIXES
 from rmetric.diagnosis.auxiliary.files import AUXILIARY_SUFFIXES, is_auxiliary
 from rmetric.diagnosis.auxiliary.stacks import holds_stacks
 from rmetric.diagnosis.reading.file_names import ATTEMPT, identify_files, natural

@@ -17,9 +17,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+from rmetric._util.durable import refuse_special
 from rmetric._util.errors import LogError
 from rmetric._util.printed import counted
-from rmetric._util.special import refuse_special
 from rmetric.readers import (
     curves,
     experiment_log,

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
+from rmetric._util.durable import PACKED, unpacked
 from rmetric._util.errors import LogError
 from rmetric._util.printed import counted
-from rmetric._util.unpacked import PACKED, unpacked
 
 #: Bytes read at a time: what is made of them then fits into the processor's cache.
 BLOCK = 1 << 16

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from rmetric._util.durable import refuse_special
 from rmetric._util.errors import LogError
-from rmetric._util.special import refuse_special
 from rmetric.readers import OpenLog, UnknownFormat, open_log
 from rmetric.readers.source import BLOCK, SHOWN, ForeignLines, Source
 from rmetric.records import Record

@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
+from rmetric._util import __version__
 from rmetric._util.durable import write_atomically
 from rmetric._util.errors import LogError
 from rmetric._util.lazy import check_installed
 from rmetric._util.printed import csv_cell, printable
-from rmetric._util.version import __version__
 from rmetric.detectors.calibrated import Thresholds
 from rmetric.evaluation import PROTOCOLS, RunVerdict, judge
 from rmetric.logs import encode_number

@@ -16,8 +16,9 @@ from rmetric.detectors.no_update import NoUpdate
 from rmetric.monitor.actions.action import Action, is_distributed, rank
 from rmetric.monitor.optimizer_steps import is_scaling
 from rmetric.records import Record
-from rmetric.rescue.agreement import Agreement, DisagreementError, RankLeftError
-from rmetric.rescue.data_position import DataPosition, NoData
+from rmetric.rescue.agreement import Agreement, DisagreementError
+from rmetric.rescue.data_position import DataPosition, NoData, OwnLoop
+from rmetric.rescue.evidence import Judgement
 from rmetric.rescue.hold import (
     HELD,
     ON_HOLD,
@@ -28,11 +29,9 @@ from rmetric.rescue.hold import (
     signalled,
     wait_to_go_on,
 )
-from rmetric.rescue.judgement import Judgement
-from rmetric.rescue.own_loop import OwnLoop
 from rmetric.rescue.policy import AUTO, Decision, RescueConfig, RescuePolicy
-from rmetric.rescue.remedies import PlannedSettings, WorkersOut, check_most
-from rmetric.rescue.snapshot import Parts, Snapshot, Stateful, put
+from rmetric.rescue.remedies import PlannedSettings, WorkersOut
+from rmetric.rescue.snapshot import Parts, Stateful, put
 from rmetric.rescue.snapshot_keeper import SnapshotKeeper, SnapshotPace
 
 if TYPE_CHECKING:
@@ -51,8 +50,7 @@ _STEPS_ALONE = 3  # without a boundary, until it is reported
 class Rescue(Action):
     """Gets a training out of an alarm: leaves steps out, goes back, or holds it.
 
-    `Judgement` decides, by `RescuePolicy`; this action carries the decisions out. In a loop of your
-    own let `steps` hand out the batches::
+    In a loop of your own let `steps` hand out the batches::
 
         rescue = Rescue(scheduler=scheduler)
         monitor = Monitor(model, optimizer, actions=[rescue], log="run.jsonl")
@@ -65,9 +63,8 @@ class Rescue(Action):
             optimizer.zero_grad()
 
     A step that must not be taken is left out before the optimiser's step, where a learning rate
-    that is not its scheduler's is set back, too. A return also leaves the step at hand out, and is
-    carried out at the next `boundary`, between two steps, where snapshots are taken. A trainer's
-    adaptor sets `data` and calls `boundary`.
+    that is not its scheduler's is set back, too. A return is carried out at the next `boundary`
+    between two steps, where snapshots are taken. A trainer's adaptor sets `data` and calls it.
 
     Everything that a run is comes back bit for bit: weights, buffers and extra states of modules,
     the optimiser, schedulers, the GradScaler, random states, the position of the data, the
@@ -76,8 +73,7 @@ class Rescue(Action):
 
     With several ranks every rank makes a `Rescue`, in the same order. A bad step is left out at
     once, by the reduced gradient norm. Alarms of the detector are exchanged after each step on a
-    gloo group and acted upon after the next, so all ranks decide by the same numbers: with the
-    monitor's own delay that is 3 steps after the step of the alarm. A return that the step rules
+    gloo group, and acted upon 3 steps after the step of the alarm. A return that the step rules
     ask for is one step late. After a return the ranks' monitors need 3 steps to agree again; under
     FSDP2 no step is left out in them.
 
@@ -98,8 +94,8 @@ class Rescue(Action):
         hold_seconds: longest wait; None for no limit.
 
     Attributes:
-        data: position of the data; set by `steps`, or by the adaptor of a trainer.
         decisions: entries of all decisions, as in the log.
+        is_on: from the beginning of a training until it ends or the rescue fails.
         problem: why the rescue is switched off; empty while it is on.
         held: verdict of the hold; None before one.
     """
@@ -132,8 +128,8 @@ class Rescue(Action):
         self.on_hold, self.hold_seconds = on_hold, hold_seconds
         self.hold_folder = None if hold_folder is None else Path(hold_folder)
         self._data: DataPosition | NoData = NoData()
-        self._on = False
-        self._monitor_ref: weakref.ref[Monitor] | None = None
+        self.is_on = False
+        self._monitor_ref: Callable[[], Monitor | None] = lambda: None
         self._begin(NoUpdate())
 
     def _begin(self, no_update: NoUpdate) -> None:
@@ -153,7 +149,7 @@ class Rescue(Action):
     def steps(
         self, loader: Iterable[Any], total: int, *, per_step: int = 1
     ) -> Iterator[tuple[int, Any]]:
-        """Hand out the batches of a training, with the number of each step.
+        """Hand out the batches of a training, with the number of each step: (step, batch).
 
         Epochs follow each other. After a return the numbers and the batches are those after the
         snapshot: kept ones, at most 1 GiB, or those of a loader with `state_dict` and
@@ -166,12 +162,9 @@ class Rescue(Action):
                 there; the data begin where the loader does.
             per_step: batches of one step; above 1 each step has a list of them.
 
-        Returns:
-            An iterator over (step, batch). It raises RuntimeError where the monitor, while it is
-            open, checks none of the steps that are handed out: they would have no end.
-
         Raises:
             ValueError: an argument is not of that kind.
+            RuntimeError: the open monitor checks none of the steps, which would have no end.
         """
         iterable = isinstance(loader, Iterable) or hasattr(loader, "__getitem__")
         if isinstance(loader, type) or not iterable:
@@ -184,16 +177,11 @@ class Rescue(Action):
     @property
     def monitor(self) -> Monitor | None:
         """The monitor that has this rescue; None before it begins, and once it is gone."""
-        return self._monitor_ref() if self._monitor_ref is not None else None
+        return self._monitor_ref()
 
     @property
     def policy(self) -> RescuePolicy:
         return self._judgement.policy
-
-    @property
-    def is_on(self) -> bool:
-        """True from the beginning of a training until it ends or the rescue fails."""
-        return self._on
 
     @property
     def data(self) -> DataPosition | NoData:
@@ -207,26 +195,16 @@ class Rescue(Action):
             self._resumed = {}
 
     def boundary(self, *, last: bool = False) -> bool:
-        """Between two steps: carry out what is due, or take a snapshot.
+        """Between two steps: carry out what is due, or take a snapshot; all ranks call it.
 
-        Weights, optimiser, schedulers and data are at rest. All ranks call it after the same
-        steps.
-
-        Args:
-            last: the training is about to end. Then what is known of its last steps is judged
-                too: of a single process all of them, of several ranks all but the last two.
-
-        Returns:
-            True if the training went back: weights, step and data are those of a snapshot.
+        Before the training ends (`last`), what is known of its last steps is judged too: of a
+        single process all of them, of several ranks all but the last two. True if the training went
+        back: weights, step and data are those of a snapshot.
         """
-        self._steps_alone, back = 0, False
-        if self._on:
-            try:
-                self._keeper.boundary_begins()
-                back = self._boundary(last)
-            except Exception as error:
-                self._fail(error)
-        if not self._on and self._agreement is not None:
+        self._steps_alone = 0
+        self._keeper.boundary_begins()
+        back = bool(self._try(lambda: self._boundary(last)))
+        if not self.is_on and self._agreement is not None:
             agreement, self._agreement = self._agreement, None
             agreement.leave()
         self._keeper.boundary_ends()
@@ -242,8 +220,8 @@ class Rescue(Action):
                 raise ValueError("several ranks need MonitorConfig(exchange=True)")
             self._agreement = Agreement(self._judgement)
         size = self._agreement.ranks.size if self._agreement is not None else 1
-        check_most(self.config.most_out, size)
-        self._workers = WorkersOut(monitor.model, monitor.parameters, rank(), size)
+        most = self.config.most_out
+        self._workers = WorkersOut(monitor.model, monitor.parameters, rank(), size, most)
         pace = None
         if self.config.every == AUTO:
             on_host = all(parameter.device.type == "cpu" for parameter in monitor.parameters)
@@ -253,43 +231,42 @@ class Rescue(Action):
         if not monitor.schedulers and self.scheduler is not None:
             monitor.schedulers = several(self.scheduler)
         if hasattr(monitor.optimizer, "register_step_pre_hook"):
-            hook = monitor.optimizer.register_step_pre_hook(self._before_optimizer)
+            hook = monitor.optimizer.register_step_pre_hook(
+                lambda *_: self._try(self._prepare_update)
+            )
             self._removers.append(hook.remove)
         self._removers.append(self._workers.remove)
         if not isinstance(monitor.detector("calibrated"), CalibratedDetector):
             logger.warning("rmetric: rescue without the calibrated detector sees bad steps alone")
-        self._on = True
+        self.is_on = True
 
     def record(self, record: Record, monitor: Monitor) -> None:
-        if self._on:
+        def take() -> None:
             # Of a single process the workers of a record are its micro-batches.
             workers = self._workers.left if self._workers.ranks > 1 else []
             detector, alone = monitor.detector("calibrated"), self._agreement is None
-            self._try(lambda: self._judgement.take_record(record, detector, workers, alone=alone))
+            self._judgement.take_record(record, detector, workers, alone=alone)
+
+        self._try(take)
 
     def before_update(self, broken: Sequence[tuple[str, str]], monitor: Monitor) -> None:
-        if self._on:
-            self._try(lambda: self._judge(broken, monitor))
+        self._try(lambda: self._judge(broken, monitor))
 
     def state_dict(self) -> dict[str, Any]:
         """What a restarted process goes on with: all but the snapshots, which begin anew."""
-        if not self._on:
-            return {}
-        try:
+
+        def state() -> dict[str, Any]:
             return {
                 "policy": self.policy.state_dict() | {"snapshots": []},
                 "ranks": self._workers.ranks,
-                "planned": self._planned.state_dict() if self.policy.state.settings else None,
                 "data": dict(self.data.resume_state()),
             }
-        except Exception as error:
-            self._fail(error)
-            return {}
+
+        return self._try(state) or {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave. Ranks left out come back if their number has changed."""
-        if self._on:
-            self._try(lambda: self._load(state))
+        self._try(lambda: self._load(state))
 
     def _load(self, state: Mapping[str, Any]) -> None:
         policy = RescuePolicy(self.config)
@@ -299,21 +276,17 @@ class Rescue(Action):
         if state["ranks"] != self._workers.ranks:
             policy.state.out = {}
         self._start_policy(policy)
-        if state["planned"] is not None:
-            self._planned.load_state_dict(state["planned"])
         if isinstance(self.data, NoData):
             self._resumed = state["data"]
         elif state["data"]:
             self.data.resume(state["data"])
 
     def close(self) -> None:
-        if self._on and self._judgement.own is not None:
+        if self.is_on and self._judgement.own is not None:
             logger.warning(
                 "rmetric: rescue: the training ended during an alarm (%s): do not trust its "
-                "weights since step %d",
-                self._judgement.own.words,
-                self._judgement.own.since,
-            )
+                "weights since step %d", self._judgement.own.words, self._judgement.own.since,
+            )  # fmt: skip
         self._switch_off()
 
     # -- the step at hand
@@ -337,11 +310,10 @@ class Rescue(Action):
             self._write(decision, monitor.step, 0)
 
     def _before_optimizer(self, *_: Any) -> None:
-        if self._on:
-            self._try(self._prepare_update)
+        self._try(self._prepare_update)
 
     def _prepare_update(self) -> None:
-        self._keeper.snapshots.wait()
+        self._keeper.wait()
         monitor = self._monitor
         monitor.updates.rates.update(
             monitor.optimizer.param_groups, monitor.schedulers, learn=False
@@ -387,27 +359,25 @@ class Rescue(Action):
 
     def _act(self, monitor: Monitor, last: bool) -> bool:
         """Carry out what is due, or take a snapshot; true if the training went back."""
-        step, judgement, carry_out = monitor.weights_step, self._judgement, True
-        if self._agreement is not None:
-            try:
-                carry_out = self._agreement.count(step)
-            except DisagreementError as error:
-                self._agreement = None
-                self._give_up(str(error))
-                return False
+        step, judgement, agreement = monitor.weights_step, self._judgement, self._agreement
+        carry_out = agreement is None or agreement.count(step)
         if last and carry_out and judgement.due is None:
-            agreement = self._agreement
             back_now = judgement.level.is_back if agreement is None else agreement.all_back
             judgement.at_end(step, back=back_now)
-        back = False
+        back = judgement.due is not None and carry_out
         if judgement.due is not None and carry_out:
             decision, decided_at = judgement.due
             judgement.forget_evidence()
-            apply = self._go_back if decision.action == "go_back" else self._hold
-            back = apply(decision, decided_at)
+            target = self._restore(decision)
+            if decision.action == "hold":
+                self._hold(decision, decided_at, target)
+            else:
+                out = None if isinstance(self.data, NoData) else decision.skip
+                skipped = None if out is None else list(out)
+                self._write(decision, decided_at, decided_at - target, skipped=skipped)
         elif judgement.due is None and self.policy.snapshot_due(step):
             self._keeper.take(step, self._parts(), self.policy, judgement.level)
-        if self._on:
+        if self.is_on:
             self._set_workers()
         if self._agreement is not None:
             self._agreement.post(monitor.weights_step)
@@ -415,13 +385,7 @@ class Rescue(Action):
 
     def _most_of_ranks(self, value: int) -> int:
         """The largest value of all ranks, which ask at the same place."""
-        if self._agreement is None:
-            return value
-        try:
-            return self._agreement.vote.most(value)
-        except RankLeftError:
-            self._agreement = None
-            raise
+        return value if self._agreement is None else self._agreement.most(value)
 
     def _parts(self) -> Parts:
         monitor = self._monitor
@@ -441,30 +405,23 @@ class Rescue(Action):
             monitor=monitor,
         )
 
-    def _go_back(self, decision: Decision, step: int) -> bool:
-        target = self._restore(decision)
-        out = None if isinstance(self.data, NoData) else decision.skip
-        self._write(decision, step, step - target.step, skipped=None if out is None else list(out))
-        return True
-
-    def _restore(self, decision: Decision) -> Snapshot:
+    def _restore(self, decision: Decision) -> int:
         snapshot = self._keeper.restore(decision, self._parts())
         losses, detector = snapshot.small["losses"], self._monitor.detector("calibrated")
         self._judgement.went_back(snapshot.step, losses, detector)
-        self._keeper.snapshots.keep_only(self.policy.state.snapshots)
+        self._keeper.keep_only(self.policy.state.snapshots)
         self._planned.use(snapshot.groups)
-        return snapshot
+        return snapshot.step
 
-    def _hold(self, decision: Decision, step: int) -> bool:
-        target = self._restore(decision)
-        monitor, ranks = self._monitor, None if self._agreement is None else self._agreement.ranks
+    def _hold(self, decision: Decision, step: int, target: int) -> None:
+        monitor = self._monitor
         folder = self.hold_folder or hold_folder(monitor.log_path)
-        if ranks is not None:
-            folder = Path(ranks.broadcast(str(folder)))
-        self._write(decision, step, step - target.step, folder=str(folder))
+        if self._agreement is not None:
+            folder = Path(self._agreement.ranks.broadcast(str(folder)))
+        self._write(decision, step, step - target, folder=str(folder))
         incident = self.policy.state.incident
         self.held = {
-            "step": target.step,
+            "step": target,
             "found_at": step,
             "reason": decision.reason,
             "tries": 0 if incident is None else incident.tries,
@@ -479,8 +436,8 @@ class Rescue(Action):
             save_verdict(folder, {**self.held, "went_on": why})
             monitor.paused()
             self.policy.state.held, self.policy.state.incident = False, None
-            logger.warning("rmetric: rescue goes on from step %d: %s", target.step, why)
-            return True
+            logger.warning("rmetric: rescue goes on from step %d: %s", target, why)
+            return
         self._save_hold(folder, self.held)
         self._agreement = None  # all ranks end
         if self.on_hold == "exit":
@@ -490,7 +447,6 @@ class Rescue(Action):
         logger.warning("rmetric: rescue ends the training; its good weights are in %s", folder)
         monitor.should_stop = True
         self._switch_off()
-        return True
 
     def _save_hold(self, folder: Path, verdict: dict[str, Any]) -> None:
         """Save weights and verdict; returns on all ranks when the files are there."""
@@ -525,7 +481,7 @@ class Rescue(Action):
 
     def _start_policy(self, policy: RescuePolicy) -> None:
         self._judgement.restart(policy)
-        self._keeper.snapshots.keep_only(())
+        self._keeper.keep_only(())
 
     # -- reports, and the end
 
@@ -557,26 +513,23 @@ class Rescue(Action):
         self._monitor.log_event("RESCUE", **entry)
         self._monitor.decided(self, entry)
 
-    def _try(self, call: Callable[[], Any]) -> None:
+    def _try(self, call: Callable[[], Any]) -> Any:
+        """Result of a call while the rescue is on; None where it fails, which switches it off."""
         try:
-            call()
+            return call() if self.is_on else None
         except Exception as error:
-            self._fail(error)
-
-    def _fail(self, error: Exception) -> None:
-        self._give_up(f"{type(error).__name__}: {error}")
-
-    def _give_up(self, problem: str) -> None:
-        if self._on:
-            self.problem = problem
+            if isinstance(error, DisagreementError):
+                self._agreement = None
+            self.problem = f"{type(error).__name__}: {error}"
             logger.error(
-                "rmetric: rescue is switched off, the training goes on without it: %s", problem
+                "rmetric: rescue is switched off, the training goes on without it: %s", self.problem
             )
-        self._switch_off()
+            self._switch_off()
+            return None
 
     def _switch_off(self) -> None:
-        self._on, self._judgement.due = False, None
-        endings, self._removers = [*self._removers, self._keeper.snapshots.clear], []
+        self.is_on, self._judgement.due = False, None
+        endings, self._removers = [*self._removers, self._keeper.clear], []
         for end in endings:
             try:
                 end()
@@ -585,10 +538,8 @@ class Rescue(Action):
 
 
 def checked_where(where: object) -> None:
-    wrong = not isinstance(where, (str, Path)) or (
-        where not in ("host", "device") and isinstance(where, str) and where.lower() in _NO_FOLDERS
-    )
-    if wrong:
+    known = isinstance(where, Path) or where in ("host", "device")
+    if not known and (not isinstance(where, str) or where.lower() in _NO_FOLDERS):
         raise ValueError(f"where is {where!r}: host, device or a folder (./gpu) are accepted")
 
 

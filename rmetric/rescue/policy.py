@@ -1,8 +1,6 @@
 """Rescue policy: a state machine from evidence to decisions. No torch, no clock.
 
-A training reports each step; the policy answers when to take a snapshot, when to leave a step or a
-worker out, when to go back to which snapshot, and when to hold. It is told nothing but steps and
-evidence, so its laws can be tested on streams of events:
+It is told nothing but steps and evidence, so its laws can be tested on streams of events:
 
 - it goes back only to a snapshot of before the evidence, older than the probation;
 - a step whose gradient is not finite is never taken;
@@ -31,8 +29,6 @@ BLIND = ("not_finite", "no_update")
 SAME_PLACE = 2
 #: Remedies that a policy may be allowed to use.
 REMEDIES = ("leave_out", "worker", "settings", "data", "retry", "hold")
-
-
 #: Of `RescueConfig.every`, and the distance that it begins with.
 AUTO, _EVERY = "auto", 10
 _PROBATION = 20
@@ -76,41 +72,33 @@ class RescueConfig:
     remedies: Collection[str] = REMEDIES
 
     def __post_init__(self) -> None:
-        least = dict.fromkeys(["left_out", "budget", "quiet", "observe", "worker_out"], 1)
-        least |= {"far": 0, "most_out": 0}
-        least |= {"every": 1} if self.every != AUTO else {}
-        least |= {"probation": 0} if self.probation is not None else {}
+        least = dict.fromkeys(["every", "left_out", "budget", "quiet", "observe", "worker_out"], 1)
+        least |= {"far": 0, "most_out": 0, "probation": 0}
         for name, low in least.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not (isinstance(value, Integral) and int(value) >= low):
-                auto = f", or {AUTO!r}" if name == "every" else ""
-                raise ValueError(f"{name} is {value!r}: it must be a whole number from {low}{auto}")
+            if (name, value) in (("every", AUTO), ("probation", None)):
+                continue
+            holds = (
+                isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= low
+            )
+            auto = f" or {AUTO!r}" if name == "every" else ""
+            require(name, value, holds, f"a whole number from {low}{auto}")
         if (self.probation or 0) > self.far:
             raise ValueError(
-                f"probation is {self.probation} and far is {self.far}: 0 <= probation <= far "
-                "is accepted"
+                f"probation is {self.probation} and far is {self.far}: at most far is accepted"
             )
         require("share", self.share, 0 <= as_number(self.share) < inf, "finite and at least 0")
-        if isinstance(self.remedies, str) or not isinstance(self.remedies, Collection):
-            raise ValueError(
-                f"remedies is {self.remedies!r}: a collection of names is accepted, "
-                f"such as ({self.remedies!r},); known are {', '.join(REMEDIES)}"
-            )
-        unknown = sorted(set(self.remedies) - set(REMEDIES))
-        if unknown:
-            raise ValueError(f"unknown remedies {unknown}: known are {', '.join(REMEDIES)}")
+        known = not isinstance(self.remedies, str) and isinstance(self.remedies, Collection)
+        known = known and set(self.remedies) <= set(REMEDIES)
+        require("remedies", self.remedies, known, f"a collection of names: {', '.join(REMEDIES)}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """A reason not to trust the training since a step.
+    """A reason not to trust the training: found at `step`, and true since an earlier one.
 
-    Attributes:
-        step: at which it was found.
-        since: first step of the condition, at most `step`.
-        kind: one of `KINDS`.
-        words: what was measured.
-        worker: rank that differs from the others; None unless the kind is ``worker``.
+    `kind` is one of `KINDS`, `words` what was measured, `worker` the rank that differs from the
+    others; None unless the kind is ``worker``.
     """
 
     step: int
@@ -151,25 +139,16 @@ class Decision:
 
 @dataclass
 class Incident:
-    """Everything between the first evidence and the first quiet stretch beyond it.
+    """Everything between the first evidence and the first quiet stretch beyond it."""
 
-    Attributes:
-        onset, farthest: earliest and latest step of its evidence.
-        tries, repeated: restorations so far, and steps that they repeated.
-        target: snapshot of the last restoration; None before the first.
-        observed_until: end of the observation after the budget; None before it.
-        place: `since` of the first evidence.
-        window: data that are left out at the next try, in steps; 0 while they are used again.
-    """
-
-    onset: int
-    farthest: int
+    onset: int  # earliest step of its evidence
+    farthest: int  # latest step of its evidence
     tries: int = 0
-    repeated: int = 0
-    target: int | None = None
-    observed_until: int | None = None
-    place: int = 0
-    window: int = 0
+    repeated: int = 0  # steps, by the tries
+    target: int | None = None  # snapshot of the last try
+    observed_until: int | None = None  # after the budget
+    place: int = 0  # `since` of the first evidence
+    window: int = 0  # data that are left out at the next try, in steps; 0 to use them again
 
     def ends(self, config: RescueConfig) -> int:
         """First step at which it may be over without further evidence."""
@@ -202,9 +181,6 @@ class RescuePolicy:
     Call `before_update` when the gradient of a step is there, `after_step` when the step is
     complete, and `snapshot_due` after that; report a snapshot with `snapshot_taken`. Steps count
     from 1; after a ``go_back`` they are counted from the snapshot again.
-
-    Args:
-        config: settings.
 
     >>> policy = RescuePolicy()
     >>> for step in range(61):
@@ -245,33 +221,29 @@ class RescuePolicy:
         return not state.snapshots or step > state.snapshots[-1]
 
     def snapshot_taken(self, step: int) -> tuple[int, ...]:
-        """Record a snapshot; returns the steps of the snapshots to drop.
+        """Record a snapshot of a later step; returns the steps of the snapshots to drop.
 
-        Kept are those younger than the probation, the newest older one, and the oldest that is
-        no older than `far` (or the newest that is).
+        Kept are those younger than the probation, the newest older one, the oldest that is no older
+        than `far` (or the newest that is), and one between these two.
         """
         state, probation = self.state, self.probation
         far_age = max(self.config.far, probation)
-        if state.snapshots and step <= state.snapshots[-1]:
-            raise ValueError(f"a snapshot of step {step} after one of {state.snapshots[-1]}")
         before, state.snapshots = state.snapshots, [*state.snapshots, step]
         young = [s for s in state.snapshots if s > step - probation]
         good = [s for s in state.snapshots if s <= step - probation]
-        kept = young + good[-1:]
         # The far one moves on when its successor is as old as `far` asks.
         far = [s for s in good if s <= step - far_age][-1:] or good[:1]
         middle = [s for s in good if far and s >= (far[0] + step - probation) / 2][:1]
-        state.snapshots = sorted({*kept, *far, *middle})
+        state.snapshots = sorted({*young, *good[-1:], *far, *middle})
         return tuple(s for s in before if s not in state.snapshots)
 
     # -- a step
 
     def before_update(self, step: int, evidence: Evidence | None = None) -> Decision:
-        """Decision on the step at hand, whose gradient is there and which is not taken yet."""
         state = self.state
         if evidence is None:
             state.left_out_in_a_row = 0
-            return self._go_on()
+            return self._decision()
         state.left_out_in_a_row += 1
         allowed = "leave_out" in self.config.remedies
         if allowed and state.left_out_in_a_row <= self.config.left_out:
@@ -284,10 +256,7 @@ class RescuePolicy:
     def after_step(
         self, step: int, evidence: Evidence | None = None, *, back: bool | None = None
     ) -> Decision:
-        """Decision after a step, by the evidence of a detector.
-
-        `back`: the loss is where it was before the incident; None if that is not known.
-        """
+        """`back`: the loss is where it was before the incident; None if that is not known."""
         state = self.state
         for worker, (until, _) in list(state.out.items()):
             if until <= step:
@@ -298,13 +267,13 @@ class RescuePolicy:
                 state.incident = None
             else:
                 evidence = incident.loss_not_back(step)
-        return self._go_on() if evidence is None else self._respond(evidence, back=back)
+        return self._decision() if evidence is None else self._respond(evidence, back=back)
 
     def at_end(self, step: int, *, back: bool | None = None) -> Decision:
-        """Decision before the training ends; an incident whose loss is not back is not over."""
+        """Before the training ends: an incident whose loss is not back is not over."""
         incident = self.state.incident
         if incident is None or not incident.tries or back is not False:
-            return self._go_on()
+            return self._decision()
         evidence = incident.loss_not_back(step)
         decision = self._respond(evidence)
         return decision if decision.action != "go_on" else self._hold_before(evidence, incident)
@@ -352,11 +321,7 @@ class RescuePolicy:
     def _data_to_skip(
         self, incident: Incident, evidence: Evidence, target: int
     ) -> tuple[int, int] | None:
-        """First and last step whose data are left out; None where all are used again.
-
-        The first try uses the same data. Evidence that comes back at the same place, after data
-        that were clean, is of the data; then ever longer stretches are left out.
-        """
+        """First and last step whose data are left out: where evidence comes back at its place."""
         if "data" not in self.config.remedies:
             return None
         if incident.tries == 1:
@@ -396,47 +361,35 @@ class RescuePolicy:
             state.settings = True
 
     def _exhausted(self, incident: Incident, evidence: Evidence, back: bool | None) -> Decision:
-        """No try is left: hold the training, or follow it for a while if the loss is back."""
+        """No try is left: hold, or follow the training for a while if the loss is back."""
         if "hold" not in self.config.remedies:
-            return self._go_on()
+            return self._decision()
         incident.observed_until = evidence.step + self.config.observe * (back is not False)
         return self._observe(incident, evidence, back=None)
 
     def _observe(self, incident: Incident, evidence: Evidence, back: bool | None) -> Decision:
         assert incident.observed_until is not None
         if back and evidence.kind not in BLIND:
-            return self._go_on()
+            return self._decision()
         if evidence.step < incident.observed_until and evidence.kind != "not_finite":
-            return self._go_on()
+            return self._decision()
         return self._hold_before(evidence, incident)
 
     def _hold_before(self, evidence: Evidence, incident: Incident) -> Decision:
         """Hold at a snapshot of before the incident; go on, with a reason, if there is none."""
         good = [s for s in self.state.snapshots if s < incident.onset]
-        if incident.target in good:
-            return self._hold(evidence, incident.target)
-        if good:
-            return self._hold(evidence, good[-1])
-        missing = f"no snapshot of before step {incident.onset} is kept"
-        words = f"gives up, neither goes back nor holds: {evidence.words}, and {missing}"
-        return self._decision("go_on", words)
-
-    def _hold(self, evidence: Evidence, target: int) -> Decision:
+        target = incident.target if incident.target in good else max(good, default=0)
+        if not good:
+            missing = f"no snapshot of before step {incident.onset} is kept"
+            words = f"gives up, neither goes back nor holds: {evidence.words}, and {missing}"
+            return self._decision("go_on", words)
         self.state.held = True
         words = f"held at step {target} because {evidence.words} does not pass"
         return self._decision("hold", words, to=target)
 
-    def _go_on(self) -> Decision:
-        return self._decision("go_on", "")
-
-    def _decision(self, action: str, reason: str, **more: Any) -> Decision:
-        return Decision(
-            action=action,
-            reason=reason,
-            workers=self.workers_out,
-            settings=self.state.settings,
-            **more,
-        )
+    def _decision(self, action: str = "go_on", reason: str = "", **more: Any) -> Decision:
+        workers, settings = self.workers_out, self.state.settings
+        return Decision(action=action, reason=reason, workers=workers, settings=settings, **more)
 
     # -- state
 

@@ -39,10 +39,8 @@ class KeptBatch:
 class RecentBatches:
     """Source of batches that can be set back: the last ones are kept, at most `limit` bytes.
 
-    A data loader cannot be set back in general: workers are ahead of the training, a stream has no
-    positions, an augmentation draws random numbers. `problem` says why older batches are not kept;
-    `position` counts the batches before the next one, in the order of the data, of which the
-    intervals in `skipped` are not used again.
+    `problem` says why older batches are not kept; `position` counts the batches before the next
+    one, in the order of the data, of which the intervals in `skipped` are not used again.
     """
 
     limit: int = KEPT_BYTES
@@ -65,10 +63,7 @@ class RecentBatches:
         return self.position < self._drawn
 
     def next(self, draw: Callable[[], KeptBatch]) -> KeptBatch:
-        """The batch at the position: the kept one, else what `draw` returns.
-
-        StopIteration of `draw`, at the end of the data, is passed on.
-        """
+        """The batch at the position: the kept one, else what `draw` returns or raises."""
         while not self.waiting:
             before = host_random_state()
             new = draw()
@@ -108,13 +103,10 @@ class RecentBatches:
         self.position = position
         return True
 
-    def go_to(self, position: int) -> Any:
-        """The loader itself was set to a position; returns the batch that was kept of it."""
-        there = self.first <= position < self._drawn
-        before = self._kept[position - self.first].value if there else None
+    def go_to(self, position: int) -> None:
+        """The loader itself was set to a position."""
         self._kept.clear()
         self._bytes, self.position, self._drawn = 0, position, position
-        return before
 
     def skip(self, start: int, end: int) -> list[KeptBatch]:
         """Never use the batches from `start` to before `end` again.
@@ -178,17 +170,14 @@ def bytes_of(value: Any, seen: set[int] | None = None) -> int:
     if id(value) in seen:
         return 0
     seen.add(id(value))
-    if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
-    if isinstance(value, np.ndarray):
-        return value.nbytes
+    if isinstance(value, Tensor | np.ndarray):
+        return int(value.nbytes)
     if isinstance(value, (str, bytes)):
         return len(value)
     if isinstance(value, Mapping):
-        return sum(bytes_of(inner, seen) for inner in value.values())
-    if isinstance(value, (list, tuple)):
-        return sum(bytes_of(inner, seen) for inner in value)
-    return sum(bytes_of(inner, seen) for inner in getattr(value, "__dict__", {}).values())
+        value = list(value.values())
+    inside = value if isinstance(value, (list, tuple)) else getattr(value, "__dict__", {}).values()
+    return sum(bytes_of(inner, seen) for inner in inside)
 
 
 def host_random_state() -> HostState:

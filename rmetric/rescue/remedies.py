@@ -41,21 +41,6 @@ class PlannedSettings:
             for key, value in planned.items():
                 put(group, key, value)
 
-    def state_dict(self) -> list[dict[str, Any]]:
-        """The planned settings that are numbers, as plain values."""
-        plain = [{k: plain_value(value) for k, value in group.items()} for group in self._groups]
-        return [{k: value for k, value in group.items() if value is not None} for group in plain]
-
-    def load_state_dict(self, groups: list[dict[str, Any]]) -> None:
-        """Restore what `state_dict` gave; the settings that it lacks stay as they are.
-
-        Without effect if the number of groups has changed.
-        """
-        if len(groups) == len(self._groups):
-            for group, planned in zip(self._groups, groups, strict=True):
-                for key, value in planned.items():
-                    put(group, key, tuple(value) if isinstance(value, list) else value)
-
     def _rates(self, schedulers: Iterable[Any]) -> list[Any] | None:
         for scheduler in schedulers:
             if hasattr(scheduler, "get_last_lr"):
@@ -65,32 +50,18 @@ class PlannedSettings:
         return None
 
 
-def plain_value(value: Any) -> Any:
-    """A setting as a number or a list of numbers; None for what is neither."""
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return value.item()
-    if isinstance(value, (bool, int, float)):
-        return value
-    if isinstance(value, (list, tuple)):
-        numbers = [plain_value(item) for item in value]
-        return None if None in numbers else numbers
-    return None
-
-
-def check_most(most: int, ranks: int) -> None:
-    """Raise ValueError if all ranks could be left out at a time."""
-    if ranks > 1 and most >= ranks:
-        raise ValueError(f"most_out is {most} with {ranks} ranks: it must be at most {ranks - 1}")
-
-
 class WorkersOut:
     """Scales this rank's gradient before it is averaged: to 0, or to what makes the mean right.
 
     Each parameter has a hook that scales what backward adds to its gradient; under FSDP2 the input
-    of the reduce-scatter is scaled.
+    of the reduce-scatter is scaled. `most` are left out at a time; ValueError where that is all.
     """
 
-    def __init__(self, model: nn.Module, parameters: list[Any], rank: int, ranks: int) -> None:
+    def __init__(
+        self, model: nn.Module, parameters: list[Any], rank: int, ranks: int, most: int
+    ) -> None:
+        if 1 < ranks <= most:
+            raise ValueError(f"most_out is {most} with {ranks} ranks: at most {ranks - 1} are")
         self._model, self._parameters = model, parameters
         self._rank, self.ranks = rank, ranks
         self._removers: list[Callable[[], Any]] = []
@@ -107,12 +78,10 @@ class WorkersOut:
         return [rank for rank in range(self.ranks) if rank not in self.out]
 
     def set(self, out: Collection[int]) -> None:
-        """Leave these ranks out from the next backward pass on. Raises ValueError for all."""
+        """Leave these ranks out from the next backward pass on."""
         new = frozenset(out)
         if new == self.out:
             return
-        if len(new) >= self.ranks:
-            raise ValueError(f"no rank is left without {sorted(new)}")
         self.remove()
         self.out = new
         if new:

@@ -9,7 +9,7 @@ that it strikes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -33,14 +33,11 @@ from rmetric.simulation.state import Knobs, Noise, Step, TrainingState
 CHUNK = 25  # steps whose noise is drawn at a time; changes no number
 
 
-def simulate(
-    specs: Sequence[RunSpec], *, on_step: Callable[[int], None] | None = None
-) -> list[Run]:
+def simulate(specs: Sequence[RunSpec]) -> list[Run]:
     """Simulate training runs together; the result of each depends on its own spec only.
 
     Args:
         specs: they must share `num_workers`, `total_steps` and `evaluate_every`.
-        on_step: called after each step with its number, from 1.
 
     Returns:
         One run for each spec, in their order, with records and truth.
@@ -54,7 +51,7 @@ def simulate(
     if len(shapes) > 1:
         raise ValueError("runs stepped together must share workers, steps and evaluation cadence")
     with np.errstate(all="ignore"):  # a diverging run overflows, and that is its result
-        return _Batch(specs).run(on_step)
+        return _Batch(specs).run()
 
 
 class _Batch:
@@ -101,7 +98,7 @@ class _Batch:
             rng=self.fault_rngs[row],
         )
 
-    def run(self, on_step: Callable[[int], None] | None = None) -> list[Run]:
+    def run(self) -> list[Run]:
         split_step = min((s.onset_step for s in self.specs if s.acts), default=None)
         for begin in range(0, self.steps, CHUNK):
             length = min(CHUNK, self.steps - begin)
@@ -114,8 +111,6 @@ class _Batch:
                 if step == split_step:
                     self._split_twins()
                 self._step(step, Noise.split(draws[offset][self.rows]))
-                if on_step is not None:
-                    on_step(step)
         return [
             Run(
                 id=spec.experiment_id,

@@ -19,7 +19,7 @@ import joblib
 import numpy as np
 
 from rmetric._util.durable import write_atomically
-from rmetric._util.workers import delayed, follow_shares
+from rmetric._util.workers import delayed
 from rmetric.logs import log_path, run_lines, start_line
 from rmetric.metric import MODES, RMetricConfig
 from rmetric.simulation.architectures import ARCHITECTURES
@@ -183,12 +183,11 @@ def simulate_logs(
     specs: Sequence[RunSpec],
     modes: Sequence[str],
     config: RMetricConfig,
-    on_step: Callable[[int], None] | None = None,
 ) -> list[tuple[str, str, bytes]]:
     """Simulate runs together; (mode, run id, log) for each mode of each."""
     return [
         (mode, run.id, b"".join(run_lines(run, config, mode)))
-        for run in simulate(specs, on_step=on_step)
+        for run in simulate(specs)
         for mode in modes
     ]
 
@@ -201,7 +200,6 @@ def run_study(
     num_processes: int = -1,
     backend: AbstractContextManager[Any] | None = None,
     config: RMetricConfig | None = None,
-    on_progress: Callable[[float], None] | None = None,
 ) -> Iterator[int]:
     """Write the logs of these runs; yields the number of runs finished each time.
 
@@ -212,21 +210,13 @@ def run_study(
         num_processes: as joblib's n_jobs; -1 for one a core.
         backend: a joblib.parallel_config to run under; None for local processes.
         config: of the metric; None for that of the simulation.
-        on_progress: called on another thread with the number of runs done so far, those that are
-            under way by the share of their steps. With a backend on other machines it may see
-            none of these.
     """
     config = config or RMetricConfig.simulation()
     for mode in modes:
         mode_folder(out, mode).mkdir(parents=True, exist_ok=True)
-    with backend or nullcontext(), follow_shares(on_progress) as share_file:
+    with backend or nullcontext():
         parallel = joblib.Parallel(n_jobs=num_processes, return_as="generator_unordered")
-        tasks = (
-            delayed(simulate_logs)(
-                batch, modes, config, share_file(len(batch), batch[0].total_steps)
-            )
-            for batch in batches(specs)
-        )
+        tasks = (delayed(simulate_logs)(batch, modes, config) for batch in batches(specs))
         for logs in parallel(tasks):
             for mode, run_id, log in logs:
                 write_atomically(log_path(mode_folder(out, mode), run_id), [log])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -59,32 +59,31 @@ class JsonlFile:
 
 @dataclass(frozen=True)
 class _Metric:
-    """One Prometheus metric and the fields of a reading that it exports.
+    """One Prometheus metric, of fields of a reading or of `_other_samples`.
 
     `name` is without the prefix and ``_total``, `words` the HELP text. `fields` maps fields of
-    `Reading` to the value of the label; empty where the values are those of `_other_samples`.
-    `scale` is the factor to the base unit. A `counter` only rises until the driver is reloaded.
+    `Reading` to the value of the label; empty for the field of that name. `scale` is the factor to
+    the base unit. A `counter` only rises until the driver is reloaded.
     """
 
     name: str
     words: str
-    fields: dict[str, str]
+    fields: dict[str, str] = field(default_factory=dict)
     label: str = ""
     scale: float = 1.0
     counter: bool = False
 
 
 METRICS = (
-    _Metric("temperature_celsius", "Temperature of the GPU.", {"temperature_celsius": ""}),
-    _Metric("slowdown_temperature_celsius", "Temperature above which the GPU slows down.",
-            {"slowdown_temperature_celsius": ""}),
-    _Metric("power_watts", "Power drawn.", {"power_watts": ""}),
-    _Metric("power_limit_watts", "Power limit in force.", {"power_limit_watts": ""}),
+    _Metric("temperature_celsius", "Temperature of the GPU."),
+    _Metric("slowdown_temperature_celsius", "Temperature above which the GPU slows down."),
+    _Metric("power_watts", "Power drawn."),
+    _Metric("power_limit_watts", "Power limit in force."),
     _Metric("utilisation_ratio", "Share of the last sample period with a kernel running.",
             {"utilisation_percent": ""}, scale=0.01),
     _Metric("memory_busy_ratio", "Share of it in which memory was read or written.",
             {"memory_busy_percent": ""}, scale=0.01),
-    _Metric("memory_used_bytes", "Memory in use.", {"memory_used_bytes": ""}),
+    _Metric("memory_used_bytes", "Memory in use."),
     _Metric("memory_size_bytes", "Memory of the GPU.", {"memory_total_bytes": ""}),
     _Metric("clock_hertz", "Clock at present.",
             {"sm_clock_mhz": "sm", "memory_clock_mhz": "memory"}, "clock", MEGA),
@@ -99,26 +98,22 @@ METRICS = (
     _Metric("remapped_rows", "Rows of memory replaced over the life of the GPU, by their errors.",
             {"remapped_rows_correctable": "corrected",
              "remapped_rows_uncorrectable": "uncorrected"}, "kind", counter=True),
-    _Metric("row_remap_pending", "1 if a row is replaced at the next reset.",
-            {"row_remap_pending": ""}),
-    _Metric("row_remap_failed", "1 if a row could not be replaced.", {"row_remap_failed": ""}),
-    _Metric("retired_pages", "Pages of memory retired over the life of the GPU.",
-            {"retired_pages": ""}, counter=True),
-    _Metric("page_retirement_pending", "1 if a page is retired at the next reset.",
-            {"page_retirement_pending": ""}),
-    _Metric("pcie_replays", "PCIe packets sent again since the driver was loaded.",
-            {"pcie_replays": ""}, counter=True),
+    _Metric("row_remap_pending", "1 if a row is replaced at the next reset."),
+    _Metric("row_remap_failed", "1 if a row could not be replaced."),
+    _Metric("retired_pages", "Pages of memory retired over the life of the GPU.", counter=True),
+    _Metric("page_retirement_pending", "1 if a page is retired at the next reset."),
+    _Metric("pcie_replays", "PCIe packets sent again since the driver was loaded.", counter=True),
     _Metric("nvlink_errors", "NVLink errors over all links since the driver was loaded.",
             {"nvlink_replays": "replay", "nvlink_recoveries": "recovery",
              "nvlink_crc_errors": "crc"}, "kind", counter=True),
-    _Metric("throttled", "1 for each reason for which clocks are held down.", {}, "reason"),
-    _Metric("recovery_action", "1 for what the driver says the GPU needs.", {}, "action"),
-    _Metric("risk_ratio", "Risk score, from 0 to 1.", {}),
-    _Metric("risk_reachable_ratio", "The most that the known factors could give.", {}),
-    _Metric("risk_factor_ratio", "Normalised factor of the risk score.", {}, "factor"),
-    _Metric("sign", "1 for each sign of trouble that holds, such as an Xid.", {}, "kind"),
-    _Metric("level", "1 for what is thought of the GPU, 0 for what is not.", {}, "level"),
-    _Metric("action", "1 for what the GPU asks for, 0 for what it does not.", {}, "action"),
+    _Metric("throttled", "1 for each reason for which clocks are held down.", label="reason"),
+    _Metric("recovery_action", "1 for what the driver says the GPU needs.", label="action"),
+    _Metric("risk_ratio", "Risk score, from 0 to 1."),
+    _Metric("risk_reachable_ratio", "The most that the known factors could give."),
+    _Metric("risk_factor_ratio", "Normalised factor of the risk score.", label="factor"),
+    _Metric("sign", "1 for each sign of trouble that holds, such as an Xid.", label="kind"),
+    _Metric("level", "1 for what is thought of the GPU, 0 for what is not.", label="level"),
+    _Metric("action", "1 for what the GPU asks for, 0 for what it does not.", label="action"),
 )  # fmt: skip
 
 
@@ -153,10 +148,11 @@ def _samples(
     metric: _Metric, reading: Reading | None, verdict: GpuVerdict
 ) -> Iterator[tuple[str, float | None]]:
     """(label, value) of one GPU."""
-    samples: Mapping[str, float | None] = {
-        label: getattr(reading, name, None) for name, label in metric.fields.items()
-    }
-    for label, value in (samples or _other_samples(reading, verdict)[metric.name]).items():
+    samples = _other_samples(reading, verdict).get(metric.name)
+    if samples is None:
+        fields = metric.fields or {metric.name: ""}
+        samples = {label: getattr(reading, name, None) for name, label in fields.items()}
+    for label, value in samples.items():
         yield label, None if value is None else float(value) * metric.scale
 
 

@@ -86,7 +86,6 @@ def held(reading: Reading) -> set[str]:
     return found
 
 
-#: Text of each factor: measured value and range.
 _MEASURED = {
     "temperature": "{0:.0f} °C; from {low:.0f} to {high:.0f}",
     "memory": "{0:.1%} in use; from {config.memory_low:.1%}",
@@ -106,9 +105,8 @@ class Judge:
     are missing, in order of time; each returns the verdict.
 
     A state (a pending row remap, overheating) is active while readings show it. A GPU that
-    is gone stays so until its next reading. Any other fatal sign is active until `renewed`.
-    A milder one is active for a window (interval x window) after it was last seen. A
-    repeated sign counts once.
+    is gone stays so until its next reading. Any other fatal sign is active until `renewed`,
+    a milder one for a window (interval x window) after it was last seen.
 
     >>> judge = Judge(gpu=3)
     >>> judge.take(Reading(gpu=3, time=0.0, temperature_celsius=60.0)).level
@@ -117,8 +115,7 @@ class Judge:
     >>> verdict.level, verdict.action, verdict.reasons[0]
     ('fatal', 'reboot', 'Xid 79: the GPU has fallen off the bus')
 
-    Limits: with one GPU the two ends of a link cannot be distinguished. An Xid 94 accounts
-    for the uncorrectable errors counted at the same time.
+    Limits: with one GPU the two ends of a link cannot be distinguished.
     """
 
     def __init__(self, gpu: int, node: str = "", config: RiskConfig | None = None) -> None:
@@ -138,7 +135,6 @@ class Judge:
         self._silence = ""
 
     def take(self, reading: Reading) -> GpuVerdict:
-        """Verdict after the next reading."""
         self._silence = ""
         for kind in GONE:
             self._last_seen.pop(kind, None)
@@ -152,14 +148,14 @@ class Judge:
         return self.verdict(reading.time)
 
     def happened(self, kind: str, time: float) -> GpuVerdict:
-        """Verdict after an event; `kind` as named by `Changes` and `xid_kind`."""
+        """`kind` as named by `Changes` and `xid_kind`."""
         rule = rule_of(kind)
         if rule is not None and kind not in self._states:
             self._last_seen[kind] = time
         return self.verdict(time)
 
     def silent(self, time: float, why: str) -> GpuVerdict:
-        """Verdict while readings are missing; `why` is quoted in the reasons."""
+        """`why` is quoted in the reasons."""
         if not set(self._last_seen) & set(GONE):
             self._silence = why
         return self.verdict(time)
@@ -219,9 +215,13 @@ class Judge:
         weights = self.config.weights
         share = {name: getattr(weights, name) / weights.sum for name in self._risk.factors}
         adds = {name: share[name] * (factor or 0) for name, factor in self._risk.factors.items()}
+        reading, config = self._reading, self.config
+        high = self._score.limit(reading) if reading else config.temperature_high
+        limits = {"config": config, "low": high - config.temperature_span, "high": high,
+                  "window": self._hold}  # fmt: skip
         parts = [
             f"{name.replace('_', ' ')} {adds[name]:.2f} of {share[name]:.2f} "
-            f"({self._measured(name)})"
+            f"({_MEASURED[name].format(self._risk.measured[name], **limits)})"
             for name in sorted(adds, key=adds.__getitem__, reverse=True)
             if adds[name] > 0
         ]
@@ -230,14 +230,3 @@ class Judge:
         unknown = [name.replace("_", " ") for name, f in self._risk.factors.items() if f is None]
         not_known = f"; not known: {', '.join(unknown)}" if unknown else ""
         return f"risk {value:.2f}, the limit is {least:.2f}: {', '.join(parts)}{not_known}"
-
-    def _measured(self, name: str) -> str:
-        risk, reading, config = self._risk, self._reading, self.config
-        high = self._score.limit(reading) if reading else config.temperature_high
-        return _MEASURED[name].format(
-            risk.measured[name] if risk else None,
-            config=config,
-            low=high - config.temperature_span,
-            high=high,
-            window=self._hold,
-        )

@@ -40,8 +40,7 @@ class GpuVerdict(JsonRecord):
     """Verdict on one GPU at one time.
 
     Attributes:
-        gpu: index on its node, as in nvidia-smi.
-        node: name of the node; empty with a single node.
+        node: its name; empty with a single node.
         time: seconds since the epoch.
         level: one of `LEVELS`.
         action: one of `ACTIONS`.
@@ -75,13 +74,13 @@ class GpuVerdict(JsonRecord):
 
 
 def event_line(event: TelemetryEvent, node: str = "") -> bytes:
-    """Encode a reading or a sign as one line, including the newline."""
+    """A reading or a sign as one line, with the newline."""
     name = READING if isinstance(event, Reading) else SIGN
     return encode_line({"event": name, "node": node} | event.as_json())
 
 
 def verdict_line(verdict: GpuVerdict) -> bytes:
-    """Encode a verdict as one line, including the newline."""
+    """A verdict as one line, with the newline."""
     return encode_line({"event": VERDICT} | verdict.as_json())
 
 

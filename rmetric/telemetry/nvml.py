@@ -22,16 +22,14 @@ EVENTS_KEPT = 10_000  # of those that nobody has polled for; likewise of recorde
 class NvmlEvents:
     """Hardware events of this machine's NVIDIA GPUs, read in a thread of its own.
 
-    Every `interval` seconds each GPU is read; risen counters and new states are events (see
-    `Changes`). An Xid is an event at once. No method raises or blocks: without library,
-    driver or GPU, or while a call hangs, `available` is False, `problem` gives the reason,
-    and NVML is opened again every `interval`.
+    Risen counters and new states are events (see `Changes`), and an Xid is one at once. No method
+    raises or blocks: without library, driver or GPU, or while a call hangs, `available` is False,
+    `problem` gives the reason, and NVML is opened again every `interval`.
 
     Args:
         devices: GPUs to watch, as indices (as nvidia-smi counts) or beginnings of
             UUIDs; None: those of CUDA_VISIBLE_DEVICES, or all where it is not set.
-            Of several processes each should watch its own: a GPU that two watch
-            has every event twice.
+            A GPU that two processes watch has every event twice.
         interval: seconds between readings, above 0.
         quiet: seconds without it after which an incident may count again, at least 0.
         keep: keep every reading and sign for `recorded`.
@@ -79,7 +77,6 @@ class NvmlEvents:
 
     @property
     def available(self) -> bool:
-        """At least one GPU responds."""
         return bool(self._readings) and self._hung_seconds() is None
 
     @property

@@ -24,11 +24,7 @@ GONE = {15: "gpu_lost", 16: "gpu_reset_required", 28: "gpu_lost"}
 #: Numbers of NVML's fields, from its header: 91, 230, and one field a counter of NVLink.
 #: Older GPUs report sums over their links, later ones each link for itself.
 LINK_COUNT, RECOVERY_ACTION = 91, 230
-NVLINK_SUMS = {
-    "nvlink_replays": (52,),
-    "nvlink_recoveries": (59,),
-    "nvlink_crc_errors": (38, 45),  # flow control, data
-}
+NVLINK_SUMS = {"nvlink_replays": (52,), "nvlink_recoveries": (59,), "nvlink_crc_errors": (38, 45)}
 NVLINK_OF_A_LINK = {"nvlink_replays": 161, "nvlink_recoveries": 162, "nvlink_crc_errors": 163}
 #: The member of a field's union that holds its value, by NVML's number of the type.
 VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
@@ -78,16 +74,12 @@ class GpuGone(Exception):
 
 
 class NvmlLibrary:
-    """NVML, opened: finds GPUs, reads them, waits for Xids. Any call may raise NvmlClosed.
-
-    Args:
-        nvml: the module pynvml.
-    """
+    """NVML, opened by the module pynvml. Any call may raise NvmlClosed."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
         self._handles: dict[int, Any] = {}
-        self._link_fields: dict[int, dict[str, list[Any]]] = {}
+        self._link_fields: dict[int, list[tuple[str, Any]]] = {}
         try:
             nvml.nvmlInit()
         except nvml.NVMLError as error:
@@ -102,7 +94,7 @@ class NvmlLibrary:
             self._nvml.nvmlShutdown()
 
     def count(self) -> int:
-        """Number of GPUs of the driver; also detects an unloaded driver."""
+        """Number of GPUs; also detects an unloaded driver."""
         return self._ask(self._nvml.nvmlDeviceGetCount) or 0
 
     def find(self, devices: Sequence[int | str] | None) -> list[int]:
@@ -211,26 +203,26 @@ class NvmlLibrary:
             recovery_action=_action(self._fields(handle, [RECOVERY_ACTION])[0]),
         )
 
-    def _links(self, gpu: int, handle: Any) -> dict[str, Any]:
+    def _links(self, gpu: int, handle: Any) -> dict[str, int | None]:
         """NVLink errors over all links, in whichever of two ways this GPU reports them."""
         if gpu not in self._link_fields:
             self._link_fields[gpu] = self._find_link_fields(handle)
         asked = self._link_fields[gpu]
-        values = iter(self._fields(handle, [number for ids in asked.values() for number in ids]))
-        reported = {
-            name: [value for _ in ids if (value := next(values)) is not None]
-            for name, ids in asked.items()
-        }  # inactive links report none
-        return {name: sum(found) if found else None for name, found in reported.items()}
+        sums: dict[str, int | None] = dict.fromkeys(NVLINK_OF_A_LINK)
+        for (name, _), value in zip(
+            asked, self._fields(handle, [n for _, n in asked]), strict=True
+        ):
+            if value is not None:  # inactive links report none
+                sums[name] = (sums[name] or 0) + value
+        return sums
 
-    def _find_link_fields(self, handle: Any) -> dict[str, list[Any]]:
-        sums = [number for ids in NVLINK_SUMS.values() for number in ids]
-        if any(value is not None for value in self._fields(handle, sums)):
-            return {name: list(ids) for name, ids in NVLINK_SUMS.items()}
+    def _find_link_fields(self, handle: Any) -> list[tuple[str, Any]]:
+        sums = [(name, number) for name, ids in NVLINK_SUMS.items() for number in ids]
+        if any(value is not None for value in self._fields(handle, [n for _, n in sums])):
+            return sums
         links = range(self._fields(handle, [LINK_COUNT])[0] or 0)
-        return {
-            name: [(number, link) for link in links] for name, number in NVLINK_OF_A_LINK.items()
-        }
+        of_links = NVLINK_OF_A_LINK.items()
+        return [(name, (number, link)) for name, number in of_links for link in links]
 
     def _fields(self, handle: Any, ids: list[Any]) -> list[Any]:
         """Values of fields, or of (field, link); None for each that is not reported."""

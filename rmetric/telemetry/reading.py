@@ -61,24 +61,17 @@ class Reading(JsonRecord):
         time: seconds; on `time.monotonic`'s clock from `NvmlEvents`, since the epoch in
             what is written.
         slowdown_temperature_celsius: above it the GPU slows itself down.
-        utilisation_percent: share of the last sample period with a kernel running.
-        memory_busy_percent: share of it in which memory was read or written; this
-            is traffic, how full the memory is stands in the two fields of bytes.
-        sm_clock_mhz, memory_clock_mhz: at present; sm_clock_max_mhz and
-            memory_clock_max_mhz the most that this GPU can do.
+        utilisation_percent: share of the last sample period with a kernel running;
+            memory_busy_percent, with traffic in memory.
         throttle_reasons: of ``software_power_cap``, ``software_thermal``,
             ``hardware_thermal``, ``power_brake`` and ``hardware_slowdown``, which
             the driver sets beside the two before it.
-        ecc_corrected_errors, ecc_uncorrected_errors: since the driver was loaded.
-        ecc_corrected_errors_lifetime, ecc_uncorrected_errors_lifetime: over the GPU's life.
-        remapped_rows_correctable, remapped_rows_uncorrectable: rows of memory replaced
-            for errors of either kind, over the GPU's life.
-        retired_pages: likewise; a GPU has remapped rows or retired pages.
+        ecc_corrected_errors, ecc_uncorrected_errors, pcie_replays, nvlink_replays,
+            nvlink_recoveries, nvlink_crc_errors: since the driver was loaded; those of NVLink
+            over all links. Remapped rows, retired pages and the lifetime errors are of the
+            GPU's life.
         row_remap_pending, page_retirement_pending: done at the next reset.
         row_remap_failed: there are no spare rows left where one was needed.
-        pcie_replays: packets sent again since the driver was loaded.
-        nvlink_replays, nvlink_recoveries, nvlink_crc_errors: likewise, over all links:
-            packets sent again, links trained again, packets that arrived damaged.
         recovery_action: the driver's recommendation, of `RECOVERY_ACTIONS` or ``unknown_N``
             for a newer number N; reported by drivers from about 570.
     """
@@ -138,16 +131,8 @@ class GpuSign(JsonRecord):
 
 
 #: By NVML's number for it.
-RECOVERY_ACTIONS = (
-    "none",
-    "gpu_reset",
-    "node_reboot",
-    "drain_p2p",
-    "drain_and_reset",
-    "recover_imex_domain",
-    "bus_reset",
-    "system_reboot",
-)
+RECOVERY_ACTIONS = ("none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset",
+                    "recover_imex_domain", "bus_reset", "system_reboot")  # fmt: skip
 
 #: Counters of a reading, and the kind of event that a rise of each is.
 RISES = {
@@ -189,16 +174,12 @@ class Counters:
 class Changes:
     """Detects events of one GPU: `update(reading)` returns their kinds.
 
-    A counter that rose is one event a reading, however far it rose; one that fell
-    (the driver was loaded again) is the new level. A state is an event when it
-    begins. The first reading is what there was before, and gives no event.
+    A counter that rose is one event a reading; one that fell (the driver was loaded again) is the
+    new level. A state is an event when it begins. The first reading gives no event.
 
     An incident lasts until `quiet` seconds have passed without it: a state that
     flickers, or an Xid that is repeated for every channel torn down, counts once.
     Its weakness: one fault that shows in two places (an Xid and a counter) is two.
-
-    Args:
-        quiet: seconds, at least 0.
 
     >>> changes = Changes(quiet=60.0)
     >>> changes.update(Reading(gpu=0, time=0.0, ecc_corrected_errors=7))
@@ -221,7 +202,7 @@ class Changes:
         return list(dict.fromkeys(rises)) + self._entered(states(reading), reading.time)
 
     def gone(self, kind: str, time: float) -> list[str]:
-        """Record that the GPU does not respond, a state like any other."""
+        """The GPU does not respond: a state like any other."""
         return self._entered({kind}, time)
 
     def begins(self, kind: str, time: float) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from dataclasses import astuple, dataclass, field, fields
 from math import inf, isfinite, sqrt
@@ -27,9 +26,6 @@ class RiskWeights:
         for name, weight in zip(FACTORS, astuple(self), strict=True):
             require(f"the weight of {name}", weight, 0 <= weight < inf, "at least 0")
         require("the sum of the weights", self.sum, self.sum > 0, "above 0")
-        if abs(self.sum - 1) > 1e-6:
-            message = f"the weights sum to {self.sum:g}, not 1: each is divided by that"
-            warnings.warn(message, stacklevel=3)
 
     @property
     def sum(self) -> float:
@@ -56,11 +52,9 @@ ERRORS = {
 class RiskConfig:
     """Settings of `RiskScore`.
 
-    Weights, interval, window and threshold are the original's. How the factors are
-    normalised it does not say: every setting below them is ours.
+    Weights, interval, window and threshold are the original's, every setting below them is ours.
 
     Attributes:
-        weights: of the factors, see `RiskWeights`.
         interval: seconds between readings, above 0.
         window: readings that are looked back on, at least 2; none of them is older than
             window x interval.
@@ -107,10 +101,10 @@ class RiskConfig:
             number = getattr(self, name)
             require(name, number, type(number) is int and number >= least, f"an int from {least}")
         require("threshold", self.threshold, 0 < self.threshold <= 1, "above 0 and at most 1")
-        require("release", self.release, 0 <= self.release <= 1, "from 0 to 1")
-        require("memory_low", self.memory_low, 0 <= self.memory_low < 1, "from 0 to below 1")
-        percent = self.least_utilisation
-        require("least_utilisation", percent, 0 <= percent <= 100, "from 0 to 100 percent")
+        for name, most in (("release", 1), ("memory_low", 1), ("least_utilisation", 100)):
+            value = getattr(self, name)
+            require(name, value, 0 <= value <= most, f"from 0 to {most}")
+        require("memory_low", self.memory_low, self.memory_low < 1, "below 1")
         celsius = self.temperature_high
         require("temperature_high", celsius, isfinite(celsius), "a finite number of °C")
         if max(self.least_readings, self.recent + 1) > self.window:
@@ -128,9 +122,7 @@ class Risk:
         value: 0 to 1; None while no factor is known.
         reachable: the most that the known factors could give, 0 to 1.
         factors: by name, 0 to 1; None for one unknown.
-        measured: what each factor was made of: °C, share of memory, errors as shares of
-            a full rise, standard deviation of power over its mean, share of utilisation
-            lost, °C per minute; None where unknown.
+        measured: what each factor was made of, see `RiskScore`; None where unknown.
     """
 
     value: float | None
@@ -154,18 +146,14 @@ class RiskScore:
     An unknown factor adds nothing, and its weight is left out of `reachable`: a GPU that
     reports no errors can reach 0.75, below the default threshold.
 
-    Args:
-        config: see `RiskConfig`.
-
     >>> score = RiskScore(RiskConfig())
     >>> risk = score.update(Reading(gpu=0, time=0.0, temperature_celsius=85.0))
     >>> risk.value, risk.reachable, risk.factors["errors"]
     (0.1875, 0.25, None)
 
     Source: the proactive fault-tolerance system for Megatron-LM, for weights, interval,
-    window and threshold. Weaknesses: it is a sum, so one fatal sign alone gives 0.25 at
-    most (see `rmetric.telemetry.judge`); a cold start is a rise, the end of a job a drop;
-    0.95 needs nearly all six at their worst at the same time.
+    window and threshold. Weaknesses: one fatal sign alone gives 0.25 at most; a cold start is a
+    rise, the end of a job a drop; 0.95 needs nearly all six at their worst at the same time.
     """
 
     def __init__(self, config: RiskConfig | None = None) -> None:
@@ -183,11 +171,16 @@ class RiskScore:
         self._temperature.add(reading.time, temperature)
         self._power.add(reading.time, _known(reading.power_watts))
         self._utilisation.add(reading.time, _known(reading.utilisation_percent))
-        self._errors.add(reading.time, self._new_errors(reading))
+        rises = (  # each as a share of a full one
+            self._counters.rise(reading, name) / getattr(config, full)
+            for name, full in ERRORS.items()
+        )
+        self._errors.add(reading.time, sum(rises))
+        counts = any(getattr(reading, counter) is not None for counter in ERRORS)
         measured = {
             "temperature": temperature,
             "memory": reading.memory_occupancy,
-            "errors": self._measured_errors(reading),
+            "errors": sum(self._errors.values) if counts else None,
             "power": self._fluctuation(),
             "utilisation_drop": self._drop(),
             "temperature_rise": self._rise(),
@@ -202,14 +195,6 @@ class RiskScore:
             "temperature_rise": (0.0, config.temperature_rise_full),
         }
         factors = {name: _scaled(value, *scales[name]) for name, value in measured.items()}
-        return self._weighed(factors, measured)
-
-    def limit(self, reading: Reading) -> float:
-        """°C at which the temperature factor is 1."""
-        limit = _known(reading.slowdown_temperature_celsius)
-        return self.config.temperature_high if limit is None else limit
-
-    def _weighed(self, factors: dict[str, float | None], measured: dict[str, float | None]) -> Risk:
         known = {name: value for name, value in factors.items() if value is not None}
         total = sum(self._weights[name] * value for name, value in known.items())
         most = sum(self._weights[name] for name in known)
@@ -218,15 +203,10 @@ class RiskScore:
         reachable = min(1.0, most / self._sum)
         return Risk(value=value, reachable=reachable, factors=factors, measured=measured)
 
-    def _new_errors(self, reading: Reading) -> float:
-        """Rises since the reading before, each as a share of a full one."""
-        full: dict[str, float] = {name: getattr(self.config, ERRORS[name]) for name in ERRORS}
-        return sum(self._counters.rise(reading, name) / full[name] for name in ERRORS)
-
-    def _measured_errors(self, reading: Reading) -> float | None:
-        if all(getattr(reading, counter) is None for counter in ERRORS):
-            return None
-        return sum(self._errors.values)
+    def limit(self, reading: Reading) -> float:
+        """°C at which the temperature factor is 1."""
+        limit = _known(reading.slowdown_temperature_celsius)
+        return self.config.temperature_high if limit is None else limit
 
     def _fluctuation(self) -> float | None:
         if not self._power.enough:
@@ -254,21 +234,16 @@ class RiskScore:
 
 
 class _Window:
-    """Known values of the last `config.window` readings and their times.
-
-    Attributes:
-        enough: the last value is known, and there are at least `config.least_readings`.
-    """
+    """Known values of the last `config.window` readings and their times."""
 
     def __init__(self, config: RiskConfig) -> None:
         self._seconds = config.window * config.interval
         self._least = config.least_readings
         self.times: deque[float] = deque(maxlen=config.window)
         self.values: deque[float] = deque(maxlen=config.window)
-        self.enough = False
+        self.enough = False  # the last value is known, and there are `config.least_readings`
 
     def add(self, time: float, value: float | None) -> None:
-        """Add a value unless it is None, and drop those older than the window."""
         if value is not None:
             self.times.append(time)
             self.values.append(value)
@@ -279,7 +254,6 @@ class _Window:
 
 
 def _centred(values: deque[float]) -> tuple[float, list[float]]:
-    """Mean, and the deviation of each value from it."""
     mean = sum(values) / len(values)
     return mean, [value - mean for value in values]
 
@@ -289,7 +263,6 @@ def _product(first: list[float], other: list[float]) -> float:
 
 
 def _known(value: float | None) -> float | None:
-    """The value if it is finite, else None."""
     return None if value is None or not isfinite(value) else value
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from math import inf
 from pathlib import Path
 from time import monotonic, time
-from typing import Protocol
 
 from rmetric._util.errors import LogError, require
 from rmetric.telemetry.judge import GONE, Judge
@@ -17,56 +15,45 @@ from rmetric.telemetry.reading import Reading
 from rmetric.telemetry.risk import RiskConfig
 
 
-class VerdictSource(Protocol):
-    """A source of GPU verdicts. No method blocks or raises, whatever the state of the GPUs."""
+class VerdictSource:
+    """A source of GPU verdicts, of which it keeps the latest of each GPU.
 
-    @property
-    def problem(self) -> str | None:
-        """Reason why the source has no current verdicts; None if it has."""
-
-    def poll(self) -> tuple[GpuVerdict, ...]:
-        """Verdicts that are new or changed since the last poll, in order.
-
-        A verdict has changed when its `gist` has: level, action or rules.
-        """
-
-    def verdicts(self) -> dict[str, GpuVerdict]:
-        """The latest verdict of each GPU, by its `key`."""
-
-    def close(self) -> None:
-        """Stop; a second call does nothing."""
-
-
-class VerdictStore:
-    """Latest verdict of each GPU, and the changed ones: the base of the sources."""
+    No method blocks or raises, whatever the state of the GPUs.
+    """
 
     def __init__(self) -> None:
         self._latest: dict[str, GpuVerdict] = {}
         self._changed: list[GpuVerdict] = []
+        self._problem: str | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """Reason why the source has no current verdicts; None if it has."""
+        return self._problem
+
+    def poll(self) -> tuple[GpuVerdict, ...]:
+        """Verdicts that are new or have another `gist` since the last poll, in order."""
+        changed, self._changed = tuple(self._changed), []
+        return changed
 
     def verdicts(self) -> dict[str, GpuVerdict]:
         """The latest verdict of each GPU, by its `key`."""
         return dict(self._latest)
 
+    def close(self) -> None:
+        """Stop; a second call does nothing."""
+
     def add(self, verdict: GpuVerdict) -> None:
-        """Store a verdict."""
         before = self._latest.get(verdict.key)
         self._latest[verdict.key] = verdict
         if before is None or before.gist != verdict.gist:
             self._changed.append(verdict)
 
-    def changed(self) -> tuple[GpuVerdict, ...]:
-        """Verdicts that differ from the one before of their GPU, since the last call."""
-        changed, self._changed = tuple(self._changed), []
-        return changed
 
-
-class JudgedGpus(VerdictStore):
+class JudgedGpus(VerdictSource):
     """Judges of all GPUs, with their verdicts and last readings.
 
-    Args:
-        config: configuration of the risk score.
-        record: called with the node and each event before it is judged.
+    `record` is called with the node and each event before it is judged.
     """
 
     def __init__(
@@ -102,7 +89,7 @@ class JudgedGpus(VerdictStore):
         self.add(verdict)
 
     def silent(self, node: str, gpu: int, time: float, why: str) -> None:
-        """Record that a known GPU no longer sends readings; `why` is the reason."""
+        """A known GPU no longer sends readings; `why` is the reason."""
         verdict = self._judge(node, gpu).silent(time, why)
         self._readings.pop(verdict.key, None)
         self.add(verdict)
@@ -113,10 +100,11 @@ class JudgedGpus(VerdictStore):
         return self._judges[node, gpu]
 
 
-class AllSources:
+class AllSources(VerdictSource):
     """Several sources combined, such as local GPUs and the files of other nodes."""
 
     def __init__(self, sources: Iterable[VerdictSource]) -> None:
+        super().__init__()
         self._sources = tuple(sources)
 
     @property
@@ -137,15 +125,13 @@ class AllSources:
 class GpuWatch(JudgedGpus):
     """A `VerdictSource` of the NVIDIA GPUs of this machine.
 
-    `NvmlEvents` reads them on its own thread every `config.interval` seconds; `poll` judges
-    the new readings, which takes microseconds. A GPU without readings for `silence` seconds,
-    because a call hangs or the driver is unavailable, is at risk.
+    `NvmlEvents` reads them on its own thread; `poll` judges the new readings, which takes
+    microseconds.
 
     Args:
         devices: as of `NvmlEvents`.
         config: configuration of the score; its interval is that of the readings.
         node: name of the node in the verdicts.
-        quiet: as of `NvmlEvents`.
         silence: time without readings until a GPU is at risk, seconds, above 0.
         record: called with the node and each event, with times since the epoch.
 
@@ -163,7 +149,6 @@ class GpuWatch(JudgedGpus):
         config: RiskConfig | None = None,
         *,
         node: str = "",
-        quiet: float = 60.0,
         silence: float = 60.0,
         record: Callable[[str, TelemetryEvent], None] | None = None,
     ) -> None:
@@ -173,7 +158,7 @@ class GpuWatch(JudgedGpus):
         # A constant offset: times of verdicts do not jump when the system clock is set.
         self._epoch = time() - monotonic()
         self._last_event: dict[int, float] = {}
-        self.hardware = NvmlEvents(devices, interval=self.config.interval, quiet=quiet, keep=True)
+        self.hardware = NvmlEvents(devices, interval=self.config.interval, keep=True)
 
     @property
     def problem(self) -> str | None:
@@ -186,9 +171,9 @@ class GpuWatch(JudgedGpus):
         now = monotonic()
         for gpu, last in self._last_event.items():
             if now - last > self._silence + self.config.interval:
-                why = self.hardware.problem or "no reason is known"
+                why = self.problem or "no reason is known"
                 self.silent(self.node, gpu, now + self._epoch, why)
-        return self.changed()
+        return super().poll()
 
     def close(self) -> None:
         self.hardware.close()
@@ -201,17 +186,10 @@ class GpuWatch(JudgedGpus):
 
 
 class ReplayedReadings(JudgedGpus):
-    """A `VerdictSource` that replays readings and signs from a JSONL file (see `lines`).
+    """A `VerdictSource` that judges the readings and signs of a JSONL file again (see `lines`).
 
-    The first poll starts the clock; each poll processes what is due. Verdicts in the file
-    are ignored and computed again, with the recorded times.
-
-    Args:
-        path: recording, read completely. A truncated line is skipped.
-        speed: recorded seconds per second, above 0; infinity replays all at the first poll.
-        config: as of `GpuWatch`.
-        record: as of `GpuWatch`.
-        clock: current time, seconds; for tests.
+    The first poll processes all of them; the verdicts have the recorded times. Verdicts in the file
+    are ignored, and so is a truncated line.
 
     Raises:
         OSError: the file cannot be read.
@@ -221,42 +199,18 @@ class ReplayedReadings(JudgedGpus):
     def __init__(
         self,
         path: Path | str,
-        speed: float = 1.0,
         config: RiskConfig | None = None,
         *,
         record: Callable[[str, TelemetryEvent], None] | None = None,
-        clock: Callable[[], float] = monotonic,
     ) -> None:
-        require("speed", speed, speed > 0, "above 0")
         super().__init__(config, record)
         self._waiting = _read(Path(path))
-        self._speed, self._clock = speed, clock
-        self._started: float | None = None
-        self._next = 0
-        self.problem: str | None = None
-
-    @property
-    def finished(self) -> bool:
-        """All events were replayed."""
-        return self._next >= len(self._waiting)
 
     def poll(self) -> tuple[GpuVerdict, ...]:
-        due = self._due()
-        while not self.finished and self._waiting[self._next][1].time <= due:
-            self.process(*self._waiting[self._next])
-            self._next += 1
-        return self.changed()
-
-    def close(self) -> None:
-        self._next = len(self._waiting)
-
-    def _due(self) -> float:
-        """Recorded time that corresponds to now."""
-        now = self._clock()
-        self._started = now if self._started is None else self._started
-        if self._speed == inf or not self._waiting:
-            return inf
-        return self._waiting[0][1].time + (now - self._started) * self._speed
+        waiting, self._waiting = self._waiting, []
+        for node, event in waiting:
+            self.process(node, event)
+        return super().poll()
 
 
 def _read(path: Path) -> list[tuple[str, TelemetryEvent]]:
@@ -271,16 +225,13 @@ def _read(path: Path) -> list[tuple[str, TelemetryEvent]]:
     return found
 
 
-class VerdictFiles(VerdictStore):
+class VerdictFiles(VerdictSource):
     """A `VerdictSource` that follows the files ``*.jsonl`` of a folder (see `lines`).
 
     `rmetric telemetry --run FOLDER` writes FOLDER/telemetry/NODE.jsonl; this reads what
     was added since the last poll. An incomplete line is read later; an invalid one is
     skipped and reported in `problem`. A truncated or replaced file is read from its
-    beginning; earlier verdicts stay valid for GPUs that it no longer names.
-
-    The folder may be created later. Limit: the last verdicts of a dead node stay; missing
-    heartbeats of its ranks reveal it.
+    beginning. Limit: the last verdicts of a dead node stay.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -289,13 +240,12 @@ class VerdictFiles(VerdictStore):
         #: Inode of each file, and the offset after the last complete line that was read.
         self._places: dict[Path, tuple[int, int]] = {}
         self._closed = False
-        self.problem: str | None = None
 
     def poll(self) -> tuple[GpuVerdict, ...]:
         if not self._closed:
             for path in sorted(self._folder.glob("*.jsonl")):
                 self._follow(path)
-        return self.changed()
+        return super().poll()
 
     def close(self) -> None:
         self._closed = True
@@ -304,13 +254,13 @@ class VerdictFiles(VerdictStore):
         try:
             lines = self._new_lines(path)
         except OSError as error:
-            self.problem = f"{path}: {error.strerror or error}"
+            self._problem = f"{path}: {error.strerror or error}"
             return
         for line in lines:
             try:
                 entry = read_line(line)
             except ValueError as error:
-                self.problem = f"{path}: {error}"
+                self._problem = f"{path}: {error}"
                 continue
             if entry is not None and isinstance(entry[1], GpuVerdict):
                 self.add(entry[1])

@@ -58,16 +58,14 @@ def xid_entry(number: int) -> Xid:
 def xid_kind(xid: int) -> str:
     """Kind of the event of an Xid.
 
-    An Xid that a training program brings upon itself is kept, for the log, and
-    marked: `HardwareEvent.is_hardware` is False for it, and λ does not count it.
-    Every other number, unknown ones too, is taken for the hardware's.
+    One that a program brings upon itself is marked: `HardwareEvent.is_hardware` is False for it,
+    and λ does not count it. Every other number is taken for the hardware's.
 
     >>> xid_kind(79), xid_kind(13)
     ('xid_79', 'application_xid_13')
 
     Source: NVIDIA, Xid errors (the catalogue in the GPU deployment documentation).
-    Weakness: a broken GPU can raise 13 or 31 too; on several workers at once the
-    program is the likelier cause, on one worker again and again the GPU is.
+    Weakness: a broken GPU can raise 13 or 31 too.
     """
     return f"application_xid_{xid}" if xid_entry(xid).about == "application" else f"xid_{xid}"
 

@@ -148,22 +148,6 @@ class NoRate(Loop):
         self.optimizer.param_groups[0]["lr"] = 0.0
 
 
-class Kept(Loop):
-    finds = "gradients_kept"
-
-    def update(self, step):
-        self.optimizer.step()
-        self.scheduler.step()
-
-
-class EvaluatedInTraining(Loop):
-    finds = "training_mode_in_evaluation"
-
-    def evaluate(self, tokens):
-        with torch.no_grad():
-            self.monitor.evaluated(self.loss(tokens))
-
-
 class RunawayRate(Loop):
     finds = "rate_above_peak"
 
@@ -176,6 +160,12 @@ SHORT = [
     ("stale_optimizer", "prepare", lambda loop: setattr(loop, "model", copy.deepcopy(loop.model))),
     ("not_in_optimizer", "prepare", lambda loop: setattr(loop.model, "head", new_head())),
     ("no_gradient", "prepare", lambda loop: setattr(loop.model, "detached", True)),
+    ("gradients_kept", "update", lambda loop, _: (loop.optimizer.step(), loop.scheduler.step())),
+    (
+        "training_mode_in_evaluation",
+        "evaluate",
+        torch.no_grad()(lambda loop, tokens: loop.monitor.evaluated(loop.loss(tokens))),
+    ),
     ("same_batch", "batch", lambda loop, step: loop.batches[0]),
     ("same_order", "batch", lambda loop, step: loop.batches[step % 10]),
     ("no_labels", "labels", lambda loop, tokens: torch.full_like(tokens, -100)),
@@ -323,14 +313,6 @@ def test_workers_that_draw_the_same_are_told(dataset, workers, updates, told):
     assert all(finding.words.startswith(words) for finding in loop.monitor.findings)
 
 
-def test_batches_that_a_loader_without_workers_repeats_are_on_purpose():
-    class Repeats(Loop):
-        def batch(self, step):
-            return self.batches[step // 3].clone()
-
-    assert Repeats().run() == set()
-
-
 def followed(make=None, rates=(), known=True):
     """Step, kind and severity of the findings on a schedule, or on rates that are set by hand."""
     model = nn.Linear(1, 1)
@@ -421,8 +403,7 @@ def test_the_contract_of_each_audit(name):
 
 def test_an_audit_that_raises_is_switched_off_alone(caplog, monkeypatch):
     monkeypatch.setattr(AUDITS["groups"], "on_step", lambda *_: 1 / 0)
-    found = Kept().run()
-    assert ("gradients_kept", "error") in found
+    assert Loop().run() == set()
     assert caplog.text.count("the audit 'groups' failed and is switched off") == 1
 
 
@@ -449,12 +430,6 @@ def test_a_device_that_cannot_measure_costs_the_audits_and_not_the_monitor(caplo
 def test_unknown_names_are_refused(audits, problem):
     with pytest.raises((TypeError, ValueError), match=problem):
         Monitor(nn.Linear(1, 1), audits=audits)
-
-
-def test_each_kind_says_what_was_measured_and_what_to_do():
-    for kind, words in KINDS.items():
-        assert words[0] in "{abcdefghijklmnopqrstuvwxyz", kind
-        assert len(words) > 40, kind
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20))
@@ -540,6 +515,14 @@ def test_copies_of_shards_that_part_are_told_on_the_ranks_of_that_shard(step):
             assert ("weights_apart", "error", (1, 3), ("0.weight",)) in found
         else:
             assert found == []
+
+
+def test_a_token_that_the_embedding_lacks_is_named_before_the_pass():
+    model = nn.Embedding(5, 3)
+    model.get_input_embeddings = lambda: model
+    (audit,) = make_audits(["batches"])
+    (found,) = audit.on_batch(Training(model), {"input_ids": torch.tensor([[1, 7]])})
+    assert found.words.startswith("the batch has token 7, and the embedding has 5 rows")
 
 
 def test_the_page_has_every_finding():

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from rmetric._util.version import __version__
+from rmetric._util import __version__
 from rmetric.cli import doctor
 from rmetric.cli.main import main
 

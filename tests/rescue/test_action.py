@@ -1,10 +1,9 @@
 """Rescue in a plain loop: what comes back is what was, bit for bit."""
 
 import json
-import logging
-import os
 import signal
 import threading
+import time
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from rmetric.detectors.calibrated import CalibratedDetector
 from rmetric.logs import read_log
 from rmetric.monitor.actions import restore
 from rmetric.rescue import Rescue, RescueConfig
+from rmetric.rescue.snapshot_keeper import SnapshotKeeper
 from tests.rescue.trainings import (
     NANS,
     SMALL,
@@ -125,27 +125,6 @@ def test_bad_data_are_not_used_again():
     assert used[42:] == [15, 16, 17, *range(58, 70)]
 
 
-def test_an_iterator_is_drawn_from_once_and_gives_its_batches_again():
-    def stream():
-        source = torch.Generator().manual_seed(5)
-        for _ in range(30):
-            drawn.append(1)
-            yield torch.randn(4, 6, generator=source), torch.randn(4, 1, generator=source)
-
-    drawn = []
-    rescued = train(Rescue(SMALL), loader=stream(), evidence_of=bad(23), steps=30)
-    assert actions(rescued) == ["go_back"]
-    assert (len(drawn), len(rescued["taken"])) == (30, 24 + 15)
-    assert same(rescued, train(loader=stream(), steps=30))
-
-
-def test_batches_that_are_not_kept_are_reported_once_and_the_data_go_on(monkeypatch, caplog):
-    monkeypatch.setattr("rmetric.rescue.own_loop.OwnLoop.keeps_batches", False)
-    rescued = train(Rescue(SMALL), evidence_of=bad(23, times=2), steps=30)
-    assert actions(rescued) == ["go_back", "go_back"]
-    assert sum("are not kept" in record.message for record in caplog.records) == 1
-
-
 def test_the_log_has_each_step_once_and_every_decision(tmp_path):
     log = tmp_path / "run.jsonl"
     rescued = train(Rescue(SMALL), nans=NANS, log=log)
@@ -157,29 +136,6 @@ def test_the_log_has_each_step_once_and_every_decision(tmp_path):
     left = [json.loads(line) for line in (tmp_path / "run.jsonl.abandoned").open()]
     steps = [entry["step"] for entry in left if entry["event"] == "METRICS"]
     assert steps == list(range(20, 26))
-
-
-def test_the_cost_is_stated_before_the_first_step_and_memory_is_used_again(caplog, monkeypatch):
-    from rmetric.rescue import snapshot
-
-    caplog.set_level(logging.INFO, "rmetric")
-    stated = []
-    made = []
-    make = snapshot.Buffer.__init__
-
-    def counted(self, size, device, **more):
-        made.append(len(stated))
-        make(self, size, device, **more)
-
-    monkeypatch.setattr(snapshot.Buffer, "__init__", counted)
-
-    def at(executed, step, model, optimizer):
-        stated.append(sum("takes a snapshot of" in r.message for r in caplog.records))
-
-    train(Rescue(SMALL), at=at, steps=80)
-    assert stated[0] == 1
-    assert stated[-1] == 2  # with the optimiser's state
-    assert max(made) < 40
 
 
 def test_weights_that_are_not_finite_are_not_kept(caplog):
@@ -198,8 +154,6 @@ def test_weights_that_are_not_finite_are_not_kept(caplog):
 @pytest.mark.long
 @pytest.mark.parametrize("part", ["data", "scheduler", "memory"])
 def test_a_rescue_that_fails_leaves_the_training_as_it_was(part, monkeypatch, caplog):
-    from rmetric.rescue import snapshot
-
     rescue = Rescue(SMALL)
     loader = make_loader()
 
@@ -213,7 +167,7 @@ def test_a_rescue_that_fails_leaves_the_training_as_it_was(part, monkeypatch, ca
             rescue.scheduler.load_state_dict = fail
 
     if part == "memory":
-        monkeypatch.setattr(snapshot.Snapshots, "_reserve", fail)
+        monkeypatch.setattr(SnapshotKeeper, "_reserve", fail)
     rescued = train(rescue, loader=loader, evidence_of=bad(23), at=at)
     twin = train()
     # The step at hand was left out for the return, and nothing else has happened.
@@ -259,48 +213,23 @@ def test_what_does_not_pass_is_held_at_the_weights_of_the_snapshot(tmp_path):
     assert flat(model) == clean["weights"]
 
 
-def test_a_held_run_ends_with_its_own_exit_code(tmp_path):
-    rescue = Rescue(ALWAYS, on_hold="exit", hold_folder=tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        train(rescue, evidence_of=lasting)
-    assert ended.value.code == 6
-    assert (tmp_path / "verdict.json").exists()
+def test_a_held_run_waits_for_the_file_and_goes_on(tmp_path):
+    rescue = Rescue(ALWAYS, on_hold="wait", hold_folder=tmp_path)
 
-
-@pytest.mark.long
-@pytest.mark.parametrize("how", ["signal", "file", "time"])
-def test_a_held_run_waits_and_goes_on(how, tmp_path):
-    gone = {"bad": True}
-
-    def until_woken(detector, step):
-        return lasting(detector, step) if gone["bad"] else None
-
-    rescue = Rescue(
-        ALWAYS,
-        on_hold="wait",
-        hold_folder=tmp_path,
-        hold_seconds=0.2 if how == "time" else None,
-    )
-    before = signal.getsignal(signal.SIGUSR1)
+    def until_held(detector, step):
+        return None if rescue.held else lasting(detector, step)
 
     def wake():
         while not (tmp_path / "verdict.json").exists():
-            done.wait(0.01)
-        gone["bad"] = False
-        if how == "file":
-            (tmp_path / "go").touch()
-        while how == "signal" and signal.getsignal(signal.SIGUSR1) is before:
-            done.wait(0.01)
-        if how == "signal":
-            os.kill(os.getpid(), signal.SIGUSR1)
+            time.sleep(0.01)
+        (tmp_path / "go").touch()
 
-    done = threading.Event()
-    waker = threading.Thread(target=wake)
-    waker.start()
-    try:
-        outcome = train(rescue, evidence_of=until_woken)
-    finally:
-        waker.join()
+    (tmp_path / "go").touch()  # of an earlier hold
+    before = signal.getsignal(signal.SIGUSR1)
+    threading.Thread(target=wake, daemon=True).start()
+    outcome = train(rescue, evidence_of=until_held)
+    verdict = json.loads((tmp_path / "verdict.json").read_text())
+    assert verdict["went_on"] == f"the file {tmp_path / 'go'}"
     assert actions(outcome)[-1] == "hold"
     assert outcome["taken"][-1] == STEPS
     assert same(outcome, train())
@@ -346,14 +275,3 @@ def test_a_training_set_back_by_hand_starts_anew():
     assert rescue.policy.state.snapshots == [0]
     assert rescue.problem == ""
     monitor.close()
-
-
-def test_the_distance_of_snapshots_is_found_by_their_cost_and_told_in_one_line(caplog):
-    caplog.set_level("INFO", logger="rmetric")
-    rescue = Rescue()
-    assert train(rescue, steps=60)["problem"] == ""
-    [line] = [r.message for r in caplog.records if " % of the time is allowed" in r.message]
-    every = rescue.policy.every
-    assert f"a snapshot every {every} steps: a snapshot takes " in line
-    assert every % 10 == 0
-    assert rescue.policy.probation >= max(20, every)

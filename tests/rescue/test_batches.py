@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rmetric.monitor.actions.checkpoint_file import set_random_state
 from rmetric.rescue.recent_batches import (
@@ -30,35 +28,6 @@ def source():
 
 def take(batches, draw, count):
     return [int(batches.next(draw).value) for _ in range(count)]
-
-
-@given(
-    st.lists(
-        st.tuples(st.integers(1, 9), st.integers(0, 12), st.booleans(), st.integers(0, 4)),
-        max_size=12,
-    ),
-    st.integers(0, 20),
-)
-def test_the_order_of_the_data_is_kept_on_any_course(course, far):
-    """What comes is the data in their order, without what was skipped; until it is forgotten."""
-    batches, draw, skipped = RecentBatches(), source(), set()
-    for count, back, leave_out, to_come in course:
-        start, first = batches.position, batches.first
-        values = take(batches, draw, count)
-        assert values == [n for n in range(start, values[-1] + 1) if n not in skipped]
-        target = max(first, batches.position - back)
-        if leave_out:
-            end = batches.position + to_come
-            drawn = range(target, batches.first + len(batches._kept))
-            left = batches.skip(target, end)
-            assert [int(one.value) for one in left] == [
-                n for n in drawn if n < end and n not in skipped
-            ]
-            skipped |= set(range(target, end))
-        assert batches.set_back(target)
-        batches.forget(target - far)
-        assert batches.first >= target - far
-        assert not batches.set_back(batches.first - 1)
 
 
 def test_no_more_bytes_than_the_limit_are_kept():

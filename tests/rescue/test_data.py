@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from rmetric.monitor.actions.checkpoint_file import random_state, set_random_state
-from rmetric.rescue.own_loop import OwnLoop
-from rmetric.rescue.snapshot import Parts, Snapshots
+from rmetric.rescue.data_position import OwnLoop
+from rmetric.rescue.evidence import LossLevel
+from rmetric.rescue.policy import Decision, RescueConfig, RescuePolicy
+from rmetric.rescue.snapshot import Parts
+from rmetric.rescue.snapshot_keeper import SnapshotKeeper
 
 
 class Noisy(Dataset):
@@ -192,13 +195,13 @@ def test_a_return_that_is_undone_leaves_no_data_out():
         def load_state_dict(self, state):
             raise RuntimeError("it is broken")
 
-    course, model, snapshots = Course(list(range(30))), torch.nn.Linear(1, 1), Snapshots()
-    others = {"broken": Broken()}
-    snapshots.parts = Parts(model, list(model.parameters()), None, others, course.data, StateOnly())
-    snapshot = snapshots.take(0)
+    course, model, others = Course(list(range(30))), torch.nn.Linear(1, 1), {"broken": Broken()}
+    keeper = SnapshotKeeper(RescueConfig(), "host", None, lambda value: value)
+    parts = Parts(model, list(model.parameters()), None, others, course.data, StateOnly())
+    keeper.take(0, parts, RescuePolicy(), LossLevel())
     for step in range(1, 6):
         course.of_step(step)
     course.data.at_boundary(5)
     with pytest.raises(RuntimeError, match="it is broken"):
-        snapshots.restore_small(snapshot, (2, 8))
+        keeper.restore(Decision(action="go_back", to=0, skip=(2, 8)), parts)
     assert [course.of_step(step) for step in (6, 7, 8)] == [[5], [6], [7]]

@@ -151,14 +151,6 @@ def test_the_end_is_no_worse_than_without_rescue_or_it_is_held(trainer, fault, o
         assert "the gradient norm is exactly 0 since step " in rescue.held["reason"]
 
 
-@pytest.mark.parametrize("onset", [5, 30])
-def test_gradients_that_are_zero_for_some_steps_cost_nothing_but_time(onset, tmp_path):
-    twin = trained("plain", tmp_path)
-    found = trained("plain", tmp_path, "gradient_zero", onset, rescued=True, duration=25)
-    assert found[0] <= twin[0] + COSTS
-    assert found[2].held is None
-
-
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_an_idle_rescue_changes_no_bit(trainer, tmp_path):
     rescued = trained(trainer, tmp_path, rescued=True)

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,19 +13,13 @@ import pytest
 import torch
 
 from rmetric.guard.run_folder import FOLDER_VARIABLE, RunFolder
-from rmetric.logs import read_log
-from rmetric.monitor import Monitor
 from rmetric.rescue import Rescue, RescueConfig
 from rmetric.rescue import action as action_module
 from rmetric.rescue import hold as hold_module
-from rmetric.rescue.policy import Decision, Evidence
+from rmetric.rescue.policy import Evidence
 from tests.monitor.ranks import on_ranks
-from tests.monitor.training import make_model
 from tests.rescue.test_action import ALWAYS, lasting
 from tests.rescue.trainings import SMALL, STEPS, actions, bad, same, train
-
-#: Polls of a wait that must pass before it is ended.
-POLLS = 3
 
 
 def until_held(rescue):
@@ -32,47 +27,22 @@ def until_held(rescue):
     return lambda detector, step: None if rescue.held else lasting(detector, step)
 
 
-def waits(rank, folder, how, kind="ddp"):
-    """A run that is held and let go; the steps that were made between hold and end of the wait."""
-    rescue = Rescue(
-        ALWAYS,
-        on_hold="wait",
-        hold_folder=folder / how,
-        hold_seconds=0.2 if how == "time" else None,
-    )
-    waited, executed, between = threading.Event(), [0], []
-    ask, polls = rescue._most_of_ranks, []
-
-    def most_of_ranks(value):
-        if rescue.held and (folder / how / "verdict.json").exists():
-            polls.append(executed[0])
-            if len(polls) == POLLS + 1:
-                between.append(polls[-1] - polls[0])
-            if len(polls) == 2 * POLLS + 4:  # the other rank may have begun to count later
-                waited.set()
-        return ask(value)
-
-    rescue._most_of_ranks = most_of_ranks
+def waits(rank, folder):
+    """A run that is held until a signal to the second rank."""
+    rescue = Rescue(ALWAYS, on_hold="wait", hold_folder=folder / "wait")
+    before, verdict = signal.getsignal(signal.SIGUSR1), folder / "wait" / "verdict.json"
 
     def wake():
-        # The other rank may have counted fewer polls when this one ends the wait.
-        if rank != {"file": 0, "signal": 1}.get(how):
-            return
-        assert waited.wait(60.0)
-        if how == "file":
-            (folder / how / "go").touch()
-        else:
-            os.kill(os.getpid(), signal.SIGUSR1)
-
-    def at(count, step, model, optimizer):
-        executed[0] = count
+        while not verdict.exists() or signal.getsignal(signal.SIGUSR1) is before:
+            time.sleep(0.02)
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGUSR1)
 
     waker = threading.Thread(target=wake, daemon=True)
-    waker.start()
-    outcome = train(rescue, kind=kind, rank=rank, evidence_of=until_held(rescue), at=at)
-    waker.join()
-    verdict = json.loads((folder / how / "verdict.json").read_text())
-    return outcome | {"between": between, "why": verdict["went_on"]}
+    if rank == 1:
+        waker.start()
+    outcome = train(rescue, kind="ddp", rank=rank, evidence_of=until_held(rescue))
+    return outcome | {"why": json.loads(verdict.read_text())["went_on"]}
 
 
 def exits(rank, folder):
@@ -95,31 +65,22 @@ def exits(rank, folder):
     return {"code": 0, "there": []}
 
 
-def fails(rank, where):
-    """Rank 1 alone fails: in a step before a snapshot is due, or in taking one."""
-    rescue = Rescue(SMALL)
+def fails(rank):
+    """Rank 1 alone fails, in a step before a snapshot is due."""
 
     def broken(detector, step):
         if rank == 1 and step == 18:  # its record is complete at the check of step 20
             raise MemoryError("nothing is left")
 
-    def at(executed, step, model, optimizer):
-        if executed == 20 and rank == 1 and where == "snapshot":
-            rescue._parts = None
-
-    evidence = broken if where == "step" else bad(0)
-    outcome = train(rescue, kind="ddp", rank=rank, evidence_of=evidence, at=at)
-    return outcome | {"snapshots": rescue._keeper.snapshots.kept}
+    return train(Rescue(SMALL), kind="ddp", rank=rank, evidence_of=broken)
 
 
 def on_one_rank(rank, folder):
     hold_module._POLL_SECONDS = 0.02
     found = {"twin": train(kind="ddp", rank=rank)}
-    for how in ("signal", "file", "time"):
-        found[how] = waits(rank, folder, how)
+    found["waits"] = waits(rank, folder)
     found["exits"] = exits(rank, folder)
-    for where in ("step", "snapshot"):
-        found[f"fails in {where}"] = fails(rank, where)
+    found["fails"] = fails(rank)
     # Of one rank alone, at the last step whose record the ranks share before the end.
     late = bad(STEPS - 2, since=37) if rank == 1 else bad(0)
     found["late"] = train(Rescue(SMALL), kind="ddp", rank=rank, evidence_of=late)
@@ -137,22 +98,12 @@ def launched(tmp_path_factory):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("how", "why"),
-    [
-        ("signal", "another rank goes on"),  # the second rank had it; the first one writes
-        ("file", "the file {}/file/go|another rank goes on"),  # the rank that sees it first
-        ("time", "0.2 seconds are over|another rank goes on"),  # whose clock is ahead
-    ],
-)
-def test_both_ranks_wait_and_go_on_together(launched, how, why):
-    ranks, folder = launched
-    for found in ranks:
-        outcome = found[how]
+def test_both_ranks_wait_and_go_on_together(launched):
+    for found in launched[0]:
+        outcome = found["waits"]
         assert outcome["problem"] == ""
         assert actions(outcome)[-1] == "hold"
-        assert outcome["between"] == [0]  # no step while it waits
-        assert outcome["why"] in why.format(folder).split("|")
+        assert outcome["why"] == "another rank goes on"  # the first one writes
         assert outcome["taken"][-1] == STEPS
         assert same(outcome, found["twin"])
 
@@ -165,11 +116,10 @@ def test_no_rank_ends_before_the_files_are_there(launched):
         assert any(name.endswith(".pt") for name in there)
 
 
-@pytest.mark.parametrize("where", ["step", "snapshot"])
-def test_a_failure_on_one_rank_switches_all_off_and_hangs_none(launched, where):
-    first, second = (found[f"fails in {where}"] for found in launched[0])
+def test_a_failure_on_one_rank_switches_all_off_and_hangs_none(launched):
+    first, second = (found["fails"] for found in launched[0])
     assert "another rank is switched off" in first["problem"]
-    assert second["problem"].startswith("MemoryError" if where == "step" else "TypeError")
+    assert second["problem"].startswith("MemoryError")
     for outcome, found in zip((first, second), launched[0], strict=True):
         assert outcome["taken"] == list(range(1, STEPS + 1))
         assert same(outcome, found["twin"])
@@ -192,23 +142,19 @@ def test_all_ranks_hold_in_the_run_folder_of_the_first(launched):
     assert not (folder / "run of rank 1").exists()
 
 
-def test_under_a_supervisor_the_hold_is_in_its_run_folder(tmp_path, monkeypatch):
+@pytest.mark.parametrize("chosen", [None, "chosen"])
+def test_under_a_supervisor_the_hold_is_in_its_run_folder_or_the_chosen(
+    tmp_path, monkeypatch, chosen
+):
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "run"))
-    rescue = Rescue(ALWAYS)
+    run, folder = RunFolder(tmp_path / "run"), chosen and tmp_path / chosen
+    rescue = Rescue(ALWAYS, hold_folder=folder)
     train(rescue, evidence_of=lasting, log=tmp_path / "log" / "run.jsonl")
-    run = RunFolder(tmp_path / "run")
-    assert Path(rescue.held["saved"]).parent == run.hold
-    assert "it stays" in run.held()
-    assert rescue.held["saved"] in run.held()
+    assert Path(rescue.held["saved"]).parent == (folder or run.hold)
+    if not chosen:
+        assert "it stays" in run.held()
+        assert rescue.held["saved"] in run.held()
     assert not (tmp_path / "log" / "rescue-hold").exists()
-
-
-def test_a_chosen_folder_goes_before_the_run_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "run"))
-    rescue = Rescue(ALWAYS, hold_folder=tmp_path / "chosen")
-    train(rescue, evidence_of=lasting)
-    assert (tmp_path / "chosen" / "verdict.json").exists()
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.long
@@ -277,47 +223,3 @@ def test_returns_for_the_same_reason_are_one_warning_until_the_hold(tmp_path, ca
     warned = [each for each in told if each.levelno == logging.WARNING]
     assert len(warned) == len(set(reasons))
     assert f"its good weights are in {tmp_path}" in caplog.text
-
-
-def test_a_step_that_is_left_out_again_for_the_same_reason_is_one_warning(caplog):
-    caplog.set_level(logging.INFO)
-    rescue = Rescue(ALWAYS)
-    decision = Decision(action="leave_out", reason="gradient norm 9: step 7 is left out")
-    monitor = Monitor(make_model(), None, actions=[rescue])
-    for _ in range(3):
-        rescue._write(decision, 7, 0)
-    monitor.close()
-    told = [each.levelname for each in caplog.records if "step 7 is left out" in each.message]
-    assert told == ["WARNING", "INFO", "INFO"]
-
-
-def test_a_training_that_ends_quietly_reports_nothing(caplog):
-    train(Rescue(SMALL), evidence_of=bad(23))
-    assert "during an alarm" not in caplog.text
-
-
-def test_an_evaluation_after_the_loop_is_in_the_record_of_the_last_step(tmp_path):
-    """The last step is judged before, without its record being completed."""
-    log, monitors = tmp_path / "run.jsonl", []
-
-    class Late(Rescue):
-        def start(self, monitor):
-            super().start(monitor)
-            monitors.append(monitor)
-
-        def boundary(self, *, last=False):
-            back = super().boundary(last=last)
-            if last:
-                monitors[0].evaluated(3.5)
-            return back
-
-    seen = []
-
-    def evidence_of(detector, step):
-        seen.append(step)
-
-    train(Late(SMALL), evidence_of=evidence_of, log=log)
-    records = read_log(log).records
-    assert [record.step for record in records] == list(range(1, STEPS + 1))
-    assert records[-1].validation_loss == 3.5
-    assert seen == list(range(1, STEPS + 1))  # each once

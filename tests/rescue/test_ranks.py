@@ -3,7 +3,7 @@
 import pytest
 
 from rmetric.rescue import Rescue, RescueConfig
-from rmetric.rescue.agreement import Ballot, RankLeftError, Vote
+from rmetric.rescue.agreement import Agreement, Ballot, DisagreementError
 from rmetric.rescue.policy import Evidence
 from rmetric.rescue.snapshot_keeper import SnapshotPace
 from tests.monitor.ranks import on_ranks
@@ -13,7 +13,7 @@ from tests.rescue.trainings import NANS, SMALL, actions, bad, make_loader, same,
 def on_one_rank(rank, kind, folder):
     """Every training of one launch."""
     twin = train(kind=kind, rank=rank)
-    found = {"twin": twin, "short": train(kind=kind, rank=rank, steps=12)}
+    found = {"twin": twin}
     found["quiet"] = train(Rescue(SMALL), kind=kind, rank=rank)
     found["nans"] = train(Rescue(SMALL), kind=kind, rank=rank, nans=NANS)
     # One rank alone has evidence, and the ranks' own data differ.
@@ -189,29 +189,29 @@ def test_the_mean_without_a_worker_is_that_of_the_others():
     weights = [torch.zeros(3, requires_grad=True) for _ in range(3)]
     own = [torch.tensor([1.0, 2, 3]), torch.tensor([torch.nan] * 3), torch.tensor([3.0, 4, 5])]
     for rank, (weight, gradient) in enumerate(zip(weights, own, strict=True)):
-        out = WorkersOut(torch.nn.Linear(1, 1), [weight], rank, 3)
+        out = WorkersOut(torch.nn.Linear(1, 1), [weight], rank, 3, 1)
         out.set([1])
         for _ in range(2):  # micro-batches
             (weight * gradient / 2).sum().backward()
         out.remove()
     mean = sum(weight.grad for weight in weights) / 3
     assert torch.allclose(mean, torch.tensor([2.0, 3, 4]))
-    with pytest.raises(ValueError, match="no rank is left"):
-        out.set([0, 1, 2])
+    with pytest.raises(ValueError, match="most_out is 3 with 3 ranks"):
+        WorkersOut(torch.nn.Linear(1, 1), [], 0, 3, 3)
 
 
 def asks(rank):
-    """What the ballots of `Vote.most` give, and what becomes of two trainings with every="auto"."""
-    vote, found = Vote(), []
+    """What the ballots of `most` give, and what becomes of two trainings with every="auto"."""
+    vote, found = Agreement(None), []
     for values in [(3, 0, 20), (20, 3, 0), (0, 0, 0)]:
         found.append(vote.most(values[rank]))
-    for other in (Ballot(step=0, leaving=True), Ballot(step=7)):
+    for other in (Ballot(0, leaving=1), Ballot(7)):
         try:
             if rank == 2:
-                vote.post(other)
-                raise RankLeftError(vote.take())
+                vote.send(other)
+                raise DisagreementError(vote.receive())
             found.append(vote.most(90))
-        except RankLeftError:
+        except DisagreementError:
             found.append("left")
     rescues = Rescue(), Rescue()
     for rescue, distances in zip(rescues, [(10, 30, 20), (10, 30, None)], strict=True):

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from rmetric.monitor import Monitor
 from rmetric.rescue import Rescue, RescueConfig
-from rmetric.rescue import judgement as judgement_module
+from rmetric.rescue import evidence as evidence_module
 from rmetric.rescue.policy import Evidence
 from tests.rescue.test_data import Course
 from tests.rescue.trainers import Planted, hugging_face
@@ -109,31 +109,6 @@ def test_no_snapshot_is_taken_of_weights_within_an_incident():
     assert kept[46] == [45]
 
 
-def test_planned_settings_are_set_after_a_restart_too():
-    """The checkpoint's optimiser has the wrong rate: it comes from what the rescue kept."""
-
-    def wrong(step, optimizer):
-        if step > 20:
-            optimizer.param_groups[0]["lr"] = 1.0
-            optimizer.param_groups[0]["betas"] = (0.5, 0.5)
-
-    found = bad(23, since=21, kind="settings")
-    state = run(Rescue(SMALL), Numbered(), 60, stop=30, evidence=found, at=wrong)["state"]
-    second, seen = Rescue(SMALL), []
-    prepare = second._prepare_update
-
-    def seen_after():
-        prepare()
-        group = second._monitor.optimizer.param_groups[0]
-        seen.append((group["lr"], group["betas"]))
-
-    second._prepare_update = seen_after
-    wrongly = partial(torch.optim.AdamW, lr=1.0, betas=(0.5, 0.5))
-    run(second, Numbered(), 40, state=state, at=wrong, make=wrongly)
-    assert len(seen) == 10
-    assert set(seen) == {(1e-2, (0.9, 0.999))}
-
-
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_workers_stay_out_on_probation_if_the_ranks_are_the_same(ranks):
     """The state is that of a run on four ranks; this process sees as many, or one."""
@@ -226,23 +201,17 @@ def test_the_epoch_goes_on_where_the_sampler_orders_by_it():
     assert second.epochs[0] == 3
 
 
-def test_a_state_of_an_earlier_version_is_taken_as_it_is():
-    state = run(Rescue(SMALL), Numbered(), 60, stop=10)["state"]
-    del state["actions"]
-    run(Rescue(SMALL), Numbered(), 30, state=state)
-
-
 @pytest.mark.slow
 def test_the_trainer_resumes_without_the_batches_that_were_left_out(monkeypatch, tmp_path):
     """From a checkpoint after the stretch, with which the Trainer counts the batches by steps."""
     planted = Evidence(step=23, since=21, kind="data", words="planted")
-    monkeypatch.setattr(judgement_module, "evidence_of", Planted([planted, planted]))
+    monkeypatch.setattr(evidence_module, "evidence_of", Planted([planted, planted]))
     settings = {"save_strategy": "steps", "save_steps": 27}
     first = Rescue(SMALL)
     found = hugging_face(tmp_path, [first], **settings)
     # Step 21 has the batch of step 30: the second epoch's batches 2 to 10 are left out.
     assert [e["skipped"] for e in first.decisions] == [None, [21, 29]]
-    monkeypatch.setattr(judgement_module, "evidence_of", Planted([]))
+    monkeypatch.setattr(evidence_module, "evidence_of", Planted([]))
     second = Rescue(SMALL)
     resumed = hugging_face(
         tmp_path / "resumed",

@@ -1,6 +1,5 @@
 """The risk score: laws, its factors by hand, and settings that are refused."""
 
-import warnings
 from dataclasses import astuple, replace
 from math import inf, nan
 
@@ -60,33 +59,21 @@ class TestLaws:
 
     @given(histories, st.floats(0.1, 10))
     def test_weights_in_another_scale_give_the_same_score(self, history, scale):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            weights = RiskWeights(**{n: scale * getattr(RiskWeights(), n) for n in FACTORS})
+        weights = RiskWeights(**{n: scale * getattr(RiskWeights(), n) for n in FACTORS})
         scaled, plain = scored(history, RiskConfig(weights=weights)), scored(history)
         assert scaled.value == pytest.approx(plain.value)
         assert scaled.reachable == pytest.approx(plain.reachable)
 
-    @given(histories, st.floats(20, 110), st.floats(20, 110))
-    def test_a_hotter_gpu_is_never_less_at_risk(self, history, one, other):
-        cool, hot = sorted((one, other))
-        low = scored(history, temperature_celsius=cool).value
-        assert low <= scored(history, temperature_celsius=hot).value + 1e-12
-
-    @given(histories, st.sampled_from(sorted(ERRORS)), st.integers(0, 999), st.integers(0, 999))
-    def test_more_errors_are_never_less_at_risk(self, history, counter, one, other):
-        few, many = sorted((one, other))
-        assert scored(history, **{counter: few}).value <= scored(history, **{counter: many}).value
-
-    @given(histories, st.integers(0, 100), st.integers(0, 100))
-    def test_fuller_memory_is_never_less_at_risk(self, history, one, other):
-        less, more = sorted((one, other))
-        low = scored(history, memory_used_bytes=less).value
-        assert low <= scored(history, memory_used_bytes=more).value
-
-    @given(histories, st.floats(0, 100), st.floats(0, 100))
-    def test_lower_utilisation_is_never_less_at_risk(self, history, one, other):
+    @given(
+        histories,
+        st.sampled_from(["temperature_celsius", "memory_used_bytes", *sorted(ERRORS)]),
+        st.integers(0, 100),
+        st.integers(0, 100),
+    )
+    def test_what_is_worse_is_never_less_at_risk(self, history, name, one, other):
+        """Also a lower utilisation."""
         low, high = sorted((one, other))
+        assert scored(history, **{name: low}).value <= scored(history, **{name: high}).value + 1e-12
         idle = scored(history, utilisation_percent=low).value
         assert idle is None or idle >= scored(history, utilisation_percent=high).value - 1e-12
 
@@ -118,23 +105,11 @@ class TestFactors:
         assert risks[:4] == [0.0, 0.5, 0.5, 0.5]
         assert risks[60:62] == [0.5, 0.0]  # the rise at 10 s is out of the window at 610 s
 
-    def test_what_is_older_than_the_window_does_not_count_however_few_readings(self):
-        score = RiskScore()
-        for n in range(20):
-            score.update(reading(10.0 * n, temperature_celsius=40.0 + n))
-        risk = score.update(reading(5000.0, temperature_celsius=80.0))
-        assert risk.factors["temperature_rise"] is None
-
     def test_a_constant_temperature_does_not_rise_at_todays_times(self):
         score = RiskScore()
         for n in range(60):
             risk = score.update(reading(1.8e9 + 10.001 * n, temperature_celsius=63.0))
         assert risk.measured["temperature_rise"] == 0.0
-
-    def test_the_gpus_own_limit_goes_before_ours(self):
-        hot = {"temperature_celsius": 80.0}
-        assert scored([hot | {"slowdown_temperature_celsius": 80.0}]).factors["temperature"] == 1.0
-        assert scored([hot | {"slowdown_temperature_celsius": None}]).factors["temperature"] == 0.5
 
     def test_missing_is_not_zero(self):
         risk = scored([dict.fromkeys(ERRORS)])
@@ -165,35 +140,21 @@ class TestSettings:
         with pytest.raises(ValueError, match="weight of errors"):
             RiskWeights(errors=weight)
 
-    def test_weights_that_are_all_zero_are_refused(self):
-        with pytest.raises(ValueError, match="the sum of the weights is 0"):
-            RiskWeights(**dict.fromkeys(FACTORS, 0.0))
-
-    def test_weights_that_do_not_sum_to_one_warn(self):
-        with pytest.warns(UserWarning, match=r"the weights sum to 1\.25, not 1"):
-            RiskWeights(errors=0.5)
-
     @pytest.mark.parametrize(
         "settings",
         [
-            {"interval": 0.0},
             {"interval": nan},
-            {"interval": -1.0},
             {"window": 1},
             {"window": 60.0},
             {"threshold": 0.0},
-            {"threshold": 1.1},
             {"release": 1.5},
             {"temperature_span": 0.0},
             {"temperature_high": inf},
             {"memory_low": 1.0},
             {"corrected_errors_full": 0.0},
-            {"power_full": -1.0},
-            {"recent": 0},
             {"recent": 60},
             {"least_readings": 61},
             {"least_utilisation": 101.0},
-            {"temperature_rise_full": 0.0},
         ],
         ids=str,
     )

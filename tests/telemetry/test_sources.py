@@ -1,7 +1,5 @@
 """Recordings played again, other nodes' files followed, and sources put together."""
 
-from math import inf
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +11,6 @@ from rmetric.telemetry.reading import GpuSign, Reading
 from rmetric.telemetry.sources import (
     AllSources,
     GpuWatch,
-    JudgedGpus,
     ReplayedReadings,
     VerdictFiles,
 )
@@ -31,47 +28,24 @@ def readings(node="a", times=(0, 10, 20), gpu=0):
 
 
 class TestPlayed:
-    def test_each_poll_hands_on_what_is_due(self, tmp_path):
-        path = recording(
-            tmp_path / "r.jsonl", *readings(), ("a", GpuSign(gpu=0, time=T + 24, kind="xid_79"))
-        )
-        now = [100.0]
-        source = ReplayedReadings(path, speed=2.0, clock=lambda: now[0])
-        assert [one.level for one in source.poll()] == ["healthy"]
-        assert source.verdicts()["a:0"].time == T
-        now[0] = 106.0
-        assert source.poll() == ()
-        assert source.verdicts()["a:0"].time == T + 10
-        assert not source.finished
-        now[0] = 112.0
-        (verdict,) = source.poll()
-        assert (verdict.level, verdict.time, verdict.node) == ("fatal", T + 24, "a")
-        assert source.finished
-
     def test_every_change_is_told_in_order_even_at_once(self, tmp_path):
         signs = [
             ("a", GpuSign(gpu=0, time=T + 20 + n, kind=k))
             for n, k in enumerate(["xid_63", "xid_79"])
         ]
         path = recording(tmp_path / "r.jsonl", *readings(), *signs)
-        assert [one.level for one in ReplayedReadings(path, inf).poll()] == [
+        assert [one.level for one in ReplayedReadings(path).poll()] == [
             "healthy",
             "risk",
             "fatal",
         ]
-
-    def test_gpus_of_several_nodes_are_told_apart(self, tmp_path):
-        path = recording(tmp_path / "r.jsonl", *readings("a"), *readings("b", times=(20, 30)))
-        source = ReplayedReadings(path, inf)
-        source.poll()
-        assert set(source.verdicts()) == {"a:0", "b:0"}
 
     def test_what_was_recorded_while_playing_is_the_recording(self, tmp_path):
         path = recording(
             tmp_path / "r.jsonl", *readings(), ("b", GpuSign(gpu=1, time=T + 21, kind="x"))
         )
         copy = JsonlFile(tmp_path / "copy.jsonl")
-        ReplayedReadings(path, inf, record=copy.write_event).poll()
+        ReplayedReadings(path, record=copy.write_event).poll()
         assert (tmp_path / "copy.jsonl").read_bytes() == path.read_bytes()
 
     @pytest.mark.parametrize(
@@ -97,29 +71,12 @@ class TestPlayed:
         with pytest.raises(LogError, match="found no readings"):
             ReplayedReadings(tmp_path / "r.jsonl")
 
-    def test_a_speed_of_zero_is_refused(self, tmp_path):
-        with pytest.raises(ValueError, match="speed is 0"):
-            ReplayedReadings(recording(tmp_path / "r.jsonl", *readings()), speed=0)
-
 
 def verdict(level="healthy", gpu=0, node="n1", time=T):
     return GpuVerdict(gpu=gpu, node=node, time=time, level=level)
 
 
 class TestFollowed:
-    def test_it_may_come_later_and_grows(self, tmp_path):
-        source = VerdictFiles(tmp_path / "telemetry")
-        assert source.poll() == ()
-        (tmp_path / "telemetry").mkdir()
-        path = tmp_path / "telemetry" / "n1.jsonl"
-        first, second = verdict_line(verdict()), verdict_line(verdict("fatal"))
-        path.write_bytes(first + second[:20])
-        assert [one.level for one in source.poll()] == ["healthy"]
-        path.write_bytes(first + second)
-        assert [one.level for one in source.poll()] == ["fatal"]
-        assert source.poll() == ()
-        assert source.verdicts()["n1:0"].level == "fatal"
-
     @given(st.lists(st.sampled_from(LEVELS), max_size=12), st.lists(st.integers(0, 3000)))
     def test_wherever_it_is_cut_the_same_is_told(self, tmp_path_factory, levels, cuts):
         folder = tmp_path_factory.mktemp("telemetry")
@@ -139,12 +96,6 @@ class TestFollowed:
         part.replace(path)
         assert [one.level for one in source.poll()] == ["risk"]
 
-    def test_readings_are_passed_over(self, tmp_path):
-        (tmp_path / "n2.jsonl").write_bytes(event_line(Reading(gpu=0, time=T), "n2"))
-        source = VerdictFiles(tmp_path)
-        assert source.poll() == ()
-        assert source.problem is None
-
     def test_a_line_that_cannot_be_read_is_a_problem_and_no_end(self, tmp_path):
         path = tmp_path / "n1.jsonl"
         path.write_bytes(b"\x00\xff\n" + verdict_line(verdict("fatal")))
@@ -152,29 +103,16 @@ class TestFollowed:
         assert [one.level for one in source.poll()] == ["fatal"]
         assert "n1.jsonl" in source.problem
 
-    def test_closed_it_tells_nothing_new(self, tmp_path):
-        source = VerdictFiles(tmp_path)
-        source.close()
-        (tmp_path / "n1.jsonl").write_bytes(verdict_line(verdict("fatal")))
-        assert source.poll() == ()
-
 
 class TestTogether:
     def test_all_sources_are_one(self, tmp_path):
         (tmp_path / "n1.jsonl").write_bytes(b"oops\n" + verdict_line(verdict("fatal")))
         played = recording(tmp_path / "r", *readings("n2"))
-        source = AllSources([VerdictFiles(tmp_path), ReplayedReadings(played, inf)])
+        source = AllSources([VerdictFiles(tmp_path), ReplayedReadings(played)])
         assert [one.key for one in source.poll()] == ["n1:0", "n2:0"]
         assert set(source.verdicts()) == {"n1:0", "n2:0"}
         assert "oops" in source.problem
         source.close()
-
-    def test_a_lost_gpu_has_no_reading_that_could_be_taken_for_news(self):
-        judges = JudgedGpus()
-        judges.process("", Reading(gpu=0, time=T))
-        assert set(judges.readings()) == {"0"}
-        judges.process("", GpuSign(gpu=0, time=T + 1, kind="gpu_lost"))
-        assert judges.readings() == {}
 
     def test_without_a_gpu_a_watch_says_why_and_has_no_verdict(self):
         with GpuWatch(silence=5.0) as watch:
@@ -199,8 +137,3 @@ class TestJsonl:
         lines = path.read_bytes().splitlines()
         assert len(lines) == 3
         assert read_line(lines[2]) == ("n1", verdict("fatal"))
-
-    def test_what_is_missing_is_absent(self, tmp_path):
-        assert event_line(Reading(gpu=1, time=2.0, pcie_replays=0), "n") == (
-            b'{"event":"READING","node":"n","gpu":1,"time":2.0,"pcie_replays":0}\n'
-        )

@@ -1,7 +1,5 @@
 """Scripted histories, through the real bindings, to verdicts."""
 
-from math import inf
-
 import pytest
 
 from rmetric.telemetry.risk import RiskConfig
@@ -42,34 +40,11 @@ class TestHistories:
         )
         assert gists(seen) == [("healthy", "none")]
         assert seen["last"]["0"]["reachable"] == pytest.approx(1.0)
-        again = ReplayedReadings(recording, speed=inf, config=RiskConfig(interval=30.0))
+        again = ReplayedReadings(recording, RiskConfig(interval=30.0))
         assert [verdict.gist for verdict in again.poll()] == [("healthy", "none", ())]
         assert again.verdicts()["0"].as_json() == seen["last"]["0"]
-        lower = ReplayedReadings(recording, inf, RiskConfig(interval=30.0, threshold=0.10))
+        lower = ReplayedReadings(recording, RiskConfig(interval=30.0, threshold=0.10))
         assert {verdict.level for verdict in lower.poll()} == {"healthy", "risk"}
-
-    def test_slow_overheating_is_watched_and_at_a_lower_threshold_a_risk(self, nvml):
-        history = [(4 + 10 * n, 0, "temperature", 60 + n) for n in range(40)]
-        history += [(360, 0, "throttle", SLOWDOWN | THERMAL)]
-        seen = play_verdicts(nvml, history, ticks=410)
-        assert gists(seen) == [("healthy", "none"), ("healthy", "watch"), ("healthy", "watch")]
-        assert seen["verdicts"][1]["reasons"] == [
-            "hotter than where it slows down: 91 °C, its limit is 90 °C"
-        ]
-        assert set(seen["last"]["0"]["rules"]) == {"over_temperature", "thermal_throttle"}
-        seen = play_verdicts(nvml, history, ticks=410, threshold=0.25)
-        assert gists(seen)[:2] == [("healthy", "none"), ("risk", "watch")]
-        assert seen["verdicts"][1]["reasons"] == [
-            "risk 0.25, the limit is 0.25: temperature 0.23 of 0.25 (88 °C; from 70 to 90), "
-            "temperature rise 0.03 of 0.10 (+0.6 °C a minute; full at 2)"
-        ]
-
-    def test_an_ecc_storm_fills_its_factor_and_no_more(self, nvml):
-        history = [(t, 0, "ecc_corrected", 100 * t) for t in range(5, 80)]
-        seen = play_verdicts(nvml, history, ticks=82)
-        assert gists(seen) == [("healthy", "none")]
-        assert seen["last"]["0"]["factors"]["errors"] == 1.0
-        assert seen["last"]["0"]["risk"] == pytest.approx(0.25)
 
     def test_one_uncorrectable_error_overrides_the_score(self, nvml):
         seen = play_verdicts(nvml, [(20, 0, "ecc_uncorrected", 1)], ticks=30)
@@ -100,13 +75,6 @@ class TestHistories:
     def test_the_verdicts_of_a_history(self, nvml, history, told):
         assert gists(play_verdicts(nvml, history, ticks=30)) == told
 
-    def test_a_contained_error_is_forgotten_after_a_window_and_a_fatal_one_is_not(self, nvml):
-        history = [(5, 0, "xid", 94), (5, 1, "xid", 79)]
-        seen = play_verdicts(nvml, history, ticks=100, gpus=2)
-        expected = [("healthy", "none"), ("risk", "restart_application"), ("healthy", "none")]
-        assert gists(seen, gpu=0) == expected
-        assert gists(seen, gpu=1) == [("healthy", "none"), ("fatal", "reboot")]
-
     def test_a_contained_error_excuses_the_counter_beside_it_for_good(self, nvml):
         history = [(5, 0, "xid", 94), (6, 0, "ecc_uncorrected", 1), (6, 0, "remap_pending", 1)]
         seen = play_verdicts(nvml, history, ticks=100)
@@ -116,13 +84,6 @@ class TestHistories:
             ["row_remap_pending", "xid_94"],
             ["row_remap_pending"],
         ]
-
-    def test_a_lost_gpu_is_fatal_and_the_others_go_on(self, nvml):
-        history = [(5, 1, "xid", 79), (6, 1, "gone", LOST)]
-        seen = play_verdicts(nvml, history, ticks=30, gpus=2)
-        assert seen["last"]["1"]["rules"] == ["gpu_lost", "xid_79"]
-        assert seen["last"]["1"]["level"] == "fatal"
-        assert gists(seen, gpu=0) == [("healthy", "none")]
 
     def test_a_reloaded_driver_clears_what_was_held_against_a_gpu(self, nvml):
         history = [(5, 0, "xid", 119), (8, 0, "driver", 0), (150, 0, "driver", 1)]
@@ -139,27 +100,6 @@ class TestHistories:
         assert seen["last"]["0"]["reasons"] == [
             "nothing is heard of the GPU: the NVIDIA driver is not loaded"
         ]
-
-    @pytest.mark.long
-    def test_a_call_that_hangs_is_a_risk_until_it_answers(self, nvml):
-        history = [(20, 0, "hang", 2500)]
-        seen = play_verdicts(
-            nvml, history, ticks=40, seconds_a_tick=None, interval=1e-3, silence=1.0,
-            hung_after=0.2,
-        )  # fmt: skip
-        assert gists(seen) == [("healthy", "none"), ("risk", "watch"), ("healthy", "none")]
-        assert "NVML has not answered for" in seen["verdicts"][1]["reasons"][0]
-
-
-def test_what_a_gpu_does_not_tell_is_not_taken_for_zero(nvml):
-    silent = ("ecc_corrected", "ecc_uncorrected", "remapped", "retired", "replays", "links")
-    history = [(1, 0, name, -1) for name in silent] + [(1, 0, "used", 80_000_000_000)]
-    seen = play_verdicts(nvml, history, ticks=30)
-    last = seen["last"]["0"]
-    assert last["factors"]["errors"] is None
-    assert last["reachable"] == pytest.approx(0.75)
-    assert last["factors"]["memory"] == 1.0
-    assert last["risk"] == pytest.approx(0.15)
 
 
 def test_no_gpu_is_a_problem_and_no_verdict(nvml):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from math import ceil, floor, inf
 from typing import Any, NamedTuple
 
-from rmetric._util.version import __version__
+from rmetric._util import __version__
 from rmetric.detectors.calibrated.detector import CalibratedDetector
 from rmetric.detectors.calibrated.failing_runs import SIGNALS
 from rmetric.detectors.calibrated.healthy_label_check import HealthyLabelCheck

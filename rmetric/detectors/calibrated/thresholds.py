@@ -9,7 +9,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from rmetric._util.special import refuse_special
+from rmetric._util.durable import refuse_special
 from rmetric._util.strict_json import parse_line, shown
 from rmetric.detectors.calibrated.gradients import Gradients
 from rmetric.detectors.calibrated.hardware import HardwareEvents

@@ -9,7 +9,7 @@ from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 
-from rmetric._util.unpacked import is_packed, unpacked
+from rmetric._util.durable import is_packed, unpacked
 from rmetric.diagnosis.reading.lines import Lines, decoded, said, utf16
 
 #: Bytes read at a time.

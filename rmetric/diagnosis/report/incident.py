@@ -16,8 +16,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rmetric._util import __version__
 from rmetric._util.printed import counted
-from rmetric._util.version import __version__
 from rmetric.diagnosis.facts.job import STAGES
 from rmetric.diagnosis.report import render
 from rmetric.diagnosis.report.render import clock, excerpt, plain
@@ -159,7 +159,7 @@ def incident_page(
     metric = None if metrics is None else read_metric(metrics, diagnosis)
     gpus = None
     if telemetry is not None:
-        source = ReplayedReadings(telemetry, inf)
+        source = ReplayedReadings(telemetry)
         gpus = Gpus(source.poll(), {key: one.time for key, one in source.verdicts().items()})
     times, remarks = timelines(diagnosis, metric, gpus)
     shown, more = listed([] if metric is None else metric.trace.began, MOST_ALARMS)

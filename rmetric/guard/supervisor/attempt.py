@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from rmetric._util.durable import no_follow
-from rmetric._util.standard_output import OutputError
+from rmetric._util.errors import OutputError
 from rmetric.guard.checkpoint_dir import last_checkpoint
 from rmetric.guard.run_folder import FOLDER_VARIABLE, LAUNCH_VARIABLE, RunFolder
 from rmetric.guard.supervisor import launch_failure

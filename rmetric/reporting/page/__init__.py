@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from rmetric._util.version import __version__
+from rmetric._util import __version__
 from rmetric.evaluation import RunVerdict, judge_run
 from rmetric.evaluation.verdict_words import SEVERITY, alarm_words, counted_runs
 from rmetric.records import LogEvent, Run
