@@ -29,10 +29,9 @@ from benchmarks.report import write_report
 from rmetric.guard.layout import Layout
 from rmetric.guard.planner import BatchSpec, plan
 from rmetric.guard.planner.cluster import GPUS, Cluster, Gpu, reach
-from rmetric.guard.planner.memory import memory
+from rmetric.guard.planner.costs import estimate, memory, step_flops
 from rmetric.guard.planner.model_shape import ModelShape
-from rmetric.guard.planner.settings import ENGINES
-from rmetric.guard.planner.throughput import estimate, step_flops
+from rmetric.guard.planner.problem import ENGINES
 from rmetric.guard.supervisor.allocation import shrink_data
 
 ROUNDS = 7

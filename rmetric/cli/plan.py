@@ -14,10 +14,9 @@ from rmetric.guard.layout import Layout
 from rmetric.guard.planner import BatchSpec, PlanOptions
 from rmetric.guard.planner.cluster import GIB, GPUS, Cluster, ClusterNode
 from rmetric.guard.planner.model_shape import ModelShape
+from rmetric.guard.planner.problem import ENGINES, SIZES, Problem
 from rmetric.guard.planner.report import as_json, as_text
-from rmetric.guard.planner.rules import Problem
 from rmetric.guard.planner.search import answer
-from rmetric.guard.planner.settings import ENGINES, SIZES
 
 #: Far above any cluster; a plan for so many takes some seconds.
 LARGEST_CLUSTER = 65_536
@@ -186,9 +185,5 @@ def sizes(text: str) -> tuple[int, ...]:
 
 
 def current(text: str) -> Layout:
-    """`tensor=2,data=12` as a layout; an error of the earlier notation 2,1,12 shows the new one."""
-    parts = text.split(",")
-    if 3 <= len(parts) <= len(CURRENT) and all(part.strip().isdecimal() for part in parts):
-        now = ",".join(f"{name}={int(n)}" for name, n in zip(CURRENT, parts, strict=False))
-        raise argparse.ArgumentTypeError(f"{text} is now {now}")
+    """`tensor=2,data=12` as a layout."""
     return Layout(**layout_of(CURRENT)(text))

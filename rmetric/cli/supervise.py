@@ -22,7 +22,7 @@ from rmetric.guard.layout import Layout
 from rmetric.guard.planner import BatchSpec
 from rmetric.guard.planner.cluster import GPUS, Cluster
 from rmetric.guard.planner.model_shape import ModelShape
-from rmetric.guard.planner.settings import ENGINES, LARGEST_CHANGE, SIZES
+from rmetric.guard.planner.problem import ENGINES, LARGEST_CHANGE, SIZES
 from rmetric.guard.run_folder import RESUMES, RunFolder
 from rmetric.guard.supervisor.allocation import allot, by_model, shrink_data
 from rmetric.guard.supervisor.core import RestartPolicy

@@ -150,13 +150,6 @@ class Cluster:
         """Bytes a GPU that training can use."""
         return max(self.gpu.memory - self.reserve, 0.0)
 
-    @property
-    def memory_in_words(self) -> str:
-        return (
-            f"there are {in_words(self.usable_memory)} ({in_words(self.gpu.memory)} less "
-            f"{in_words(self.reserve)} in reserve)"
-        )
-
     def without(self, node: str, gpus: Iterable[int] | None = None) -> Cluster:
         """Cluster without a node, or some of its GPUs. Raises KeyError if they are not there."""
         if node not in {each.name for each in self.nodes}:

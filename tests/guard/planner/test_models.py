@@ -9,10 +9,9 @@ import pytest
 from rmetric.guard.layout import Layout
 from rmetric.guard.planner import BatchSpec, PlanOptions, plan
 from rmetric.guard.planner.cluster import Cluster
-from rmetric.guard.planner.memory import activation_bytes, memory
+from rmetric.guard.planner.costs import activation_bytes, memory, step_flops
 from rmetric.guard.planner.model_shape import ModelShape
-from rmetric.guard.planner.settings import ENGINES
-from rmetric.guard.planner.throughput import step_flops
+from rmetric.guard.planner.problem import ENGINES
 
 #: Sizes as the models' published config.json files have them.
 DEEPSEEK_V3 = {
@@ -104,7 +103,7 @@ def test_long_sequences_are_cut_where_it_counts():
 def test_few_tokens_of_an_expert_wait_for_its_weights():
     """128 experts: at 512 tokens each has 32, and the GPU's memory sets the pace."""
     from rmetric.guard.planner.cluster import GPUS, reach
-    from rmetric.guard.planner.throughput import estimate
+    from rmetric.guard.planner.costs import estimate
 
     def waiting(config, sequence, **sizes):
         layout = Layout(**sizes)
