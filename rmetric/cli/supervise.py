@@ -27,9 +27,9 @@ from rmetric.guard.run_folder import RESUMES, RunFolder
 from rmetric.guard.supervisor.allocation import allot, by_model, shrink_data
 from rmetric.guard.supervisor.core import RestartPolicy
 from rmetric.guard.supervisor.journal import FolderLockedError
-from rmetric.guard.supervisor.launch_processes import Program, option_of, unit_of
+from rmetric.guard.supervisor.launch_failure import Timeouts
+from rmetric.guard.supervisor.processes import Program, option_of
 from rmetric.guard.supervisor.supervise import Intervals, Supervisor
-from rmetric.guard.supervisor.watch import Timeouts
 from rmetric.guard.trust import make_private, require_trusted
 from rmetric.telemetry.risk import RiskConfig
 from rmetric.telemetry.sources import GpuWatch
@@ -255,7 +255,7 @@ def _supervisor(options: argparse.Namespace) -> Supervisor:
     )
     if len(pool) > 1 and not program.is_torchrun:
         raise ValueError(f"--nodes needs torchrun or ft_launcher, found {options.command[0]}")
-    planner = _planner(options, pool, unit_of(program, pool))
+    planner = _planner(options, pool, program.unit(pool))
     restart_policy, timeouts, intervals = (
         _checked(kind, options, words, suffix) for kind, words, suffix in _SETTINGS
     )

@@ -20,9 +20,8 @@ from rmetric.guard.policy import PolicyConfig
 from rmetric.guard.run_folder import LAUNCH_VARIABLE, RunFolder
 from rmetric.guard.supervisor import journal
 from rmetric.guard.supervisor.allocation import shrink_data
-from rmetric.guard.supervisor.launch_failure import _error_file
+from rmetric.guard.supervisor.launch_failure import HeartbeatTracker, Timeouts, _error_file
 from rmetric.guard.supervisor.supervise import Intervals, Supervisor
-from rmetric.guard.supervisor.watch import HeartbeatTracker, Timeouts
 from rmetric.guard.trust import distrust
 from tests.guard.supervisor import ONE, launched, program
 from tests.guard.test_trust import UNTOUCHED, planted
@@ -188,7 +187,7 @@ def test_a_manifest_of_other_types_is_a_problem_and_not_an_error(tmp_path, chang
 
 
 def test_the_log_of_the_spare_is_no_link_and_needs_no_folder_that_can_be_made(tmp_path):
-    from rmetric.guard.supervisor.launch_processes import WarmSpare
+    from rmetric.guard.supervisor.processes import WarmSpare
 
     command = [sys.executable, "-m", "torch.distributed.run", "a.py"]
     target = planted(tmp_path / "logs" / "spare.log", tmp_path / "outside")

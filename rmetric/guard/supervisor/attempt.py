@@ -1,4 +1,4 @@
-"""One launch of the training, from start to exit."""
+"""One launch of the training, from start to exit; GPU verdicts and alarms meanwhile."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -18,16 +19,23 @@ from rmetric._util.standard_output import OutputError
 from rmetric.guard.checkpoint_dir import last_checkpoint
 from rmetric.guard.run_folder import FOLDER_VARIABLE, LAUNCH_VARIABLE, RunFolder
 from rmetric.guard.supervisor import launch_failure
+from rmetric.guard.supervisor.allocation import Gpu
 from rmetric.guard.supervisor.core import StartLaunch
+from rmetric.guard.supervisor.journal import gpu_name
 from rmetric.guard.supervisor.launch_failure import (
+    HeartbeatTracker,
     LaunchFailure,
+    Timeouts,
     is_disk_full,
     with_disk_full_first,
 )
-from rmetric.guard.supervisor.launch_processes import Program, WarmSpare
-from rmetric.guard.supervisor.watch import HeartbeatTracker, Timeouts
+from rmetric.guard.supervisor.processes import Program, WarmSpare
 from rmetric.guard.trust import make_private
+from rmetric.telemetry.lines import GpuVerdict
+from rmetric.telemetry.sources import VerdictSource
 
+#: Greatest age of a verdict that existed before the supervisor started, seconds.
+FRESH_SECONDS = 600.0
 #: Writes a line of the journal: name of the event, and fields.
 JournalWriter = Callable[..., Any]
 
@@ -46,8 +54,7 @@ class Attempt:
 
     `token` is the name of the launch. `on_exit` is called from another thread with number, node
     and exit code, 127 for what cannot be started; the reason is in the log. Two lines of progress
-    in the journal are `progress_seconds` apart. `spare` is a launcher to use. `stop_number` is the
-    number of the pending request to stop; None without one.
+    in the journal are `progress_seconds` apart. `stop_number`: that of the pending request to stop.
     """
 
     def __init__(
@@ -75,8 +82,8 @@ class Attempt:
         self.stop_number: int | None = None
         newest = last_checkpoint(folder.checkpoints)
         self._newest_at_start, self._newest_good = newest.there, newest.good
-        self._verdict_before = self._verdict_version()
-        self._checkpoints_changed = 0
+        self._verdict_before = self._version(folder.verdict_file)
+        self._checkpoints_changed: tuple[int, int] | None = None
         self._noted_step: int | None = None
         self._problem = ""
         self._progress_at, self._echoed = 0.0, 0
@@ -234,11 +241,8 @@ class Attempt:
 
     def _made(self) -> int | None:
         """Step of a good checkpoint newer than all before, by the folder's time of change."""
-        try:
-            changed = self.folder.checkpoints.stat().st_mtime_ns
-        except OSError:
-            return None
-        if changed == self._checkpoints_changed:
+        changed = self._version(self.folder.checkpoints)
+        if changed is None or changed == self._checkpoints_changed:
             return None
         self._checkpoints_changed = changed
         good = last_checkpoint(self.folder.checkpoints).good
@@ -247,17 +251,18 @@ class Attempt:
         self._newest_good = good
         return good
 
-    def _verdict_version(self) -> tuple[int, int] | None:
-        """Changes when a rescue of any launch writes its verdict; None without one."""
+    @staticmethod
+    def _version(path: Path) -> tuple[int, int] | None:
+        """Changes when a file is replaced, or the content of a folder changes; None without it."""
         try:
-            status = self.folder.verdict_file.stat()
+            status = path.stat()
         except OSError:
             return None
         return status.st_ino, status.st_mtime_ns
 
     def _held(self) -> str:
         """Verdict of a rescue that holds this launch; empty if none does."""
-        version = self._verdict_version()
+        version = self._version(self.folder.verdict_file)
         return self.folder.held() if version and version != self._verdict_before else ""
 
     def _unsaved(self) -> str:
@@ -289,3 +294,120 @@ class Attempt:
             return False
         self.stop_number = None
         return True
+
+
+def fresh_verdicts(source: VerdictSource, now: float) -> list[GpuVerdict]:
+    """Verdicts of one poll that are at most `FRESH_SECONDS` old; `now`: since the epoch."""
+    source.poll()
+    oldest = now - FRESH_SECONDS
+    return [verdict for verdict in source.verdicts().values() if verdict.time >= oldest]
+
+
+class VerdictDedup:
+    """Drops verdicts that repeat the last level and action of their GPU.
+
+    With a single node in use, a verdict without a node, or with the name of this machine
+    (`here`), applies to it.
+    """
+
+    def __init__(self, nodes: Iterable[str], here: str) -> None:
+        self._nodes, self._here = list(nodes), here
+        self._last: dict[Gpu, tuple[str, str]] = {}
+
+    def changed(self, verdict: GpuVerdict) -> Gpu | None:
+        """GPU whose verdict changed; None for a repetition or an unknown node."""
+        node = verdict.node
+        if node not in self._nodes:
+            if len(self._nodes) != 1 or node not in ("", self._here):
+                return None
+            node = self._nodes[0]
+        gpu = (node, verdict.gpu)
+        current = (verdict.level, verdict.action)
+        if self._last.get(gpu, ("healthy", "none")) == current:
+            return None
+        self._last[gpu] = current
+        return gpu
+
+
+def words_of(verdict: GpuVerdict) -> str:
+    """One-line text of a verdict."""
+    name = gpu_name((verdict.node, verdict.gpu))
+    level = "at risk" if verdict.level == "risk" else verdict.level
+    return f"{name} is {level}: {'; '.join(verdict.reasons) or verdict.action}"[:500]
+
+
+def poll_verdicts(
+    source: VerdictSource,
+    on_verdict: Callable[[GpuVerdict], None],
+    on_problem: Callable[[str], None],
+    seconds: float,
+) -> Callable[[], None]:
+    """Poll a source of verdicts on a thread of its own, because a driver may block.
+
+    The polls are `seconds` apart. `on_problem` is called when the problem of the source
+    changes. Returns a function that stops polling and closes the source.
+    """
+    stopped = threading.Event()
+
+    def run() -> None:
+        problem: str | None = None
+        while not stopped.is_set():
+            try:
+                for verdict in source.poll():
+                    on_verdict(verdict)
+                before, problem = problem, source.problem
+                if problem and problem != before:
+                    on_problem(problem)
+            except Exception as error:
+                on_problem(f"GPU telemetry stopped: {type(error).__name__}: {error}")
+                return
+            stopped.wait(seconds)
+
+    def stop() -> None:
+        stopped.set()
+        source.close()
+
+    threading.Thread(target=run, name="verdicts", daemon=True).start()
+    return stop
+
+
+def follow_alarms(
+    log: Path,
+    on_alarm: Callable[[str], None],
+    on_problem: Callable[[str], None],
+    seconds: float,
+) -> Callable[[], None]:
+    """Follow a training log with the calibrated detector, on a thread.
+
+    The log has any format that `rmetric watch` reads and may not exist yet. Alarms that it
+    already contains are ignored. Returns a function that stops following.
+    """
+    from rmetric._util.errors import LogError
+    from rmetric.detectors import make_detector
+    from rmetric.replay.follow import Follower
+    from rmetric.replay.watch import AlarmEvent, Watch
+
+    past = log.exists()
+
+    def report(event: AlarmEvent) -> None:
+        if event.urgent and not past:
+            on_alarm(f"{event.id}: {event.words}")
+
+    def caught_up(_log: object) -> None:
+        nonlocal past
+        past = False
+
+    watch = Watch(lambda: make_detector("calibrated"), report)
+    follower = Follower(
+        log, watch.take, on_problem, wait=inf, poll=seconds,
+        begun_again=watch.begin_again, caught_up=caught_up,
+    )  # fmt: skip
+
+    def run() -> None:
+        try:
+            follower.run()
+        except LogError as error:
+            on_problem(str(error))
+
+    threading.Thread(target=run, name="alarms", daemon=True).start()
+    return follower.stop

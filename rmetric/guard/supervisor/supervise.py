@@ -29,7 +29,15 @@ from rmetric.guard.checkpoint_dir import last_checkpoint
 from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.supervisor import processes
 from rmetric.guard.supervisor.allocation import Planner, Pool
-from rmetric.guard.supervisor.attempt import Attempt, Look
+from rmetric.guard.supervisor.attempt import (
+    Attempt,
+    Look,
+    VerdictDedup,
+    follow_alarms,
+    fresh_verdicts,
+    poll_verdicts,
+    words_of,
+)
 from rmetric.guard.supervisor.core import (
     Action,
     Core,
@@ -49,18 +57,14 @@ from rmetric.guard.supervisor.journal import (
     journal_state,
     token_of,
 )
-from rmetric.guard.supervisor.launch_failure import LaunchFailure, with_disk_full_first
-from rmetric.guard.supervisor.launch_processes import Program, WarmSpare, unit_of
+from rmetric.guard.supervisor.launch_failure import (
+    LaunchFailure,
+    Timeouts,
+    with_disk_full_first,
+)
+from rmetric.guard.supervisor.processes import Program, WarmSpare
 from rmetric.guard.supervisor.stacks import Adviser
 from rmetric.guard.supervisor.summary import summarise, to_markdown
-from rmetric.guard.supervisor.watch import (
-    Timeouts,
-    VerdictDedup,
-    follow_alarms,
-    fresh_verdicts,
-    poll_verdicts,
-    words_of,
-)
 from rmetric.telemetry.lines import GpuVerdict
 from rmetric.telemetry.sources import AllSources, VerdictFiles, VerdictSource
 
@@ -159,7 +163,7 @@ class Supervisor:
         self._timer_at = self._poll_at = 0.0
         self._code: int | None = None
         self._adopts_orphans = adopt
-        self._unit = unit_of(program, pool)
+        self._unit = program.unit(pool)
         self._adviser = Adviser(folder, program, self.intervals.look)
         self._advisers = ThreadPoolExecutor(1)
         self._advice: list[Future[dict[str, Any]]] = []

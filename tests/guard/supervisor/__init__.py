@@ -11,9 +11,9 @@ from rmetric.guard.supervisor.allocation import Allocation
 from rmetric.guard.supervisor.attempt import Attempt
 from rmetric.guard.supervisor.core import StartLaunch
 from rmetric.guard.supervisor.journal import read_journal
-from rmetric.guard.supervisor.launch_processes import Program
+from rmetric.guard.supervisor.launch_failure import Timeouts
+from rmetric.guard.supervisor.processes import Program
 from rmetric.guard.supervisor.summary import summarise
-from rmetric.guard.supervisor.watch import Timeouts
 
 ONE = Allocation(gpus={"": (0,)}, layout=Layout(data=1))
 

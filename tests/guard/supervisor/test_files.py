@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from rmetric.guard.layout import Layout
 from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.supervisor.allocation import Allocation
+from rmetric.guard.supervisor.attempt import VerdictDedup, words_of
 from rmetric.guard.supervisor.journal import Journal, console_line, journal_state, read_journal
+from rmetric.guard.supervisor.launch_failure import HeartbeatTracker, Timeouts
 from rmetric.guard.supervisor.summary import summarise, to_markdown
-from rmetric.guard.supervisor.watch import HeartbeatTracker, Timeouts, VerdictDedup, words_of
 from rmetric.telemetry.lines import GpuVerdict, verdict_line
 from rmetric.telemetry.sources import VerdictFiles
 from tests.guard.supervisor.test_parts import CONSOLE_LINES

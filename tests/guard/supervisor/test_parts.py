@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.planner_reference import gpt
 from rmetric.cli import supervise
 from rmetric.cli.main import main
 from rmetric.guard.checkpoint_dir import CheckpointDirectory, LastCheckpoint, last_checkpoint
@@ -25,10 +26,11 @@ from rmetric.guard.planner.model_shape import ModelShape
 from rmetric.guard.run_folder import LAUNCH_VARIABLE, RunFolder
 from rmetric.guard.supervisor import processes
 from rmetric.guard.supervisor.allocation import Allocation, NothingFitsError, by_model, shrink_data
+from rmetric.guard.supervisor.attempt import VerdictDedup, fresh_verdicts
 from rmetric.guard.supervisor.journal import Journal, console_line, journal_state, read_journal
-from rmetric.guard.supervisor.launch_processes import Program, option_of
+from rmetric.guard.supervisor.launch_failure import HeartbeatTracker, Timeouts
+from rmetric.guard.supervisor.processes import Program, option_of
 from rmetric.guard.supervisor.summary import summarise, to_markdown
-from rmetric.guard.supervisor.watch import HeartbeatTracker, Timeouts, VerdictDedup, fresh_verdicts
 from rmetric.telemetry.lines import GpuVerdict, verdict_line
 from rmetric.telemetry.sources import VerdictFiles
 from tests.guard.supervisor import ONE, beat, launched, options_of, program
@@ -489,7 +491,7 @@ class TestPlans:
         assert found.layout.data == most
 
     def test_with_the_shape_of_the_model_any_layout_may_be_planned(self):
-        model = ModelShape.gpt(layers=24, hidden=2048, heads=16, vocabulary=50304, sequence=2048)
+        model = gpt(layers=24, hidden=2048, heads=16, vocabulary=50304, sequence=2048)
         plan = by_model(
             model, Cluster.of([1], "a100").gpu, BatchSpec(samples=64), engine="megatron"
         )

@@ -18,9 +18,9 @@ from rmetric.guard.supervisor.allocation import shrink_data
 from rmetric.guard.supervisor.attempt import Attempt, Look
 from rmetric.guard.supervisor.core import RestartPolicy
 from rmetric.guard.supervisor.journal import FolderLockedError, folder_lock, read_journal
-from rmetric.guard.supervisor.launch_processes import Program
+from rmetric.guard.supervisor.launch_failure import Timeouts
+from rmetric.guard.supervisor.processes import Program
 from rmetric.guard.supervisor.supervise import Intervals, Supervisor
-from rmetric.guard.supervisor.watch import Timeouts
 from rmetric.telemetry.lines import GpuVerdict, verdict_line
 from tests.guard.supervisor import Told, until
 from tests.monitor.webhook_server import WebhookServer

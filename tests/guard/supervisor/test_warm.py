@@ -15,9 +15,9 @@ pytest.importorskip("torch")
 
 from rmetric.guard.layout import Layout
 from rmetric.guard.run_folder import LAUNCH_VARIABLE, RunFolder
-from rmetric.guard.supervisor import launch_processes, processes
+from rmetric.guard.supervisor import processes
 from rmetric.guard.supervisor.allocation import Allocation
-from rmetric.guard.supervisor.launch_processes import (
+from rmetric.guard.supervisor.processes import (
     THREADS,
     Program,
     WarmSpare,
@@ -125,7 +125,7 @@ def test_a_preload_that_fails_is_reported_and_no_launch_depends_on_it(folder, mo
 
 def test_a_safe_path_is_left_as_it_is(folder):
     done = subprocess.run(
-        [sys.executable, str(launch_processes.SCRIPT), "antigravity_of_the_test"],
+        [sys.executable, str(processes.SCRIPT), "antigravity_of_the_test"],
         env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": str(folder / "path")},
         stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
     )  # fmt: skip
