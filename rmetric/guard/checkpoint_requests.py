@@ -139,7 +139,7 @@ class RequestSources:
     def _request(
         self, policy: CheckpointPolicy, source: str, reason: str, **more: Any
     ) -> int | None:
-        number = policy.request(source, reason, now=self._clock(), **more)
+        number = policy.request(source, reason, **more)
         if number is not None and number > self._newest:
             self._newest = number
             logger.warning("rmetric: checkpoint requested by %s: %s", source, reason)

@@ -33,24 +33,23 @@ from rmetric.guard.checkpoint_dir import (
     own_name,
     write_durably,
 )
-from rmetric.guard.dcp_load import (
-    IndexReader,
-    PlainLoadPlanner,
-    damaged,
-    digest,
-    non_finite,
-    unloadable,
-)
-from rmetric.guard.dcp_save import (
+from rmetric.guard.dcp import (
+    INDEX_NAME,
     FailingSavePlanner,
     HostMemoryStager,
     IndexedWriter,
+    IndexReader,
+    PlainLoadPlanner,
     Save,
+    damaged,
+    digest,
     error_text,
     free_space,
+    non_finite,
+    unloadable,
 )
+from rmetric.guard.policy import SuspectMark, suspect_note
 from rmetric.guard.ranks import Ranks
-from rmetric.guard.retention import SuspectMark, suspect_note
 from rmetric.guard.trust import withdraw_write
 
 __all__ = ["CheckpointManifest", "Checkpoints", "FailedSave", "SavedCheckpoint", "UnfitCheckpoint"]
@@ -86,10 +85,8 @@ class Checkpoints:
             string, or a mapping of plain values.
         may_be_infinite: patterns of tensor names that may hold infinities, such as masks.
 
-    No code of a checkpoint is run. The index of DCP, a pickle, is decoded by
-    `rmetric.guard.dcp_index`; values that are no tensors are loaded with
-    ``weights_only=True``, and a save of others fails. A folder that other users can write is
-    refused; see `rmetric.guard.trust`.
+    No code of a checkpoint is run, see `rmetric.guard.dcp`, and a save of values that could not be
+    loaded fails. A folder that other users can write is refused; see `rmetric.guard.trust`.
     """
 
     saves_later = False
@@ -326,7 +323,7 @@ class Checkpoints:
                 write_durably(save.part / own_name(rank), save.own)
             names = [path.name for path in save.part.glob(f"__{rank}_*")]
             names += [own_name(rank)] if save.own is not None else []
-            names += [".metadata"] if rank == 0 else []
+            names += [".metadata", INDEX_NAME] if rank == 0 else []
             for path in (save.part, *(save.part / name for name in names)):
                 withdraw_write(path)  # of a umask that gives it to all
             files = {name: digest(save.part / name) for name in names}

@@ -20,8 +20,16 @@ from rmetric.guard.checkpoint_dir import (
     Saver,
 )
 from rmetric.guard.checkpoint_requests import SIGNALS, RequestSources
-from rmetric.guard.interval import Advice, FailureRateEstimate, advise
-from rmetric.guard.policy import CheckpointPolicy, PolicyConfig, Vote, check_since, check_source
+from rmetric.guard.policy import (
+    Advice,
+    CheckpointPolicy,
+    FailureRateEstimate,
+    PolicyConfig,
+    Vote,
+    advise,
+    check_since,
+    check_source,
+)
 from rmetric.guard.ranks import Ranks, restarts_on_a_shared_store
 from rmetric.guard.run_folder import RESUME_VARIABLE, RESUMES, RunFolder
 from rmetric.telemetry.sources import VerdictSource
@@ -296,7 +304,7 @@ class Guard:
     def advice(
         self, *, failures_per_hour: float | FailureRateEstimate, restart_seconds: float = 0.0
     ) -> Advice:
-        """Recommended checkpoint interval from the measured saves; see `rmetric.guard.interval`.
+        """Recommended checkpoint interval from the measured saves; see `rmetric.guard.policy`.
 
         The cost of a save is its median blocking time; the slowdown of steps during an
         asynchronous save is not included. Raises ValueError if no save is durable yet.
@@ -305,9 +313,8 @@ class Guard:
             raise ValueError("no save is durable yet: its duration is unknown")
         return advise(
             save_seconds=median(done.blocking_seconds for done in self._recent_saves),
-            durable_seconds=median(done.seconds for done in self._recent_saves),
             failures_per_hour=failures_per_hour,
-            restart_seconds=restart_seconds,
+            restart_seconds=restart_seconds + median(done.seconds for done in self._recent_saves),
         )
 
     # -- on all ranks

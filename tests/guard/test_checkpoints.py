@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from rmetric.guard.checkpoints import Checkpoints, FailedSave, SavedCheckpoint, UnfitCheckpoint
-from rmetric.guard.dcp_load import num_non_finite
+from rmetric.guard.dcp import num_non_finite
 from rmetric.guard.training_state import ModelState, random_values, set_random_values
 from tests.monitor.ranks import on_ranks
 

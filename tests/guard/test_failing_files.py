@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rmetric._util.strict_json import encode_line, parse_line
-from rmetric.guard import retention
+from rmetric.guard import checkpoint_dir
 from rmetric.guard.checkpoint_dir import MANIFEST_NAME, _seal, candidates
 from rmetric.guard.checkpoints import Checkpoints
 from rmetric.guard.guard import Guard
@@ -114,7 +114,7 @@ def test_a_trainer_checkpoint_that_goes_during_the_rotation_ends_nothing(
 ):
     for step in (1, 2, 3):
         (tmp_path / f"checkpoint-{step}").mkdir()
-        (tmp_path / f"checkpoint-{step}" / retention.STATE_NAME).write_text("{}")
+        (tmp_path / f"checkpoint-{step}" / checkpoint_dir.STATE_NAME).write_text("{}")
     stat = Path.stat
 
     def going(path, **more):
@@ -125,11 +125,11 @@ def test_a_trainer_checkpoint_that_goes_during_the_rotation_ends_nothing(
 
     with monkeypatch.context() as race:
         race.setattr(Path, "stat", going)
-        found = retention.checkpoints_in(tmp_path)
+        found = checkpoint_dir.checkpoints_in(tmp_path)
     assert {one.step for one in found} >= {1, 3}
     with monkeypatch.context() as broken:
         broken.setattr(Path, "iterdir", stale)
-        retention.rotate(tmp_path, 1, None)
+        checkpoint_dir.rotate(tmp_path, 1, None)
     assert f"rmetric: checkpoints in {tmp_path} cannot be rotated: [Errno 116]" in caplog.text
     assert len(list(tmp_path.iterdir())) == 3
 

@@ -12,12 +12,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rmetric._util.open_alarms import OpenAlarms
-from rmetric.guard.checkpoint_dir import MANIFEST_NAME, candidates, read_manifest, write_manifest
+from rmetric.guard.checkpoint_dir import (
+    MANIFEST_NAME,
+    candidates,
+    read_manifest,
+    write_manifest,
+)
 from rmetric.guard.checkpoints import Checkpoints
 from rmetric.guard.guard import Guard
 from rmetric.guard.monitor_action import AskGuard
-from rmetric.guard.policy import PolicyConfig
-from rmetric.guard.retention import SuspectMark, surplus, suspects_of
+from rmetric.guard.policy import PolicyConfig, SuspectMark, surplus, suspects_of
 from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.training_state import ModelState
 from rmetric.monitor import Monitor

@@ -43,6 +43,12 @@ NOT_SAVED = "not saved"
 HELD = "held"
 #: Exit codes of the supervisor; ended by a signal it is 128 + the signal.
 CODE_FINISHED, CODE_GAVE_UP, CODE_STOPPED, CODE_NOT_SAVED, CODE_HELD = 0, 1, 4, 5, 6
+#: Upper bound of the wait before a restart, and the greatest share of it added at random.
+LONGEST_BACKOFF_SECONDS, JITTER = 300.0, 0.25
+#: A launch without a step that ends sooner failed at once.
+AT_ONCE_SECONDS = 600.0
+#: Time for training to exit by itself once the checkpoint before a stop is durable.
+SETTLE_SECONDS = 5.0
 #: Actions of a fatal verdict after which the GPU is no longer used.
 DROPPING = ("reset", "drain", "reboot")
 
@@ -53,35 +59,24 @@ class RestartPolicy:
 
     Attributes:
         max_restarts: restarts in a row without progress, from 0. Progress is a new good
-            checkpoint, or `enough_steps`.
-        enough_steps: steps beyond the farthest so far that count as progress, at least 1.
+            checkpoint, or a step beyond the farthest so far.
         backoff_seconds: wait before a restart without progress since the failure before,
             doubled with each in a row, from 0; after progress there is none.
-        longest_backoff_seconds: upper bound of that wait, before jitter.
-        jitter: greatest share of the wait that is added at random, from 0.
-        suspect_after: failures in a row of one GPU or node until it is dropped.
-        at_once_seconds: a launch without a step that ends sooner failed at once.
+        suspect_after: failures in a row of one GPU or node until it is dropped, at least 1.
         save_seconds: longest wait for a checkpoint before a bad GPU is dropped.
         stop_seconds: longest wait for a checkpoint after a signal to the supervisor.
-        settle_seconds: time for training to exit by itself once that checkpoint is durable.
     """
 
     max_restarts: int = 10
-    enough_steps: int = 1
     backoff_seconds: float = 1.0
-    longest_backoff_seconds: float = 300.0
-    jitter: float = 0.25
     suspect_after: int = 3
-    at_once_seconds: float = 600.0
     save_seconds: float = 120.0
     stop_seconds: float = 20.0
-    settle_seconds: float = 5.0
 
     def __post_init__(self) -> None:
-        least = {"max_restarts": 0, "enough_steps": 1, "suspect_after": 1}
         for name, value in vars(self).items():
-            from_ = least.get(name, 0)
-            require(name, value, from_ <= value < inf, f"a number of at least {from_}")
+            least = int(name == "suspect_after")
+            require(name, value, least <= value < inf, f"a number of at least {least}")
 
 
 @dataclass(kw_only=True)
@@ -115,7 +110,7 @@ class RequestCheckpoint:
 
 @dataclass(frozen=True)
 class EndProcesses:
-    """End every process of every launch; answered by `ProcessesEnded`.
+    """End every process of every launch; answered by `processes_ended`.
 
     `answers`: the processes may still handle TERM. After a rank has died or hangs the others
     wait for it in a collective, where they do not.
@@ -127,7 +122,7 @@ class EndProcesses:
 
 @dataclass(frozen=True)
 class SetTimer:
-    """Send `TimerFired` at `time`."""
+    """Send `timer_fired` at `time`."""
 
     time: float
 
@@ -229,7 +224,7 @@ class Core:
         """The current launch reached `step`; it resumed at step `resumed`."""
         self._stepped = self._stepped or step > resumed
         self.best_step = max(self.best_step, step)
-        if self.best_step - self._best_at_failure >= self.restart_policy.enough_steps:
+        if self.best_step > self._best_at_failure:
             self._progress()
         return ()
 
@@ -321,7 +316,7 @@ class Core:
         self._saved = True
         if self.phase != "saving":
             return ()
-        self._until = min(self._until, time + self.restart_policy.settle_seconds)
+        self._until = min(self._until, time + SETTLE_SECONDS)
         return [SetTimer(self._until)]
 
     @_event
@@ -400,7 +395,7 @@ class Core:
     def _failed(self, time: float, failure: LaunchFailure) -> Iterable[Action]:
         self._failure = failure
         lived = time - self._launched_at
-        at_once = not self._stepped and lived < self.restart_policy.at_once_seconds
+        at_once = not self._stepped and lived < AT_ONCE_SECONDS
         same = at_once and failure.signature == self._at_once and failure.lasting
         self._at_once = failure.signature if at_once else ""
         noted = WriteJournal("failure", failure.words, failure=failure)
@@ -430,8 +425,8 @@ class Core:
         seconds = 0.0
         if not replaced and not self._progressed:
             wait = self.restart_policy.backoff_seconds * 2.0 ** min(self.restarts, 60)
-            wait = min(wait, self.restart_policy.longest_backoff_seconds)
-            seconds = wait * (1.0 + self.restart_policy.jitter * float(self.rng.random()))
+            wait = min(wait, LONGEST_BACKOFF_SECONDS)
+            seconds = wait * (1.0 + JITTER * float(self.rng.random()))
         self.restarts += 1
         self._best_at_failure, self._progressed = self.best_step, False
         self.phase, self._until = "waiting", time + seconds

@@ -110,9 +110,7 @@ class Supervisor:
         program: program to run.
         pool: GPUs by node.
         plan: maps the remaining GPUs and the current layout to an allocation.
-        restart_policy: limits and delays of restarts.
-        timeouts: limits without a sign of life.
-        intervals: polling, progress and grace intervals.
+        restart_policy, timeouts, intervals: limits and delays.
         sources: sources of GPU verdicts, beside the files in the run folder.
         watch_log: training log for the calibrated detector; None for none.
         echo: print the output of the training.
@@ -317,7 +315,7 @@ class Supervisor:
             self._send(self.core.stop_requested)
 
     def _later(self, handle: Callable[..., None], *arguments: Any, **more: Any) -> None:
-        """Call `handle` in the event loop; callable from any thread and signal handler."""
+        """Call `handle` in the event loop, from any thread and signal handler."""
         self._queue.put(partial(handle, *arguments, **more))
 
     def _on_gpu_verdict(self, verdict: GpuVerdict) -> None:
@@ -463,10 +461,7 @@ class Supervisor:
             self._attempt.stop_number = number
 
     def _end(self, why: str, *, answers: bool = True) -> int:
-        """End every process of every launch of this folder, here and on other nodes.
-
-        `answers` as in `EndProcesses`. Returns the number of processes that cannot be ended.
-        """
+        """End every process of every launch of this folder; the number that cannot be ended."""
         attempt, self._attempt = self._attempt, None
         also: list[int] = []
         grace = self.intervals.grace

@@ -43,7 +43,7 @@ def supervisor(
 ):
     folder.mkdir(exist_ok=True)
     (folder / "faults.json").write_text(json.dumps(list(faults)))
-    chosen = {"backoff_seconds": 0.01, "save_seconds": 5.0, "settle_seconds": 1.0} | settings
+    chosen = {"backoff_seconds": 0.01, "save_seconds": 5.0} | settings
     return Supervisor(
         RunFolder(folder),
         Program(arguments=(*AGENT, *more), prefixes={"": ()}),
