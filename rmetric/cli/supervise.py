@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,11 @@ from rmetric.guard.planner.cluster import GPUS, Cluster
 from rmetric.guard.planner.model_shape import ModelShape
 from rmetric.guard.planner.problem import ENGINES, LARGEST_CHANGE, SIZES
 from rmetric.guard.run_folder import RESUMES, RunFolder
+from rmetric.guard.supervisor import Settings
 from rmetric.guard.supervisor.allocation import allot, by_model, shrink_data
-from rmetric.guard.supervisor.core import RestartPolicy
 from rmetric.guard.supervisor.journal import FolderLockedError
-from rmetric.guard.supervisor.launch_failure import Timeouts
 from rmetric.guard.supervisor.processes import Program, option_of
-from rmetric.guard.supervisor.supervise import Intervals, Supervisor
+from rmetric.guard.supervisor.supervise import Supervisor
 from rmetric.guard.trust import make_private, require_trusted
 from rmetric.telemetry.risk import RiskConfig
 from rmetric.telemetry.sources import GpuWatch
@@ -57,23 +56,15 @@ _RESTARTS = {
     "save_seconds": "longest wait for a checkpoint before a bad GPU is dropped",
     "stop_seconds": "longest wait for a checkpoint when the supervisor itself is stopped",
 }
-_TIMEOUTS = {
-    "start": "no heartbeat before training begins",
-    "hang": "no heartbeat during training",
-    "saving": "no heartbeat during a save",
-    "quiet": "no output, for programs without heartbeats (default: off)",
+_TIMES = {
+    "start_seconds": "no heartbeat before training begins",
+    "hang_seconds": "no heartbeat during training",
+    "saving_seconds": "no heartbeat during a save",
+    "quiet_seconds": "no output, for programs without heartbeats (default: off)",
+    "poll_seconds": "between two checks of the training and its folder",
+    "look_seconds": "for a diagnosis, before a hang is ended, and beside other restarts; 0: none",
+    "grace_seconds": "for processes to exit before they are killed; 0.5 after a rank died or hung",
 }
-_INTERVALS = {
-    "poll": "between two checks of the training and its folder",
-    "look": "for a diagnosis, before a hang is ended, and beside other restarts; 0: none",
-    "grace": "for processes to exit before they are killed; 0.5 after a rank died or hung",
-}
-#: Class of the settings, these, and the suffix of their options.
-_SETTINGS: tuple[tuple[Any, dict[str, str], str], ...] = (
-    (RestartPolicy, _RESTARTS, ""),
-    (Timeouts, _TIMEOUTS, "_seconds"),
-    (Intervals, _INTERVALS, "_seconds"),
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_place(parser.add_argument_group("where it runs"))
     _add_layout(parser.add_argument_group("layout and batch"))
     restarts = parser.add_argument_group("restarts")
-    _add_settings(restarts, *_SETTINGS[0])
+    _add_settings(restarts, _RESTARTS)
     restarts.add_argument(
         "--resume", choices=RESUMES,
         help="checkpoint that a guard resumes from: the newest good one, or the newest clean one, "
@@ -101,9 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "machine, a spare torchrun waits that has imported torch)",
     )  # fmt: skip
     restarts.add_argument("--again", action="store_true", help="run a finished folder again")
-    timeouts = parser.add_argument_group("timeouts and intervals, in seconds")
-    for settings in _SETTINGS[1:]:
-        _add_settings(timeouts, *settings)
+    _add_settings(parser.add_argument_group("timeouts and intervals, in seconds"), _TIMES)
     watching = parser.add_argument_group("watching")
     watching.add_argument(
         "--watch-log", type=path_in, metavar="LOG", help="training log for the calibrated detector"
@@ -172,14 +161,11 @@ def _add_layout(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--gpu-memory", type=float, metavar="GIB", help="GPU memory, if it differs")
 
 
-def _add_settings(
-    group: argparse._ArgumentGroup, kind: Any, words: dict[str, str], suffix: str
-) -> None:
-    defaults = kind()
+def _add_settings(group: argparse._ArgumentGroup, words: dict[str, str]) -> None:
     for name, text in words.items():
-        default = getattr(defaults, name)
+        default = getattr(Settings, name)
         group.add_argument(
-            f"--{(name + suffix).replace('_', '-')}", metavar="N",
+            f"--{name.replace('_', '-')}", metavar="N",
             type=int if isinstance(default, int) else float, default=default,
             help=text if default is None else f"{text} (default: {default:g})",
         )  # fmt: skip
@@ -256,17 +242,12 @@ def _supervisor(options: argparse.Namespace) -> Supervisor:
     if len(pool) > 1 and not program.is_torchrun:
         raise ValueError(f"--nodes needs torchrun or ft_launcher, found {options.command[0]}")
     planner = _planner(options, pool, program.unit(pool))
-    restart_policy, timeouts, intervals = (
-        _checked(kind, options, words, suffix) for kind, words, suffix in _SETTINGS
-    )
     return Supervisor(
         RunFolder(options.folder),
         program,
         pool,
         planner,
-        restart_policy=restart_policy,
-        timeouts=timeouts,
-        intervals=intervals,
+        settings=_settings(options),
         sources=_sources(options, pool),
         watch_log=options.watch_log,
         echo=options.echo,
@@ -278,16 +259,13 @@ def _supervisor(options: argparse.Namespace) -> Supervisor:
     )
 
 
-def _checked(kind: Any, options: argparse.Namespace, names: Iterable[str], suffix: str) -> Any:
-    """The settings, each tried alone first: an error names the option that is meant."""
-    values = {name: getattr(options, name + suffix) for name in names}
-    for name, value in values.items():
-        try:
-            kind(**{name: value})
-        except ValueError as error:
-            option = f"--{name}{suffix}".replace("_", "-")
-            raise ValueError(f"{option}{str(error).removeprefix(name)}") from None
-    return kind(**values)
+def _settings(options: argparse.Namespace) -> Settings:
+    values = {name: getattr(options, name) for name in (*_RESTARTS, *_TIMES)}
+    try:
+        return Settings(**values)
+    except ValueError as error:  # it begins with the name of the setting
+        name, _, problem = str(error).partition(" ")
+        raise ValueError(f"--{name.replace('_', '-')} {problem}") from None
 
 
 def _pool(options: argparse.Namespace) -> dict[str, tuple[int, ...]]:

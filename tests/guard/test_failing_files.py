@@ -18,10 +18,10 @@ from rmetric.guard.guard import Guard
 from rmetric.guard.layout import Layout
 from rmetric.guard.policy import PolicyConfig
 from rmetric.guard.run_folder import LAUNCH_VARIABLE, RunFolder
-from rmetric.guard.supervisor import journal
+from rmetric.guard.supervisor import Settings, journal
 from rmetric.guard.supervisor.allocation import shrink_data
-from rmetric.guard.supervisor.launch_failure import HeartbeatTracker, Timeouts, _error_file
-from rmetric.guard.supervisor.supervise import Intervals, Supervisor
+from rmetric.guard.supervisor.launch_failure import HeartbeatTracker, _error_file
+from rmetric.guard.supervisor.supervise import Supervisor
 from rmetric.guard.trust import distrust
 from tests.guard.supervisor import ONE, launched, program
 from tests.guard.test_trust import UNTOUCHED, planted
@@ -35,7 +35,7 @@ def supervise(folder, code="pass"):
     """Supervise a program without heartbeats to its end; the `supervisor` lines."""
     supervisor = Supervisor(
         RunFolder(folder), program(sys.executable, "-c", code), {"": (0,)},
-        shrink_data(Layout(data=1), None), intervals=Intervals(poll=0.03, grace=0.2),
+        shrink_data(Layout(data=1), None), settings=Settings(poll_seconds=0.03, grace_seconds=0.2),
         again=True, print_line=lambda line: None,
     )  # fmt: skip
     supervisor.run()
@@ -101,7 +101,7 @@ def test_heartbeats_that_cannot_be_listed_are_reported(tmp_path, monkeypatch):
 def test_a_log_that_cannot_be_examined_has_its_last_size(tmp_path, monkeypatch):
     log = tmp_path / "log"
     log.write_text("a line")
-    tracker = HeartbeatTracker(Timeouts(quiet=5.0), ONE, log, 0.0)
+    tracker = HeartbeatTracker(Settings(quiet_seconds=5.0), ONE, log, 0.0)
     assert tracker.look({}, 1.0) is None
     with monkeypatch.context() as broken:
         broken.setattr(Path, "stat", stale)
@@ -138,7 +138,9 @@ def test_a_heartbeat_that_cannot_be_read_for_a_moment_is_no_hang(tmp_path):
     folder = RunFolder(tmp_path)
     folder.beat(0, 3)
     beats, now = folder.beats(), 0.0
-    tracker = HeartbeatTracker(Timeouts(start=5.0, hang=20.0), ONE, tmp_path / "log", now)
+    tracker = HeartbeatTracker(
+        Settings(start_seconds=5.0, hang_seconds=20.0), ONE, tmp_path / "log", now
+    )
     for now in (1.0, 10.0):
         assert tracker.look(beats, now) is None
     assert tracker.look({}, 11.0) is None

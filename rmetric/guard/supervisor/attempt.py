@@ -18,14 +18,13 @@ from rmetric._util.durable import no_follow
 from rmetric._util.standard_output import OutputError
 from rmetric.guard.checkpoint_dir import last_checkpoint
 from rmetric.guard.run_folder import FOLDER_VARIABLE, LAUNCH_VARIABLE, RunFolder
-from rmetric.guard.supervisor import launch_failure
+from rmetric.guard.supervisor import Settings, launch_failure
 from rmetric.guard.supervisor.allocation import Gpu
 from rmetric.guard.supervisor.core import StartLaunch
 from rmetric.guard.supervisor.journal import gpu_name
 from rmetric.guard.supervisor.launch_failure import (
     HeartbeatTracker,
     LaunchFailure,
-    Timeouts,
     is_disk_full,
     with_disk_full_first,
 )
@@ -53,8 +52,8 @@ class Attempt:
     """Starts a launch on construction, a process a node; `look` and `exited` return its events.
 
     `token` is the name of the launch. `on_exit` is called from another thread with number, node
-    and exit code, 127 for what cannot be started; the reason is in the log. Two lines of progress
-    in the journal are `progress_seconds` apart. `stop_number`: that of the pending request to stop.
+    and exit code, 127 for what cannot be started; the reason is in the log. `stop_number` is that
+    of the pending request to stop.
     """
 
     def __init__(
@@ -63,17 +62,16 @@ class Attempt:
         token: str,
         program: Program,
         folder: RunFolder,
-        timeouts: Timeouts,
+        settings: Settings,
         *,
         write: JournalWriter,
         on_exit: Callable[[int, str, int], None],
-        progress_seconds: float,
         now: float,
         spare: WarmSpare | None = None,
     ) -> None:
         self.number, self.allocation = launch.number, launch.allocation
         self.folder, self.token, self.program = folder, token, program
-        self._write, self._progress_seconds = write, progress_seconds
+        self._write, self._progress_seconds = write, settings.progress_seconds
         folder.withdraw()
         folder.set_layout(self.allocation.layout)
         request = folder.request()
@@ -104,7 +102,7 @@ class Attempt:
         with open(self.log, "ab", buffering=0, opener=no_follow) as log:
             commands = program.commands(self.allocation, free_port)
             warm = [self._start(node, command, log) for node, command in commands.items()]
-        self.tracker = HeartbeatTracker(timeouts, self.allocation, self.log, now)
+        self.tracker = HeartbeatTracker(settings, self.allocation, self.log, now)
         write("started", launch=self.number, pids=self.pids, warm=any(warm))
 
     def alive(self) -> list[int]:

@@ -21,8 +21,8 @@ from typing import Concatenate, ParamSpec
 
 import numpy as np
 
-from rmetric._util.errors import require
 from rmetric.guard.layout import Layout
+from rmetric.guard.supervisor import Settings
 from rmetric.guard.supervisor.allocation import (
     Allocation,
     Gpu,
@@ -51,32 +51,6 @@ AT_ONCE_SECONDS = 600.0
 SETTLE_SECONDS = 5.0
 #: Actions of a fatal verdict after which the GPU is no longer used.
 DROPPING = ("reset", "drain", "reboot")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RestartPolicy:
-    """Limits and delays of restarts.
-
-    Attributes:
-        max_restarts: restarts in a row without progress, from 0. Progress is a new good
-            checkpoint, or a step beyond the farthest so far.
-        backoff_seconds: wait before a restart without progress since the failure before,
-            doubled with each in a row, from 0; after progress there is none.
-        suspect_after: failures in a row of one GPU or node until it is dropped, at least 1.
-        save_seconds: longest wait for a checkpoint before a bad GPU is dropped.
-        stop_seconds: longest wait for a checkpoint after a signal to the supervisor.
-    """
-
-    max_restarts: int = 10
-    backoff_seconds: float = 1.0
-    suspect_after: int = 3
-    save_seconds: float = 120.0
-    stop_seconds: float = 20.0
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            least = int(name == "suspect_after")
-            require(name, value, least <= value < inf, f"a number of at least {least}")
 
 
 @dataclass(kw_only=True)
@@ -181,7 +155,7 @@ class Core:
 
     def __init__(
         self,
-        restart_policy: RestartPolicy,
+        settings: Settings,
         pool: Pool,
         plan: Planner,
         *,
@@ -190,7 +164,7 @@ class Core:
         again: bool = False,
     ) -> None:
         state = state or JournalState()
-        self.restart_policy, self.plan, self.rng = restart_policy, plan, rng
+        self.settings, self.plan, self.rng = settings, plan, rng
         self.pool = without(pool, state.dropped)
         self.phase = "idle"
         self.launches, self.restarts = state.launches, state.restarts
@@ -295,7 +269,7 @@ class Core:
         if self.phase != "running" or gpu not in self._used:
             return dropped
         failure = LaunchFailure(kind="gpu", words=words, node=gpu[0], gpu=gpu)
-        deadline = time + self.restart_policy.save_seconds
+        deadline = time + self.settings.save_seconds
         noted, *saving = self._save("rule", words, deadline, "replace", failure)
         return [noted, *dropped, *saving]
 
@@ -332,7 +306,7 @@ class Core:
     def signal_received(self, time: float, signal: int) -> Iterable[Action]:
         """The supervisor received a termination signal."""
         self._signal = signal
-        deadline = time + self.restart_policy.stop_seconds
+        deadline = time + self.settings.stop_seconds
         if self.phase == "running":
             return self._save("signal", signal_name(-signal), deadline, "stop", None)
         if self.phase == "saving":
@@ -415,7 +389,7 @@ class Core:
         words = self._failure.words if self._failure else "it failed"
         if self._then == "same":
             return self._over(GAVE_UP, f"repeated immediate failure: {words}", CODE_GAVE_UP)
-        if self.restarts >= self.restart_policy.max_restarts:
+        if self.restarts >= self.settings.max_restarts:
             many = f"{self.restarts} restarts in a row failed, the last: {words}"
             return self._over(GAVE_UP, many, CODE_GAVE_UP)
         actions: list[Action] = []
@@ -424,7 +398,7 @@ class Core:
         replaced = self._then == "replace" and not self._used <= set(all_of(self.pool))
         seconds = 0.0
         if not replaced and not self._progressed:
-            wait = self.restart_policy.backoff_seconds * 2.0 ** min(self.restarts, 60)
+            wait = self.settings.backoff_seconds * 2.0 ** min(self.restarts, 60)
             wait = min(wait, LONGEST_BACKOFF_SECONDS)
             seconds = wait * (1.0 + JITTER * float(self.rng.random()))
         self.restarts += 1
@@ -438,7 +412,7 @@ class Core:
         suspect = self._suspect_of(self._failure)
         self._suspected = self._suspected + 1 if suspect == self._suspect else 1
         self._suspect = suspect
-        if not suspect or self._suspected < self.restart_policy.suspect_after:
+        if not suspect or self._suspected < self.settings.suspect_after:
             return []
         try:
             self.plan(without(self.pool, suspect), self._layout)

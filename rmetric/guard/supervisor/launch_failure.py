@@ -14,13 +14,12 @@ import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from typing import Any
 
 from rmetric._util.durable import no_follow
-from rmetric._util.errors import require
 from rmetric.guard.run_folder import Heartbeat
+from rmetric.guard.supervisor import Settings
 from rmetric.guard.supervisor.allocation import Allocation, Gpu
 from rmetric.guard.supervisor.processes import GONE, STOPPED, states_of
 
@@ -318,34 +317,6 @@ def with_disk_full_first(words: str) -> str:
     return f"{DISK_FULL}: {words.replace(f'{DISK_FULL}: ', '')}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timeouts:
-    """Greatest times without a sign of life, seconds, by the last reported phase.
-
-    Attributes:
-        start: until training begins, and to exit once it finished. Until the first heartbeat
-            output counts as a sign of life.
-        hang: while training.
-        saving: while saving, when heartbeats may stop.
-        quiet: without new output, once there was some, for a program without heartbeats;
-            None for no limit.
-    """
-
-    start: float = 600.0
-    hang: float = 300.0
-    saving: float = 1800.0
-    quiet: float | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            above = value is None or 0 < value < inf
-            require(name, value, above, "a number of seconds above 0")
-
-    def of(self, phase: str) -> float:
-        """Timeout of a phase, seconds."""
-        return {"training": self.hang, "saving": self.saving}.get(phase, self.start)
-
-
 class HeartbeatTracker:
     """Tracks the heartbeats and the output of one launch.
 
@@ -355,8 +326,8 @@ class HeartbeatTracker:
     these on the heartbeat's clock.
     """
 
-    def __init__(self, timeouts: Timeouts, allocation: Allocation, log: Path, now: float) -> None:
-        self.timeouts, self.allocation, self.log = timeouts, allocation, log
+    def __init__(self, settings: Settings, allocation: Allocation, log: Path, now: float) -> None:
+        self.settings, self.allocation, self.log = settings, allocation, log
         self.resumed: int | None = None
         self.step: int | None = None
         self.resumed_at = self.step_at = 0.0
@@ -403,11 +374,11 @@ class HeartbeatTracker:
 
     def _silent(self, now: float) -> LaunchFailure | None:
         """Failure if a rank, or a launch without heartbeats, gave no sign of life in time."""
-        waits = [(now - self._seen[rank], self.timeouts.of(beat.phase))
+        waits = [(now - self._seen[rank], self.settings.timeout(beat.phase))
                  for rank, beat in self.beats.items()]  # fmt: skip
-        if not waits and not self.timeouts.quiet:
+        if not waits and not self.settings.quiet_seconds:
             # Without heartbeats only output distinguishes a start from a hang.
-            waits = [(now - self._grew, self.timeouts.start)]
+            waits = [(now - self._grew, self.settings.start_seconds)]
         for silent, limit in waits:
             if silent > limit:
                 states = states_of(self.beats)
@@ -415,9 +386,9 @@ class HeartbeatTracker:
         return None
 
     def _quiet(self, now: float) -> LaunchFailure | None:
-        if self.timeouts.quiet is None:
+        if self.settings.quiet_seconds is None:
             return None
         silent = now - self._grew
-        limit = self.timeouts.quiet if self._size else self.timeouts.start
+        limit = self.settings.quiet_seconds if self._size else self.settings.start_seconds
         words = f"no output for {silent:.0f} s, the limit is {limit:g}"
         return LaunchFailure(kind="hang", words=words) if silent > limit else None

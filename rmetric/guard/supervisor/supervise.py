@@ -12,9 +12,8 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
-from math import inf
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
@@ -23,11 +22,10 @@ from typing import Any
 import numpy as np
 
 from rmetric._util.durable import write_atomically
-from rmetric._util.errors import require
 from rmetric._util.webhook import WebhookSender
 from rmetric.guard.checkpoint_dir import last_checkpoint
 from rmetric.guard.run_folder import RunFolder
-from rmetric.guard.supervisor import processes
+from rmetric.guard.supervisor import Settings, processes
 from rmetric.guard.supervisor.allocation import Planner, Pool
 from rmetric.guard.supervisor.attempt import (
     Attempt,
@@ -45,7 +43,6 @@ from rmetric.guard.supervisor.core import (
     EndProcesses,
     Finish,
     RequestCheckpoint,
-    RestartPolicy,
     SetTimer,
     StartLaunch,
     WriteJournal,
@@ -59,7 +56,6 @@ from rmetric.guard.supervisor.journal import (
 )
 from rmetric.guard.supervisor.launch_failure import (
     LaunchFailure,
-    Timeouts,
     with_disk_full_first,
 )
 from rmetric.guard.supervisor.processes import Program, WarmSpare
@@ -79,29 +75,6 @@ POSTED = ("failure", "advice", "dropped", "not saved", "over")
 CODE_INTERNAL_ERROR = 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Intervals:
-    """Intervals of the supervisor, seconds.
-
-    Attributes:
-        poll: between two polls of the run folder.
-        progress: between two `progress` lines of the journal.
-        grace: from TERM to KILL, at most `QUICK_GRACE` after a rank has died or hung.
-        look: for a diagnosis, at most; the processes of a hang are ended after it. 0 for none.
-    """
-
-    poll: float = 1.0
-    progress: float = 30.0
-    grace: float = 15.0
-    look: float = 60.0
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            above = (name in ("grace", "look") and value == 0) or 0 < value < inf
-            least = "from 0" if name in ("grace", "look") else "above 0"
-            require(name, value, above, f"a number of seconds {least}")
-
-
 class Supervisor:
     """Runs one training in a run folder until it finishes, is stopped, or is given up.
 
@@ -110,7 +83,7 @@ class Supervisor:
         program: program to run.
         pool: GPUs by node.
         plan: maps the remaining GPUs and the current layout to an allocation.
-        restart_policy, timeouts, intervals: limits and delays.
+        settings: limits and delays.
         sources: sources of GPU verdicts, beside the files in the run folder.
         watch_log: training log for the calibrated detector; None for none.
         echo: print the output of the training.
@@ -133,9 +106,7 @@ class Supervisor:
         pool: Pool,
         plan: Planner,
         *,
-        restart_policy: RestartPolicy | None = None,
-        timeouts: Timeouts | None = None,
-        intervals: Intervals | None = None,
+        settings: Settings | None = None,
         sources: Iterable[VerdictSource] = (),
         watch_log: Path | None = None,
         echo: bool = False,
@@ -149,9 +120,7 @@ class Supervisor:
         processes.require_psutil()
         self.folder, self.program = folder, program
         self.pool, self.plan = pool, plan
-        self.restart_policy = restart_policy or RestartPolicy()
-        self.timeouts = timeouts or Timeouts()
-        self.intervals = intervals or Intervals()
+        self.settings = settings or Settings()
         self.sources, self.watch_log, self.echo = list(sources), watch_log, echo
         self.again = again
         self._print_line = print_line or _print_to_stderr
@@ -162,7 +131,7 @@ class Supervisor:
         self._code: int | None = None
         self._adopts_orphans = adopt
         self._unit = program.unit(pool)
-        self._adviser = Adviser(folder, program, self.intervals.look)
+        self._adviser = Adviser(folder, program, self.settings.look_seconds)
         self._advisers = ThreadPoolExecutor(1)
         self._advice: list[Future[dict[str, Any]]] = []
         unposted = "the webhook {}; an event was not posted".format
@@ -188,7 +157,7 @@ class Supervisor:
         self._token = token_of(self.journal.lines, inode) or secrets.token_hex(8)
         state = journal_state(self.journal.lines)
         self.core = Core(
-            self.restart_policy, self.pool, self.plan,
+            self.settings, self.pool, self.plan,
             rng=np.random.default_rng([0, state.launches]), state=state, again=self.again,
         )  # fmt: skip
         left = self.folder.request()
@@ -236,7 +205,7 @@ class Supervisor:
         if attempt is not None:
             with suppress(Exception):
                 self.folder.ask("rule", words, fatal=True, stop=True)
-            until = time.monotonic() + self.restart_policy.stop_seconds
+            until = time.monotonic() + self.settings.stop_seconds
             while attempt.alive() and time.monotonic() < until:
                 time.sleep(0.1)
         if left := self._end(words):
@@ -258,7 +227,7 @@ class Supervisor:
         for verdict in fresh_verdicts(files, time.time()):
             on_verdict(verdict)
         source = AllSources([files, *self.sources])
-        seconds, log = self.intervals.poll, self.watch_log
+        seconds, log = self.settings.poll_seconds, self.watch_log
         stops = [poll_verdicts(source, on_verdict, on_problem, seconds)]
         if log is not None:
             stops.append(follow_alarms(log, on_alarm, on_problem, seconds))
@@ -283,7 +252,7 @@ class Supervisor:
     def _next_event(self) -> None:
         """Process the next event; wait at most until the next poll or timer."""
         now = time.monotonic()
-        due = min(self._timer_at or now + self.intervals.poll, self._poll_at)
+        due = min(self._timer_at or now + self.settings.poll_seconds, self._poll_at)
         try:
             handle = self._queue.get(timeout=max(0.0, due - now))
         except Empty:
@@ -294,7 +263,7 @@ class Supervisor:
             handle()
         if now >= self._poll_at:
             self._look(now)
-            self._poll_at = now + self.intervals.poll
+            self._poll_at = now + self.settings.poll_seconds
         if self._timer_at and now >= self._timer_at:
             self._timer_at = 0.0
             self._send(self.core.timer_fired, now)
@@ -435,10 +404,9 @@ class Supervisor:
                 f"{self._token}-{action.number}",
                 self.program,
                 self.folder,
-                self.timeouts,
+                self.settings,
                 write=self._record,
                 on_exit=partial(self._later, self._on_exit),
-                progress_seconds=self.intervals.progress,
                 now=time.monotonic(),
                 spare=self._spare,
             )
@@ -464,7 +432,7 @@ class Supervisor:
         """End every process of every launch of this folder; the number that cannot be ended."""
         attempt, self._attempt = self._attempt, None
         also: list[int] = []
-        grace = self.intervals.grace
+        grace = self.settings.grace_seconds
         if attempt is not None:
             also = attempt.alive()
             try:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmetric.guard.layout import Layout
+from rmetric.guard.supervisor import Settings
 from rmetric.guard.supervisor.allocation import allot, shrink_data
 from rmetric.guard.supervisor.core import (
     Core,
@@ -15,7 +16,6 @@ from rmetric.guard.supervisor.core import (
     Finish,
     JournalState,
     RequestCheckpoint,
-    RestartPolicy,
     SetTimer,
     StartLaunch,
     WriteJournal,
@@ -29,7 +29,7 @@ def core(pool=POOL, state=None, again=False, **settings):
     layout = Layout(data=sum(map(len, pool.values())), accumulation=3)
     plan = shrink_data(layout, layout.global_batch)
     rng = SimpleNamespace(random=lambda: 0.0)
-    return Core(RestartPolicy(**settings), pool, plan, rng=rng, state=state, again=again)
+    return Core(Settings(**settings), pool, plan, rng=rng, state=state, again=again)
 
 
 def started(pool=POOL, **settings):
@@ -292,10 +292,12 @@ def test_finished_is_terminal():
     assert kinds(core(state=state, again=True).supervisor_started()) == [EndProcesses]
 
 
-@pytest.mark.parametrize(("name", "value"), [("max_restarts", -1), ("save_seconds", float("nan"))])
-def test_the_restart_policy_is_checked(name, value):
+@pytest.mark.parametrize(
+    ("name", "value"), [("max_restarts", -1), ("save_seconds", float("nan")), ("hang_seconds", 0.0)]
+)
+def test_settings_are_checked(name, value):
     with pytest.raises(ValueError, match=name):
-        RestartPolicy(**{name: value})
+        Settings(**{name: value})
 
 
 TIMES = st.floats(0.0, 500.0)

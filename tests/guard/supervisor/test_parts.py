@@ -24,11 +24,11 @@ from rmetric.guard.planner import BatchSpec, plan
 from rmetric.guard.planner.cluster import Cluster
 from rmetric.guard.planner.model_shape import ModelShape
 from rmetric.guard.run_folder import LAUNCH_VARIABLE, RunFolder
-from rmetric.guard.supervisor import processes
+from rmetric.guard.supervisor import Settings, processes
 from rmetric.guard.supervisor.allocation import Allocation, NothingFitsError, by_model, shrink_data
 from rmetric.guard.supervisor.attempt import VerdictDedup, fresh_verdicts
 from rmetric.guard.supervisor.journal import Journal, console_line, journal_state, read_journal
-from rmetric.guard.supervisor.launch_failure import HeartbeatTracker, Timeouts
+from rmetric.guard.supervisor.launch_failure import HeartbeatTracker
 from rmetric.guard.supervisor.processes import Program, option_of
 from rmetric.guard.supervisor.summary import summarise, to_markdown
 from rmetric.telemetry.lines import GpuVerdict, verdict_line
@@ -94,11 +94,13 @@ def test_nodes_meet_at_the_first_and_a_remote_shell_gets_quoted_words():
 
 class TestPulse:
     def tracker(self, tmp_path, **timeouts):
-        return HeartbeatTracker(Timeouts(**timeouts), TWO, tmp_path / "log", now=0.0)
+        return HeartbeatTracker(Settings(**timeouts), TWO, tmp_path / "log", now=0.0)
 
     def test_each_phase_has_its_timeout(self, tmp_path):
         for phase, limit in (("starting", 50.0), ("training", 10.0), ("saving", 30.0)):
-            tracker = self.tracker(tmp_path, start=50.0, hang=10.0, saving=30.0)
+            tracker = self.tracker(
+                tmp_path, start_seconds=50.0, hang_seconds=10.0, saving_seconds=30.0
+            )
             beats = {0: beat(0, 3, phase), 1: beat(1, 3, phase)}
             assert tracker.look(beats, 5.0) is None
             assert tracker.look(beats, 5.0 + limit) is None
@@ -107,18 +109,18 @@ class TestPulse:
             assert f"while {phase}" in failure.words
 
     def test_one_silent_rank_is_enough(self, tmp_path):
-        tracker = self.tracker(tmp_path, hang=10.0)
+        tracker = self.tracker(tmp_path, hang_seconds=10.0)
         assert tracker.look({0: beat(0, 3), 1: beat(1, 3)}, 0.0) is None
         failure = tracker.look({0: beat(0, 4), 1: beat(1, 3)}, 11.0)
         assert failure.rank == 1
 
     def test_a_clock_that_is_wrong_is_no_hang(self, tmp_path):
-        tracker = self.tracker(tmp_path, hang=10.0)
+        tracker = self.tracker(tmp_path, hang_seconds=10.0)
         for n in range(5):
             assert tracker.look({0: beat(0, n, time=-1e6 + n)}, n * 9.0) is None
 
     def test_a_program_that_never_beats_lives_while_it_prints(self, tmp_path):
-        tracker = self.tracker(tmp_path, start=50.0)
+        tracker = self.tracker(tmp_path, start_seconds=50.0)
         for now in range(0, 200, 40):
             (tmp_path / "log").write_text("step\n" * (now + 1))
             assert tracker.look({}, float(now)) is None
@@ -131,11 +133,6 @@ class TestPulse:
         assert (tracker.resumed, tracker.step) == (None, None)
         tracker.look({0: beat(0, 23, time=7.0, resumed=20)}, 1.0)
         assert (tracker.resumed, tracker.resumed_at, tracker.step) == (20, 7.0, 23)
-
-    @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
-    def test_timeouts_are_checked(self, value):
-        with pytest.raises(ValueError, match="hang is"):
-            Timeouts(hang=value)
 
 
 def test_verdicts_are_news_once_and_only_of_gpus_that_are_ours():
@@ -391,7 +388,7 @@ def test_heartbeats_tell_that_saves_begin_to_fail_and_that_they_succeed_again(tm
 
 def test_a_training_that_goes_on_after_a_wait_is_not_taken_for_a_hang(tmp_path):
     folder = RunFolder(tmp_path)
-    attempt = launched(folder, "true", timeouts=Timeouts(hang=20.0, quiet=20.0))
+    attempt = launched(folder, "true", hang_seconds=20.0, quiet_seconds=20.0)
     beats = {0: beat(0, 5, resumed=5)}
     attempt.folder.beats = lambda launch: beats
 
@@ -621,15 +618,12 @@ def test_where_there_are_gpus_they_are_watched(monkeypatch, there_are, asked, in
         (["--gpus", "0-x"], "GPUs such as 0-3,6"),
         (["--nodes", "a:0"], "NAME:GPUS with at least one GPU"),
         (["--layout", "tensr=2"], "NAME of tensor, pipeline"),
-        (["--hang-seconds", "0"], "--hang-seconds is 0.0: it must be a number of seconds above 0"),
+        (["--hang-seconds", "0"], "--hang-seconds is 0.0: it must be a number above 0"),
         (["--quiet-seconds", "nan"], "--quiet-seconds is nan"),
         (["--max-restarts", "-1"], "--max-restarts is -1: it must be a number of at least 0"),
         (["--backoff-seconds", "inf"], "--backoff-seconds is inf"),
-        (["--poll-seconds", "0"], "--poll-seconds is 0.0: it must be a number of seconds above 0"),
-        (
-            ["--grace-seconds", "-1"],
-            "--grace-seconds is -1.0: it must be a number of seconds from 0",
-        ),
+        (["--poll-seconds", "0"], "--poll-seconds is 0.0: it must be a number above 0"),
+        (["--grace-seconds", "-1"], "--grace-seconds is -1.0: it must be a number of at least 0"),
         (["--nvml-seconds", "-1"], "--nvml-seconds: '-1': a number of seconds from 0"),
         (["--batch", "0"], "--batch: '0': a whole number from 1"),
         (["--engine", "deepspeed"], "--engine: invalid choice: 'deepspeed'"),
