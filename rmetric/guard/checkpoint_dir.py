@@ -57,11 +57,8 @@ class CheckpointManifest:
     """Manifest of a checkpoint that was durable, verified and finite when it was written.
 
     Attributes:
-        path: folder of the checkpoint.
-        step: last completed step.
         serial: running number of good checkpoints in the directory; the greatest is the newest.
         about: plain values given by the training.
-        fingerprint: identifies the model.
         request: number of the answered request in the run folder; 0 for none.
         world_size: number of ranks that wrote it.
         written: time of writing, seconds since the epoch.
@@ -142,7 +139,6 @@ def candidates(folder: Path) -> tuple[list[CheckpointManifest], list[str]]:
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Write a small file that is durable before it gets its name."""
     with durable_file(path) as file:
         file.write(text.encode())
 
@@ -159,8 +155,8 @@ def remove(path: Path) -> None:
 class CheckpointDirectory:
     """Commits, retains and deletes checkpoints. Rank 0 only, except `differs`.
 
-    `folder`, `keep`, `keep_suspect` and `fingerprint` are those of `Checkpoints`. `damaged` are
-    the paths of checkpoints found damaged, which are deleted first. `alarm` is the open alarm.
+    Arguments as of `Checkpoints`. `damaged` are the paths of checkpoints found damaged, which are
+    deleted first. `alarm` is the open alarm.
     """
 
     def __init__(self, folder: Path, *, keep: int, fingerprint: Any, keep_suspect: int = 2) -> None:
@@ -193,9 +189,7 @@ class CheckpointDirectory:
         if not (isinstance(there, dict) and isinstance(here, dict)):
             return f"{there!r} there, {here!r} here"
         names = sorted(n for n in there.keys() | here.keys() if there.get(n) != here.get(n))
-        words = [f"{n} is {there.get(n)!r} there, {here.get(n)!r} here" for n in names[:5]]
-        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-        return "; ".join(words) + more
+        return "; ".join(f"{n} is {there.get(n)!r} there, {here.get(n)!r} here" for n in names[:5])
 
     def set_alarm(self, alarm: SuspectMark | None, step: int) -> None:
         """Set the open alarm at `step`; mark the checkpoints from its onset on as suspect."""
@@ -217,11 +211,7 @@ class CheckpointDirectory:
         """Rename `part` to `step-N` as the newest good checkpoint and delete surplus ones.
 
         `suspect`: alarm that was open when the save began. `entry`: further fields of the
-        manifest.
-
-        Raises:
-            FileExistsError: a checkpoint of another model has the name.
-            OSError: the folder cannot be written.
+        manifest. Raises FileExistsError if a checkpoint of another model has the name.
         """
         final = self.folder / f"step-{step}"
         old = final.with_name(f"{final.name}.old")  # it stays until the new one has its name
@@ -280,10 +270,7 @@ class LastCheckpoint:
 
 
 def last_checkpoint(folder: Path) -> LastCheckpoint:
-    """Newest checkpoints in a folder by name and manifest; files are not verified.
-
-    An unreadable folder counts as empty.
-    """
+    """Newest checkpoints in a folder, not verified; an unreadable folder counts as empty."""
     try:
         found, _ = candidates(folder)
         readable = {one.path for one in found}
@@ -294,16 +281,18 @@ def last_checkpoint(folder: Path) -> LastCheckpoint:
         ]
     except OSError:
         return LastCheckpoint()
-    good = [one.step for one in found[:1]]
-    return LastCheckpoint(good=next(iter(good), None), there=max(steps + good, default=None))
+    good = found[0].step if found else None
+    return LastCheckpoint(
+        good=good, there=max(steps + ([] if good is None else [good]), default=None)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SavedCheckpoint:
-    """A save that succeeded.
+    """A save that succeeded; `good` is None if another program saved it in its own format.
 
-    `good` is None if another program saved it in its own format. The seconds are those that
-    training waited, until all files were on disk, and until the checkpoint was verified.
+    The seconds are those that training waited, until all files were on disk, and until the
+    checkpoint was verified.
     """
 
     step: int
@@ -417,10 +406,9 @@ def mark_since(folder: Path, suspect: SuspectMark, step: int) -> None:
 
 
 def rotate(folder: Path, limit: int | None, best: str | None) -> None:
-    """Delete surplus checkpoints; the Trainer's best one stays.
+    """Delete surplus checkpoints but the Trainer's best one.
 
-    `limit` is the Trainer's `save_total_limit`, here the quota of clean ones; None or 0 deletes
-    none.
+    `limit`, its `save_total_limit`, is the quota of clean ones; None or 0 deletes none.
     """
     if limit is None or limit <= 0:
         return

@@ -66,10 +66,9 @@ class Checkpoints:
     DCP writes a save, in the background unless `asynchronous` is False: training waits only
     for the copy to host memory. The folder has the suffix ``.part`` until it is complete.
     When all ranks are durable, each reads its files back, hashes them and checks that the
-    tensors are finite. If all ranks succeed, rank 0 writes `good.json` and renames the
-    folder to ``step-N``. A folder of that name is therefore complete. A save that fails on
-    one rank fails on all ranks and leaves earlier checkpoints unchanged. A checkpoint with
-    non-finite tensors is kept as ``step-N.not-finite`` for inspection, only the newest.
+    tensors are finite. If all succeed, rank 0 writes `good.json` and renames the folder to
+    ``step-N``. A save that fails on one rank fails on all and leaves earlier checkpoints
+    unchanged. The newest one with non-finite tensors is kept as ``step-N.not-finite``.
 
     All ranks create it, and call `begin`, `newest_good` and `load` together and in the same
     order. Without a process group there is one rank.
@@ -199,10 +198,9 @@ class Checkpoints:
     def set_alarm(self, since: int | None, reason: str, step: int) -> None:
         """Set the alarm that is open at `step`, None for none; all ranks call it.
 
-        Checkpoints that are saved during the alarm with a step of at least `since` are marked
-        suspect in their manifest. So are earlier ones of the same course of training, and the
-        save in flight, from that step on. A suspect checkpoint stays suspect when the alarm
-        ends, and never causes the deletion of a clean one.
+        Checkpoints with a step of at least `since` that are saved during the alarm are marked
+        suspect in their manifest, and so are earlier ones of the same course of training. They
+        stay suspect when the alarm ends, and never cause the deletion of a clean one.
         """
         if self.ranks.rank == 0:
             alarm = None if since is None else SuspectMark(since=since, reason=reason)
@@ -211,10 +209,8 @@ class Checkpoints:
     def newest_good(self, *, trusted_only: bool = False) -> CheckpointManifest | None:
         """Newest checkpoint whose files are unchanged; None if there is none.
 
-        Damaged ones are skipped and logged. Each rank verifies a share of the files.
-
-        Args:
-            trusted_only: skip suspect checkpoints, which were saved during an alarm.
+        Damaged ones are skipped and logged, and suspect ones with `trusted_only`. Each rank
+        verifies a share of the files.
 
         Raises:
             UnfitCheckpoint: the newest checkpoint is of another model.
@@ -346,22 +342,13 @@ class Checkpoints:
                 kept = self._directory.put_aside(save.part, save.step)
                 return FailedSave(step=save.step, problem=problem, kept=kept)
             good = self._directory.commit(
-                save.part,
-                save.step,
-                about=save.about,
-                request=save.request,
-                suspect=save.suspect,
-                world_size=self.ranks.size,
-                files=files,
-            )
+                save.part, save.step, about=save.about, request=save.request,
+                suspect=save.suspect, world_size=self.ranks.size, files=files,
+            )  # fmt: skip
             return SavedCheckpoint(
-                step=save.step,
-                path=good.path,
-                good=good,
-                blocking_seconds=save.blocking_seconds,
-                durable_seconds=save.durable_seconds,
-                seconds=save.seconds(),
-            )
+                step=save.step, path=good.path, good=good, seconds=save.seconds(),
+                blocking_seconds=save.blocking_seconds, durable_seconds=save.durable_seconds,
+            )  # fmt: skip
         except Exception as error:
             self._clean(save)
             words = str(error) if problems else f"rank 0: {type(error).__name__}: {error}"

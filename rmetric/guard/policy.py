@@ -36,12 +36,6 @@ def check_source(source: str) -> None:
     require("source", source, source in SOURCES, f"of {', '.join(SOURCES)}")
 
 
-def check_since(since: int | None) -> None:
-    """Raise ValueError if the onset of an alarm is neither None nor a step from 0."""
-    is_step = since is None or (type(since) is int and since >= 0)
-    require("since", since, is_step, "a step, an int from 0, or None")
-
-
 class Vote(IntEnum):
     """Vote of one rank at the end of a step; all ranks act on the greatest."""
 

@@ -152,15 +152,10 @@ class Attempt:
             return {"held": held}
         if code:
             failure = launch_failure.explain_exit(
-                code,
-                node=node,
-                allocation=self.allocation,
-                log=launch_failure.read_tail(self.log),
-                error_file=self._error_file(node),
-                beats=self.tracker.beats,
-                launcher=self.program.is_torchrun,
-                arguments=self.program.arguments,
-            )
+                code, node=node, allocation=self.allocation, beats=self.tracker.beats,
+                log=launch_failure.read_tail(self.log), error_file=self._error_file(node),
+                launcher=self.program.is_torchrun, arguments=self.program.arguments,
+            )  # fmt: skip
             if is_disk_full(problem := self.folder.write_problem()):
                 words = failure.words
                 words = words if is_disk_full(words) else f"{words}: {problem}"
@@ -264,19 +259,14 @@ class Attempt:
         return self.folder.held() if version and version != self._verdict_before else ""
 
     def _unsaved(self) -> str:
-        """Reason why the last steps of a training that exited with 0 are in no good checkpoint.
-
-        Empty if they are, or if no save is known to have failed. On a full disk the last
-        heartbeats are missing as well.
-        """
+        """Why the last steps of a training that exited with 0 are in no checkpoint; else empty."""
         problem = self.folder.write_problem()
         problem = self._problem or (problem if is_disk_full(problem) else "")
         good, step = last_checkpoint(self.folder.checkpoints).good, self.tracker.step
         if not problem or not self.tracker.beats or (good is not None and good >= (step or 0)):
             return ""
-        newest = "there is no good checkpoint" if good is None else (
-            f"the newest good checkpoint is of step {good}"
-        )  # fmt: skip
+        newest = f"the newest good checkpoint is of step {good}"
+        newest = "there is no good checkpoint" if good is None else newest
         return with_disk_full_first(
             f"the training exited with 0 at step {step} or later, but {newest}: {problem}"
         )
@@ -304,8 +294,7 @@ def fresh_verdicts(source: VerdictSource, now: float) -> list[GpuVerdict]:
 class VerdictDedup:
     """Drops verdicts that repeat the last level and action of their GPU.
 
-    With a single node in use, a verdict without a node, or with the name of this machine
-    (`here`), applies to it.
+    A verdict without a node, or of this machine (`here`), applies to a single node in use.
     """
 
     def __init__(self, nodes: Iterable[str], here: str) -> None:
@@ -342,8 +331,7 @@ def poll_verdicts(
 ) -> Callable[[], None]:
     """Poll a source of verdicts on a thread of its own, because a driver may block.
 
-    The polls are `seconds` apart. `on_problem` is called when the problem of the source
-    changes. Returns a function that stops polling and closes the source.
+    `on_problem` is called when the problem of the source changes. Returns a function that stops.
     """
     stopped = threading.Event()
 
@@ -375,10 +363,9 @@ def follow_alarms(
     on_problem: Callable[[str], None],
     seconds: float,
 ) -> Callable[[], None]:
-    """Follow a training log with the calibrated detector, on a thread.
+    """Follow a training log with the calibrated detector, on a thread; returns what stops it.
 
-    The log has any format that `rmetric watch` reads and may not exist yet. Alarms that it
-    already contains are ignored. Returns a function that stops following.
+    The log may not exist yet. Alarms that it already contains are ignored.
     """
     from rmetric._util.errors import LogError
     from rmetric.detectors import make_detector

@@ -148,9 +148,8 @@ def _event(
 class Core:
     """Decides on launches, checkpoints and restarts.
 
-    `rng` is the source of the jitter, `state` what earlier supervisors left; with `again`
-    a training that has finished is run once more. `time` is that of the event, seconds on the
-    supervisor's clock.
+    `rng` is the source of the jitter; with `again` a training that has finished is run once more.
+    `time` is that of the event, seconds on the supervisor's clock.
     """
 
     def __init__(
@@ -223,13 +222,9 @@ class Core:
     ) -> Iterable[Action]:
         """The launch exited; without a failure its exit code is 0.
 
-        Args:
-            time: of the event.
-            failure: cause.
-            stopped: it ended because of a request that the supervisor did not make.
-            early: its heartbeats do not report the end of training.
-            unsaved: why its last steps are in no good checkpoint, although it exited with 0.
-            held: why its rescue holds it, with any exit code, and where the weights are.
+        `stopped`: it ended because of a request that the supervisor did not make. `early`: its
+        heartbeats do not report the end of training. `unsaved`: why its last steps are in no good
+        checkpoint, although it exited with 0. `held`: why its rescue holds it, with any exit code.
         """
         if held and self.phase in ("running", "saving") and self._then != "stop":
             return self._end_for_good(HELD, held, CODE_HELD)
@@ -325,13 +320,7 @@ class Core:
     def processes_ended(
         self, time: float, *, left: int = 0, unreachable: Iterable[str] = ()
     ) -> Iterable[Action]:
-        """`EndProcesses` was carried out.
-
-        Args:
-            time: of the event.
-            left: number of processes that are still alive.
-            unreachable: nodes on which it failed.
-        """
+        """`EndProcesses` was carried out; `left` processes are alive, some nodes `unreachable`."""
         if self.phase != "ending":
             return ()
         if left:

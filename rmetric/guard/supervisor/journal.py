@@ -32,10 +32,8 @@ class FolderLockedError(RuntimeError):
 def folder_lock(folder: RunFolder) -> Iterator[None]:
     """Lock a run folder; the kernel releases the lock when the process ends.
 
-    Raises:
-        FolderLockedError: on entry, with the holder.
-        ValueError: other users can write the folder.
-        OSError: the lock is a symbolic link, or cannot be written or locked.
+    Raises FolderLockedError with the holder, ValueError if other users can write the folder,
+    OSError if the lock is a symbolic link, or cannot be written or locked.
     """
     make_private(folder.path)
     require_trusted(folder.path)
@@ -60,11 +58,8 @@ def folder_lock(folder: RunFolder) -> Iterator[None]:
 class Journal:
     """Appends to `journal.jsonl`; each line is durable when `write` returns.
 
-    A last line truncated by a crash or a full disk is terminated before the next.
-
-    Attributes:
-        lines: events, of earlier supervisors too.
-        num_invalid: JSON lines of earlier supervisors that are no events; they are ignored.
+    A last line truncated by a crash or a full disk is terminated before the next. `lines` are the
+    events, of earlier supervisors too; `num_invalid` of their lines are no events, and ignored.
     """
 
     def __init__(self, path: Path) -> None:
@@ -166,7 +161,6 @@ def gpu_name(gpu: Sequence[Any]) -> str:
 
 
 def gpu_names(gpus: Iterable[Sequence[Any]]) -> str:
-    """Names of GPUs as a list."""
     return ", ".join(map(gpu_name, gpus))
 
 

@@ -95,13 +95,11 @@ def explain_exit(
     launcher: bool = True,
     arguments: Sequence[str] = (),
 ) -> LaunchFailure:
-    """Cause of a launch whose process exited with a code other than 0.
+    """Cause of a launch whose process exited with a code other than 0, below 0 for a signal.
 
     A GPU is named only if there is evidence against it: most exceptions occur on all ranks
-    alike, and the rank that raised first is no more suspect than the others.
-
-    `code` is below 0 for a signal, `log` the end of the output. `launcher`: the process is
-    torchrun or ft_launcher, not the training itself. `arguments`: command of the training.
+    alike, and the rank that raised first is no more suspect than the others. `log` is the end of
+    the output. `launcher`: the process is torchrun or ft_launcher, not the training itself.
     """
     rank, root_code = _root_of(log, list(allocation.gpus).index(node) * allocation.per_node)
     raised = _error_file(error_file) or _raised(log, rank)
@@ -169,13 +167,7 @@ def explain_hang(
 
 
 def names_device(words: str) -> bool:
-    """True if an exception implicates the device that it occurred on.
-
-    >>> names_device("RuntimeError: CUDA error: an illegal memory access was encountered")
-    True
-    >>> names_device("OutOfMemoryError: CUDA out of memory"), names_device("KeyError: 'x'")
-    (False, False)
-    """
+    """True if an exception implicates the device that it occurred on."""
     return bool(_DEVICE.search(words)) and not _NOT_DEVICE.search(words)
 
 
@@ -200,10 +192,7 @@ def read_tail(path: Path, size: int = TAIL) -> str:
 
 
 def _root_of(log: str, first_rank: int) -> tuple[int | None, int | None]:
-    """Rank and exit code of the earliest root cause that torchrun reports in the log.
-
-    `first_rank`: first rank of the node that exited.
-    """
+    """Rank and exit code of the root cause in the log of the node with this first rank."""
     _, header, root = log.partition(_ROOT)
     failed = [*_FAILED.finditer(root), *_FAILED.finditer(log)] if header else []
     if failed:
@@ -278,13 +267,9 @@ _QUOTED = re.compile(r"['\"]([^'\"]+)['\"]")
 def is_lasting(raised: str, code: int | None, arguments: Sequence[str] = ()) -> bool:
     """True if a failure occurs again at each start.
 
-    `raised` is the exception as in the last line of a traceback, empty without one; `code` the
-    exit code, None if unknown; `arguments` the command of the training.
+    `raised` is the exception as in the last line of a traceback, empty without one; `arguments`
+    the command of the training.
 
-    >>> is_lasting("ModuleNotFoundError: No module named 'x'", 1)
-    True
-    >>> is_lasting("OSError: [Errno 116] Stale file handle: '/data/a.bin'", 1)
-    False
     >>> is_lasting("FileNotFoundError: [Errno 2] No such file: 'a.bin'", 1, ["--data=a.bin"])
     True
     """

@@ -43,10 +43,14 @@ PR_SET_CHILD_SUBREAPER = 36
 TORCHRUNS = ("torchrun", "ft_launcher")
 TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 #: Options by which a user configures the rendezvous.
-_RENDEZVOUS = (
-    *("standalone", "master-addr", "master-port"),
-    *("rdzv-backend", "rdzv-endpoint", "rdzv-id"),
-)
+_RENDEZVOUS = [
+    "standalone",
+    "master-addr",
+    "master-port",
+    "rdzv-backend",
+    "rdzv-endpoint",
+    "rdzv-id",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +61,8 @@ class Program:
         arguments: program and arguments, with placeholders such as {data}.
         prefixes: node -> prefix of its command, such as ("ssh", "n1"); empty for this machine.
         visible: set CUDA_VISIBLE_DEVICES.
-        resume: checkpoint to resume from, one of `RESUMES`; None leaves the environment as it is.
         master: address of the first node for the others; empty for its name.
+        resume: checkpoint to resume from, one of `RESUMES`; None leaves the environment as it is.
     """
 
     arguments: tuple[str, ...]
@@ -135,8 +139,6 @@ def with_option(arguments: list[str], option: str, value: str) -> list[str]:
 
     >>> with_option(["torchrun", "--nproc_per_node=4", "a.py"], "nproc-per-node", "3")
     ['torchrun', '--nproc-per-node=3', 'a.py']
-    >>> with_option(["torchrun", "a.py", "--nnodes", "9"], "nnodes", "1")
-    ['torchrun', '--nnodes=1', 'a.py', '--nnodes', '9']
     """
     setting = f"--{option}={value}"
     where = _where(arguments, option)
@@ -170,13 +172,7 @@ def _where(arguments: Sequence[str], option: str) -> int | None:
 
 
 def launcher_end(arguments: Sequence[str]) -> int:
-    """Index after the words that start torchrun or ft_launcher; 0 for another program.
-
-    >>> launcher_end(["python", "-X", "dev", "-m", "torch.distributed.run", "a.py"])
-    5
-    >>> launcher_end(["docker", "run", "image", "torchrun", "a.py"])
-    0
-    """
+    """Index after the words that start torchrun or ft_launcher; 0 for another program."""
     if not arguments:
         return 0
     if Path(arguments[0]).name in TORCHRUNS:
@@ -282,13 +278,7 @@ class WarmSpare:
 
 
 def interpreter_of(arguments: Sequence[str]) -> list[str]:
-    """Python that runs torchrun, with its options; empty if it is not known to be torchrun.
-
-    >>> interpreter_of(["python", "-X", "dev", "-m", "torch.distributed.run", "a.py"])
-    ['python', '-X', 'dev']
-    >>> interpreter_of(["ft_launcher", "a.py"])
-    []
-    """
+    """Python that runs torchrun, with its options; empty if it is not known to be torchrun."""
     end = launcher_end(arguments)
     if not end or Path(arguments[end - 1]).name not in ("torchrun", "torch.distributed.run"):
         return []

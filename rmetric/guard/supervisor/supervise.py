@@ -25,40 +25,9 @@ from rmetric._util.durable import write_atomically
 from rmetric._util.webhook import WebhookSender
 from rmetric.guard.checkpoint_dir import last_checkpoint
 from rmetric.guard.run_folder import RunFolder
-from rmetric.guard.supervisor import Settings, processes
+from rmetric.guard.supervisor import Settings, attempt, core, journal, processes
 from rmetric.guard.supervisor.allocation import Planner, Pool
-from rmetric.guard.supervisor.attempt import (
-    Attempt,
-    Look,
-    VerdictDedup,
-    follow_alarms,
-    fresh_verdicts,
-    poll_verdicts,
-    words_of,
-)
-from rmetric.guard.supervisor.core import (
-    Action,
-    Core,
-    DropGpus,
-    EndProcesses,
-    Finish,
-    RequestCheckpoint,
-    SetTimer,
-    StartLaunch,
-    WriteJournal,
-)
-from rmetric.guard.supervisor.journal import (
-    Journal,
-    console_line,
-    folder_lock,
-    journal_state,
-    token_of,
-)
-from rmetric.guard.supervisor.launch_failure import (
-    LaunchFailure,
-    with_disk_full_first,
-)
-from rmetric.guard.supervisor.processes import Program, WarmSpare
+from rmetric.guard.supervisor.launch_failure import LaunchFailure, with_disk_full_first
 from rmetric.guard.supervisor.stacks import Adviser
 from rmetric.guard.supervisor.summary import summarise, to_markdown
 from rmetric.telemetry.lines import GpuVerdict
@@ -102,7 +71,7 @@ class Supervisor:
     def __init__(
         self,
         folder: RunFolder,
-        program: Program,
+        program: processes.Program,
         pool: Pool,
         plan: Planner,
         *,
@@ -126,7 +95,7 @@ class Supervisor:
         self._print_line = print_line or _print_to_stderr
         # Calls for the loop, from other threads and from signal handlers.
         self._queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._attempt: Attempt | None = None
+        self._attempt: attempt.Attempt | None = None
         self._timer_at = self._poll_at = 0.0
         self._code: int | None = None
         self._adopts_orphans = adopt
@@ -140,7 +109,7 @@ class Supervisor:
         )
         self._spare = None
         if spare and len(pool) == 1 and not any(program.prefixes.values()):
-            self._spare = WarmSpare(preload, folder.logs / "spare.log")
+            self._spare = processes.WarmSpare(preload, folder.logs / "spare.log")
 
     def run(self) -> int:
         """Run until the end; returns the exit code.
@@ -148,21 +117,24 @@ class Supervisor:
         Raises:
             FolderLockedError: another supervisor holds the folder.
         """
-        with folder_lock(self.folder), closing(Journal(self.folder.journal)) as self.journal:
+        with (
+            journal.folder_lock(self.folder),
+            closing(journal.Journal(self.folder.journal)) as self.journal,
+        ):
             return self._run()
 
     def _run(self) -> int:
         inode = self.folder.path.stat().st_ino
         #: Shared by all launches of this folder; drawn by its first supervisor.
-        self._token = token_of(self.journal.lines, inode) or secrets.token_hex(8)
-        state = journal_state(self.journal.lines)
-        self.core = Core(
+        self._token = journal.token_of(self.journal.lines, inode) or secrets.token_hex(8)
+        state = journal.journal_state(self.journal.lines)
+        self.core = core.Core(
             self.settings, self.pool, self.plan,
             rng=np.random.default_rng([0, state.launches]), state=state, again=self.again,
         )  # fmt: skip
         left = self.folder.request()
         self._last_request = left.number if left else 0  # earlier requests are ignored
-        self._verdicts = VerdictDedup(self.pool, os.uname().nodename)
+        self._verdicts = attempt.VerdictDedup(self.pool, os.uname().nodename)
         self._record(
             "supervisor", pid=os.getpid(), node=os.uname().nodename, token=self._token,
             inode=inode, command=list(self.program.arguments), gpus=dict(self.pool),
@@ -201,12 +173,12 @@ class Supervisor:
             f"({Path(where.filename).name}:{where.lineno})"
         )
         self._record("trouble", words=words)
-        attempt = self._attempt
-        if attempt is not None:
+        launch = self._attempt
+        if launch is not None:
             with suppress(Exception):
                 self.folder.ask("rule", words, fatal=True, stop=True)
             until = time.monotonic() + self.settings.stop_seconds
-            while attempt.alive() and time.monotonic() < until:
+            while launch.alive() and time.monotonic() < until:
                 time.sleep(0.1)
         if left := self._end(words):
             words += f"; {left} processes cannot be ended: end them by hand"
@@ -224,13 +196,13 @@ class Supervisor:
         def on_problem(words: str) -> None:
             self._later(self._record, "trouble", words=words)
 
-        for verdict in fresh_verdicts(files, time.time()):
+        for verdict in attempt.fresh_verdicts(files, time.time()):
             on_verdict(verdict)
         source = AllSources([files, *self.sources])
         seconds, log = self.settings.poll_seconds, self.watch_log
-        stops = [poll_verdicts(source, on_verdict, on_problem, seconds)]
+        stops = [attempt.poll_verdicts(source, on_verdict, on_problem, seconds)]
         if log is not None:
-            stops.append(follow_alarms(log, on_alarm, on_problem, seconds))
+            stops.append(attempt.follow_alarms(log, on_alarm, on_problem, seconds))
         return stops
 
     @contextmanager
@@ -292,24 +264,24 @@ class Supervisor:
         if gpu is None:
             return
         fields: Any = {"gpu": gpu, "level": verdict.level, "action": verdict.action}
-        fields["words"] = words_of(verdict)
+        fields["words"] = attempt.words_of(verdict)
         self._record("verdict", **fields)
         self._send(self.core.gpu_verdict, time.monotonic(), **fields)
 
     def _on_exit(self, number: int, node: str, code: int) -> None:
-        attempt, now = self._attempt, time.monotonic()
-        if attempt is None or number != attempt.number:
+        launch, now = self._attempt, time.monotonic()
+        if launch is None or number != launch.number:
             return
         self._look(now)
-        found = attempt.exited(node, code)
-        if found is not None and self._attempt is attempt:
+        found = launch.exited(node, code)
+        if found is not None and self._attempt is launch:
             self._send(self.core.launch_exited, now, **found)
 
     def _look(self, now: float) -> None:
         """Send the events of the launch since the last poll."""
-        attempt = self._attempt
+        launch = self._attempt
         self._take_advice()
-        found = attempt.look(now) if attempt else Look()
+        found = launch.look(now) if launch else attempt.Look()
         if found.step_reached is not None:
             self._send(self.core.step_reached, *found.step_reached)
         if found.durable:
@@ -318,31 +290,31 @@ class Supervisor:
             self._send(self.core.checkpoint_made, found.checkpoint_made)
         if found.hung is not None:
             self._send(self.core.launch_hung, now, self._looked_at(found.hung))
-        if attempt and self._spare is not None and (attempt.tracker.step or 0) > 0:
+        if launch and self._spare is not None and (launch.tracker.step or 0) > 0:
             if problem := self._spare.problem():
                 self._record("trouble", words=f"{problem}; launches are started without one")
                 self._spare = None
             else:
-                name = f"{self._token}-{attempt.number + 1}"
-                ranks = attempt.allocation.per_node
+                name = f"{self._token}-{launch.number + 1}"
+                ranks = launch.allocation.per_node
                 self._spare.start(self.program.arguments, name, ranks)
         for words in self.folder.take_problems():
             self._record("trouble", words=words)
-        if attempt and self.echo:
-            attempt.echo()
+        if launch and self.echo:
+            launch.echo()
 
     def _looked_at(self, failure: LaunchFailure) -> LaunchFailure:
         """The failure of a hang with the rank that the diagnosis of its ranks names."""
-        attempt, running = self._attempt, self.core.phase == "running"
-        if attempt is None or not (running and attempt.tracker.beats and self._adviser.seconds):
+        launch, running = self._attempt, self.core.phase == "running"
+        if launch is None or not (running and launch.tracker.beats and self._adviser.seconds):
             return failure
-        found = self._adviser.of_hang(attempt.number)
+        found = self._adviser.of_hang(launch.number)
         self._record(**found)
         rank = found.get("rank")
         if rank in (None, failure.rank) or found["outcome"] != "failed":
             return failure
         words = f"{failure.words}; rank {rank} by the diagnosis of {found['look']}"
-        gpu = attempt.allocation.gpu_of(rank)
+        gpu = launch.allocation.gpu_of(rank)
         return replace(failure, words=words, rank=rank, node=gpu[0] if gpu else "", gpu=None)
 
     def _take_advice(self, *, to_the_end: bool = False) -> None:
@@ -355,7 +327,7 @@ class Supervisor:
             if not (one := self._advice.pop(0)).cancelled():
                 self._record(**one.result())
 
-    def _send(self, event: Callable[..., list[Action]], *arguments: Any, **more: Any) -> None:
+    def _send(self, event: Callable[..., list[core.Action]], *arguments: Any, **more: Any) -> None:
         """Carry out the actions that answer an event of the core."""
         before = self.core.restarts
         for action in event(*arguments, **more):
@@ -363,28 +335,28 @@ class Supervisor:
         if before and not self.core.restarts:
             self._record("enough progress", step=self.core.best_step)
 
-    def _act(self, action: Action) -> None:
+    def _act(self, action: core.Action) -> None:
         match action:
-            case StartLaunch():
+            case core.StartLaunch():
                 self._launch(action)
-            case RequestCheckpoint():
+            case core.RequestCheckpoint():
                 self._ask(action)
-            case EndProcesses():
+            case core.EndProcesses():
                 self._end(action.why, answers=action.answers)
-            case SetTimer():
+            case core.SetTimer():
                 self._timer_at = action.time
-            case DropGpus():
+            case core.DropGpus():
                 self._record("dropped", gpus=action.gpus, words=action.why)
-            case WriteJournal():
+            case core.WriteJournal():
                 self._write_journal(action)
-            case Finish():
+            case core.Finish():
                 good = last_checkpoint(self.folder.checkpoints).good
                 beats = self.folder.beats(f"{self._token}-{self.core.launches}").values()
                 step = max((beat.step for beat in beats), default=None)
                 self._record("over", **asdict(action), checkpoint=good, step=step)
                 self._code = action.code
 
-    def _write_journal(self, note: WriteJournal) -> None:
+    def _write_journal(self, note: core.WriteJournal) -> None:
         fields: dict[str, Any] = {"words": note.words}
         if note.seconds is not None:
             fields["seconds"] = round(note.seconds, 3)
@@ -396,10 +368,10 @@ class Supervisor:
                 self._advice.append(ask)
         self._record(note.event, **fields)
 
-    def _launch(self, action: StartLaunch) -> None:
+    def _launch(self, action: core.StartLaunch) -> None:
         self._timer_at = 0.0
         try:
-            self._attempt = Attempt(
+            self._attempt = attempt.Attempt(
                 action,
                 f"{self._token}-{action.number}",
                 self.program,
@@ -417,7 +389,7 @@ class Supervisor:
             now = time.monotonic()
             self._later(self._send, self.core.launch_exited, now, failure=failure)
 
-    def _ask(self, action: RequestCheckpoint) -> None:
+    def _ask(self, action: core.RequestCheckpoint) -> None:
         try:
             number = self.folder.ask(**asdict(action))
         except OSError as error:
@@ -430,17 +402,17 @@ class Supervisor:
 
     def _end(self, why: str, *, answers: bool = True) -> int:
         """End every process of every launch of this folder; the number that cannot be ended."""
-        attempt, self._attempt = self._attempt, None
+        launch, self._attempt = self._attempt, None
         also: list[int] = []
         grace = self.settings.grace_seconds
-        if attempt is not None:
-            also = attempt.alive()
+        if launch is not None:
+            also = launch.alive()
             try:
-                attempt.look(time.monotonic())
-                attempt.progress(time.monotonic())
+                launch.look(time.monotonic())
+                launch.progress(time.monotonic())
             except Exception as error:  # the processes must end, whatever their files contain
                 self._record("trouble", words=f"last state unknown: {error!r}")
-            if not answers and not attempt.saves:
+            if not answers and not launch.saves:
                 grace = min(grace, QUICK_GRACE)
         if self._adopts_orphans:
             also += processes.children()
@@ -462,7 +434,7 @@ class Supervisor:
         except OSError as error:
             self._print_line(f"the journal cannot be written: {error}")
             line = self.journal.lines[-1]
-        if words := console_line(line, self._unit):
+        if words := journal.console_line(line, self._unit):
             self._print_line(words)
             if self._webhook and event in POSTED:
                 self._webhook.post({"text": f"{self.folder.path.name}: {words}"})

@@ -273,17 +273,6 @@ def test_a_gpu_that_is_dropped_is_not_started_on(config, capsys):
     assert "node2" not in printed
 
 
-def test_idle_gpus_are_told_what_would_use_them(config, capsys):
-    assert run(config, "--nodes", "8,7,8", "--gpu", "h100", "--batch", "1024") == 0
-    printed = capsys.readouterr().out
-    assert "Idle GPUs would be used with\n  --allow-batch-change: TP" in printed
-    assert "  --uneven-batch: " in printed
-    loose = ("--gpu", "h100", "--batch", "1024", "--allow-batch-change")
-    assert run(config, "--nodes", "8,7,8", *loose) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"instead of 1024 \([+-][\d.]+%\); the learning rate times", printed)
-
-
 def test_nothing_fits(config, capsys):
     assert run(config, "--gpus", "7", "--gpu-memory", "40", "--batch", "1024") == 1
     printed = " ".join(capsys.readouterr().out.split())

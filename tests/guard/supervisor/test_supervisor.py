@@ -97,11 +97,6 @@ def test_a_healthy_training_finishes_and_a_finished_folder_is_not_run_again(tmp_
             "raise",
             "rank 1 failed with exit code 1, last seen at step 7: RuntimeError: the loss",
         ),
-        pytest.param(
-            "exit",
-            "rank 1 failed with exit code 7, last seen at step 7: ",
-            marks=pytest.mark.slow,
-        ),
         ("agent", "the program was killed by SIGKILL"),
     ],
 )
@@ -150,14 +145,6 @@ def test_a_failure_is_diagnosed_beside_the_restart_and_the_webhook_is_told(tmp_p
     assert "finished: the training exited with 0" in posted
 
 
-def test_one_that_does_not_begin_is_noticed(tmp_path):
-    told = run(tmp_path, more=("--silent", "--seconds", "60"), start_seconds=0.3,
-               max_restarts=0)  # fmt: skip
-    assert told.code == 1
-    assert "training has not started after" in told.failures[0]
-    assert told.nobody_is_left()
-
-
 @pytest.mark.long
 def test_one_that_ends_with_0_before_it_has_finished_is_started_again(tmp_path):
     told = run(tmp_path, [fault("leave"), fault("leave", rank=0)])
@@ -169,20 +156,6 @@ def test_one_that_ends_with_0_before_it_has_finished_is_started_again(tmp_path):
 def test_a_training_that_never_reports_its_end_is_not_restarted_for_ever(tmp_path):
     told = run(tmp_path, [fault("leave", launch=0, rank=r, step=20) for r in (0, 1)])
     assert (told.code, told.summary.outcome, told.summary.launches) == (0, "finished", 2)
-
-
-@pytest.mark.long
-def test_a_wrong_heartbeat_is_reported_once_and_training_goes_on(tmp_path):
-    path = tmp_path / "heartbeats" / "rank-9.json"
-    path.parent.mkdir()
-    path.write_text('{"rank": 9, "step": "3"}')
-    (tmp_path / "request.json").write_text('{"number": [3], "source": 1}')
-    told = run(tmp_path)
-    assert told.code == 0
-    troubles = [line["words"] for line in told.of("trouble")]
-    assert sorted(words.partition(" is ignored: ")[0] for words in troubles) == [
-        str(path), str(tmp_path / "request.json"),
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("where", ["look", "exited"])
