@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.stateful import Stateful
 
 from rmetric._util.errors import require
+from rmetric.guard import dcp
 from rmetric.guard.checkpoint_dir import (
     PART,
     CheckpointDirectory,
@@ -32,21 +33,6 @@ from rmetric.guard.checkpoint_dir import (
     candidates,
     own_name,
     write_durably,
-)
-from rmetric.guard.dcp import (
-    INDEX_NAME,
-    FailingSavePlanner,
-    HostMemoryStager,
-    IndexedWriter,
-    IndexReader,
-    PlainLoadPlanner,
-    Save,
-    damaged,
-    digest,
-    error_text,
-    free_space,
-    non_finite,
-    unloadable,
 )
 from rmetric.guard.policy import SuspectMark, suspect_note
 from rmetric.guard.ranks import Ranks
@@ -112,8 +98,8 @@ class Checkpoints:
         )
         self.ranks = Ranks(group)
         self._asynchronous, self._may_be_infinite = asynchronous, tuple(may_be_infinite)
-        self._stager = HostMemoryStager()
-        self._save: Save | None = None
+        self._stager = dcp.HostMemoryStager()
+        self._save: dcp.Save | None = None
         self._thread: threading.Thread | None = None
         self._num_saves = 0
         self._launch = self._prepare()
@@ -154,7 +140,7 @@ class Checkpoints:
         name = f"step-{step}.{self._launch}-{self._num_saves}{PART}"
         alarm = self._directory.alarm
         suspect = alarm if alarm is not None and step >= alarm.since else None
-        save = self._save = Save(
+        save = self._save = dcp.Save(
             step=step, part=self.folder / name, request=request, suspect=suspect, problem=problem
         )
         with save.catching("plain values"):
@@ -230,7 +216,7 @@ class Checkpoints:
                     logger.warning("rmetric: checkpoint %s skipped: %s", good.path, good.suspect)
                 continue
             names = sorted(good.files)[self.ranks.rank :: self.ranks.size]
-            found_damaged = self.ranks.gather(damaged(good.path, good.files, names))
+            found_damaged = self.ranks.gather(dcp.damaged(good.path, good.files, names))
             problem = "; ".join(filter(None, found_damaged))
             if not problem:
                 if good.suspect is not None and self.ranks.rank == 0:
@@ -248,23 +234,23 @@ class Checkpoints:
         Returns the values saved as `about`. Raises ValueError on all ranks if the checkpoint
         lacks a part of `state`.
         """
-        reader = IndexReader(good.path, good.files)
+        reader = dcp.IndexReader(good.path, good.files)
         try:
             load(
                 state,
                 storage_reader=reader,
-                planner=PlainLoadPlanner(),
+                planner=dcp.PlainLoadPlanner(),
                 process_group=self.ranks.group,
                 no_dist=self.ranks.single_process,
             )
         except CheckpointException as error:
-            problem = reader.problem or error_text(error)
+            problem = reader.problem or dcp.error_text(error)
             raise ValueError(f"{good.path} does not fit: {problem}") from None
         return dict(good.about)
 
     # -- a save, on the training's thread
 
-    def _written(self, save: Save, plain: dict[str, Any]) -> Future[Any]:
+    def _written(self, save: dcp.Save, plain: dict[str, Any]) -> Future[Any]:
         """Future of DCP's metadata; an earlier problem of a rank fails it on all ranks."""
         with save.catching("copy to host memory"):
             plain = self._stager.copied(plain) if not save.problem else {}
@@ -272,8 +258,8 @@ class Checkpoints:
             plain,
             # The tensors are in host memory: copying ahead would wait, for each tensor, for
             # the stream of the first GPU.
-            storage_writer=IndexedWriter(save.part, per_thread_copy_ahead=0),
-            planner=FailingSavePlanner(save, self.folder),
+            storage_writer=dcp.IndexedWriter(save.part, per_thread_copy_ahead=0),
+            planner=dcp.FailingSavePlanner(save, self.folder),
             process_group=self.ranks.group,
             async_stager=self._stager,
             no_dist=self.ranks.single_process,
@@ -283,17 +269,17 @@ class Checkpoints:
 
     # -- a save, in the background
 
-    def _finish(self, save: Save, written: Future[Any]) -> None:
+    def _finish(self, save: dcp.Save, written: Future[Any]) -> None:
         try:
             metadata = written.result()
             save.durable_seconds = save.seconds()
             save.outcome = self._agreed(save, metadata)
         except BaseException as error:  # CheckpointException is not an Exception
-            problem = error_text(error)
+            problem = dcp.error_text(error)
             self._clean(save)
-            save.outcome = FailedSave(step=save.step, problem=problem + free_space(self.folder))
+            save.outcome = FailedSave(step=save.step, problem=problem + dcp.free_space(self.folder))
 
-    def _agreed(self, save: Save, metadata: Any) -> SaveOutcome:
+    def _agreed(self, save: dcp.Save, metadata: Any) -> SaveOutcome:
         files, problem, infinite = self._read_back(save, metadata)
         by_rank = self.ranks.gather((files, problem, infinite))
         problems, infinities = (
@@ -311,7 +297,7 @@ class Checkpoints:
         assert outcome is not None
         return outcome
 
-    def _read_back(self, save: Save, metadata: Any) -> tuple[dict[str, Any], str, str]:
+    def _read_back(self, save: dcp.Save, metadata: Any) -> tuple[dict[str, Any], str, str]:
         """Files of this rank, the problem with them, and the non-finite tensors in them."""
         rank = self.ranks.rank
         try:
@@ -319,19 +305,21 @@ class Checkpoints:
                 write_durably(save.part / own_name(rank), save.own)
             names = [path.name for path in save.part.glob(f"__{rank}_*")]
             names += [own_name(rank)] if save.own is not None else []
-            names += [".metadata", INDEX_NAME] if rank == 0 else []
+            names += [".metadata", dcp.INDEX_NAME] if rank == 0 else []
             for path in (save.part, *(save.part / name for name in names)):
                 withdraw_write(path)  # of a umask that gives it to all
-            files = {name: digest(save.part / name) for name in names}
-            if problem := unloadable(save.part, metadata, names):
+            files = {name: dcp.digest(save.part / name) for name in names}
+            if problem := dcp.unloadable(save.part, metadata, names):
                 return {}, problem, ""
-            infinite = non_finite(save.part, metadata, names, may_be_infinite=self._may_be_infinite)
+            infinite = dcp.non_finite(
+                save.part, metadata, names, may_be_infinite=self._may_be_infinite
+            )
             return files, "", infinite
         except Exception as error:
             return {}, f"{type(error).__name__}: {error}", ""
 
     def _decided(
-        self, save: Save, files: dict[str, Any], problems: list[str], infinities: list[str]
+        self, save: dcp.Save, files: dict[str, Any], problems: list[str], infinities: list[str]
     ) -> SaveOutcome:
         """Commit or reject the checkpoint; rank 0 only."""
         try:
@@ -352,9 +340,9 @@ class Checkpoints:
         except Exception as error:
             self._clean(save)
             words = str(error) if problems else f"rank 0: {type(error).__name__}: {error}"
-            return FailedSave(step=save.step, problem=words + free_space(self.folder))
+            return FailedSave(step=save.step, problem=words + dcp.free_space(self.folder))
 
-    def _clean(self, save: Save) -> None:
+    def _clean(self, save: dcp.Save) -> None:
         if self.ranks.rank == 0:
             shutil.rmtree(save.part, ignore_errors=True)
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping
 from math import inf
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 from rmetric._util.errors import require
@@ -21,12 +20,9 @@ from rmetric.guard.checkpoint_dir import (
 )
 from rmetric.guard.checkpoint_requests import SIGNALS, RequestSources
 from rmetric.guard.policy import (
-    Advice,
     CheckpointPolicy,
-    FailureRateEstimate,
     PolicyConfig,
     Vote,
-    advise,
     check_source,
 )
 from rmetric.guard.ranks import Ranks
@@ -132,7 +128,6 @@ class Guard:
         self._state, self._about, self._own = state, about, own
         self._check_every, self._grace = check_every, grace_seconds
         self._outcome: SaveOutcome | None = None
-        self._recent_saves: list[SavedCheckpoint] = []
         self._calls = self.last_step = 0
         self._beat_at = -inf
         self._phase = self._logged_reason = ""
@@ -298,22 +293,6 @@ class Guard:
         else:
             self._requests.listener.close()  # other ranks may be gone: do not wait
 
-    def advice(
-        self, *, failures_per_hour: float | FailureRateEstimate, restart_seconds: float = 0.0
-    ) -> Advice:
-        """Recommended checkpoint interval from the measured saves; see `rmetric.guard.policy`.
-
-        The cost of a save is its median blocking time; the slowdown of steps during an
-        asynchronous save is not included. Raises ValueError if no save is durable yet.
-        """
-        if not self._recent_saves:
-            raise ValueError("no save is durable yet: its duration is unknown")
-        return advise(
-            save_seconds=median(done.blocking_seconds for done in self._recent_saves),
-            failures_per_hour=failures_per_hour,
-            restart_seconds=restart_seconds + median(done.seconds for done in self._recent_saves),
-        )
-
     # -- on all ranks
 
     def _agree(self, step: int) -> _Agreed:
@@ -412,7 +391,6 @@ class Guard:
             logger.error(words, outcome.step, outcome.problem, wait)
             return
         self.problem = ""
-        self._recent_saves = [*self._recent_saves[-19:], outcome]
         answered = (request.number for request in self.policy.committed())
         self._answer(self._requests.in_folder(answered), outcome.step)
         logger.info(

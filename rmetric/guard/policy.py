@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from math import inf, sqrt
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from rmetric._util.errors import require
-from rmetric._util.lazy import needed
 
 #: Sources of checkpoint requests.
 SOURCES = ("risk", "rule", "alarm", "signal", "user")
@@ -296,29 +295,6 @@ class CheckpointPolicy:
 # -- how often
 
 
-class FailureRateEstimate(NamedTuple):
-    """Failures per hour, `low` to `high` at a confidence of 95 %."""
-
-    per_hour: float
-    low: float
-    high: float
-
-
-def failure_rate(failures: int, hours: float) -> FailureRateEstimate:
-    """Rate of a Poisson process from a count, with its exact (Gamma) interval.
-
-    >>> "{:.2f} ({:.3f} to {:.3f}) an hour".format(*failure_rate(4, 100.0))
-    '0.04 (0.011 to 0.102) an hour'
-    """
-    whole = type(failures) is int and failures >= 0
-    require("failures", failures, whole, "an int of at least 0")
-    require("hours", hours, 0 < hours < inf, "above 0")
-    gamma = needed("scipy.stats").gamma
-
-    low = float(gamma.ppf(0.025, failures)) / hours if failures else 0.0
-    return FailureRateEstimate(failures / hours, low, float(gamma.isf(0.025, failures + 1)) / hours)
-
-
 def young(save_seconds: float, failure_seconds: float) -> float:
     """Young's interval from the cost of one save and the mean time between failures, seconds.
 
@@ -349,64 +325,6 @@ def expected_ettr(
     require("failures_per_hour", failures_per_hour, 0 <= failures_per_hour < inf, "at least 0")
     lost = failures_per_hour / HOUR * (restart_seconds + interval_seconds / 2.0)
     return max(0.0, 1.0 - lost) / (1.0 + save_seconds / interval_seconds)
-
-
-def best_interval(
-    *, save_seconds: float, restart_seconds: float, failures_per_hour: float
-) -> float:
-    """Interval that maximises `expected_ettr`, seconds; inf without failures.
-
-    Where the derivative of (a - b D) D / (D + w), with a = 1 - r u and b = r / 2, is zero:
-    D = sqrt(w² + a w / b) - w.
-    """
-    require("save_seconds", save_seconds, 0 < save_seconds < inf, "above 0")
-    require("failures_per_hour", failures_per_hour, 0 <= failures_per_hour < inf, "at least 0")
-    if failures_per_hour == 0:
-        return inf
-    rate = failures_per_hour / HOUR
-    left = 1.0 - rate * restart_seconds
-    if left <= 0:
-        raise ValueError(
-            f"restart_seconds is {restart_seconds:g} at {failures_per_hour:g} failures an hour: "
-            "restarts take all the time, no interval helps"
-        )
-    return sqrt(save_seconds**2 + 2.0 * save_seconds * left / rate) - save_seconds
-
-
-class Advice(NamedTuple):
-    """Interval of the greatest expected ETTR, seconds, and at the ends of the rate's range."""
-
-    best: float
-    shortest: float
-    longest: float
-    words: str
-
-
-def advise(
-    *,
-    save_seconds: float,
-    failures_per_hour: float | FailureRateEstimate,
-    restart_seconds: float = 0.0,
-) -> Advice:
-    """Recommended interval from the cost of one save and the failure rate of the whole training.
-
-    `restart_seconds` are from a failure until training continues, with the time until a save is
-    durable, as a failure in between loses that much more work.
-    """
-    rate = failures_per_hour
-    if not isinstance(rate, FailureRateEstimate):
-        rate = FailureRateEstimate(rate, rate, rate)
-    costs = {"save_seconds": save_seconds, "restart_seconds": restart_seconds}
-    best, longest, shortest = (best_interval(failures_per_hour=each, **costs) for each in rate)
-    words = f"a save costs {save_seconds:.3g} s and {rate.per_hour:.3g} failures an hour are met: "
-    if best == inf:
-        words += "no failure was seen, so no longest interval follows"
-    else:
-        ettr = expected_ettr(best, failures_per_hour=rate.per_hour, **costs)
-        words += f"save every {best:.0f} s, expected ETTR {ettr:.4f}"
-    if shortest < longest:
-        words += f"; by the range of the rate {shortest:.0f} to {longest:.0f} s"
-    return Advice(best, shortest, longest, words)
 
 
 # -- which to keep

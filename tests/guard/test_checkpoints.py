@@ -420,7 +420,7 @@ def test_a_rank_that_has_nothing_to_save_holds_nobody_up(tmp_path):
 def killed_in_a_save(rank, folder, victim):
     checkpoints, _ = replicated(folder, 1, rank)
     if rank == victim:
-        from rmetric.guard import checkpoints as module
+        from rmetric.guard import dcp as module
 
         # The last moment before the ranks agree: its files are written.
         module.non_finite = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)

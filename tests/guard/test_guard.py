@@ -331,15 +331,6 @@ def test_a_folder_needs_a_fingerprint_and_settings_are_named(tmp_path):
         a_guard(signals={signal.SIGUSR2: "halt"})
 
 
-def test_advice_comes_from_its_own_saves():
-    guard = a_guard(interval=10)
-    with pytest.raises(ValueError, match="no save is durable yet"):
-        guard.advice(failures_per_hour=0.1)
-    run(guard, range(1, 25))
-    advice = guard.advice(failures_per_hour=0.1)
-    assert advice.words.startswith("a save costs 0.1 s and 0.1 failures an hour are met")
-
-
 @pytest.mark.parametrize("calls", [range(0), range(1, 3), range(1, 4)])
 @pytest.mark.parametrize(("finished", "fails"), [(False, 0), (True, 0), (True, 1)])
 def test_a_training_that_finishes_saves_its_last_step_once(calls, finished, fails):
@@ -443,7 +434,7 @@ def terminated(rank, folder, who):
             os.kill(os.getpid(), signal.SIGTERM)
 
     if rank == 0:  # the first save lasts until after the signal
-        from rmetric.guard import checkpoints as module
+        from rmetric.guard import dcp as module
 
         quick = module.non_finite
         module.non_finite = lambda *a, **k: time.sleep(0.4) or quick(*a, **k)

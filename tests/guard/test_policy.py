@@ -11,10 +11,7 @@ from rmetric.guard.policy import (
     CheckpointPolicy,
     PolicyConfig,
     Vote,
-    advise,
-    best_interval,
     expected_ettr,
-    failure_rate,
     young,
 )
 
@@ -222,53 +219,24 @@ def test_bad_settings_are_named(wrong, words):
 
 # -- how often
 
-positive = st.floats(1e-3, 1e6)
 
-
-@given(save=st.floats(0.01, 1e3), restart=st.floats(0, 1e3), rate=st.floats(1e-3, 3), by=positive)
-def test_no_interval_is_expected_to_be_better_than_the_best(save, restart, rate, by):
-    costs = {"save_seconds": save, "restart_seconds": restart, "failures_per_hour": rate}
-    best = best_interval(**costs)
-    at_best = expected_ettr(best, **costs)
-    for other in (by, best * 0.9, best * 1.1, young(save, HOUR / rate)):
-        assert expected_ettr(other, **costs) <= at_best + 1e-12
-
-
-@given(failures=st.integers(0, 200), hours=st.floats(0.1, 1e5))
-def test_the_rate_lies_in_its_interval_which_holds_the_chance_it_says(failures, hours):
-    from scipy.stats import poisson
-
-    rate = failure_rate(failures, hours)
-    assert rate.low <= rate.per_hour <= rate.high
-    assert poisson.cdf(failures, rate.high * hours) == pytest.approx(0.025, rel=1e-6)
-    if failures:
-        assert poisson.sf(failures - 1, rate.low * hours) == pytest.approx(0.025, rel=1e-6)
-
-
-def test_advice_in_words():
-    advice = advise(save_seconds=20.0, restart_seconds=60.0, failures_per_hour=failure_rate(4, 40))
-    assert advice.shortest < advice.best < advice.longest
-    assert advice.words.startswith(
-        f"a save costs 20 s and 0.1 failures an hour are met: save every {advice.best:.0f} s, "
-        "expected ETTR 0."
-    )
-    assert advice.words.endswith(f"{advice.shortest:.0f} to {advice.longest:.0f} s")
-    none = advise(save_seconds=20.0, failures_per_hour=failure_rate(0, 40))
-    assert "no failure was seen, so no longest interval follows" in none.words
-    given_rate = advise(save_seconds=20.0, failures_per_hour=0.1)
-    assert given_rate.shortest == given_rate.longest == given_rate.best
+@given(save=st.floats(0.01, 1.0), failure=st.floats(1e5, 1e6), by=st.floats(0.3, 3.0))
+def test_youngs_interval_is_close_to_the_best_where_saves_are_cheap(save, failure, by):
+    costs = {"save_seconds": save, "restart_seconds": 0.0, "failures_per_hour": HOUR / failure}
+    interval = young(save, failure)
+    assert expected_ettr(by * interval, **costs) <= expected_ettr(interval, **costs) + 1e-5
 
 
 @pytest.mark.parametrize(
     ("call", "words"),
     [
         (lambda: young(0.0, 100.0), "save_seconds is 0.0"),
-        (lambda: failure_rate(-1, 1.0), "failures is -1"),
-        (lambda: failure_rate(1, 0.0), "hours is 0.0"),
-        (lambda: advise(save_seconds=1.0, failures_per_hour=-0.1), "failures_per_hour is -0.1"),
+        (lambda: young(1.0, 0.0), "failure_seconds is 0.0"),
         (
-            lambda: advise(save_seconds=1.0, restart_seconds=3601.0, failures_per_hour=1.0),
-            "no interval helps",
+            lambda: expected_ettr(
+                0.0, save_seconds=1.0, restart_seconds=1.0, failures_per_hour=1.0
+            ),
+            "interval_seconds is 0.0",
         ),
     ],
 )
