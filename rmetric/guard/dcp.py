@@ -22,21 +22,14 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
+from torch.distributed.checkpoint import metadata as records
 from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import (
-    FileSystemReader,
-    FileSystemWriter,
-    _StorageInfo,
-)
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
-    ChunkStorageMetadata,
     Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import ReadItem
@@ -139,21 +132,23 @@ def read_index(path: Path, files: Collection[str]) -> Metadata:
             if not isinstance(dtype, torch.dtype):
                 raise ValueError(f"{tensor.dtype[:50]!r} is no dtype of torch")
             chunks = [
-                ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+                records.ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
                 for offsets, sizes in tensor.chunks
             ]
-            size, properties = torch.Size(tensor.size), TensorProperties(dtype=dtype)
+            size, properties = torch.Size(tensor.size), records.TensorProperties(dtype=dtype)
             content[name] = TensorStorageMetadata(properties, size, chunks)
         places = {}
         for piece in found.pieces:
             if piece.file not in files or piece.name not in content:
                 raise ValueError(f"{piece.name[:50]} in {piece.file[:50]!r} is not of it")
-            at = MetadataIndex(piece.name, piece.offset, piece.index)
+            at = records.MetadataIndex(piece.name, piece.offset, piece.index)
             places[at] = _StorageInfo(piece.file, piece.start, piece.length)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no index of a checkpoint: {error}") from None
     paths = {name: tuple(path) for name, path in found.paths.items()}
-    return Metadata(content, planner_data=paths, storage_data=places, storage_meta=StorageMeta())
+    return Metadata(
+        content, planner_data=paths, storage_data=places, storage_meta=records.StorageMeta()
+    )
 
 
 # -- loads and verification

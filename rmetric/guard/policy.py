@@ -322,6 +322,8 @@ def expected_ettr(
     '0.936'
     """
     require("interval_seconds", interval_seconds, 0 < interval_seconds < inf, "above 0")
+    require("save_seconds", save_seconds, 0 <= save_seconds < inf, "at least 0")
+    require("restart_seconds", restart_seconds, 0 <= restart_seconds < inf, "at least 0")
     require("failures_per_hour", failures_per_hour, 0 <= failures_per_hour < inf, "at least 0")
     lost = failures_per_hour / HOUR * (restart_seconds + interval_seconds / 2.0)
     return max(0.0, 1.0 - lost) / (1.0 + save_seconds / interval_seconds)

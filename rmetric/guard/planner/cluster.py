@@ -16,11 +16,7 @@ GIB = 2**30
 
 
 def in_words(size: float) -> str:
-    """Bytes as people read them.
-
-    >>> in_words(80 * GIB), in_words(3_500_000)
-    ('80.0 GiB', '3.3 MiB')
-    """
+    """Bytes as people read them: `80.0 GiB`, `3.3 MiB`."""
     if size >= 0.1 * GIB or not size:
         return f"{size / GIB:.1f} GiB"
     return f"{size / 2**20:.1f} MiB" if size >= 0.1 * 2**20 else f"{size / 2**10:.1f} KiB"
@@ -31,7 +27,6 @@ class Gpu:
     """Specification of one GPU type.
 
     Attributes:
-        name: for people.
         memory: bytes, as the driver reports them.
         peak_flops: dense bfloat16, a second.
         efficiency: share of the peak that matrix products reach, from above 0 to 1.
@@ -121,11 +116,7 @@ class Cluster:
         cls, sizes: Sequence[int], gpu: str | Gpu = "a100", *, memory_gib: float | None = None,
         **others: Any,
     ) -> Cluster:  # fmt: skip
-        """Nodes node0, node1, ... with that many GPUs each, numbered from 0.
-
-        >>> Cluster.of([8, 7, 8], "h100").num_gpus
-        23
-        """
+        """Nodes node0, node1, ... with that many GPUs each, numbered from 0."""
         if isinstance(gpu, str):
             if gpu not in GPUS:
                 raise ValueError(f"gpu is {gpu!r}: {', '.join(GPUS)} or a Gpu is accepted")
@@ -200,11 +191,7 @@ def shard_block(layout: Layout) -> int:
 
 @lru_cache(maxsize=4096)
 def room(sizes: tuple[int, ...], block: int) -> int:
-    """Blocks of that many GPUs that nodes of these sizes hold.
-
-    >>> room((8, 7, 8), 4)
-    5
-    """
+    """Blocks of that many GPUs that nodes of these sizes hold."""
     return sum(size // block for size in sizes)
 
 

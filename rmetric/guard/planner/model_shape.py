@@ -136,7 +136,7 @@ class ModelShape:
     def expert_layers(self) -> int:
         return self.layers - self.dense_layers if self.experts else 0
 
-    @cached_property
+    @property
     def norm_parameters(self) -> int:
         return self.hidden * (2 if self.biases else 1)
 
@@ -342,16 +342,11 @@ def _hugging_face(entry: dict[str, Any], sequence: int | None) -> ModelShape:
     if entry.get("num_nextn_predict_layers"):
         assumed.append("layers that predict further tokens (num_nextn_predict_layers): none")
     return ModelShape(
-        layers=_number(entry, "num_hidden_layers", "n_layer"),
-        hidden=hidden,
-        heads=heads,
+        layers=_number(entry, "num_hidden_layers", "n_layer"), hidden=hidden, heads=heads,
         ffn=_number(entry, "intermediate_size", "n_inner", default=4 * hidden),
-        vocabulary=_number(entry, "vocab_size"),
-        sequence=sequence,
-        name=_name(entry, "_name_or_path"),
-        assumed=tuple(assumed),
-        **given,
-    )
+        vocabulary=_number(entry, "vocab_size"), sequence=sequence,
+        name=_name(entry, "_name_or_path"), assumed=tuple(assumed), **given,
+    )  # fmt: skip
 
 
 def _hugging_face_experts(entry: dict[str, Any]) -> dict[str, int]:
@@ -412,22 +407,17 @@ def _megatron(entry: dict[str, Any], sequence: int | None) -> ModelShape:
             "value_head_size": _number(entry, "v_head_dim", default=128),
         }
     return ModelShape(
-        layers=_number(entry, "num_layers"),
-        hidden=hidden,
-        heads=heads,
-        ffn=ffn,
+        layers=_number(entry, "num_layers"), hidden=hidden, heads=heads, ffn=ffn, gated=gated,
         vocabulary=_number(entry, "vocab_size", "padded_vocab_size"),
         sequence=sequence or _number(entry, "seq_length", "encoder_seq_length"),
-        gated=gated,
         tied=not _flag(entry, "untie_embeddings_and_output_weights", False),
         biases=_flag(entry, "add_bias_linear", not _flag(entry, "disable_bias_linear", False)),
         qkv_bias=_flag(entry, "add_qkv_bias", False),
         qk_norm=_flag(entry, "qk_layernorm", False),
         dropout=_has_dropout(entry, "hidden_dropout"),
         positions=_number(entry, "max_position_embeddings") if learned else 0,
-        name=_name(entry, "name"),
-        **given,
-    )
+        name=_name(entry, "name"), **given,
+    )  # fmt: skip
 
 
 def _number(entry: dict[str, Any], *keys: str, default: int | None = None) -> int:

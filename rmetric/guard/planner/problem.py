@@ -123,11 +123,7 @@ class Engine:
     uneven_batch: bool = False
 
     def padded(self, vocabulary: int, tensor: int) -> int:
-        """Rows of the embedding with the padding that the engine adds.
-
-        >>> ENGINES["megatron"].padded(50257, 8)
-        51200
-        """
+        """Rows of the embedding with the padding that the engine adds."""
         multiple = self.vocabulary_multiple * tensor
         return -(-vocabulary // multiple) * multiple
 

@@ -32,15 +32,9 @@ from rmetric.guard.planner.problem import (
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One feasible layout.
+    """One feasible layout; `remarks` are sentences on what changes, and what to know.
 
-    Attributes:
-        problem: question that it answers.
-        layout: see `Layout`.
-        recompute: its activations are computed again.
-        memory: of the fullest GPU.
-        step: how long a step takes.
-        remarks: in sentences: what changes, and what to know.
+    `memory` is that of the fullest GPU; with `recompute` activations are computed again.
     """
 
     problem: Problem
@@ -76,7 +70,6 @@ class LayoutPlan:
     """Result of `plan`.
 
     Attributes:
-        problem: question that it answers.
         best: None if nothing fits.
         alternatives: the next best, each of another TP, PP, CP or EP.
         why: why `best` is the best, or the binding constraint if nothing fits.
@@ -142,14 +135,7 @@ def check(
     recompute: bool = False,
     options: PlanOptions | None = None,
 ) -> tuple[str, ...]:
-    """Check one layout; arguments as of `plan`.
-
-    Returns:
-        Reasons why it is infeasible, as sentences; empty if it is feasible.
-
-    Raises:
-        ValueError: the engine is unknown.
-    """
+    """Reasons why a layout is infeasible, as sentences; arguments and errors as of `plan`."""
     problem = _problem(model, cluster, batch, engine, options)
     needed = _memory(problem, layout, recompute)
     broken = [*_broken_sizes(problem, layout), batch_rule(problem, layout)]
@@ -196,11 +182,11 @@ def faster_with(problem: Problem, best: Option) -> dict[str, Option]:
 
 def idle_hints(problem: Problem, best: Option) -> list[str]:
     """A sentence about each option of the command line that would let idle GPUs work."""
-    hints = []
-    for flag, other in faster_with(problem, best).items():
-        used = f"{other.layout.num_gpus:,} of {problem.cluster.num_gpus:,} GPUs"
-        hints.append(f"{flag}: {other.layout}, {used}, {other.gain(best):+.1%}")
-    return hints
+    return [
+        f"{flag}: {other.layout}, {other.layout.num_gpus:,} of {problem.cluster.num_gpus:,} GPUs, "
+        f"{other.gain(best):+.1%}"
+        for flag, other in faster_with(problem, best).items()
+    ]
 
 
 # -- the search
@@ -351,14 +337,10 @@ def _judged(problem: Problem, layout: Layout) -> Option | None:
         needed = _memory(problem, layout, recompute)
         if needed.total <= problem.cluster.usable_memory:
             step = estimate(
-                problem.model,
-                layout,
-                problem.engine,
-                problem.cluster.gpu,
-                reach(problem.cluster.sizes, layout),
-                recompute=recompute,
+                problem.model, layout, problem.engine, problem.cluster.gpu,
+                reach(problem.cluster.sizes, layout), recompute=recompute,
                 shard_optimiser=problem.options.shard_optimiser,
-            )
+            )  # fmt: skip
             return Option(
                 problem=problem, layout=layout, recompute=recompute, memory=needed, step=step
             )
@@ -366,14 +348,11 @@ def _judged(problem: Problem, layout: Layout) -> Option | None:
 
 
 def _memory(problem: Problem, layout: Layout, recompute: bool) -> MemoryEstimate:
+    options = problem.options
     return memory(
-        problem.model,
-        layout,
-        problem.engine,
-        recompute=recompute,
-        shard_optimiser=problem.options.shard_optimiser,
-        flash_attention=problem.options.flash_attention,
-    )
+        problem.model, layout, problem.engine, recompute=recompute,
+        shard_optimiser=options.shard_optimiser, flash_attention=options.flash_attention,
+    )  # fmt: skip
 
 
 def _accumulation(problem: Problem, at_once: int) -> int:
@@ -405,10 +384,10 @@ def _bound(problem: Problem, split: Split) -> float:
 def _problem(
     model: ModelShape, cluster: Cluster, batch: BatchSpec, engine: str, options: PlanOptions | None
 ) -> Problem:
-    options = options or PlanOptions()
     return Problem(
-        model=model, cluster=cluster, engine=engine_named(engine), batch=batch, options=options
-    )
+        model=model, cluster=cluster, engine=engine_named(engine), batch=batch,
+        options=options or PlanOptions(),
+    )  # fmt: skip
 
 
 def _choose(

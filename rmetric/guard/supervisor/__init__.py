@@ -25,8 +25,8 @@ class Settings:
     """Limits and delays of the supervisor; `rmetric supervise` has an option of each name.
 
     Attributes:
-        max_restarts: restarts in a row without progress, from 0. Progress is a new good
-            checkpoint, or a step beyond the farthest so far.
+        max_restarts: restarts in a row without progress, from 0. Progress is a step beyond the
+            farthest so far.
         backoff_seconds: wait before a restart without progress since the failure before,
             doubled with each in a row; after progress there is none.
         suspect_after: failures in a row of one GPU or node until it is dropped, at least 1.

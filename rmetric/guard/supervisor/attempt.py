@@ -44,7 +44,6 @@ class Look(NamedTuple):
 
     step_reached: tuple[int, int] | None = None  # the step, and that where it resumed
     durable: bool = False
-    checkpoint_made: int | None = None
     hung: LaunchFailure | None = None
 
 
@@ -78,10 +77,8 @@ class Attempt:
         self._request_before = request.number if request else 0
         self._answered = folder.answered()
         self.stop_number: int | None = None
-        newest = last_checkpoint(folder.checkpoints)
-        self._newest_at_start, self._newest_good = newest.there, newest.good
-        self._verdict_before = self._version(folder.verdict_file)
-        self._checkpoints_changed: tuple[int, int] | None = None
+        self._newest_at_start = last_checkpoint(folder.checkpoints).there
+        self._verdict_before = self._verdict_version()
         self._noted_step: int | None = None
         self._problem = ""
         self._progress_at, self._echoed = 0.0, 0
@@ -126,7 +123,6 @@ class Attempt:
             if now >= self._progress_at:
                 self.progress(now)
             reached = (self.tracker.step, resumed)
-        durable, made = self._is_answered(), self._made()
         problem = next((b.problem for b in self.tracker.beats.values() if b.problem), "")
         if problem != self._problem:  # saves began to fail, or succeed again
             self._problem = problem
@@ -134,7 +130,7 @@ class Attempt:
         if self._held():  # it may wait
             self.tracker.restart(now)
             hung = None
-        return Look(reached, durable, made, hung)
+        return Look(reached, self._is_answered(), hung)
 
     def progress(self, now: float) -> None:
         """Write the step to the journal, if it changed."""
@@ -232,30 +228,17 @@ class Attempt:
         name = f"launch-{self.number}-error{f'-{node}' if node else ''}.json"
         return self.folder.logs / name
 
-    def _made(self) -> int | None:
-        """Step of a good checkpoint newer than all before, by the folder's time of change."""
-        changed = self._version(self.folder.checkpoints)
-        if changed is None or changed == self._checkpoints_changed:
-            return None
-        self._checkpoints_changed = changed
-        good = last_checkpoint(self.folder.checkpoints).good
-        if good is None or (self._newest_good is not None and good <= self._newest_good):
-            return None
-        self._newest_good = good
-        return good
-
-    @staticmethod
-    def _version(path: Path) -> tuple[int, int] | None:
-        """Changes when a file is replaced, or the content of a folder changes; None without it."""
+    def _verdict_version(self) -> tuple[int, int] | None:
+        """Changes when a rescue of any launch writes its verdict; None without one."""
         try:
-            status = path.stat()
+            status = self.folder.verdict_file.stat()
         except OSError:
             return None
         return status.st_ino, status.st_mtime_ns
 
     def _held(self) -> str:
         """Verdict of a rescue that holds this launch; empty if none does."""
-        version = self._version(self.folder.verdict_file)
+        version = self._verdict_version()
         return self.folder.held() if version and version != self._verdict_before else ""
 
     def _unsaved(self) -> str:

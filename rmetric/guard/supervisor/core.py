@@ -171,7 +171,6 @@ class Core:
         self._finished_before = state.outcome == FINISHED and not again
         if state.outcome:  # it was restarted by a user
             self.restarts = 0
-        self._newest_good = -1
         self._progressed = False  # since the last failure
         self._used: set[Gpu] = set()
         self._layout: Layout | None = None
@@ -198,15 +197,7 @@ class Core:
         self._stepped = self._stepped or step > resumed
         self.best_step = max(self.best_step, step)
         if self.best_step > self._best_at_failure:
-            self._progress()
-        return ()
-
-    @_event
-    def checkpoint_made(self, step: int) -> Iterable[Action]:
-        """A good checkpoint of `step` exists that is newer than any before."""
-        if step > self._newest_good:
-            self._newest_good = step
-            self._progress()
+            self.restarts, self._at_once, self._progressed = 0, "", True
         return ()
 
     @_event
@@ -338,9 +329,6 @@ class Core:
         else:
             then = (self._launch if self._then == "launch" else self._retry)(time)
         return [*lost, *then]
-
-    def _progress(self) -> None:
-        self.restarts, self._at_once, self._progressed = 0, "", True
 
     def _ask(self, source: str, words: str) -> Iterable[Action]:
         return [RequestCheckpoint(source, words)] if self.phase == "running" else []

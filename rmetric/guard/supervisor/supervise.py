@@ -286,8 +286,6 @@ class Supervisor:
             self._send(self.core.step_reached, *found.step_reached)
         if found.durable:
             self._send(self.core.checkpoint_durable, now)
-        if found.checkpoint_made is not None:
-            self._send(self.core.checkpoint_made, found.checkpoint_made)
         if found.hung is not None:
             self._send(self.core.launch_hung, now, self._looked_at(found.hung))
         if launch and self._spare is not None and (launch.tracker.step or 0) > 0:

@@ -69,18 +69,16 @@ def test_a_failure_ends_all_processes_and_then_waits_before_it_starts_again():
 
 
 STEPS = [("step_reached", n, 0) if n % 3 == 2 else None for n in range(20)]
-MADE = [("checkpoint_made", n) if n % 3 == 2 else None for n in range(20)]
 
 
 @pytest.mark.parametrize(
     ("before", "waits"),
     [
         (STEPS, [1.0, 2.0, *[0.0, 2.0, 4.0] * 6]),
-        (MADE, [1.0, 2.0, *[0.0, 2.0, 4.0] * 6]),
-        ([("checkpoint_made", 40)] * 4, [0.0, 2.0, 4.0, 8.0]),  # the same again is no progress
+        ([("step_reached", 40, 0)] * 4, [0.0, 2.0, 4.0, 8.0]),  # the same again is no progress
         ([None] * 10, [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 300.0]),
     ],
-    ids=["steps", "checkpoints", "same", "cap"],
+    ids=["steps", "same", "cap"],
 )
 def test_waits_double_up_to_a_cap_and_are_counted_anew_after_progress(before, waits):
     one = started(backoff_seconds=1.0)
@@ -325,7 +323,6 @@ EVENTS = st.one_of(
             "words": st.just("w")}),
         ("step_reached", NO_TIME, {"step": st.integers(0, 50), "resumed": st.integers(0, 50)}),
         ("checkpoint_durable", TIMES, {}),
-        ("checkpoint_made", NO_TIME, {"step": st.integers(0, 50)}),
         ("stop_requested", NO_TIME, {}),
         ("timer_fired", TIMES, {}),
         ("checkpoint_requested", NO_TIME, {"source": st.just("alarm"), "words": st.just("w")}),
@@ -339,7 +336,7 @@ def test_laws(steps, most):
     """One launch at a time, bounded restarts, what is dropped stays so, over is over."""
     one = core(pool={"a": (0, 1, 2, 3), "b": (0, 1, 2, 3)}, max_restarts=most)
     alive, ending, over, wanted = False, False, False, False
-    dropped, launches, in_a_row, best, best_before, newest = set(), 0, 0, 0, 0, -1
+    dropped, launches, in_a_row, best, best_before = set(), 0, 0, 0, 0
     time = 0.0
     for event, later, more in [("supervisor_started", None, {}), *steps]:
         time += later or 0.0
@@ -350,9 +347,6 @@ def test_laws(steps, most):
         if event == "step_reached" and one.phase in ("running", "saving"):
             best = max(best, more["step"])
             in_a_row = 0 if best > best_before else in_a_row
-        if event == "checkpoint_made" and not over:
-            in_a_row = 0 if more["step"] > newest else in_a_row
-            newest = max(newest, more["step"])
         wanted = wanted or event == "stop_requested"
         for action in getattr(one, event)(*([] if later is None else [time]), **more):
             assert not over, "nothing is done when it is over"
