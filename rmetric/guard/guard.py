@@ -19,12 +19,7 @@ from rmetric.guard.checkpoint_dir import (
     Saver,
 )
 from rmetric.guard.checkpoint_requests import SIGNALS, RequestSources
-from rmetric.guard.policy import (
-    CheckpointPolicy,
-    PolicyConfig,
-    Vote,
-    check_source,
-)
+from rmetric.guard.policy import CheckpointPolicy, PolicyConfig, Vote, check_source
 from rmetric.guard.ranks import Ranks
 from rmetric.guard.run_folder import RESUME_VARIABLE, RESUMES, RunFolder
 from rmetric.telemetry.sources import VerdictSource

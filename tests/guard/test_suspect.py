@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rmetric._util.open_alarms import OpenAlarms
-from rmetric.guard.checkpoint_dir import (
-    MANIFEST_NAME,
-    candidates,
-    read_manifest,
-    write_manifest,
-)
+from rmetric.guard.checkpoint_dir import MANIFEST_NAME, candidates, read_manifest, write_manifest
 from rmetric.guard.checkpoints import Checkpoints
 from rmetric.guard.guard import Guard
 from rmetric.guard.monitor_action import AskGuard

@@ -147,9 +147,7 @@ def stage_parameters(
     shared += tables * table + first * model.positions * model.hidden
     shared += last * model.norm_parameters
     largest = max(
-        dense_layer * (dense > 0),
-        (expert_layer + experts) * (expert > 0),
-        table * (tables > 0),
+        dense_layer * (dense > 0), (expert_layer + experts) * (expert > 0), table * (tables > 0)
     )
     return shared, experts * expert, largest
 

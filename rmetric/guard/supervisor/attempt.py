@@ -341,10 +341,7 @@ def poll_verdicts(
 
 
 def follow_alarms(
-    log: Path,
-    on_alarm: Callable[[str], None],
-    on_problem: Callable[[str], None],
-    seconds: float,
+    log: Path, on_alarm: Callable[[str], None], on_problem: Callable[[str], None], seconds: float
 ) -> Callable[[], None]:
     """Follow a training log with the calibrated detector, on a thread; returns what stops it.
 

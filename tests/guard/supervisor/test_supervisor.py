@@ -27,16 +27,7 @@ SMALL = str(Path(__file__).with_name("small_workers.py"))
 AGENT = (sys.executable, SMALL, "agent", "--ranks", "{gpus}", "--seconds", "0.01")
 
 
-def supervisor(
-    folder,
-    faults=(),
-    *,
-    more=(),
-    gpus=2,
-    batch=None,
-    webhook=None,
-    **settings,
-):
+def supervisor(folder, faults=(), *, more=(), gpus=2, batch=None, webhook=None, **settings):
     folder.mkdir(exist_ok=True)
     (folder / "faults.json").write_text(json.dumps(list(faults)))
     given = {"backoff_seconds": 0.01, "save_seconds": 5.0, "start_seconds": 20.0, "look_seconds": 0}
@@ -93,10 +84,7 @@ def test_a_healthy_training_finishes_and_a_finished_folder_is_not_run_again(tmp_
     ("do", "words"),
     [
         ("kill", "rank 1 was killed by SIGKILL, last seen at step 7"),
-        (
-            "raise",
-            "rank 1 failed with exit code 1, last seen at step 7: RuntimeError: the loss",
-        ),
+        ("raise", "rank 1 failed with exit code 1, last seen at step 7: RuntimeError: the loss"),
         ("agent", "the program was killed by SIGKILL"),
     ],
 )
