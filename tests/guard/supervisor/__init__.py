@@ -41,6 +41,13 @@ def launched(folder, *arguments, token="t" * 16, told=lambda *_, **__: None, **s
     )  # fmt: skip
 
 
+class Notes(list):
+    """What an attempt writes to the journal: events and their fields."""
+
+    def __call__(self, event, *_, **fields):
+        self.append((event, fields))
+
+
 def until(condition, process=None, seconds=120.0, every=0.02):
     """Wait for a condition while the process runs."""
     end = time.monotonic() + seconds
