@@ -72,93 +72,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "command", nargs="+", metavar="-- COMMAND", help="the training: a program and its arguments"
     )
-    _add_place(parser.add_argument_group("where it runs"))
-    _add_layout(parser.add_argument_group("layout and batch"))
-    restarts = parser.add_argument_group("restarts")
-    _add_settings(restarts, _RESTARTS)
-    restarts.add_argument(
-        "--resume", choices=RESUMES,
-        help="checkpoint that a guard resumes from: the newest good one, or the newest clean one, "
-        "which was not saved during an alarm (default: newest)",
-    )  # fmt: skip
-    restarts.add_argument(
-        "--preload", metavar="MODULES", type=module_list, default=[],
-        help="modules, such as torch,transformers, that the spare launcher imports, too, and "
-        "from which it forks the ranks of a restart (default: the ranks are started anew)",
-    )  # fmt: skip
-    restarts.add_argument(
-        "--no-spare", dest="spare", action="store_false",
-        help="start torchrun anew at a restart (default: while the training runs on this "
-        "machine, a spare torchrun waits that has imported torch)",
-    )  # fmt: skip
-    restarts.add_argument("--again", action="store_true", help="run a finished folder again")
+    place = parser.add_argument_group("where it runs").add_argument
+    place("--gpus", metavar="LIST", type=gpu_list,
+          help="GPUs of this machine to use, such as 0-3,6 "
+          "(default: the first --nproc-per-node)")  # fmt: skip
+    place("--nodes", metavar="NAME:GPUS,...", type=node_list,
+          help="machines and the number of GPUs of each")  # fmt: skip
+    place("--prefix", default="", metavar="WORDS",
+          help="prefix of the command on each node, such as 'ssh {node}'")  # fmt: skip
+    layout = parser.add_argument_group("layout and batch").add_argument
+    layout("--layout", metavar="NAME=N,...", type=layout_of(list(Layout().as_json())), default={},
+           help="tensor, pipeline, context, expert, micro_batch, accumulation, data")  # fmt: skip
+    layout("--batch", type=whole(1), metavar="SAMPLES",
+           help="samples of a step; kept by accumulation when there are fewer GPUs")  # fmt: skip
+    layout("--uneven-batch", action="store_true",
+           help="the training splits the batch by rmetric.guard.batch_share, so the copies need "
+           "not divide it")  # fmt: skip
+    layout("--allow-batch-change", type=share, nargs="?", const=LARGEST_CHANGE, default=0.0,
+           metavar="SHARE", help="the batch may change by this share to keep more GPUs at work "
+           "(default, if given: %(const)s)")  # fmt: skip
+    layout("--model", type=path_in, metavar="FILE",
+           help="shape of the model: plan any layout whose sizes have a placeholder in the "
+           "command; needs --batch")  # fmt: skip
+    layout("--engine", choices=tuple(ENGINES), default="megatron",
+           help="engine to plan for (default: %(default)s)")  # fmt: skip
+    layout("--gpu", choices=tuple(GPUS), default=DEFAULT_GPU,
+           help="type of the GPUs to plan for (default: %(default)s)")  # fmt: skip
+    layout("--gpu-memory", type=float, metavar="GIB", help="GPU memory, if it differs")
+    group = parser.add_argument_group("restarts")
+    _add_settings(group, _RESTARTS)
+    restarts = group.add_argument
+    restarts("--resume", choices=RESUMES,
+             help="checkpoint that a guard resumes from: the newest good one, or the newest clean "
+             "one, which was not saved during an alarm (default: newest)")  # fmt: skip
+    restarts("--preload", metavar="MODULES", type=module_list, default=[],
+             help="modules, such as torch,transformers, that the spare launcher imports, too, and "
+             "from which it forks the ranks of a restart (default: they start anew)")  # fmt: skip
+    restarts("--no-spare", dest="spare", action="store_false",
+             help="start torchrun anew at a restart (default: while the training runs on this "
+             "machine, a spare torchrun waits that has imported torch)")  # fmt: skip
+    restarts("--again", action="store_true", help="run a finished folder again")
     _add_settings(parser.add_argument_group("timeouts and intervals, in seconds"), _TIMES)
-    watching = parser.add_argument_group("watching")
-    watching.add_argument(
-        "--watch-log", type=path_in, metavar="LOG", help="training log for the calibrated detector"
-    )
-    watching.add_argument(
-        "--nvml-seconds", type=seconds, metavar="N",
-        help="interval at which this machine's GPUs are read (default: 10 if there are any; 0: "
-        "never); FOLDER/telemetry is always read",
-    )  # fmt: skip
-    watching.add_argument(
-        "--webhook", metavar="URL", default=os.environ.get("RMETRIC_WEBHOOK"),
-        help="post failures, diagnoses and the end there (default: RMETRIC_WEBHOOK, which keeps "
-        "the address from other users)",
-    )  # fmt: skip
-    watching.add_argument("--echo", action="store_true", help="show the output of the training")
-
-
-def _add_place(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--gpus", metavar="LIST", type=gpu_list,
-        help="GPUs of this machine to use, such as 0-3,6 (default: the first --nproc-per-node)",
-    )  # fmt: skip
-    group.add_argument(
-        "--nodes", metavar="NAME:GPUS,...", type=node_list,
-        help="machines and the number of GPUs of each",
-    )  # fmt: skip
-    group.add_argument(
-        "--prefix", default="", metavar="WORDS",
-        help="prefix of the command on each node, such as 'ssh {node}'",
-    )  # fmt: skip
-
-
-def _add_layout(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--layout", metavar="NAME=N,...", type=layout_of(list(Layout().as_json())), default={},
-        help="tensor, pipeline, context, expert, micro_batch, accumulation, data",
-    )  # fmt: skip
-    group.add_argument(
-        "--batch", type=whole(1), metavar="SAMPLES",
-        help="samples of a step; kept by gradient accumulation when there are fewer GPUs",
-    )  # fmt: skip
-    group.add_argument(
-        "--uneven-batch", action="store_true",
-        help="the training splits the batch by rmetric.guard.batch_share, so the copies need not "
-        "divide it",
-    )  # fmt: skip
-    group.add_argument(
-        "--allow-batch-change", type=share, nargs="?", const=LARGEST_CHANGE, default=0.0,
-        metavar="SHARE",
-        help="the batch may change by this share to keep more GPUs at work "
-        "(default, if given: %(const)s)",
-    )  # fmt: skip
-    group.add_argument(
-        "--model", type=path_in, metavar="FILE",
-        help="shape of the model: plan any layout whose sizes have a placeholder in the command; "
-        "needs --batch",
-    )  # fmt: skip
-    group.add_argument(
-        "--engine", choices=tuple(ENGINES), default="megatron",
-        help="engine to plan for (default: %(default)s)",
-    )  # fmt: skip
-    group.add_argument(
-        "--gpu", choices=tuple(GPUS), default=DEFAULT_GPU,
-        help="type of the GPUs, to plan (default: %(default)s, as for rmetric plan)",
-    )  # fmt: skip
-    group.add_argument("--gpu-memory", type=float, metavar="GIB", help="GPU memory, if it differs")
+    watching = parser.add_argument_group("watching").add_argument
+    watching("--watch-log", type=path_in, metavar="LOG",
+             help="training log for the calibrated detector")  # fmt: skip
+    watching("--nvml-seconds", type=seconds, metavar="N",
+             help="interval at which this machine's GPUs are read (default: 10 if there are any; "
+             "0: never); FOLDER/telemetry is always read")  # fmt: skip
+    watching("--webhook", metavar="URL", default=os.environ.get("RMETRIC_WEBHOOK"),
+             help="post failures, diagnoses and the end there (default: RMETRIC_WEBHOOK, which "
+             "keeps the address from other users)")  # fmt: skip
+    watching("--echo", action="store_true", help="show the output of the training")
 
 
 def _add_settings(group: argparse._ArgumentGroup, words: dict[str, str]) -> None:
