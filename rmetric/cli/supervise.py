@@ -206,21 +206,12 @@ def _supervisor(options: argparse.Namespace) -> Supervisor:
     if len(pool) > 1 and not program.is_torchrun:
         raise ValueError(f"--nodes needs torchrun or ft_launcher, found {options.command[0]}")
     planner = _planner(options, pool, program.unit(pool))
+    names = ("watch_log", "echo", "webhook", "again", "spare", "preload")
     return Supervisor(
-        RunFolder(options.folder),
-        program,
-        pool,
-        planner,
-        settings=_settings(options),
-        sources=_sources(options, pool),
-        watch_log=options.watch_log,
-        echo=options.echo,
-        webhook=options.webhook,
-        again=options.again,
-        spare=options.spare,
-        preload=options.preload,
-        adopt=True,
-    )
+        RunFolder(options.folder), program, pool, planner, settings=_settings(options),
+        sources=_sources(options, pool), adopt=True,
+        **{name: getattr(options, name) for name in names},
+    )  # fmt: skip
 
 
 def _settings(options: argparse.Namespace) -> Settings:

@@ -322,10 +322,8 @@ class Saver(Protocol):
     """Saves one checkpoint at a time, on all ranks together; see `Checkpoints` for the methods.
 
     `saves_later`: `begin` only schedules the save, which runs after the step hook returns; the
-    guard must not wait for it inside the hook.
+    guard must not wait for it inside the hook. `Checkpoints.set_alarm` is optional.
     """
-
-    # Optional: set_alarm(since: int | None, reason: str, step: int), see `Checkpoints`.
 
     saves_later: bool
 

@@ -110,15 +110,9 @@ def _index_of(metadata: Metadata) -> bytes:
 
 
 def read_index(path: Path, files: Collection[str]) -> Metadata:
-    """Read the index of a checkpoint.
+    """Read the index of a checkpoint, which may refer to no other files than these.
 
-    Args:
-        path: the file `index.json`.
-        files: names of the files of the checkpoint, the only ones it may refer to.
-
-    Raises:
-        ValueError: it holds anything else than an index.
-        OSError: it cannot be read, or is a symbolic link.
+    Raises ValueError if it holds anything else, OSError if it cannot be read or is a symbolic link.
     """
     with open(path, "rb", opener=no_follow) as file:
         data = file.read()
@@ -246,10 +240,7 @@ def digest(path: Path) -> dict[str, Any]:
 
 
 def damaged(folder: Path, files: Mapping[str, Mapping[str, Any]], names: Collection[str]) -> str:
-    """Problem of the first file among `names` that was or can be changed; empty if there is none.
-
-    `files`: name -> ``size`` and ``sha256`` when written.
-    """
+    """Problem of the first file among `names` that was or can be changed; else empty."""
     if why := distrusted_file(folder, names):
         return why
     for name in names:
@@ -272,10 +263,9 @@ def non_finite(
     *,
     may_be_infinite: Collection[str] = (),
 ) -> str:
-    """First tensor with nan or inf in files of a DCP checkpoint; empty if there is none.
+    """First tensor with nan or inf in these files, as a problem; empty if there is none.
 
-    Tensors whose name matches a pattern of `may_be_infinite`, such as masks, may hold
-    infinities; nan is never allowed.
+    Tensors whose name matches a pattern of `may_be_infinite`, such as masks, may hold infinities.
     """
     for name, piece in _pieces(folder, metadata, files, TensorStorageMetadata):
         tensor = torch.load(piece, map_location="cpu", weights_only=True)
@@ -321,7 +311,6 @@ class Save:
     outcome: SaveOutcome | None = None
 
     def seconds(self) -> float:
-        """Time since the save began."""
         return time.perf_counter() - self.began
 
     @contextlib.contextmanager
@@ -383,11 +372,7 @@ class HostMemoryStager(DefaultStager):
         )
 
     def copied(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Copy of the state in host memory.
-
-        Raises:
-            MemoryError: there is too little of it; the kernel would end the training.
-        """
+        """Copy of the state in host memory; MemoryError if there is too little of it."""
         parts = [local(leaf) for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
         size = sum(part.numel() * part.element_size() for part in parts)
         if size > self._held:

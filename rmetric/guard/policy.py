@@ -31,7 +31,6 @@ HOUR = 3600.0
 
 
 def check_source(source: str) -> None:
-    """Raise ValueError if the source is not one of `SOURCES`."""
     require("source", source, source in SOURCES, f"of {', '.join(SOURCES)}")
 
 
@@ -134,14 +133,6 @@ class CheckpointPolicy:
 
     The state of `step`, at which the run starts or resumes, counts as durable at `now`.
 
-    >>> policy = CheckpointPolicy(PolicyConfig(interval_steps=100), now=0.0, step=0)
-    >>> policy.request("risk", "GPU 3 at 0.97")
-    1
-    >>> policy.vote(10.0, step=10).name, policy.why_not
-    ('NOTHING', 'request 1 waits: 10 of 25 steps since step 0')
-    >>> policy.vote(30.0, step=30).name
-    'EMERGENCY'
-
     Source: the proactive fault-tolerance system for Megatron-LM states the filter (25 %
     of the save interval); numbering, retries and the bound are additions.
     """
@@ -214,10 +205,7 @@ class CheckpointPolicy:
         return wanted
 
     def begin(self, now: float, step: int, vote: Vote) -> None:
-        """Record that all ranks begin to save `step`, with the greatest vote of all.
-
-        Raises RuntimeError if another save is in flight.
-        """
+        """Record that all ranks begin to save `step`, with the greatest vote of all."""
         if self.in_flight is not None:
             raise RuntimeError(f"the save of step {self.in_flight.step} is still in flight")
         self.in_flight = _Save(step=step, began=now, vote=vote, answers=tuple(self.pending))
@@ -338,10 +326,7 @@ def expected_ettr(
 
 @dataclass(frozen=True, kw_only=True)
 class SuspectMark:
-    """Mark of a checkpoint that was saved during an alarm, of which `reason` is the text.
-
-    `since`: first step whose state is suspect, the onset of the alarm.
-    """
+    """Mark of a checkpoint that was saved during an alarm; `since` is its first suspect step."""
 
     since: int
     reason: str
@@ -351,7 +336,6 @@ class SuspectMark:
 
 
 def suspect_note(suspect: SuspectMark, clean: Path | None) -> str:
-    """What to know of a suspect checkpoint; `clean` is the newest clean one."""
     which = f"the newest clean one is {clean}" if clean else "there is no clean one"
     return f"is {suspect}; {which}"
 

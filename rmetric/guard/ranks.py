@@ -63,10 +63,7 @@ class Ranks:
         return [int(number) for number in numbers]
 
     def _wait(self, work: Any) -> None:
-        """Wait for a collective and keep it until the next one.
-
-        A collective that nobody keeps is freed by gloo's thread, with its tensors, for which it
-        takes the interpreter's lock. Where the process ends at that moment, it is aborted.
-        """
+        # A collective that nobody keeps is freed by gloo's thread, with its tensors, for which it
+        # takes the interpreter's lock. Where the process ends at that moment, it is aborted.
         work.wait()
         self._work = work

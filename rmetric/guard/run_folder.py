@@ -1,19 +1,12 @@
-"""Run folder shared by a training and its supervisor: its files and their writers.
+"""Run folder shared by a training and its supervisor: its small files; docs/supervisor.md has all.
 
     lock                  held by the one supervisor
-    journal.jsonl         events, one per line (supervisor)
-    summary.md, .json     summary of the journal (supervisor)
     layout.json           layout of the current launch (supervisor)
     request.json          last numbered checkpoint request (supervisor, user, telemetry)
     answered.json         last request answered by a durable checkpoint (rank 0)
     heartbeats/rank-N.json  step and phase of each rank (each rank)
     heartbeats/rank-N.stacks  stacks that a rank writes on STACK_SIGNAL (each rank)
-    stacks/N/             looks at the ranks while they hung (supervisor, `rmetric stacks`)
-    telemetry/NODE.jsonl  verdicts on a node's GPUs (`rmetric telemetry`, the supervisor)
     checkpoints/step-N/   complete and verified if it contains good.json (all ranks)
-    logs/launch-N.log     output of the training (supervisor)
-    logs/launch-N-error*.json  first error of the training, by node (torchrun)
-    logs/spare.log        output of the spare launcher until it is used (supervisor)
     rescue-hold/          weights and verdict of a training that its rescue holds (rank 0)
 
 The supervisor passes the folder and the name of the launch by environment variables. No

@@ -53,10 +53,9 @@ def open_parent(path: Path) -> str:
 
 
 def distrust(path: Path, *, parents: bool = True) -> str:
-    """Reason, on one line, to refuse a file or folder that may be missing; empty for none.
+    """Reason to refuse a file or folder, and with `parents` them, that may be missing; else empty.
 
-    `parents`: examine its parents, too. Raises ValueError if RMETRIC_TRUST_FOLDER is neither 0
-    nor 1.
+    Raises ValueError if RMETRIC_TRUST_FOLDER is neither 0 nor 1.
     """
     if os.name != "posix" or is_trusted_by_user():
         return ""

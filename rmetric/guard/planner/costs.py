@@ -309,8 +309,7 @@ def _waiting_for_weights(
 ) -> tuple[float, float]:
     """Seconds of a micro-batch by which moving the weights takes longer than the products.
 
-    Of a dense layer and of one with experts; `work` is the seconds of a forward operation,
-    `moved` the bytes of each weight.
+    Of a dense layer and of one with experts; `work`: seconds of an operation, `moved`: bytes.
     """
     each = moved / (layout.tensor * gpu.memory_bandwidth)
     per_width = 2 * (3 if model.gated else 2) * model.hidden * work

@@ -102,11 +102,7 @@ def as_text(answer: LayoutPlan) -> str:
 
 
 def _sum_of(sizes: Sequence[int]) -> str:
-    """Sizes of nodes; many that are alike are counted.
-
-    >>> _sum_of([8, 7, 8]), _sum_of([8, 8, 8, 8, 7])
-    ('8 + 7 + 8', '4 x 8 + 7')
-    """
+    """Sizes of nodes, as in `8 + 7 + 8` or `4 x 8 + 7`."""
     runs = [(size, len(list(alike))) for size, alike in groupby(sizes)]
     return " + ".join(f"{n} x {size}" if n > 3 else " + ".join([f"{size}"] * n) for size, n in runs)
 

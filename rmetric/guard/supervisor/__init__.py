@@ -22,28 +22,7 @@ from rmetric._util.errors import require
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Limits and delays of the supervisor; `rmetric supervise` has an option of each name.
-
-    Attributes:
-        max_restarts: restarts in a row without progress, from 0. Progress is a step beyond the
-            farthest so far.
-        backoff_seconds: wait before a restart without progress since the failure before,
-            doubled with each in a row; after progress there is none.
-        suspect_after: failures in a row of one GPU or node until it is dropped, at least 1.
-        save_seconds: longest wait for a checkpoint before a bad GPU is dropped.
-        stop_seconds: longest wait for a checkpoint after a signal to the supervisor.
-        start_seconds: longest time without a sign of life until training begins, and to exit once
-            it finished. Until the first heartbeat output counts as a sign of life.
-        hang_seconds: the same while training.
-        saving_seconds: the same while saving, when heartbeats may stop.
-        quiet_seconds: without new output, once there was some, for a program without heartbeats;
-            None for no limit.
-        poll_seconds: between two polls of the run folder.
-        progress_seconds: between two `progress` lines of the journal.
-        grace_seconds: from TERM to KILL; less after a rank has died or hung.
-        look_seconds: for a diagnosis, at most; the processes of a hang are ended after it. 0 for
-            none.
-    """
+    """Limits and delays of the supervisor; `rmetric supervise --help` says what each is."""
 
     max_restarts: int = 10
     backoff_seconds: float = 1.0
@@ -53,9 +32,9 @@ class Settings:
     start_seconds: float = 600.0
     hang_seconds: float = 300.0
     saving_seconds: float = 1800.0
-    quiet_seconds: float | None = None
+    quiet_seconds: float | None = None  # no limit
     poll_seconds: float = 1.0
-    progress_seconds: float = 30.0
+    progress_seconds: float = 30.0  # between two `progress` lines of the journal
     grace_seconds: float = 15.0
     look_seconds: float = 60.0
 

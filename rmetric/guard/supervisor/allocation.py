@@ -35,13 +35,9 @@ class NothingFitsError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """GPUs and layout of one launch.
+    """GPUs and layout of one launch, the same number on each node, as torchrun requires.
 
-    Attributes:
-        gpus: node -> GPUs in use, the same number on each node, as torchrun requires.
-        layout: layout for these GPUs.
-        words: reason of the choice.
-        batch: the global batch was given; otherwise the training determines it.
+    `words` is the reason of the choice. `batch`: it was given; else the training determines it.
     """
 
     gpus: Pool
@@ -50,16 +46,13 @@ class Allocation:
     batch: bool = True
 
     def __str__(self) -> str:
-        """The layout, with its batch only if it is known."""
         return str(self.layout) if self.batch else str(self.layout).partition(", batch")[0]
 
     @property
     def per_node(self) -> int:
-        """GPUs on each node."""
         return len(next(iter(self.gpus.values())))
 
     def gpu_of(self, rank: int) -> Gpu | None:
-        """GPU of a rank; None for a rank out of range."""
         found = all_of(self.gpus)
         return found[rank] if 0 <= rank < len(found) else None
 
@@ -69,20 +62,12 @@ Planner = Callable[[Pool, "Layout | None"], Allocation]
 
 
 def all_of(pool: Pool) -> list[Gpu]:
-    """GPUs of a pool, in rank order.
-
-    >>> all_of({"a": (0, 2), "b": (0,)})
-    [('a', 0), ('a', 2), ('b', 0)]
-    """
+    """GPUs of a pool, in rank order."""
     return [(node, gpu) for node, gpus in pool.items() for gpu in gpus]
 
 
 def without(pool: Pool, dropped: Iterable[Gpu]) -> Pool:
-    """Pool without the dropped GPUs and without empty nodes.
-
-    >>> without({"a": (0, 1), "b": (0,)}, [("a", 0), ("b", 0)])
-    {'a': (1,)}
-    """
+    """Pool without the dropped GPUs and without empty nodes."""
     gone = set(dropped)
     left = {node: tuple(g for g in gpus if (node, g) not in gone) for node, gpus in pool.items()}
     return {node: gpus for node, gpus in left.items() if gpus}
@@ -113,19 +98,12 @@ def shrink_data(
     uneven_batch: bool = False,
     largest_change: float = 0.0,
 ) -> Planner:
-    """Allocation that changes only the number of copies (data parallelism).
+    """Allocation that changes only the number of copies (data parallelism) of `layout`.
 
-    Args:
-        layout: layout for all GPUs; its tensor, pipeline and context sizes are kept.
-        batch: samples of a step; None if the training determines it. They are kept by
-            accumulation, with fewer copies where these do not divide them.
-        unit: name of one device of the pool.
-        uneven_batch: the training splits the batch by `rmetric.guard.batch_share`, so the
-            copies need not divide it.
-        largest_change: share by which the batch may change to keep more copies at work.
-
-    Raises:
-        ValueError: no number of copies divides the batch as allowed.
+    `batch` is kept by accumulation, with fewer copies where these do not divide it; None if the
+    training determines it. With `uneven_batch` the training splits it, so the copies need not
+    divide it; it may change by the share `largest_change` to keep more copies at work. `unit` is
+    the name of one device. Raises ValueError if no number of copies divides the batch as allowed.
     """
     shrinking = _Shrinking(layout, batch, unit, uneven_batch, largest_change)
     if batch is not None and (batch < 1 or shrinking.split(1) is None):

@@ -357,11 +357,9 @@ def of_launches(token: str) -> list[psutil.Process]:
     """Living processes whose launch variable begins with `token`, except this one."""
     found = []
     for process in psutil.process_iter():
-        if process.pid == os.getpid():
-            continue
         with contextlib.suppress(psutil.Error, OSError):
             launch = process.environ().get(LAUNCH_VARIABLE, "")
-            if launch.startswith(token) and is_alive(process):
+            if launch.startswith(token) and process.pid != os.getpid() and is_alive(process):
                 found.append(process)
     return found
 

@@ -157,7 +157,6 @@ class Adviser:
     """Asks for diagnoses, each of at most `seconds`, by commands in processes of their own.
 
     The answers are lines of the journal: `advice`, or `trouble` that says why there is none.
-    `processes` are those that diagnose, which are no part of the training.
     """
 
     def __init__(self, folder: RunFolder, program: Program, seconds: float) -> None:

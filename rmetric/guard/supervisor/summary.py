@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
+
+import numpy as np
 
 from rmetric._util.printed import counted
 from rmetric.guard.supervisor.journal import Line, gpu_name, gpu_names, launch_log
@@ -200,18 +201,11 @@ def _productive(runs: Sequence[LaunchRecord]) -> list[float]:
     seconds, kept = [], float("inf")
     for run in reversed(runs):
         if run.points:
-            seconds.append(max(0.0, _reached(run.points, kept) - run.points[0][0]))
+            times, steps = zip(*run.points, strict=True)
+            # Until `kept`, or the last step before it, was reached.
+            seconds.append(max(0.0, float(np.interp(kept, steps, times)) - times[0]))
             kept = min(kept, run.points[0][1])
     return seconds
-
-
-def _reached(points: Sequence[tuple[float, int]], step: float) -> float:
-    """Time at which `step`, or the last step before it, was reached."""
-    for (t0, s0), (t1, s1) in pairwise(points):
-        if s1 >= step:
-            share = (step - s0) / (s1 - s0) if s1 > s0 else 0.0
-            return t0 + max(0.0, min(1.0, share)) * (t1 - t0)
-    return points[-1][0] if points[0][1] < step else points[0][0]
 
 
 def _wall(lines: Sequence[Line]) -> float:

@@ -47,25 +47,11 @@ CODE_INTERNAL_ERROR = 1
 class Supervisor:
     """Runs one training in a run folder until it finishes, is stopped, or is given up.
 
-    Args:
-        folder: run folder, shared with the training.
-        program: program to run.
-        pool: GPUs by node.
-        plan: maps the remaining GPUs and the current layout to an allocation.
-        settings: limits and delays.
-        sources: sources of GPU verdicts, beside the files in the run folder.
-        watch_log: training log for the calibrated detector; None for none.
-        echo: print the output of the training.
-        webhook: URL that failures, diagnoses and the end are posted to; None for none.
-        again: run a folder that has finished.
-        spare: start a spare launcher while the training runs, for the next launch. For torchrun
-            on this machine alone.
-        preload: modules that the spare imports, too; with any, it forks the ranks.
-        adopt: adopt orphans of the training; only for a process without other children.
-        print_line: called with each line for the terminal; None prints to stderr.
-
-    Raises:
-        ModuleNotFoundError: psutil is not installed.
+    `pool` has the GPUs by node, `plan` maps those that remain to an allocation. `sources` give
+    verdicts on GPUs beside the files in the run folder. `echo`, `webhook`, `again`, `spare`,
+    `preload` and `watch_log` are as the options of `rmetric supervise`. `adopt` makes this process
+    the parent of the training's orphans, where it has no other children. `print_line` is called
+    with each line for the terminal; None prints to stderr. ModuleNotFoundError: without psutil.
     """
 
     def __init__(
