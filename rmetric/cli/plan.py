@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"is taken; NAME is one of {', '.join(CURRENT)}, 1 where it is left out",
     )  # fmt: skip
     parser.add_argument(
-        "--allow-batch-change", type=share, nargs="?", const=0.1, metavar="SHARE",
+        "--allow-batch-change", type=share, nargs="?", const=0.1, default=0.0, metavar="SHARE",
         help="the batch may change by this share (default, if given: %(const)s)",
     )  # fmt: skip
     parser.add_argument(
@@ -110,15 +110,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _problem(options: argparse.Namespace) -> Problem:
-    change = options.allow_batch_change
     return Problem(
         model=ModelShape.from_json(Path(options.model), sequence=options.sequence),
         cluster=_cluster(options),
         engine=ENGINES[options.engine],
         batch=BatchSpec(
             samples=options.batch,
-            keep=change is None,
-            largest_change=0.1 if change is None else change,
+            largest_change=options.allow_batch_change,
             micro_batches=options.micro_batches,
         ),
         options=PlanOptions(

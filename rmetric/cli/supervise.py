@@ -290,8 +290,7 @@ def _by_model(options: argparse.Namespace, first: Layout | None) -> Any:
         raise ValueError("--model needs --batch")
     gpu = Cluster.of([1], options.gpu, memory_gib=options.gpu_memory).gpu
     model = ModelShape.from_json(options.model)
-    change = options.allow_batch_change
-    batch = BatchSpec(samples=options.batch, keep=not change, largest_change=change)
+    batch = BatchSpec(samples=options.batch, largest_change=options.allow_batch_change)
     return by_model(
         model, gpu, batch, engine=options.engine, first=first,
         fixed_sizes=_fixed_sizes(options.command, options.layout),

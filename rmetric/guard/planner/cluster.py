@@ -53,28 +53,20 @@ class Gpu:
 #: Peak, memory and NVLink from NVIDIA's data sheets of the A100, H100 and H200 (half of the sum
 #: of both directions); the network from those of DGX A100 (200 Gb/s a GPU) and DGX H100 (400).
 #: The efficiencies are fitted to published runs, see docs/planner.md.
+_A100 = Gpu(
+    name="A100 80GB SXM", memory=80 * GIB, peak_flops=312e12, efficiency=0.57,
+    memory_bandwidth=2039e9, intra_bandwidth=300e9, inter_bandwidth=25e9,
+)  # fmt: skip
+_H100 = Gpu(
+    name="H100 SXM", memory=81_559 * 2**20, peak_flops=989.4e12, efficiency=0.53,
+    memory_bandwidth=3350e9, intra_bandwidth=450e9, inter_bandwidth=50e9,
+)  # fmt: skip
 GPUS = {
-    "a100": Gpu(
-        name="A100 80GB SXM", memory=80 * GIB, peak_flops=312e12, efficiency=0.57,
-        memory_bandwidth=2039e9,
-        intra_bandwidth=300e9, inter_bandwidth=25e9,
-    ),
-    "a100-40": Gpu(
-        name="A100 40GB SXM", memory=40 * GIB, peak_flops=312e12, efficiency=0.57,
-        memory_bandwidth=1555e9,
-        intra_bandwidth=300e9, inter_bandwidth=25e9,
-    ),
-    "h100": Gpu(
-        name="H100 SXM", memory=81_559 * 2**20, peak_flops=989.4e12, efficiency=0.53,
-        memory_bandwidth=3350e9,
-        intra_bandwidth=450e9, inter_bandwidth=50e9,
-    ),
-    "h200": Gpu(
-        name="H200 SXM", memory=143_771 * 2**20, peak_flops=989.4e12, efficiency=0.53,
-        memory_bandwidth=4800e9,
-        intra_bandwidth=450e9, inter_bandwidth=50e9,
-    ),
-}  # fmt: skip
+    "a100": _A100,
+    "a100-40": replace(_A100, name="A100 40GB SXM", memory=40 * GIB, memory_bandwidth=1555e9),
+    "h100": _H100,
+    "h200": replace(_H100, name="H200 SXM", memory=143_771 * 2**20, memory_bandwidth=4800e9),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

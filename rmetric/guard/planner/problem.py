@@ -38,15 +38,13 @@ class BatchSpec:
 
     Attributes:
         samples: of one step, over all copies, at least 1.
-        keep: the layout must come to exactly these; else it may change them.
-        largest_change: by which share at most, if they need not be kept.
+        largest_change: share by which the layout may change them, from 0.
         micro_batches: samples of a forward pass that may be tried; the most of one where the
             batch may be split unevenly.
     """
 
     samples: int
-    keep: bool = True
-    largest_change: float = LARGEST_CHANGE
+    largest_change: float = 0.0
     micro_batches: tuple[int, ...] = (1, 2, 4, 8)
 
     def __post_init__(self) -> None:
@@ -170,11 +168,6 @@ class Problem:
         return replace(self, options=replace(self.options, **options))
 
     @property
-    def largest_change(self) -> float:
-        """Share by which the samples of a step may change."""
-        return 0.0 if self.batch.keep else self.batch.largest_change
-
-    @property
     def uneven_batch(self) -> bool:
         """The copies need not divide the batch."""
         asked = self.options.uneven_batch
@@ -281,7 +274,7 @@ def batch_rule(problem: Problem, layout: Layout) -> str:
             f"{problem.engine.name} gives each copy the same micro-batches, and the layout "
             f"splits {samples} samples unevenly"
         )
-    if abs(layout.global_batch - samples) <= problem.largest_change * samples:
+    if abs(layout.global_batch - samples) <= problem.batch.largest_change * samples:
         return ""
     unit = layout.micro_batch * layout.data
     return (

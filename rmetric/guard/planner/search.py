@@ -13,6 +13,7 @@ from rmetric.guard.planner.cluster import Cluster, Placement, in_words, place, r
 from rmetric.guard.planner.costs import MemoryEstimate, StepTime, estimate, memory, step_flops
 from rmetric.guard.planner.model_shape import ModelShape
 from rmetric.guard.planner.problem import (
+    LARGEST_CHANGE,
     SHORT_SEQUENCE,
     SIZES,
     WORTH_SAYING,
@@ -357,7 +358,7 @@ def _memory(problem: Problem, layout: Layout, recompute: bool) -> MemoryEstimate
 
 def _accumulation(problem: Problem, at_once: int) -> int:
     """Micro-batches a copy for the batch nearest to the one asked; 0 if that is too far."""
-    return nearest_multiple(problem.batch.samples, at_once, problem.largest_change) // at_once
+    return nearest_multiple(problem.batch.samples, at_once, problem.batch.largest_change) // at_once
 
 
 def _bound(problem: Problem, split: Split) -> float:
@@ -367,12 +368,12 @@ def _bound(problem: Problem, split: Split) -> float:
     flops = step_flops(model, 1) / model.sequence
     reduced = 4 * 2 * (tensor - 1) / tensor * 2 * model.hidden * model.layers / gpu.intra_bandwidth
     seconds = flops / (tensor * gpu.peak_flops * gpu.efficiency) + reduced
-    most = problem.batch.samples * (1 + problem.largest_change) / data
+    most = problem.batch.samples * (1 + problem.batch.largest_change) / data
     at_once = float(data)
     if problem.uneven_batch:
         fullest = -(-problem.batch.samples // data)
         most = max(most, fullest)
-        if not problem.largest_change:  # the fullest copy sets the pace of the batch
+        if not problem.batch.largest_change:  # the fullest copy sets the pace of the batch
             at_once = problem.batch.samples / fullest
     # A hair more, so that rounding never hides a layout.
     return (1 + 1e-9) * pipeline * at_once * context / seconds * most / (most + pipeline - 1)
@@ -465,8 +466,9 @@ def _why_idle(layout: Layout, problem: Problem) -> str:
 def _freed(problem: Problem) -> dict[str, Problem]:
     """Option of the command line that is not set -> the problem with it."""
     freed: dict[str, Problem] = {}
-    if problem.batch.keep:
-        freed["--allow-batch-change"] = replace(problem, batch=replace(problem.batch, keep=False))
+    if not problem.batch.largest_change:
+        batch = replace(problem.batch, largest_change=LARGEST_CHANGE)
+        freed["--allow-batch-change"] = replace(problem, batch=batch)
     if not problem.uneven_batch:
         freed["--uneven-batch"] = problem.with_options(uneven_batch=True)
     if not problem.options.uneven_stages:

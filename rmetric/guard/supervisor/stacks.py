@@ -28,10 +28,9 @@ from rmetric.guard.run_folder import STACK_SIGNAL, Heartbeat, RunFolder
 from rmetric.guard.supervisor.journal import launch_log, read_journal
 from rmetric.guard.supervisor.processes import GONE, STOPPED, Program, require_psutil, states_of
 from rmetric.guard.trust import make_private
-from rmetric.telemetry.nvml import NvmlEvents
 
-#: Seconds that py-spy, a rank's answer to the signal, its recorder and NVML may take.
-PY_SPY_SECONDS, ANSWER_SECONDS, RECORDER_SECONDS, NVML_SECONDS = 10.0, 1.0, 2.0, 3.0
+#: Seconds that py-spy, a rank's answer to the signal and its recorder may take.
+PY_SPY_SECONDS, ANSWER_SECONDS, RECORDER_SECONDS = 10.0, 1.0, 2.0
 _RMETRIC = (sys.executable, "-m", "rmetric")
 _PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 _DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
@@ -41,9 +40,8 @@ _FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+) in (\S+)', re.MULTILINE)
 def collect(folder: RunFolder, into: Path) -> list[str]:
     """Look at the ranks of the last launch that are on this node, and write files to `into`.
 
-    Returns a line about each rank, and one about each GPU where NVML answers; nothing if no rank of
-    this node has a heartbeat. Raises OSError if `into` cannot be written, ModuleNotFoundError
-    without psutil.
+    Returns a line about each rank; nothing if no rank of this node has a heartbeat. Raises OSError
+    if `into` cannot be written, ModuleNotFoundError without psutil.
     """
     require_psutil()
     here, every = os.uname().nodename, folder.beats().values()
@@ -78,7 +76,7 @@ def collect(folder: RunFolder, into: Path) -> list[str]:
     lines = [f"[rank{rank}]: step {beat.step}\n" for rank, beat in beats.items()]
     lines += [f"[rank{r}]: State:\tT (stopped)\n" for r in beats if states[r] in STOPPED]
     write_atomically(into / f"processes-{here}.log", ["".join(lines).encode()])
-    return looks + _gpu_use()
+    return looks
 
 
 def new_look(folder: RunFolder) -> Path:
@@ -143,14 +141,6 @@ def _recorder(beat: Heartbeat, into: Path) -> str:
                 write_atomically(into / name, file)
             return f"; {name}"
     return ""
-
-
-def _gpu_use() -> list[str]:
-    if not any(Path("/dev").glob("nvidia[0-9]*")):
-        return []
-    with NvmlEvents() as hardware:
-        hardware.ready(NVML_SECONDS)
-        return [f"GPU {one.gpu}: {one.utilisation_percent} % busy" for one in hardware.readings()]
 
 
 class Adviser:

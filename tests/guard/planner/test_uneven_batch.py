@@ -170,8 +170,9 @@ def test_a_plan_uses_nearly_all_survivors_or_says_so_and_what_would(engine, mode
         assert any("GPUs stay idle" in remark for remark in best.remarks)
     for hint in idle_hints(problem, best):
         flag, layout = re.fullmatch(r"(--\S+): (.*), [\d,]+ of [\d,]+ GPUs, \+.*%", hint).groups()
-        loose = replace(problem.batch, keep=flag != "--allow-batch-change")
-        uneven = {} if not loose.keep else {flag[2:].replace("-", "_"): True}
+        change = 0.1 if flag == "--allow-batch-change" else 0.0
+        loose = replace(problem.batch, largest_change=change)
+        uneven = {} if change else {flag[2:].replace("-", "_"): True}
         options = PlanOptions(**uneven)
         other = plan(model, cluster, loose, engine=engine, options=options).best
         assert str(other.layout) == layout
