@@ -9,26 +9,11 @@ from math import lcm
 from typing import Any, NamedTuple
 
 from rmetric.guard.layout import Layout, batch_remark, nearest_multiple
+from rmetric.guard.planner import problem as rules
 from rmetric.guard.planner.cluster import Cluster, Placement, in_words, place, reach, room
 from rmetric.guard.planner.costs import MemoryEstimate, StepTime, estimate, memory, step_flops
 from rmetric.guard.planner.model_shape import ModelShape
-from rmetric.guard.planner.problem import (
-    LARGEST_CHANGE,
-    SHORT_SEQUENCE,
-    SIZES,
-    WORTH_SAYING,
-    BatchSpec,
-    PlanOptions,
-    Problem,
-    batch_rule,
-    context_rule,
-    engine_named,
-    expert_rule,
-    node_rule,
-    pipeline_rule,
-    replica_rule,
-    tensor_rule,
-)
+from rmetric.guard.planner.problem import SIZES, BatchSpec, PlanOptions, Problem, engine_named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,8 +124,8 @@ def check(
     """Reasons why a layout is infeasible, as sentences; arguments and errors as of `plan`."""
     problem = _problem(model, cluster, batch, engine, options)
     needed = _memory(problem, layout, recompute)
-    broken = [*_broken_sizes(problem, layout), batch_rule(problem, layout)]
-    broken.append(node_rule(problem, layout))
+    broken = [*_broken_sizes(problem, layout), rules.batch_rule(problem, layout)]
+    broken.append(rules.node_rule(problem, layout))
     if needed.total > cluster.usable_memory:
         broken.append(f"it {_too_little(cluster, needed)}")
     return tuple(filter(None, broken))
@@ -177,7 +162,7 @@ def faster_with(problem: Problem, best: Option) -> dict[str, Option]:
     return {
         flag: other
         for flag, other in found.items()
-        if other is not None and other.gain(best) >= WORTH_SAYING
+        if other is not None and other.gain(best) >= rules.WORTH_SAYING
     }
 
 
@@ -259,7 +244,7 @@ def _splits(problem: Problem, *, hopeless: bool = False) -> Iterator[Split]:
         for data in copies:
             if data > fullest.data:
                 break
-            if fullest.expert == 1 or not expert_rule(
+            if fullest.expert == 1 or not rules.expert_rule(
                 problem, fullest.expert, data * fullest.context
             ):
                 yield fullest._replace(data=data)
@@ -270,15 +255,17 @@ def _families(problem: Problem) -> Iterator[Split]:
     sizes, total = problem.cluster.sizes, problem.cluster.num_gpus
     widest = max(sizes, default=0)
     pipelines = [
-        p for p in range(1, min(total, problem.model.layers) + 1) if not pipeline_rule(problem, p)
+        p
+        for p in range(1, min(total, problem.model.layers) + 1)
+        if not rules.pipeline_rule(problem, p)
     ]
     for tensor in range(1, widest + 1):
-        if tensor_rule(problem, tensor):
+        if rules.tensor_rule(problem, tensor):
             continue
         most_experts = widest // tensor if problem.model.experts else 1
-        experts = [e for e in range(1, most_experts + 1) if not expert_rule(problem, e, e)]
+        experts = [e for e in range(1, most_experts + 1) if not rules.expert_rule(problem, e, e)]
         for context in range(1, widest // tensor + 1):
-            if context_rule(problem, tensor, context):
+            if rules.context_rule(problem, tensor, context):
                 continue
             for expert in experts:
                 block = tensor * lcm(context, expert)
@@ -328,7 +315,7 @@ def _of_split(problem: Problem, split: Split, least: float = 0.0) -> Iterator[Op
         for replicas in range(2, layout.data + 1):
             if layout.data % replicas == 0:
                 several = replace(layout, replicas=replicas)
-                if not replica_rule(problem, several) and (more := _judged(problem, several)):
+                if not rules.replica_rule(problem, several) and (more := _judged(problem, several)):
                     yield more
 
 
@@ -399,7 +386,7 @@ def _choose(
     near = [each for each in found if each.step.tokens_per_second >= enough]
     if current is None:
         whole = [each for each in near if each.layout.context == 1]
-        short = problem.model.sequence <= SHORT_SEQUENCE
+        short = problem.model.sequence <= rules.SHORT_SEQUENCE
         if fastest.layout.context == 1 or not whole or not short:
             return fastest, "the highest estimated throughput of all layouts that fit"
         slower = fastest.gain(whole[0])
@@ -467,7 +454,7 @@ def _freed(problem: Problem) -> dict[str, Problem]:
     """Option of the command line that is not set -> the problem with it."""
     freed: dict[str, Problem] = {}
     if not problem.batch.largest_change:
-        batch = replace(problem.batch, largest_change=LARGEST_CHANGE)
+        batch = replace(problem.batch, largest_change=rules.LARGEST_CHANGE)
         freed["--allow-batch-change"] = replace(problem, batch=batch)
     if not problem.uneven_batch:
         freed["--uneven-batch"] = problem.with_options(uneven_batch=True)
@@ -513,18 +500,18 @@ def _no_layout(problem: Problem) -> str:
         f"{SIZES[name]} of {'/'.join(map(str, sizes))}" for name, sizes in asked.items()
     )
     first = Layout(**{name: sizes[0] for name, sizes in asked.items()})
-    broken = [*_broken_sizes(problem, first), node_rule(problem, first)]
+    broken = [*_broken_sizes(problem, first), rules.node_rule(problem, first)]
     reasons = "; ".join(filter(None, broken)) or "the sizes exclude each other"
     return f"no layout with {words}: {reasons}"
 
 
 def _broken_sizes(problem: Problem, layout: Layout) -> list[str]:
     return [
-        tensor_rule(problem, layout.tensor),
-        pipeline_rule(problem, layout.pipeline),
-        context_rule(problem, layout.tensor, layout.context),
-        replica_rule(problem, layout),
-        expert_rule(problem, layout.expert, layout.data * layout.context),
+        rules.tensor_rule(problem, layout.tensor),
+        rules.pipeline_rule(problem, layout.pipeline),
+        rules.context_rule(problem, layout.tensor, layout.context),
+        rules.replica_rule(problem, layout),
+        rules.expert_rule(problem, layout.expert, layout.data * layout.context),
     ]
 
 

@@ -22,12 +22,7 @@ from rmetric.guard.supervisor import Settings, launch_failure
 from rmetric.guard.supervisor.allocation import Gpu
 from rmetric.guard.supervisor.core import StartLaunch
 from rmetric.guard.supervisor.journal import gpu_name
-from rmetric.guard.supervisor.launch_failure import (
-    HeartbeatTracker,
-    LaunchFailure,
-    is_disk_full,
-    with_disk_full_first,
-)
+from rmetric.guard.supervisor.launch_failure import HeartbeatTracker, LaunchFailure
 from rmetric.guard.supervisor.processes import Program, WarmSpare
 from rmetric.guard.trust import make_private
 from rmetric.telemetry.lines import GpuVerdict
@@ -152,10 +147,12 @@ class Attempt:
                 log=launch_failure.read_tail(self.log), error_file=self._error_file(node),
                 launcher=self.program.is_torchrun, arguments=self.program.arguments,
             )  # fmt: skip
-            if is_disk_full(problem := self.folder.write_problem()):
+            if launch_failure.is_disk_full(problem := self.folder.write_problem()):
                 words = failure.words
-                words = words if is_disk_full(words) else f"{words}: {problem}"
-                failure = replace(failure, words=with_disk_full_first(words), lasting=False)
+                words = words if launch_failure.is_disk_full(words) else f"{words}: {problem}"
+                failure = replace(
+                    failure, words=launch_failure.with_disk_full_first(words), lasting=False
+                )
             return {"failure": failure}
         if len(self._codes) < len(self.allocation.gpus):
             return None
@@ -244,13 +241,13 @@ class Attempt:
     def _unsaved(self) -> str:
         """Why the last steps of a training that exited with 0 are in no checkpoint; else empty."""
         problem = self.folder.write_problem()
-        problem = self._problem or (problem if is_disk_full(problem) else "")
+        problem = self._problem or (problem if launch_failure.is_disk_full(problem) else "")
         good, step = last_checkpoint(self.folder.checkpoints).good, self.tracker.step
         if not problem or not self.tracker.beats or (good is not None and good >= (step or 0)):
             return ""
         newest = f"the newest good checkpoint is of step {good}"
         newest = "there is no good checkpoint" if good is None else newest
-        return with_disk_full_first(
+        return launch_failure.with_disk_full_first(
             f"the training exited with 0 at step {step} or later, but {newest}: {problem}"
         )
 

@@ -68,7 +68,7 @@ def rank(folder, code, number=0, **environment):
     start = (
         "import sys, time; from rmetric.guard.run_folder import RunFolder\n"
         f"folder = RunFolder({str(folder.path)!r}); folder.beat({number}, 7)\n"
-        f"def wait_for_a_lock():\n    {code}\nprint('ready', flush=True); wait_for_a_lock()"
+        f"def wait_for_a_lock():\n    print('ready', flush=True); {code}\nwait_for_a_lock()"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", start], stdout=subprocess.PIPE, cwd=ROOT,
