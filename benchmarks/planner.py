@@ -29,10 +29,9 @@ from benchmarks.report import write_report
 from rmetric.guard.layout import Layout
 from rmetric.guard.planner import BatchSpec, plan
 from rmetric.guard.planner.cluster import GPUS, Cluster, Gpu, reach
-from rmetric.guard.planner.memory import memory
+from rmetric.guard.planner.costs import estimate, memory, step_flops
 from rmetric.guard.planner.model_shape import ModelShape
-from rmetric.guard.planner.settings import ENGINES
-from rmetric.guard.planner.throughput import estimate, step_flops
+from rmetric.guard.planner.problem import ENGINES
 from rmetric.guard.supervisor.allocation import shrink_data
 
 ROUNDS = 7
@@ -66,7 +65,7 @@ def measure_plans() -> dict[str, float]:
             for engine in ENGINES:
                 for keep in (True, False):
                     sizes = [8] * (gpus // 8 - 1) + [7]
-                    batch = BatchSpec(samples=2048, keep=keep)
+                    batch = BatchSpec(samples=2048, largest_change=0.0 if keep else 0.1)
                     question = (model, Cluster.of(sizes, "h100"), batch)
                     milliseconds = least_milliseconds(partial(plan, *question, engine=engine))
                     kept = "" if keep else "_batch_may_change"

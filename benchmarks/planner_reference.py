@@ -14,10 +14,9 @@ from typing import NamedTuple
 from rmetric.guard.layout import Layout
 from rmetric.guard.planner import BatchSpec
 from rmetric.guard.planner.cluster import Cluster, Reach
-from rmetric.guard.planner.memory import memory
+from rmetric.guard.planner.costs import estimate, memory
 from rmetric.guard.planner.model_shape import ModelShape
-from rmetric.guard.planner.settings import Engine
-from rmetric.guard.planner.throughput import estimate
+from rmetric.guard.planner.problem import Engine
 
 
 class Tried(NamedTuple):
@@ -137,13 +136,21 @@ class Run(NamedTuple):
     published: float
 
 
+def gpt(*, layers: int, hidden: int, heads: int, vocabulary: int, sequence: int) -> ModelShape:
+    """Shape of GPT-2 and GPT-3, by Megatron's defaults: biases, dropout, learned positions."""
+    return ModelShape.from_json(
+        {
+            "num_layers": layers, "hidden_size": hidden, "num_attention_heads": heads,
+            "vocab_size": vocabulary, "seq_length": sequence, "max_position_embeddings": sequence,
+        }
+    )  # fmt: skip
+
+
 def _gpt(
     billions: float, heads: int, hidden: int, layers: int, tensor: int, pipeline: int, gpus: int,
     batch: int, published: float,
 ) -> Run:  # fmt: skip
-    model = ModelShape.gpt(
-        layers=layers, hidden=hidden, heads=heads, vocabulary=51200, sequence=2048
-    )
+    model = gpt(layers=layers, hidden=hidden, heads=heads, vocabulary=51200, sequence=2048)
     return Run(model, billions, gpus, tensor, pipeline, batch, published)
 
 

@@ -14,10 +14,9 @@ from rmetric.guard.layout import Layout
 from rmetric.guard.planner import BatchSpec, PlanOptions
 from rmetric.guard.planner.cluster import GIB, GPUS, Cluster, ClusterNode
 from rmetric.guard.planner.model_shape import ModelShape
+from rmetric.guard.planner.problem import ENGINES, SIZES, Problem
 from rmetric.guard.planner.report import as_json, as_text
-from rmetric.guard.planner.rules import Problem
 from rmetric.guard.planner.search import answer
-from rmetric.guard.planner.settings import ENGINES, SIZES
 
 #: Far above any cluster; a plan for so many takes some seconds.
 LARGEST_CLUSTER = 65_536
@@ -64,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"is taken; NAME is one of {', '.join(CURRENT)}, 1 where it is left out",
     )  # fmt: skip
     parser.add_argument(
-        "--allow-batch-change", type=share, nargs="?", const=0.1, metavar="SHARE",
+        "--allow-batch-change", type=share, nargs="?", const=0.1, default=0.0, metavar="SHARE",
         help="the batch may change by this share (default, if given: %(const)s)",
     )  # fmt: skip
     parser.add_argument(
@@ -111,15 +110,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _problem(options: argparse.Namespace) -> Problem:
-    change = options.allow_batch_change
     return Problem(
         model=ModelShape.from_json(Path(options.model), sequence=options.sequence),
         cluster=_cluster(options),
         engine=ENGINES[options.engine],
         batch=BatchSpec(
             samples=options.batch,
-            keep=change is None,
-            largest_change=0.1 if change is None else change,
+            largest_change=options.allow_batch_change,
             micro_batches=options.micro_batches,
         ),
         options=PlanOptions(
@@ -186,9 +183,5 @@ def sizes(text: str) -> tuple[int, ...]:
 
 
 def current(text: str) -> Layout:
-    """`tensor=2,data=12` as a layout; an error of the earlier notation 2,1,12 shows the new one."""
-    parts = text.split(",")
-    if 3 <= len(parts) <= len(CURRENT) and all(part.strip().isdecimal() for part in parts):
-        now = ",".join(f"{name}={int(n)}" for name, n in zip(CURRENT, parts, strict=False))
-        raise argparse.ArgumentTypeError(f"{text} is now {now}")
+    """`tensor=2,data=12` as a layout."""
     return Layout(**layout_of(CURRENT)(text))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,13 @@ from rmetric.guard.layout import Layout
 from rmetric.guard.planner import BatchSpec
 from rmetric.guard.planner.cluster import GPUS, Cluster
 from rmetric.guard.planner.model_shape import ModelShape
-from rmetric.guard.planner.settings import ENGINES, LARGEST_CHANGE, SIZES
+from rmetric.guard.planner.problem import ENGINES, LARGEST_CHANGE, SIZES
 from rmetric.guard.run_folder import RESUMES, RunFolder
+from rmetric.guard.supervisor import Settings
 from rmetric.guard.supervisor.allocation import allot, by_model, shrink_data
-from rmetric.guard.supervisor.core import RestartPolicy
 from rmetric.guard.supervisor.journal import FolderLockedError
-from rmetric.guard.supervisor.launch_processes import Program, option_of, unit_of
-from rmetric.guard.supervisor.supervise import Intervals, Supervisor
-from rmetric.guard.supervisor.watch import Timeouts
+from rmetric.guard.supervisor.processes import Program, option_of
+from rmetric.guard.supervisor.supervise import Supervisor
 from rmetric.guard.trust import make_private, require_trusted
 from rmetric.telemetry.risk import RiskConfig
 from rmetric.telemetry.sources import GpuWatch
@@ -57,23 +56,15 @@ _RESTARTS = {
     "save_seconds": "longest wait for a checkpoint before a bad GPU is dropped",
     "stop_seconds": "longest wait for a checkpoint when the supervisor itself is stopped",
 }
-_TIMEOUTS = {
-    "start": "no heartbeat before training begins",
-    "hang": "no heartbeat during training",
-    "saving": "no heartbeat during a save",
-    "quiet": "no output, for programs without heartbeats (default: off)",
+_TIMES = {
+    "start_seconds": "no heartbeat before training begins",
+    "hang_seconds": "no heartbeat during training",
+    "saving_seconds": "no heartbeat during a save",
+    "quiet_seconds": "no output, for programs without heartbeats (default: off)",
+    "poll_seconds": "between two checks of the training and its folder",
+    "look_seconds": "for a diagnosis, before a hang is ended, and beside other restarts; 0: none",
+    "grace_seconds": "for processes to exit before they are killed; 0.5 after a rank died or hung",
 }
-_INTERVALS = {
-    "poll": "between two checks of the training and its folder",
-    "look": "for a diagnosis, before a hang is ended, and beside other restarts; 0: none",
-    "grace": "for processes to exit before they are killed; 0.5 after a rank died or hung",
-}
-#: Class of the settings, these, and the suffix of their options.
-_SETTINGS: tuple[tuple[Any, dict[str, str], str], ...] = (
-    (RestartPolicy, _RESTARTS, ""),
-    (Timeouts, _TIMEOUTS, "_seconds"),
-    (Intervals, _INTERVALS, "_seconds"),
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,105 +72,64 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "command", nargs="+", metavar="-- COMMAND", help="the training: a program and its arguments"
     )
-    _add_place(parser.add_argument_group("where it runs"))
-    _add_layout(parser.add_argument_group("layout and batch"))
-    restarts = parser.add_argument_group("restarts")
-    _add_settings(restarts, *_SETTINGS[0])
-    restarts.add_argument(
-        "--resume", choices=RESUMES,
-        help="checkpoint that a guard resumes from: the newest good one, or the newest clean one, "
-        "which was not saved during an alarm (default: newest)",
-    )  # fmt: skip
-    restarts.add_argument(
-        "--preload", metavar="MODULES", type=module_list, default=[],
-        help="modules, such as torch,transformers, that the spare launcher imports, too, and "
-        "from which it forks the ranks of a restart (default: the ranks are started anew)",
-    )  # fmt: skip
-    restarts.add_argument(
-        "--no-spare", dest="spare", action="store_false",
-        help="start torchrun anew at a restart (default: while the training runs on this "
-        "machine, a spare torchrun waits that has imported torch)",
-    )  # fmt: skip
-    restarts.add_argument("--again", action="store_true", help="run a finished folder again")
-    timeouts = parser.add_argument_group("timeouts and intervals, in seconds")
-    for settings in _SETTINGS[1:]:
-        _add_settings(timeouts, *settings)
-    watching = parser.add_argument_group("watching")
-    watching.add_argument(
-        "--watch-log", type=path_in, metavar="LOG", help="training log for the calibrated detector"
-    )
-    watching.add_argument(
-        "--nvml-seconds", type=seconds, metavar="N",
-        help="interval at which this machine's GPUs are read (default: 10 if there are any; 0: "
-        "never); FOLDER/telemetry is always read",
-    )  # fmt: skip
-    watching.add_argument(
-        "--webhook", metavar="URL", default=os.environ.get("RMETRIC_WEBHOOK"),
-        help="post failures, diagnoses and the end there (default: RMETRIC_WEBHOOK, which keeps "
-        "the address from other users)",
-    )  # fmt: skip
-    watching.add_argument("--echo", action="store_true", help="show the output of the training")
+    place = parser.add_argument_group("where it runs").add_argument
+    place("--gpus", metavar="LIST", type=gpu_list,
+          help="GPUs of this machine to use, such as 0-3,6 "
+          "(default: the first --nproc-per-node)")  # fmt: skip
+    place("--nodes", metavar="NAME:GPUS,...", type=node_list,
+          help="machines and the number of GPUs of each")  # fmt: skip
+    place("--prefix", default="", metavar="WORDS",
+          help="prefix of the command on each node, such as 'ssh {node}'")  # fmt: skip
+    layout = parser.add_argument_group("layout and batch").add_argument
+    layout("--layout", metavar="NAME=N,...", type=layout_of(list(Layout().as_json())), default={},
+           help="tensor, pipeline, context, expert, micro_batch, accumulation, data")  # fmt: skip
+    layout("--batch", type=whole(1), metavar="SAMPLES",
+           help="samples of a step; kept by accumulation when there are fewer GPUs")  # fmt: skip
+    layout("--uneven-batch", action="store_true",
+           help="the training splits the batch by rmetric.guard.batch_share, so the copies need "
+           "not divide it")  # fmt: skip
+    layout("--allow-batch-change", type=share, nargs="?", const=LARGEST_CHANGE, default=0.0,
+           metavar="SHARE", help="the batch may change by this share to keep more GPUs at work "
+           "(default, if given: %(const)s)")  # fmt: skip
+    layout("--model", type=path_in, metavar="FILE",
+           help="shape of the model: plan any layout whose sizes have a placeholder in the "
+           "command; needs --batch")  # fmt: skip
+    layout("--engine", choices=tuple(ENGINES), default="megatron",
+           help="engine to plan for (default: %(default)s)")  # fmt: skip
+    layout("--gpu", choices=tuple(GPUS), default=DEFAULT_GPU,
+           help="type of the GPUs to plan for (default: %(default)s)")  # fmt: skip
+    layout("--gpu-memory", type=float, metavar="GIB", help="GPU memory, if it differs")
+    group = parser.add_argument_group("restarts")
+    _add_settings(group, _RESTARTS)
+    restarts = group.add_argument
+    restarts("--resume", choices=RESUMES,
+             help="checkpoint that a guard resumes from: the newest good one, or the newest clean "
+             "one, which was not saved during an alarm (default: newest)")  # fmt: skip
+    restarts("--preload", metavar="MODULES", type=module_list, default=[],
+             help="modules, such as torch,transformers, that the spare launcher imports, too, and "
+             "from which it forks the ranks of a restart (default: they start anew)")  # fmt: skip
+    restarts("--no-spare", dest="spare", action="store_false",
+             help="start torchrun anew at a restart (default: while the training runs on this "
+             "machine, a spare torchrun waits that has imported torch)")  # fmt: skip
+    restarts("--again", action="store_true", help="run a finished folder again")
+    _add_settings(parser.add_argument_group("timeouts and intervals, in seconds"), _TIMES)
+    watching = parser.add_argument_group("watching").add_argument
+    watching("--watch-log", type=path_in, metavar="LOG",
+             help="training log for the calibrated detector")  # fmt: skip
+    watching("--nvml-seconds", type=seconds, metavar="N",
+             help="interval at which this machine's GPUs are read (default: 10 if there are any; "
+             "0: never); FOLDER/telemetry is always read")  # fmt: skip
+    watching("--webhook", metavar="URL", default=os.environ.get("RMETRIC_WEBHOOK"),
+             help="post failures, diagnoses and the end there (default: RMETRIC_WEBHOOK, which "
+             "keeps the address from other users)")  # fmt: skip
+    watching("--echo", action="store_true", help="show the output of the training")
 
 
-def _add_place(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--gpus", metavar="LIST", type=gpu_list,
-        help="GPUs of this machine to use, such as 0-3,6 (default: the first --nproc-per-node)",
-    )  # fmt: skip
-    group.add_argument(
-        "--nodes", metavar="NAME:GPUS,...", type=node_list,
-        help="machines and the number of GPUs of each",
-    )  # fmt: skip
-    group.add_argument(
-        "--prefix", default="", metavar="WORDS",
-        help="prefix of the command on each node, such as 'ssh {node}'",
-    )  # fmt: skip
-
-
-def _add_layout(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--layout", metavar="NAME=N,...", type=layout_of(list(Layout().as_json())), default={},
-        help="tensor, pipeline, context, expert, micro_batch, accumulation, data",
-    )  # fmt: skip
-    group.add_argument(
-        "--batch", type=whole(1), metavar="SAMPLES",
-        help="samples of a step; kept by gradient accumulation when there are fewer GPUs",
-    )  # fmt: skip
-    group.add_argument(
-        "--uneven-batch", action="store_true",
-        help="the training splits the batch by rmetric.guard.batch_share, so the copies need not "
-        "divide it",
-    )  # fmt: skip
-    group.add_argument(
-        "--allow-batch-change", type=share, nargs="?", const=LARGEST_CHANGE, default=0.0,
-        metavar="SHARE",
-        help="the batch may change by this share to keep more GPUs at work "
-        "(default, if given: %(const)s)",
-    )  # fmt: skip
-    group.add_argument(
-        "--model", type=path_in, metavar="FILE",
-        help="shape of the model: plan any layout whose sizes have a placeholder in the command; "
-        "needs --batch",
-    )  # fmt: skip
-    group.add_argument(
-        "--engine", choices=tuple(ENGINES), default="megatron",
-        help="engine to plan for (default: %(default)s)",
-    )  # fmt: skip
-    group.add_argument(
-        "--gpu", choices=tuple(GPUS), default=DEFAULT_GPU,
-        help="type of the GPUs, to plan (default: %(default)s, as for rmetric plan)",
-    )  # fmt: skip
-    group.add_argument("--gpu-memory", type=float, metavar="GIB", help="GPU memory, if it differs")
-
-
-def _add_settings(
-    group: argparse._ArgumentGroup, kind: Any, words: dict[str, str], suffix: str
-) -> None:
-    defaults = kind()
+def _add_settings(group: argparse._ArgumentGroup, words: dict[str, str]) -> None:
     for name, text in words.items():
-        default = getattr(defaults, name)
+        default = getattr(Settings, name)
         group.add_argument(
-            f"--{(name + suffix).replace('_', '-')}", metavar="N",
+            f"--{name.replace('_', '-')}", metavar="N",
             type=int if isinstance(default, int) else float, default=default,
             help=text if default is None else f"{text} (default: {default:g})",
         )  # fmt: skip
@@ -255,39 +205,22 @@ def _supervisor(options: argparse.Namespace) -> Supervisor:
     )
     if len(pool) > 1 and not program.is_torchrun:
         raise ValueError(f"--nodes needs torchrun or ft_launcher, found {options.command[0]}")
-    planner = _planner(options, pool, unit_of(program, pool))
-    restart_policy, timeouts, intervals = (
-        _checked(kind, options, words, suffix) for kind, words, suffix in _SETTINGS
-    )
+    planner = _planner(options, pool, program.unit(pool))
+    names = ("watch_log", "echo", "webhook", "again", "spare", "preload")
     return Supervisor(
-        RunFolder(options.folder),
-        program,
-        pool,
-        planner,
-        restart_policy=restart_policy,
-        timeouts=timeouts,
-        intervals=intervals,
-        sources=_sources(options, pool),
-        watch_log=options.watch_log,
-        echo=options.echo,
-        webhook=options.webhook,
-        again=options.again,
-        spare=options.spare,
-        preload=options.preload,
-        adopt=True,
-    )
+        RunFolder(options.folder), program, pool, planner, settings=_settings(options),
+        sources=_sources(options, pool), adopt=True,
+        **{name: getattr(options, name) for name in names},
+    )  # fmt: skip
 
 
-def _checked(kind: Any, options: argparse.Namespace, names: Iterable[str], suffix: str) -> Any:
-    """The settings, each tried alone first: an error names the option that is meant."""
-    values = {name: getattr(options, name + suffix) for name in names}
-    for name, value in values.items():
-        try:
-            kind(**{name: value})
-        except ValueError as error:
-            option = f"--{name}{suffix}".replace("_", "-")
-            raise ValueError(f"{option}{str(error).removeprefix(name)}") from None
-    return kind(**values)
+def _settings(options: argparse.Namespace) -> Settings:
+    values = {name: getattr(options, name) for name in (*_RESTARTS, *_TIMES)}
+    try:
+        return Settings(**values)
+    except ValueError as error:  # it begins with the name of the setting
+        name, _, problem = str(error).partition(" ")
+        raise ValueError(f"--{name.replace('_', '-')} {problem}") from None
 
 
 def _pool(options: argparse.Namespace) -> dict[str, tuple[int, ...]]:
@@ -357,8 +290,7 @@ def _by_model(options: argparse.Namespace, first: Layout | None) -> Any:
         raise ValueError("--model needs --batch")
     gpu = Cluster.of([1], options.gpu, memory_gib=options.gpu_memory).gpu
     model = ModelShape.from_json(options.model)
-    change = options.allow_batch_change
-    batch = BatchSpec(samples=options.batch, keep=not change, largest_change=change)
+    batch = BatchSpec(samples=options.batch, largest_change=options.allow_batch_change)
     return by_model(
         model, gpu, batch, engine=options.engine, first=first,
         fixed_sizes=_fixed_sizes(options.command, options.layout),

@@ -5,17 +5,8 @@ share into the same number of micro-batches. DistributedDataParallel and FSDP av
 gradients of the copies with equal weight; the weights here make that the mean over all samples
 of the batch, whatever the number of copies. Needs no torch.
 
-A plain loop of DistributedDataParallel, with a loss that is a mean over its samples:
-
-    parts = batch_share(1024, dist.get_world_size(), dist.get_rank()).micro_batches(4)
-    for number, part in enumerate(parts, start=1):
-        last = number == len(parts)
-        with nullcontext() if last else model.no_sync():
-            (mean_loss(model, batch[part.rows]) * part.weight).backward()
-    optimizer.step()
-
-and of FSDP2, whose copies must run the same number of micro-batches, as they gather the weights
-together:
+A plain loop of FSDP2, with a loss that is a mean over its samples; in DistributedDataParallel
+all micro-batches but the last go under ``model.no_sync()`` instead:
 
     parts = batch_share(1024, dist.get_world_size(), dist.get_rank()).micro_batches(4)
     for number, part in enumerate(parts, start=1):

@@ -2,12 +2,16 @@
 
 step-120/
   good.json                 the manifest, written last: it marks a complete checkpoint
+  index.json                which tensor is where
   .metadata, __R_*.distcp   tensors in the format of torch.distributed.checkpoint
   rank-R.json               plain values of rank R, if it gave any
 
 The manifest is one JSON object with ``format``, the fields of `CheckpointManifest` except
 ``path``, and ``sha256``, the digest of the others. ``suspect`` is absent in a clean
 checkpoint; else it is ``{"since": STEP, "reason": TEXT}``.
+
+Of the Hugging Face Trainer's checkpoints a suspect one has a file `rmetric_suspect.json` with
+``since`` and ``reason``.
 """
 
 from __future__ import annotations
@@ -25,9 +29,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from rmetric._util.durable import durable_file, no_follow, sync_folder
-from rmetric.guard.retention import SuspectMark, surplus, suspects_of
-from rmetric.guard.run_folder import converted
+from rmetric._util.durable import durable_file, no_follow, sync_folder, write_atomically
+from rmetric.guard.policy import SuspectMark, surplus, suspect_note, suspects_of
+from rmetric.guard.run_folder import converted, decode_file
 from rmetric.guard.trust import distrusted_file, make_private, require_trusted
 
 logger = logging.getLogger("rmetric")
@@ -53,11 +57,8 @@ class CheckpointManifest:
     """Manifest of a checkpoint that was durable, verified and finite when it was written.
 
     Attributes:
-        path: folder of the checkpoint.
-        step: last completed step.
         serial: running number of good checkpoints in the directory; the greatest is the newest.
         about: plain values given by the training.
-        fingerprint: identifies the model.
         request: number of the answered request in the run folder; 0 for none.
         world_size: number of ranks that wrote it.
         written: time of writing, seconds since the epoch.
@@ -138,7 +139,6 @@ def candidates(folder: Path) -> tuple[list[CheckpointManifest], list[str]]:
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Write a small file that is durable before it gets its name."""
     with durable_file(path) as file:
         file.write(text.encode())
 
@@ -155,8 +155,8 @@ def remove(path: Path) -> None:
 class CheckpointDirectory:
     """Commits, retains and deletes checkpoints. Rank 0 only, except `differs`.
 
-    `folder`, `keep`, `keep_suspect` and `fingerprint` are those of `Checkpoints`. `damaged` are
-    the paths of checkpoints found damaged, which are deleted first. `alarm` is the open alarm.
+    Arguments as of `Checkpoints`. `damaged` are the paths of checkpoints found damaged, which are
+    deleted first. `alarm` is the open alarm.
     """
 
     def __init__(self, folder: Path, *, keep: int, fingerprint: Any, keep_suspect: int = 2) -> None:
@@ -189,9 +189,7 @@ class CheckpointDirectory:
         if not (isinstance(there, dict) and isinstance(here, dict)):
             return f"{there!r} there, {here!r} here"
         names = sorted(n for n in there.keys() | here.keys() if there.get(n) != here.get(n))
-        words = [f"{n} is {there.get(n)!r} there, {here.get(n)!r} here" for n in names[:5]]
-        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-        return "; ".join(words) + more
+        return "; ".join(f"{n} is {there.get(n)!r} there, {here.get(n)!r} here" for n in names[:5])
 
     def set_alarm(self, alarm: SuspectMark | None, step: int) -> None:
         """Set the open alarm at `step`; mark the checkpoints from its onset on as suspect."""
@@ -213,11 +211,7 @@ class CheckpointDirectory:
         """Rename `part` to `step-N` as the newest good checkpoint and delete surplus ones.
 
         `suspect`: alarm that was open when the save began. `entry`: further fields of the
-        manifest.
-
-        Raises:
-            FileExistsError: a checkpoint of another model has the name.
-            OSError: the folder cannot be written.
+        manifest. Raises FileExistsError if a checkpoint of another model has the name.
         """
         final = self.folder / f"step-{step}"
         old = final.with_name(f"{final.name}.old")  # it stays until the new one has its name
@@ -276,10 +270,7 @@ class LastCheckpoint:
 
 
 def last_checkpoint(folder: Path) -> LastCheckpoint:
-    """Newest checkpoints in a folder by name and manifest; files are not verified.
-
-    An unreadable folder counts as empty.
-    """
+    """Newest checkpoints in a folder, not verified; an unreadable folder counts as empty."""
     try:
         found, _ = candidates(folder)
         readable = {one.path for one in found}
@@ -290,16 +281,18 @@ def last_checkpoint(folder: Path) -> LastCheckpoint:
         ]
     except OSError:
         return LastCheckpoint()
-    good = [one.step for one in found[:1]]
-    return LastCheckpoint(good=next(iter(good), None), there=max(steps + good, default=None))
+    good = found[0].step if found else None
+    return LastCheckpoint(
+        good=good, there=max(steps + ([] if good is None else [good]), default=None)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SavedCheckpoint:
-    """A save that succeeded.
+    """A save that succeeded; `good` is None if another program saved it in its own format.
 
-    `good` is None if another program saved it in its own format. The seconds are those that
-    training waited, until all files were on disk, and until the checkpoint was verified.
+    The seconds are those that training waited, until all files were on disk, and until the
+    checkpoint was verified.
     """
 
     step: int
@@ -329,10 +322,8 @@ class Saver(Protocol):
     """Saves one checkpoint at a time, on all ranks together; see `Checkpoints` for the methods.
 
     `saves_later`: `begin` only schedules the save, which runs after the step hook returns; the
-    guard must not wait for it inside the hook.
+    guard must not wait for it inside the hook. `Checkpoints.set_alarm` is optional.
     """
-
-    # Optional: set_alarm(since: int | None, reason: str, step: int), see `Checkpoints`.
 
     saves_later: bool
 
@@ -354,3 +345,87 @@ class Saver(Protocol):
     def newest_good(self, *, trusted_only: bool = False) -> CheckpointManifest | None: ...
 
     def load(self, good: CheckpointManifest, state: dict[str, Any]) -> dict[str, Any]: ...
+
+
+# -- checkpoints of the Hugging Face Trainer
+
+MARK_NAME = "rmetric_suspect.json"
+STATE_NAME = "trainer_state.json"
+#: Quota of suspect checkpoints, in addition to `save_total_limit` clean ones.
+KEEP_SUSPECT = 2
+_NAME = re.compile(r"checkpoint-(\d+)")
+
+
+@dataclass(frozen=True)
+class TrainerCheckpoint:
+    """A complete checkpoint of the Trainer."""
+
+    path: Path
+    step: int
+    suspect: SuspectMark | None
+
+
+def checkpoints_in(folder: Path) -> list[TrainerCheckpoint]:
+    """Checkpoints in an output folder, the one written last first."""
+    found: list[tuple[int, int, TrainerCheckpoint]] = []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        match = _NAME.fullmatch(path.name)
+        if match and (path / STATE_NAME).is_file():
+            step = int(match[1])
+            with contextlib.suppress(FileNotFoundError):  # another process has just deleted it
+                time = (path / STATE_NAME).stat().st_mtime_ns
+                found.append((time, step, TrainerCheckpoint(path, step, _mark_of(path))))
+    return [checkpoint for *_, checkpoint in sorted(found, key=lambda each: each[:2], reverse=True)]
+
+
+def _mark_of(path: Path) -> SuspectMark | None:
+    try:
+        return decode_file(path / MARK_NAME, SuspectMark)
+    except (OSError, ValueError) as error:  # there, so it is not clean
+        return SuspectMark(since=0, reason=f"{MARK_NAME} cannot be read: {error}")
+
+
+def mark_suspect(path: Path, suspect: SuspectMark | None) -> None:
+    """Mark a checkpoint, or remove the mark of an earlier one of the same step."""
+    try:
+        if suspect is None:
+            (path / MARK_NAME).unlink(missing_ok=True)
+        else:
+            write_atomically(path / MARK_NAME, [json.dumps(asdict(suspect)).encode()])
+    except OSError as error:
+        logger.error("rmetric: the mark of %s cannot be changed: %s", path, error)
+
+
+def mark_since(folder: Path, suspect: SuspectMark, step: int) -> None:
+    """Mark the checkpoints that an alarm at `step` makes suspect."""
+    for checkpoint in suspects_of(checkpoints_in(folder), since=suspect.since, step=step):
+        mark_suspect(checkpoint.path, suspect)
+        logger.warning("rmetric: checkpoint %s is suspect now", checkpoint.path)
+
+
+def rotate(folder: Path, limit: int | None, best: str | None) -> None:
+    """Delete surplus checkpoints but the Trainer's best one.
+
+    `limit`, its `save_total_limit`, is the quota of clean ones; None or 0 deletes none.
+    """
+    if limit is None or limit <= 0:
+        return
+    try:
+        found = checkpoints_in(folder)
+        protected = None if best is None else Path(best).resolve()
+        for checkpoint in surplus(found, keep=limit, keep_suspect=KEEP_SUSPECT) if found else ():
+            if checkpoint.path.resolve() != protected:
+                shutil.rmtree(checkpoint.path, ignore_errors=True)
+    except OSError as error:
+        logger.error("rmetric: checkpoints in %s cannot be rotated: %s", folder, error)
+
+
+def newest_first(folder: Path, *, trusted_only: bool = False) -> list[Path]:
+    """Checkpoints of the Trainer, the one written last first; a suspect first one is logged."""
+    found = checkpoints_in(folder)
+    clean = [checkpoint for checkpoint in found if checkpoint.suspect is None]
+    chosen = clean if trusted_only else found
+    if chosen and chosen[0].suspect is not None:
+        note = suspect_note(chosen[0].suspect, clean[0].path if clean else None)
+        logger.warning("rmetric: checkpoint %s %s", chosen[0].path, note)
+    return [checkpoint.path for checkpoint in chosen]

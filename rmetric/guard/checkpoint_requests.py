@@ -70,8 +70,7 @@ class RequestSources:
     """Collects checkpoint requests of one rank, forwards them to its policy, holds its alarms.
 
     Arguments as of `Guard`; `folder` is None on all ranks but rank 0. `deadline` is the clock
-    time at which the grace period ends; inf without a stop signal. `alarms` are those of this rank,
-    `listener` is that of the signals.
+    time at which the grace period ends; inf without a stop signal.
     """
 
     def __init__(
@@ -96,10 +95,7 @@ class RequestSources:
         self.listener = SignalListener(signals)
 
     def ask(self, **request: Any) -> None:
-        """Queue a request, from any thread; arguments as of `Guard.request`.
-
-        With ``ends`` alone it is the end of the alarm of that key; None ends all.
-        """
+        """Queue a request, from any thread, as of `Guard.request`; `ends` as of `clear_alarm`."""
         self._queued.put(request)
 
     def forward(self, policy: CheckpointPolicy, step: int) -> None:
@@ -114,7 +110,7 @@ class RequestSources:
             self._take(policy, step, self._queued.get())
         if now - self._polled_at >= POLL_SECONDS:
             self._polled_at = now
-            self._read_folder(policy, step)
+            self._read_folder(policy)
             self._read_telemetry(policy)
 
     def in_folder(self, numbers: Iterable[int]) -> int:
@@ -139,19 +135,17 @@ class RequestSources:
     def _request(
         self, policy: CheckpointPolicy, source: str, reason: str, **more: Any
     ) -> int | None:
-        number = policy.request(source, reason, now=self._clock(), **more)
+        number = policy.request(source, reason, **more)
         if number is not None and number > self._newest:
             self._newest = number
             logger.warning("rmetric: checkpoint requested by %s: %s", source, reason)
         return number
 
-    def _read_folder(self, policy: CheckpointPolicy, step: int) -> None:
+    def _read_folder(self, policy: CheckpointPolicy) -> None:
         if self._folder is None or (asked := self._folder.request()) is None:
             return
         if asked.number <= max(self._folder.answered(), *self._numbers.values(), 0):
             return
-        if asked.since is not None and asked.number not in self._numbers.values():
-            self.alarms.open("run folder", asked.since, asked.reason, step=step)
         number = self._request(
             policy,
             asked.source if asked.source in SOURCES else "user",

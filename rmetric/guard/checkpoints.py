@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.stateful import Stateful
 
 from rmetric._util.errors import require
+from rmetric.guard import dcp
 from rmetric.guard.checkpoint_dir import (
     PART,
     CheckpointDirectory,
@@ -33,24 +34,8 @@ from rmetric.guard.checkpoint_dir import (
     own_name,
     write_durably,
 )
-from rmetric.guard.dcp_load import (
-    IndexReader,
-    PlainLoadPlanner,
-    damaged,
-    digest,
-    non_finite,
-    unloadable,
-)
-from rmetric.guard.dcp_save import (
-    FailingSavePlanner,
-    HostMemoryStager,
-    IndexedWriter,
-    Save,
-    error_text,
-    free_space,
-)
+from rmetric.guard.policy import SuspectMark, suspect_note
 from rmetric.guard.ranks import Ranks
-from rmetric.guard.retention import SuspectMark, suspect_note
 from rmetric.guard.trust import withdraw_write
 
 __all__ = ["CheckpointManifest", "Checkpoints", "FailedSave", "SavedCheckpoint", "UnfitCheckpoint"]
@@ -67,10 +52,9 @@ class Checkpoints:
     DCP writes a save, in the background unless `asynchronous` is False: training waits only
     for the copy to host memory. The folder has the suffix ``.part`` until it is complete.
     When all ranks are durable, each reads its files back, hashes them and checks that the
-    tensors are finite. If all ranks succeed, rank 0 writes `good.json` and renames the
-    folder to ``step-N``. A folder of that name is therefore complete. A save that fails on
-    one rank fails on all ranks and leaves earlier checkpoints unchanged. A checkpoint with
-    non-finite tensors is kept as ``step-N.not-finite`` for inspection, only the newest.
+    tensors are finite. If all succeed, rank 0 writes `good.json` and renames the folder to
+    ``step-N``. A save that fails on one rank fails on all and leaves earlier checkpoints
+    unchanged. The newest one with non-finite tensors is kept as ``step-N.not-finite``.
 
     All ranks create it, and call `begin`, `newest_good` and `load` together and in the same
     order. Without a process group there is one rank.
@@ -86,10 +70,8 @@ class Checkpoints:
             string, or a mapping of plain values.
         may_be_infinite: patterns of tensor names that may hold infinities, such as masks.
 
-    No code of a checkpoint is run. The index of DCP, a pickle, is decoded by
-    `rmetric.guard.dcp_index`; values that are no tensors are loaded with
-    ``weights_only=True``, and a save of others fails. A folder that other users can write is
-    refused; see `rmetric.guard.trust`.
+    No code of a checkpoint is run, see `rmetric.guard.dcp`, and a save of values that could not be
+    loaded fails. A folder that other users can write is refused; see `rmetric.guard.trust`.
     """
 
     saves_later = False
@@ -116,8 +98,8 @@ class Checkpoints:
         )
         self.ranks = Ranks(group)
         self._asynchronous, self._may_be_infinite = asynchronous, tuple(may_be_infinite)
-        self._stager = HostMemoryStager()
-        self._save: Save | None = None
+        self._stager = dcp.HostMemoryStager()
+        self._save: dcp.Save | None = None
         self._thread: threading.Thread | None = None
         self._num_saves = 0
         self._launch = self._prepare()
@@ -158,7 +140,7 @@ class Checkpoints:
         name = f"step-{step}.{self._launch}-{self._num_saves}{PART}"
         alarm = self._directory.alarm
         suspect = alarm if alarm is not None and step >= alarm.since else None
-        save = self._save = Save(
+        save = self._save = dcp.Save(
             step=step, part=self.folder / name, request=request, suspect=suspect, problem=problem
         )
         with save.catching("plain values"):
@@ -202,10 +184,9 @@ class Checkpoints:
     def set_alarm(self, since: int | None, reason: str, step: int) -> None:
         """Set the alarm that is open at `step`, None for none; all ranks call it.
 
-        Checkpoints that are saved during the alarm with a step of at least `since` are marked
-        suspect in their manifest. So are earlier ones of the same course of training, and the
-        save in flight, from that step on. A suspect checkpoint stays suspect when the alarm
-        ends, and never causes the deletion of a clean one.
+        Checkpoints with a step of at least `since` that are saved during the alarm are marked
+        suspect in their manifest, and so are earlier ones of the same course of training. They
+        stay suspect when the alarm ends, and never cause the deletion of a clean one.
         """
         if self.ranks.rank == 0:
             alarm = None if since is None else SuspectMark(since=since, reason=reason)
@@ -214,10 +195,8 @@ class Checkpoints:
     def newest_good(self, *, trusted_only: bool = False) -> CheckpointManifest | None:
         """Newest checkpoint whose files are unchanged; None if there is none.
 
-        Damaged ones are skipped and logged. Each rank verifies a share of the files.
-
-        Args:
-            trusted_only: skip suspect checkpoints, which were saved during an alarm.
+        Damaged ones are skipped and logged, and suspect ones with `trusted_only`. Each rank
+        verifies a share of the files.
 
         Raises:
             UnfitCheckpoint: the newest checkpoint is of another model.
@@ -237,7 +216,7 @@ class Checkpoints:
                     logger.warning("rmetric: checkpoint %s skipped: %s", good.path, good.suspect)
                 continue
             names = sorted(good.files)[self.ranks.rank :: self.ranks.size]
-            found_damaged = self.ranks.gather(damaged(good.path, good.files, names))
+            found_damaged = self.ranks.gather(dcp.damaged(good.path, good.files, names))
             problem = "; ".join(filter(None, found_damaged))
             if not problem:
                 if good.suspect is not None and self.ranks.rank == 0:
@@ -255,23 +234,23 @@ class Checkpoints:
         Returns the values saved as `about`. Raises ValueError on all ranks if the checkpoint
         lacks a part of `state`.
         """
-        reader = IndexReader(good.path, good.files)
+        reader = dcp.IndexReader(good.path, good.files)
         try:
             load(
                 state,
                 storage_reader=reader,
-                planner=PlainLoadPlanner(),
+                planner=dcp.PlainLoadPlanner(),
                 process_group=self.ranks.group,
                 no_dist=self.ranks.single_process,
             )
         except CheckpointException as error:
-            problem = reader.problem or error_text(error)
+            problem = reader.problem or dcp.error_text(error)
             raise ValueError(f"{good.path} does not fit: {problem}") from None
         return dict(good.about)
 
     # -- a save, on the training's thread
 
-    def _written(self, save: Save, plain: dict[str, Any]) -> Future[Any]:
+    def _written(self, save: dcp.Save, plain: dict[str, Any]) -> Future[Any]:
         """Future of DCP's metadata; an earlier problem of a rank fails it on all ranks."""
         with save.catching("copy to host memory"):
             plain = self._stager.copied(plain) if not save.problem else {}
@@ -279,8 +258,8 @@ class Checkpoints:
             plain,
             # The tensors are in host memory: copying ahead would wait, for each tensor, for
             # the stream of the first GPU.
-            storage_writer=IndexedWriter(save.part, per_thread_copy_ahead=0),
-            planner=FailingSavePlanner(save, self.folder),
+            storage_writer=dcp.IndexedWriter(save.part, per_thread_copy_ahead=0),
+            planner=dcp.FailingSavePlanner(save, self.folder),
             process_group=self.ranks.group,
             async_stager=self._stager,
             no_dist=self.ranks.single_process,
@@ -290,17 +269,17 @@ class Checkpoints:
 
     # -- a save, in the background
 
-    def _finish(self, save: Save, written: Future[Any]) -> None:
+    def _finish(self, save: dcp.Save, written: Future[Any]) -> None:
         try:
             metadata = written.result()
             save.durable_seconds = save.seconds()
             save.outcome = self._agreed(save, metadata)
         except BaseException as error:  # CheckpointException is not an Exception
-            problem = error_text(error)
+            problem = dcp.error_text(error)
             self._clean(save)
-            save.outcome = FailedSave(step=save.step, problem=problem + free_space(self.folder))
+            save.outcome = FailedSave(step=save.step, problem=problem + dcp.free_space(self.folder))
 
-    def _agreed(self, save: Save, metadata: Any) -> SaveOutcome:
+    def _agreed(self, save: dcp.Save, metadata: Any) -> SaveOutcome:
         files, problem, infinite = self._read_back(save, metadata)
         by_rank = self.ranks.gather((files, problem, infinite))
         problems, infinities = (
@@ -318,7 +297,7 @@ class Checkpoints:
         assert outcome is not None
         return outcome
 
-    def _read_back(self, save: Save, metadata: Any) -> tuple[dict[str, Any], str, str]:
+    def _read_back(self, save: dcp.Save, metadata: Any) -> tuple[dict[str, Any], str, str]:
         """Files of this rank, the problem with them, and the non-finite tensors in them."""
         rank = self.ranks.rank
         try:
@@ -326,19 +305,21 @@ class Checkpoints:
                 write_durably(save.part / own_name(rank), save.own)
             names = [path.name for path in save.part.glob(f"__{rank}_*")]
             names += [own_name(rank)] if save.own is not None else []
-            names += [".metadata"] if rank == 0 else []
+            names += [".metadata", dcp.INDEX_NAME] if rank == 0 else []
             for path in (save.part, *(save.part / name for name in names)):
                 withdraw_write(path)  # of a umask that gives it to all
-            files = {name: digest(save.part / name) for name in names}
-            if problem := unloadable(save.part, metadata, names):
+            files = {name: dcp.digest(save.part / name) for name in names}
+            if problem := dcp.unloadable(save.part, metadata, names):
                 return {}, problem, ""
-            infinite = non_finite(save.part, metadata, names, may_be_infinite=self._may_be_infinite)
+            infinite = dcp.non_finite(
+                save.part, metadata, names, may_be_infinite=self._may_be_infinite
+            )
             return files, "", infinite
         except Exception as error:
             return {}, f"{type(error).__name__}: {error}", ""
 
     def _decided(
-        self, save: Save, files: dict[str, Any], problems: list[str], infinities: list[str]
+        self, save: dcp.Save, files: dict[str, Any], problems: list[str], infinities: list[str]
     ) -> SaveOutcome:
         """Commit or reject the checkpoint; rank 0 only."""
         try:
@@ -349,28 +330,19 @@ class Checkpoints:
                 kept = self._directory.put_aside(save.part, save.step)
                 return FailedSave(step=save.step, problem=problem, kept=kept)
             good = self._directory.commit(
-                save.part,
-                save.step,
-                about=save.about,
-                request=save.request,
-                suspect=save.suspect,
-                world_size=self.ranks.size,
-                files=files,
-            )
+                save.part, save.step, about=save.about, request=save.request,
+                suspect=save.suspect, world_size=self.ranks.size, files=files,
+            )  # fmt: skip
             return SavedCheckpoint(
-                step=save.step,
-                path=good.path,
-                good=good,
-                blocking_seconds=save.blocking_seconds,
-                durable_seconds=save.durable_seconds,
-                seconds=save.seconds(),
-            )
+                step=save.step, path=good.path, good=good, seconds=save.seconds(),
+                blocking_seconds=save.blocking_seconds, durable_seconds=save.durable_seconds,
+            )  # fmt: skip
         except Exception as error:
             self._clean(save)
             words = str(error) if problems else f"rank 0: {type(error).__name__}: {error}"
-            return FailedSave(step=save.step, problem=words + free_space(self.folder))
+            return FailedSave(step=save.step, problem=words + dcp.free_space(self.folder))
 
-    def _clean(self, save: Save) -> None:
+    def _clean(self, save: dcp.Save) -> None:
         if self.ranks.rank == 0:
             shutil.rmtree(save.part, ignore_errors=True)
 

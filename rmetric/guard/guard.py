@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping
 from math import inf
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 from rmetric._util.errors import require
@@ -20,14 +19,15 @@ from rmetric.guard.checkpoint_dir import (
     Saver,
 )
 from rmetric.guard.checkpoint_requests import SIGNALS, RequestSources
-from rmetric.guard.interval import Advice, FailureRateEstimate, advise
-from rmetric.guard.policy import CheckpointPolicy, PolicyConfig, Vote, check_since, check_source
-from rmetric.guard.ranks import Ranks, restarts_on_a_shared_store
+from rmetric.guard.policy import CheckpointPolicy, PolicyConfig, Vote, check_source
+from rmetric.guard.ranks import Ranks
 from rmetric.guard.run_folder import RESUME_VARIABLE, RESUMES, RunFolder
 from rmetric.telemetry.sources import VerdictSource
 
 logger = logging.getLogger("rmetric")
 
+#: Least time between two heartbeats in the run folder while training.
+HEARTBEAT_SECONDS = 1.0
 #: Onset of no alarm in the vote, below that of every alarm.
 _NO_ALARM = -(2**62)
 
@@ -74,7 +74,6 @@ class Guard:
         telemetry: verdicts on this node's GPUs, such as `GpuWatch()`, for one rank per node.
         check_every: steps between two votes, at least 1.
         grace_seconds: time to stop after the step at which a stop signal was processed.
-        heartbeat_seconds: least time between two heartbeats in the run folder.
         alarm_steps: steps after which an alarm that is not repeated is over, unless it `lasts`.
         clock: current time, seconds; for tests.
 
@@ -105,7 +104,6 @@ class Guard:
         telemetry: VerdictSource | None = None,
         check_every: int = 1,
         grace_seconds: float = 30.0,
-        heartbeat_seconds: float = 1.0,
         alarm_steps: int = 1000,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -115,8 +113,6 @@ class Guard:
         self.folder = folder or RunFolder.of_environment()
         self.checkpoints = self._saver(checkpoints, fingerprint)
         self.ranks = Ranks()
-        if self.ranks.rank == 0 and (why := restarts_on_a_shared_store()):
-            logger.warning("rmetric: %s", why)
         self.policy = CheckpointPolicy(policy, now=clock(), step=0)
         self.should_stop = False
         self.resumed: CheckpointManifest | None = None
@@ -126,9 +122,7 @@ class Guard:
         self._config, self._clock = policy, clock
         self._state, self._about, self._own = state, about, own
         self._check_every, self._grace = check_every, grace_seconds
-        self._heartbeat_seconds = heartbeat_seconds
         self._outcome: SaveOutcome | None = None
-        self._recent_saves: list[SavedCheckpoint] = []
         self._calls = self.last_step = 0
         self._beat_at = -inf
         self._phase = self._logged_reason = ""
@@ -234,7 +228,8 @@ class Guard:
             ValueError: unknown source, or `since` is no step.
         """
         check_source(source)
-        check_since(since)
+        is_step = since is None or (type(since) is int and since >= 0)
+        require("since", since, is_step, "a step, an int from 0, or None")
         self._requests.ask(
             source=source, reason=reason, fatal=fatal, key=key, since=since, lasts=lasts
         )
@@ -292,23 +287,6 @@ class Guard:
             self.close(finished=not self.should_stop)
         else:
             self._requests.listener.close()  # other ranks may be gone: do not wait
-
-    def advice(
-        self, *, failures_per_hour: float | FailureRateEstimate, restart_seconds: float = 0.0
-    ) -> Advice:
-        """Recommended checkpoint interval from the measured saves; see `rmetric.guard.interval`.
-
-        The cost of a save is its median blocking time; the slowdown of steps during an
-        asynchronous save is not included. Raises ValueError if no save is durable yet.
-        """
-        if not self._recent_saves:
-            raise ValueError("no save is durable yet: its duration is unknown")
-        return advise(
-            save_seconds=median(done.blocking_seconds for done in self._recent_saves),
-            durable_seconds=median(done.seconds for done in self._recent_saves),
-            failures_per_hour=failures_per_hour,
-            restart_seconds=restart_seconds,
-        )
 
     # -- on all ranks
 
@@ -408,7 +386,6 @@ class Guard:
             logger.error(words, outcome.step, outcome.problem, wait)
             return
         self.problem = ""
-        self._recent_saves = [*self._recent_saves[-19:], outcome]
         answered = (request.number for request in self.policy.committed())
         self._answer(self._requests.in_folder(answered), outcome.step)
         logger.info(
@@ -440,13 +417,13 @@ class Guard:
 
     def _beat(self, phase: str) -> None:
         now = self._clock()
-        soon = now - self._beat_at < self._heartbeat_seconds
+        soon = now - self._beat_at < HEARTBEAT_SECONDS
         if self.folder is None or (phase == self._phase == "training" and soon):
             return
         self._beat_at, self._phase = now, phase
-        rank, every = self.ranks.rank, self._heartbeat_seconds
+        rank, step = self.ranks.rank, self.last_step
         try:
-            self.folder.beat(rank, self.last_step, phase, every=every, problem=self.problem)
+            self.folder.beat(rank, step, phase, every=HEARTBEAT_SECONDS, problem=self.problem)
         except OSError as error:
             logger.error("rmetric: heartbeat cannot be written: %s", error)
 

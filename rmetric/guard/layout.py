@@ -9,11 +9,7 @@ from rmetric._util.errors import require
 
 
 def batch_remark(batch: int, asked: int) -> str:
-    """Change of a batch in words, with the learning rate that goes with it.
-
-    >>> batch_remark(90, 100)[:48]
-    'the batch becomes 90 instead of 100 (-10.0%); th'
-    """
+    """Change of a batch in words, with the learning rate that goes with it."""
     ratio = batch / asked
     return (
         f"the batch becomes {batch} instead of {asked} ({ratio - 1:+.1%}); the learning rate times "
@@ -22,9 +18,7 @@ def batch_remark(batch: int, asked: int) -> str:
 
 
 def nearest_multiple(batch: int, unit: int, largest_change: float) -> int:
-    """Multiple of `unit`, at least one, that is nearest to a batch; 0 if it is too far.
-
-    `largest_change` is the share by which the batch may change.
+    """Multiple of `unit` nearest to a batch; 0 if it is farther than this share of the batch.
 
     >>> nearest_multiple(100, 12, 0.1), nearest_multiple(100, 12, 0.01)
     (96, 0)
@@ -39,10 +33,7 @@ class Layout:
     """Tensor x pipeline x context x data parallelism, and the batch.
 
     Attributes:
-        tensor: tensor parallel size (TP), at least 1 like all others.
-        pipeline: number of pipeline stages (PP).
-        context: context parallel size (CP).
-        data: data parallel size (DP).
+        tensor, pipeline, context, data: sizes (TP, PP, CP, DP), at least 1 like all others.
         expert: expert parallel size (EP), within `data`.
         micro_batch: samples per forward pass of one copy.
         accumulation: micro-batches per step of one copy.
@@ -99,7 +90,6 @@ class Layout:
 
     @property
     def num_gpus(self) -> int:
-        """Number of GPUs."""
         return self.tensor * self.pipeline * self.context * self.data
 
     @property

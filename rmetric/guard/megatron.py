@@ -36,23 +36,14 @@ SIGNALS: Mapping[int, str] = {signal.SIGUSR1: SAVE}
 TRACKER = "latest_checkpointed_iteration.txt"
 
 
-def megatron_arguments(
-    checkpoints: Path | str,
-    *,
-    save_interval: int,
-    asynchronous: bool = True,
-    any_layout: bool = True,
-) -> list[str]:
+def megatron_arguments(checkpoints: Path | str, *, save_interval: int) -> list[str]:
     """Command-line arguments of Megatron that the guard needs.
+
+    Saves are written in the background, in a form that another TP x PP x DP can load.
 
     Args:
         checkpoints: folder to save to and to resume from.
         save_interval: iterations between regular saves, at least 1.
-        asynchronous: write in the background; needs the ``torch_dist`` format, which is set.
-        any_layout: save the distributed optimiser so that another TP x PP x DP can load it.
-
-    >>> megatron_arguments("runs/7b/checkpoints", save_interval=500, asynchronous=False)[:4]
-    ['--save', 'runs/7b/checkpoints', '--load', 'runs/7b/checkpoints']
     """
     whole = type(save_interval) is int and save_interval >= 1
     require("save_interval", save_interval, whole, "an int of at least 1")
@@ -60,9 +51,8 @@ def megatron_arguments(
         *("--save", str(checkpoints), "--load", str(checkpoints)),
         *("--save-interval", str(save_interval), "--ckpt-format", "torch_dist"),
         # Without the worker 0.19 turns --async-save off, with no more than a warning.
-        *(["--async-save", "--use-persistent-ckpt-worker"] if asynchronous else []),
-        *(["--dist-ckpt-optim-fully-reshardable"] if any_layout else []),
-        "--exit-signal-handler",
+        *("--async-save", "--use-persistent-ckpt-worker"),
+        *("--dist-ckpt-optim-fully-reshardable", "--exit-signal-handler"),
     ]
 
 

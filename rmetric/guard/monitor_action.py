@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 class AskGuard(Action):
     """On an alert, requests a checkpoint from the guard, which decides at the next step.
 
-    Any rank may request; all save the same step. An episode of alarms requests once, and once
-    more if a source of `fatal` joins, or ``non_finite`` if `fatal` is empty. Weights that are not
-    finite are rejected with a message, and the previous checkpoint stays.
+    An episode of alarms requests once, and once more if a source of `fatal` joins, or
+    ``non_finite`` if `fatal` is empty. Weights that are not finite are rejected with a message,
+    and the previous checkpoint stays.
 
     Checkpoints from the step before the alarm's onset on are marked suspect until the alarm
     ends: the loss of a step is that of the weights after the step before, so those weights may
@@ -57,12 +57,9 @@ class AskGuard(Action):
             self.guard.clear_alarm(_key(source))
 
     def _offset(self, monitor: Monitor) -> int:
-        """Number of a step in the guard minus that in the monitor, too small rather than too large.
-
-        The guard processes a step after the monitor, so it may be one behind.
-        """
+        """Number of a step in the guard minus that in the monitor."""
         ahead = self.guard.last_step - monitor.step
-        return 0 if ahead in (-1, 0) else ahead
+        return 0 if ahead == -1 else ahead  # the guard processes a step after the monitor
 
 
 def _key(source: str) -> str:

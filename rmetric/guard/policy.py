@@ -1,11 +1,25 @@
-"""Checkpoint policy: regular and emergency saves. Pure: no clock, no files."""
+"""Checkpoint policy: when to save, how often, and which to keep. Pure: no clock, no files.
+
+How often, with C and w the time that one save costs, M the mean time between failures, r = 1 / M,
+u the time from a failure until the training goes on, D the interval:
+
+    first order   sqrt(2 C M)                                                      (Young)
+    expected      E[ETTR] = (1 - r (u + D / 2)) / (1 + w / D)
+
+Sources: J. W. Young, A first order approximation to the optimum checkpoint interval,
+CACM 17(9), 1974; Revisiting Reliability in Large-Scale Machine Learning Research Clusters,
+arXiv 2410.21680, for E[ETTR].
+"""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from math import inf
+from math import inf, sqrt
+from pathlib import Path
+from typing import Protocol, TypeVar
 
 from rmetric._util.errors import require
 
@@ -17,14 +31,7 @@ HOUR = 3600.0
 
 
 def check_source(source: str) -> None:
-    """Raise ValueError if the source is not one of `SOURCES`."""
     require("source", source, source in SOURCES, f"of {', '.join(SOURCES)}")
-
-
-def check_since(since: int | None) -> None:
-    """Raise ValueError if the onset of an alarm is neither None nor a step from 0."""
-    is_step = since is None or (type(since) is int and since >= 0)
-    require("since", since, is_step, "a step, an int from 0, or None")
 
 
 class Vote(IntEnum):
@@ -44,10 +51,8 @@ class Request:
     Attributes:
         number: running number from 1; cleared only by a durable checkpoint.
         source: one of `SOURCES`.
-        reason: human-readable reason.
         fatal: skips the filter on the gap.
         final: training ends when it is durable; also skips the bound on the rate.
-        made_at: seconds, on the clock of the caller.
         key: identifies the cause; a second request with a pending key is the same request.
     """
 
@@ -56,7 +61,6 @@ class Request:
     reason: str
     fatal: bool
     final: bool
-    made_at: float
     key: str
 
     @property
@@ -129,14 +133,6 @@ class CheckpointPolicy:
 
     The state of `step`, at which the run starts or resumes, counts as durable at `now`.
 
-    >>> policy = CheckpointPolicy(PolicyConfig(interval_steps=100), now=0.0, step=0)
-    >>> policy.request("risk", "GPU 3 at 0.97", now=9.0)
-    1
-    >>> policy.vote(10.0, step=10).name, policy.why_not
-    ('NOTHING', 'request 1 waits: 10 of 25 steps since step 0')
-    >>> policy.vote(30.0, step=30).name
-    'EMERGENCY'
-
     Source: the proactive fault-tolerance system for Megatron-LM states the filter (25 %
     of the save interval); numbering, retries and the bound are additions.
     """
@@ -160,12 +156,11 @@ class CheckpointPolicy:
         source: str,
         reason: str,
         *,
-        now: float,
         fatal: bool = False,
         final: bool = False,
         key: str | None = None,
     ) -> int | None:
-        """Request a checkpoint; arguments as in `Request`, `now` in seconds.
+        """Request a checkpoint; arguments as in `Request`.
 
         A pending request with the same `key`, None for source and reason, is the same request
         and becomes fatal or final if this one is. Returns its number; None for a lasting
@@ -186,9 +181,8 @@ class CheckpointPolicy:
         if final:
             self._retry_at = -inf
         self.pending[number] = Request(
-            number=number, source=source, reason=reason, fatal=fatal, final=final,
-            made_at=now, key=key,
-        )  # fmt: skip
+            number=number, source=source, reason=reason, fatal=fatal, final=final, key=key
+        )
         return number
 
     @property
@@ -211,10 +205,7 @@ class CheckpointPolicy:
         return wanted
 
     def begin(self, now: float, step: int, vote: Vote) -> None:
-        """Record that all ranks begin to save `step`, with the greatest vote of all.
-
-        Raises RuntimeError if another save is in flight.
-        """
+        """Record that all ranks begin to save `step`, with the greatest vote of all."""
         if self.in_flight is not None:
             raise RuntimeError(f"the save of step {self.in_flight.step} is still in flight")
         self.in_flight = _Save(step=step, began=now, vote=vote, answers=tuple(self.pending))
@@ -287,3 +278,113 @@ class CheckpointPolicy:
             raise RuntimeError("no save is in flight")
         save, self.in_flight = self.in_flight, None
         return save
+
+
+# -- how often
+
+
+def young(save_seconds: float, failure_seconds: float) -> float:
+    """Young's interval from the cost of one save and the mean time between failures, seconds.
+
+    >>> round(young(120.0, 1.8 * 3600)), round(young(20.0, 1.8 * 3600))
+    (1247, 509)
+    """
+    require("save_seconds", save_seconds, 0 < save_seconds < inf, "above 0")
+    require("failure_seconds", failure_seconds, failure_seconds > 0, "above 0")
+    return sqrt(2.0 * save_seconds * failure_seconds)
+
+
+def expected_ettr(
+    interval_seconds: float,
+    *,
+    save_seconds: float,
+    restart_seconds: float,
+    failures_per_hour: float,
+) -> float:
+    """Expected effective training time ratio, E[ETTR], by arXiv 2410.21680.
+
+    Never below 0, where its assumption (failures are rare beside the interval) no longer holds.
+    `failures_per_hour` is of the whole job: its nodes times their rate.
+
+    >>> f"{expected_ettr(3600, save_seconds=20, restart_seconds=300, failures_per_hour=0.1):.3f}"
+    '0.936'
+    """
+    require("interval_seconds", interval_seconds, 0 < interval_seconds < inf, "above 0")
+    require("save_seconds", save_seconds, 0 <= save_seconds < inf, "at least 0")
+    require("restart_seconds", restart_seconds, 0 <= restart_seconds < inf, "at least 0")
+    require("failures_per_hour", failures_per_hour, 0 <= failures_per_hour < inf, "at least 0")
+    lost = failures_per_hour / HOUR * (restart_seconds + interval_seconds / 2.0)
+    return max(0.0, 1.0 - lost) / (1.0 + save_seconds / interval_seconds)
+
+
+# -- which to keep
+#
+# An alarm makes suspect what was saved from its onset on. A suspect checkpoint never takes the
+# place of a clean one: each kind has a quota of its own. The last clean one before a suspect stays
+# as long as the suspect does, so that an alarm which ends too early costs nothing.
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuspectMark:
+    """Mark of a checkpoint that was saved during an alarm; `since` is its first suspect step."""
+
+    since: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"suspect since step {self.since} ({self.reason})"
+
+
+def suspect_note(suspect: SuspectMark, clean: Path | None) -> str:
+    which = f"the newest clean one is {clean}" if clean else "there is no clean one"
+    return f"is {suspect}; {which}"
+
+
+class Kept(Protocol):
+    """A checkpoint, as far as retention depends on it."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def suspect(self) -> SuspectMark | None: ...
+
+
+AnyKept = TypeVar("AnyKept", bound=Kept)
+
+
+def surplus(
+    newest_first: Sequence[AnyKept],
+    *,
+    keep: int,
+    keep_suspect: int,
+    damaged: Collection[AnyKept] = (),
+) -> list[AnyKept]:
+    """Checkpoints to delete, of the good ones of one model.
+
+    The first is always kept. Of the clean ones the newest `keep` are kept, of the suspect
+    ones the newest `keep_suspect`, and the newest clean one that is older than these. A damaged
+    one is kept only where its quota has room.
+    """
+    kept = {0}
+    places = [n for n, checkpoint in enumerate(newest_first) if checkpoint not in damaged]
+    places += [n for n, checkpoint in enumerate(newest_first) if checkpoint in damaged]
+    for quota, wanted in ((keep, False), (keep_suspect, True)):
+        kept.update([n for n in places if (newest_first[n].suspect is not None) is wanted][:quota])
+    oldest = max((n for n in kept if newest_first[n].suspect), default=len(newest_first))
+    kept.update([n for n in places if newest_first[n].suspect is None and n > oldest][:1])
+    return [checkpoint for n, checkpoint in enumerate(newest_first) if n not in kept]
+
+
+def suspects_of(newest_first: Sequence[AnyKept], *, since: int, step: int) -> list[AnyKept]:
+    """Clean checkpoints that an alarm makes suspect: ancestors of the state from `since` on.
+
+    A checkpoint is no ancestor if training went back before it afterwards: its successor in
+    the order of writing has the same or an earlier step. `step` is the current one.
+    """
+    found, earliest = [], step + 1
+    for checkpoint in newest_first:
+        if checkpoint.step < earliest:
+            earliest = checkpoint.step
+            if checkpoint.step >= since and checkpoint.suspect is None:
+                found.append(checkpoint)
+    return found

@@ -1,19 +1,12 @@
-"""Run folder shared by a training and its supervisor: its files and their writers.
+"""Run folder shared by a training and its supervisor: its small files; docs/supervisor.md has all.
 
     lock                  held by the one supervisor
-    journal.jsonl         events, one per line (supervisor)
-    summary.md, .json     summary of the journal (supervisor)
     layout.json           layout of the current launch (supervisor)
     request.json          last numbered checkpoint request (supervisor, user, telemetry)
     answered.json         last request answered by a durable checkpoint (rank 0)
     heartbeats/rank-N.json  step and phase of each rank (each rank)
     heartbeats/rank-N.stacks  stacks that a rank writes on STACK_SIGNAL (each rank)
-    stacks/N/             looks at the ranks while they hung (supervisor, `rmetric stacks`)
-    telemetry/NODE.jsonl  verdicts on a node's GPUs (`rmetric telemetry`, the supervisor)
     checkpoints/step-N/   complete and verified if it contains good.json (all ranks)
-    logs/launch-N.log     output of the training (supervisor)
-    logs/launch-N-error*.json  first error of the training, by node (torchrun)
-    logs/spare.log        output of the spare launcher until it is used (supervisor)
     rescue-hold/          weights and verdict of a training that its rescue holds (rank 0)
 
 The supervisor passes the folder and the name of the launch by environment variables. No
@@ -39,22 +32,19 @@ import msgspec
 from rmetric._util.durable import no_follow, write_atomically
 from rmetric._util.errors import require
 from rmetric.guard.layout import Layout
-from rmetric.guard.policy import check_since, check_source
+from rmetric.guard.policy import check_source
 from rmetric.guard.trust import distrust, make_private
 from rmetric.telemetry.reading import Time
 
 logger = logging.getLogger("rmetric")
 T = TypeVar("T")
 
-#: Environment variable with the path of the run folder.
-FOLDER_VARIABLE = "RMETRIC_FOLDER"
-#: Environment variable with the name of the launch, by which its processes are found.
-LAUNCH_VARIABLE = "RMETRIC_LAUNCH"
-#: Environment variable with the checkpoint to resume from, one of `RESUMES`.
-RESUME_VARIABLE = "RMETRIC_RESUME"
-#: The newest good checkpoint, or the newest that is not suspect.
-RESUMES = ("newest", "clean")
-
+#: Environment variables: path of the run folder, and name of the launch, by which its processes are
+#: found.
+FOLDER_VARIABLE, LAUNCH_VARIABLE = "RMETRIC_FOLDER", "RMETRIC_LAUNCH"
+#: Environment variable with the checkpoint to resume from: the newest good one, or the newest that
+#: is not suspect.
+RESUME_VARIABLE, RESUMES = "RMETRIC_RESUME", ("newest", "clean")
 #: On it a rank writes the stacks of its threads. No other program is known to use this one.
 STACK_SIGNAL = getattr(signal, "SIGRTMAX", 64) - 7
 
@@ -97,16 +87,9 @@ def converted(entry: Any, kind: type[T]) -> T:
 
 @dataclass(frozen=True, kw_only=True)
 class FileRequest:
-    """Checkpoint request in the run folder.
+    """Checkpoint request in the run folder; `number` runs from 1 over the life of the folder.
 
-    Attributes:
-        number: running number from 1 over the life of the folder.
-        source: one of `rmetric.guard.policy.SOURCES`.
-        reason: human-readable reason.
-        fatal: skips the filter on the gap since the last checkpoint.
-        stop: training ends when the checkpoint is durable.
-        since: onset of the alarm, a step; None without one. Checkpoints from there on are
-            marked suspect; see `Guard.request`.
+    `stop`: training ends when the checkpoint is durable. The others are as of `Guard.request`.
     """
 
     number: Annotated[int, msgspec.Meta(ge=1, le=MOST)]
@@ -114,7 +97,6 @@ class FileRequest:
     reason: str
     fatal: bool = False
     stop: bool = False
-    since: Count | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +104,6 @@ class Heartbeat:
     """Heartbeat of one rank.
 
     Attributes:
-        rank, pid, node: of the process.
         launch: value of LAUNCH_VARIABLE; empty without a supervisor.
         step: last step that is done.
         phase: one of `PHASES`.
@@ -186,22 +167,13 @@ class RunFolder:
         path = os.environ.get(FOLDER_VARIABLE)
         return cls(path) if path else None
 
-    def ask(
-        self,
-        source: str,
-        reason: str,
-        *,
-        fatal: bool = False,
-        stop: bool = False,
-        since: int | None = None,
-    ) -> int:
+    def ask(self, source: str, reason: str, *, fatal: bool = False, stop: bool = False) -> int:
         """Write a checkpoint request, with the fields of `FileRequest`; returns its number.
 
-        It replaces a pending one and keeps its fatal and stop flags and the earlier onset of the
-        two. Raises ValueError for an unknown source, or where `since` is no step.
+        It replaces a pending one and keeps its fatal and stop flags. Raises ValueError for an
+        unknown source.
         """
         check_source(source)
-        check_since(since)
         make_private(self.path)
         with open(self.path / ".request.lock", "a", opener=no_follow) as lock:
             with suppress(OSError):  # the file system may not support locks
@@ -210,14 +182,9 @@ class RunFolder:
             number = max(answered, last.number if last else 0) + 1
             if last is not None and last.number > answered:
                 fatal, stop = fatal or last.fatal, stop or last.stop
-                onsets = [onset for onset in (since, last.since) if type(onset) is int]
-                since = min(onsets, default=None)
                 reason = last.reason if reason in last.reason else f"{reason}; {last.reason}"[:500]
-            entry = {"number": number, "source": source, "reason": reason, "fatal": fatal,
-                     "stop": stop, "since": since}  # fmt: skip
-            if since is None:  # earlier versions know no such field
-                del entry["since"]
-            _replace(self.request_file, entry)
+            entry = {"number": number, "source": source, "reason": reason, "fatal": fatal}
+            _replace(self.request_file, entry | {"stop": stop})
         return number
 
     def request(self) -> FileRequest | None:
@@ -242,25 +209,28 @@ class RunFolder:
 
     def answered(self) -> int:
         """Number of the last answered request; 0 before the first."""
-        last = self._read(self.answered_file, Answer)
-        return last.number if last else 0
+        return self._answer().number
+
+    def answered_step(self) -> int | None:
+        """Step of the checkpoint that answered; None if there is none."""
+        return self._answer().step
+
+    def _answer(self) -> Answer:
+        return self._read(self.answered_file, Answer) or Answer(number=0)
 
     def held(self) -> str:
-        """Verdict of a rescue that holds the training, and where it is; empty without one.
-
-        Empty also once the training has gone on after a wait.
-        """
+        """Verdict of a rescue that holds the training; empty without one, or once it went on."""
         verdict = self._read(self.verdict_file, dict[str, Any])
         if verdict is None:
             there = self.verdict_file.exists()
             return f"the rescue holds it: {self.verdict_file} cannot be read" if there else ""
         if verdict.get("went_on"):
             return ""
-        step, reason, saved = (verdict.get(name) for name in ("step", "reason", "saved"))
+        saved = verdict.get("saved")
         weights = f"its weights are in {saved}" if saved else "its weights are not saved"
         return (
-            f"the rescue holds it at step {step}: {reason}; {weights}, "
-            f"the verdict is in {self.verdict_file}"
+            f"the rescue holds it at step {verdict.get('step')}: {verdict.get('reason')}; "
+            f"{weights}, the verdict is in {self.verdict_file}"
         )
 
     def withdraw(self) -> None:
@@ -268,11 +238,6 @@ class RunFolder:
         last = self.request()
         if last is not None and last.number > self.answered():
             _replace(self.answered_file, {"number": last.number, "step": None})
-
-    def answered_step(self) -> int | None:
-        """Step of the checkpoint that answered; None if there is none."""
-        last = self._read(self.answered_file, Answer)
-        return last.step if last else None
 
     def set_layout(self, layout: Layout) -> None:
         """Write the layout of the current launch."""
@@ -304,17 +269,10 @@ class RunFolder:
         if phase == "starting":
             self._resumed = step
         beat = Heartbeat(
-            rank=rank,
-            pid=os.getpid(),
-            node=os.uname().nodename,
-            launch=os.environ.get(LAUNCH_VARIABLE, ""),
-            step=step,
-            phase=phase,
-            time=time.time(),
-            resumed=self._resumed,
-            every=every,
-            problem=problem,
-        )
+            rank=rank, pid=os.getpid(), node=os.uname().nodename,
+            launch=os.environ.get(LAUNCH_VARIABLE, ""), step=step, phase=phase, time=time.time(),
+            resumed=self._resumed, every=every, problem=problem,
+        )  # fmt: skip
         _replace(self.heartbeats / f"rank-{rank}.json", asdict(beat))
         self._register_stacks(rank)
 

@@ -31,13 +31,6 @@ def foreign_writers(found: os.stat_result, *, user: int) -> str:
 
     A group that has the number of its owner is taken for the owner's private one. For root the
     owner does not matter: a container's root works in folders of the user outside.
-
-    >>> from os import stat_result
-    >>> status = [0, 1000, 1000, 0, 0, 0]
-    >>> foreign_writers(stat_result([0o40775, 0, 0, 1, *status[1:3], *status[:4]]), user=1000)
-    ''
-    >>> foreign_writers(stat_result([0o40777, 0, 0, 1, *status[1:3], *status[:4]]), user=1000)
-    'all users can write it (mode 777)'
     """
     mode = f"mode {stat.S_IMODE(found.st_mode):o}"
     if found.st_uid not in (user, 0) and user != 0:
@@ -50,10 +43,7 @@ def foreign_writers(found: os.stat_result, *, user: int) -> str:
 
 
 def open_parent(path: Path) -> str:
-    """First parent in which all users can replace what lies below it; empty if there is none.
-
-    Raises OSError if one cannot be examined.
-    """
+    """First parent in which all users can replace what lies below it; empty if there is none."""
     for parent in path.resolve().parents:
         mode = parent.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
@@ -63,10 +53,9 @@ def open_parent(path: Path) -> str:
 
 
 def distrust(path: Path, *, parents: bool = True) -> str:
-    """Reason, on one line, to refuse a file or folder that may be missing; empty for none.
+    """Reason to refuse a file or folder, and with `parents` them, that may be missing; else empty.
 
-    `parents`: examine its parents, too. Raises ValueError if RMETRIC_TRUST_FOLDER is neither 0
-    nor 1.
+    Raises ValueError if RMETRIC_TRUST_FOLDER is neither 0 nor 1.
     """
     if os.name != "posix" or is_trusted_by_user():
         return ""

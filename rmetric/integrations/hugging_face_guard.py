@@ -28,12 +28,15 @@ from rmetric.guard.checkpoint_dir import (
     FailedSave,
     SavedCheckpoint,
     SaveOutcome,
+    mark_since,
+    mark_suspect,
+    newest_first,
+    rotate,
 )
 from rmetric.guard.checkpoint_requests import SIGNALS
 from rmetric.guard.guard import Guard, resume_of_environment
-from rmetric.guard.policy import PolicyConfig
+from rmetric.guard.policy import PolicyConfig, SuspectMark
 from rmetric.guard.ranks import Ranks
-from rmetric.guard.retention import SuspectMark, mark_since, mark_suspect, newest_first, rotate
 from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.trust import distrust, distrusted_file, require_trusted
 from rmetric.integrations.hugging_face_loop import loop_methods

@@ -11,11 +11,9 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
 
-from rmetric.guard.dcp_load import IndexReader, PlainLoadPlanner
-from rmetric.guard.dcp_save import error_text
+from rmetric.guard.dcp import IndexedWriter, IndexReader, PlainLoadPlanner, error_text
 from rmetric.guard.trust import make_private, require_trusted
 from rmetric.monitor.actions.action import rank
 
@@ -76,7 +74,7 @@ class SnapshotFolder:
         for event in after:
             event.synchronize()
         with torch.no_grad():
-            dcp.save(dict(memory), storage_writer=FileSystemWriter(self._of(step)), no_dist=True)
+            dcp.save(dict(memory), storage_writer=IndexedWriter(self._of(step)), no_dist=True)
 
     def _of(self, step: int) -> Path:
         return self.folder / f"step-{step}"

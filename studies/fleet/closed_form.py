@@ -1,6 +1,6 @@
 """Exact closed forms of the effective training time ratio (ETTR) of a job.
 
-First-order forms (Young, Daly, arXiv 2410.21680) are in `rmetric.guard.interval`.
+First-order forms (Young, Daly, arXiv 2410.21680) are in `rmetric.guard.policy`.
 
 Words for the symbols: `mtbf` M, mean seconds between two failures of the whole job (failures
 are exponential here); `interval` the computing between two saves; `blocking` the time for which a

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rmetric.evaluation import Estimate
-from rmetric.guard.interval import young
+from rmetric.guard.policy import young
 from studies.fleet import published
 from studies.fleet.guarded_job import SHARES, JobOutcome, replicate
 from studies.fleet.job_settings import FailurePredictor, Fleet, FleetJob, Saves

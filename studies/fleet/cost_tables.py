@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rmetric.evaluation import Estimate
-from rmetric.guard.interval import expected_ettr
+from rmetric.guard.policy import expected_ettr
 from studies.common.table import Cell, Table, numbered, percent
 from studies.fleet import training_failures
 from studies.fleet.closed_form import exact_ettr, false_alarm_costs, hit_saves, unsaved_ettr

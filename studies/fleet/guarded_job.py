@@ -254,7 +254,7 @@ class _Run:
             return
         self.standing[key] = None
         if self.policy is not None:
-            self.policy.request("risk", key, now=self.env.now)
+            self.policy.request("risk", key)
         if self.phase == "productive":
             self.training.interrupt(WARNED)
 
@@ -262,7 +262,7 @@ class _Run:
         """Repeat active warnings under new keys, because the policy answers each key once."""
         for reason in self.standing:
             key = f"{reason}, step {self.step}"
-            self._the_policy().request("risk", reason, now=self.env.now, key=key)
+            self._the_policy().request("risk", reason, key=key)
 
     def _drop(self, key: str) -> None:
         self.standing.pop(key, None)

@@ -85,23 +85,6 @@ class Guarded(Told):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        ("exception", "rank 1 failed with exit code 1"),
-        ("hang", "no heartbeat for"),
-    ],
-)
-def test_an_exception_or_a_hang_of_one_rank(tmp_path, kind, words):
-    run = Guarded(tmp_path, "--steps=8", f"--inject={kind}@6:1",
-                  options=("--hang-seconds", "6")).end()  # fmt: skip
-    assert (tmp_path / "injected" / f"{kind}@6:1.json").exists()
-    assert run.failures[0].startswith(words)
-    assert kind == "hang" or "InjectedError: injected at step 6" in run.failures[0]
-    run.losses_are_those_of_an_uninterrupted_run()
-
-
-@pytest.mark.slow
 def test_sigterm_in_the_middle_of_a_save(tmp_path):
     run = Guarded(tmp_path, "--steps=12", "--sleep=0.1")
 
@@ -113,20 +96,6 @@ def test_sigterm_in_the_middle_of_a_save(tmp_path):
     assert "SIGTERM" in run.log(1)
     assert run.summary.steps_lost == 0
     run.losses_are_those_of_an_uninterrupted_run()
-
-
-@pytest.mark.slow
-def test_a_supervisor_that_is_asked_to_end_saves_and_the_next_goes_on_from_there(tmp_path):
-    training = ("--steps=20", "--sleep=0.2", "--save-every=1000")
-    run = Guarded(tmp_path, *training)
-    run.until_step(5)
-    run.process.send_signal(signal.SIGTERM)
-    run.end(128 + signal.SIGTERM)
-    (answered,) = run.of("answered")
-    again = Guarded(tmp_path, *training).end()
-    assert again.of("resumed")[-1]["step"] == answered["step"] >= 5
-    assert again.failures == []
-    again.losses_are_those_of_an_uninterrupted_run()
 
 
 @pytest.mark.slow

@@ -16,9 +16,7 @@ from rmetric.guard.checkpoint_dir import MANIFEST_NAME, candidates, read_manifes
 from rmetric.guard.checkpoints import Checkpoints
 from rmetric.guard.guard import Guard
 from rmetric.guard.monitor_action import AskGuard
-from rmetric.guard.policy import PolicyConfig
-from rmetric.guard.retention import SuspectMark, surplus, suspects_of
-from rmetric.guard.run_folder import RunFolder
+from rmetric.guard.policy import PolicyConfig, SuspectMark, surplus, suspects_of
 from rmetric.guard.training_state import ModelState
 from rmetric.monitor import Monitor
 from rmetric.monitor.alerts import Alert
@@ -204,25 +202,11 @@ def test_rolled_back_to_a_clean_one_it_is_clean_and_takes_nothing_of_the_other_c
     assert kept(tmp_path) == {10: None, 20: None, 30: 28, 32: 28}
 
 
-def test_a_request_in_the_run_folder_may_carry_an_onset(tmp_path):
-    folder = RunFolder(tmp_path / "run")
-    assert folder.ask("alarm", "loss of the log", since=7) == 1
-    assert folder.ask("user", "me, too", since=None) == 2
-    assert folder.request().since == 7
-    guard = a_guard(tmp_path / "checkpoints", folder=folder)
-    run(guard, range(1, 12))
-    assert kept(tmp_path / "checkpoints") == {1: None, 11: 7}
-    RunFolder(tmp_path / "plain").ask("user", "no onset")
-    assert "since" not in json.loads((tmp_path / "plain" / "request.json").read_text())
-
-
 @pytest.mark.parametrize("since", [-1, 1.5, True, "3"])
 def test_an_onset_is_a_step(tmp_path, since):
     guard = a_guard(tmp_path / "checkpoints")
     with pytest.raises(ValueError, match=r"since is .*: it must be a step"):
         guard.request("alarm", "loss", since=since)
-    with pytest.raises(ValueError, match=r"since is .*: it must be a step"):
-        RunFolder(tmp_path).ask("alarm", "loss", since=since)
 
 
 def test_the_environment_says_what_to_resume_from(tmp_path, monkeypatch):

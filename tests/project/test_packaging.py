@@ -95,7 +95,7 @@ def test_an_extra_has_the_packages_that_its_hint_promises(extra):
 #: Left out of the base installation, and an object that needs it -> the extra that is named.
 WITHOUT = {
     "pandas": ("from rmetric.records import records_to_frame as f; f([])", "study"),
-    "scipy": ("from rmetric.guard.interval import failure_rate as f; f(1, 1.0)", "study"),
+    "scipy": ("from rmetric._util.lazy import needed as f; f('scipy.stats')", "study"),
     "matplotlib": ("from rmetric.reporting import replay_logs as f; f([], None)", "plot"),
     "sklearn": ("from rmetric._util.lazy import needed as f; f('sklearn.ensemble')", "diagnosis"),
     "dtaidistance": ("from rmetric import diagnose; diagnose('here')", "diagnosis"),

@@ -16,11 +16,7 @@ GIB = 2**30
 
 
 def in_words(size: float) -> str:
-    """Bytes as people read them.
-
-    >>> in_words(80 * GIB), in_words(3_500_000)
-    ('80.0 GiB', '3.3 MiB')
-    """
+    """Bytes as people read them: `80.0 GiB`, `3.3 MiB`."""
     if size >= 0.1 * GIB or not size:
         return f"{size / GIB:.1f} GiB"
     return f"{size / 2**20:.1f} MiB" if size >= 0.1 * 2**20 else f"{size / 2**10:.1f} KiB"
@@ -31,7 +27,6 @@ class Gpu:
     """Specification of one GPU type.
 
     Attributes:
-        name: for people.
         memory: bytes, as the driver reports them.
         peak_flops: dense bfloat16, a second.
         efficiency: share of the peak that matrix products reach, from above 0 to 1.
@@ -58,28 +53,20 @@ class Gpu:
 #: Peak, memory and NVLink from NVIDIA's data sheets of the A100, H100 and H200 (half of the sum
 #: of both directions); the network from those of DGX A100 (200 Gb/s a GPU) and DGX H100 (400).
 #: The efficiencies are fitted to published runs, see docs/planner.md.
+_A100 = Gpu(
+    name="A100 80GB SXM", memory=80 * GIB, peak_flops=312e12, efficiency=0.57,
+    memory_bandwidth=2039e9, intra_bandwidth=300e9, inter_bandwidth=25e9,
+)  # fmt: skip
+_H100 = Gpu(
+    name="H100 SXM", memory=81_559 * 2**20, peak_flops=989.4e12, efficiency=0.53,
+    memory_bandwidth=3350e9, intra_bandwidth=450e9, inter_bandwidth=50e9,
+)  # fmt: skip
 GPUS = {
-    "a100": Gpu(
-        name="A100 80GB SXM", memory=80 * GIB, peak_flops=312e12, efficiency=0.57,
-        memory_bandwidth=2039e9,
-        intra_bandwidth=300e9, inter_bandwidth=25e9,
-    ),
-    "a100-40": Gpu(
-        name="A100 40GB SXM", memory=40 * GIB, peak_flops=312e12, efficiency=0.57,
-        memory_bandwidth=1555e9,
-        intra_bandwidth=300e9, inter_bandwidth=25e9,
-    ),
-    "h100": Gpu(
-        name="H100 SXM", memory=81_559 * 2**20, peak_flops=989.4e12, efficiency=0.53,
-        memory_bandwidth=3350e9,
-        intra_bandwidth=450e9, inter_bandwidth=50e9,
-    ),
-    "h200": Gpu(
-        name="H200 SXM", memory=143_771 * 2**20, peak_flops=989.4e12, efficiency=0.53,
-        memory_bandwidth=4800e9,
-        intra_bandwidth=450e9, inter_bandwidth=50e9,
-    ),
-}  # fmt: skip
+    "a100": _A100,
+    "a100-40": replace(_A100, name="A100 40GB SXM", memory=40 * GIB, memory_bandwidth=1555e9),
+    "h100": _H100,
+    "h200": replace(_H100, name="H200 SXM", memory=143_771 * 2**20, memory_bandwidth=4800e9),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,11 +108,7 @@ class Cluster:
         cls, sizes: Sequence[int], gpu: str | Gpu = "a100", *, memory_gib: float | None = None,
         **others: Any,
     ) -> Cluster:  # fmt: skip
-        """Nodes node0, node1, ... with that many GPUs each, numbered from 0.
-
-        >>> Cluster.of([8, 7, 8], "h100").num_gpus
-        23
-        """
+        """Nodes node0, node1, ... with that many GPUs each, numbered from 0."""
         if isinstance(gpu, str):
             if gpu not in GPUS:
                 raise ValueError(f"gpu is {gpu!r}: {', '.join(GPUS)} or a Gpu is accepted")
@@ -149,13 +132,6 @@ class Cluster:
     def usable_memory(self) -> float:
         """Bytes a GPU that training can use."""
         return max(self.gpu.memory - self.reserve, 0.0)
-
-    @property
-    def memory_in_words(self) -> str:
-        return (
-            f"there are {in_words(self.usable_memory)} ({in_words(self.gpu.memory)} less "
-            f"{in_words(self.reserve)} in reserve)"
-        )
 
     def without(self, node: str, gpus: Iterable[int] | None = None) -> Cluster:
         """Cluster without a node, or some of its GPUs. Raises KeyError if they are not there."""
@@ -207,11 +183,7 @@ def shard_block(layout: Layout) -> int:
 
 @lru_cache(maxsize=4096)
 def room(sizes: tuple[int, ...], block: int) -> int:
-    """Blocks of that many GPUs that nodes of these sizes hold.
-
-    >>> room((8, 7, 8), 4)
-    5
-    """
+    """Blocks of that many GPUs that nodes of these sizes hold."""
     return sum(size // block for size in sizes)
 
 

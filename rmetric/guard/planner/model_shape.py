@@ -17,7 +17,6 @@ class ModelShape:
     """A decoder-only transformer.
 
     Attributes:
-        layers, hidden, heads, vocabulary: at least 1.
         kv_heads: heads of keys and values; a divisor of `heads`.
         head_size: of one head of queries and keys; `hidden / heads` by default.
         value_head_size: of one head of values; 0: as `head_size`.
@@ -35,12 +34,10 @@ class ModelShape:
         dropout: masks of dropout are kept for the backward pass.
         positions: learned position embeddings; 0 for rotary ones.
         experts: of a mixture-of-experts layer; 0 for a dense model.
-        experts_per_token: of those, how many each token visits.
         expert_ffn: width of one expert.
         shared_expert_ffn: width of the expert that all tokens visit.
         shared_expert_gate: that expert has a gate (Qwen 2).
         dense_layers: the first layers that have no experts.
-        name: for people.
         assumed: what a file did not say, in sentences.
     """
 
@@ -83,48 +80,29 @@ class ModelShape:
                 )
             if field.type == "bool" and type(value) is not bool:
                 raise ValueError(f"{field.name} is {value!r}: it must be true or false")
-        if self.heads % self.kv_heads:
-            raise ValueError(f"kv_heads is {self.kv_heads}: it must divide the {self.heads} heads")
+        heads, latent = self.heads, (self.q_lora_rank, self.rope_head_size)
+        if heads % self.kv_heads:
+            raise ValueError(f"kv_heads is {self.kv_heads}: it must divide the {heads} heads")
         if self.experts and not (0 < self.experts_per_token <= self.experts and self.expert_ffn):
             raise ValueError(
                 f"{self.experts} experts need experts_per_token from 1 to {self.experts} "
                 f"(found {self.experts_per_token}) and expert_ffn (found {self.expert_ffn})"
             )
-        self._check_latent()
         if self.dense_layers > self.layers:
             raise ValueError(f"dense_layers is {self.dense_layers} of {self.layers} layers")
-
-    def _check_latent(self) -> None:
-        latent = (self.q_lora_rank, self.rope_head_size)
-        if not self.kv_lora_rank:
-            if any(latent):
-                raise ValueError(
-                    f"q_lora_rank and rope_head_size are {latent}: latent attention needs "
-                    "kv_lora_rank"
-                )
-            return
-        if self.kv_heads != self.heads:
+        if not self.kv_lora_rank and any(latent):
             raise ValueError(
-                f"kv_heads is {self.kv_heads}: latent attention has as many as {self.heads} heads"
+                f"q_lora_rank and rope_head_size are {latent}: latent attention needs kv_lora_rank"
             )
-        if not self.rope_head_size < self.head_size:
+        if self.kv_lora_rank and self.kv_heads != heads:
+            raise ValueError(
+                f"kv_heads is {self.kv_heads}: latent attention has as many as {heads} heads"
+            )
+        if self.kv_lora_rank and self.rope_head_size >= self.head_size:
             raise ValueError(
                 f"rope_head_size is {self.rope_head_size}: it must be below head_size, "
                 f"{self.head_size}"
             )
-
-    @classmethod
-    def gpt(
-        cls, *, layers: int, hidden: int, heads: int, vocabulary: int, sequence: int, **others: Any
-    ) -> ModelShape:
-        """Shape of GPT-2 and GPT-3: biases, dropout, learned positions, tied output."""
-        given: dict[str, Any] = {
-            "layers": layers, "hidden": hidden, "heads": heads, "vocabulary": vocabulary,
-            "sequence": sequence, "kv_heads": heads, "head_size": hidden // heads,
-            "ffn": 4 * hidden, "gated": False, "tied": True, "biases": True, "dropout": True,
-            "positions": sequence,
-        }  # fmt: skip
-        return cls(**given | others)
 
     @classmethod
     def from_json(
@@ -135,7 +113,20 @@ class ModelShape:
         `sequence` (tokens) replaces that of the source. Raises ValueError that names the file,
         the key, the value found and those accepted.
         """
-        return _read_shape(source, sequence)
+        where, entry = "model", source
+        if not isinstance(source, Mapping):
+            where, entry = str(source), _read(Path(source))
+        if not isinstance(entry, Mapping):
+            raise ValueError(f"{where}: found {shown(entry)}; a JSON object is accepted")
+        try:
+            shape = _shape(dict(entry), sequence)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+        if shape.name == "model" and not isinstance(source, Mapping):
+            path = Path(source)
+            name = path.absolute().parent.name if path.stem == "config" else path.stem
+            shape = replace(shape, name=name)
+        return shape
 
     def as_json(self) -> dict[str, Any]:
         """JSON object that `from_json` reads."""
@@ -145,23 +136,22 @@ class ModelShape:
     def expert_layers(self) -> int:
         return self.layers - self.dense_layers if self.experts else 0
 
-    @cached_property
+    @property
     def norm_parameters(self) -> int:
         return self.hidden * (2 if self.biases else 1)
 
+    # Widths over all heads.
+
     @cached_property
     def query_width(self) -> int:
-        """Width of the queries of all heads."""
         return self.heads * self.head_size
 
     @cached_property
     def key_width(self) -> int:
-        """Width of the keys of all heads of keys."""
         return self.kv_heads * self.head_size
 
     @cached_property
     def value_width(self) -> int:
-        """Width of the values of all heads of values."""
         return self.kv_heads * (self.value_head_size or self.head_size)
 
     @cached_property
@@ -205,7 +195,6 @@ class ModelShape:
 
     @cached_property
     def experts_parameters(self) -> int:
-        """Parameters of all experts of one layer."""
         return self.experts * self._ffn_parameters(self.expert_ffn)
 
     @cached_property
@@ -223,9 +212,8 @@ class ModelShape:
     def parameters(self) -> int:
         """All of them, without the padding that an engine adds to the vocabulary."""
         every_layer = self.attention_parameters + self.layer_norms
-        expert_layer = (
-            self.experts_parameters + self.shared_expert_parameters + self.router_parameters
-        )
+        expert_layer = self.experts_parameters + self.router_parameters
+        expert_layer += self.shared_expert_parameters
         return (
             self.layers * every_layer
             + (self.layers - self.expert_layers) * self.dense_ffn_parameters
@@ -270,24 +258,6 @@ NOT_COUNTED = {
     "linear_num_value_heads": "linear attention",
     "encoder_layers": "an encoder",
 }
-
-
-def _read_shape(source: Path | str | Mapping[str, Any], sequence: int | None) -> ModelShape:
-    where, entry = "model", source
-    if not isinstance(source, Mapping):
-        where, entry = str(source), _read(Path(source))
-    if not isinstance(entry, Mapping):
-        raise ValueError(f"{where}: found {shown(entry)}; a JSON object is accepted")
-    try:
-        shape = _shape(dict(entry), sequence)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
-    if shape.name == "model" and not isinstance(source, Mapping):
-        path = Path(source)
-        shape = replace(
-            shape, name=path.absolute().parent.name if path.stem == "config" else path.stem
-        )
-    return shape
 
 
 def _read(path: Path) -> Any:
@@ -346,7 +316,6 @@ def _hugging_face(entry: dict[str, Any], sequence: int | None) -> ModelShape:
     given = dict(FAMILIES.get(kind, LLAMA))
     heads = _number(entry, "num_attention_heads", "n_head")
     hidden = _number(entry, "hidden_size", "n_embd")
-    kv_heads = _number(entry, "num_key_value_heads", default=heads)
     positions = _number(entry, "max_position_embeddings", "n_positions", default=0)
     if sequence is None:
         if not positions:
@@ -358,12 +327,13 @@ def _hugging_face(entry: dict[str, Any], sequence: int | None) -> ModelShape:
     if kind == "gpt2":
         given |= {"positions": positions, "dropout": _has_dropout(entry, "resid_pdrop")}
     given |= _hugging_face_experts(entry)
-    head_size = _number(entry, "head_dim", default=hidden // heads)
+    given["kv_heads"] = _number(entry, "num_key_value_heads", default=heads)
+    given["head_size"] = _number(entry, "head_dim", default=hidden // heads)
     if entry.get("kv_lora_rank"):
-        kv_heads = heads
         rotary = _number(entry, "qk_rope_head_dim")
-        head_size = _number(entry, "qk_nope_head_dim") + rotary
         given |= {
+            "kv_heads": heads,
+            "head_size": _number(entry, "qk_nope_head_dim") + rotary,
             "kv_lora_rank": _number(entry, "kv_lora_rank"),
             "q_lora_rank": _number(entry, "q_lora_rank", default=0),
             "rope_head_size": rotary,
@@ -372,18 +342,11 @@ def _hugging_face(entry: dict[str, Any], sequence: int | None) -> ModelShape:
     if entry.get("num_nextn_predict_layers"):
         assumed.append("layers that predict further tokens (num_nextn_predict_layers): none")
     return ModelShape(
-        layers=_number(entry, "num_hidden_layers", "n_layer"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_size=head_size,
+        layers=_number(entry, "num_hidden_layers", "n_layer"), hidden=hidden, heads=heads,
         ffn=_number(entry, "intermediate_size", "n_inner", default=4 * hidden),
-        vocabulary=_number(entry, "vocab_size"),
-        sequence=sequence,
-        name=_name(entry, "_name_or_path"),
-        assumed=tuple(assumed),
-        **given,
-    )
+        vocabulary=_number(entry, "vocab_size"), sequence=sequence,
+        name=_name(entry, "_name_or_path"), assumed=tuple(assumed), **given,
+    )  # fmt: skip
 
 
 def _hugging_face_experts(entry: dict[str, Any]) -> dict[str, int]:
@@ -418,51 +381,43 @@ def _megatron(entry: dict[str, Any], sequence: int | None) -> ModelShape:
     grouped = _flag(entry, "group_query_attention", groups > 1)
     ffn = int(8 * hidden / 3 / 64) * 64 if gated else 4 * hidden
     ffn = _number(entry, "ffn_hidden_size", default=ffn)
-    biases = _flag(entry, "add_bias_linear", not _flag(entry, "disable_bias_linear", False))
     learned = entry.get("position_embedding_type", "learned_absolute") == "learned_absolute"
-    experts = _number(entry, "num_experts", default=0)
     if entry.get("moe_layer_freq", 1) != 1:
         raise ValueError("'moe_layer_freq' other than 1: layers that differ cannot be counted")
-    given: dict[str, Any] = {}
-    if experts:
-        given = {
+    given: dict[str, Any] = {
+        "kv_heads": groups if grouped else heads,
+        "head_size": _number(entry, "kv_channels", default=hidden // heads),
+    }
+    if experts := _number(entry, "num_experts", default=0):
+        given |= {
             "experts": experts,
             "experts_per_token": _number(entry, "moe_router_topk", default=2),
             "expert_ffn": _number(entry, "moe_ffn_hidden_size", default=ffn),
             "shared_expert_ffn": _number(entry, "moe_shared_expert_intermediate_size", default=0),
             "shared_expert_gate": _flag(entry, "moe_shared_expert_gate", False),
         }
-    head_size = _number(entry, "kv_channels", default=hidden // heads)
     if _flag(entry, "multi_latent_attention", False):
         rotary = _number(entry, "qk_pos_emb_head_dim", default=64)
-        head_size, grouped = _number(entry, "qk_head_dim", default=128) + rotary, False
         given |= {
+            "kv_heads": heads,
+            "head_size": _number(entry, "qk_head_dim", default=128) + rotary,
             "kv_lora_rank": _number(entry, "kv_lora_rank", default=32),
             "q_lora_rank": _number(entry, "q_lora_rank", default=0),
             "rope_head_size": rotary,
             "value_head_size": _number(entry, "v_head_dim", default=128),
         }
     return ModelShape(
-        layers=_number(entry, "num_layers"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=groups if grouped else heads,
-        head_size=head_size,
-        ffn=ffn,
+        layers=_number(entry, "num_layers"), hidden=hidden, heads=heads, ffn=ffn, gated=gated,
         vocabulary=_number(entry, "vocab_size", "padded_vocab_size"),
-        sequence=_number(entry, "seq_length", "encoder_seq_length")
-        if sequence is None
-        else sequence,
-        gated=gated,
+        sequence=sequence or _number(entry, "seq_length", "encoder_seq_length"),
         tied=not _flag(entry, "untie_embeddings_and_output_weights", False),
-        biases=biases,
+        biases=_flag(entry, "add_bias_linear", not _flag(entry, "disable_bias_linear", False)),
         qkv_bias=_flag(entry, "add_qkv_bias", False),
         qk_norm=_flag(entry, "qk_layernorm", False),
         dropout=_has_dropout(entry, "hidden_dropout"),
         positions=_number(entry, "max_position_embeddings") if learned else 0,
-        name=_name(entry, "name"),
-        **given,
-    )
+        name=_name(entry, "name"), **given,
+    )  # fmt: skip
 
 
 def _number(entry: dict[str, Any], *keys: str, default: int | None = None) -> int:

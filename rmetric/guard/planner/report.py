@@ -1,54 +1,50 @@
-"""Reports of a plan as text and as JSON."""
+"""Reports of a plan as text and as JSON, and the arguments of each engine."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
-from textwrap import indent, wrap
+from textwrap import wrap
 from typing import Any
 
 from rmetric._util.printed import counted, number_ranges, printable
 from rmetric.guard.layout import Layout
 from rmetric.guard.planner.cluster import Placement, in_words
-from rmetric.guard.planner.memory import memory_in_words, split_layers
+from rmetric.guard.planner.costs import PARTS, layers_of_stage
 from rmetric.guard.planner.model_shape import ModelShape
-from rmetric.guard.planner.rules import Problem
-from rmetric.guard.planner.search import LayoutPlan, Option, batch_change, idle_hints, nearest_batch
-from rmetric.guard.planner.settings import AT_WORK
-from rmetric.guard.planner.throughput import PARTS
+from rmetric.guard.planner.problem import AT_WORK, Problem
+from rmetric.guard.planner.search import LayoutPlan, Option, faster_with, idle_hints
 
 WIDTH = 98
 
 
 def as_json(answer: LayoutPlan) -> dict[str, Any]:
     """JSON report: plan, model and settings of the best layout."""
-    problem = answer.problem
-    near = _nearest(problem, answer.best)
+    problem, best = answer.problem, answer.best
+    settings = None
+    if best is not None:
+        launches = [asdict(each) for each in torchrun_launches(best.placement)]
+        settings = {"torchrun": launches, problem.engine.name: _engine_settings(problem, best)}
     return {
         "model": problem.model.as_json(),
         "parameters": problem.model.parameters,
         "gpus": problem.cluster.num_gpus,
         "plan": answer.as_json(),
-        "nearest_batch": near,
-        "settings": _settings(problem, answer.best) if answer.best else None,
+        "nearest_batch": _nearest(problem, best),
+        "settings": settings,
     }
 
 
 def _nearest(problem: Problem, best: Option | None) -> dict[str, Any] | None:
-    """Nearest batch for nearly all GPUs, where the plan leaves more of them idle."""
+    """Layout if the batch may change, where the plan leaves more than a few GPUs idle."""
     if best is None or best.layout.num_gpus >= AT_WORK * problem.cluster.num_gpus:
         return None
-    if (near := nearest_batch(problem, best)) is None:
+    near = faster_with(problem, best).get("--allow-batch-change")
+    if near is None:
         return None
-    change, speedup = batch_change(problem, near), near.gain(best)
-    return {"layout": near.layout.as_json(), "change": change, "speedup": speedup}
-
-
-def _settings(problem: Problem, best: Option) -> dict[str, Any]:
-    """Launch commands: torchrun per node, and the arguments of the engine."""
-    launches = [asdict(each) for each in torchrun_launches(best.placement)]
-    return {"torchrun": launches, problem.engine.name: _engine_settings(problem, best)}
+    change = near.layout.global_batch / problem.batch.samples - 1
+    return {"layout": near.layout.as_json(), "change": change, "speedup": near.gain(best)}
 
 
 def _engine_settings(problem: Problem, best: Option) -> Any:
@@ -75,44 +71,53 @@ def as_text(answer: LayoutPlan) -> str:
     """Text report: the same, with the reasons, the alternatives and the commands."""
     problem = answer.problem
     model, cluster = problem.model, problem.cluster
-    sizes = _sum_of(cluster.sizes)
     active = f" ({model.active_parameters / 1e9:.2f} active)" if model.experts else ""
     lines = [
         f"{printable(model.name)}: {model.parameters / 1e9:.2f} billion parameters{active}, "
         f"sequence {model.sequence:,}, batch {problem.batch.samples:,}",
-        f"{counted(cluster.num_gpus, 'GPU')} ({sizes}), {cluster.gpu.name}, "
+        f"{counted(cluster.num_gpus, 'GPU')} ({_sum_of(cluster.sizes)}), {cluster.gpu.name}, "
         f"{in_words(cluster.usable_memory)} of {in_words(cluster.gpu.memory)} usable; "
         f"{problem.engine.name}",
         *(f"assumed: {printable(each)}" for each in model.assumed),
         "",
     ]
-    if answer.best is None:
+    best = answer.best
+    if best is None:
         lines += ["Nothing fits.", *_wrapped(f"Binding constraint: {answer.why}")]
         for each in answer.would_help:
             lines += _wrapped(f"- {each}")
         return "\n".join(lines)
-    lines += _best(answer, answer.best)
-    lines += _alternatives(answer)
-    lines += _hints(problem, answer.best)
-    lines += ["", "Start it", *_start(problem, answer.best)]
-    return "\n".join(lines)
+    lines += _best(answer, best)
+    if answer.alternatives:
+        rows = [
+            (str(each.layout), f"{each.gain(best):+.1%}", in_words(each.memory.total),
+             "computed again" if each.recompute else "")
+            for each in answer.alternatives
+        ]  # fmt: skip
+        lines += ["", "Next best", *_columns(rows, right=(1, 2))]
+    if hints := idle_hints(problem, best):
+        lines += ["", "Idle GPUs would be used with"]
+        lines += [line for each in hints for line in _wrapped(f"  {each}")]
+    return "\n".join([*lines, "", "Start it", *_start(problem, best)])
 
 
 def _sum_of(sizes: Sequence[int]) -> str:
-    """Many alike are counted.
-
-    >>> _sum_of([8, 7, 8]), _sum_of([8, 8, 8, 8, 7])
-    ('8 + 7 + 8', '4 x 8 + 7')
-    """
+    """Sizes of nodes, as in `8 + 7 + 8` or `4 x 8 + 7`."""
     runs = [(size, len(list(alike))) for size, alike in groupby(sizes)]
     return " + ".join(f"{n} x {size}" if n > 3 else " + ".join([f"{size}"] * n) for size, n in runs)
 
 
 def _best(answer: LayoutPlan, best: Option) -> list[str]:
-    problem = answer.problem
-    usable = problem.cluster.usable_memory
+    usable = answer.problem.cluster.usable_memory
     again = ", activations computed again" if best.recompute else ""
-    lines = [
+    step, needed = best.step._asdict(), best.memory._asdict()
+    seconds = [
+        (words, f"{step[name]:.3g} s", f"{step[name] / best.step.seconds:.1%}")
+        for name, words in PARTS.items()
+        if step[name]
+    ]
+    stage = needed.pop("stage")
+    return [
         f"Plan: {best.layout}{again}",
         f"  {best.step.tokens_per_second:,.0f} tokens a second, {best.step.seconds:.3g} s a step; "
         f"{in_words(best.memory.total)} of {in_words(usable)} on the fullest GPU (estimates)",
@@ -120,22 +125,14 @@ def _best(answer: LayoutPlan, best: Option) -> list[str]:
         *(line for each in best.remarks for line in _wrapped(f"  Note: {each}.")),
         "",
         "Time of a step",
+        *_columns(seconds, right=(1, 2)),
+        "",
+        f"Memory of the fullest GPU (stage {stage})",
+        *_columns([(name, in_words(size)) for name, size in needed.items() if size], right=(1,)),
+        "",
+        "GPUs",
+        *_gpus(best),
     ]
-    seconds = best.step.seconds
-    rows = [
-        (words, f"{getattr(best.step, name):.3g} s", f"{getattr(best.step, name) / seconds:.1%}")
-        for name, words in PARTS.items()
-        if getattr(best.step, name)
-    ]
-    lines += _columns(rows, right=(1, 2))
-    lines += ["", f"Memory of the fullest GPU (stage {best.memory.stage})"]
-    terms = memory_in_words(
-        problem.model, best.layout, problem.engine, best.memory,
-        recompute=best.recompute, shard_optimiser=problem.options.shard_optimiser,
-    )  # fmt: skip
-    rows = [(name, in_words(size), how) for name, size, how in terms]
-    lines += _columns(rows, right=(1,))
-    return [*lines, "", "GPUs", *_gpus(best)]
 
 
 def _gpus(best: Option) -> list[str]:
@@ -143,35 +140,15 @@ def _gpus(best: Option) -> list[str]:
     for node, used in _by_node(best.placement.ranks).items():
         last = rank + len(used) - 1
         rows.append((printable(node), f"GPUs {number_ranges(used)}", f"ranks {rank}-{last}"))
-        rank += len(used)
-    idle = _by_node(best.placement.idle)
-    rows += [
-        (printable(node), f"GPUs {number_ranges(gpus)}", "idle") for node, gpus in idle.items()
-    ]
+        rank = last + 1
+    for node, idle in _by_node(best.placement.idle).items():
+        rows.append((printable(node), f"GPUs {number_ranges(idle)}", "idle"))
     return _columns(rows)
 
 
 def _by_node(places: Sequence[tuple[str, int]]) -> dict[str, list[int]]:
     """GPUs of each node, whose places are consecutive."""
     return {node: [gpu for _, gpu in of] for node, of in groupby(places, key=lambda at: at[0])}
-
-
-def _alternatives(answer: LayoutPlan) -> list[str]:
-    if not answer.alternatives or answer.best is None:
-        return []
-    rows = []
-    for each in answer.alternatives:
-        ratio = each.step.tokens_per_second / answer.best.step.tokens_per_second - 1
-        remark = "computed again" if each.recompute else ""
-        fullest = in_words(each.memory.total)
-        rows.append((str(each.layout), f"{ratio:+.1%}", fullest, remark))
-    return ["", "Next best", *_columns(rows, right=(1, 2))]
-
-
-def _hints(problem: Problem, best: Option) -> list[str]:
-    """Changes that would make idle GPUs usable."""
-    lines = [line for each in idle_hints(problem, best) for line in _wrapped(f"  {each}")]
-    return ["", "Idle GPUs would be used with", *lines] if lines else []
 
 
 def _start(problem: Problem, best: Option) -> list[str]:
@@ -186,8 +163,6 @@ def _start(problem: Problem, best: Option) -> list[str]:
             lines.append("  before Blackwell: export CUDA_DEVICE_MAX_CONNECTIONS=1")
     elif problem.engine.name == "torchtitan":
         lines += ["  torchtitan 0.3:", *_arguments(torchtitan_arguments(found))]
-        toml = indent(torchtitan_toml(found), "    ").splitlines()
-        lines += ["  torchtitan up to 0.2, TOML:", *toml]
     else:
         policy = "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)"
         checkpointed = ", checkpoint each block's activations" if best.recompute else ""
@@ -219,7 +194,7 @@ def _arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def _columns(rows: Sequence[tuple[str, ...]], *, right: tuple[int, ...] = ()) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
         cells = [
@@ -293,14 +268,12 @@ def megatron_arguments(
         arguments += ["--use-distributed-optimizer", "--dist-ckpt-optim-fully-reshardable"]
     arguments += ["--ckpt-format", "torch_dist"]
     if recompute:
-        arguments += [
-            "--recompute-granularity", "full",
-            "--recompute-method", "uniform",
-            "--recompute-num-layers", "1",
-        ]  # fmt: skip
+        arguments += ["--recompute-granularity", "full", "--recompute-method", "uniform"]
+        arguments += ["--recompute-num-layers", "1"]
     if model.layers % layout.pipeline:
         # E the embedding, t a layer, L the loss, a bar between stages.
-        stages = "|".join("t" * count for count in split_layers(model.layers, layout.pipeline))
+        counts = [sum(layers_of_stage(model, layout.pipeline, i)) for i in range(layout.pipeline)]
+        stages = "|".join("t" * count for count in counts)
         arguments += ["--pipeline-model-parallel-layout", f"E{stages}L"]
     return arguments
 
@@ -310,7 +283,6 @@ def torchtitan_settings(
 ) -> dict[str, dict[str, int | str]]:
     """Section -> key -> value. Stages are cut as planned: by layers alone."""
     piped = layout.pipeline > 1
-    per_copy = layout.micro_batch * (layout.accumulation if piped else 1)
     parallelism: dict[str, int | str] = {
         "data_parallel_replicate_degree": layout.replicas,
         "data_parallel_shard_degree": layout.data // layout.replicas,
@@ -328,24 +300,13 @@ def torchtitan_settings(
         }
     return {
         "training": {
-            "local_batch_size": per_copy,
+            "local_batch_size": layout.micro_batch * (layout.accumulation if piped else 1),
             "global_batch_size": layout.global_batch,
             "seq_len": model.sequence,
         },
         "parallelism": parallelism,
         "activation_checkpoint": {"mode": "full" if recompute else "none"},
     }
-
-
-def torchtitan_toml(settings: dict[str, dict[str, int | str]]) -> str:
-    """For torchtitan up to 0.2, as `torchtitan_settings` gave them."""
-    lines = []
-    for section, values in settings.items():
-        lines.append(f"[{section}]")
-        for key, value in values.items():
-            lines.append(f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value}")
-        lines.append("")
-    return "\n".join(lines)
 
 
 def torchtitan_arguments(settings: dict[str, dict[str, int | str]]) -> list[str]:

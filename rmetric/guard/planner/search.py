@@ -1,58 +1,26 @@
-"""Every layout that works, the most promising first, and where the search may stop."""
+"""Every layout that works, the most promising first, and the choice among them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
 from math import lcm
 from typing import Any, NamedTuple
 
 from rmetric.guard.layout import Layout, batch_remark, nearest_multiple
+from rmetric.guard.planner import problem as rules
 from rmetric.guard.planner.cluster import Cluster, Placement, in_words, place, reach, room
-from rmetric.guard.planner.memory import MemoryEstimate
+from rmetric.guard.planner.costs import MemoryEstimate, StepTime, estimate, memory, step_flops
 from rmetric.guard.planner.model_shape import ModelShape
-from rmetric.guard.planner.rules import (
-    Problem,
-    broken_rules,
-    context_rule,
-    expert_rule,
-    needed_memory,
-    pipeline_rule,
-    replica_rule,
-    tensor_rule,
-)
-from rmetric.guard.planner.settings import (
-    AT_WORK,
-    LARGEST_CHANGE,
-    SHORT_SEQUENCE,
-    SIZES,
-    WORTH_SAYING,
-    BatchSpec,
-    PlanOptions,
-    engine_named,
-)
-from rmetric.guard.planner.throughput import PARTS, StepTime, estimate, step_flops
-
-#: Rules that can be lifted one at a time; what is left of one is never a layout to use.
-LIFTED = ("tensor", "pipeline", "node", "batch")
-#: What may be asked of the planner instead, where there is something.
-INSTEAD = {"pipeline": "; uneven stages may be allowed", "batch": "; the batch may be let change"}
+from rmetric.guard.planner.problem import SIZES, BatchSpec, PlanOptions, Problem, engine_named
 
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One feasible layout.
+    """One feasible layout; `remarks` are sentences on what changes, and what to know.
 
-    Attributes:
-        problem: question that it answers.
-        layout: see `Layout`.
-        recompute: its activations are computed again.
-        memory: of the fullest GPU.
-        step: how long a step takes.
-        remarks: in sentences: what changes, and what to know.
+    `memory` is that of the fullest GPU; with `recompute` activations are computed again.
     """
 
     problem: Problem
@@ -88,11 +56,10 @@ class LayoutPlan:
     """Result of `plan`.
 
     Attributes:
-        problem: question that it answers.
         best: None if nothing fits.
         alternatives: the next best, each of another TP, PP, CP or EP.
         why: why `best` is the best, or the binding constraint if nothing fits.
-        would_help: if nothing fits: what would make something fit.
+        would_help: if nothing fits: options with which something would.
     """
 
     problem: Problem
@@ -109,248 +76,6 @@ class LayoutPlan:
             "why": self.why,
             "would_help": list(self.would_help),
         }
-
-
-class Split(NamedTuple):
-    """Sizes of a layout without its batch; no layout of it makes more tokens than `bound`."""
-
-    bound: float
-    tensor: int
-    pipeline: int
-    context: int
-    expert: int
-    data: int
-
-
-def search(problem: Problem, *, keep: int, margin: float) -> list[Option]:
-    """The fastest layout of each TP, PP, CP and EP; unordered.
-
-    The `keep` fastest and all within `margin` (a share) of the fastest are among them.
-    """
-    best: dict[tuple[int, ...], Option] = {}
-    for split in sorted(splits(problem), reverse=True):
-        least = _cutoff(best, keep, margin)
-        if split.bound < least:
-            break
-        family = split[1:5]
-        held = best.get(family)
-        if held is not None:
-            least = max(least, held.step.tokens_per_second)
-        if split.bound < least:
-            continue
-        for found in _of_split(problem, split, least):
-            if held is None or order(found) < order(held):
-                best[family] = held = found
-    return list(best.values())
-
-
-def nearest(problem: Problem, least: float) -> Option | None:
-    """The fastest layout of the nearest batch that makes more than `least` tokens a second."""
-
-    def change(layout: Layout) -> int:
-        return abs(layout.global_batch - problem.batch.samples)
-
-    within = (split for split in splits(problem) if split.bound > least)
-    candidates = (layout for split in within for layout in layouts(problem, split))
-    for _, alike in groupby(sorted(candidates, key=change), key=change):
-        judged = filter(None, (_judged(problem, layout) for layout in alike))
-        if found := [each for each in judged if each.step.tokens_per_second > least]:
-            return min(found, key=order)
-    return None
-
-
-def order(found: Option) -> tuple[float | int, ...]:
-    """Sort key of layouts: faster first, then fewer GPUs and simpler."""
-    sizes = found.layout
-    return (
-        -found.step.tokens_per_second, sizes.num_gpus, sizes.pipeline, sizes.context,
-        sizes.tensor, sizes.expert, sizes.replicas, -sizes.micro_batch, found.recompute,
-    )  # fmt: skip
-
-
-def splits(problem: Problem, *, hopeless: bool = False) -> Iterator[Split]:
-    """All sizes that obey the rules but those of batch and memory.
-
-    Those of which even the leanest layout does not fit are left out unless `hopeless`.
-    """
-    copies = [
-        n
-        for n in range(1, problem.cluster.num_gpus + 1)
-        if (problem.uneven_batch and n <= problem.batch.samples)
-        or any(_accumulation(problem, size * n) for size in problem.micro_batches)
-    ]
-    for tensor, pipeline, context, expert, most in _families(problem):
-        if not hopeless and not _may_fit(problem, tensor, pipeline, context, expert, most):
-            continue
-        for data in copies:
-            if data > most:
-                break
-            if tensor * pipeline * context * data < problem.options.least_gpus:
-                continue
-            if expert == 1 or not expert_rule(problem, expert, data * context):
-                bound = _bound(problem, tensor, pipeline, context, data)
-                yield Split(bound, tensor, pipeline, context, expert, data)
-
-
-def layouts(problem: Problem, split: Split) -> Iterator[Layout]:
-    """Layouts of a split that match the batch, each with one set of shards."""
-    _, tensor, pipeline, context, expert, data = split
-    samples = problem.batch.samples
-    found: dict[tuple[int, int], None] = {}
-    for micro_batch in problem.micro_batches:
-        at_once = micro_batch * data
-        if accumulation := _accumulation(problem, at_once):
-            found[accumulation * at_once, micro_batch] = None
-        if problem.uneven_batch and data <= samples:
-            share = -(-samples // data)
-            # The largest that there is once a share is cut into parts that differ by one.
-            found[samples, -(-share // -(-share // micro_batch))] = None
-    for batch, micro_batch in found:
-        yield Layout.split(
-            batch, tensor=tensor, pipeline=pipeline, context=context, data=data,
-            expert=expert, micro_batch=micro_batch,
-        )  # fmt: skip
-
-
-def _families(problem: Problem) -> Iterator[tuple[int, int, int, int, int]]:
-    """TP, PP, CP, EP, and the most copies that the nodes have room for."""
-    sizes, total = problem.cluster.sizes, problem.cluster.num_gpus
-    if "node" in problem.relaxed:
-        sizes = (total,)
-    widest = max(sizes, default=0)
-    pipelines = [
-        p for p in range(1, min(total, problem.model.layers) + 1) if not pipeline_rule(problem, p)
-    ]
-    for tensor in range(1, widest + 1):
-        if tensor_rule(problem, tensor):
-            continue
-        for context in range(1, widest // tensor + 1):
-            if context_rule(problem, tensor, context):
-                continue
-            for expert in _experts(problem, widest // tensor):
-                block = tensor * lcm(context, expert)
-                used = room(sizes, block) * block
-                for pipeline in pipelines:
-                    most = used // (tensor * context * pipeline)
-                    if most:
-                        yield tensor, pipeline, context, expert, most
-
-
-def _may_fit(
-    problem: Problem, tensor: int, pipeline: int, context: int, expert: int, most: int
-) -> bool:
-    """The layout with the least memory fits: most copies, smallest micro-batch, one in flight."""
-    # An uneven share may be cut into parts that are smaller than any micro-batch of the list.
-    smallest = 1 if problem.uneven_batch else problem.micro_batches[0]
-    leanest = Layout(
-        tensor=tensor, pipeline=pipeline, context=context, data=most, expert=expert,
-        micro_batch=smallest,
-    )  # fmt: skip
-    needed = min(needed_memory(problem, leanest, each).total for each in problem.recompute)
-    return needed <= problem.cluster.usable_memory
-
-
-def _of_split(problem: Problem, split: Split, least: float = 0.0) -> Iterator[Option]:
-    """Feasible layouts of a split; some with less than `least` tokens per second are omitted."""
-    for layout in layouts(problem, split):
-        found = _judged(problem, layout)
-        if found is None:
-            continue
-        yield found
-        # More sets of shards need more memory; all they save is time that the data takes.
-        step = found.step
-        at_best = (1 + 1e-9) * step.tokens_per_second * step.seconds / (step.seconds - step.data)
-        if problem.engine.fully_sharded and step.data and at_best >= least:
-            yield from _with_replicas(problem, layout)
-
-
-def _with_replicas(problem: Problem, layout: Layout) -> Iterator[Option]:
-    for replicas in range(2, layout.data + 1):
-        if layout.data % replicas == 0:
-            several = replace(layout, replicas=replicas)
-            if not replica_rule(problem, several):
-                found = _judged(problem, several)
-                if found is not None:
-                    yield found
-
-
-def _judged(problem: Problem, layout: Layout) -> Option | None:
-    """Costs of a layout, if it fits; recomputation is used only where needed."""
-    for recompute in problem.recompute:
-        needed = needed_memory(problem, layout, recompute)
-        if needed.total <= problem.cluster.usable_memory:
-            step = estimate(
-                problem.model,
-                layout,
-                problem.engine,
-                problem.cluster.gpu,
-                reach(problem.cluster.sizes, layout),
-                recompute=recompute,
-                shard_optimiser=problem.options.shard_optimiser,
-            )
-            return Option(
-                problem=problem, layout=layout, recompute=recompute, memory=needed, step=step
-            )
-    return None
-
-
-def _cutoff(best: dict[tuple[int, ...], Option], keep: int, margin: float) -> float:
-    if len(best) < keep:
-        return 0.0
-    rates = sorted((each.step.tokens_per_second for each in best.values()), reverse=True)
-    return min(rates[keep - 1], (1 - margin) * rates[0])
-
-
-def _experts(problem: Problem, most: int) -> list[int]:
-    if not problem.model.experts:
-        return [1] if not expert_rule(problem, 1, 1) else []
-    return [e for e in range(1, most + 1) if not expert_rule(problem, e, e)]
-
-
-def _accumulation(problem: Problem, at_once: int) -> int:
-    """Micro-batches a copy for the batch nearest to the one asked; 0 if that is too far."""
-    samples = problem.batch.samples
-    if "batch" in problem.relaxed:
-        return max(samples // at_once, 1)
-    return nearest_multiple(samples, at_once, problem.largest_change) // at_once
-
-
-def _bound(problem: Problem, tensor: int, pipeline: int, context: int, data: int) -> float:
-    """Tokens a second if nothing but matrix products, TP and the bubble took time."""
-    model, gpu = problem.model, problem.cluster.gpu
-    flops = step_flops(model, 1) / model.sequence
-    reduced = 4 * 2 * (tensor - 1) / tensor * 2 * model.hidden * model.layers / gpu.intra_bandwidth
-    seconds = flops / (tensor * gpu.peak_flops * gpu.efficiency) + reduced
-    most = problem.batch.samples * (1 + problem.largest_change) / data
-    at_once = float(data)
-    if problem.uneven_batch:
-        fullest = -(-problem.batch.samples // data)
-        most = max(most, fullest)
-        if not problem.largest_change:  # the fullest copy sets the pace of the batch
-            at_once = problem.batch.samples / fullest
-    if "batch" in problem.relaxed:
-        most = max(most, 1.0)
-    # A hair more, so that rounding never hides a layout.
-    return (1 + 1e-9) * pipeline * at_once * context / seconds * most / (most + pipeline - 1)
-
-
-def fits(problem: Problem) -> Option | None:
-    """Some layout that works, or None."""
-    found = (each for split in splits(problem) for each in _of_split(problem, split))
-    return next(found, None)
-
-
-def smallest(problem: Problem) -> tuple[Layout, bool, MemoryEstimate] | None:
-    """Layout of least memory, whether it fits or not; None if the rules allow none."""
-    each = (
-        (layout, recompute, needed_memory(problem, layout, recompute))
-        for split in splits(problem, hopeless=True)
-        for layout in layouts(problem, split)
-        for recompute in problem.recompute
-    )
-    return min(
-        each, key=lambda candidate: (candidate[2].total, candidate[0].num_gpus), default=None
-    )
 
 
 def plan(
@@ -386,35 +111,6 @@ def plan(
     return answer(_problem(model, cluster, batch, engine, options), current)
 
 
-def _problem(
-    model: ModelShape, cluster: Cluster, batch: BatchSpec, engine: str, options: PlanOptions | None
-) -> Problem:
-    options = options or PlanOptions()
-    return Problem(
-        model=model, cluster=cluster, engine=engine_named(engine), batch=batch, options=options
-    )
-
-
-def answer(problem: Problem, current: Layout | None = None) -> LayoutPlan:
-    """Answer of `plan` to a problem; `current` is the present layout."""
-    if not problem.cluster.num_gpus:
-        return LayoutPlan(problem=problem, best=None, why="no GPU is left")
-    options = problem.options
-    found = search(problem, keep=options.alternatives + 1, margin=options.margin)
-    if not found:
-        why, would_help = _why_nothing_fits(problem), _would_help(problem)
-        return LayoutPlan(problem=problem, best=None, why=why, would_help=would_help)
-    found.sort(key=order)
-    best, why = _choose(found, current, problem)
-    others = [each for each in found if each is not best][: options.alternatives]
-    return LayoutPlan(
-        problem=problem,
-        best=replace(best, remarks=_remarks(best, current)),
-        alternatives=tuple(replace(each, remarks=_remarks(each, current)) for each in others),
-        why=why,
-    )
-
-
 def check(
     model: ModelShape,
     cluster: Cluster,
@@ -425,16 +121,261 @@ def check(
     recompute: bool = False,
     options: PlanOptions | None = None,
 ) -> tuple[str, ...]:
-    """Check one layout; arguments as of `plan`.
-
-    Returns:
-        Reasons why it is infeasible, as sentences; empty if it is feasible.
-
-    Raises:
-        ValueError: the engine is unknown.
-    """
+    """Reasons why a layout is infeasible, as sentences; arguments and errors as of `plan`."""
     problem = _problem(model, cluster, batch, engine, options)
-    return tuple(broken_rules(problem, layout, recompute).values())
+    needed = _memory(problem, layout, recompute)
+    broken = [*_broken_sizes(problem, layout), rules.batch_rule(problem, layout)]
+    broken.append(rules.node_rule(problem, layout))
+    if needed.total > cluster.usable_memory:
+        broken.append(f"it {_too_little(cluster, needed)}")
+    return tuple(filter(None, broken))
+
+
+def answer(problem: Problem, current: Layout | None = None) -> LayoutPlan:
+    """Answer of `plan` to a problem; `current` is the present layout."""
+    if not problem.cluster.num_gpus:
+        return LayoutPlan(problem=problem, best=None, why="no GPU is left")
+    options = problem.options
+    found = _search(problem, keep=options.alternatives + 1, margin=options.margin)
+    if not found:
+        why, would_help = _why_nothing_fits(problem), _would_help(problem)
+        return LayoutPlan(problem=problem, best=None, why=why, would_help=would_help)
+    found.sort(key=_order)
+    best, why = _choose(found, current, problem)
+    others = [each for each in found if each is not best][: options.alternatives]
+    return LayoutPlan(
+        problem=problem,
+        best=replace(best, remarks=_remarks(best, current)),
+        alternatives=tuple(replace(each, remarks=_remarks(each, current)) for each in others),
+        why=why,
+    )
+
+
+def faster_with(problem: Problem, best: Option) -> dict[str, Option]:
+    """Option of the command line -> the layout with which it would be faster than `best`.
+
+    Empty where no GPU is idle.
+    """
+    if best.layout.num_gpus == problem.cluster.num_gpus:
+        return {}
+    found = {flag: answer(freed).best for flag, freed in _freed(problem).items()}
+    return {
+        flag: other
+        for flag, other in found.items()
+        if other is not None and other.gain(best) >= rules.WORTH_SAYING
+    }
+
+
+def idle_hints(problem: Problem, best: Option) -> list[str]:
+    """A sentence about each option of the command line that would let idle GPUs work."""
+    return [
+        f"{flag}: {other.layout}, {other.layout.num_gpus:,} of {problem.cluster.num_gpus:,} GPUs, "
+        f"{other.gain(best):+.1%}"
+        for flag, other in faster_with(problem, best).items()
+    ]
+
+
+# -- the search
+
+
+class Split(NamedTuple):
+    """Sizes of a layout without its batch."""
+
+    tensor: int
+    pipeline: int
+    context: int
+    expert: int
+    data: int
+
+
+def _search(problem: Problem, *, keep: int, margin: float) -> list[Option]:
+    """The fastest layout of each TP, PP, CP and EP; unordered.
+
+    The `keep` fastest and all within `margin` (a share) of the fastest are among them.
+    """
+    best: dict[tuple[int, ...], Option] = {}
+    bounded = ((_bound(problem, split), split) for split in _splits(problem))
+    for bound, split in sorted(bounded, reverse=True):
+        least = _cutoff(best, keep, margin)
+        if bound < least:
+            break
+        family = split[:4]
+        held = best.get(family)
+        if held is not None:
+            least = max(least, held.step.tokens_per_second)
+        if bound < least:
+            continue
+        for found in _of_split(problem, split, least):
+            if held is None or _order(found) < _order(held):
+                best[family] = held = found
+    return list(best.values())
+
+
+def _order(found: Option) -> tuple[float | int, ...]:
+    """Sort key of layouts: faster first, then fewer GPUs and simpler."""
+    sizes = found.layout
+    return (
+        -found.step.tokens_per_second, sizes.num_gpus, sizes.pipeline, sizes.context,
+        sizes.tensor, sizes.expert, sizes.replicas, -sizes.micro_batch, found.recompute,
+    )  # fmt: skip
+
+
+def _cutoff(best: dict[tuple[int, ...], Option], keep: int, margin: float) -> float:
+    if len(best) < keep:
+        return 0.0
+    rates = sorted((each.step.tokens_per_second for each in best.values()), reverse=True)
+    return min(rates[keep - 1], (1 - margin) * rates[0])
+
+
+def _splits(problem: Problem, *, hopeless: bool = False) -> Iterator[Split]:
+    """All sizes that obey the rules but those of batch and memory.
+
+    Those of which even the leanest layout does not fit are left out unless `hopeless`.
+    """
+    copies = [
+        n
+        for n in range(1, problem.cluster.num_gpus + 1)
+        if (problem.uneven_batch and n <= problem.batch.samples)
+        or any(_accumulation(problem, size * n) for size in problem.micro_batches)
+    ]
+    for fullest in _families(problem):
+        if not hopeless and not _may_fit(problem, fullest):
+            continue
+        for data in copies:
+            if data > fullest.data:
+                break
+            if fullest.expert == 1 or not rules.expert_rule(
+                problem, fullest.expert, data * fullest.context
+            ):
+                yield fullest._replace(data=data)
+
+
+def _families(problem: Problem) -> Iterator[Split]:
+    """TP, PP, CP and EP, with the most copies that the nodes have room for."""
+    sizes, total = problem.cluster.sizes, problem.cluster.num_gpus
+    widest = max(sizes, default=0)
+    pipelines = [
+        p
+        for p in range(1, min(total, problem.model.layers) + 1)
+        if not rules.pipeline_rule(problem, p)
+    ]
+    for tensor in range(1, widest + 1):
+        if rules.tensor_rule(problem, tensor):
+            continue
+        most_experts = widest // tensor if problem.model.experts else 1
+        experts = [e for e in range(1, most_experts + 1) if not rules.expert_rule(problem, e, e)]
+        for context in range(1, widest // tensor + 1):
+            if rules.context_rule(problem, tensor, context):
+                continue
+            for expert in experts:
+                block = tensor * lcm(context, expert)
+                used = room(sizes, block) * block
+                for pipeline in pipelines:
+                    if most := used // (tensor * context * pipeline):
+                        yield Split(tensor, pipeline, context, expert, most)
+
+
+def _layouts(problem: Problem, split: Split) -> Iterator[Layout]:
+    """Layouts of a split that match the batch, each with one set of shards."""
+    samples, data = problem.batch.samples, split.data
+    found: dict[tuple[int, int], None] = {}
+    for micro_batch in problem.micro_batches:
+        at_once = micro_batch * data
+        if accumulation := _accumulation(problem, at_once):
+            found[accumulation * at_once, micro_batch] = None
+        if problem.uneven_batch and data <= samples:
+            share = -(-samples // data)
+            # The largest that there is once a share is cut into parts that differ by one.
+            found[samples, -(-share // -(-share // micro_batch))] = None
+    for batch, micro_batch in found:
+        yield Layout.split(batch, micro_batch=micro_batch, **split._asdict())
+
+
+def _may_fit(problem: Problem, fullest: Split) -> bool:
+    """The layout with the least memory fits: most copies, smallest micro-batch, one in flight."""
+    # An uneven share may be cut into parts that are smaller than any micro-batch of the list.
+    smallest = 1 if problem.uneven_batch else problem.micro_batches[0]
+    leanest = Layout(micro_batch=smallest, **fullest._asdict())
+    needed = min(_memory(problem, leanest, each).total for each in problem.recompute)
+    return needed <= problem.cluster.usable_memory
+
+
+def _of_split(problem: Problem, split: Split, least: float = 0.0) -> Iterator[Option]:
+    """Feasible layouts of a split; some with less than `least` tokens per second are omitted."""
+    for layout in _layouts(problem, split):
+        found = _judged(problem, layout)
+        if found is None:
+            continue
+        yield found
+        # More sets of shards need more memory; all they save is time that the data takes.
+        step = found.step
+        at_best = (1 + 1e-9) * step.tokens_per_second * step.seconds / (step.seconds - step.data)
+        if not (problem.engine.fully_sharded and step.data and at_best >= least):
+            continue
+        for replicas in range(2, layout.data + 1):
+            if layout.data % replicas == 0:
+                several = replace(layout, replicas=replicas)
+                if not rules.replica_rule(problem, several) and (more := _judged(problem, several)):
+                    yield more
+
+
+def _judged(problem: Problem, layout: Layout) -> Option | None:
+    """Costs of a layout, if it fits; recomputation is used only where needed."""
+    for recompute in problem.recompute:
+        needed = _memory(problem, layout, recompute)
+        if needed.total <= problem.cluster.usable_memory:
+            step = estimate(
+                problem.model, layout, problem.engine, problem.cluster.gpu,
+                reach(problem.cluster.sizes, layout), recompute=recompute,
+                shard_optimiser=problem.options.shard_optimiser,
+            )  # fmt: skip
+            return Option(
+                problem=problem, layout=layout, recompute=recompute, memory=needed, step=step
+            )
+    return None
+
+
+def _memory(problem: Problem, layout: Layout, recompute: bool) -> MemoryEstimate:
+    options = problem.options
+    return memory(
+        problem.model, layout, problem.engine, recompute=recompute,
+        shard_optimiser=options.shard_optimiser, flash_attention=options.flash_attention,
+    )  # fmt: skip
+
+
+def _accumulation(problem: Problem, at_once: int) -> int:
+    """Micro-batches a copy for the batch nearest to the one asked; 0 if that is too far."""
+    return nearest_multiple(problem.batch.samples, at_once, problem.batch.largest_change) // at_once
+
+
+def _bound(problem: Problem, split: Split) -> float:
+    """Tokens a second if nothing but matrix products, TP and the bubble took time."""
+    model, gpu = problem.model, problem.cluster.gpu
+    tensor, pipeline, context, _, data = split
+    flops = step_flops(model, 1) / model.sequence
+    reduced = 4 * 2 * (tensor - 1) / tensor * 2 * model.hidden * model.layers / gpu.intra_bandwidth
+    seconds = flops / (tensor * gpu.peak_flops * gpu.efficiency) + reduced
+    most = problem.batch.samples * (1 + problem.batch.largest_change) / data
+    at_once = float(data)
+    if problem.uneven_batch:
+        fullest = -(-problem.batch.samples // data)
+        most = max(most, fullest)
+        if not problem.batch.largest_change:  # the fullest copy sets the pace of the batch
+            at_once = problem.batch.samples / fullest
+    # A hair more, so that rounding never hides a layout.
+    return (1 + 1e-9) * pipeline * at_once * context / seconds * most / (most + pipeline - 1)
+
+
+# -- the choice, and what is said of it
+
+
+def _problem(
+    model: ModelShape, cluster: Cluster, batch: BatchSpec, engine: str, options: PlanOptions | None
+) -> Problem:
+    return Problem(
+        model=model, cluster=cluster, engine=engine_named(engine), batch=batch,
+        options=options or PlanOptions(),
+    )  # fmt: skip
 
 
 def _choose(
@@ -445,7 +386,7 @@ def _choose(
     near = [each for each in found if each.step.tokens_per_second >= enough]
     if current is None:
         whole = [each for each in near if each.layout.context == 1]
-        short = problem.model.sequence <= SHORT_SEQUENCE
+        short = problem.model.sequence <= rules.SHORT_SEQUENCE
         if fastest.layout.context == 1 or not whole or not short:
             return fastest, "the highest estimated throughput of all layouts that fit"
         slower = fastest.gain(whole[0])
@@ -472,13 +413,13 @@ def _changes(current: Layout, layout: Layout) -> list[str]:
 
 
 def _remarks(found: Option, current: Layout | None) -> tuple[str, ...]:
-    problem, placement = found.problem, found.placement
-    layout, batch, remarks = found.layout, problem.batch, []
-    if layout.global_batch != batch.samples:
-        remarks.append(batch_remark(layout.global_batch, batch.samples))
-    elif current is not None and current.global_batch == batch.samples:
+    cluster, layout, remarks = found.problem.cluster, found.layout, []
+    samples = found.problem.batch.samples
+    if layout.global_batch != samples:
+        remarks.append(batch_remark(layout.global_batch, samples))
+    elif current is not None and current.global_batch == samples:
         remarks.append(
-            f"the batch of {batch.samples} is kept: {layout.accumulation} micro-batches of "
+            f"the batch of {samples} is kept: {layout.accumulation} micro-batches of "
             f"{layout.micro_batch} a copy, where there were {current.accumulation} of "
             f"{current.micro_batch}"
         )
@@ -488,12 +429,12 @@ def _remarks(found: Option, current: Layout | None) -> tuple[str, ...]:
         )
     if layout.data == 1 and current is not None and current.data > 1:
         remarks.append("one copy is left: a further failure cannot be met by dropping a copy")
-    tight = problem.cluster.usable_memory - found.memory.total
-    if tight < 0.05 * problem.cluster.usable_memory:
+    tight = cluster.usable_memory - found.memory.total
+    if tight < 0.05 * cluster.usable_memory:
         remarks.append(f"tight: {in_words(tight)} are left by an estimate")
-    if placement.idle:
-        why = _why_idle(layout, problem)
-        remarks.append(f"{len(placement.idle)} of {problem.cluster.num_gpus} GPUs stay idle{why}")
+    if idle := len(found.placement.idle):
+        why = _why_idle(layout, found.problem)
+        remarks.append(f"{idle} of {cluster.num_gpus} GPUs stay idle{why}")
     return tuple(remarks)
 
 
@@ -501,150 +442,84 @@ def _why_idle(layout: Layout, problem: Problem) -> str:
     """Reason that one copy more is not in the layout, if the batch is the reason."""
     copies = problem.cluster.num_gpus * layout.data // layout.num_gpus
     samples = problem.batch.samples
-    if copies == layout.data:
+    if problem.uneven_batch and -(-samples // copies) == layout.fullest_copy:
+        return f": with {copies} copies too the fullest has {layout.fullest_copy} samples"
+    unit = copies * layout.micro_batch
+    if copies == layout.data or problem.uneven_batch or samples % unit == 0:
         return ""
+    return f": {copies} copies of micro-batch {layout.micro_batch} do not divide {samples} samples"
+
+
+def _freed(problem: Problem) -> dict[str, Problem]:
+    """Option of the command line that is not set -> the problem with it."""
+    freed: dict[str, Problem] = {}
+    if not problem.batch.largest_change:
+        batch = replace(problem.batch, largest_change=rules.LARGEST_CHANGE)
+        freed["--allow-batch-change"] = replace(problem, batch=batch)
     if not problem.uneven_batch:
-        unit = copies * layout.micro_batch
-        if samples % unit == 0 or not problem.batch.keep:
-            return ""
-        return (
-            f": {copies} copies with micro-batches of {layout.micro_batch} do not divide the batch "
-            f"of {samples}"
-        )
-    if -(-samples // copies) < layout.fullest_copy:
-        return ""
-    return (
-        f": the fullest of {copies} copies would have {layout.fullest_copy} of {samples} samples, "
-        f"as many as that of {layout.data}"
-    )
-
-
-def nearest_batch(problem: Problem, best: Option) -> Option | None:
-    """Fastest layout of the nearest batch, within `LARGEST_CHANGE`, for which nearly all GPUs work.
-
-    `best` is the plan for the batch as it is; None if no such batch makes it faster.
-    """
-    freer = problem.freer(
-        batch={"keep": False, "largest_change": LARGEST_CHANGE}, least_gpus=_nearly_all(problem)
-    )
-    return nearest(freer, best.step.tokens_per_second)
-
-
-def batch_change(problem: Problem, near: Option) -> float:
-    """Share by which a layout changes the batch, negative for fewer samples."""
-    return near.layout.global_batch / problem.batch.samples - 1
-
-
-def idle_hints(problem: Problem, best: Option) -> list[str]:
-    """Options of the command line that would let idle GPUs work, one sentence each.
-
-    It has the layout, the GPUs that it uses and its speed-up over `best`, the plan or one of its
-    alternatives. Where at least 5 % of the GPUs are idle, the first names the nearest batch that
-    would let the others work, or the loss of speed if there is none.
-    """
-    if best.layout.num_gpus == problem.cluster.num_gpus:
-        return []
-    freer: dict[str, Problem] = {}
-    if problem.batch.keep:
-        freer["--allow-batch-change"] = problem.freer(batch={"keep": False})
-    if not problem.uneven_batch:
-        freer["--uneven-batch"] = problem.freer(uneven_batch=True)
+        freed["--uneven-batch"] = problem.with_options(uneven_batch=True)
     if not problem.options.uneven_stages:
-        freer["--uneven-stages"] = problem.freer(uneven_stages=True)
-    found, named = [], best.layout
-    if best.layout.num_gpus < _nearly_all(problem):
-        near = nearest_batch(problem, best)
-        found.append(_named(problem, best, near) if near else _without_gain(problem, best))
-        named = near.layout if near else named
-    for flag, freed in freer.items():
-        other = answer(freed).best
-        assert other is not None  # it may do all that the first plan might
-        gain = other.gain(best)
-        if gain >= WORTH_SAYING and other.layout != named:
-            found.append(f"{flag}: {_of_gpus(other.layout, problem)}, {gain:+.1%}")
-    return found
-
-
-def _nearly_all(problem: Problem) -> int:
-    """Number of GPUs that should work."""
-    return math.ceil(AT_WORK * problem.cluster.num_gpus)
-
-
-def _of_gpus(layout: Layout, problem: Problem) -> str:
-    return f"{layout}, {layout.num_gpus:,} of {problem.cluster.num_gpus:,} GPUs"
-
-
-def _named(problem: Problem, best: Option, near: Option) -> str:
-    batch = near.layout.global_batch
-    what = f"the nearest batch for at least {AT_WORK:.0%} of the GPUs is {batch}"
-    if batch == problem.batch.samples:
-        what = f"the batch as it is with at least {AT_WORK:.0%} of the GPUs"
-    else:
-        what = f"--allow-batch-change: {what} ({batch_change(problem, near):+.1%})"
-    return f"{what}: {_of_gpus(near.layout, problem)}, {near.gain(best):+.1%}"
-
-
-def _without_gain(problem: Problem, best: Option) -> str:
-    """Loss of speed of the fastest layout with nearly all GPUs."""
-    freer = problem.freer(batch={"keep": False}, least_gpus=_nearly_all(problem))
-    what = f"at least {AT_WORK:.0%} of the GPUs and a batch within {LARGEST_CHANGE:.0%}"
-    found = search(freer, keep=1, margin=0.0)
-    if not found:
-        return f"none: no layout fits {what}"
-    other = min(found, key=order)
-
-    def of_a_gpu(option: Option, part: str) -> float:
-        layout = option.layout
-        return float(getattr(option.step, part)) * layout.num_gpus / layout.global_batch
-
-    grown = {name: of_a_gpu(other, name) - of_a_gpu(best, name) for name in PARTS}
-    most = max(grown, key=lambda name: grown[name])
-    again = " (activations computed again)" * (other.recompute and not best.recompute)
-    return (
-        f"none: the fastest with {what} is {_of_gpus(other.layout, problem)}, "
-        f"{other.gain(best):+.1%}: more GPU time a sample goes to {PARTS[most]}{again}"
-    )
+        freed["--uneven-stages"] = problem.with_options(uneven_stages=True)
+    return freed
 
 
 def _why_nothing_fits(problem: Problem) -> str:
     """Binding constraint: memory, or the rules if they exclude every layout."""
-    least = smallest(problem)
+    each = (
+        (layout, recompute, _memory(problem, layout, recompute))
+        for split in _splits(problem, hopeless=True)
+        for layout in _layouts(problem, split)
+        for recompute in problem.recompute
+    )
+    least = min(each, key=lambda found: (found[2].total, found[0].num_gpus), default=None)
     if least is None:
         return _no_layout(problem)
     layout, recompute, needed = least
     again = ", with activations computed again" if recompute else ""
+    too_little = _too_little(problem.cluster, needed)
+    return f"memory: the smallest layout ({layout}{again}) {too_little}"
+
+
+def _too_little(cluster: Cluster, needed: MemoryEstimate) -> str:
     return (
-        f"memory: the smallest layout ({layout}{again}) needs {in_words(needed.total)} on each GPU "
-        f"and {problem.cluster.memory_in_words}"
+        f"needs {in_words(needed.total)} on each GPU and there are "
+        f"{in_words(cluster.usable_memory)} ({in_words(cluster.gpu.memory)} less "
+        f"{in_words(cluster.reserve)} in reserve)"
     )
 
 
 def _no_layout(problem: Problem) -> str:
-    """Constraint when the rules exclude every layout: a requested size is impossible."""
-    if not any(True for _ in splits(replace(problem, relaxed=frozenset({"batch"})), hopeless=True)):
-        asked = {name: sizes for name in SIZES if (sizes := getattr(problem.options, name))}
-        words = ", ".join(
-            f"{SIZES[name]} of {'/'.join(map(str, sizes))}" for name, sizes in asked.items()
+    """Constraint when the rules exclude every layout: a size that was asked for, or the batch."""
+    if any(True for _ in _families(problem)):
+        return (
+            f"batch: no micro-batch of {', '.join(map(str, problem.micro_batches))} and number of "
+            f"copies comes to {problem.batch.samples} samples"
         )
-        first = Layout(**{name: sizes[0] for name, sizes in asked.items()})
-        broken = broken_rules(problem, first, problem.recompute[0])
-        reasons = [broken[name] for name in broken if name not in ("batch", "memory")]
-        return f"no layout with {words}: {'; '.join(reasons) or 'the sizes exclude each other'}"
-    return (
-        f"batch: no micro-batch of {', '.join(map(str, problem.micro_batches))} and number of "
-        f"copies comes to {problem.batch.samples} samples"
+    asked = {name: sizes for name in SIZES if (sizes := getattr(problem.options, name))}
+    words = ", ".join(
+        f"{SIZES[name]} of {'/'.join(map(str, sizes))}" for name, sizes in asked.items()
     )
+    first = Layout(**{name: sizes[0] for name, sizes in asked.items()})
+    broken = [*_broken_sizes(problem, first), rules.node_rule(problem, first)]
+    reasons = "; ".join(filter(None, broken)) or "the sizes exclude each other"
+    return f"no layout with {words}: {reasons}"
+
+
+def _broken_sizes(problem: Problem, layout: Layout) -> list[str]:
+    return [
+        rules.tensor_rule(problem, layout.tensor),
+        rules.pipeline_rule(problem, layout.pipeline),
+        rules.context_rule(problem, layout.tensor, layout.context),
+        rules.replica_rule(problem, layout),
+        rules.expert_rule(problem, layout.expert, layout.data * layout.context),
+    ]
 
 
 def _would_help(problem: Problem) -> tuple[str, ...]:
-    """Each rule without which something would fit, in words."""
+    """Each option with which something would fit, in words."""
     found = []
-    for rule in LIFTED:
-        without = fits(replace(problem, relaxed=frozenset({rule})))
-        if without is not None:
-            broken = broken_rules(problem, without.layout, without.recompute)
-            reasons = "; ".join(broken[name] for name in broken if name != "memory")
-            found.append(
-                f"{without.layout} would fit in memory, but {reasons}{INSTEAD.get(rule, '')}"
-            )
+    for flag, freed in _freed(problem).items():
+        options = (option for split in _splits(freed) for option in _of_split(freed, split))
+        if option := next(options, None):
+            found.append(f"{flag}: {option.layout} fits")
     return tuple(found)

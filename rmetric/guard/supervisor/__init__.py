@@ -1,18 +1,53 @@
 """Supervisor that starts, monitors and restarts a training: `rmetric supervise`.
 
-    core.py              state machine: events in, actions out; pure. Read this first.
-    allocation.py        GPUs, nodes and layout of a launch
-    launch_processes.py  commands of a launch, and the spare launcher of the next
-    warm_launcher.py     script of the spare launcher; it may fork the ranks
-    attempt.py           one launch, its processes from start to exit
-    watch.py             heartbeats, GPU verdicts and alarms of a running training
-    launch_failure.py    cause of a failed or hanging launch, and whether it may pass
-    stacks.py            what the ranks of a hang do; the diagnosis of a hang or failure
-    nccl_ras.py          the ranks that NCCL's RAS service names
-    processes.py         ends every process of a launch, by pid
-    journal.py           event log and lock of the run folder; the text of its lines
-    summary.py           summary of a journal
-    supervise.py         event loop that connects these parts
-
-Nothing is imported here.
+core.py            state machine: events in, actions out; pure. Read this first.
+allocation.py      GPUs, nodes and layout of a launch
+processes.py       commands of a launch, the spare launcher of the next, the end of all by pid
+warm_launcher.py   script of the spare launcher; it may fork the ranks
+attempt.py         one launch from start to exit; GPU verdicts and alarms of its log meanwhile
+launch_failure.py  a launch that fails or hangs: its heartbeats, its cause, whether it may pass
+stacks.py          what the ranks of a hang do; the diagnosis of a hang or failure
+journal.py         event log and lock of the run folder; the text of its lines
+summary.py         summary of a journal
+supervise.py       event loop that connects these parts
 """
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from rmetric._util.errors import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Limits and delays of the supervisor; `rmetric supervise --help` says what each is."""
+
+    max_restarts: int = 10
+    backoff_seconds: float = 1.0
+    suspect_after: int = 3
+    save_seconds: float = 120.0
+    stop_seconds: float = 20.0
+    start_seconds: float = 600.0
+    hang_seconds: float = 300.0
+    saving_seconds: float = 1800.0
+    quiet_seconds: float | None = None  # no limit
+    poll_seconds: float = 1.0
+    progress_seconds: float = 30.0  # between two `progress` lines of the journal
+    grace_seconds: float = 15.0
+    look_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        above_0 = ["start", "hang", "saving", "quiet", "poll", "progress"]
+        for name, value in vars(self).items():
+            if name.removesuffix("_seconds") in above_0:
+                require(name, value, value is None or 0 < value < inf, "a number above 0")
+            else:
+                least = int(name == "suspect_after")
+                require(name, value, least <= value < inf, f"a number of at least {least}")
+
+    def timeout(self, phase: str) -> float:
+        """Longest time without a heartbeat in a phase, seconds."""
+        limits = {"training": self.hang_seconds, "saving": self.saving_seconds}
+        return limits.get(phase, self.start_seconds)

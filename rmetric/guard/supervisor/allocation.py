@@ -9,19 +9,19 @@ from typing import Any
 
 from rmetric._util.printed import counted
 from rmetric.guard.layout import Layout, batch_remark, nearest_multiple
-from rmetric.guard.planner import BatchSpec, LayoutPlan, PlanOptions
+from rmetric.guard.planner import BatchSpec, PlanOptions
 from rmetric.guard.planner.cluster import Cluster, ClusterNode
 from rmetric.guard.planner.cluster import Gpu as PlannerGpu
 from rmetric.guard.planner.model_shape import ModelShape
-from rmetric.guard.planner.rules import Problem
-from rmetric.guard.planner.search import answer, idle_hints
-from rmetric.guard.planner.settings import (
+from rmetric.guard.planner.problem import (
     AT_WORK,
     LARGEST_CHANGE,
     SIZES,
     WORTH_SAYING,
+    Problem,
     engine_named,
 )
+from rmetric.guard.planner.search import answer, idle_hints
 
 #: A GPU: name of its node (empty with a single node) and index on the node.
 Gpu = tuple[str, int]
@@ -35,13 +35,9 @@ class NothingFitsError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """GPUs and layout of one launch.
+    """GPUs and layout of one launch, the same number on each node, as torchrun requires.
 
-    Attributes:
-        gpus: node -> GPUs in use, the same number on each node, as torchrun requires.
-        layout: layout for these GPUs.
-        words: reason of the choice.
-        batch: the global batch was given; otherwise the training determines it.
+    `words` is the reason of the choice. `batch`: it was given; else the training determines it.
     """
 
     gpus: Pool
@@ -50,16 +46,13 @@ class Allocation:
     batch: bool = True
 
     def __str__(self) -> str:
-        """The layout, with its batch only if it is known."""
         return str(self.layout) if self.batch else str(self.layout).partition(", batch")[0]
 
     @property
     def per_node(self) -> int:
-        """GPUs on each node."""
         return len(next(iter(self.gpus.values())))
 
     def gpu_of(self, rank: int) -> Gpu | None:
-        """GPU of a rank; None for a rank out of range."""
         found = all_of(self.gpus)
         return found[rank] if 0 <= rank < len(found) else None
 
@@ -69,20 +62,12 @@ Planner = Callable[[Pool, "Layout | None"], Allocation]
 
 
 def all_of(pool: Pool) -> list[Gpu]:
-    """GPUs of a pool, in rank order.
-
-    >>> all_of({"a": (0, 2), "b": (0,)})
-    [('a', 0), ('a', 2), ('b', 0)]
-    """
+    """GPUs of a pool, in rank order."""
     return [(node, gpu) for node, gpus in pool.items() for gpu in gpus]
 
 
 def without(pool: Pool, dropped: Iterable[Gpu]) -> Pool:
-    """Pool without the dropped GPUs and without empty nodes.
-
-    >>> without({"a": (0, 1), "b": (0,)}, [("a", 0), ("b", 0)])
-    {'a': (1,)}
-    """
+    """Pool without the dropped GPUs and without empty nodes."""
     gone = set(dropped)
     left = {node: tuple(g for g in gpus if (node, g) not in gone) for node, gpus in pool.items()}
     return {node: gpus for node, gpus in left.items() if gpus}
@@ -113,19 +98,12 @@ def shrink_data(
     uneven_batch: bool = False,
     largest_change: float = 0.0,
 ) -> Planner:
-    """Allocation that changes only the number of copies (data parallelism).
+    """Allocation that changes only the number of copies (data parallelism) of `layout`.
 
-    Args:
-        layout: layout for all GPUs; its tensor, pipeline and context sizes are kept.
-        batch: samples of a step; None if the training determines it. They are kept by
-            accumulation, with fewer copies where these do not divide them.
-        unit: name of one device of the pool.
-        uneven_batch: the training splits the batch by `rmetric.guard.batch_share`, so the
-            copies need not divide it.
-        largest_change: share by which the batch may change to keep more copies at work.
-
-    Raises:
-        ValueError: no number of copies divides the batch as allowed.
+    `batch` is kept by accumulation, with fewer copies where these do not divide it; None if the
+    training determines it. With `uneven_batch` the training splits it, so the copies need not
+    divide it; it may change by the share `largest_change` to keep more copies at work. `unit` is
+    the name of one device. Raises ValueError if no number of copies divides the batch as allowed.
     """
     shrinking = _Shrinking(layout, batch, unit, uneven_batch, largest_change)
     if batch is not None and (batch < 1 or shrinking.split(1) is None):
@@ -154,16 +132,13 @@ class _Shrinking:
             if gpus is None:
                 continue
             most = most or data
-            if fewer := self.split(data):
-                used = f"{counted(fewer.num_gpus, self.unit)} in {counted(data, 'copy')}"
-                kept = f", the batch of {self.batch} is kept"
-                spare = f", {have - fewer.num_gpus} of {have} unused"
-                words = (
-                    f"{used}{kept * (fewer.global_batch == self.batch)}"
-                    f"{spare * (fewer.num_gpus < have)}{self.remarks(fewer, most)}"
-                )
+            if found := self.split(data):
+                words = f"{counted(found.num_gpus, self.unit)} in {counted(data, 'copy')}"
+                if found.num_gpus < have:
+                    words += f", {have - found.num_gpus} of {have} unused"
+                words += self.remark(found, most)
                 known = self.batch is not None
-                return Allocation(gpus=gpus, layout=fewer, words=words, batch=known)
+                return Allocation(gpus=gpus, layout=found, words=words, batch=known)
         raise NothingFitsError(
             f"{counted(have, self.unit)} {'is' if have == 1 else 'are'} left; "
             f"one copy needs {single.num_gpus} of them, {self.layout.tensor} on a node"
@@ -176,63 +151,45 @@ class _Shrinking:
         is, only for a speed-up that counts: the fullest copy sets the pace.
         """
         if self.batch is None:
-            return self._of(self.layout.accumulation * self.layout.micro_batch * data, data)
+            return self.resized(self.layout.accumulation * self.layout.micro_batch * data, data)
         nearest = self.nearest(data, self.largest_change)
-        changed = self._of(nearest, data) if nearest else None
+        changed = self.resized(nearest, data) if nearest else None
         if not self.uneven or data > self.batch:
             return changed
-        kept = self._of(self.batch, data)
+        kept = self.resized(self.batch, data)
         faster = changed is not None and _pace(changed) > (1 + WORTH_SAYING) * _pace(kept)
         return changed if faster else kept
 
-    def nearest(self, data: int, largest_change: float) -> int:
+    def nearest(self, data: int, change: float) -> int:
         """Nearest batch of which each copy has the same samples; 0 if it is too far."""
         unit = data if self.uneven else self.layout.micro_batch * data
-        return nearest_multiple(self.batch or 0, unit, largest_change)
+        return nearest_multiple(self.batch or 0, unit, change)
 
-    def remarks(self, layout: Layout, most: int) -> str:
-        """What the split means for the copies, and what would keep more of them at work."""
+    def resized(self, samples: int, data: int) -> Layout:
+        given = self.layout
+        return Layout.split(
+            samples, data=data, micro_batch=given.micro_batch, replicas=gcd(given.replicas, data),
+            **{name: getattr(given, name) for name in SIZES},
+        )  # fmt: skip
+
+    def remark(self, found: Layout, most: int) -> str:
+        """What the split means for the batch, or what would keep more copies at work."""
         if self.batch is None:
             return ""
-        if layout.global_batch != self.batch:
-            return f"; {batch_remark(layout.global_batch, self.batch)}"
-        if self.uneven:
-            return self._uneven_remark(layout, self.batch)
-        if layout.data >= AT_WORK * most:
-            return ""
+        if found.global_batch != self.batch:
+            return f"; {batch_remark(found.global_batch, self.batch)}"
+        kept = f", the batch of {self.batch} is kept"
+        if self.uneven or found.data >= AT_WORK * most:
+            return kept
         options = []
         if most <= self.batch:
             options.append("--uneven-batch (the training splits it by rmetric.guard.batch_share)")
         if other := self.nearest(most, LARGEST_CHANGE):
             change = other / self.batch - 1
             options.append(f"--allow-batch-change (batch {other}, {change:+.1%})")
-        help = f": {' or '.join(options)} would use all {most}" if options else ""
-        return (
-            f"; {counted(most, 'copy')} with micro-batches of {layout.micro_batch} do not divide "
-            f"the batch{help}"
-        )
-
-    def _uneven_remark(self, layout: Layout, batch: int) -> str:
-        """Whether the fullest copy of far fewer copies would have no more samples."""
-        enough = -(-batch // layout.fullest_copy)
-        other = self.nearest(layout.data, LARGEST_CHANGE)
-        if not other or enough >= AT_WORK * layout.data:
-            return ""
-        gain = _pace(self._of(other, layout.data)) / _pace(layout)
-        if gain < 1 + WORTH_SAYING:
-            return ""
-        return (
-            f"; the fullest copy has {counted(layout.fullest_copy, 'sample')}, as with "
-            f"{counted(enough, 'copy')}: --allow-batch-change (batch {other}, "
-            f"{other / batch - 1:+.1%}) would make {gain:.2f} times the samples a second"
-        )
-
-    def _of(self, batch: int, data: int) -> Layout:
-        given = self.layout
-        return Layout.split(
-            batch, data=data, micro_batch=given.micro_batch, replicas=gcd(given.replicas, data),
-            **{name: getattr(given, name) for name in SIZES},
-        )  # fmt: skip
+        would = f": {' or '.join(options)} would use all {most}" if options else ""
+        micro = f"micro-batches of {self.layout.micro_batch}"
+        return f"{kept}; {counted(most, 'copy')} with {micro} do not divide it{would}"
 
 
 def _pace(layout: Layout) -> float:
@@ -255,15 +212,10 @@ def by_model(
     torchrun requires the same number of ranks on each node, so the planner runs once for
     each possible number, and the fastest result is used.
 
-    Args:
-        model: shape of the model.
-        gpu: what each GPU can do.
-        batch: samples of a step.
-        engine: as for `rmetric.guard.planner.plan`.
-        first: layout of the first launch, if it fits; None to plan it as well.
-        fixed_sizes: sizes among tensor, pipeline, context and expert that the command has no
-            placeholder for; they are kept.
-        uneven_batch: the training splits the batch by `rmetric.guard.batch_share`.
+    `model`, `gpu`, `batch` and `engine` are as for `rmetric.guard.planner.plan`, `first` is the
+    layout of the first launch, if it fits; None to plan it as well. `fixed_sizes`: sizes among
+    tensor, pipeline, context and expert that the command has no placeholder for; they are kept.
+    `uneven_batch`: the training splits the batch by `rmetric.guard.batch_share`.
     """
     sizes: dict[str, Any] = {name: (size,) for name, size in (fixed_sizes or {}).items()}
     problem = Problem(
@@ -285,7 +237,16 @@ def by_model(
             answered = answer(replace(problem, cluster=Cluster(nodes=nodes, gpu=gpu)), current)
             if answered.best is None:
                 why = "; ".join((answered.why, *answered.would_help))
-            found += _allotted(answered, even)
+            for option in filter(None, (answered.best, *answered.alternatives)):
+                if (gpus := allot(option.layout, even)) is None:
+                    continue
+                # Uneven stages are an option of `rmetric plan` only.
+                hints = idle_hints(answered.problem, option)
+                hints = [hint for hint in hints if not hint.startswith("--uneven-stages")]
+                words = "; ".join((answered.why, *option.remarks, *hints))
+                allocation = Allocation(gpus=gpus, layout=option.layout, words=words)
+                found.append((option.step.tokens_per_second, allocation))
+                break  # the first that torchrun can start
         if not found:
             named = ", ".join(f"{{{name}}}" for name in sizes)
             stay = f"; they are fixed because the command has no {named}" if named else ""
@@ -293,16 +254,3 @@ def by_model(
         return max(found, key=lambda pair: pair[0])[1]
 
     return plan
-
-
-def _allotted(answered: LayoutPlan, even: Pool) -> list[tuple[float, Allocation]]:
-    """Tokens a second and allocation of the first option that torchrun can start; else empty."""
-    for option in filter(None, (answered.best, *answered.alternatives)):
-        if gpus := allot(option.layout, even):
-            # Uneven stages are an option of `rmetric plan` only.
-            hints = idle_hints(answered.problem, option)
-            hints = [hint for hint in hints if not hint.startswith("--uneven-stages")]
-            words = "; ".join((answered.why, *option.remarks, *hints))
-            allocation = Allocation(gpus=gpus, layout=option.layout, words=words)
-            return [(option.step.tokens_per_second, allocation)]
-    return []

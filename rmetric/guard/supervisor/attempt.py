@@ -1,4 +1,4 @@
-"""One launch of the training, from start to exit."""
+"""One launch of the training, from start to exit; GPU verdicts and alarms meanwhile."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -17,17 +18,18 @@ from rmetric._util.durable import no_follow
 from rmetric._util.errors import OutputError
 from rmetric.guard.checkpoint_dir import last_checkpoint
 from rmetric.guard.run_folder import FOLDER_VARIABLE, LAUNCH_VARIABLE, RunFolder
-from rmetric.guard.supervisor import launch_failure
+from rmetric.guard.supervisor import Settings, launch_failure
+from rmetric.guard.supervisor.allocation import Gpu
 from rmetric.guard.supervisor.core import StartLaunch
-from rmetric.guard.supervisor.launch_failure import (
-    LaunchFailure,
-    is_disk_full,
-    with_disk_full_first,
-)
-from rmetric.guard.supervisor.launch_processes import Program, WarmSpare
-from rmetric.guard.supervisor.watch import HeartbeatTracker, Timeouts
+from rmetric.guard.supervisor.journal import gpu_name
+from rmetric.guard.supervisor.launch_failure import HeartbeatTracker, LaunchFailure
+from rmetric.guard.supervisor.processes import Program, WarmSpare
 from rmetric.guard.trust import make_private
+from rmetric.telemetry.lines import GpuVerdict
+from rmetric.telemetry.sources import VerdictSource
 
+#: Greatest age of a verdict that existed before the supervisor started, seconds.
+FRESH_SECONDS = 600.0
 #: Writes a line of the journal: name of the event, and fields.
 JournalWriter = Callable[..., Any]
 
@@ -37,7 +39,6 @@ class Look(NamedTuple):
 
     step_reached: tuple[int, int] | None = None  # the step, and that where it resumed
     durable: bool = False
-    checkpoint_made: int | None = None
     hung: LaunchFailure | None = None
 
 
@@ -45,9 +46,8 @@ class Attempt:
     """Starts a launch on construction, a process a node; `look` and `exited` return its events.
 
     `token` is the name of the launch. `on_exit` is called from another thread with number, node
-    and exit code, 127 for what cannot be started; the reason is in the log. Two lines of progress
-    in the journal are `progress_seconds` apart. `spare` is a launcher to use. `stop_number` is the
-    number of the pending request to stop; None without one.
+    and exit code, 127 for what cannot be started; the reason is in the log. `stop_number` is that
+    of the pending request to stop.
     """
 
     def __init__(
@@ -56,27 +56,24 @@ class Attempt:
         token: str,
         program: Program,
         folder: RunFolder,
-        timeouts: Timeouts,
+        settings: Settings,
         *,
         write: JournalWriter,
         on_exit: Callable[[int, str, int], None],
-        progress_seconds: float,
         now: float,
         spare: WarmSpare | None = None,
     ) -> None:
         self.number, self.allocation = launch.number, launch.allocation
         self.folder, self.token, self.program = folder, token, program
-        self._write, self._progress_seconds = write, progress_seconds
+        self._write, self._progress_seconds = write, settings.progress_seconds
         folder.withdraw()
         folder.set_layout(self.allocation.layout)
         request = folder.request()
         self._request_before = request.number if request else 0
         self._answered = folder.answered()
         self.stop_number: int | None = None
-        newest = last_checkpoint(folder.checkpoints)
-        self._newest_at_start, self._newest_good = newest.there, newest.good
+        self._newest_at_start = last_checkpoint(folder.checkpoints).there
         self._verdict_before = self._verdict_version()
-        self._checkpoints_changed = 0
         self._noted_step: int | None = None
         self._problem = ""
         self._progress_at, self._echoed = 0.0, 0
@@ -97,7 +94,7 @@ class Attempt:
         with open(self.log, "ab", buffering=0, opener=no_follow) as log:
             commands = program.commands(self.allocation, free_port)
             warm = [self._start(node, command, log) for node, command in commands.items()]
-        self.tracker = HeartbeatTracker(timeouts, self.allocation, self.log, now)
+        self.tracker = HeartbeatTracker(settings, self.allocation, self.log, now)
         write("started", launch=self.number, pids=self.pids, warm=any(warm))
 
     def alive(self) -> list[int]:
@@ -121,7 +118,6 @@ class Attempt:
             if now >= self._progress_at:
                 self.progress(now)
             reached = (self.tracker.step, resumed)
-        durable, made = self._is_answered(), self._made()
         problem = next((b.problem for b in self.tracker.beats.values() if b.problem), "")
         if problem != self._problem:  # saves began to fail, or succeed again
             self._problem = problem
@@ -129,7 +125,7 @@ class Attempt:
         if self._held():  # it may wait
             self.tracker.restart(now)
             hung = None
-        return Look(reached, durable, made, hung)
+        return Look(reached, self._is_answered(), hung)
 
     def progress(self, now: float) -> None:
         """Write the step to the journal, if it changed."""
@@ -147,19 +143,16 @@ class Attempt:
             return {"held": held}
         if code:
             failure = launch_failure.explain_exit(
-                code,
-                node=node,
-                allocation=self.allocation,
-                log=launch_failure.read_tail(self.log),
-                error_file=self._error_file(node),
-                beats=self.tracker.beats,
-                launcher=self.program.is_torchrun,
-                arguments=self.program.arguments,
-            )
-            if is_disk_full(problem := self.folder.write_problem()):
+                code, node=node, allocation=self.allocation, beats=self.tracker.beats,
+                log=launch_failure.read_tail(self.log), error_file=self._error_file(node),
+                launcher=self.program.is_torchrun, arguments=self.program.arguments,
+            )  # fmt: skip
+            if launch_failure.is_disk_full(problem := self.folder.write_problem()):
                 words = failure.words
-                words = words if is_disk_full(words) else f"{words}: {problem}"
-                failure = replace(failure, words=with_disk_full_first(words), lasting=False)
+                words = words if launch_failure.is_disk_full(words) else f"{words}: {problem}"
+                failure = replace(
+                    failure, words=launch_failure.with_disk_full_first(words), lasting=False
+                )
             return {"failure": failure}
         if len(self._codes) < len(self.allocation.gpus):
             return None
@@ -232,21 +225,6 @@ class Attempt:
         name = f"launch-{self.number}-error{f'-{node}' if node else ''}.json"
         return self.folder.logs / name
 
-    def _made(self) -> int | None:
-        """Step of a good checkpoint newer than all before, by the folder's time of change."""
-        try:
-            changed = self.folder.checkpoints.stat().st_mtime_ns
-        except OSError:
-            return None
-        if changed == self._checkpoints_changed:
-            return None
-        self._checkpoints_changed = changed
-        good = last_checkpoint(self.folder.checkpoints).good
-        if good is None or (self._newest_good is not None and good <= self._newest_good):
-            return None
-        self._newest_good = good
-        return good
-
     def _verdict_version(self) -> tuple[int, int] | None:
         """Changes when a rescue of any launch writes its verdict; None without one."""
         try:
@@ -261,20 +239,15 @@ class Attempt:
         return self.folder.held() if version and version != self._verdict_before else ""
 
     def _unsaved(self) -> str:
-        """Reason why the last steps of a training that exited with 0 are in no good checkpoint.
-
-        Empty if they are, or if no save is known to have failed. On a full disk the last
-        heartbeats are missing as well.
-        """
+        """Why the last steps of a training that exited with 0 are in no checkpoint; else empty."""
         problem = self.folder.write_problem()
-        problem = self._problem or (problem if is_disk_full(problem) else "")
+        problem = self._problem or (problem if launch_failure.is_disk_full(problem) else "")
         good, step = last_checkpoint(self.folder.checkpoints).good, self.tracker.step
         if not problem or not self.tracker.beats or (good is not None and good >= (step or 0)):
             return ""
-        newest = "there is no good checkpoint" if good is None else (
-            f"the newest good checkpoint is of step {good}"
-        )  # fmt: skip
-        return with_disk_full_first(
+        newest = f"the newest good checkpoint is of step {good}"
+        newest = "there is no good checkpoint" if good is None else newest
+        return launch_failure.with_disk_full_first(
             f"the training exited with 0 at step {step} or later, but {newest}: {problem}"
         )
 
@@ -289,3 +262,114 @@ class Attempt:
             return False
         self.stop_number = None
         return True
+
+
+def fresh_verdicts(source: VerdictSource, now: float) -> list[GpuVerdict]:
+    """Verdicts of one poll that are at most `FRESH_SECONDS` old; `now`: since the epoch."""
+    source.poll()
+    oldest = now - FRESH_SECONDS
+    return [verdict for verdict in source.verdicts().values() if verdict.time >= oldest]
+
+
+class VerdictDedup:
+    """Drops verdicts that repeat the last level and action of their GPU.
+
+    A verdict without a node, or of this machine (`here`), applies to a single node in use.
+    """
+
+    def __init__(self, nodes: Iterable[str], here: str) -> None:
+        self._nodes, self._here = list(nodes), here
+        self._last: dict[Gpu, tuple[str, str]] = {}
+
+    def changed(self, verdict: GpuVerdict) -> Gpu | None:
+        """GPU whose verdict changed; None for a repetition or an unknown node."""
+        node = verdict.node
+        if node not in self._nodes:
+            if len(self._nodes) != 1 or node not in ("", self._here):
+                return None
+            node = self._nodes[0]
+        gpu = (node, verdict.gpu)
+        current = (verdict.level, verdict.action)
+        if self._last.get(gpu, ("healthy", "none")) == current:
+            return None
+        self._last[gpu] = current
+        return gpu
+
+
+def words_of(verdict: GpuVerdict) -> str:
+    """One-line text of a verdict."""
+    name = gpu_name((verdict.node, verdict.gpu))
+    level = "at risk" if verdict.level == "risk" else verdict.level
+    return f"{name} is {level}: {'; '.join(verdict.reasons) or verdict.action}"[:500]
+
+
+def poll_verdicts(
+    source: VerdictSource,
+    on_verdict: Callable[[GpuVerdict], None],
+    on_problem: Callable[[str], None],
+    seconds: float,
+) -> Callable[[], None]:
+    """Poll a source of verdicts on a thread of its own, because a driver may block.
+
+    `on_problem` is called when the problem of the source changes. Returns a function that stops.
+    """
+    stopped = threading.Event()
+
+    def run() -> None:
+        problem: str | None = None
+        while not stopped.is_set():
+            try:
+                for verdict in source.poll():
+                    on_verdict(verdict)
+                before, problem = problem, source.problem
+                if problem and problem != before:
+                    on_problem(problem)
+            except Exception as error:
+                on_problem(f"GPU telemetry stopped: {type(error).__name__}: {error}")
+                return
+            stopped.wait(seconds)
+
+    def stop() -> None:
+        stopped.set()
+        source.close()
+
+    threading.Thread(target=run, name="verdicts", daemon=True).start()
+    return stop
+
+
+def follow_alarms(
+    log: Path, on_alarm: Callable[[str], None], on_problem: Callable[[str], None], seconds: float
+) -> Callable[[], None]:
+    """Follow a training log with the calibrated detector, on a thread; returns what stops it.
+
+    The log may not exist yet. Alarms that it already contains are ignored.
+    """
+    from rmetric._util.errors import LogError
+    from rmetric.detectors import make_detector
+    from rmetric.replay.follow import Follower
+    from rmetric.replay.watch import AlarmEvent, Watch
+
+    past = log.exists()
+
+    def report(event: AlarmEvent) -> None:
+        if event.urgent and not past:
+            on_alarm(f"{event.id}: {event.words}")
+
+    def caught_up(_log: object) -> None:
+        nonlocal past
+        past = False
+
+    watch = Watch(lambda: make_detector("calibrated"), report)
+    follower = Follower(
+        log, watch.take, on_problem, wait=inf, poll=seconds,
+        begun_again=watch.begin_again, caught_up=caught_up,
+    )  # fmt: skip
+
+    def run() -> None:
+        try:
+            follower.run()
+        except LogError as error:
+            on_problem(str(error))
+
+    threading.Thread(target=run, name="alarms", daemon=True).start()
+    return follower.stop

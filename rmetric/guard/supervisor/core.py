@@ -21,8 +21,8 @@ from typing import Concatenate, ParamSpec
 
 import numpy as np
 
-from rmetric._util.errors import require
 from rmetric.guard.layout import Layout
+from rmetric.guard.supervisor import Settings
 from rmetric.guard.supervisor.allocation import (
     Allocation,
     Gpu,
@@ -43,45 +43,14 @@ NOT_SAVED = "not saved"
 HELD = "held"
 #: Exit codes of the supervisor; ended by a signal it is 128 + the signal.
 CODE_FINISHED, CODE_GAVE_UP, CODE_STOPPED, CODE_NOT_SAVED, CODE_HELD = 0, 1, 4, 5, 6
+#: Upper bound of the wait before a restart, and the greatest share of it added at random.
+LONGEST_BACKOFF_SECONDS, JITTER = 300.0, 0.25
+#: A launch without a step that ends sooner failed at once.
+AT_ONCE_SECONDS = 600.0
+#: Time for training to exit by itself once the checkpoint before a stop is durable.
+SETTLE_SECONDS = 5.0
 #: Actions of a fatal verdict after which the GPU is no longer used.
 DROPPING = ("reset", "drain", "reboot")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RestartPolicy:
-    """Limits and delays of restarts.
-
-    Attributes:
-        max_restarts: restarts in a row without progress, from 0. Progress is a new good
-            checkpoint, or `enough_steps`.
-        enough_steps: steps beyond the farthest so far that count as progress, at least 1.
-        backoff_seconds: wait before a restart without progress since the failure before,
-            doubled with each in a row, from 0; after progress there is none.
-        longest_backoff_seconds: upper bound of that wait, before jitter.
-        jitter: greatest share of the wait that is added at random, from 0.
-        suspect_after: failures in a row of one GPU or node until it is dropped.
-        at_once_seconds: a launch without a step that ends sooner failed at once.
-        save_seconds: longest wait for a checkpoint before a bad GPU is dropped.
-        stop_seconds: longest wait for a checkpoint after a signal to the supervisor.
-        settle_seconds: time for training to exit by itself once that checkpoint is durable.
-    """
-
-    max_restarts: int = 10
-    enough_steps: int = 1
-    backoff_seconds: float = 1.0
-    longest_backoff_seconds: float = 300.0
-    jitter: float = 0.25
-    suspect_after: int = 3
-    at_once_seconds: float = 600.0
-    save_seconds: float = 120.0
-    stop_seconds: float = 20.0
-    settle_seconds: float = 5.0
-
-    def __post_init__(self) -> None:
-        least = {"max_restarts": 0, "enough_steps": 1, "suspect_after": 1}
-        for name, value in vars(self).items():
-            from_ = least.get(name, 0)
-            require(name, value, from_ <= value < inf, f"a number of at least {from_}")
 
 
 @dataclass(kw_only=True)
@@ -115,7 +84,7 @@ class RequestCheckpoint:
 
 @dataclass(frozen=True)
 class EndProcesses:
-    """End every process of every launch; answered by `ProcessesEnded`.
+    """End every process of every launch; answered by `processes_ended`.
 
     `answers`: the processes may still handle TERM. After a rank has died or hangs the others
     wait for it in a collective, where they do not.
@@ -127,7 +96,7 @@ class EndProcesses:
 
 @dataclass(frozen=True)
 class SetTimer:
-    """Send `TimerFired` at `time`."""
+    """Send `timer_fired` at `time`."""
 
     time: float
 
@@ -179,14 +148,13 @@ def _event(
 class Core:
     """Decides on launches, checkpoints and restarts.
 
-    `rng` is the source of the jitter, `state` what earlier supervisors left; with `again`
-    a training that has finished is run once more. `time` is that of the event, seconds on the
-    supervisor's clock.
+    `rng` is the source of the jitter; with `again` a training that has finished is run once more.
+    `time` is that of the event, seconds on the supervisor's clock.
     """
 
     def __init__(
         self,
-        restart_policy: RestartPolicy,
+        settings: Settings,
         pool: Pool,
         plan: Planner,
         *,
@@ -195,7 +163,7 @@ class Core:
         again: bool = False,
     ) -> None:
         state = state or JournalState()
-        self.restart_policy, self.plan, self.rng = restart_policy, plan, rng
+        self.settings, self.plan, self.rng = settings, plan, rng
         self.pool = without(pool, state.dropped)
         self.phase = "idle"
         self.launches, self.restarts = state.launches, state.restarts
@@ -203,7 +171,6 @@ class Core:
         self._finished_before = state.outcome == FINISHED and not again
         if state.outcome:  # it was restarted by a user
             self.restarts = 0
-        self._newest_good = -1
         self._progressed = False  # since the last failure
         self._used: set[Gpu] = set()
         self._layout: Layout | None = None
@@ -229,16 +196,8 @@ class Core:
         """The current launch reached `step`; it resumed at step `resumed`."""
         self._stepped = self._stepped or step > resumed
         self.best_step = max(self.best_step, step)
-        if self.best_step - self._best_at_failure >= self.restart_policy.enough_steps:
-            self._progress()
-        return ()
-
-    @_event
-    def checkpoint_made(self, step: int) -> Iterable[Action]:
-        """A good checkpoint of `step` exists that is newer than any before."""
-        if step > self._newest_good:
-            self._newest_good = step
-            self._progress()
+        if self.best_step > self._best_at_failure:
+            self.restarts, self._at_once, self._progressed = 0, "", True
         return ()
 
     @_event
@@ -254,13 +213,9 @@ class Core:
     ) -> Iterable[Action]:
         """The launch exited; without a failure its exit code is 0.
 
-        Args:
-            time: of the event.
-            failure: cause.
-            stopped: it ended because of a request that the supervisor did not make.
-            early: its heartbeats do not report the end of training.
-            unsaved: why its last steps are in no good checkpoint, although it exited with 0.
-            held: why its rescue holds it, with any exit code, and where the weights are.
+        `stopped`: it ended because of a request that the supervisor did not make. `early`: its
+        heartbeats do not report the end of training. `unsaved`: why its last steps are in no good
+        checkpoint, although it exited with 0. `held`: why its rescue holds it, with any exit code.
         """
         if held and self.phase in ("running", "saving") and self._then != "stop":
             return self._end_for_good(HELD, held, CODE_HELD)
@@ -300,7 +255,7 @@ class Core:
         if self.phase != "running" or gpu not in self._used:
             return dropped
         failure = LaunchFailure(kind="gpu", words=words, node=gpu[0], gpu=gpu)
-        deadline = time + self.restart_policy.save_seconds
+        deadline = time + self.settings.save_seconds
         noted, *saving = self._save("rule", words, deadline, "replace", failure)
         return [noted, *dropped, *saving]
 
@@ -321,7 +276,7 @@ class Core:
         self._saved = True
         if self.phase != "saving":
             return ()
-        self._until = min(self._until, time + self.restart_policy.settle_seconds)
+        self._until = min(self._until, time + SETTLE_SECONDS)
         return [SetTimer(self._until)]
 
     @_event
@@ -337,7 +292,7 @@ class Core:
     def signal_received(self, time: float, signal: int) -> Iterable[Action]:
         """The supervisor received a termination signal."""
         self._signal = signal
-        deadline = time + self.restart_policy.stop_seconds
+        deadline = time + self.settings.stop_seconds
         if self.phase == "running":
             return self._save("signal", signal_name(-signal), deadline, "stop", None)
         if self.phase == "saving":
@@ -356,13 +311,7 @@ class Core:
     def processes_ended(
         self, time: float, *, left: int = 0, unreachable: Iterable[str] = ()
     ) -> Iterable[Action]:
-        """`EndProcesses` was carried out.
-
-        Args:
-            time: of the event.
-            left: number of processes that are still alive.
-            unreachable: nodes on which it failed.
-        """
+        """`EndProcesses` was carried out; `left` processes are alive, some nodes `unreachable`."""
         if self.phase != "ending":
             return ()
         if left:
@@ -381,9 +330,6 @@ class Core:
             then = (self._launch if self._then == "launch" else self._retry)(time)
         return [*lost, *then]
 
-    def _progress(self) -> None:
-        self.restarts, self._at_once, self._progressed = 0, "", True
-
     def _ask(self, source: str, words: str) -> Iterable[Action]:
         return [RequestCheckpoint(source, words)] if self.phase == "running" else []
 
@@ -400,7 +346,7 @@ class Core:
     def _failed(self, time: float, failure: LaunchFailure) -> Iterable[Action]:
         self._failure = failure
         lived = time - self._launched_at
-        at_once = not self._stepped and lived < self.restart_policy.at_once_seconds
+        at_once = not self._stepped and lived < AT_ONCE_SECONDS
         same = at_once and failure.signature == self._at_once and failure.lasting
         self._at_once = failure.signature if at_once else ""
         noted = WriteJournal("failure", failure.words, failure=failure)
@@ -420,7 +366,7 @@ class Core:
         words = self._failure.words if self._failure else "it failed"
         if self._then == "same":
             return self._over(GAVE_UP, f"repeated immediate failure: {words}", CODE_GAVE_UP)
-        if self.restarts >= self.restart_policy.max_restarts:
+        if self.restarts >= self.settings.max_restarts:
             many = f"{self.restarts} restarts in a row failed, the last: {words}"
             return self._over(GAVE_UP, many, CODE_GAVE_UP)
         actions: list[Action] = []
@@ -429,9 +375,9 @@ class Core:
         replaced = self._then == "replace" and not self._used <= set(all_of(self.pool))
         seconds = 0.0
         if not replaced and not self._progressed:
-            wait = self.restart_policy.backoff_seconds * 2.0 ** min(self.restarts, 60)
-            wait = min(wait, self.restart_policy.longest_backoff_seconds)
-            seconds = wait * (1.0 + self.restart_policy.jitter * float(self.rng.random()))
+            wait = self.settings.backoff_seconds * 2.0 ** min(self.restarts, 60)
+            wait = min(wait, LONGEST_BACKOFF_SECONDS)
+            seconds = wait * (1.0 + JITTER * float(self.rng.random()))
         self.restarts += 1
         self._best_at_failure, self._progressed = self.best_step, False
         self.phase, self._until = "waiting", time + seconds
@@ -443,7 +389,7 @@ class Core:
         suspect = self._suspect_of(self._failure)
         self._suspected = self._suspected + 1 if suspect == self._suspect else 1
         self._suspect = suspect
-        if not suspect or self._suspected < self.restart_policy.suspect_after:
+        if not suspect or self._suspected < self.settings.suspect_after:
             return []
         try:
             self.plan(without(self.pool, suspect), self._layout)

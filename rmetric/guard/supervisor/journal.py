@@ -7,7 +7,7 @@ import fcntl
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,8 @@ class FolderLockedError(RuntimeError):
 def folder_lock(folder: RunFolder) -> Iterator[None]:
     """Lock a run folder; the kernel releases the lock when the process ends.
 
-    Raises:
-        FolderLockedError: on entry, with the holder.
-        ValueError: other users can write the folder.
-        OSError: the lock is a symbolic link, or cannot be written or locked.
+    Raises FolderLockedError with the holder, ValueError if other users can write the folder,
+    OSError if the lock is a symbolic link, or cannot be written or locked.
     """
     make_private(folder.path)
     require_trusted(folder.path)
@@ -60,11 +58,8 @@ def folder_lock(folder: RunFolder) -> Iterator[None]:
 class Journal:
     """Appends to `journal.jsonl`; each line is durable when `write` returns.
 
-    A last line truncated by a crash or a full disk is terminated before the next.
-
-    Attributes:
-        lines: events, of earlier supervisors too.
-        num_invalid: JSON lines of earlier supervisors that are no events; they are ignored.
+    A last line truncated by a crash or a full disk is terminated before the next. `lines` are the
+    events, of earlier supervisors too; `num_invalid` of their lines are no events, and ignored.
     """
 
     def __init__(self, path: Path) -> None:
@@ -120,20 +115,14 @@ def token_of(lines: Iterable[Line], inode: int) -> str:
     """Token of the launches of a folder; empty if the journal is that of another folder.
 
     In a copy of a run folder the token is that of the original, whose processes may be alive.
-
-    Args:
-        lines: journal of the folder.
-        inode: inode number of the folder.
+    `inode` is the inode number of the folder.
 
     >>> lines = [{"event": "supervisor", "token": "a1", "inode": 7}]
-    >>> token_of(lines, 7), token_of(lines, 8), token_of([{"event": "supervisor", "token": "b"}], 8)
-    ('a1', '', 'b')
+    >>> token_of(lines, 7), token_of(lines, 8)
+    ('a1', '')
     """
-    for line in reversed(list(lines)):
-        if line["event"] == "supervisor":
-            # Earlier versions wrote no inode.
-            return str(line["token"]) if line.get("inode", inode) == inode else ""
-    return ""
+    last = next((line for line in reversed([*lines]) if line["event"] == "supervisor"), {})
+    return str(last["token"]) if last.get("inode") == inode else ""
 
 
 def journal_state(lines: Iterable[Line]) -> JournalState:
@@ -172,7 +161,6 @@ def gpu_name(gpu: Sequence[Any]) -> str:
 
 
 def gpu_names(gpus: Iterable[Sequence[Any]]) -> str:
-    """Names of GPUs as a list."""
     return ", ".join(map(gpu_name, gpus))
 
 
@@ -212,100 +200,71 @@ class JournalLine(msgspec.Struct, kw_only=True):
     seconds: Time | None = None
     outcome: str | None = None
 
-    @property
-    def asked(self) -> str:
-        stop = " and a stop" if self.stop else ""
-        return f"requested a checkpoint{stop} (request {self.number})"
 
-    @property
-    def saved(self) -> str:
-        if self.checkpoint is None:
-            return ""
-        words = f"; newest good checkpoint: step {self.checkpoint}"
-        if (self.step or 0) > self.checkpoint:
-            words += f", THE STEPS AFTER IT ARE IN NONE (the last was {self.step})"
-        return words
-
-
-#: Event -> fields that it must have.
-_NEEDED = {
-    "supervisor": "token gpus command",
-    "launch": "launch gpus",
-    "started": "launch pids",
-    "resumed": "launch step at",
-    "progress": "launch step at",
-    "asked": "number source reason",
-    "request": "number source",
-    "answered": "number",
-    "verdict": "action",
-    "ended": "found killed left unreachable",
-    "dropped": "gpus",
-    "enough progress": "step",
-    "over": "outcome",
+#: Event -> fields that it must have, and its text; without a text it is a minor one. A name in the
+#: text is a field of the line, or a part of `_parts`.
+_EVENTS = {
+    "supervisor": ("token gpus command", "supervises `{shown}`{where}"),
+    "launch": ("launch gpus", "launch {launch}: {words}, {pool}"),
+    "started": ("launch pids", ""),
+    "resumed": ("launch step at", "launch {launch} resumed training at step {step}{skipped}"),
+    "progress": ("launch step at", ""),
+    "asked": ("number source reason", "{requested}: {reason}"),
+    "request": ("number source", "{asker} {requested}: {words}"),
+    "answered": ("number", "request {number} answered{by}"),
+    "verdict": ("action", "{words}{advised}"),
+    "failure": ("", "FAILED: {words}{on}{saved}{see}"),
+    "ended": ("found killed left unreachable", "{ended}"),
+    "dropped": ("gpus", "{pool} dropped: {words}"),
+    "waiting": ("", "{restart}"),
+    "enough progress": ("step", "step {step}: enough new steps, restart counter reset"),
+    "not saved": ("", "NOT SAVED: {words}"),
+    "saved again": ("", "saves succeed again"),
+    "trouble": ("", "problem: {words}"),
+    "advice": ("", "diagnosis: {words}"),
+    "over": ("outcome", "{outcome}: {words}{saved}"),
 }
 #: Source of a request -> name in messages.
 _SOURCE_NAMES = {"user": "a user", "risk": "telemetry", "rule": "telemetry", "alarm": "an alarm"}
-#: Event -> its text from the line and the name of one device of the pool; empty for a minor event.
-_TEXTS: dict[str, Callable[[Any, str], str]] = {
-    "supervisor": lambda line, unit: (
-        f"supervises `{shlex.join(line.command)}`"
-        + (f" on {_pool_name(line.gpus, unit)}" if unit == "GPU" else "")
-    ),
-    "launch": lambda line, unit: (
-        f"launch {line.launch}: {line.words}, {_pool_name(line.gpus, unit)}"
-    ),
-    "started": lambda _line, _unit: "",
-    "progress": lambda _line, _unit: "",
-    "resumed": lambda line, _: (
-        f"launch {line.launch} resumed training at step {line.step}"
-        + (
-            f"; the checkpoint of step {n} was skipped"
-            if (n := line.passed_over) is not None
-            else ""
-        )
-    ),
-    "asked": lambda line, _: f"{line.asked}: {line.reason}",
-    "request": lambda line, _: (
-        f"{_SOURCE_NAMES.get(line.source, line.source)} {line.asked}: {line.words}"
-    ),
-    "answered": lambda line, _: (
-        f"request {line.number} answered"
-        + (f" by the checkpoint of step {line.step}" if line.step is not None else "")
-    ),
-    "verdict": lambda line, _: (
-        line.words + f" (advised: {line.action.replace('_', ' ')})" * (line.action != "none")
-    ),
-    "failure": lambda line, _: (
-        f"FAILED: {line.words}"
-        + (f" (on {gpu_name(line.gpu)})" if line.gpu and line.kind != "gpu" else "")
-        + line.saved
-        + (f"; see {launch_log(line.launch)}" if line.launch else "")
-    ),
-    "ended": lambda line, _: _ended(line),
-    "dropped": lambda line, _: f"{gpu_names(line.gpus)} dropped: {line.words}",
-    "waiting": lambda line, _: f"restarts in {line.seconds:.1f} s" if line.seconds else "",
-    "enough progress": lambda line, _: f"step {line.step}: enough new steps, restart counter reset",
-    "not saved": lambda line, _: f"NOT SAVED: {line.words}",
-    "saved again": lambda _line, _unit: "saves succeed again",
-    "trouble": lambda line, _: f"problem: {line.words}",
-    "advice": lambda line, _: f"diagnosis: {line.words}",
-    "over": lambda line, _: f"{line.outcome}: {line.words}{line.saved}",
-}
 
 
-def _ended(line: Any) -> str:
-    if not (line.found or line.left or line.unreachable):
-        return ""
-    killed = f", {line.killed} of them had to be killed" if line.killed else ""
-    left = f", {line.left} CANNOT BE ENDED" if line.left else ""
-    lost = f"; not reached: {', '.join(line.unreachable)}" if line.unreachable else ""
-    return f"ended {counted(line.found, 'process')}{killed}{left}{lost} ({line.words})"
+def _parts(line: JournalLine, unit: str) -> dict[str, str]:
+    """Parts of the texts; each is empty where its fields are missing."""
+    pool = _pool_name(line.gpus, unit)
+    parts = {
+        "shown": shlex.join(line.command or ()),
+        "where": f" on {pool}" * (unit == "GPU"),
+        "pool": pool,
+        "skipped": _if(line.passed_over, "; the checkpoint of step {} was skipped"),
+        "requested": f"requested a checkpoint{' and a stop' * line.stop} (request {line.number})",
+        "asker": _SOURCE_NAMES.get(line.source or "", line.source or ""),
+        "by": _if(line.step, " by the checkpoint of step {}"),
+        "advised": f" (advised: {(line.action or '').replace('_', ' ')})" * (line.action != "none"),
+        "on": _if(gpu_name(line.gpu) if line.gpu and line.kind != "gpu" else None, " (on {})"),
+        "see": f"; see {launch_log(line.launch)}" if line.launch else "",
+        "restart": f"restarts in {line.seconds:.1f} s" if line.seconds else "",
+        "saved": _if(line.checkpoint, "; newest good checkpoint: step {}"),
+        "ended": "",
+    }
+    if line.checkpoint is not None and (line.step or 0) > line.checkpoint:
+        parts["saved"] += f", THE STEPS AFTER IT ARE IN NONE (the last was {line.step})"
+    if line.found or line.left or line.unreachable:
+        killed = _if(line.killed or None, ", {} of them had to be killed")
+        left = _if(line.left or None, ", {} CANNOT BE ENDED")
+        lost = _if(", ".join(line.unreachable or ()) or None, "; not reached: {}")
+        number = counted(line.found or 0, "process")
+        parts["ended"] = f"ended {number}{killed}{left}{lost} ({line.words})"
+    return parts
+
+
+def _if(value: object, text: str) -> str:
+    return "" if value is None else text.format(value)
 
 
 def typed_line(line: Any) -> JournalLine:
     """A decoded line. Raises ValueError unless it is an event with fields of the right types."""
     found = converted(line, JournalLine)
-    for name in _NEEDED.get(found.event, "").split():
+    for name in _EVENTS.get(found.event, ("", ""))[0].split():
         if getattr(found, name) is None:
             raise ValueError(f"{found.event} without {name}")
     if isinstance(found.gpus, list) != (found.event == "dropped") and found.gpus is not None:
@@ -323,22 +282,24 @@ def console_line(line: dict[str, Any], unit: str = "GPU") -> str:
     """
     try:
         typed = typed_line(line)
-        text = _TEXTS.get(typed.event)
-        plain = f"{typed.event}: {typed.words}" if typed.words else typed.event
-        words = text(typed, unit) if text else plain
+        plain = "{event}: {words}" if typed.words else "{event}"
+        text = _EVENTS.get(typed.event, ("", plain))[1]
+        words = text.format(**msgspec.structs.asdict(typed) | _parts(typed, unit))
     except ValueError:  # a step beyond `Count`, for example: it must not stop the supervisor
         words = f"{line['event']}: {line.get('words', '')}"
     at = time.strftime("%H:%M:%S", time.localtime(line["time"]))
     return f"{at} {printable(words)}" if words else ""
 
 
-def _pool_name(pool: Mapping[str, Sequence[int]], unit: str) -> str:
-    """GPUs by node: `GPUs 0-2,4`, or `node a GPUs 0-7, node b GPUs 0-7`."""
+def _pool_name(pool: Any, unit: str) -> str:
+    """GPUs by node, `GPUs 0-2,4` or `node a GPUs 0-7, node b GPUs 0-7`; a list one by one."""
+    if isinstance(pool, list):
+        return gpu_names(pool)
     if unit != "GPU":
-        number = counted(sum(map(len, pool.values())), unit)
-        return f"{number} on {', '.join(pool)}" if any(pool) else number
+        number = counted(sum(map(len, (pool or {}).values())), unit)
+        return f"{number} on {', '.join(pool)}" if any(pool or ()) else number
     parts = []
-    for node, gpus in pool.items():
+    for node, gpus in (pool or {}).items():
         where = f"node {node} " if node else ""
         parts.append(f"{where}GPU{'s' * (len(gpus) != 1)} {number_ranges(gpus)}")
     return ", ".join(parts)

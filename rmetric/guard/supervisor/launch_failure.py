@@ -1,26 +1,27 @@
-"""Cause of a failed launch: first failed rank, exit code, exception, implicated GPU.
+"""A launch that fails or hangs: how that is noticed, and its cause.
 
-Evidence in order of reliability: error file of torchrun, its root-cause report in the log,
-last exception of the rank, exit code, heartbeats. `rmetric.diagnosis` analyses whole logs
-afterwards; this module reads the tail of one log to decide on the restart.
+The cause is the first failed rank, exit code, exception, implicated GPU. Evidence in order of
+reliability: error file of torchrun, its root-cause report in the log, last exception of the rank,
+exit code, heartbeats. `rmetric.diagnosis` analyses whole logs afterwards; this module reads the
+tail of one log to decide on the restart.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rmetric._util.durable import no_follow
-from rmetric.guard.run_folder import LAUNCH_VARIABLE, Heartbeat
+from rmetric.guard.run_folder import Heartbeat
+from rmetric.guard.supervisor import Settings
 from rmetric.guard.supervisor.allocation import Allocation, Gpu
+from rmetric.guard.supervisor.processes import GONE, STOPPED, states_of
 
 #: Bytes read from the end of a log.
 TAIL = 64 * 1024
@@ -63,10 +64,8 @@ class LaunchFailure:
 
     Attributes:
         kind: `exit`, `signal`, `exception`, `hang` or `gpu`.
-        words: human-readable cause.
         code: exit code of the first failed process, below 0 for a signal; None if unknown.
-        rank: rank of that process; None if unknown.
-        node: node of that process; empty if unknown or with a single node.
+        rank, node: of that process; None or empty if unknown.
         gpu: GPU implicated by the evidence; None for none.
         lasting: it occurs again at each start; see `is_lasting`.
     """
@@ -96,13 +95,11 @@ def explain_exit(
     launcher: bool = True,
     arguments: Sequence[str] = (),
 ) -> LaunchFailure:
-    """Cause of a launch whose process exited with a code other than 0.
+    """Cause of a launch whose process exited with a code other than 0, below 0 for a signal.
 
     A GPU is named only if there is evidence against it: most exceptions occur on all ranks
-    alike, and the rank that raised first is no more suspect than the others.
-
-    `code` is below 0 for a signal, `log` the end of the output. `launcher`: the process is
-    torchrun or ft_launcher, not the training itself. `arguments`: command of the training.
+    alike, and the rank that raised first is no more suspect than the others. `log` is the end of
+    the output. `launcher`: the process is torchrun or ft_launcher, not the training itself.
     """
     rank, root_code = _root_of(log, list(allocation.gpus).index(node) * allocation.per_node)
     raised = _error_file(error_file) or _raised(log, rank)
@@ -133,16 +130,15 @@ def explain_hang(
     silent: float,
     limit: float,
     allocation: Allocation,
-    states: Mapping[int, ProcessState] | None = None,
+    states: Mapping[int, str] | None = None,
 ) -> LaunchFailure:
     """Cause of a hang, with the rank that the others wait for.
 
-    It is the rank that is steps behind all others, or whose process is in another state than
-    theirs. Without such evidence no rank is named.
+    It is the rank that is steps behind all others, or whose process alone is stopped or gone.
+    Without such evidence no rank is named.
 
     `silent` is the time without a sign of life and `limit` the exceeded timeout, both in
-    seconds; `beats` is empty before the first heartbeat. `states`: processes of ranks on this
-    node.
+    seconds; `beats` is empty before the first heartbeat. `states`: see `states_of`.
     """
     if not beats:
         words = f"training has not started after {silent:.0f} s, the limit is {limit:g}"
@@ -150,34 +146,28 @@ def explain_hang(
     rank = min(beats, key=lambda r: (beats[r].step, beats[r].time))
     first, others = beats[rank], [beats[r] for r in beats if r != rank]
     # Fast steps have no heartbeat each: a lag below the heartbeat interval is no evidence.
-    alone = bool(others) and all(
+    behind = bool(others) and all(
         other.step > first.step and other.time - first.time >= first.every for other in others
     )
-    gpu = allocation.gpu_of(rank) if alone else None
-    if alone:
+    named, gpu = (rank, allocation.gpu_of(rank)) if behind else (None, None)
+    who = f"all ranks are at step {max(beat.step for beat in beats.values())}"
+    if behind:
         least = min(other.step for other in others)
         who = f"rank {rank} is at step {first.step}, the others at {least} or later"
-    else:
-        who = f"all ranks are at step {max(beat.step for beat in beats.values())}"
-    named = rank if alone else None
-    if odd := odd_one_out(states or {}):
-        # A stopped process is no evidence against its GPU, so none is named for it alone.
-        who, named = f"{who}; {odd.words}", odd.rank
-        gpu = gpu if odd.rank == rank and not odd.stopped else None
+    states = states or {}
+    odd = [r for r, state in states.items() if state in (*STOPPED, *GONE)]
+    if len(odd) == 1 < len(states):
+        named = odd[0]
+        # A stopped process is no evidence against its GPU.
+        gpu = gpu if named == rank and states[named] in GONE else None
+        who += f"; rank {named} (process {beats[named].pid}) is {states[named]}"
     words = f"no heartbeat for {silent:.0f} s while {first.phase}, the limit is {limit:g}; {who}"
-    of_named = allocation.gpu_of(named) if named is not None else None
-    node = of_named[0] if of_named else ""
+    node = (allocation.gpu_of(-1 if named is None else named) or ("",))[0]
     return LaunchFailure(kind="hang", words=words, rank=named, gpu=gpu, node=node)
 
 
 def names_device(words: str) -> bool:
-    """True if an exception implicates the device that it occurred on.
-
-    >>> names_device("RuntimeError: CUDA error: an illegal memory access was encountered")
-    True
-    >>> names_device("OutOfMemoryError: CUDA out of memory"), names_device("KeyError: 'x'")
-    (False, False)
-    """
+    """True if an exception implicates the device that it occurred on."""
     return bool(_DEVICE.search(words)) and not _NOT_DEVICE.search(words)
 
 
@@ -202,10 +192,7 @@ def read_tail(path: Path, size: int = TAIL) -> str:
 
 
 def _root_of(log: str, first_rank: int) -> tuple[int | None, int | None]:
-    """Rank and exit code of the earliest root cause that torchrun reports in the log.
-
-    `first_rank`: first rank of the node that exited.
-    """
+    """Rank and exit code of the root cause in the log of the node with this first rank."""
     _, header, root = log.partition(_ROOT)
     failed = [*_FAILED.finditer(root), *_FAILED.finditer(log)] if header else []
     if failed:
@@ -280,13 +267,9 @@ _QUOTED = re.compile(r"['\"]([^'\"]+)['\"]")
 def is_lasting(raised: str, code: int | None, arguments: Sequence[str] = ()) -> bool:
     """True if a failure occurs again at each start.
 
-    `raised` is the exception as in the last line of a traceback, empty without one; `code` the
-    exit code, None if unknown; `arguments` the command of the training.
+    `raised` is the exception as in the last line of a traceback, empty without one; `arguments`
+    the command of the training.
 
-    >>> is_lasting("ModuleNotFoundError: No module named 'x'", 1)
-    True
-    >>> is_lasting("OSError: [Errno 116] Stale file handle: '/data/a.bin'", 1)
-    False
     >>> is_lasting("FileNotFoundError: [Errno 2] No such file: 'a.bin'", 1, ["--data=a.bin"])
     True
     """
@@ -304,19 +287,13 @@ def is_lasting(raised: str, code: int | None, arguments: Sequence[str] = ()) -> 
 
 
 def is_disk_full(words: str) -> bool:
-    """True if a message says that the disk, or the quota, is full.
-
-    >>> is_disk_full("OSError: [Errno 28] No space left on device"), is_disk_full("KeyError: 28")
-    (True, False)
-    """
+    """True if a message says that the disk, or the quota, is full."""
     return bool(_DISK_FULL.search(words))
 
 
 def with_disk_full_first(words: str) -> str:
     """The message, beginning with `disk full` if it is about that.
 
-    >>> with_disk_full_first("rank 0 failed: OSError: [Errno 28] No space left on device")
-    'disk full: rank 0 failed: OSError: [Errno 28] No space left on device'
     >>> with_disk_full_first("3 restarts in a row failed, the last: disk full: rank 0 failed")
     'disk full: 3 restarts in a row failed, the last: rank 0 failed'
     """
@@ -325,102 +302,78 @@ def with_disk_full_first(words: str) -> str:
     return f"{DISK_FULL}: {words.replace(f'{DISK_FULL}: ', '')}"
 
 
-STATES = {
-    "R": "running",
-    "S": "sleeping",
-    "D": "in uninterruptible sleep",
-    "T": "stopped by a signal",
-    "t": "stopped by a debugger",
-    "Z": "dead",
-    "X": "dead",
-}
-STOPPED = ("T", "t")
-#: A rank that polls is seen running now and sleeping then.
-SAMPLES, SAMPLE_SECONDS = 5, 0.05
+class HeartbeatTracker:
+    """Tracks the heartbeats and the output of one launch.
 
-
-@dataclass(frozen=True, kw_only=True)
-class ProcessState:
-    """State of the main thread of a rank's process.
-
-    `state` is the letter of /proc/PID/status, empty if there is no such process; `waits_in` the
-    function of the kernel in which it waits, empty if unknown.
+    A heartbeat counts when the content of its file changes, so that clocks of other nodes
+    are never compared with the local one. `resumed` is the step at which training resumed, `step`
+    the greatest that any rank has done; None before. `resumed_at` and `step_at` are the times of
+    these on the heartbeat's clock.
     """
 
-    pid: int
-    state: str
-    waits_in: str = ""
+    def __init__(self, settings: Settings, allocation: Allocation, log: Path, now: float) -> None:
+        self.settings, self.allocation, self.log = settings, allocation, log
+        self.resumed: int | None = None
+        self.step: int | None = None
+        self.resumed_at = self.step_at = 0.0
+        self.beats: dict[int, Heartbeat] = {}
+        self._seen: dict[int, float] = {}
+        self._size, self._grew = 0, now
+
+    def look(self, beats: Mapping[int, Heartbeat], now: float) -> LaunchFailure | None:
+        """Process the current heartbeats; the failure if the launch hangs, else None."""
+        for rank, beat in beats.items():
+            if self.beats.get(rank) != beat:
+                self._seen[rank] = now
+        self.beats = self.beats | dict(beats)  # a file may be unreadable for a moment
+        self._update_step()
+        size = self._size
+        with suppress(OSError):
+            size = self.log.stat().st_size
+        if size != self._size:
+            self._size, self._grew = size, now
+        return self._silent(now) or self._quiet(now)
+
+    def restart(self, now: float) -> None:
+        """Count all timeouts from now on, after a time without signs that was no hang."""
+        self._seen = dict.fromkeys(self._seen, now)
+        self._grew = now
 
     @property
-    def words(self) -> str:
-        where = f" in {self.waits_in}" if self.waits_in else ""
-        name = STATES.get(self.state, f"in state {self.state}") if self.state else "gone"
-        return f"{name}{where}" + (f" (state {self.state})" if self.state in STOPPED else "")
+    def last_sign(self) -> float | None:
+        """Time of the oldest last heartbeat, seconds since the epoch; None without any."""
+        return min((beat.time for beat in self.beats.values()), default=None)
 
+    def _update_step(self) -> None:
+        at_work = [beat for beat in self.beats.values() if beat.phase != "starting"]
+        if not at_work:
+            return
+        first = min(at_work, key=lambda beat: (beat.time, beat.rank))
+        if self.resumed is None:
+            resumed = [beat.resumed for beat in at_work if beat.resumed is not None]
+            self.resumed = min(resumed, default=min(beat.step for beat in at_work))
+            self.resumed_at = first.time
+        last = max(at_work, key=lambda beat: (beat.step, -beat.time))
+        if self.step is None or last.step > self.step:
+            self.step, self.step_at = last.step, last.time
 
-class OddRank(NamedTuple):
-    """Rank whose process is in another state than those of the others, with the evidence."""
-
-    rank: int
-    words: str
-    stopped: bool = False
-
-
-def read_states(beats: Mapping[int, Heartbeat]) -> dict[int, ProcessState]:
-    """Most frequent state, over `SAMPLES`, of each rank whose process is on this node."""
-    here = os.uname().nodename
-    local = {rank: beat for rank, beat in beats.items() if beat.node == here}
-    seen: dict[int, Counter[ProcessState]] = {rank: Counter() for rank in local}
-    for sample in range(SAMPLES if local else 0):
-        time.sleep(SAMPLE_SECONDS if sample else 0.0)
-        for rank, beat in local.items():
-            seen[rank][read_state(beat.pid, beat.launch)] += 1
-    return {rank: states.most_common(1)[0][0] for rank, states in seen.items()}
-
-
-def read_state(pid: int, launch: str = "", proc: Path = Path("/proc")) -> ProcessState:
-    """State of one process; without a state if it is gone or its pid is of another launch."""
-    of = proc / str(pid)
-    variable = f"{LAUNCH_VARIABLE}={launch}".encode()
-    try:
-        if launch and variable not in (of / "environ").read_bytes().split(b"\0"):
-            return ProcessState(pid=pid, state="")
-        status = (of / "status").read_text()
-    except OSError:
-        return ProcessState(pid=pid, state="")
-    state = next((line.split()[1] for line in status.splitlines() if line.startswith("State:")), "")
-    try:
-        waits_in = (of / "wchan").read_text().strip()
-    except OSError:
-        waits_in = ""
-    waits_in = "" if waits_in == "0" or state in STOPPED else waits_in
-    return ProcessState(pid=pid, state=state, waits_in=waits_in)
-
-
-def odd_one_out(states: Mapping[int, ProcessState]) -> OddRank | None:
-    """The one rank that is stopped, gone, or in another state than at least two that are alike.
-
-    >>> waits = ProcessState(pid=1, state="S", waits_in="futex_wait_queue")
-    >>> sleeps = ProcessState(pid=2, state="S", waits_in="hrtimer_nanosleep")
-    >>> odd_one_out({0: waits, 1: waits, 2: sleeps}).rank
-    2
-    >>> odd_one_out({0: waits, 1: sleeps}) is None
-    True
-    """
-    for letters in (STOPPED, ("", "Z", "X")):
-        found = [rank for rank, of in states.items() if of.state in letters]
-        if len(found) == 1 and len(states) > 1:
-            of = states[found[0]]
-            words = f"rank {found[0]} (process {of.pid}) is {of.words}"
-            return OddRank(found[0], words, letters is STOPPED)
-        if found:
-            return None
-    alike: dict[tuple[str, str], list[int]] = {}
-    for rank, of in states.items():
-        alike.setdefault((of.state, of.waits_in), []).append(rank)
-    if len(alike) != 2 or len(states) < 3 or min(map(len, alike.values())) != 1:
+    def _silent(self, now: float) -> LaunchFailure | None:
+        """Failure if a rank, or a launch without heartbeats, gave no sign of life in time."""
+        waits = [(now - self._seen[rank], self.settings.timeout(beat.phase))
+                 for rank, beat in self.beats.items()]  # fmt: skip
+        if not waits and not self.settings.quiet_seconds:
+            # Without heartbeats only output distinguishes a start from a hang.
+            waits = [(now - self._grew, self.settings.start_seconds)]
+        for silent, limit in waits:
+            if silent > limit:
+                states = states_of(self.beats)
+                return explain_hang(self.beats, silent, limit, self.allocation, states)
         return None
-    [rank], [other, *_] = sorted(alike.values(), key=len)
-    of, others = states[rank], states[other].words
-    words = f"rank {rank} (process {of.pid}) is {of.words}, the others are {others}"
-    return OddRank(rank, words)
+
+    def _quiet(self, now: float) -> LaunchFailure | None:
+        if self.settings.quiet_seconds is None:
+            return None
+        silent = now - self._grew
+        limit = self.settings.quiet_seconds if self._size else self.settings.start_seconds
+        words = f"no output for {silent:.0f} s, the limit is {limit:g}"
+        return LaunchFailure(kind="hang", words=words) if silent > limit else None

@@ -14,29 +14,29 @@ time. Here, exactly:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
 
 from rmetric._util.printed import counted
 from rmetric.guard.supervisor.journal import Line, gpu_name, gpu_names, launch_log
 
 
-@dataclass(kw_only=True)
-class LaunchRecord:
+class LaunchRecord(NamedTuple):
     """One launch; `points` are (time, step) from where it resumed, empty if it never did."""
 
     number: int
     began: float
-    points: list[tuple[float, int]] = field(default_factory=list)
+    points: list[tuple[float, int]]
 
 
 @dataclass(kw_only=True)
 class Incident:
     """One failure, detected at `time` (since the epoch), and the response to it.
 
-    `kind` and `cause` are those of the `LaunchFailure`, `layout` is that of the next launch, and
-    `steps_lost` counts completed steps. `notice_seconds` are from the oldest last heartbeat to the
-    detection, `resume_seconds` from there to the next heartbeat in training. None: there is none.
+    `layout` is that of the next launch. `notice_seconds` are from the oldest last heartbeat to the
+    detection, `resume_seconds` from there to the next heartbeat in training; None if unknown.
     """
 
     time: float
@@ -141,12 +141,12 @@ def _runs(lines: Iterable[Line]) -> list[LaunchRecord]:
     runs: list[LaunchRecord] = []
     for line in lines:
         if line["event"] == "launch":
-            runs.append(LaunchRecord(number=line["launch"], began=line["time"]))
+            runs.append(LaunchRecord(line["launch"], line["time"], []))
         elif line["event"] in ("resumed", "progress") and runs:
             # The clock of another node may be wrong: the local clock bounds it.
             at = min(max(line["at"], runs[-1].began), line["time"])
             point: tuple[float, int] = (at, line["step"])
-            if not runs[-1].points or point > runs[-1].points[-1]:
+            if point > max(runs[-1].points, default=(-1.0, 0)):
                 runs[-1].points.append(point)
     return runs
 
@@ -173,7 +173,7 @@ def _incidents(lines: Iterable[Line]) -> list[Incident]:
         elif event in ("launch", "over"):
             done = line.get("outcome", "restarted")
         if done:
-            incidents[-1].action += f"{', ' if incidents[-1].action else ''}{done}"
+            incidents[-1].action = ", ".join(filter(None, (incidents[-1].action, done)))
         if event == "launch":
             incidents[-1].layout = line.get("words", "")
     return incidents
@@ -201,18 +201,11 @@ def _productive(runs: Sequence[LaunchRecord]) -> list[float]:
     seconds, kept = [], float("inf")
     for run in reversed(runs):
         if run.points:
-            seconds.append(max(0.0, _reached(run.points, kept) - run.points[0][0]))
+            times, steps = zip(*run.points, strict=True)
+            # Until `kept`, or the last step before it, was reached.
+            seconds.append(max(0.0, float(np.interp(kept, steps, times)) - times[0]))
             kept = min(kept, run.points[0][1])
     return seconds
-
-
-def _reached(points: Sequence[tuple[float, int]], step: float) -> float:
-    """Time at which `step`, or the last step before it, was reached."""
-    for (t0, s0), (t1, s1) in pairwise(points):
-        if s1 >= step:
-            share = (step - s0) / (s1 - s0) if s1 > s0 else 0.0
-            return t0 + max(0.0, min(1.0, share)) * (t1 - t0)
-    return points[-1][0] if points[0][1] < step else points[0][0]
 
 
 def _wall(lines: Sequence[Line]) -> float:
@@ -227,22 +220,29 @@ def _wall(lines: Sequence[Line]) -> float:
     return max(0.0, seconds)
 
 
+COLUMNS = (
+    *("launch", "cause", "action", "new layout", "steps lost"),
+    *("noticed after s", "resumed after s"),
+)
+
+
 def to_markdown(summary: Summary) -> str:
     """Summary as Markdown."""
     ettr = "unknown" if summary.ettr is None else f"{summary.ettr:.1%}"
-    saved = summary.checkpoint
+    step = "unknown" if summary.step is None else summary.step
+    saved = "none known" if summary.checkpoint is None else f"step {summary.checkpoint}"
     without = f", {summary.unanswered} of them unanswered" if summary.unanswered else ""
     lines = [
         "# Supervisor summary",
         "",
         f"**{summary.outcome}**{': ' if summary.words else ''}{summary.words}",
         "",
-        f"- step reached: {'unknown' if summary.step is None else summary.step}",
+        f"- step reached: {step}",
         f"- {counted(summary.launches, 'launch')}, {counted(len(summary.incidents), 'failure')}, "
         f"{counted(summary.steps_lost, 'step')} lost",
         f"- ETTR {ettr}: {summary.productive_seconds:.1f} s advanced the training "
         f"of {summary.wall_seconds:.1f} s",
-        f"- newest good checkpoint: {'none known' if saved is None else f'step {saved}'}",
+        f"- newest good checkpoint: {saved}",
         f"- checkpoints requested by the supervisor: {summary.checkpoints_asked}",
         *([f"- user requests: {summary.requests}{without}"] if summary.requests else []),
         *(f"- **{words}**" for words in summary.passed_over),
@@ -252,8 +252,7 @@ def to_markdown(summary: Summary) -> str:
     if summary.launches:
         lines.append(f"- output of the last launch: {launch_log(summary.launches)}")
     if summary.incidents:
-        lines += ["", "| launch | cause | action | new layout | steps lost | noticed after s | "
-                 "resumed after s |", "| --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+        lines += ["", f"| {' | '.join(COLUMNS)} |", "|" + " --- |" * len(COLUMNS)]
         lines += [_row(incident) for incident in summary.incidents]
     return "\n".join(lines) + "\n"
 
@@ -262,10 +261,8 @@ def _row(incident: Incident) -> str:
     lost, times = incident.steps_lost, (incident.notice_seconds, incident.resume_seconds)
     cells = [
         f"[{incident.launch}]({launch_log(incident.launch)})",
-        incident.cause.replace("|", "/"),
-        incident.action,
-        incident.layout,
+        incident.cause.replace("|", "/"), incident.action, incident.layout,
         "-" if lost is None else str(lost),
         *("-" if seconds is None else f"{seconds:.1f}" for seconds in times),
-    ]
+    ]  # fmt: skip
     return f"| {' | '.join(cells)} |"

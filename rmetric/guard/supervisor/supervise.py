@@ -12,9 +12,8 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
-from math import inf
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
@@ -23,44 +22,14 @@ from typing import Any
 import numpy as np
 
 from rmetric._util.durable import write_atomically
-from rmetric._util.errors import require
 from rmetric._util.webhook import WebhookSender
 from rmetric.guard.checkpoint_dir import last_checkpoint
 from rmetric.guard.run_folder import RunFolder
-from rmetric.guard.supervisor import processes
+from rmetric.guard.supervisor import Settings, attempt, core, journal, processes
 from rmetric.guard.supervisor.allocation import Planner, Pool
-from rmetric.guard.supervisor.attempt import Attempt, Look
-from rmetric.guard.supervisor.core import (
-    Action,
-    Core,
-    DropGpus,
-    EndProcesses,
-    Finish,
-    RequestCheckpoint,
-    RestartPolicy,
-    SetTimer,
-    StartLaunch,
-    WriteJournal,
-)
-from rmetric.guard.supervisor.journal import (
-    Journal,
-    console_line,
-    folder_lock,
-    journal_state,
-    token_of,
-)
 from rmetric.guard.supervisor.launch_failure import LaunchFailure, with_disk_full_first
-from rmetric.guard.supervisor.launch_processes import Program, WarmSpare, unit_of
 from rmetric.guard.supervisor.stacks import Adviser
 from rmetric.guard.supervisor.summary import summarise, to_markdown
-from rmetric.guard.supervisor.watch import (
-    Timeouts,
-    VerdictDedup,
-    follow_alarms,
-    fresh_verdicts,
-    poll_verdicts,
-    words_of,
-)
 from rmetric.telemetry.lines import GpuVerdict
 from rmetric.telemetry.sources import AllSources, VerdictFiles, VerdictSource
 
@@ -75,65 +44,24 @@ POSTED = ("failure", "advice", "dropped", "not saved", "over")
 CODE_INTERNAL_ERROR = 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Intervals:
-    """Intervals of the supervisor, seconds.
-
-    Attributes:
-        poll: between two polls of the run folder.
-        progress: between two `progress` lines of the journal.
-        grace: from TERM to KILL, at most `QUICK_GRACE` after a rank has died or hung.
-        look: for a diagnosis, at most; the processes of a hang are ended after it. 0 for none.
-    """
-
-    poll: float = 1.0
-    progress: float = 30.0
-    grace: float = 15.0
-    look: float = 60.0
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            above = (name in ("grace", "look") and value == 0) or 0 < value < inf
-            least = "from 0" if name in ("grace", "look") else "above 0"
-            require(name, value, above, f"a number of seconds {least}")
-
-
 class Supervisor:
     """Runs one training in a run folder until it finishes, is stopped, or is given up.
 
-    Args:
-        folder: run folder, shared with the training.
-        program: program to run.
-        pool: GPUs by node.
-        plan: maps the remaining GPUs and the current layout to an allocation.
-        restart_policy: limits and delays of restarts.
-        timeouts: limits without a sign of life.
-        intervals: polling, progress and grace intervals.
-        sources: sources of GPU verdicts, beside the files in the run folder.
-        watch_log: training log for the calibrated detector; None for none.
-        echo: print the output of the training.
-        webhook: URL that failures, diagnoses and the end are posted to; None for none.
-        again: run a folder that has finished.
-        spare: start a spare launcher while the training runs, for the next launch. For torchrun
-            on this machine alone.
-        preload: modules that the spare imports, too; with any, it forks the ranks.
-        adopt: adopt orphans of the training; only for a process without other children.
-        print_line: called with each line for the terminal; None prints to stderr.
-
-    Raises:
-        ModuleNotFoundError: psutil is not installed.
+    `pool` has the GPUs by node, `plan` maps those that remain to an allocation. `sources` give
+    verdicts on GPUs beside the files in the run folder. `echo`, `webhook`, `again`, `spare`,
+    `preload` and `watch_log` are as the options of `rmetric supervise`. `adopt` makes this process
+    the parent of the training's orphans, where it has no other children. `print_line` is called
+    with each line for the terminal; None prints to stderr. ModuleNotFoundError: without psutil.
     """
 
     def __init__(
         self,
         folder: RunFolder,
-        program: Program,
+        program: processes.Program,
         pool: Pool,
         plan: Planner,
         *,
-        restart_policy: RestartPolicy | None = None,
-        timeouts: Timeouts | None = None,
-        intervals: Intervals | None = None,
+        settings: Settings | None = None,
         sources: Iterable[VerdictSource] = (),
         watch_log: Path | None = None,
         echo: bool = False,
@@ -147,20 +75,18 @@ class Supervisor:
         processes.require_psutil()
         self.folder, self.program = folder, program
         self.pool, self.plan = pool, plan
-        self.restart_policy = restart_policy or RestartPolicy()
-        self.timeouts = timeouts or Timeouts()
-        self.intervals = intervals or Intervals()
+        self.settings = settings or Settings()
         self.sources, self.watch_log, self.echo = list(sources), watch_log, echo
         self.again = again
         self._print_line = print_line or _print_to_stderr
         # Calls for the loop, from other threads and from signal handlers.
         self._queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._attempt: Attempt | None = None
+        self._attempt: attempt.Attempt | None = None
         self._timer_at = self._poll_at = 0.0
         self._code: int | None = None
         self._adopts_orphans = adopt
-        self._unit = unit_of(program, pool)
-        self._adviser = Adviser(folder, program, self.intervals.look)
+        self._unit = program.unit(pool)
+        self._adviser = Adviser(folder, program, self.settings.look_seconds)
         self._advisers = ThreadPoolExecutor(1)
         self._advice: list[Future[dict[str, Any]]] = []
         unposted = "the webhook {}; an event was not posted".format
@@ -169,7 +95,7 @@ class Supervisor:
         )
         self._spare = None
         if spare and len(pool) == 1 and not any(program.prefixes.values()):
-            self._spare = WarmSpare(preload, folder.logs / "spare.log")
+            self._spare = processes.WarmSpare(preload, folder.logs / "spare.log")
 
     def run(self) -> int:
         """Run until the end; returns the exit code.
@@ -177,21 +103,24 @@ class Supervisor:
         Raises:
             FolderLockedError: another supervisor holds the folder.
         """
-        with folder_lock(self.folder), closing(Journal(self.folder.journal)) as self.journal:
+        with (
+            journal.folder_lock(self.folder),
+            closing(journal.Journal(self.folder.journal)) as self.journal,
+        ):
             return self._run()
 
     def _run(self) -> int:
         inode = self.folder.path.stat().st_ino
         #: Shared by all launches of this folder; drawn by its first supervisor.
-        self._token = token_of(self.journal.lines, inode) or secrets.token_hex(8)
-        state = journal_state(self.journal.lines)
-        self.core = Core(
-            self.restart_policy, self.pool, self.plan,
+        self._token = journal.token_of(self.journal.lines, inode) or secrets.token_hex(8)
+        state = journal.journal_state(self.journal.lines)
+        self.core = core.Core(
+            self.settings, self.pool, self.plan,
             rng=np.random.default_rng([0, state.launches]), state=state, again=self.again,
         )  # fmt: skip
         left = self.folder.request()
         self._last_request = left.number if left else 0  # earlier requests are ignored
-        self._verdicts = VerdictDedup(self.pool, os.uname().nodename)
+        self._verdicts = attempt.VerdictDedup(self.pool, os.uname().nodename)
         self._record(
             "supervisor", pid=os.getpid(), node=os.uname().nodename, token=self._token,
             inode=inode, command=list(self.program.arguments), gpus=dict(self.pool),
@@ -230,12 +159,12 @@ class Supervisor:
             f"({Path(where.filename).name}:{where.lineno})"
         )
         self._record("trouble", words=words)
-        attempt = self._attempt
-        if attempt is not None:
+        launch = self._attempt
+        if launch is not None:
             with suppress(Exception):
                 self.folder.ask("rule", words, fatal=True, stop=True)
-            until = time.monotonic() + self.restart_policy.stop_seconds
-            while attempt.alive() and time.monotonic() < until:
+            until = time.monotonic() + self.settings.stop_seconds
+            while launch.alive() and time.monotonic() < until:
                 time.sleep(0.1)
         if left := self._end(words):
             words += f"; {left} processes cannot be ended: end them by hand"
@@ -253,13 +182,13 @@ class Supervisor:
         def on_problem(words: str) -> None:
             self._later(self._record, "trouble", words=words)
 
-        for verdict in fresh_verdicts(files, time.time()):
+        for verdict in attempt.fresh_verdicts(files, time.time()):
             on_verdict(verdict)
         source = AllSources([files, *self.sources])
-        seconds, log = self.intervals.poll, self.watch_log
-        stops = [poll_verdicts(source, on_verdict, on_problem, seconds)]
+        seconds, log = self.settings.poll_seconds, self.watch_log
+        stops = [attempt.poll_verdicts(source, on_verdict, on_problem, seconds)]
         if log is not None:
-            stops.append(follow_alarms(log, on_alarm, on_problem, seconds))
+            stops.append(attempt.follow_alarms(log, on_alarm, on_problem, seconds))
         return stops
 
     @contextmanager
@@ -281,7 +210,7 @@ class Supervisor:
     def _next_event(self) -> None:
         """Process the next event; wait at most until the next poll or timer."""
         now = time.monotonic()
-        due = min(self._timer_at or now + self.intervals.poll, self._poll_at)
+        due = min(self._timer_at or now + self.settings.poll_seconds, self._poll_at)
         try:
             handle = self._queue.get(timeout=max(0.0, due - now))
         except Empty:
@@ -292,7 +221,7 @@ class Supervisor:
             handle()
         if now >= self._poll_at:
             self._look(now)
-            self._poll_at = now + self.intervals.poll
+            self._poll_at = now + self.settings.poll_seconds
         if self._timer_at and now >= self._timer_at:
             self._timer_at = 0.0
             self._send(self.core.timer_fired, now)
@@ -313,7 +242,7 @@ class Supervisor:
             self._send(self.core.stop_requested)
 
     def _later(self, handle: Callable[..., None], *arguments: Any, **more: Any) -> None:
-        """Call `handle` in the event loop; callable from any thread and signal handler."""
+        """Call `handle` in the event loop, from any thread and signal handler."""
         self._queue.put(partial(handle, *arguments, **more))
 
     def _on_gpu_verdict(self, verdict: GpuVerdict) -> None:
@@ -321,57 +250,55 @@ class Supervisor:
         if gpu is None:
             return
         fields: Any = {"gpu": gpu, "level": verdict.level, "action": verdict.action}
-        fields["words"] = words_of(verdict)
+        fields["words"] = attempt.words_of(verdict)
         self._record("verdict", **fields)
         self._send(self.core.gpu_verdict, time.monotonic(), **fields)
 
     def _on_exit(self, number: int, node: str, code: int) -> None:
-        attempt, now = self._attempt, time.monotonic()
-        if attempt is None or number != attempt.number:
+        launch, now = self._attempt, time.monotonic()
+        if launch is None or number != launch.number:
             return
         self._look(now)
-        found = attempt.exited(node, code)
-        if found is not None and self._attempt is attempt:
+        found = launch.exited(node, code)
+        if found is not None and self._attempt is launch:
             self._send(self.core.launch_exited, now, **found)
 
     def _look(self, now: float) -> None:
         """Send the events of the launch since the last poll."""
-        attempt = self._attempt
+        launch = self._attempt
         self._take_advice()
-        found = attempt.look(now) if attempt else Look()
+        found = launch.look(now) if launch else attempt.Look()
         if found.step_reached is not None:
             self._send(self.core.step_reached, *found.step_reached)
         if found.durable:
             self._send(self.core.checkpoint_durable, now)
-        if found.checkpoint_made is not None:
-            self._send(self.core.checkpoint_made, found.checkpoint_made)
         if found.hung is not None:
             self._send(self.core.launch_hung, now, self._looked_at(found.hung))
-        if attempt and self._spare is not None and (attempt.tracker.step or 0) > 0:
+        if launch and self._spare is not None and (launch.tracker.step or 0) > 0:
             if problem := self._spare.problem():
                 self._record("trouble", words=f"{problem}; launches are started without one")
                 self._spare = None
             else:
-                name = f"{self._token}-{attempt.number + 1}"
-                ranks = attempt.allocation.per_node
+                name = f"{self._token}-{launch.number + 1}"
+                ranks = launch.allocation.per_node
                 self._spare.start(self.program.arguments, name, ranks)
         for words in self.folder.take_problems():
             self._record("trouble", words=words)
-        if attempt and self.echo:
-            attempt.echo()
+        if launch and self.echo:
+            launch.echo()
 
     def _looked_at(self, failure: LaunchFailure) -> LaunchFailure:
         """The failure of a hang with the rank that the diagnosis of its ranks names."""
-        attempt, running = self._attempt, self.core.phase == "running"
-        if attempt is None or not (running and attempt.tracker.beats and self._adviser.seconds):
+        launch, running = self._attempt, self.core.phase == "running"
+        if launch is None or not (running and launch.tracker.beats and self._adviser.seconds):
             return failure
-        found = self._adviser.of_hang(attempt.number)
+        found = self._adviser.of_hang(launch.number)
         self._record(**found)
         rank = found.get("rank")
         if rank in (None, failure.rank) or found["outcome"] != "failed":
             return failure
         words = f"{failure.words}; rank {rank} by the diagnosis of {found['look']}"
-        gpu = attempt.allocation.gpu_of(rank)
+        gpu = launch.allocation.gpu_of(rank)
         return replace(failure, words=words, rank=rank, node=gpu[0] if gpu else "", gpu=None)
 
     def _take_advice(self, *, to_the_end: bool = False) -> None:
@@ -384,7 +311,7 @@ class Supervisor:
             if not (one := self._advice.pop(0)).cancelled():
                 self._record(**one.result())
 
-    def _send(self, event: Callable[..., list[Action]], *arguments: Any, **more: Any) -> None:
+    def _send(self, event: Callable[..., list[core.Action]], *arguments: Any, **more: Any) -> None:
         """Carry out the actions that answer an event of the core."""
         before = self.core.restarts
         for action in event(*arguments, **more):
@@ -392,28 +319,28 @@ class Supervisor:
         if before and not self.core.restarts:
             self._record("enough progress", step=self.core.best_step)
 
-    def _act(self, action: Action) -> None:
+    def _act(self, action: core.Action) -> None:
         match action:
-            case StartLaunch():
+            case core.StartLaunch():
                 self._launch(action)
-            case RequestCheckpoint():
+            case core.RequestCheckpoint():
                 self._ask(action)
-            case EndProcesses():
+            case core.EndProcesses():
                 self._end(action.why, answers=action.answers)
-            case SetTimer():
+            case core.SetTimer():
                 self._timer_at = action.time
-            case DropGpus():
+            case core.DropGpus():
                 self._record("dropped", gpus=action.gpus, words=action.why)
-            case WriteJournal():
+            case core.WriteJournal():
                 self._write_journal(action)
-            case Finish():
+            case core.Finish():
                 good = last_checkpoint(self.folder.checkpoints).good
                 beats = self.folder.beats(f"{self._token}-{self.core.launches}").values()
                 step = max((beat.step for beat in beats), default=None)
                 self._record("over", **asdict(action), checkpoint=good, step=step)
                 self._code = action.code
 
-    def _write_journal(self, note: WriteJournal) -> None:
+    def _write_journal(self, note: core.WriteJournal) -> None:
         fields: dict[str, Any] = {"words": note.words}
         if note.seconds is not None:
             fields["seconds"] = round(note.seconds, 3)
@@ -425,18 +352,17 @@ class Supervisor:
                 self._advice.append(ask)
         self._record(note.event, **fields)
 
-    def _launch(self, action: StartLaunch) -> None:
+    def _launch(self, action: core.StartLaunch) -> None:
         self._timer_at = 0.0
         try:
-            self._attempt = Attempt(
+            self._attempt = attempt.Attempt(
                 action,
                 f"{self._token}-{action.number}",
                 self.program,
                 self.folder,
-                self.timeouts,
+                self.settings,
                 write=self._record,
                 on_exit=partial(self._later, self._on_exit),
-                progress_seconds=self.intervals.progress,
                 now=time.monotonic(),
                 spare=self._spare,
             )
@@ -447,7 +373,7 @@ class Supervisor:
             now = time.monotonic()
             self._later(self._send, self.core.launch_exited, now, failure=failure)
 
-    def _ask(self, action: RequestCheckpoint) -> None:
+    def _ask(self, action: core.RequestCheckpoint) -> None:
         try:
             number = self.folder.ask(**asdict(action))
         except OSError as error:
@@ -459,21 +385,18 @@ class Supervisor:
             self._attempt.stop_number = number
 
     def _end(self, why: str, *, answers: bool = True) -> int:
-        """End every process of every launch of this folder, here and on other nodes.
-
-        `answers` as in `EndProcesses`. Returns the number of processes that cannot be ended.
-        """
-        attempt, self._attempt = self._attempt, None
+        """End every process of every launch of this folder; the number that cannot be ended."""
+        launch, self._attempt = self._attempt, None
         also: list[int] = []
-        grace = self.intervals.grace
-        if attempt is not None:
-            also = attempt.alive()
+        grace = self.settings.grace_seconds
+        if launch is not None:
+            also = launch.alive()
             try:
-                attempt.look(time.monotonic())
-                attempt.progress(time.monotonic())
+                launch.look(time.monotonic())
+                launch.progress(time.monotonic())
             except Exception as error:  # the processes must end, whatever their files contain
                 self._record("trouble", words=f"last state unknown: {error!r}")
-            if not answers and not attempt.saves:
+            if not answers and not launch.saves:
                 grace = min(grace, QUICK_GRACE)
         if self._adopts_orphans:
             also += processes.children()
@@ -495,7 +418,7 @@ class Supervisor:
         except OSError as error:
             self._print_line(f"the journal cannot be written: {error}")
             line = self.journal.lines[-1]
-        if words := console_line(line, self._unit):
+        if words := journal.console_line(line, self._unit):
             self._print_line(words)
             if self._webhook and event in POSTED:
                 self._webhook.post({"text": f"{self.folder.path.name}: {words}"})

@@ -6,14 +6,13 @@ import time
 from rmetric.cli import supervise
 from rmetric.guard.layout import Layout
 from rmetric.guard.run_folder import Heartbeat, RunFolder
-from rmetric.guard.supervisor import processes
+from rmetric.guard.supervisor import Settings, processes
 from rmetric.guard.supervisor.allocation import Allocation
 from rmetric.guard.supervisor.attempt import Attempt
 from rmetric.guard.supervisor.core import StartLaunch
 from rmetric.guard.supervisor.journal import read_journal
-from rmetric.guard.supervisor.launch_processes import Program
+from rmetric.guard.supervisor.processes import Program
 from rmetric.guard.supervisor.summary import summarise
-from rmetric.guard.supervisor.watch import Timeouts
 
 ONE = Allocation(gpus={"": (0,)}, layout=Layout(data=1))
 
@@ -34,12 +33,19 @@ def options_of(*arguments):
     return parser.parse_args(list(map(str, arguments)))
 
 
-def launched(folder, *arguments, token="t" * 16, timeouts=None, told=lambda *_, **__: None):
+def launched(folder, *arguments, token="t" * 16, told=lambda *_, **__: None, **settings):
     """A launch of a program on one GPU; what it writes and its exit are told."""
     return Attempt(
-        StartLaunch(1, ONE), token, program(*arguments), folder, timeouts or Timeouts(),
-        write=told, on_exit=told, progress_seconds=1.0, now=0.0,
+        StartLaunch(1, ONE), token, program(*arguments), folder, Settings(**settings),
+        write=told, on_exit=told, now=0.0,
     )  # fmt: skip
+
+
+class Notes(list):
+    """What an attempt writes to the journal: events and their fields."""
+
+    def __call__(self, event, *_, **fields):
+        self.append((event, fields))
 
 
 def until(condition, process=None, seconds=120.0, every=0.02):

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from rmetric.guard.layout import Layout
 from rmetric.guard.run_folder import RunFolder
+from rmetric.guard.supervisor import Settings
 from rmetric.guard.supervisor.allocation import Allocation
+from rmetric.guard.supervisor.attempt import VerdictDedup, words_of
 from rmetric.guard.supervisor.journal import Journal, console_line, journal_state, read_journal
+from rmetric.guard.supervisor.launch_failure import HeartbeatTracker
 from rmetric.guard.supervisor.summary import summarise, to_markdown
-from rmetric.guard.supervisor.watch import HeartbeatTracker, Timeouts, VerdictDedup, words_of
 from rmetric.telemetry.lines import GpuVerdict, verdict_line
 from rmetric.telemetry.sources import VerdictFiles
 from tests.guard.supervisor.test_parts import CONSOLE_LINES
@@ -50,7 +52,7 @@ def test_any_heartbeat_is_valid_or_ignored(tmp_path_factory, entries):
     for beat in beats.values():
         assert all(type(n) is int for n in (beat.rank, beat.step, beat.pid))
         assert all(isinstance(text, str) for text in (beat.node, beat.launch, beat.problem))
-    tracker = HeartbeatTracker(Timeouts(hang=1.0), TWO, folder.path / "log", 0.0)
+    tracker = HeartbeatTracker(Settings(hang_seconds=1.0), TWO, folder.path / "log", 0.0)
     for now in (0.0, 0.5, 2000.0):
         tracker.look(beats, now)
 

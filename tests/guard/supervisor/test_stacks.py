@@ -15,7 +15,7 @@ from rmetric.cli.main import main
 from rmetric.guard.run_folder import LAUNCH_VARIABLE, STACK_SIGNAL, RunFolder
 from rmetric.guard.supervisor import stacks
 from rmetric.guard.supervisor.journal import read_journal
-from rmetric.guard.supervisor.launch_processes import Program
+from rmetric.guard.supervisor.processes import Program
 from rmetric.guard.supervisor.stacks import Adviser
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -68,7 +68,7 @@ def rank(folder, code, number=0, **environment):
     start = (
         "import sys, time; from rmetric.guard.run_folder import RunFolder\n"
         f"folder = RunFolder({str(folder.path)!r}); folder.beat({number}, 7)\n"
-        f"def wait_for_a_lock():\n    {code}\nprint('ready', flush=True); wait_for_a_lock()"
+        f"def wait_for_a_lock():\n    print('ready', flush=True); {code}\nwait_for_a_lock()"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", start], stdout=subprocess.PIPE, cwd=ROOT,
@@ -167,7 +167,7 @@ def test_the_command_prints_the_ranks_and_the_verdict(tmp_path, capsys):
         assert main(["stacks", str(folder.path)]) == 0
         printed = capsys.readouterr().out
         assert f"rank 0 (process {process.pid}): step 7, training" in printed
-        assert "stopped by a signal (state T)" in printed
+        assert "; stopped; stack: none" in printed
         assert "Process stopped by a signal" in printed.partition("\n\n")[2]
         assert Adviser(folder, Program(arguments=("x",), prefixes={}), 60.0).of_hang(1)["rank"] == 0
         into = tmp_path / "there"

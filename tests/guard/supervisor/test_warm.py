@@ -15,9 +15,9 @@ pytest.importorskip("torch")
 
 from rmetric.guard.layout import Layout
 from rmetric.guard.run_folder import LAUNCH_VARIABLE, RunFolder
-from rmetric.guard.supervisor import launch_processes, processes
+from rmetric.guard.supervisor import processes
 from rmetric.guard.supervisor.allocation import Allocation
-from rmetric.guard.supervisor.launch_processes import (
+from rmetric.guard.supervisor.processes import (
     THREADS,
     Program,
     WarmSpare,
@@ -123,15 +123,6 @@ def test_a_preload_that_fails_is_reported_and_no_launch_depends_on_it(folder, mo
     assert spare.take([*TORCHRUN, "train.py"], {}, TWO, folder / "log") is None
 
 
-def test_a_safe_path_is_left_as_it_is(folder):
-    done = subprocess.run(
-        [sys.executable, str(launch_processes.SCRIPT), "antigravity_of_the_test"],
-        env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": str(folder / "path")},
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.stdout == "ready\n", done.stderr
-
-
 @pytest.mark.slow
 def test_a_device_in_use_makes_it_a_plain_start(folder, monkeypatch):
     (folder / "path" / "uses_a_device.py").write_text(
@@ -161,13 +152,6 @@ def test_the_spare_has_the_threads_of_the_launch_that_it_is_for(folder, monkeypa
         if taken is not None:
             taken.kill()
             taken.wait(60)
-
-
-def test_the_spare_ends_with_its_supervisor(folder):
-    spare = WarmSpare([], folder / "spare.log")
-    spare.start([*TORCHRUN, "train.py"], "warm-gone-1", 2)
-    spare.process.stdin.close()
-    assert spare.process.wait(60) == 0
 
 
 FORKS = """

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmetric.guard.interval import expected_ettr, young
+from rmetric.guard.policy import expected_ettr, young
 from studies.fleet import closed_form, guarded_job
 from studies.fleet.event_sampling import FalseAlarm, NodeFailure, failures
 from studies.fleet.guarded_job import replicate, simulate

@@ -1,6 +1,11 @@
-"""Estimated step time of a layout, to rank layouts; not a forecast.
+"""Memory and step time of a layout: formulas to rank layouts by, each with its source.
 
-Work is counted as Narayanan et al. do ("Efficient Large-Scale Language Model Training on GPU
+Memory: the activations of a layer follow Korthikanti et al., "Reducing Activation Recomputation
+in Large Transformer Models" (arXiv 2205.05198), with sequence parallelism, generalised to gated
+feed-forward parts, grouped queries and experts; their 34 s b h is what `activation_bytes` gives
+for a GPT. Bytes a parameter: see `ENGINES`.
+
+Time: work is counted as Narayanan et al. do ("Efficient Large-Scale Language Model Training on GPU
 Clusters Using Megatron-LM", arXiv 2104.04473): 72 B s l h^2 (1 + s / 6h + V / 12lh) for a
 GPT, a third of its layers' part more with recomputation. Rings move (n - 1) / n of what they
 gather. docs/planner.md compares it with published runs and lists what it leaves out.
@@ -8,19 +13,30 @@ gather. docs/planner.md compares it with published runs and lists what it leaves
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from rmetric.guard.layout import Layout
 from rmetric.guard.planner.cluster import Gpu, Reach
-from rmetric.guard.planner.memory import distinct_stages, layers_of_stage, stage_parameters
 from rmetric.guard.planner.model_shape import ModelShape
-from rmetric.guard.planner.settings import Engine, padded_vocabulary
+from rmetric.guard.planner.problem import Engine
 
+#: Of one logit, while the loss is computed: it in fp32, and its gradient.
+LOGIT_BYTES = 8
+#: Of one parameter of what FSDP has gathered: two layers of bf16 weights (one at work, one
+#: fetched ahead), and one layer's gradients in bf16 and, to be reduced, in fp32.
+GATHERED_BYTES = 2 * 2 + 2 + 4
 #: Seconds a layer that the processor takes to start the kernels of one micro-batch: about
 #: twenty of 5 microseconds. It only matters to small models and small micro-batches.
 LAUNCH_SECONDS = 1e-4
-
-
+#: Bytes of GPU memory that a micro-batch moves for each weight on the GPU: the weight in bf16 for
+#: the forward and the backward pass, and its gradient in fp32, read and written. The products take
+#: at least that long; with few tokens, as of an expert or of a sequence cut by CP, it is more.
+#: Recomputation reads the weight once more.
+WEIGHT_BYTES = 2 + 2 + 4 + 4
+#: Seconds of a step around the ring of context parallelism: kernels for the attention of a block
+#: and for joining it to the others, about ten of 5 microseconds, and the start of a transfer.
+RING_STEP_SECONDS = 7e-5
 #: What each part of a step is called.
 PARTS = {
     "compute": "matrix products",
@@ -35,14 +51,20 @@ PARTS = {
 }
 
 
-#: Bytes of GPU memory that a micro-batch moves for each weight on the GPU: the weight in bf16 for
-#: the forward and the backward pass, and its gradient in fp32, read and written. The products take
-#: at least that long; with few tokens, as of an expert or of a sequence cut by CP, it is more.
-#: Recomputation reads the weight once more.
-WEIGHT_BYTES = 2 + 2 + 4 + 4
-#: Seconds of a step around the ring of context parallelism: kernels for the attention of a block
-#: and for joining it to the others, about ten of 5 microseconds, and the start of a transfer.
-RING_STEP_SECONDS = 7e-5
+class MemoryEstimate(NamedTuple):
+    """Bytes on the GPU that needs most, by what they hold; `stage` is where it is."""
+
+    stage: int
+    weights: float
+    gradients: float
+    optimiser: float
+    gathered: float
+    activations: float
+    logits: float
+
+    @property
+    def total(self) -> float:
+        return sum(self[1:])
 
 
 class StepTime(NamedTuple):
@@ -62,6 +84,128 @@ class StepTime(NamedTuple):
     @property
     def seconds(self) -> float:
         return sum(self[:-1])
+
+
+def activation_bytes(model: ModelShape, *, flash_attention: bool = True) -> tuple[float, float]:
+    """Bytes that a dense layer, and one with experts, keep of each token, unsplit.
+
+    Two norms, the inputs of the two halves, queries, keys, values, the projection's
+    input, latents before and after their norm, the feed-forward part, masks of dropout at one
+    byte; everything else in bf16.
+    """
+    q, k, v = model.query_width, model.key_width, model.value_width
+    latents = 2 * (model.q_lora_rank + model.kv_lora_rank) + model.rope_head_size
+    attention = 2 * (q + k + v + model.attention_output + latents) + 2 * (q + k) * model.qk_norm
+    scores = 0 if flash_attention else 5 * model.heads * model.sequence
+    common = (8 + 2 * model.dropout) * model.hidden + attention + scores
+    per_width = 6 if model.gated else 4
+    dense = common + per_width * model.ffn
+    # Of each copy of a token: its input and output at the expert, and the width between.
+    copies = model.experts_per_token * (4 * model.hidden + per_width * model.expert_ffn)
+    experts = common + copies + per_width * model.shared_expert_ffn + 4 * model.experts
+    return dense, experts
+
+
+def distinct_stages(model: ModelShape, stages: int) -> Iterable[int]:
+    """Stages that may need most: the first holds most micro-batches, the last the logits.
+
+    One between them is fuller or slower only where layers differ.
+    """
+    return range(stages) if model.dense_layers else {0, stages - 1}
+
+
+def layers_of_stage(model: ModelShape, stages: int, stage: int) -> tuple[int, int]:
+    """Dense layers and layers with experts of a stage; the first stages may have one more."""
+    each, over = divmod(model.layers, stages)
+    begin = stage * each + min(stage, over)
+    end = begin + each + (stage < over)
+    first = model.dense_layers if model.experts else model.layers
+    dense = max(0, min(end, first) - begin)
+    return dense, end - begin - dense
+
+
+def stage_parameters(
+    model: ModelShape, layout: Layout, engine: Engine, stage: int
+) -> tuple[float, float, float]:
+    """Parameters of a stage on one GPU: shared by all copies, of experts, of its largest part.
+
+    Norms, routers and the projections to latents are on every GPU of a tensor group; the rest
+    is split evenly.
+    """
+    t = layout.tensor
+    dense, expert = layers_of_stage(model, layout.pipeline, stage)
+    latent = model.latent_projections
+    every = (model.attention_parameters - latent) / t + latent + model.layer_norms
+    dense_layer = every + model.dense_ffn_parameters / t
+    expert_layer = every + model.shared_expert_parameters / t + model.router_parameters
+    shared = dense * dense_layer + expert * expert_layer
+    experts = model.experts_parameters / (t * layout.expert)
+    table = engine.padded(model.vocabulary, t) * model.hidden / t
+    first, last = stage == 0, stage == layout.pipeline - 1
+    # A tied output on another stage is a second copy there.
+    tables = first + (last and not (model.tied and first))
+    shared += tables * table + first * model.positions * model.hidden
+    shared += last * model.norm_parameters
+    largest = max(
+        dense_layer * (dense > 0), (expert_layer + experts) * (expert > 0), table * (tables > 0)
+    )
+    return shared, experts * expert, largest
+
+
+def memory(
+    model: ModelShape,
+    layout: Layout,
+    engine: Engine,
+    *,
+    recompute: bool = False,
+    shard_optimiser: bool = True,
+    flash_attention: bool = True,
+) -> MemoryEstimate:
+    """Peak memory of the fullest GPU during a step, bytes; the settings as in `PlanOptions`."""
+    kept = activation_bytes(model, flash_attention=flash_attention)
+    stages = (
+        _stage(model, layout, engine, stage, recompute, shard_optimiser, kept)
+        for stage in distinct_stages(model, layout.pipeline)
+    )
+    return max(stages, key=lambda each: (each.total, -each.stage))
+
+
+def _stage(
+    model: ModelShape,
+    layout: Layout,
+    engine: Engine,
+    stage: int,
+    recompute: bool,
+    shard_optimiser: bool,
+    kept: tuple[float, float],
+) -> MemoryEstimate:
+    shared, experts, largest = stage_parameters(model, layout, engine, stage)
+    shards = layout.data * layout.context / layout.replicas
+    whole = shared + experts
+    sharded = shared / shards + experts * layout.expert / shards
+    dense, expert = layers_of_stage(model, layout.pipeline, stage)
+    tokens = layout.micro_batch * model.sequence / layout.context
+    in_flight = min(layout.pipeline - stage, layout.accumulation)
+    activations = dense * kept[0] + expert * kept[1]
+    at_once = 0.0
+    if recompute:
+        activations = 2.0 * model.hidden * (dense + expert)
+        at_once = max(kept[0] * (dense > 0), kept[1] * (expert > 0)) - 2 * model.hidden
+    ends = (stage == 0) * model.dropout * model.hidden
+    is_last = stage == layout.pipeline - 1
+    at_once += is_last * 4 * model.hidden
+    a_layer_is_split = tokens / layout.tensor
+    vocabulary = engine.padded(model.vocabulary, layout.tensor)
+    return MemoryEstimate(
+        stage=stage,
+        weights=engine.weight_bytes * (sharded if engine.fully_sharded else whole),
+        gradients=engine.gradient_bytes * (sharded if engine.fully_sharded else whole),
+        optimiser=engine.optimiser_bytes
+        * (sharded if engine.fully_sharded or shard_optimiser else whole),
+        gathered=GATHERED_BYTES * largest if engine.fully_sharded else 0.0,
+        activations=a_layer_is_split * ((activations + ends) * in_flight + at_once),
+        logits=is_last * LOGIT_BYTES * tokens * vocabulary / layout.tensor,
+    )
 
 
 def layer_flops(model: ModelShape) -> tuple[float, float]:
@@ -120,7 +264,7 @@ def estimate(
     context = ring / gpu.intra_bandwidth + passes * (c - 1) * RING_STEP_SECONDS
     sent = again * tokens / t * model.experts_per_token * model.hidden * 2 * (e - 1) / e
     expert = sent / gpu.intra_bandwidth
-    vocabulary = padded_vocabulary(model.vocabulary, t, engine)
+    vocabulary = engine.padded(model.vocabulary, t)
     logits = 3 * 2 * model.hidden * vocabulary * tokens / (t * rate)
     dense_weights, expert_weights = _waiting_for_weights(
         model, layout, gpu, work, WEIGHT_BYTES + 2 * recompute
@@ -165,8 +309,7 @@ def _waiting_for_weights(
 ) -> tuple[float, float]:
     """Seconds of a micro-batch by which moving the weights takes longer than the products.
 
-    Of a dense layer and of one with experts; `work` is the seconds of a forward operation,
-    `moved` the bytes of each weight.
+    Of a dense layer and of one with experts; `work`: seconds of an operation, `moved`: bytes.
     """
     each = moved / (layout.tensor * gpu.memory_bandwidth)
     per_width = 2 * (3 if model.gated else 2) * model.hidden * work
@@ -198,10 +341,8 @@ def _data_seconds(
         seconds = (2 + 2 + 4) * moved / gathering + summed / bandwidth
         return max(0.0, layout.accumulation * seconds - compute)
     moved = _ring(shared, copies) + _ring(experts, of_experts)
-    bytes_each = engine.gradient_bytes + (
-        engine.weight_bytes if shard_optimiser else engine.gradient_bytes
-    )
-    return bytes_each * moved / bandwidth
+    second = engine.weight_bytes if shard_optimiser else engine.gradient_bytes
+    return (engine.gradient_bytes + second) * moved / bandwidth
 
 
 def _ring(size: float, members: float) -> float:
