@@ -332,7 +332,7 @@ class TestWebhook:
 
     def test_what_was_held_back_is_told_by_the_next_message(self, monkeypatch):
         now = [0.0]
-        monkeypatch.setattr("rmetric.monitor.actions.webhook.time.monotonic", lambda: now[0])
+        monkeypatch.setattr("rmetric.monitor.actions.exports.time.monotonic", lambda: now[0])
         with WebhookServer() as server:
             webhook = Webhook(server.url, min_interval=60.0, title="run")
             for now[0], source in [(0, "a"), (1, "a"), (2, "b"), (59, "a"), (61, "a"), (200, "a")]:
@@ -550,12 +550,9 @@ def test_a_slow_dashboard_costs_its_drawings_and_not_the_log(tmp_path, caplog):
     class Slow(Dashboard):
         drawn = 0
 
-        def draw(self, values, step):
+        def draw(self, values, step, executed):
             time.sleep(0.01)
             self.drawn += 1
-
-        def add_alert(self, alert):
-            pass
 
     slow = Slow()
     monitor = Monitor(torch.nn.Linear(2, 1), log=tmp_path / "run.jsonl", actions=[slow])

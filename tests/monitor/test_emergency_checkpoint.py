@@ -269,7 +269,7 @@ class TestOnlyWhatIsGood:
         assert EmergencyCheckpoint(tmp_path).last_good == checkpoint.last_good
 
     def test_later_saves_of_an_alarm_that_lasts_do_not_evict_the_first(self, tmp_path, monitor):
-        checkpoint = EmergencyCheckpoint(tmp_path, keep=1, keep_suspect=2, wait=5)
+        checkpoint = EmergencyCheckpoint(tmp_path, keep=1, wait=5)
         for step in range(10, 41):
             save(checkpoint, monitor, step)
         suspect = ["step_00000035.suspect.pt", "step_00000040.suspect.pt"]
@@ -293,7 +293,7 @@ class TestOnlyWhatIsGood:
         assert files(tmp_path) == ["last_good", *names]
 
     def test_the_first_rank_alone_saves(self, tmp_path, monitor, monkeypatch):
-        monkeypatch.setattr("rmetric.monitor.actions.emergency_checkpoint.rank", lambda: 1)
+        monkeypatch.setattr("rmetric.monitor.actions.checkpoint_file.rank", lambda: 1)
         save(EmergencyCheckpoint(tmp_path), monitor)
         assert files(tmp_path) == []
 

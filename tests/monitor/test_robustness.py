@@ -12,8 +12,12 @@ from torch import nn  # noqa: E402
 
 from rmetric.monitor import Monitor, MonitorConfig  # noqa: E402
 from rmetric.monitor import forward as forward_module  # noqa: E402
-from rmetric.monitor.actions import EmergencyCheckpoint, WandB, dashboards  # noqa: E402
-from rmetric.monitor.actions import emergency_checkpoint as emergency  # noqa: E402
+from rmetric.monitor.actions import (  # noqa: E402
+    EmergencyCheckpoint,
+    WandB,
+    checkpoint_file,
+    dashboards,
+)
 from rmetric.monitor.actions.action import Action  # noqa: E402
 from rmetric.monitor.monitor import _OPEN  # noqa: E402
 from rmetric.monitor.optimizer_steps import OptimizerSteps  # noqa: E402
@@ -224,7 +228,7 @@ def test_a_trainers_own_scheduler_is_in_the_emergency_checkpoint(tmp_path):
 
 
 def test_ranks_that_write_no_checkpoint_copy_no_generators(tmp_path, monkeypatch):
-    monkeypatch.setattr(emergency, "rank", lambda: 1)
+    monkeypatch.setattr(checkpoint_file, "rank", lambda: 1)
     checkpoint = EmergencyCheckpoint(tmp_path)
     monitor = Monitor(make_model(), actions=[checkpoint])
     for _ in range(3):
