@@ -101,20 +101,17 @@ class OwnShardedGradient(GradientListener):
         self._modules = [m for m in model.modules() if isinstance(m, FSDPModule)]
 
     def _measure_input(self, place: int, own: Tensor, shard: Tensor, group: Any) -> None:
-        self.measure(place, own, own.view(-1, shard.numel())[group.rank()])
+        self._measure(place, own, own.view(-1, shard.numel())[group.rank()])
 
-    @torch.no_grad()
     def _keep_mean(self, place: int, shard: Tensor) -> None:
-        try:
-            if place in self._parts:
-                self._means[place] = self._sample(shard)
-        except Exception as error:
-            self._error = error
+        if place in self._parts:
+            self._means[place] = self._sample(shard)
 
     def _install(self) -> Iterable[Any]:
         for place, module in enumerate(self._modules):
             if reduce_scatter_of(module) is not None:
-                before, after = partial(self._measure_input, place), partial(self._keep_mean, place)
+                before = partial(self._quietly, self._measure_input, place)
+                after = partial(self._quietly, self._keep_mean, place)
                 yield OwnReduceScatter(module, before, after)
 
     def _statistics(self) -> WorkerStatistics | None:

@@ -217,7 +217,7 @@ class Monitor:
         self.updates = UpdateJudge(self.optimizer, self._delivery)
         self.alerts, self.metric = self._delivery.alerts, self._detector_judge.metric
         self.parameters = self._recorder.parameters
-        self._steps = OptimizerSteps(model, self.optimizer, scaler)
+        self._steps = OptimizerSteps(model, self.optimizer, scaler, self._after_optimizer)
         self.protocol = Protocol(
             model, self.optimizer, self._steps, quiet=self.rank > 0 and config.exchange
         )
@@ -235,11 +235,12 @@ class Monitor:
 
     @fail_safe()
     def _prepare(self) -> None:
-        self._recorder.install(self._after_optimizer)
+        self._recorder.install()
         self._steps.sharded = self._recorder.sharded
         # Each action may leave a step out.
         may_leave_out = bool(self._delivery.actions)
         self._recorder.removers += self._steps.install(find_scaler=may_leave_out)
+        self._recorder.sees_updates = self._steps.hooked
         if is_distributed() and self.config.exchange:
             # Of actions that run on one rank alone the others need not know.
             waits_for_norm = self._recorder.sharded and any(
@@ -586,7 +587,7 @@ class Monitor:
         self._recorder.arm(self.step + 1, ranks_connected=connected)
 
     @fail_safe()
-    def _after_optimizer(self, *_: Any) -> None:
+    def _after_optimizer(self) -> None:
         self._timer.optimizer_ends()
         self._recorder.after_optimizer(self._pending)
 

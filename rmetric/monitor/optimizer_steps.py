@@ -15,7 +15,7 @@ _FRAMES = 16
 
 
 class OptimizerSteps:
-    """Leaves the next call of the optimiser's step out, without harm to a GradScaler.
+    """Follows the optimiser's step, and leaves the next one out without harm to a GradScaler.
 
     A scaler must find gradients when it looks for overflows, and it may look only once a step.
     So while a scaler may still look, the gradients stay until the optimiser's own step begins, and
@@ -24,10 +24,16 @@ class OptimizerSteps:
     called with a closure that is the only way.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Any, scaler: Any = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Any,
+        scaler: Any = None,
+        after: Callable[[], None] = lambda: None,
+    ) -> None:
         self.scaler = scaler  # or the one that was found to call the optimiser's step
         self.sharded = False  # each of several ranks holds a part of the model
-        self._model, self._optimizer = model, optimizer
+        self._model, self._optimizer, self._after_step = model, optimizer, after
         self.hooked = self.inside = self._seen = self._leave_out = False
         self.made = 0  # steps, where they are followed (`hooked`)
 
@@ -35,6 +41,7 @@ class OptimizerSteps:
         """Follow the optimiser's step; yield the functions that remove the hooks."""
         self._seen = not find_scaler
         if hasattr(self._optimizer, "register_step_pre_hook"):
+            # Not compiled where the step is.
             before, after = map(torch.compiler.disable, (self._before, self._after))
             yield self._optimizer.register_step_pre_hook(before).remove
             yield self._optimizer.register_step_post_hook(after).remove
@@ -65,6 +72,7 @@ class OptimizerSteps:
     def _after(self, *_: Any) -> None:
         self.inside = False
         self.made += 1
+        self._after_step()
 
     def _drop_gradients(self) -> None:
         self._model.zero_grad(set_to_none=True)

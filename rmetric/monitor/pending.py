@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rmetric.monitor.forward import ForwardValues
+from rmetric.monitor.forward import forward_fields
 from rmetric.monitor.gradients import nine_digits, norms_by_layer
 from rmetric.monitor.stalls import SECONDS, StepTimes
 from rmetric.monitor.workers import WorkerStatistics
@@ -33,7 +33,7 @@ class Pending:
     workers: WorkerStatistics | None = None  # of each worker's own gradient
     moved: tuple[Tensor, Tensor] | None = None  # update norm and parameter norm
     probe_loss: Tensor | None = None  # on the fixed batch
-    forward: ForwardValues | None = None
+    forward: dict[str, Tensor] = field(default_factory=dict)  # `ForwardProbes.take`
     own: WorkerStatistics | None = None  # of this rank's own gradient, of several ranks
     sharded: bool = False  # `moved` is of this rank's part; the record waits for the other ranks
     shard_norm: Tensor | None = None  # of that part of the gradient, without the whole norm
@@ -81,7 +81,7 @@ class Pending:
         }
         values |= {f"audit {name}": value for name, value in self.audits.items()}
         values |= _named("worker", self.workers) | _named("own", self.own)
-        self.sent = Transfer(values | (self.forward.named() if self.forward else {}))
+        self.sent = Transfer(values | self.forward)
 
     def read(self) -> Record:
         record = self.record
@@ -112,7 +112,7 @@ class Pending:
             record.worker_gradient_norms = tuple(host["worker_norms"])
             record.worker_gradient_cosines = tuple(host["worker_cosines"])
             record.non_finite_gradients = round(sum(host["worker_non_finite"]))
-        for name, value in (self.forward.read(exact) if self.forward else {}).items():
+        for name, value in forward_fields({n: exact[n][0] for n in self.forward}).items():
             setattr(record, name, value)
         if "tensor_norms" in host:
             record.layer_gradient_norms = self._by_layer(host["tensor_norms"])

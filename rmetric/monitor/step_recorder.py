@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -15,10 +15,16 @@ from rmetric._util.host_memory import available_to_rank, resident_memory
 from rmetric.monitor.actions.action import is_distributed
 from rmetric.monitor.config import MonitorConfig
 from rmetric.monitor.forward import ForwardProbes, is_compiled
-from rmetric.monitor.gradients import gradients_of, is_sharded, layer_names, local, tensor_norms
+from rmetric.monitor.gradients import (
+    WeightSample,
+    gradients_of,
+    is_sharded,
+    layer_names,
+    local,
+    tensor_norms,
+)
 from rmetric.monitor.pending import Pending
 from rmetric.monitor.step_time import compilations
-from rmetric.monitor.weights import WeightSample
 from rmetric.monitor.workers import (
     GradientListener,
     MicroBatchWorkers,
@@ -81,35 +87,30 @@ class EventCollector:
         return events if getattr(self.hardware, "available", True) else events or None
 
 
-class MemoryInUse:
-    """Reads the memory of this process, without waiting for a device.
+def memory_in_use(parameters: Iterable[Tensor]) -> dict[str, float] | None:
+    """The value of `Record.memory`; None where the system tells nothing. Waits for no device.
 
-    What it shares with its data loaders' workers counts through the limit alone.
+    What the process shares with its data loaders' workers counts through the limit alone.
     """
-
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self._device = next((p.device for p in parameters if p.device.type == "cuda"), None)
-
-    def measure(self) -> dict[str, float] | None:
-        """The value of `Record.memory`; None where the system tells nothing."""
-        found: dict[str, float] = {}
-        resident, available = resident_memory(), available_to_rank()
-        if resident is not None:
-            found["host"] = resident
-            if available is not None:
-                found["host_limit"] = resident + available
-        if self._device is not None:
-            free, _ = torch.cuda.mem_get_info(self._device)
-            found["device"] = torch.cuda.memory_allocated(self._device)
-            found["device_limit"] = torch.cuda.memory_reserved(self._device) + free
-        return found or None
+    found: dict[str, float] = {}
+    resident, available = resident_memory(), available_to_rank()
+    if resident is not None:
+        found["host"] = resident
+        if available is not None:
+            found["host_limit"] = resident + available
+    device = next((p.device for p in parameters if p.device.type == "cuda"), None)
+    if device is not None:
+        free, _ = torch.cuda.mem_get_info(device)
+        found["device"] = torch.cuda.memory_allocated(device)
+        found["device_limit"] = torch.cuda.memory_reserved(device) + free
+    return found or None
 
 
 class StepRecorder:
     """Measures a step between its backward pass and the optimiser's step.
 
-    The measurements stay on the device in a `Pending`, so an accelerator is not made to
-    wait. `arm` installs the hooks that the next step needs and no others.
+    The measurements stay on the device in a `Pending`. `arm` installs the hooks that the next step
+    needs and no others.
     """
 
     _sample: WeightSample
@@ -130,7 +131,6 @@ class StepRecorder:
         self.clock = RunClock()
         self.events = EventCollector(hardware, self.clock)
         self.parameters = list(model.parameters())
-        self._memory = MemoryInUse(self.parameters)
         self.planned: list[str] = []
         self.acted: list[str] = []  # by the monitor's actions, from the next step on
         self.norm_handed_over = False
@@ -139,15 +139,14 @@ class StepRecorder:
         self._own: GradientListener | None = None  # this rank's own gradient
         self._shards: Any = None
         self.removers: list[Callable[[], Any]] = []
-        self.sees_updates = False
+        self.sees_updates = False  # `after_optimizer` is called
         self._shared_norm: Tensor | None = None  # of the unclipped gradients: clipping uses it
         self._sampled = False  # the weights before this step are remembered
         self._micro_losses: list[Any] = []
         self._micro_batches = 0  # of the present step
         self._accumulates = True  # not known before the first step
 
-    def install(self, after_optimizer: Callable[..., None]) -> None:
-        """Prepare the measurements; call `after_optimizer` after each optimiser step."""
+    def install(self) -> None:
         if is_distributed() and is_sharded(self.parameters):
             from rmetric.monitor import fsdp  # the sharded part of torch is slow to import
 
@@ -168,11 +167,6 @@ class StepRecorder:
                 self._probe = None
                 logger.warning("rmetric: no fixed batch: sharded models run on all ranks or none")
         self.removers = [part.remove for part in (self._workers, self._own, self._forward) if part]
-        self.sees_updates = hasattr(self._optimizer, "register_step_post_hook")
-        if self.sees_updates:
-            # Not compiled where the step is.
-            hook = torch.compiler.disable(after_optimizer)  # type: ignore[no-untyped-call]
-            self.removers.append(self._optimizer.register_step_post_hook(hook).remove)
 
     def arm(self, step: int, *, ranks_connected: bool) -> None:
         self._workers.remove()
@@ -200,14 +194,11 @@ class StepRecorder:
     def measure(
         self, step: int, loss: Tensor | float | None, gradient_norm: Tensor | float | None
     ) -> Pending:
-        """Measure the step that is about to be taken; the measurements stay on the device.
-
-        Without a loss, it is the mean of the micro-batches; without a norm, it is computed.
-        """
+        """Measure a step; without a loss, it is the mean of the micro-batches."""
         record = Record(step=step, time=self.clock.now(), learning_rate=self.learning_rate)
         record.events = self.events.take()
         if is_due(step, self._config.memory_every):
-            record.memory = self._memory.measure()
+            record.memory = memory_in_use(self.parameters)
         if self.planned:
             record.planned_events, self.planned = tuple(self.planned), []
         if self.acted:

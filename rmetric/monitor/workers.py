@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -43,7 +43,6 @@ class GradientListener:
     """Measures gradients in hooks that exist from `start` to `stop`, on measured steps only.
 
     A norm and an evenly spaced sample of `size` entries are kept; cosines are those of the samples.
-    An exception in a hook must not end the backward pass: it is kept, and `stop` raises it.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], size: int = SAMPLED) -> None:
@@ -88,16 +87,18 @@ class GradientListener:
         self._parts: dict[int, Measured] = {}  # by the place of the parameter or module
 
     @torch.no_grad()
-    def measure(self, place: int, gradient: Tensor, sampled: Tensor | None = None) -> None:
+    def _quietly(self, measure: Callable[..., None], *args: Any) -> None:
+        """An exception must not end the backward pass: it is kept, and `stop` raises it."""
+        if self._error is None and self.active:
+            try:
+                measure(*args)
+            except Exception as error:
+                self._error = error
+
+    def _measure(self, place: int, gradient: Tensor, sampled: Tensor | None = None) -> None:
         """Measure one part of the gradient; the entries are those of `sampled`, if it is given."""
-        if self._error is not None or not self.active:
-            return
-        try:
-            norm = tensor_norm(plain(gradient.detach()))
-            sample = self._sample(gradient if sampled is None else sampled)
-            self._parts[place] = norm, sample
-        except Exception as error:
-            self._error = error
+        norm = tensor_norm(plain(gradient.detach()))
+        self._parts[place] = norm, self._sample(gradient if sampled is None else sampled)
 
     def _sample(self, gradient: Tensor) -> Tensor:
         """A copy: the gradient is accumulated and reduced in its place."""
@@ -121,7 +122,7 @@ class MicroBatchWorkers(GradientListener):
     _kept: dict[int, Tensor]  # gradients that are not measured yet, by the place of the parameter
 
     def next(self) -> None:
-        self._measure_kept()
+        self._quietly(self._measure_kept)
         if self._parts:
             self._micro_batches.append(self._parts)
             self._parts = {}
@@ -129,37 +130,25 @@ class MicroBatchWorkers(GradientListener):
     def _install(self) -> Iterable[Any]:
         for place, parameter in enumerate(self._parameters):
             if parameter.requires_grad:
-                hook = partial(self._keep, place)
+                hook = partial(self._quietly, self._keep, place)
                 yield parameter.register_hook(hook)  # type: ignore[no-untyped-call]
 
     def _keep(self, place: int, gradient: Tensor) -> None:
-        if self._error is not None or not self.active:
-            return
-        try:
-            dense = plain(gradient.detach())
-        except Exception as error:
-            self._error = error
-            return
-        self._kept[place] = dense
+        self._kept[place] = dense = plain(gradient.detach())
         self._kept_bytes += dense.nbytes
         if self._kept_bytes >= TOGETHER:
             self._measure_kept()
 
-    @torch.no_grad()
     def _measure_kept(self) -> None:
         kept = self._kept
         self._kept, self._kept_bytes = {}, 0
-        if not kept or self._error is not None:
-            return
-        try:
+        if kept:
             norms = tensor_norms([*kept.values()]).unbind()
             spread = [self._spread(dense).float() for dense in kept.values()]
             where = spread[0].device
             together = torch.cat([sample.to(where) for sample in spread])
             samples = torch.split(together, [*map(len, spread)])
             self._parts.update(zip(kept, zip(norms, samples, strict=True), strict=True))
-        except Exception as error:
-            self._error = error
 
     def _statistics(self) -> WorkerStatistics | None:
         if len(self._micro_batches) < 2:
@@ -194,12 +183,12 @@ class OwnGradient(GradientListener):
     def _install(self) -> Iterable[Any]:
         for place, parameter in enumerate(self._parameters):
             if parameter.requires_grad:
-                hook = partial(self._measure_accumulated, place)
+                hook = partial(self._quietly, self._measure_accumulated, place)
                 yield parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def _measure_accumulated(self, place: int, parameter: Tensor) -> None:
         if parameter.grad is not None:
-            self.measure(place, parameter.grad)
+            self._measure(place, parameter.grad)
 
     def _sample(self, gradient: Tensor) -> Tensor:
         if gradient.is_sparse:  # it has other entries after the reduction
