@@ -13,8 +13,7 @@ class Alert:
 
     Attributes:
         step: that it is about.
-        source: ``non_finite``, ``gradient_explosion``, ``learning_rate``, ``no_update``,
-            ``stall``, ``slow_rank``, ``slow_drift`` or the name of the detector.
+        source: one of `MonitorConfig.alert_on`.
         reason: what was measured, what is usual, and one suggested action.
         rank: the process that saw it, from 0; of a ``slow_rank``, and of a ``stall`` where
             one rank is at fault, that rank.
@@ -96,7 +95,6 @@ class Episode:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Sources of its alerts, without repetition."""
         return tuple(dict.fromkeys(alert.source for alert in self.alerts))
 
 
@@ -136,12 +134,8 @@ class Episodes:
             episode = Episode(since=alert.since, last=alert.step)
         alert = replace(alert, since=episode.since)
         earlier = episode.alerts
-        same = [
-            before
-            for before in earlier
-            if (before.source, before.rank) == (alert.source, alert.rank)
-        ]
-        is_new = all(before.step == alert.step for before in same)
+        key = alert.source, alert.rank
+        is_new = all(b.step == alert.step for b in earlier if (b.source, b.rank) == key)
         if is_new and alert not in earlier:
             # A source that joins is kept: its actions are called when the episode ends.
             is_new = len(earlier) < MOST_ALERTS or alert.source not in episode.sources
@@ -168,7 +162,7 @@ class Episodes:
         return [self.open.pop(group) for group in over]
 
     def state_dict(self) -> list[dict[str, Any]]:
-        return [asdict(episode) | {"alerts": _entries(episode)} for episode in self.open.values()]
+        return [asdict(episode) for episode in self.open.values()]
 
     def load_state_dict(self, state: Iterable[Mapping[str, Any]]) -> None:
         self.open = {}
@@ -187,7 +181,3 @@ def needs_call(alert: Alert, earlier: Iterable[Alert], severe: Collection[str] =
 
 def _group(source: str) -> str:
     return "divergence" if source in DIVERGENCE else source
-
-
-def _entries(episode: Episode) -> list[dict[str, Any]]:
-    return [alert.as_entry() for alert in episode.alerts]

@@ -1,13 +1,4 @@
-"""Training monitor: computes the R-Metric and further signals at every step.
-
-monitor = Monitor(model, optimizer, log="run.jsonl")
-...
-    loss.backward()
-    monitor.check_before_step(loss)
-    optimizer.step()
-...
-monitor.close()
-"""
+"""Training monitor: computes the R-Metric and further signals at every step."""
 
 from __future__ import annotations
 
@@ -18,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +25,6 @@ from rmetric.monitor.actions.action import Action, is_distributed, rank
 from rmetric.monitor.alert_delivery import AlertDelivery
 from rmetric.monitor.alerts import Alert, Verdict
 from rmetric.monitor.config import MonitorConfig
-from rmetric.monitor.exchange import Exchange, WholeNorm
 from rmetric.monitor.judges import DetectorJudge, RuleJudge, StepTimeJudge, UpdateJudge
 from rmetric.monitor.log_file import MonitorLog, path_of_rank
 from rmetric.monitor.optimizer_steps import OptimizerSteps, is_scaling, scaler_of
@@ -52,14 +42,17 @@ from rmetric.monitor.rank_sync import (
     DISABLED,
     RUNNING,
     WIDTH,
+    Exchange,
     RankSync,
     complete_from_ranks,
 )
-from rmetric.monitor.rules import ClippedNorm
 from rmetric.monitor.stalls import StepTimes
 from rmetric.monitor.step_recorder import Hardware, StepRecorder, unwrapped
 from rmetric.monitor.step_time import StepTimer
 from rmetric.records import HardwareEvent, Record
+
+if TYPE_CHECKING:
+    from rmetric.monitor.fsdp import WholeNorm
 
 logger = logging.getLogger("rmetric")
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -80,38 +73,30 @@ def fail_safe(otherwise: Any = None) -> Callable[[Method], Method]:
     def wrap(method: Method) -> Method:
         @wraps(method)
         def guarded(self: Monitor, *args: Any, **kwargs: Any) -> Any:
-            if not self.is_open:
-                if self.usable and method.__name__ in _OF_A_LOOP:
-                    self.protocol.tell("closed", call=method.__name__)
-                return otherwise() if callable(otherwise) else otherwise
-            began = time.perf_counter()
-            self._depth += 1
-            try:
-                return method(self, *args, **kwargs)
-            except ArgumentError:
-                raise
-            except Exception as error:
-                self.disable(method.__name__, error)
-                return otherwise() if callable(otherwise) else otherwise
-            finally:
-                self._depth -= 1
-                if self._depth == 0:
-                    self.seconds += time.perf_counter() - began
+            if self.is_open:
+                began = time.perf_counter()
+                self._depth += 1
+                try:
+                    return method(self, *args, **kwargs)
+                except ArgumentError:
+                    raise
+                except Exception as error:
+                    self.disable(method.__name__, error)
+                finally:
+                    self._depth -= 1
+                    if self._depth == 0:
+                        self.seconds += time.perf_counter() - began
+            elif self.usable and method.__name__ in _OF_A_LOOP:
+                self.protocol.tell("closed", call=method.__name__)
+            return otherwise() if callable(otherwise) else otherwise
 
         return guarded  # type: ignore[return-value]
 
     return wrap
 
 
-def _close_at_exit(monitor: Monitor) -> None:
-    """Write the last lines of a script that raises or does not call `close`."""
-    _OPEN.add(monitor)
-    # Registered again: functions registered before a monitor began run after it.
-    atexit.unregister(_close_all)
-    atexit.register(_close_all)
-
-
 def _close_all() -> None:
+    """Write the last lines of a script that raises or does not call `close`."""
     for monitor in tuple(_OPEN):
         monitor.close()
 
@@ -119,30 +104,29 @@ def _close_all() -> None:
 class Monitor:
     """Monitors one training run: measures each step, logs it and raises alerts.
 
-    Call `check_before_step(loss)` once a step, after backward (and after
-    `scaler.unscale_`), before the optimiser's step. What it measures stays on
-    the device and is read when the next step is checked, so an accelerator is
-    not made to wait; then the record is completed, the metric and the detectors
-    take it, and it goes to the log. By default it logs and nothing else.
+    Call `check_before_step(loss)` once a step, after backward (and after `scaler.unscale_`), before
+    the optimiser's step. What it measures stays on the device and is read when the next step is
+    checked, so an accelerator is not made to wait; then the record is completed, the metric and the
+    detectors take it, and it goes to the log. By default it logs and nothing else.
 
-    It never ends, slows or changes a training unless an action that was passed
-    in does: the weights come out bit for bit the same. An exception inside is
-    reported once through `logging`; it disables the monitor, and training continues.
+    It never ends, slows or changes a training unless an action that was passed in does: the weights
+    come out bit for bit the same. An exception inside is reported once through `logging`; it
+    disables the monitor, and training continues.
 
     Args:
         model: as trained, before or after DistributedDataParallel or compile.
         optimizer: its learning rate and update norms are watched; None for neither.
-        log: JSONL file, the same form as the simulator's; None for none. With
-            several ranks the first one writes; each where ``{rank}`` is in the name.
+        log: JSONL file, the same form as the simulator's; None for none. With several ranks the
+            first one writes; each where ``{rank}`` is in the name.
         run_id: names the run in the log.
         config: see `MonitorConfig`.
         actions: called on an alert; a plain function is called with it.
         scaler: the GradScaler of a half-precision training, if there is one. One that is not
             passed in is found when it first calls the optimiser's step.
         hardware: where hardware events come from; None where none are logged.
-        probe: returns the loss on a small fixed batch; called without gradients,
-            the model in evaluation mode; of several ranks each calls it for itself, so
-            it must go to the bare model (``model.module``).
+        probe: returns the loss on a small fixed batch; called without gradients, the model in
+            evaluation mode; of several ranks each calls it for itself, so it must go to the bare
+            model (``model.module``).
         about: further keys for the log's description of the run.
         audits: look for silent errors (`rmetric.audits`); True for all, names of some, or names
             with a minus (``"-resume"``) of those that are left out.
@@ -208,7 +192,7 @@ class Monitor:
         start = start_line(dict(about or {}), run_id, config.metric, "FULL_METRIC")
         self.log_path = path_of_rank(log, self.rank)
         self._log = MonitorLog(self.log_path, self.background, start)
-        self._delivery = AlertDelivery(self, actions, self._log)
+        self._delivery = AlertDelivery(self, actions)
         self._recorder = StepRecorder(
             model, self.optimizer, config, scaler=scaler, hardware=hardware, probe=probe
         )
@@ -221,8 +205,7 @@ class Monitor:
         self.protocol = Protocol(
             model, self.optimizer, self._steps, quiet=self.rank > 0 and config.exchange
         )
-        self._clipped_norm = ClippedNorm()
-        self._leave_next_out = self._unknown_norm_reported = False
+        self._leave_next_out = False
         self._timer = StepTimer(model, several_ranks=is_distributed())
         self._rank_sync: RankSync | None = None
         self._exchanges: list[Exchange] = []
@@ -230,7 +213,10 @@ class Monitor:
         self._depth, self._closed, self._ended = 0, False, False
         self._pending: Pending | None = None
         self._awaiting: Pending | None = None  # read, but the other ranks' messages are missing
-        _close_at_exit(self)
+        _OPEN.add(self)
+        # Registered again: functions registered before a monitor began run after it.
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)
         self._prepare()
 
     @fail_safe()
@@ -247,13 +233,12 @@ class Monitor:
                 a.needs_verdict_now and a.on_all_ranks for a in self._delivery.actions
             )
             if waits_for_norm:
+                from rmetric.monitor.fsdp import WholeNorm  # slow to import
+
                 self._whole_norm = WholeNorm(self.run_id, self.config.join_seconds)
-            self._rank_sync = RankSync(
-                self.config,
-                self._new_exchange(WIDTH, self.run_id),
-                scaled=is_scaling(self.scaler),
-                waits_for_norm=waits_for_norm,
-            )
+            exchange = self._new_exchange(WIDTH, self.run_id)
+            self._rank_sync = RankSync(self.config, exchange, waits_for_norm=waits_for_norm)
+            self._rank_sync.scaled = is_scaling(self.scaler)
             self._delivery.rank_sync, self._delivery.whole_norm = self._rank_sync, self._whole_norm
         ranks = self._rank_sync.exchange.ranks if self._rank_sync is not None else []
         self._start_audits(ranks)
@@ -263,8 +248,7 @@ class Monitor:
             self._recorder.removers.append(self._timer.remove)
         self._arm_next_step()
         others = [other.protocol for other in _OPEN if other is not self and other.is_open]
-        alert_on = self.config.alert_on
-        self.protocol.begins(self.log_path, self._delivery.actions, others, alert_on)
+        self.protocol.begins(self.log_path, self._delivery.actions, others)
         self._delivery.each(lambda action: action.start(self))
 
     def _start_audits(self, ranks: Sequence[int]) -> None:
@@ -453,7 +437,7 @@ class Monitor:
 
     def detector(self, name: str) -> Any:
         """The detector of that name, or the R-Metric; None if it does not run."""
-        return self._detector_judge.detector(name)
+        return self._detector_judge.detectors.get(name)
 
     @fail_safe()
     def hardware_event(self, kind: str, worker: int | None = None) -> None:
@@ -514,8 +498,8 @@ class Monitor:
         if state and (not isinstance(state, Mapping) or "step" not in state):
             raise ArgumentError(f"state is {found(state)}: what state_dict gave is accepted")
         self._load(state)
-        if state and self.usable and not self._closed:
-            self._delivery.load_action_states(state.get("actions", {}))
+        if state and self.is_open:
+            self._delivery.load_action_states(state["actions"])
 
     @fail_safe()
     def _load(self, state: Mapping[str, Any]) -> None:
@@ -524,8 +508,7 @@ class Monitor:
         self.step = self.weights_step = state["step"]
         if self._rank_sync is not None:
             self._rank_sync.reset()
-        last, self._awaiting = state["pending"], None
-        self._pending = None
+        last, self._pending, self._awaiting = state["pending"], None, None
         if last is not None:
             record = record_from_json(last)
             if record.validation_loss is None:
@@ -535,13 +518,12 @@ class Monitor:
         self._recorder.clock.resume(state["time"])
         restore_or_keep(self._rule_judge.rules, state["rules"], "the step rules")
         self._detector_judge.load_state_dict(state)
-        if "episodes" in state:  # else it is of an earlier version
-            self._delivery.load_state_dict(state["episodes"])
+        self._delivery.load_state_dict(state["episodes"])
         self._timer.reset()
         if self._auditor:
             self._auditor.loaded(state.get("audits", {}), self._log.entries("BATCHES"))
         self.updates.restart()
-        self._step_time_judge.load_state_dict(state.get("step_times"))
+        self._step_time_judge.load_state_dict(state["step_times"])
         self._arm_next_step()
 
     def go_back(self, state: Mapping[str, Any]) -> None:
@@ -612,12 +594,11 @@ class Monitor:
         norm = whole.of_step(self.step, pending.read_shard_norm())
         if norm is not None:
             pending.norm, pending.shard_norm = norm, None
-        if problem := whole.new_problem():
-            self._delivery.report(self._delivery.new_alert(self.step, "exchange", problem))
+        self._delivery.report_exchange(whole.problem)
 
     def _judge_before_update(self, pending: Pending) -> tuple[Alert, ...]:
         if pending.sharded and pending.norm is None and self._whole_norm is None:
-            self._report_unknown_norm()
+            self.protocol.tell("unknown_norm")
         if pending is not self._pending:  # asked late: the step was judged when it was completed
             return self._judge_rules(pending)
         self.weights_step = pending.record.step - 1
@@ -630,15 +611,6 @@ class Monitor:
     def _judge_rules(self, pending: Pending) -> tuple[Alert, ...]:
         before_update = self.weights_step < pending.record.step
         return self._rule_judge.judge(pending, before_update=before_update)
-
-    def _report_unknown_norm(self) -> None:
-        if not self._unknown_norm_reported:
-            self._unknown_norm_reported = True
-            logger.warning(
-                "rmetric: the model is sharded, so no rank knows the gradient norm before the step "
-                "and every verdict is true: pass check_before_step(loss, gradient_norm=norm) what "
-                "clip_grad_norm_ returned, or leave skipping to the action SkipStep"
-            )
 
     def _complete_pending(self, leaving: int = RUNNING, *, times: StepTimes | None = None) -> None:
         """Read the pending step from the device; with several ranks, send the message on it."""
@@ -682,15 +654,13 @@ class Monitor:
             self._finish(awaiting.record)
         for alert in alerts:
             self._delivery.raise_alert(alert, shared=False)
-        if problem := self._rank_sync.exchange_problem():
-            self._delivery.report(self._delivery.new_alert(self.step, "exchange", problem))
+        self._delivery.report_exchange(self._rank_sync.problem)
 
     def _finish(self, record: Record) -> None:
         alarms = self._detector_judge.update(record)
         self.updates.update(record)
-        self.protocol.finished(record, sharded=self._recorder.sharded)
-        if self.rank == 0 and not self._recorder.norm_handed_over:
-            self._clipped_norm.update(record.gradient_norm)
+        own_norm = not self._recorder.norm_handed_over
+        self.protocol.finished(record, sharded=self._recorder.sharded, own_norm=own_norm)
         self.last = record
         if self._log.is_wanted:
             self._log.write(metrics_line(record, self.metric, alarms))
@@ -746,7 +716,7 @@ class Monitor:
             return
         self._ended = True
         _OPEN.discard(self)
-        endings = [self._delivery.close, *(action.close for action in self._delivery.actions)]
+        endings: list[Callable[[], Any]] = [action.close for action in self._delivery.actions]
         _run_all([*endings, lambda: self.background.close(CLOSE_SECONDS)])
 
 

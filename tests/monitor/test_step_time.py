@@ -325,16 +325,10 @@ def test_the_state_survives_a_checkpoint(clock):
     second.load_state_dict(state)
     clock.wait(100.0)  # the restart
     go_on(second, range(46, 60))
-    old = {name: value for name, value in state.items() if name != "step_times"}
     assert [a.step for a in second.alerts if a.source == "stall"] == [50]
     assert second._step_time_judge.state_dict() != state["step_times"]
     second.close()
-    third = Monitor(model, optimizer)
-    third.load_state_dict(old)  # a checkpoint of an older version
-    go_on(third, range(46, 49))
-    third.close()
     assert second.usable
-    assert third.usable
 
 
 def test_a_hook_that_fails_is_reported_once_and_harms_nothing(clock, caplog, monkeypatch):
