@@ -301,7 +301,7 @@ class Monitor:
         gradient_norm = self.protocol.number("gradient_norm", gradient_norm)
         times = self._timer.check_begins()
         self.weights_step = self.step  # a scaler does not report that it left the step out
-        self._steps.next()
+        self._steps.leaves_out = False
         if self.scaler is None and self._steps.scaler is not None:
             self._use_scaler(self._steps.scaler)
         before = self._pending

@@ -21,8 +21,7 @@ Scalar = Tensor | float | None
 class Pending:
     """Measurements of one step, which go to the host in one transfer.
 
-    `send` begins it, once all is measured; `read` waits for it. What a CUDA device does after
-    `send` is not waited for.
+    `send` begins it; `read` waits for it, and for nothing that a CUDA device does after `send`.
     """
 
     record: Record  # what the host knows already; `read` completes it
@@ -71,14 +70,10 @@ class Pending:
             return
         update, parameter = self.moved or (None, None)
         values: dict[str, Scalar] = {
-            "loss": self.loss,
-            "norm": self.norm,
-            "tensor_norms": self.tensor_norms,
-            "shard": self.shard_norm,
-            "update": update,
-            "parameter": parameter,
+            "loss": self.loss, "norm": self.norm, "tensor_norms": self.tensor_norms,
+            "shard": self.shard_norm, "update": update, "parameter": parameter,
             "probe": self.probe_loss,
-        }
+        }  # fmt: skip
         values |= {f"audit {name}": value for name, value in self.audits.items()}
         values |= _named("worker", self.workers) | _named("own", self.own)
         self.sent = Transfer(values | self.forward)

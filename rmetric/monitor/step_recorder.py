@@ -113,11 +113,6 @@ class StepRecorder:
     needs and no others.
     """
 
-    _sample: WeightSample
-    _workers: MicroBatchWorkers
-    _forward: ForwardProbes | None
-    _layers: dict[int, str]  # by the id of the parameter
-
     def __init__(
         self,
         model: nn.Module,
@@ -223,8 +218,7 @@ class StepRecorder:
         return float(groups[0]["lr"]) if groups else None
 
     @property
-    def sharded(self) -> bool:
-        """True if each of several ranks holds a part of the model."""
+    def sharded(self) -> bool:  # each of several ranks holds a part of the model
         return self._shards is not None
 
     def after_optimizer(self, pending: Pending | None) -> None:

@@ -36,12 +36,11 @@ from tests.monitor.training import (  # noqa: E402
 def test_of_shards_the_gradients_stay_until_the_optimizers_own_step():
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    steps = OptimizerSteps(model, optimizer)
+    steps = OptimizerSteps(model, optimizer, None, lambda: None)
     removers = list(steps.install())
     steps.sharded = True
     before = [p.detach().clone() for p in model.parameters()]
     for _ in backward_passes(model, 3):
-        steps.next()
         steps.leave_out()
         assert all(p.grad is not None for p in model.parameters())  # clipping is a collective
         optimizer.step()
