@@ -6,7 +6,6 @@ import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rmetric.monitor.actions.action import Action, as_actions
@@ -23,17 +22,10 @@ ALERTS_KEPT = 100
 
 
 class AlertDelivery:
-    """Raises alerts and calls the actions; an action that fails is switched off.
-
-    A condition that lasts is one episode, see `Episodes`: an action is called when it begins,
-    and once more if a severe source joins. Actions that need the verdict of every step are
-    called at each bad one.
-    """
+    """Raises alerts and calls the actions, see `Action`; one that fails is switched off."""
 
     def __init__(
-        self,
-        monitor: Monitor,
-        actions: Iterable[Action | Callable[[Alert], None]],
+        self, monitor: Monitor, actions: Iterable[Action | Callable[[Alert], None]]
     ) -> None:
         self.alerts: list[Alert] = []  # of each episode the first of each source and rank
         self.rank_sync: RankSync | None = None  # with the other ranks, as the next one
@@ -77,18 +69,14 @@ class AlertDelivery:
             self.rank_sync.note_alert(alert, own=own)
         for action in tuple(self.actions):
             if _calls_for(action, alert, earlier) and self._may_act(action, shared and not own):
-                self._run_action(action, partial(action, alert, monitor))
+                self._run(action, action, alert, monitor)
 
     def report(self, alert: Alert, *, joins: bool = False) -> None:
-        """Keep an alert; write it to the log and to `logging`.
-
-        `joins`: it adds a source or a rank to an episode that was reported before.
-        """
+        """Keep an alert; write it to the log and, quietly if it `joins` others, to `logging`."""
         self.alerts.append(alert)
         del self.alerts[:-ALERTS_KEPT]
-        rank_0_reports = (
-            self._monitor.rank > 0 and self.rank_sync is not None and self.rank_sync.alive
-        )
+        sync = self.rank_sync
+        rank_0_reports = self._monitor.rank > 0 and sync is not None and sync.alive
         key = alert.source, alert.rank
         again = alert.step <= self._told.get(key, 0)  # the training went back, and it came again
         quiet = joins or rank_0_reports or again
@@ -110,17 +98,14 @@ class AlertDelivery:
         """End the episodes whose sources were quiet for long enough by this step."""
         for episode in self._episodes.end(step):
             sources = ", ".join(episode.sources)
-            logger.info(
-                "step %d: the alarm since step %d is over: nothing of %s after step %d",
-                step, episode.since, sources, episode.last,
-            )  # fmt: skip
-            self._monitor.log_event(
-                "ALERT_ENDED", step=step, since=episode.since, last_step=episode.last,
-                sources=list(episode.sources),
-            )  # fmt: skip
+            since, last = episode.since, episode.last
+            words = "step %d: the alarm since step %d is over: nothing of %s after step %d"
+            logger.info(words, step, since, sources, last)
+            entry = {"since": since, "last_step": last, "sources": list(episode.sources)}
+            self._monitor.log_event("ALERT_ENDED", step=step, **entry)
             for action in tuple(self.actions):
                 if any(action.handles(alert) for alert in episode.alerts):
-                    self._run_action(action, partial(action.ended, episode, self._monitor))
+                    self._run(action, action.ended, episode, self._monitor)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -160,13 +145,13 @@ class AlertDelivery:
             for action in tuple(self.actions):
                 delayed = action.on_all_ranks and not action.needs_verdict_now
                 if delayed and _calls_for(action, due, earlier):
-                    self._run_action(action, partial(action, alert, self._monitor))
+                    self._run(action, action, alert, self._monitor)
 
     def pass_decision(self, by: Action, entry: Mapping[str, Any]) -> None:
         """Call `Action.decided` of every action but the one that decided."""
         for action in tuple(self.actions):
             if action is not by and action.handles_decisions:
-                self._run_action(action, partial(action.decided, entry, self._monitor))
+                self._run(action, action.decided, entry, self._monitor)
 
     @property
     def _monitor(self) -> Monitor:
@@ -185,11 +170,11 @@ class AlertDelivery:
     def each(self, call: Callable[[Action], None]) -> None:
         """Call a function with each action; one that raises is switched off."""
         for action in tuple(self.actions):
-            self._run_action(action, partial(call, action))
+            self._run(action, call, action)
 
-    def _run_action(self, action: Action, call: Callable[[], None]) -> None:
+    def _run(self, action: Action, call: Callable[..., None], *args: Any) -> None:
         try:
-            call()
+            call(*args)
         except Exception as error:
             self.actions.remove(action)
             logger.error("rmetric: %s failed and is switched off: %s", action, error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 
@@ -40,27 +41,22 @@ class Alert:
 
 
 class Verdict:
-    """Verdict on a step between backward and optimizer.step().
+    """Verdict on a step between backward and optimizer.step(): true where it may be taken.
 
-    True where the step may be taken. The answer is found when it is first asked
-    for: on an accelerator that reads one number from the device, and a loop
-    that never asks never waits.
+    The answer is found when it is first asked for: on an accelerator that reads one number from the
+    device, and a loop that never asks never waits.
 
     >>> bool(Verdict(tuple))
     True
     """
 
     def __init__(self, find: Callable[[], tuple[Alert, ...]]) -> None:
-        self._find: Callable[[], tuple[Alert, ...]] | None = find
-        self._alerts: tuple[Alert, ...] = ()
+        self._find = find
 
-    @property
+    @cached_property
     def alerts(self) -> tuple[Alert, ...]:
         """Why not; empty where the step may be taken."""
-        if self._find is not None:
-            find, self._find = self._find, None
-            self._alerts = find()
-        return self._alerts
+        return self._find()
 
     @property
     def ok(self) -> bool:
@@ -72,8 +68,7 @@ class Verdict:
 
 #: Steps without the condition that end an episode.
 GAP = 20
-#: Alerts kept of one episode, beside the first of each source: a bound for large jobs in which
-#: every rank raises one.
+#: Alerts kept of one episode, beside the first of each source: in large jobs each rank raises one.
 MOST_ALERTS = 32
 #: Sources that judge whether the training diverges: they share an episode. Every other source
 #: has its own, so that one which alarms often does not hide these.
@@ -101,8 +96,7 @@ class Episode:
 class Episodes:
     """Assigns alerts to episodes; `open` has the open one of each group of sources.
 
-    The first alert opens an episode. Further ones belong to it until its sources have been quiet
-    for more than `gap` steps, at least 1.
+    An episode ends when its sources have been quiet for more than `gap` steps, at least 1.
 
     >>> episodes = Episodes(gap=5)
     >>> for step in (713, 714, 718):
@@ -121,12 +115,9 @@ class Episodes:
         self.open: dict[str, Episode] = {}
 
     def take(self, alert: Alert) -> tuple[Alert, tuple[Alert, ...], bool]:
-        """Assign an alert to its episode.
+        """The alert with the onset of its episode, the earlier alerts, is it new there.
 
-        Returns:
-            The alert with the onset of its episode; the earlier alerts of the episode; True if
-            it is the first of its source and rank there. A resumed training repeats the step
-            of its checkpoint: the alert of that step is then a first one again.
+        A resumed training repeats the step of its checkpoint, whose alert is then new again.
         """
         group = _group(alert.source)
         episode = self.open.get(group)
@@ -145,7 +136,7 @@ class Episodes:
         return alert, earlier, is_new
 
     def onset(self, source: str, step: int) -> int | None:
-        """Onset of the episode that an alert of this source and step belongs to, if it is open."""
+        """Onset of the open episode that an alert of this source and step belongs to."""
         episode = self.open.get(_group(source))
         return episode.since if episode and step - episode.last <= self.gap else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +17,7 @@ RUN = 16  # weights that lie together: one line of a processor's cache
 
 
 def gradients_of(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
-    """The gradients that there are: dense, real and local.
-
-    The norm of what comes back is that of the gradient, for a sharded one that of the shard.
-    """
+    """The gradients that there are: dense, real and local, of a sharded one the shard."""
     return [plain(p.grad.detach()) for p in parameters if p.grad is not None]
 
 
@@ -32,8 +30,7 @@ def is_sharded(parameters: Iterable[nn.Parameter]) -> bool:
 def tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
     """L2 norm of each tensor, shape (tensors,), float32 or wider; reads nothing from the device.
 
-    One fused kernel a device and type, accumulated in float32 at least: the
-    squares of half-precision numbers overflow long before the numbers do.
+    One fused kernel a device and type; the squares of half-precision numbers would overflow.
     """
     if not tensors:
         return torch.zeros(0)
@@ -53,17 +50,15 @@ def tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
 @torch.no_grad()
 def tensor_norm(tensor: Tensor) -> Tensor:
     """L2 norm of one tensor, a scalar: as `tensor_norms`, with fewer kernels for one alone."""
-    norm: Tensor = torch.linalg.vector_norm(
-        tensor, dtype=torch.float32 if tensor.dtype.itemsize < 4 else None
-    )
+    wide = torch.float32 if tensor.dtype.itemsize < 4 else None
+    norm: Tensor = torch.linalg.vector_norm(tensor, dtype=wide)
     return norm
 
 
 def layer_names(names: Iterable[str]) -> list[str]:
-    """The layer that each parameter is part of, by its name.
+    """The layer of each parameter, by its name: up to the first number, which counts the blocks.
 
-    Up to the first number, which is where repeated blocks are counted; what
-    stands outside of them (embeddings, the head) goes by its first two words.
+    What stands outside of them (embeddings, the head) goes by its first two words.
 
     >>> layer_names(["model.layers.3.mlp.up_proj.weight", "model.embed_tokens.weight"])
     ['model.layers.3', 'model.embed_tokens']
@@ -97,8 +92,7 @@ class WeightSample:
     stay the same, so the growth of the parameter norm is resolved far below the sampling error.
     Only the sample is copied; nothing is read from the device.
 
-    Its weakness: an update of a few weights (one flipped bit) is missed unless they are in the
-    sample.
+    Its weakness: an update of a few weights (one flipped bit) is missed outside of the sample.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], size: int = 16384) -> None:
@@ -106,11 +100,10 @@ class WeightSample:
         self._choose()
 
     def _choose(self) -> None:
-        size = self._size
         moving = [p for p in self._parameters if p.requires_grad and p.numel()]
         self._place_of = [_place_of(p) for p in moving]
         self._places = [place() for place in self._place_of]
-        whole = sum(p.numel() for p in moving)
+        whole, size = sum(p.numel() for p in moving), self._size
         self.exact = whole <= size
         by_kind: dict[tuple[torch.device, torch.dtype], list[tuple[Tensor, float]]] = {}
         for parameter in moving:
@@ -186,9 +179,7 @@ def _runs(flat: Tensor, period: float) -> Tensor:
 
 def _flat(parameter: nn.Parameter) -> Tensor | None:
     """The weights as one row that shares their memory; None where they do not lie in one."""
-    if local(parameter.detach()).is_sparse:
-        return None
-    try:
-        return plain(parameter.detach()).view(-1)
-    except RuntimeError:
-        return None
+    dense = not local(parameter.detach()).is_sparse
+    with suppress(RuntimeError):
+        return plain(parameter.detach()).view(-1) if dense else None
+    return None
