@@ -145,15 +145,6 @@ class TestResume:
         assert losses[0] == losses[1]
         assert len(losses[0]) == STEPS
 
-    def test_the_check_can_fail(self, tmp_path):
-        """Without the generators' state the weights are others."""
-        whole = Training(tmp_path / "whole").run()
-        resumed = Training(tmp_path / "resumed")
-        resumed.resume(whole.checkpoint.last_good)
-        torch.manual_seed(99)
-        resumed.run()
-        assert not same_weights(whole.model, resumed.model)
-
     def test_a_wrapped_model_and_a_bare_one_have_the_same_checkpoint(self, tmp_path):
         model = make_model()
         compiled = torch.compile(model, backend="eager")
@@ -297,12 +288,6 @@ class TestOnlyWhatIsGood:
         save(EmergencyCheckpoint(tmp_path), monitor)
         assert files(tmp_path) == []
 
-    @pytest.mark.parametrize("settings", [{"keep": 0}, {"wait": 0}], ids=str)
-    def test_bad_arguments_are_named(self, tmp_path, settings):
-        (name,) = settings
-        with pytest.raises(ValueError, match=name):
-            EmergencyCheckpoint(tmp_path, **settings)
-
 
 @contextmanager
 def disk_of(size):
@@ -329,13 +314,6 @@ class TestDisk:
         assert restore(tmp_path, make_model())["step"] == 5
         save(checkpoint, monitor, step=7)
         assert checkpoint.problem is None
-
-    def test_a_folder_that_cannot_be_made_is_reported_and_training_goes_on(self, tmp_path):
-        (tmp_path / "checkpoints").write_text("a file in its place")
-        training = Training(tmp_path).run()
-        assert training.monitor.usable
-        assert "cannot be written" in training.checkpoint.problem
-        assert training.batches == STEPS
 
     def test_a_writer_that_is_killed_leaves_nothing_with_a_name(
         self, tmp_path, monitor, monkeypatch

@@ -53,6 +53,7 @@ def after_backward(model, seed=0):
 def test_norms_of_half_precision_do_not_overflow():
     tensor = torch.full((100,), 60000.0, dtype=torch.float16)
     assert tensor_norms([tensor]).item() == pytest.approx(600000.0)
+    assert tensor_norm(tensor).item() == pytest.approx(600000.0)
 
 
 def test_sparse_and_complex_gradients_have_their_norm():
@@ -65,10 +66,6 @@ def test_sparse_and_complex_gradients_have_their_norm():
     assert tensor_norms(gradients_of(parameters)).tolist() == pytest.approx(expected)
 
 
-def test_nothing_has_the_norm_zero():
-    assert torch.linalg.vector_norm(tensor_norms([])).item() == 0.0
-
-
 def test_layers_add_up_to_the_whole():
     model = after_backward(make_model())
     names = layer_names(name for name, _ in model.named_parameters())
@@ -77,21 +74,6 @@ def test_layers_add_up_to_the_whole():
     assert list(by_layer) == ["0", "3", "4"]
     whole = math.sqrt(sum(norm * norm for norm in by_layer.values()))
     assert whole == pytest.approx(flat_gradient(model).norm().item())
-
-
-@pytest.mark.parametrize(
-    ("name", "layer"),
-    [
-        ("model.layers.11.self_attn.q_proj.weight", "model.layers.11"),
-        ("transformer.h.0.ln_1.weight", "transformer.h.0"),
-        ("lm_head.weight", "lm_head"),
-        ("weight", "weight"),
-        ("model.embed_tokens.weight", "model.embed_tokens"),
-        ("0.weight", "0"),
-    ],
-)
-def test_layer_names(name, layer):
-    assert layer_names([name]) == [layer]
 
 
 def moved_by(model, size):
@@ -121,12 +103,6 @@ def test_the_update_norm_of_a_larger_model_is_estimated_from_a_sample():
     exact, update, norm = moved_by(nn.Sequential(*(nn.Linear(200, 200) for _ in range(4))), 8000)
     assert not exact
     assert (update, norm) == pytest.approx((1.0, 1.0), rel=0.05)
-
-
-def test_a_model_without_weights_has_not_moved():
-    sample = WeightSample([], 10)
-    sample.remember()
-    assert sample.moved() is None
 
 
 def own_gradients(model, micros):
@@ -227,16 +203,6 @@ def test_parts_that_are_not_finite_are_counted_for_the_worker_that_has_them(valu
     assert workers.stop().non_finite.tolist() == [0, 2, 0]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
-def test_the_norm_of_one_tensor_is_that_of_several(dtype):
-    tensors = [
-        torch.full((3, 5), 300.0).to(dtype),
-        torch.randn(7).to(dtype),
-        torch.zeros(0, dtype=dtype),
-    ]
-    assert torch.equal(torch.stack([tensor_norm(one) for one in tensors]), tensor_norms(tensors))
-
-
 def test_workers_that_agree_have_cosine_one_and_opposed_ones_less():
     cosines = cosines_to_mean(torch.tensor([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0]]))
     assert cosines.tolist() == pytest.approx([1.0, 1.0, -1.0])
@@ -268,21 +234,6 @@ def test_attention_logits_are_the_same_however_they_are_computed(kind):
     assert ("router_load" in fused) == (kind == "mixtral")
 
 
-def test_scaled_queries_scale_the_logits():
-    model = language_model("llama", "sdpa")
-    probes = ForwardProbes(model)
-    with torch.no_grad():
-        model.model.layers[1].self_attn.q_proj.weight *= 1000
-    with probes.measuring():
-        model(input_ids=TOKENS)
-    large = probes.read()["attention_logit_max"]
-    with torch.no_grad():
-        model.model.layers[1].self_attn.q_proj.weight *= 10
-    with probes.measuring():
-        model(input_ids=TOKENS)
-    assert probes.read()["attention_logit_max"] == pytest.approx(10 * large, rel=1e-3)
-
-
 def test_the_router_load_is_that_of_the_chosen_experts():
     model = language_model("mixtral", "sdpa")
     probes = ForwardProbes(model)
@@ -305,25 +256,9 @@ def test_headroom_is_counted_in_powers_of_two():
         model(torch.tensor([[16.0]], dtype=torch.float16))
     largest = torch.finfo(torch.float16).max
     assert probes.read()["activation_headroom"] == pytest.approx(math.log2(largest / 32.0))
-
-
-def test_an_overflow_has_no_headroom():
-    model = nn.Linear(1, 1, bias=False)
-    probes = ForwardProbes(model)
     with probes.measuring():
-        model(torch.tensor([[math.inf]]))
+        model(torch.tensor([[math.inf]], dtype=torch.float16))
     assert probes.read()["activation_headroom"] == -math.inf
-
-
-def test_no_hook_outlives_the_measuring():
-    model = language_model("mixtral", "sdpa")
-    probes = ForwardProbes(model)
-    probes.arm()
-    model(input_ids=TOKENS)
-    probes.remove()
-    for module in model.modules():
-        assert not module._forward_hooks
-        assert not module._forward_pre_hooks
 
 
 def test_armed_probes_see_training_passes_only():
@@ -339,16 +274,6 @@ def test_armed_probes_see_training_passes_only():
     model(input_ids=TOKENS)
     assert set(probes.read()) == {"activation_headroom", "attention_logit_max"}
     probes.remove()
-
-
-def test_a_pass_that_raises_leaves_nothing_behind():
-    model = language_model("llama", "sdpa").train()
-    probes = ForwardProbes(model)
-    probes.arm()
-    with pytest.raises(IndexError):
-        model(input_ids=TOKENS + 1000)
-    probes.remove()
-    assert torch.overrides._get_current_function_mode_stack() == []
 
 
 def test_an_interrupted_pass_leaves_nothing_behind():
