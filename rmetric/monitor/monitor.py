@@ -142,12 +142,11 @@ class Monitor:
         metric: the R-Metric, as of `last`.
         last: the last completed record; None before the first.
         alerts: the last 100, of each episode the first of each source and rank.
-        rank: of this process, from 0.
         log_path: of this rank's log; None for none.
         should_stop: an action asks the training loop to end.
         usable, problem: False and why, once an internal error has disabled the monitor.
         seconds: time spent in here.
-        model, optimizer, scaler, background: for actions.
+        model, optimizer, scaler, background, updates: for actions.
         protocol: slips of the loop that were told.
         schedulers: of the learning rate, as far as a trainer's callback or an action knows them.
         ema: averages of the weights, for the audit of a resume: a module (AveragedModel), an object
@@ -155,7 +154,6 @@ class Monitor:
             checkpoint makes a new one.
         training: what the audits see; a trainer's callback tells its epoch and loader.
         findings: of the audits so far.
-        updates: judge of learning rates and of steps that change nothing; for actions.
     """
 
     def __init__(
@@ -223,9 +221,7 @@ class Monitor:
     def _prepare(self) -> None:
         self._recorder.install()
         self._steps.sharded = self._recorder.sharded
-        # Each action may leave a step out.
-        may_leave_out = bool(self._delivery.actions)
-        self._recorder.removers += self._steps.install(find_scaler=may_leave_out)
+        self._recorder.removers += self._steps.install()
         self._recorder.sees_updates = self._steps.hooked
         if is_distributed() and self.config.exchange:
             # Of actions that run on one rank alone the others need not know.
@@ -274,7 +270,6 @@ class Monitor:
         return exchange
 
     def _found(self, finding: Finding) -> None:
-        """Report a finding of an audit: to the log, and an error as a warning."""
         error = finding.severity == "error"
         quiet = self.rank > 0 and not finding.ranks
         logger.log(logging.WARNING if error and not quiet else logging.INFO, "%s", finding)
@@ -290,12 +285,11 @@ class Monitor:
 
         Args:
             loss: of this step, nats per token; None where `micro_batch` was given them.
-            gradient_norm: before clipping, where the loop has it already (it is
-                what clip_grad_norm_ returns); it spares a pass over the gradients.
+            gradient_norm: before clipping, where the loop has it already (it is what
+                clip_grad_norm_ returns); it spares a pass over the gradients.
 
         Returns:
-            True where the step may be taken. Nothing waits for the device until
-            it is asked.
+            True where the step may be taken. Nothing waits for the device until it is asked.
         """
         loss = self.protocol.number("loss", loss)
         gradient_norm = self.protocol.number("gradient_norm", gradient_norm)
@@ -336,10 +330,9 @@ class Monitor:
 
     @fail_safe()
     def micro_batch(self, loss: Tensor | float | None = None) -> None:
-        """With accumulation: one micro-batch's backward pass has ended.
+        """With accumulation: one micro-batch's backward pass, of that undivided loss, has ended.
 
-        The micro-batches of a step are taken for workers. `loss` is the
-        micro-batch's own, not divided by their number; the step's is the mean.
+        The micro-batches of a step are taken for workers; its loss is the mean.
         """
         loss = self.protocol.number("loss", loss)
         self._timer.micro_batch()
@@ -349,11 +342,9 @@ class Monitor:
     def batch_ready(self, batch: Any = None) -> None:
         """The data of the step are there; optional where the loop calls the model itself.
 
-        Its forward pass shows that too, unless the model is compiled in place
-        (`model.compile()`) or the loop calls nothing but its parts.
-
-        Args:
-            batch: what is trained on, for the audits of data: a tensor, or lists and dicts of them.
+        Its forward pass shows that too, unless the model is compiled in place (`model.compile()`)
+        or the loop calls nothing but its parts. `batch` is for the audits of data: a tensor, or
+        lists and dicts of them.
         """
         self._timer.batch_ready()
         if batch is not None:
@@ -369,16 +360,15 @@ class Monitor:
     def paused(self) -> None:
         """Announce that the time between the last step and the next one is no wait for data.
 
-        It is optional for evaluations without gradients, and where `evaluated` or `state_dict`
-        is called. A checkpoint without this monitor's state is such a pause.
+        It is optional for evaluations without gradients, and where `evaluated` or `state_dict` is
+        called.
         """
         self._timer.pause()
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Clip as torch.nn.utils.clip_grad_norm_ does, sharing the pass of the check before it.
 
-        Gradients in half precision are measured in float32 here, so their norm
-        may differ from torch's in the third digit. Returns the norm before clipping.
+        Returns the norm before clipping, of gradients in half precision measured in float32.
         """
         return self._recorder.clip(max_norm, self._pending, active=not self._closed)
 
@@ -446,10 +436,7 @@ class Monitor:
 
     @fail_safe(otherwise=False)
     def wait_for_ranks(self, seconds: float) -> bool:
-        """Wait until the monitors of all ranks are connected; False after `seconds`.
-
-        The call is optional: the ranks otherwise connect during the first steps.
-        """
+        """Wait until the monitors of all ranks are connected; False after `seconds`. Optional."""
         until = time.monotonic() + seconds
         return all(e.wait_joined(max(0.0, until - time.monotonic())) for e in self._exchanges)
 
@@ -457,8 +444,7 @@ class Monitor:
     def state_dict(self, *, audited: bool = True) -> dict[str, Any]:
         """State for a checkpoint of the present weights: plain values, of a bounded size.
 
-        Args:
-            audited: with what the audits need to judge a resume; it is read from the device.
+        With `audited` it holds, read from the device, what the audits need to judge a resume.
         """
         self._timer.pause()
         self._receive_ranks()
@@ -471,7 +457,7 @@ class Monitor:
         self._log.flush(CLOSE_SECONDS)
         return {
             "step": self.weights_step,
-            "time": self._recorder.clock.now(),
+            "time": self._recorder.events.now(),
             "pending": last,
             **self._detector_judge.state_dict(),
             "rules": state_of(self._rule_judge.rules),
@@ -483,18 +469,12 @@ class Monitor:
 
     @fail_safe()
     def newest_record(self) -> Record | None:
-        """Record of the step just made, read from the device, before any detector takes it.
-
-        None if it was taken already. With several ranks it is of this rank alone.
-        """
+        """This rank's record of the step just made, before any detector takes it; else None."""
         pending = self._pending
         return None if pending is None else pending.read()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume after the step of that state; the log is continued there too.
-
-        Raises TypeError for what is no state of a monitor.
-        """
+        """Resume after the step of that state, in the log too. Raises TypeError if it is none."""
         if state and (not isinstance(state, Mapping) or "step" not in state):
             raise ArgumentError(f"state is {found(state)}: what state_dict gave is accepted")
         self._load(state)
@@ -515,7 +495,7 @@ class Monitor:
                 record.validation_loss = self._log.validation_loss(record.step)
             self._pending = Pending.of(record)
         self._log.resume_step = self.step if last is None else self.step - 1
-        self._recorder.clock.resume(state["time"])
+        self._recorder.events.resume(state["time"])
         restore_or_keep(self._rule_judge.rules, state["rules"], "the step rules")
         self._detector_judge.load_state_dict(state)
         self._delivery.load_state_dict(state["episodes"])
@@ -527,11 +507,10 @@ class Monitor:
         self._arm_next_step()
 
     def go_back(self, state: Mapping[str, Any]) -> None:
-        """Return to an earlier step of this run, for an action on all ranks.
+        """Return to an earlier `state_dict` of this run, for an action on all ranks.
 
-        The state is one of `state_dict`; the actions' own states stay as they are. The log loses
-        the lines of the steps that are about to be measured again; they are appended to the file of
-        the same name with ``.abandoned`` after it.
+        The actions' own states stay as they are. The log's lines of the steps that are about to be
+        measured again go to the file of the same name with ``.abandoned`` after it.
         """
         before = self._log.resume_step
         self._load(state)
@@ -574,7 +553,6 @@ class Monitor:
         self._recorder.after_optimizer(self._pending)
 
     def _use_scaler(self, scaler: Any) -> None:
-        """Go on as if this GradScaler, which was found, had been passed in."""
         logger.warning(
             "rmetric: a GradScaler calls the optimiser and was not passed in: it is used from now "
             "on; pass it as Monitor(scaler=...)"
@@ -675,7 +653,7 @@ class Monitor:
         """An event after which no step follows belongs to the last step."""
         if self._pending is not None:
             record = self._pending.record
-            event = HardwareEvent(self._recorder.clock.now(), kind)
+            event = HardwareEvent(self._recorder.events.now(), kind)
             record.events = (*(record.events or ()), event)
 
     @fail_safe()

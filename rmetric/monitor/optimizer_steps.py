@@ -34,9 +34,8 @@ class OptimizerSteps:
         self.leaves_out = False  # the next call of the optimiser's step
         self.made = 0  # steps, where they are followed (`hooked`)
 
-    def install(self, *, find_scaler: bool = True) -> Iterator[Callable[[], Any]]:
+    def install(self) -> Iterator[Callable[[], Any]]:
         """Follow the optimiser's step; yield the functions that remove the hooks."""
-        self._seen = not find_scaler
         if hasattr(self._optimizer, "register_step_pre_hook"):
             # Not compiled where the step is.
             before, after = map(torch.compiler.disable, (self._before, self._after))

@@ -44,47 +44,41 @@ class Hardware(Protocol):
     def close(self) -> None: ...
 
 
-class RunClock:
-    """Seconds since the beginning of the run; it continues after a restart."""
-
-    def __init__(self) -> None:
-        self.start = time.monotonic()
-        self.offset = 0.0
-
-    def now(self) -> float:
-        return round(self.offset + time.monotonic() - self.start, 6)
-
-    def resume(self, seconds: float) -> None:
-        self.offset, self.start = seconds, time.monotonic()
-
-
 class EventCollector:
-    """Hardware events since the last step: polled from a source and reported by the loop."""
+    """Hardware events since the last step, on the run's clock, which continues after a restart."""
 
-    def __init__(self, hardware: Hardware | None, clock: RunClock) -> None:
-        self.hardware, self._clock = hardware, clock
+    def __init__(self, hardware: Hardware | None) -> None:
+        self.hardware = hardware
+        self._start, self._offset = time.monotonic(), 0.0
         self._reported: list[HardwareEvent] = []
 
-    def report(self, kind: str, worker: int | None) -> None:
-        self._reported.append(HardwareEvent(self._clock.now(), kind, worker))
+    def now(self) -> float:
+        """Seconds since the beginning of the run."""
+        return round(self._offset + time.monotonic() - self._start, 6)
+
+    def resume(self, seconds: float) -> None:
+        self._offset, self._start = seconds, time.monotonic()
+
+    def report(self, kind: str, worker: int | None = None) -> None:
+        self._reported.append(HardwareEvent(self.now(), kind, worker))
 
     def take(self) -> tuple[HardwareEvent, ...] | None:
         """The events of a step; None if there is nothing that could have observed any."""
-        reported, self._reported = tuple(self._reported), []
+        events, self._reported = self._reported, []
         if self.hardware is None:
-            return reported or None
+            return tuple(events) or None
         try:
             if hasattr(self.hardware, "start"):
-                self.hardware.start = self._clock.start  # it may have begun before the run did
+                self.hardware.start = self._start  # it may have begun before the run did
             polled = self.hardware.poll()
         except Exception as error:
             logger.error("rmetric: going on without hardware events: %s", error)
             self.hardware = None
-            return reported or None
-        offset = self._clock.offset
-        events = (*reported, *(replace(event, time=event.time + offset) for event in polled))
+            return tuple(events) or None
+        events += [replace(event, time=event.time + self._offset) for event in polled]
         # A source that cannot be read has not observed the absence of events.
-        return events if getattr(self.hardware, "available", True) else events or None
+        is_read = getattr(self.hardware, "available", True)
+        return tuple(events) if events or is_read else None
 
 
 def memory_in_use(parameters: Iterable[Tensor]) -> dict[str, float] | None:
@@ -123,8 +117,7 @@ class StepRecorder:
         hardware: Hardware | None = None,
         probe: Callable[[], Tensor] | None = None,
     ) -> None:
-        self.clock = RunClock()
-        self.events = EventCollector(hardware, self.clock)
+        self.events = EventCollector(hardware)
         self.parameters = list(model.parameters())
         self.planned: list[str] = []
         self.acted: list[str] = []  # by the monitor's actions, from the next step on
@@ -190,7 +183,7 @@ class StepRecorder:
         self, step: int, loss: Tensor | float | None, gradient_norm: Tensor | float | None
     ) -> Pending:
         """Measure a step; without a loss, it is the mean of the micro-batches."""
-        record = Record(step=step, time=self.clock.now(), learning_rate=self.learning_rate)
+        record = Record(step=step, time=self.events.now(), learning_rate=self.learning_rate)
         record.events = self.events.take()
         if is_due(step, self._config.memory_every):
             record.memory = memory_in_use(self.parameters)
