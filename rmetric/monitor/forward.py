@@ -160,9 +160,9 @@ class ForwardProbes:
 def forward_fields(values: Mapping[str, float]) -> dict[str, float]:
     """Fields of the record, from the values of `ForwardProbes.take` on the host."""
     fields = {n: values[n] for n in ("attention_logit_max", "router_load") if n in values}
-    types = {name: name.removeprefix("torch.") for name in values.keys() - fields.keys()}
+    prefix, types = "torch.", [name for name in values if name.startswith("torch.")]
     if types:
-        headrooms = [_headroom(values[name], getattr(torch, kind)) for name, kind in types.items()]
+        headrooms = [_headroom(values[n], getattr(torch, n.removeprefix(prefix))) for n in types]
         fields["activation_headroom"] = min(headrooms)
     return fields
 

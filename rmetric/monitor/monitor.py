@@ -28,7 +28,7 @@ from rmetric.monitor.config import MonitorConfig
 from rmetric.monitor.judges import DetectorJudge, RuleJudge, StepTimeJudge, UpdateJudge
 from rmetric.monitor.log_file import MonitorLog, path_of_rank
 from rmetric.monitor.optimizer_steps import OptimizerSteps, is_scaling, scaler_of
-from rmetric.monitor.pending import Pending, to_host
+from rmetric.monitor.pending import AUDIT, Pending, to_host
 from rmetric.monitor.protocol import (
     ArgumentError,
     Protocol,
@@ -307,7 +307,8 @@ class Monitor:
         if self._auditor:
             self.training.scaler = self.scaler
             self.training.schedulers, self.training.ema = self.schedulers, self.ema
-            pending.audits = self._auditor.measure(self.step)
+            audits = self._auditor.measure(self.step)
+            pending.measured |= {f"{AUDIT}{name}": value for name, value in audits.items()}
         if not self._recorder.sees_updates:  # nothing more comes
             pending.send()
         self._pending = pending

@@ -25,12 +25,7 @@ from rmetric.monitor.gradients import (
 )
 from rmetric.monitor.pending import Pending
 from rmetric.monitor.step_time import compilations
-from rmetric.monitor.workers import (
-    GradientListener,
-    MicroBatchWorkers,
-    OwnGradient,
-    WorkerStatistics,
-)
+from rmetric.monitor.workers import GradientListener, MicroBatchWorkers, OwnGradient
 from rmetric.records import HardwareEvent, Record
 
 logger = logging.getLogger("rmetric")
@@ -195,9 +190,9 @@ class StepRecorder:
         pending = Pending(record, self._loss_of_step(loss))
         self._measure_gradients(pending, gradient_norm)
         if self._forward is not None and self._forward.armed:
-            pending.forward = self._forward.take()
+            pending.measured |= self._forward.take()
         if self._probe is not None and is_due(step, self._config.probe_every):
-            pending.probe_loss = self._probe_loss()
+            pending.measured["probe"] = self._probe_loss()
         if self.sees_updates and is_due(step, self._config.update_every):
             # Here and not in a hook on step(): a closure's backward runs inside of that.
             self._sample.remember()
@@ -218,8 +213,9 @@ class StepRecorder:
         """The optimiser has moved the weights: measure the update of that step."""
         self._shared_norm = None
         if pending is not None:
-            if self._sampled:
-                pending.moved = self._sample.moved()
+            moved = self._sample.moved() if self._sampled else None
+            if moved is not None:
+                pending.measured["update"], pending.measured["parameter"] = moved
             pending.send()
         self._sampled = False
 
@@ -256,10 +252,9 @@ class StepRecorder:
     def _measure_gradients(self, pending: Pending, norm: Tensor | float | None) -> None:
         self._shared_norm = None
         self._accumulates, self._micro_batches = self._micro_batches > 1, 0
-        if self._workers.active:
-            pending.workers = self._unscaled(self._workers.stop())
-        if self._own is not None and self._own.active:
-            pending.own = self._unscaled(self._own.stop())
+        for name, listener in (("worker", self._workers), ("own", self._own)):
+            if listener is not None and listener.active:
+                pending.measured |= self._statistics(name, listener)
         if self._shards is not None:
             self._shards.measure(pending, norm)
             return
@@ -269,18 +264,20 @@ class StepRecorder:
             present = [p for p in self.parameters if p.grad is not None]
             norms = tensor_norms(gradients_of(present))
             if layers_due and present:
-                pending.tensor_norms = norms
+                pending.measured["tensor_norms"] = norms
                 pending.layers = [self._layers[id(p)] for p in present]
             if norm is None and present:
                 norm = self._shared_norm = torch.linalg.vector_norm(norms)
         pending.norm = norm
 
-    def _unscaled(self, workers: WorkerStatistics | None) -> WorkerStatistics | None:
-        """In the units of the gradient: backward returns it times the scaler's factor."""
-        if workers is None or self.scaler is None:
-            return workers
-        factor = self.scaler.scale(workers.norms.new_ones(()))
-        return workers._replace(norms=workers.norms / factor)
+    def _statistics(self, prefix: str, listener: GradientListener) -> dict[str, Tensor]:
+        found = listener.stop()
+        if found is None:
+            return {}
+        if self.scaler is not None:  # backward returns the gradient times its factor
+            factor = self.scaler.scale(found.norms.new_ones(()))
+            found = found._replace(norms=found.norms / factor)
+        return {f"{prefix}_{name}": value for name, value in found._asdict().items()}
 
     def _probe_loss(self) -> Tensor | None:
         assert self._probe is not None
