@@ -19,11 +19,7 @@ from transformers.trainer_callback import TrainerControl, TrainerState
 from transformers.training_args import TrainingArguments
 
 from rmetric.integrations.hugging_face_guard import GuardCallback, newest_checkpoint
-from rmetric.integrations.hugging_face_loop import (
-    RMetricState,
-    followed,
-    loop_methods,
-)
+from rmetric.integrations.hugging_face_loop import RMetricState, followed, loop_methods
 from rmetric.integrations.trainer_callback import MonitorCallback, replaced
 from rmetric.monitor.optimizer_steps import caller_of_class
 from rmetric.readers.columns import POLICY, columns_among
@@ -37,9 +33,8 @@ class RMetricCallback(MonitorCallback, TrainerCallback):
     """Runs a `Monitor` in the Trainer's own training loop.
 
     The Trainer shows its callbacks neither the loss of a step nor the gradient norm before
-    clipping, and leaves a loss that is nan out of its own log. So while a training runs,
-    `trainer.training_step` and `trainer.accelerator.clip_grad_norm_` are followed: the monitor
-    takes what they return. When the training ends or raises, both are as before.
+    clipping. So while a training runs, `trainer.training_step` and
+    `trainer.accelerator.clip_grad_norm_` are followed: the monitor takes what they return.
 
         loss of a step = Σ over its micro-batches of what training_step returned
 
@@ -192,8 +187,7 @@ class RMetricCallback(MonitorCallback, TrainerCallback):
             self.monitor.audit_batch(arguments[1])
 
     def _take_loss(self, loss: Tensor) -> None:
-        part = loss.detach()
-        self._loss = part if self._loss is None else self._loss + part
+        self._loss = loss.detach() if self._loss is None else self._loss + loss.detach()
         if self.monitor is not None:
             self.monitor.micro_batch()
 

@@ -1,8 +1,4 @@
-"""Guard for the Hugging Face Trainer (transformers 4.50 or newer), which saves in its own format.
-
-trainer = Trainer(..., callbacks=[GuardCallback()])
-trainer.train(resume_from_checkpoint=newest_checkpoint(trainer.args.output_dir))
-"""
+"""Guard for the Hugging Face Trainer (from transformers 4.50), which saves in its own format."""
 
 from __future__ import annotations
 
@@ -62,14 +58,13 @@ class GuardCallback(TrainerCallback):
     new one is verified: the limit is that of the clean ones, and two suspect ones, which were saved
     during an alarm, stay in addition.
 
-    Limits: training waits during a save. A failure in the middle of a sharded save (FSDP,
-    DeepSpeed), which all ranks make together, can still end training.
+    Limits: training waits during a save. A failure in a sharded save (FSDP, DeepSpeed), which all
+    ranks make together, can still end training.
 
     Args:
         policy: when to save; None for the Trainer's `save_steps` as the interval.
         folder: run folder; None for the supervisor's.
-        telemetry: see `Guard`.
-        signals: see `Guard`.
+        telemetry, signals: see `Guard`.
         read_back: verify the weights after each save.
 
     Attributes:
@@ -199,8 +194,8 @@ class _TrainerSaver:
             mark_since(self._folder, self._alarm, step)
 
     def mark(self, path: Path, step: int) -> None:
+        alarm = self._alarm
         if self._marks:
-            alarm = self._alarm
             mark_suspect(path, alarm if alarm and step >= alarm.since else None)
 
     def poll(self) -> SaveOutcome | None:
@@ -218,11 +213,7 @@ class _TrainerSaver:
 
 
 def not_finite(checkpoint: Path) -> str:
-    """Problem of a Trainer checkpoint; empty if its weights are complete and finite.
-
-    Reads ``trainer_state.json`` and every ``.safetensors`` file in it. Weights in another
-    format (FSDP, DeepSpeed) are not checked.
-    """
+    """Problem of a Trainer checkpoint; empty if its ``.safetensors`` weights are all finite."""
     from safetensors import safe_open
 
     try:
@@ -274,7 +265,10 @@ def _newest_whole(folder: Path, trusted_only: bool) -> str | None:
     require_trusted(folder)
     refused = ""
     for path in newest_first(folder, trusted_only=trusted_only):
-        others = _distrusted(path)
+        others = ""
+        with suppress(OSError):  # it has just been deleted
+            files = sorted(str(file.relative_to(path)) for file in path.rglob("*"))
+            others = distrust(path, parents=False) or distrusted_file(path, files)
         refused = refused or others
         problem = others or not_finite(path) or _incomplete(path)
         if not problem:
@@ -283,15 +277,6 @@ def _newest_whole(folder: Path, trusted_only: bool) -> str | None:
     if refused:  # else the training would begin anew
         raise ValueError(refused)
     return None
-
-
-def _distrusted(checkpoint: Path) -> str:
-    """Reason to refuse a checkpoint that other users can write; empty if there is none."""
-    with suppress(OSError):  # it has just been deleted
-        return distrust(checkpoint, parents=False) or distrusted_file(
-            checkpoint, sorted(str(file.relative_to(checkpoint)) for file in checkpoint.rglob("*"))
-        )
-    return ""
 
 
 def _incomplete(checkpoint: Path) -> str:

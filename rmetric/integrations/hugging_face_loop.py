@@ -18,7 +18,6 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import has_length
 
 from rmetric.integrations.trainer_callback import replaced
-from rmetric.monitor.monitor import Monitor
 from rmetric.rescue.data_position import DataPosition
 from rmetric.rescue.recent_batches import host_random_state
 
@@ -69,17 +68,14 @@ def followed(rescue: Rescue, trainer: Trainer, monitor: Monitor) -> Iterator[Non
     The loop counts its steps in local variables, which nobody can set back. So the repeated steps
     are made inside `get_batch_samples`, with which it begins each step: there the Trainer's own
     `_run_epoch` runs them, from the batch of the snapshot up to the one at which the loop stands.
-    Then the loop's own counters are right again, and a training that never goes back runs the
-    Trainer's loop.
+    Then the loop's own counters are right again.
     """
     for name in ("_run_epoch", "get_batch_samples"):
         if not hasattr(trainer, name):
             logger.error(
                 "rmetric: the Trainer of transformers %s has no %s: rescue cannot go back; it "
-                "needs transformers 5.5.4 or newer",
-                transformers.__version__,
-                name,
-            )
+                "needs transformers 5.5.4 or newer", transformers.__version__, name,
+            )  # fmt: skip
             yield
             return
     loop = TrainerLoop(rescue, trainer, monitor)
@@ -99,11 +95,7 @@ class _WentBack(BaseException):
 
 
 class _Rest(int):
-    """Batches in the rest of an epoch; divides as the whole epoch does.
-
-    `_run_epoch` computes the epoch as a fraction from the batches that it has made and their
-    number. This is the one place where a rest is not an epoch of its own.
-    """
+    """Batches in the rest of an epoch; `_run_epoch` divides by it as by the whole epoch."""
 
     begun: int
     whole: int
@@ -119,11 +111,7 @@ class _Rest(int):
 
 
 class TrainerLoop(DataPosition):
-    """Position of a Trainer in its steps and data, for `Rescue`.
-
-    The repeated steps use batches that were kept, so that the data need no positions: a
-    stream and a loader with workers give the same bits again.
-    """
+    """Position of a Trainer in its steps and data, for `Rescue`."""
 
     def __init__(self, rescue: Rescue, trainer: Trainer, monitor: Monitor) -> None:
         super().__init__(rescue)
@@ -160,7 +148,9 @@ class TrainerLoop(DataPosition):
             if self._live is None:
                 self._live = epoch_iterator
                 self.pass_begun(self._epoch, self._before, self.resumed_place())
-                if self._must_load_random_state():
+                resumed = self._epoch_arguments.get("resume_from_checkpoint") is not None
+                # The Trainer sets the random state of a checkpoint in mid-epoch after this draw.
+                if resumed and self._updates:
                     return self._batches(num_batches, *args)
             while self._back():
                 self._repeat(here)
@@ -284,18 +274,19 @@ class TrainerLoop(DataPosition):
     # -- the batches
 
     def _batches(self, num_batches: int, *args: Any) -> Any:
-        result = self._get_batch_samples(_Batches(self), num_batches, *args)
+        result = self._get_batch_samples(self._kept_batches(), num_batches, *args)
         self._updates += 1
         return result
 
-    def pass_is_over(self) -> bool:
-        """True if the next batch of a stream is one of the next epoch.
-
-        The Trainer takes a stream's end for the end of the epoch. A loader with a length ends
-        where the Trainer expects it.
-        """
+    def _kept_batches(self) -> Iterator[Any]:
         stream = not has_length(self._epoch_arguments["train_dataloader"])
-        return stream and self.next_place()["epoch"] > self._epoch
+        # The end of a stream is that of the epoch.
+        while not (stream and self.next_place()["epoch"] > self._epoch):
+            try:
+                batch = self.next_batch()
+            except StopIteration:
+                return
+            yield batch.value
 
     def draw(self) -> Any:
         """The loader's next batch; a pass that was cut short by skipping is followed by another."""
@@ -305,8 +296,7 @@ class TrainerLoop(DataPosition):
             return next(self._live)
         except StopIteration:
             loader = self._epoch_arguments["train_dataloader"]
-            sized: bool = has_length(loader)  # in a condition it would narrow the type
-            if not (self.short and sized):
+            if not (self.short and bool(has_length(loader))):
                 raise
         self._passes += 1
         epoch = self._trainer.state.num_train_epochs - 1 + self._passes
@@ -315,29 +305,6 @@ class TrainerLoop(DataPosition):
         self._epoch_drawn, self._in_epoch = epoch, 0
         self._live = iter(loader)
         return next(self._live)
-
-    def _must_load_random_state(self) -> bool:
-        """True at the first step after a checkpoint in mid-epoch.
-
-        The Trainer sets the random state of the checkpoint after it has drawn these batches.
-        """
-        own = self._epoch_arguments
-        return bool(own.get("resume_from_checkpoint") is not None and self._updates)
-
-
-class _Batches:
-    """Iterator over the batches of a `TrainerLoop`, one at a time."""
-
-    def __init__(self, loop: TrainerLoop) -> None:
-        self._loop = loop
-
-    def __iter__(self) -> _Batches:
-        return self
-
-    def __next__(self) -> Any:
-        if self._loop.pass_is_over():
-            raise StopIteration
-        return self._loop.next_batch().value
 
 
 def _resumed_updates(trainer: Trainer, arguments: Mapping[str, Any]) -> int:

@@ -71,10 +71,6 @@ class RMetricCallback(MonitorCallback, Callback):
             "rmetric.integrations.hugging_face"
         )
 
-    def setup(self, *_: Any, **__: Any) -> None:
-        if not isinstance(self, RMetricCallback):  # Lightning calls what it is given, also a class
-            raise TypeError("RMetricCallback is a class: pass callbacks=[RMetricCallback()]")
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._losses, self._norm = [], None
         steps = {"total_training_steps": trainer.max_steps} if trainer.max_steps > 0 else {}
@@ -152,16 +148,9 @@ class RMetricCallback(MonitorCallback, Callback):
         self._pass_validation_loss(trainer.callback_metrics)  # no monitor in the sanity check
 
     def on_exception(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        exception: BaseException | None = None,
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        if isinstance(self, RMetricCallback):  # see `setup`
-            self._end(exception)
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._end()
+        self._end(exception)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._end()
@@ -195,8 +184,8 @@ def _without_scale(trainer: Trainer, value: Tensor) -> Tensor:
 def followed(rescue: Rescue, trainer: Any, monitor: Monitor) -> Iterator[None]:
     """Within it, a rescue can set the loops of this Trainer back.
 
-    Lightning reads all counters of its loops after each batch to decide how to go on. So they are
-    set back there, at the end of `on_advance_end`; an epoch that had begun begins again.
+    Lightning reads all counters of its loops after each batch. So they are set back there, at the
+    end of `on_advance_end`; an epoch that had begun begins again.
     """
     loops = TrainerLoops(rescue, trainer, monitor)
     epoch_loop = trainer.fit_loop.epoch_loop

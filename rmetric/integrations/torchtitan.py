@@ -11,15 +11,14 @@ class Watched(MetricsProcessor):
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
 from typing import Any
 
 from torch import nn
 
-from rmetric.monitor.actions.action import Action, rank
-from rmetric.monitor.alerts import Alert
+from rmetric.monitor.actions.action import rank
 from rmetric.monitor.config import MonitorConfig
 from rmetric.monitor.monitor import Monitor
 
@@ -35,7 +34,6 @@ def watch(
     *,
     pp_schedule: str = "1F1B",
     config: MonitorConfig | None = None,
-    actions: Iterable[Action | Callable[[Alert], None]] = (),
     **settings: Any,
 ) -> Monitor | None:
     """Judge what a MetricsProcessor logs: loss, gradient norm before clipping, validation loss.
@@ -49,11 +47,10 @@ def watch(
 
     Args:
         processor: with `parallel_dims`, `log`, `log_validation` and `close`.
-        log: see `Monitor`, as the others are.
+        log: see `Monitor`.
         pp_schedule: torchtitan's name of the pipeline schedule.
         config: see `MonitorConfig`.
-        actions: called on an alert.
-        settings: further arguments of `Monitor`.
+        **settings: further arguments of `Monitor`.
 
     Returns:
         The monitor; None where nothing is watched.
@@ -67,7 +64,7 @@ def watch(
         )
         return None
     config = replace(config or MonitorConfig(), exchange=False, step_times=False)
-    monitor = Monitor(nn.Module(), log=log, config=config, actions=actions, **settings)
+    monitor = Monitor(nn.Module(), log=log, config=config, **settings)
 
     def logged(
         step: int, global_avg_loss: float, _: Any = None, grad_norm: Any = None, **__: Any

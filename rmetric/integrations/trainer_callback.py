@@ -25,21 +25,16 @@ _NAMED = 12  # metrics, in a message
 
 
 class MonitorCallback:
-    """Keeps the settings of a monitor, and makes one for each training.
+    """Keeps the settings of a `Monitor`, and makes one for each training.
 
     Args:
-        log: JSONL file; None for none.
-        config: see `MonitorConfig`.
-        actions: called on an alert; a plain function is called with it.
-        hardware: where hardware events come from, or what makes such a source when
-            a training begins, such as the class `NvmlEvents`; None where none are logged.
-        probe: returns the loss on a small fixed batch, nats per token.
+        log, config, actions, probe, about: see `Monitor`.
+        hardware: where hardware events come from, or what makes such a source when a training
+            begins, such as the class `NvmlEvents`; None where none are logged.
         run_id: names the run in the log; by default the log's own name.
-        validation_loss: name of the validation loss among the metrics of an evaluation,
-            nats per token; None for the usual name.
-        about: further keys for the log's description of the run.
-        audits: look for silent errors (`rmetric.audits`); True for all, names of some, or names
-            with a minus (``"-resume"``) of those that are left out.
+        validation_loss: name of the validation loss among the metrics of an evaluation, nats per
+            token; None for the usual name.
+        audits: see `Monitor`; here all by default.
 
     Attributes:
         monitor: of the training under way, or the last one; None before the first.
@@ -127,16 +122,13 @@ class MonitorCallback:
                 try:
                     self._training.enter_context(followed(action, trainer, self.monitor))
                 except Exception as error:
-                    name = type(action).__name__
-                    logger.error("rmetric: %s cannot follow this trainer's loop: %s", name, error)
+                    logger.error("rmetric: rescue cannot follow this trainer's loop: %s", error)
 
     def _end(self, error: BaseException | None = None) -> None:
         """End the training's contexts, if they have not ended yet; `error` has broken it off."""
         self._tell_others()
-        if error is None:
-            self._training.close()
-        else:
-            self._training.__exit__(type(error), error, error.__traceback__)
+        kind, traceback = (None, None) if error is None else (type(error), error.__traceback__)
+        self._training.__exit__(kind, error, traceback)
 
     def _pass_validation_loss(self, metrics: Mapping[str, Any]) -> None:
         """Record the validation loss of an evaluation, if it is among the metrics."""
@@ -155,8 +147,7 @@ class MonitorCallback:
     def _tell_others(self) -> None:
         if self._others and self.monitor is not None:
             metrics = ", ".join(sorted(self._others)[:_NAMED])
-            name = self._validation_loss
-            self.monitor.protocol.tell("validation_loss", name=name, found=metrics)
+            self.monitor.protocol.tell("validation_loss", name=self._validation_loss, found=metrics)
 
     @property
     def _should_stop(self) -> bool:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rmetric._util.strict_json import encode_line
 from rmetric.monitor.actions.action import Action, as_actions
 from rmetric.monitor.alerts import Alert, Episodes, needs_call
-from rmetric.monitor.log_file import MonitorLog
 from rmetric.monitor.rank_sync import DISABLED, RankSync
 
 if TYPE_CHECKING:
-    from rmetric.monitor.exchange import WholeNorm
+    from rmetric.monitor.fsdp import WholeNorm
     from rmetric.monitor.monitor import Monitor
 
 logger = logging.getLogger("rmetric")
@@ -26,18 +22,10 @@ ALERTS_KEPT = 100
 
 
 class AlertDelivery:
-    """Raises alerts and calls the actions; an action that fails is switched off.
-
-    A condition that lasts is one episode, see `Episodes`: an action is called when it begins,
-    and once more if a severe source joins. Actions that need the verdict of every step are
-    called at each bad one.
-    """
+    """Raises alerts and calls the actions, see `Action`; one that fails is switched off."""
 
     def __init__(
-        self,
-        monitor: Monitor,
-        actions: Iterable[Action | Callable[[Alert], None]],
-        log: MonitorLog,
+        self, monitor: Monitor, actions: Iterable[Action | Callable[[Alert], None]]
     ) -> None:
         self.alerts: list[Alert] = []  # of each episode the first of each source and rank
         self.rank_sync: RankSync | None = None  # with the other ranks, as the next one
@@ -47,9 +35,8 @@ class AlertDelivery:
         self._episodes = Episodes()
         # Of the actions that all ranks run together: by what is equal on all of them.
         self._joint_episodes = Episodes()
+        self._problems: set[str] = set()  # of the exchange
         self._told: dict[tuple[str, int], int] = {}  # last step of a warning, by source and rank
-        self._again: Counter[str] = Counter()  # warnings that were not given again, by source
-        self._log = log
         # Weak, so that a monitor which is dropped without `close` is freed at once.
         self._monitor_ref = weakref.ref(monitor)
 
@@ -58,19 +45,15 @@ class AlertDelivery:
         return any(action.needs_verdict_now for action in self.actions)
 
     def new_alert(self, step: int, source: str, reason: str, since: int | None = None) -> Alert:
-        """An alert of this rank, which is not raised yet.
-
-        `since` is the step at which the condition began, None for `step`; an open episode has its
-        own.
-        """
+        """An alert of this rank, not raised yet, with the onset of its episode if that is open."""
         onset = self._episodes.onset(source, step) or since or step
         return Alert(step=step, source=source, reason=reason, rank=self._monitor.rank, since=onset)
 
-    def raise_alert(self, alert: Alert, *, shared: bool = True) -> None:
+    def raise_alert(self, alert: Alert, *, shared: bool = True, own: bool = False) -> None:
         """Report an alert, share it with the other ranks and call the actions.
 
-        `shared`: all ranks raise the same alert at the same step. A source that is not in
-        `alert_on` is ignored.
+        `shared`: all ranks raise the same alert at the same step; `own`: none but this one can. A
+        source that is not in `alert_on` is ignored.
         """
         monitor = self._monitor
         if alert.source not in monitor.config.alert_on:
@@ -82,37 +65,31 @@ class AlertDelivery:
         alert, earlier, is_new = self._episodes.take(alert)
         if is_new:
             self.report(alert, joins=not needs_call(alert, earlier))
-        if self.rank_sync is not None and shared:
-            self.rank_sync.note_alert(alert)
+        if self.rank_sync is not None and (shared or own):
+            self.rank_sync.note_alert(alert, own=own)
         for action in tuple(self.actions):
-            if _calls_for(action, alert, earlier) and self._may_act(action, shared):
-                self._run_action(action, partial(action, alert, monitor))
+            if _calls_for(action, alert, earlier) and self._may_act(action, shared and not own):
+                self._run(action, action, alert, monitor)
 
     def report(self, alert: Alert, *, joins: bool = False) -> None:
-        """Keep an alert; write it to the log and to `logging`.
-
-        `joins`: it adds a source or a rank to an episode that was reported before.
-        """
+        """Keep an alert; write it to the log and, quietly if it `joins` others, to `logging`."""
         self.alerts.append(alert)
         del self.alerts[:-ALERTS_KEPT]
-        rank_0_reports = (
-            self._monitor.rank > 0 and self.rank_sync is not None and self.rank_sync.alive
-        )
+        sync = self.rank_sync
+        rank_0_reports = self._monitor.rank > 0 and sync is not None and sync.alive
         key = alert.source, alert.rank
         again = alert.step <= self._told.get(key, 0)  # the training went back, and it came again
         quiet = joins or rank_0_reports or again
         logger.log(logging.INFO if quiet else logging.WARNING, "%s", alert)
-        if again:
-            self._again[alert.source] += 1
-        elif not quiet:
+        if not quiet:
             self._told[key] = alert.step
-        self._log.write(encode_line({"event": "ALERT"} | alert.as_entry()), now=True)
+        self._monitor.log_event("ALERT", **alert.as_entry())
 
-    def close(self) -> None:
-        """Say how often alarms came again at steps that an action repeated."""
-        if self._again:
-            counts = ", ".join(f"{number} of {source}" for source, number in self._again.items())
-            logger.warning("rmetric: alarms that came again at repeated steps: %s", counts)
+    def report_exchange(self, problem: str) -> None:
+        """Report once that the ranks are not in touch; an empty problem is none."""
+        if problem and problem not in self._problems:
+            self._problems.add(problem)
+            self.report(self.new_alert(self._monitor.step, "exchange", problem))
 
     def lasts(self, source: str, step: int) -> None:
         self._episodes.lasts(source, step)
@@ -121,21 +98,14 @@ class AlertDelivery:
         """End the episodes whose sources were quiet for long enough by this step."""
         for episode in self._episodes.end(step):
             sources = ", ".join(episode.sources)
-            logger.info(
-                "step %d: the alarm since step %d is over: nothing of %s after step %d",
-                step, episode.since, sources, episode.last,
-            )  # fmt: skip
-            entry = {
-                "event": "ALERT_ENDED",
-                "step": step,
-                "since": episode.since,
-                "last_step": episode.last,
-                "sources": list(episode.sources),
-            }
-            self._log.write(encode_line(entry), now=True)
+            since, last = episode.since, episode.last
+            words = "step %d: the alarm since step %d is over: nothing of %s after step %d"
+            logger.info(words, step, since, sources, last)
+            entry = {"since": since, "last_step": last, "sources": list(episode.sources)}
+            self._monitor.log_event("ALERT_ENDED", step=step, **entry)
             for action in tuple(self.actions):
                 if any(action.handles(alert) for alert in episode.alerts):
-                    self._run_action(action, partial(action.ended, episode, self._monitor))
+                    self._run(action, action.ended, episode, self._monitor)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -150,21 +120,16 @@ class AlertDelivery:
         self._joint_episodes.load_state_dict(state["joint"])
 
     def action_states(self) -> dict[str, dict[str, Any]]:
-        """State of each action that has one, by its class."""
+        """State of each action, by its class."""
         states: dict[str, dict[str, Any]] = {}
-
-        def keep(action: Action) -> None:
-            if state := action.state_dict():
-                states[type(action).__name__] = dict(state)
-
-        self.each(keep)
+        self.each(lambda action: states.update({type(action).__name__: {**action.state_dict()}}))
         return states
 
     def load_action_states(self, states: Mapping[str, Mapping[str, Any]]) -> None:
-        """Restore what `action_states` gave; an action that it lacks goes on as it is."""
+        """Restore what `action_states` gave; an action without a state goes on as it is."""
 
         def load(action: Action) -> None:
-            if (state := states.get(type(action).__name__)) is not None:
+            if state := states.get(type(action).__name__):
                 action.load_state_dict(state)
 
         self.each(load)
@@ -180,13 +145,13 @@ class AlertDelivery:
             for action in tuple(self.actions):
                 delayed = action.on_all_ranks and not action.needs_verdict_now
                 if delayed and _calls_for(action, due, earlier):
-                    self._run_action(action, partial(action, alert, self._monitor))
+                    self._run(action, action, alert, self._monitor)
 
     def pass_decision(self, by: Action, entry: Mapping[str, Any]) -> None:
         """Call `Action.decided` of every action but the one that decided."""
         for action in tuple(self.actions):
             if action is not by and action.handles_decisions:
-                self._run_action(action, partial(action.decided, entry, self._monitor))
+                self._run(action, action.decided, entry, self._monitor)
 
     @property
     def _monitor(self) -> Monitor:
@@ -205,23 +170,20 @@ class AlertDelivery:
     def each(self, call: Callable[[Action], None]) -> None:
         """Call a function with each action; one that raises is switched off."""
         for action in tuple(self.actions):
-            self._run_action(action, partial(call, action))
+            self._run(action, call, action)
 
-    def _run_action(self, action: Action, call: Callable[[], None]) -> None:
+    def _run(self, action: Action, call: Callable[..., None], *args: Any) -> None:
         try:
-            call()
+            call(*args)
         except Exception as error:
             self.actions.remove(action)
             logger.error("rmetric: %s failed and is switched off: %s", action, error)
             if action.on_all_ranks:
-                self._leave_ranks()
-
-    def _leave_ranks(self) -> None:
-        """End what the ranks do together: an action on all of them is missing on this one."""
-        if self.whole_norm is not None:
-            self.whole_norm.leave()
-        if self.rank_sync is not None:
-            self.rank_sync.leave(DISABLED)
+                # What the ranks do together ends: this action is missing on this one.
+                if self.whole_norm is not None:
+                    self.whole_norm.leave()
+                if self.rank_sync is not None:
+                    self.rank_sync.leave(DISABLED)
 
 
 def _calls_for(action: Action, alert: Alert, earlier: Iterable[Alert]) -> bool:

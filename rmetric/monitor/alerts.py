@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 
@@ -13,8 +14,7 @@ class Alert:
 
     Attributes:
         step: that it is about.
-        source: ``non_finite``, ``gradient_explosion``, ``learning_rate``, ``no_update``,
-            ``stall``, ``slow_rank``, ``slow_drift`` or the name of the detector.
+        source: one of `MonitorConfig.alert_on`.
         reason: what was measured, what is usual, and one suggested action.
         rank: the process that saw it, from 0; of a ``slow_rank``, and of a ``stall`` where
             one rank is at fault, that rank.
@@ -41,27 +41,22 @@ class Alert:
 
 
 class Verdict:
-    """Verdict on a step between backward and optimizer.step().
+    """Verdict on a step between backward and optimizer.step(): true where it may be taken.
 
-    True where the step may be taken. The answer is found when it is first asked
-    for: on an accelerator that reads one number from the device, and a loop
-    that never asks never waits.
+    The answer is found when it is first asked for: on an accelerator that reads one number from the
+    device, and a loop that never asks never waits.
 
     >>> bool(Verdict(tuple))
     True
     """
 
     def __init__(self, find: Callable[[], tuple[Alert, ...]]) -> None:
-        self._find: Callable[[], tuple[Alert, ...]] | None = find
-        self._alerts: tuple[Alert, ...] = ()
+        self._find = find
 
-    @property
+    @cached_property
     def alerts(self) -> tuple[Alert, ...]:
         """Why not; empty where the step may be taken."""
-        if self._find is not None:
-            find, self._find = self._find, None
-            self._alerts = find()
-        return self._alerts
+        return self._find()
 
     @property
     def ok(self) -> bool:
@@ -73,8 +68,7 @@ class Verdict:
 
 #: Steps without the condition that end an episode.
 GAP = 20
-#: Alerts kept of one episode, beside the first of each source: a bound for large jobs in which
-#: every rank raises one.
+#: Alerts kept of one episode, beside the first of each source: in large jobs each rank raises one.
 MOST_ALERTS = 32
 #: Sources that judge whether the training diverges: they share an episode. Every other source
 #: has its own, so that one which alarms often does not hide these.
@@ -96,15 +90,13 @@ class Episode:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Sources of its alerts, without repetition."""
         return tuple(dict.fromkeys(alert.source for alert in self.alerts))
 
 
 class Episodes:
     """Assigns alerts to episodes; `open` has the open one of each group of sources.
 
-    The first alert opens an episode. Further ones belong to it until its sources have been quiet
-    for more than `gap` steps, at least 1.
+    An episode ends when its sources have been quiet for more than `gap` steps, at least 1.
 
     >>> episodes = Episodes(gap=5)
     >>> for step in (713, 714, 718):
@@ -123,12 +115,9 @@ class Episodes:
         self.open: dict[str, Episode] = {}
 
     def take(self, alert: Alert) -> tuple[Alert, tuple[Alert, ...], bool]:
-        """Assign an alert to its episode.
+        """The alert with the onset of its episode, the earlier alerts, is it new there.
 
-        Returns:
-            The alert with the onset of its episode; the earlier alerts of the episode; True if
-            it is the first of its source and rank there. A resumed training repeats the step
-            of its checkpoint: the alert of that step is then a first one again.
+        A resumed training repeats the step of its checkpoint, whose alert is then new again.
         """
         group = _group(alert.source)
         episode = self.open.get(group)
@@ -136,12 +125,8 @@ class Episodes:
             episode = Episode(since=alert.since, last=alert.step)
         alert = replace(alert, since=episode.since)
         earlier = episode.alerts
-        same = [
-            before
-            for before in earlier
-            if (before.source, before.rank) == (alert.source, alert.rank)
-        ]
-        is_new = all(before.step == alert.step for before in same)
+        key = alert.source, alert.rank
+        is_new = all(b.step == alert.step for b in earlier if (b.source, b.rank) == key)
         if is_new and alert not in earlier:
             # A source that joins is kept: its actions are called when the episode ends.
             is_new = len(earlier) < MOST_ALERTS or alert.source not in episode.sources
@@ -151,7 +136,7 @@ class Episodes:
         return alert, earlier, is_new
 
     def onset(self, source: str, step: int) -> int | None:
-        """Onset of the episode that an alert of this source and step belongs to, if it is open."""
+        """Onset of the open episode that an alert of this source and step belongs to."""
         episode = self.open.get(_group(source))
         return episode.since if episode and step - episode.last <= self.gap else None
 
@@ -168,7 +153,7 @@ class Episodes:
         return [self.open.pop(group) for group in over]
 
     def state_dict(self) -> list[dict[str, Any]]:
-        return [asdict(episode) | {"alerts": _entries(episode)} for episode in self.open.values()]
+        return [asdict(episode) for episode in self.open.values()]
 
     def load_state_dict(self, state: Iterable[Mapping[str, Any]]) -> None:
         self.open = {}
@@ -187,7 +172,3 @@ def needs_call(alert: Alert, earlier: Iterable[Alert], severe: Collection[str] =
 
 def _group(source: str) -> str:
     return "divergence" if source in DIVERGENCE else source
-
-
-def _entries(episode: Episode) -> list[dict[str, Any]]:
-    return [alert.as_entry() for alert in episode.alerts]

@@ -38,47 +38,46 @@ _BETWEEN = {
 class MonitorConfig:
     """Settings of a `Monitor`: cadence of each measurement, and sources of alerts.
 
-    A cadence is in steps: 1 is every step, 0 never.
+    A cadence (``..._every``) is in steps: 1 is every step, 0 never.
 
     Attributes:
         metric: settings of the R-Metric; the paper's case study by default.
-        detectors: names of the registry that run beside it; their alarms stand
-            in the log. By default the calibrated detector.
+        detectors: names of the registry that run beside it; their alarms stand in the log. By
+            default the calibrated detector.
         alert_on: sources that are warned of and reach the actions: the rules ``non_finite`` and
             ``gradient_explosion``, ``learning_rate`` (it leaves its plan), ``no_update`` (steps
             change nothing), ``policy`` (`PolicyCollapse`, where rewards are logged), ``memory``
             (`MemorySlope`: it rises steadily), ``stall``, ``slow_rank``, ``slow_drift``,
             ``r_metric``, and any of `detectors`. The default leaves out ``slow_drift`` and
             ``r_metric``, which as published alarms in healthy runs too.
-        thresholds: file for the calibrated detector, as ``rmetric calibrate`` makes
-            it; None for the shipped ones.
-        explosion_factor: a gradient norm above this multiple of its running
-            median is an explosion; above 1.
-        explosion_window: norms that the median is taken over; half as many
-            must be past before the rule is applied.
-        overflows: with a gradient scaler, which looks for its scale by
-            overflowing, this many non-finite gradients in a row are an alert.
+        thresholds: file for the calibrated detector, as ``rmetric calibrate`` makes it; None for
+            the shipped ones.
+        explosion_factor: a gradient norm above this multiple of its running median is an explosion;
+            above 1.
+        explosion_window: norms that the median is taken over; half as many must be past before the
+            rule is applied.
+        overflows: with a gradient scaler, which looks for its scale by overflowing, this many
+            non-finite gradients in a row are an alert.
         update_every: update norm and parameter norm, from a sample of weights.
         sampled_weights: size of that sample; exact in models that are smaller.
-        workers_every: each worker's own gradient: norms, cosines and non-finite
-            tensors, where there are workers or micro-batches.
+        workers_every: each worker's own gradient: norms, cosines and non-finite tensors, where
+            there are workers or micro-batches.
         layers_every: gradient norm of each layer.
         forward_every: activation headroom, attention logits, router load.
         probe_every: loss on the fixed batch, where one is given.
         memory_every: host and device memory in use.
         step_times: measure the time of each step and its parts; False for none.
-        stall_seconds: a step that takes this much longer than usual, and a multiple
-            of the usual time, is a stall; above 0.
-        slow_rank_factor: a rank whose own time is persistently above this multiple of
-            the other ranks' median is slow; above 1.
-        slow_drift: share of the best sustained throughput whose loss is a slow drift;
-            between 0 and 1.
-        exchange: with several ranks, their monitors exchange messages; False
-            where the processes train by themselves.
-        join_seconds: how long the other ranks' monitors are waited for, in the
-            background; above 0.
-        patience: seconds that a check may wait for a message of the other ranks
-            which is late; at least 0.
+        stall_seconds: a step that takes this much longer than usual, and a multiple of the usual
+            time, is a stall; above 0.
+        slow_rank_factor: a rank whose own time is persistently above this multiple of the other
+            ranks' median is slow; above 1.
+        slow_drift: share of the best sustained throughput whose loss is a slow drift; between 0
+            and 1.
+        exchange: with several ranks, their monitors exchange messages; False where the processes
+            train by themselves.
+        join_seconds: how long the other ranks' monitors are waited for, in the background; above 0.
+        patience: seconds that a check may wait for a message of the other ranks which is late; at
+            least 0.
     """
 
     metric: RMetricConfig = field(default_factory=RMetricConfig.case_study)

@@ -6,13 +6,11 @@ at; the rest of the training runs as if this were not here.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from itertools import chain
 from math import inf, log2
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +18,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from rmetric.audits.training import OwnHook
-
-logger = logging.getLogger("rmetric")
 
 LOGITS_AT_ONCE = 2**25  # 128 MiB
 
@@ -36,7 +32,7 @@ class ForwardProbes:
 
     Not measured: logits in a fused attention kernel that torch does not know (flash-attn), in
     nn.MultiheadAttention and once torch.compile has compiled something, and everything in a
-    compiled model. The first error is reported and ends the measurements.
+    compiled model. A measurement that fails is reported and made no more.
 
     >>> model = nn.Linear(4, 2)
     >>> probes = ForwardProbes(model)
@@ -50,12 +46,17 @@ class ForwardProbes:
         self._model = model
         self._armed: list[Any] = []  # hooks around the model's own forward passes
         self._entered: nn.Module | None = None
-        self._failed, self._attention = False, True
+        self._attention = True
         self._measuring = ExitStack()  # hooks and interception of the pass under way
-        self._linear = [
-            m for m in model.modules() if isinstance(m, nn.Linear) or type(m).__name__ == "Conv1D"
-        ]
         self._routers = _routers(model)
+        activations, load, self._intercept = (
+            OwnHook(torch.no_grad()(measure))
+            for measure in (self._measure_activations, self._measure_load, self._measure_attention)
+        )
+        linear = (
+            m for m in model.modules() if isinstance(m, nn.Linear) or type(m).__name__ == "Conv1D"
+        )
+        self._hooks = [*((m, activations) for m in linear), *((r, load) for r in self._routers)]
         self._forget()
 
     @contextmanager
@@ -94,9 +95,8 @@ class ForwardProbes:
         self._measuring.close()  # of a pass that an interrupt has ended, which calls no hook
 
     def _enter(self, module: nn.Module, *_: Any) -> None:
-        if self._failed or not (module.training and torch.is_grad_enabled()):
-            return
-        if self._entered is None:  # a pass inside a pass is one pass
+        # A pass inside a pass is one pass.
+        if self._entered is None and module.training and torch.is_grad_enabled():
             self._entered = module
             self._start(module)
 
@@ -112,31 +112,14 @@ class ForwardProbes:
 
     def _start(self, part: nn.Module) -> None:
         inside = set(part.modules())
-        activations = self._quietly(self._measure_activations)
-        hooks = [(module, activations) for module in self._linear]
-        hooks += [(r, self._quietly(partial(self._measure_load, n))) for r, n in self._routers]
-        for module, hook in hooks:
+        for module, hook in self._hooks:
             if module in inside:
                 handle = module.register_forward_hook(hook)
                 self._measuring.callback(handle.remove)
         if self._attention:
-            self._measuring.enter_context(_AttentionMode(self._quietly(self._measure_attention)))
+            self._measuring.enter_context(_AttentionMode(self._intercept))
 
-    def _quietly(self, measure: Callable[..., None]) -> Callable[..., None]:
-        """An exception in `measure` must not reach the model's forward pass."""
-
-        @torch.no_grad()
-        def quiet(*args: Any, **kwargs: Any) -> None:
-            try:
-                measure(*args, **kwargs)
-            except Exception as error:
-                if not self._failed:
-                    logger.error("rmetric: the forward probes step aside: %s", error)
-                self._failed = True
-
-        return quiet
-
-    def _measure_attention(self, func: Any, *args: Any, **kwargs: Any) -> None:
+    def _measure_attention(self, func: Any, args: Any, kwargs: Any) -> None:
         if func is F.scaled_dot_product_attention:
             self._logits.append(_largest_logit(*args, **kwargs))
         elif func is F.softmax and args and args[0].ndim == 4:
@@ -150,8 +133,9 @@ class ForwardProbes:
                 known = self._largest.get(value.dtype, largest)
                 self._largest[value.dtype] = torch.maximum(known, largest)
 
-    def _measure_load(self, experts: int, module: nn.Module, inputs: Any, output: Any) -> None:
+    def _measure_load(self, module: nn.Module, inputs: Any, output: Any) -> None:
         """Largest share of an expert times their number, from the indices a router returns."""
+        experts = self._routers[module]
         for value in output if isinstance(output, (tuple, list)) else ():
             if isinstance(value, Tensor) and value.dtype in (torch.int64, torch.int32):
                 counts = torch.bincount(value.flatten(), minlength=experts).float()
@@ -159,51 +143,28 @@ class ForwardProbes:
                 return
 
     @torch.no_grad()
-    def take(self) -> ForwardValues:
-        """The measurements, still on the device."""
-        return ForwardValues(
-            dict(self._largest),
-            torch.stack(self._logits).max() if self._logits else None,
-            torch.stack(self._loads).max() if self._loads else None,
-        )
+    def take(self) -> dict[str, Tensor]:
+        """The measurements by name, still on the device; `forward_fields` decodes them."""
+        found = {str(dtype): largest for dtype, largest in self._largest.items()}
+        if self._logits:
+            found["attention_logit_max"] = torch.stack(self._logits).max()
+        if self._loads:
+            found["router_load"] = torch.stack(self._loads).max()
+        return found
 
     def read(self) -> dict[str, float]:
         """The measurements on the host; a key is absent if the model has no such part."""
-        values = self.take()
-        return values.read({name: [float(value)] for name, value in values.named().items()})
+        return forward_fields({name: float(value) for name, value in self.take().items()})
 
 
-class ForwardValues(NamedTuple):
-    """Activations by type, attention logits and router loads of forward passes, on the device."""
-
-    largest: dict[torch.dtype, Tensor]
-    logit: Tensor | None
-    load: Tensor | None
-
-    def named(self) -> dict[str, Tensor]:
-        """The scalars by their names, for a transfer."""
-        largest = {str(dtype): value for dtype, value in self.largest.items()}
-        others = {"attention_logit_max": self.logit, "router_load": self.load}
-        return largest | {name: value for name, value in others.items() if value is not None}
-
-    def read(self, host: Mapping[str, list[float]]) -> dict[str, float]:
-        """Fields of the record, from the values on the host; those not measured are absent."""
-        seen = {}
-        if self.largest:
-            headrooms = [_headroom(host[str(dtype)][0], dtype) for dtype in self.largest]
-            seen["activation_headroom"] = min(headrooms)
-        if self.logit is not None:
-            seen["attention_logit_max"] = host["attention_logit_max"][0]
-        if self.load is not None:
-            seen["router_load"] = host["router_load"][0]
-        return seen
-
-
-def _blind() -> ForwardProbes:
-    """What the hooks of a model are of that was pickled while an earlier version measured it."""
-    probes = ForwardProbes(nn.Identity())
-    probes._failed = True
-    return probes
+def forward_fields(values: Mapping[str, float]) -> dict[str, float]:
+    """Fields of the record, from the values of `ForwardProbes.take` on the host."""
+    fields = {n: values[n] for n in ("attention_logit_max", "router_load") if n in values}
+    prefix, types = "torch.", [name for name in values if name.startswith("torch.")]
+    if types:
+        headrooms = [_headroom(values[n], getattr(torch, n.removeprefix(prefix))) for n in types]
+        fields["activation_headroom"] = min(headrooms)
+    return fields
 
 
 def entrances(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
@@ -232,19 +193,21 @@ def _compiled_in_place(module: nn.Module) -> bool:
     return getattr(module, "_compiled_call_impl", None) is not None
 
 
-def _routers(model: nn.Module) -> list[tuple[nn.Module, int]]:
-    found = []
+def _routers(model: nn.Module) -> dict[nn.Module, int]:
+    """The routers of a model and the number of experts of each."""
+    found = {}
     for name, module in model.named_modules():
         if name.rpartition(".")[2] in ("gate", "router"):
             experts = getattr(module, "num_experts", None)
             if experts is None and isinstance(module, nn.Linear):
                 experts = module.out_features
             if isinstance(experts, int) and experts > 1:
-                found.append((module, experts))
+                found[module] = experts
     return found
 
 
 def _headroom(largest: float, dtype: torch.dtype) -> float:
+    """Powers of two up to the largest number of a type."""
     if largest == 0.0:
         return inf
     if not largest < inf:
@@ -259,16 +222,10 @@ class _AttentionMode(TorchFunctionMode):
         super().__init__()
         self._measure = measure
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention or func is F.softmax:
-            self._measure(func, *args, **kwargs)
+            self._measure(func, args, kwargs)
         return func(*args, **kwargs)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from math import sqrt
 from typing import Any
 
 import torch
@@ -22,7 +23,11 @@ except ImportError:  # before torch 2.9 a module's reduce-scatter cannot be repl
 
 from rmetric.monitor.gradients import gradients_of, tensor_norms
 from rmetric.monitor.pending import Pending
+from rmetric.monitor.rank_sync import Exchange
 from rmetric.monitor.workers import SAMPLED, GradientListener, WorkerStatistics, of_one_worker
+
+#: A rank is waited for that long at a check; its training waits for it too, in the next forward.
+NORM_SECONDS = 60.0
 
 
 class Shards:
@@ -36,25 +41,18 @@ class Shards:
         self._parameters = list(parameters)
         self._shares = [share_of_whole(p) for p in self._parameters]
         self._one_share = self._shares[0] if len(set(self._shares)) == 1 else None
-        self._copied: tuple[tuple[float, ...], Tensor] | None = None
 
     def measure(self, pending: Pending, norm: Tensor | float | None) -> None:
         """The whole norm, where the loop knows it; else that of this rank's part."""
         pending.sharded, pending.moved_share = True, self._one_share
         pending.norm = known_to_all(norm)
         if pending.norm is None:
+            pairs = zip(self._parameters, self._shares, strict=True)
+            roots = [share**0.5 for p, share in pairs if p.grad is not None]
             norms = tensor_norms(gradients_of(self._parameters))
-            pending.shard_norm = torch.linalg.vector_norm(norms * self._roots(norms.device))
-
-    def _roots(self, device: torch.device) -> Tensor | float:
-        """Roots of the shares of the parameters with a gradient; copied to the device once."""
-        if self._one_share is not None:
-            return float(self._one_share**0.5)
-        pairs = zip(self._parameters, self._shares, strict=True)
-        roots = tuple(share**0.5 for p, share in pairs if p.grad is not None)
-        if self._copied is None or self._copied[0] != roots:
-            self._copied = roots, torch.tensor(roots, device=device)
-        return self._copied[1]
+            if roots:  # multiplied one by one: to copy them would wait for the device
+                norms = torch.stack(torch._foreach_mul([*norms.unbind()], roots))
+            pending.shard_norm = torch.linalg.vector_norm(norms)
 
     def clip(self, max_norm: float, pending: Pending | None) -> Tensor:
         """torch.nn.utils.clip_grad_norm_, which is a collective; the step then knows its norm."""
@@ -86,6 +84,52 @@ def share_of_whole(parameter: nn.Parameter) -> float:
     return 1.0 / copies
 
 
+class WholeNorm:
+    """Gradient norm of a sharded model before the optimiser's step: sums the ranks' squares.
+
+    All ranks get the same sum by messages of this object's own, so they judge the step alike. A
+    rank that leaves sends a last message, so that no other waits for it. Its weakness: a rank that
+    is late by more than `NORM_SECONDS` takes a step that the others may leave out; that is
+    reported.
+    """
+
+    def __init__(self, name: str, join_seconds: float) -> None:
+        self._exchange = Exchange(
+            3, f"{name}/norm", join_seconds=join_seconds, patience=NORM_SECONDS
+        )
+        self._problem = ""  # the first one
+
+    @property
+    def problem(self) -> str:
+        """Why a norm is not known; empty where each was."""
+        rest = "no step is skipped without the gradient norm of all ranks"
+        return f"{self._problem}; {rest}" if self._problem else ""
+
+    def of_step(self, step: int, norm: float | None) -> float | None:
+        """The norm over all ranks from this rank's share of it; None where it cannot be known."""
+        exchange, late = self._exchange, "not all ranks are in touch"
+        rows = None
+        if exchange.active or exchange.wait_joined(exchange.join_seconds):
+            late = f"a rank was not at its check of step {step} within {NORM_SECONDS:g} s"
+            exchange.take()  # of a rank that was late at the step before
+            norm = norm or 0.0
+            rows = exchange.take() if exchange.post([step, 0.0, norm * norm]) else None
+        if rows is not None and rows[:, 1].any():
+            left = exchange.ranks[int(rows[:, 1].argmax())]
+            exchange.end(f"the monitor of rank {left} takes part no more")
+            rows = None
+        if rows is None:
+            self._problem = self._problem or exchange.problem or late
+            return None
+        if (rows[:, 0] != step).any():
+            return None
+        return sqrt(square) if (square := float(rows[:, 2].sum())) >= 0.0 else square
+
+    def leave(self) -> None:
+        self._exchange.post([0.0, 1.0, 0.0])
+        self._exchange.close()
+
+
 class OwnShardedGradient(GradientListener):
     """This rank's own gradient, before FSDP2 reduces it; statistics of shape (1,).
 
@@ -101,20 +145,17 @@ class OwnShardedGradient(GradientListener):
         self._modules = [m for m in model.modules() if isinstance(m, FSDPModule)]
 
     def _measure_input(self, place: int, own: Tensor, shard: Tensor, group: Any) -> None:
-        self.measure(place, own, own.view(-1, shard.numel())[group.rank()])
+        self._measure(place, own, own.view(-1, shard.numel())[group.rank()])
 
-    @torch.no_grad()
     def _keep_mean(self, place: int, shard: Tensor) -> None:
-        try:
-            if place in self._parts:
-                self._means[place] = self._sample(shard)
-        except Exception as error:
-            self._error = error
+        if place in self._parts:
+            self._means[place] = self._sample(shard)
 
     def _install(self) -> Iterable[Any]:
         for place, module in enumerate(self._modules):
             if reduce_scatter_of(module) is not None:
-                before, after = partial(self._measure_input, place), partial(self._keep_mean, place)
+                before = partial(self._quietly, self._measure_input, place)
+                after = partial(self._quietly, self._keep_mean, place)
                 yield OwnReduceScatter(module, before, after)
 
     def _statistics(self) -> WorkerStatistics | None:

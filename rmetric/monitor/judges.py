@@ -68,15 +68,16 @@ class RuleJudge:
             where = f" ({pending.where})" if pending.where else ""
             pending.broken_rules = [(rule, f"{reason}{where}") for rule, reason in broken]
             self._raise_broken(step, pending.broken_rules)
-            if rank_sync is not None and not pending.broken_rules:
-                self._judge_own_loss(step, loss)
+            # A non-finite loss with a finite gradient: no other rank can see it.
+            alone = rank_sync is not None and not broken and "non_finite" in self._alert_on
+            if alone and loss is not None and not isfinite(loss):
+                self._delivery.non_finite_step = step
+                alert = self._alert(step, "non_finite", f"loss is {loss:g}")
+                self._delivery.raise_alert(alert, own=True)
         if rank_sync is not None and not rank_sync.agreed(step):
             return ()
-        return tuple(
-            self._alert(step, rule, reason)
-            for rule, reason in pending.broken_rules
-            if rule in self._alert_on
-        )
+        broken = [each for each in pending.broken_rules if each[0] in self._alert_on]
+        return tuple(self._alert(step, rule, reason) for rule, reason in broken)
 
     def judge_whole_norm(self, record: Record) -> None:
         """Judge a gradient norm that is known only after the ranks' shards were added up."""
@@ -92,16 +93,6 @@ class RuleJudge:
         since = step - self.rules.overflows_before if rule == "non_finite" else step
         alert = self._delivery.new_alert(step, rule, reason, since)
         return replace(alert, reason=f"{reason}: {leave_out_or_roll_back(alert.since)}")
-
-    def _judge_own_loss(self, step: int, loss: float | None) -> None:
-        """A non-finite loss with a finite gradient: no other rank can see it."""
-        rank_sync = self._delivery.rank_sync
-        assert rank_sync is not None
-        if loss is not None and not isfinite(loss) and "non_finite" in self._alert_on:
-            alert = self._alert(step, "non_finite", f"loss is {loss:g}")
-            self._delivery.non_finite_step = step
-            rank_sync.note_alert(alert, own=True)
-            self._delivery.raise_alert(alert, shared=False)
 
 
 class UpdateJudge:
@@ -136,14 +127,13 @@ class UpdateJudge:
 
     def closing(self, rank: int) -> dict[str, str]:
         """What only the end of a training tells: event in the log -> words, as replay has them."""
-        unlearnt = ""
-        if self._policy.has_reward:
+        said = {"INPUT_BOUND": self._input_wait.words}
+        if rank == 0 and self._policy.has_reward:
             for found in self._policy.findings:
                 if found.kind == "learns_nothing":
-                    unlearnt = f"{found.title}; {found.levels}: {found.advice}"
-        elif (lost := self._learning.judge()) is not None:
-            unlearnt = f"{lost.text}; {lost.detail}: {LEARNING_ADVICE}"
-        said = {"INPUT_BOUND": self._input_wait.words, "LEARNS_NOTHING": "" if rank else unlearnt}
+                    said["LEARNS_NOTHING"] = f"{found.title}; {found.levels}: {found.advice}"
+        elif rank == 0 and (lost := self._learning.judge()) is not None:
+            said["LEARNS_NOTHING"] = f"{lost.text}; {lost.detail}: {LEARNING_ADVICE}"
         return {event: words for event, words in said.items() if words}
 
     def restart(self) -> None:
@@ -152,9 +142,7 @@ class UpdateJudge:
 
     def _raise(self, step: int, source: str, reason: str, since: int) -> None:
         alert = self._delivery.new_alert(step, source, reason, since)
-        if self._delivery.rank_sync is not None:
-            self._delivery.rank_sync.note_alert(alert, own=True)
-        self._delivery.raise_alert(alert, shared=False)
+        self._delivery.raise_alert(alert, own=True)
 
 
 class DetectorJudge:
@@ -165,59 +153,50 @@ class DetectorJudge:
         thresholds = None if path is None else read_thresholds(Path(path))
         self.metric = RMetric(config.metric)
         self.alarmed: set[str] = set()  # names, at the last record
-        self._detectors = {n: make_detector(n, thresholds=thresholds) for n in config.detectors}
+        self.detectors: dict[str, Any] = {
+            name: make_detector(name, thresholds=thresholds) for name in config.detectors
+        }
+        self.detectors["r_metric"] = self.metric
         self._alert_on, self._delivery = config.alert_on, delivery
 
     def update(self, record: Record) -> dict[str, bool]:
-        """Take the next record; return the alarm of each detector, without the R-Metric's."""
-        alarms = {name: d.update(record).alarm for name, d in self._detectors.items()}
-        self.metric.update(record)
-        return alarms
+        """Take the next record; return the alarm of each detector."""
+        return {name: bool(d.update(record).alarm) for name, d in self.detectors.items()}
 
-    def raise_new_alarms(self, step: int, detector_alarms: Mapping[str, bool]) -> None:
-        alarms = {"r_metric": self.metric.alarm} | dict(detector_alarms)
+    def raise_new_alarms(self, step: int, alarms: Mapping[str, bool]) -> None:
         alarmed = {name for name, alarm in alarms.items() if alarm}
         if self._delivery.already_reported(step) and self._only_non_finite():
             alarmed.discard("calibrated")  # the rule has raised it, before the step
         for name in alarms:
+            detector = self.detectors[name]
             if name in alarmed - self.alarmed:
-                detector = self._detectors.get(name, self.metric)
                 since = getattr(detector, "since", None)
                 alert = self._delivery.new_alert(step, name, detector.reason, since)
                 self._delivery.raise_alert(alert)
             elif name in alarmed:
                 self._delivery.lasts(name, step)
-            elif name in self.alarmed - alarmed and name in self._alert_on:
-                why = getattr(self._detectors.get(name), "ended", "")
+            elif name in self.alarmed and name in self._alert_on:
+                why = getattr(detector, "ended", "")
                 logger.info("step %d: the %s alarm is over%s", step, name, why and f": {why}")
         self.alarmed = alarmed
 
-    def detector(self, name: str) -> Any:
-        """The detector of that name, or the R-Metric; None if it does not run."""
-        return self.metric if name == "r_metric" else self._detectors.get(name)
-
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "metric": state_of(self.metric),
-            "detectors": {name: state_of(d) for name, d in self._detectors.items()},
-            "alarmed": sorted(self.alarmed),
-        }
+        states = {name: state_of(detector) for name, detector in self.detectors.items()}
+        return {"detectors": states, "alarmed": sorted(self.alarmed)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave; what it lacks or does not fit starts anew."""
-        restored = (
-            {"r_metric"} if restore_or_keep(self.metric, state["metric"], "r_metric") else set()
-        )
-        for name, detector in self._detectors.items():
-            if name in state["detectors"] and restore_or_keep(
-                detector, state["detectors"][name], name
-            ):
-                restored.add(name)
+        saved = state["detectors"]
+        restored = {
+            name
+            for name, detector in self.detectors.items()
+            if name in saved and restore_or_keep(detector, saved[name], name)
+        }
         self.alarmed = set(state["alarmed"]) & restored
 
     def _only_non_finite(self) -> bool:
         """True if non-finite values are the calibrated detector's own evidence already."""
-        evidence = getattr(self._detectors.get("calibrated"), "evidence", {})
+        evidence = getattr(self.detectors.get("calibrated"), "evidence", {})
         return bool(evidence.get("not_finite", 0.0) >= 1)
 
 
@@ -225,8 +204,7 @@ class StepTimeJudge:
     """Raises the alarms of `StepTimeRules` for each step once its times are known.
 
     With the messages of all ranks, every rank judges the same numbers and so raises the same
-    alarms; without them, a rank judges its own times.
-    `ranks` take part in the exchange of messages; empty without one.
+    alarms; without them, a rank judges its own times. `ranks` take part in the exchange.
     """
 
     def __init__(
@@ -261,6 +239,5 @@ class StepTimeJudge:
 
     def load_state_dict(self, state: Any) -> None:
         """Restore what `state_dict` gave; the first steps of the new process are not judged."""
-        if state is not None:
-            restore_or_keep(self.rules, state, "the step times")
+        restore_or_keep(self.rules, state, "the step times")
         self.rules.settle()

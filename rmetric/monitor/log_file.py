@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -69,8 +70,7 @@ class MonitorLog:
         """Move the lines of later steps to `ABANDONED`; those of `KEPT` events stay."""
         if self._begun and not self._reported:
             self._hand_over()
-            if not self._background.submit(lambda: self._cut(step)):
-                self.problem = self.problem or "the disk does not keep up; lines were dropped"
+            self._submit(lambda: self._cut(step))
 
     def flush(self, seconds: float) -> None:
         """Write all lines so far; wait for the background thread `seconds` at most."""
@@ -82,10 +82,8 @@ class MonitorLog:
             if self._hangs:
                 logger.warning(
                     "rmetric: the disk of %s does not answer within %g s; no checkpoint waits for "
-                    "the log any more",
-                    self._path,
-                    seconds,
-                )
+                    "the log any more", self._path, seconds,
+                )  # fmt: skip
 
     def close(self) -> None:
         if self._begun:
@@ -94,31 +92,34 @@ class MonitorLog:
 
     def validation_loss(self, step: int) -> float | None:
         """The logged validation loss of a step, maybe logged after its checkpoint; or None."""
-        try:
-            metrics = self._newest_first("METRICS")
-            found = next((entry for entry in metrics if entry.get("step") == step), None)
-            return None if found is None else record_from_json(found).validation_loss
-        except (OSError, ValueError, KeyError):
-            return None
+        metrics = self._newest_first("METRICS")
+        found = next((entry for entry in metrics if entry.get("step") == step), {})
+        with suppress(ValueError, KeyError):
+            return record_from_json(found).validation_loss
+        return None
 
     def entries(self, event: str) -> list[dict[str, Any]]:
         """The entries of an event in an older log, in their order; none where it is not a log."""
-        try:
-            return [*self._newest_first(event)][::-1]
-        except (OSError, ValueError, KeyError):
-            return []
+        return [*self._newest_first(event)][::-1]
 
     def _newest_first(self, event: str) -> Iterator[dict[str, Any]]:
         if self._path is None or not self._path.is_file():
             return
-        lines = reversed(self._path.read_bytes().splitlines(keepends=True))
-        named = (n for n in lines if event.encode() in n and n.endswith(b"\n"))
-        yield from (entry for entry in map(parse_line, named) if entry["event"] == event)
+        with suppress(OSError, ValueError, KeyError):
+            for line in reversed(self._path.read_bytes().splitlines(keepends=True)):
+                if event.encode() in line and line.endswith(b"\n"):
+                    entry = parse_line(line)
+                    if entry["event"] == event:
+                        yield entry
 
     def _hand_over(self) -> None:
         self._flushed = time.monotonic()
         lines, self._lines = b"".join(self._lines), []
-        if lines and not self._background.submit(lambda: self._append(lines)):
+        if lines:
+            self._submit(lambda: self._append(lines))
+
+    def _submit(self, write: Callable[[], None]) -> None:
+        if not self._background.submit(write):
             self.problem = self.problem or "the disk does not keep up; lines were dropped"
 
     # -- on the background thread

@@ -1,13 +1,4 @@
-"""Training monitor: computes the R-Metric and further signals at every step.
-
-monitor = Monitor(model, optimizer, log="run.jsonl")
-...
-    loss.backward()
-    monitor.check_before_step(loss)
-    optimizer.step()
-...
-monitor.close()
-"""
+"""Training monitor: computes the R-Metric and further signals at every step."""
 
 from __future__ import annotations
 
@@ -18,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -34,11 +25,10 @@ from rmetric.monitor.actions.action import Action, is_distributed, rank
 from rmetric.monitor.alert_delivery import AlertDelivery
 from rmetric.monitor.alerts import Alert, Verdict
 from rmetric.monitor.config import MonitorConfig
-from rmetric.monitor.exchange import Exchange, WholeNorm
 from rmetric.monitor.judges import DetectorJudge, RuleJudge, StepTimeJudge, UpdateJudge
 from rmetric.monitor.log_file import MonitorLog, path_of_rank
 from rmetric.monitor.optimizer_steps import OptimizerSteps, is_scaling, scaler_of
-from rmetric.monitor.pending import Pending, to_host
+from rmetric.monitor.pending import AUDIT, Pending, to_host
 from rmetric.monitor.protocol import (
     ArgumentError,
     Protocol,
@@ -52,14 +42,17 @@ from rmetric.monitor.rank_sync import (
     DISABLED,
     RUNNING,
     WIDTH,
+    Exchange,
     RankSync,
     complete_from_ranks,
 )
-from rmetric.monitor.rules import ClippedNorm
 from rmetric.monitor.stalls import StepTimes
 from rmetric.monitor.step_recorder import Hardware, StepRecorder, unwrapped
 from rmetric.monitor.step_time import StepTimer
 from rmetric.records import HardwareEvent, Record
+
+if TYPE_CHECKING:
+    from rmetric.monitor.fsdp import WholeNorm
 
 logger = logging.getLogger("rmetric")
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -80,38 +73,30 @@ def fail_safe(otherwise: Any = None) -> Callable[[Method], Method]:
     def wrap(method: Method) -> Method:
         @wraps(method)
         def guarded(self: Monitor, *args: Any, **kwargs: Any) -> Any:
-            if not self.is_open:
-                if self.usable and method.__name__ in _OF_A_LOOP:
-                    self.protocol.tell("closed", call=method.__name__)
-                return otherwise() if callable(otherwise) else otherwise
-            began = time.perf_counter()
-            self._depth += 1
-            try:
-                return method(self, *args, **kwargs)
-            except ArgumentError:
-                raise
-            except Exception as error:
-                self.disable(method.__name__, error)
-                return otherwise() if callable(otherwise) else otherwise
-            finally:
-                self._depth -= 1
-                if self._depth == 0:
-                    self.seconds += time.perf_counter() - began
+            if self.is_open:
+                began = time.perf_counter()
+                self._depth += 1
+                try:
+                    return method(self, *args, **kwargs)
+                except ArgumentError:
+                    raise
+                except Exception as error:
+                    self.disable(method.__name__, error)
+                finally:
+                    self._depth -= 1
+                    if self._depth == 0:
+                        self.seconds += time.perf_counter() - began
+            elif self.usable and method.__name__ in _OF_A_LOOP:
+                self.protocol.tell("closed", call=method.__name__)
+            return otherwise() if callable(otherwise) else otherwise
 
         return guarded  # type: ignore[return-value]
 
     return wrap
 
 
-def _close_at_exit(monitor: Monitor) -> None:
-    """Write the last lines of a script that raises or does not call `close`."""
-    _OPEN.add(monitor)
-    # Registered again: functions registered before a monitor began run after it.
-    atexit.unregister(_close_all)
-    atexit.register(_close_all)
-
-
 def _close_all() -> None:
+    """Write the last lines of a script that raises or does not call `close`."""
     for monitor in tuple(_OPEN):
         monitor.close()
 
@@ -119,30 +104,29 @@ def _close_all() -> None:
 class Monitor:
     """Monitors one training run: measures each step, logs it and raises alerts.
 
-    Call `check_before_step(loss)` once a step, after backward (and after
-    `scaler.unscale_`), before the optimiser's step. What it measures stays on
-    the device and is read when the next step is checked, so an accelerator is
-    not made to wait; then the record is completed, the metric and the detectors
-    take it, and it goes to the log. By default it logs and nothing else.
+    Call `check_before_step(loss)` once a step, after backward (and after `scaler.unscale_`), before
+    the optimiser's step. What it measures stays on the device and is read when the next step is
+    checked, so an accelerator is not made to wait; then the record is completed, the metric and the
+    detectors take it, and it goes to the log. By default it logs and nothing else.
 
-    It never ends, slows or changes a training unless an action that was passed
-    in does: the weights come out bit for bit the same. An exception inside is
-    reported once through `logging`; it disables the monitor, and training continues.
+    It never ends, slows or changes a training unless an action that was passed in does: the weights
+    come out bit for bit the same. An exception inside is reported once through `logging`; it
+    disables the monitor, and training continues.
 
     Args:
         model: as trained, before or after DistributedDataParallel or compile.
         optimizer: its learning rate and update norms are watched; None for neither.
-        log: JSONL file, the same form as the simulator's; None for none. With
-            several ranks the first one writes; each where ``{rank}`` is in the name.
+        log: JSONL file, the same form as the simulator's; None for none. With several ranks the
+            first one writes; each where ``{rank}`` is in the name.
         run_id: names the run in the log.
         config: see `MonitorConfig`.
         actions: called on an alert; a plain function is called with it.
         scaler: the GradScaler of a half-precision training, if there is one. One that is not
             passed in is found when it first calls the optimiser's step.
         hardware: where hardware events come from; None where none are logged.
-        probe: returns the loss on a small fixed batch; called without gradients,
-            the model in evaluation mode; of several ranks each calls it for itself, so
-            it must go to the bare model (``model.module``).
+        probe: returns the loss on a small fixed batch; called without gradients, the model in
+            evaluation mode; of several ranks each calls it for itself, so it must go to the bare
+            model (``model.module``).
         about: further keys for the log's description of the run.
         audits: look for silent errors (`rmetric.audits`); True for all, names of some, or names
             with a minus (``"-resume"``) of those that are left out.
@@ -158,12 +142,11 @@ class Monitor:
         metric: the R-Metric, as of `last`.
         last: the last completed record; None before the first.
         alerts: the last 100, of each episode the first of each source and rank.
-        rank: of this process, from 0.
         log_path: of this rank's log; None for none.
         should_stop: an action asks the training loop to end.
         usable, problem: False and why, once an internal error has disabled the monitor.
         seconds: time spent in here.
-        model, optimizer, scaler, background: for actions.
+        model, optimizer, scaler, background, updates: for actions.
         protocol: slips of the loop that were told.
         schedulers: of the learning rate, as far as a trainer's callback or an action knows them.
         ema: averages of the weights, for the audit of a resume: a module (AveragedModel), an object
@@ -171,7 +154,6 @@ class Monitor:
             checkpoint makes a new one.
         training: what the audits see; a trainer's callback tells its epoch and loader.
         findings: of the audits so far.
-        updates: judge of learning rates and of steps that change nothing; for actions.
     """
 
     def __init__(
@@ -208,7 +190,7 @@ class Monitor:
         start = start_line(dict(about or {}), run_id, config.metric, "FULL_METRIC")
         self.log_path = path_of_rank(log, self.rank)
         self._log = MonitorLog(self.log_path, self.background, start)
-        self._delivery = AlertDelivery(self, actions, self._log)
+        self._delivery = AlertDelivery(self, actions)
         self._recorder = StepRecorder(
             model, self.optimizer, config, scaler=scaler, hardware=hardware, probe=probe
         )
@@ -217,12 +199,11 @@ class Monitor:
         self.updates = UpdateJudge(self.optimizer, self._delivery)
         self.alerts, self.metric = self._delivery.alerts, self._detector_judge.metric
         self.parameters = self._recorder.parameters
-        self._steps = OptimizerSteps(model, self.optimizer, scaler)
+        self._steps = OptimizerSteps(model, self.optimizer, scaler, self._after_optimizer)
         self.protocol = Protocol(
             model, self.optimizer, self._steps, quiet=self.rank > 0 and config.exchange
         )
-        self._clipped_norm = ClippedNorm()
-        self._leave_next_out = self._unknown_norm_reported = False
+        self._leave_next_out = False
         self._timer = StepTimer(model, several_ranks=is_distributed())
         self._rank_sync: RankSync | None = None
         self._exchanges: list[Exchange] = []
@@ -230,29 +211,30 @@ class Monitor:
         self._depth, self._closed, self._ended = 0, False, False
         self._pending: Pending | None = None
         self._awaiting: Pending | None = None  # read, but the other ranks' messages are missing
-        _close_at_exit(self)
+        _OPEN.add(self)
+        # Registered again: functions registered before a monitor began run after it.
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)
         self._prepare()
 
     @fail_safe()
     def _prepare(self) -> None:
-        self._recorder.install(self._after_optimizer)
+        self._recorder.install()
         self._steps.sharded = self._recorder.sharded
-        # Each action may leave a step out.
-        may_leave_out = bool(self._delivery.actions)
-        self._recorder.removers += self._steps.install(find_scaler=may_leave_out)
+        self._recorder.removers += self._steps.install()
+        self._recorder.sees_updates = self._steps.hooked
         if is_distributed() and self.config.exchange:
             # Of actions that run on one rank alone the others need not know.
             waits_for_norm = self._recorder.sharded and any(
                 a.needs_verdict_now and a.on_all_ranks for a in self._delivery.actions
             )
             if waits_for_norm:
+                from rmetric.monitor.fsdp import WholeNorm  # slow to import
+
                 self._whole_norm = WholeNorm(self.run_id, self.config.join_seconds)
-            self._rank_sync = RankSync(
-                self.config,
-                self._new_exchange(WIDTH, self.run_id),
-                scaled=is_scaling(self.scaler),
-                waits_for_norm=waits_for_norm,
-            )
+            exchange = self._new_exchange(WIDTH, self.run_id)
+            self._rank_sync = RankSync(self.config, exchange, waits_for_norm=waits_for_norm)
+            self._rank_sync.scaled = is_scaling(self.scaler)
             self._delivery.rank_sync, self._delivery.whole_norm = self._rank_sync, self._whole_norm
         ranks = self._rank_sync.exchange.ranks if self._rank_sync is not None else []
         self._start_audits(ranks)
@@ -262,8 +244,7 @@ class Monitor:
             self._recorder.removers.append(self._timer.remove)
         self._arm_next_step()
         others = [other.protocol for other in _OPEN if other is not self and other.is_open]
-        alert_on = self.config.alert_on
-        self.protocol.begins(self.log_path, self._delivery.actions, others, alert_on)
+        self.protocol.begins(self.log_path, self._delivery.actions, others)
         self._delivery.each(lambda action: action.start(self))
 
     def _start_audits(self, ranks: Sequence[int]) -> None:
@@ -289,7 +270,6 @@ class Monitor:
         return exchange
 
     def _found(self, finding: Finding) -> None:
-        """Report a finding of an audit: to the log, and an error as a warning."""
         error = finding.severity == "error"
         quiet = self.rank > 0 and not finding.ranks
         logger.log(logging.WARNING if error and not quiet else logging.INFO, "%s", finding)
@@ -305,18 +285,17 @@ class Monitor:
 
         Args:
             loss: of this step, nats per token; None where `micro_batch` was given them.
-            gradient_norm: before clipping, where the loop has it already (it is
-                what clip_grad_norm_ returns); it spares a pass over the gradients.
+            gradient_norm: before clipping, where the loop has it already (it is what
+                clip_grad_norm_ returns); it spares a pass over the gradients.
 
         Returns:
-            True where the step may be taken. Nothing waits for the device until
-            it is asked.
+            True where the step may be taken. Nothing waits for the device until it is asked.
         """
         loss = self.protocol.number("loss", loss)
         gradient_norm = self.protocol.number("gradient_norm", gradient_norm)
         times = self._timer.check_begins()
         self.weights_step = self.step  # a scaler does not report that it left the step out
-        self._steps.next()
+        self._steps.leaves_out = False
         if self.scaler is None and self._steps.scaler is not None:
             self._use_scaler(self._steps.scaler)
         before = self._pending
@@ -328,7 +307,8 @@ class Monitor:
         if self._auditor:
             self.training.scaler = self.scaler
             self.training.schedulers, self.training.ema = self.schedulers, self.ema
-            pending.audits = self._auditor.measure(self.step)
+            audits = self._auditor.measure(self.step)
+            pending.measured |= {f"{AUDIT}{name}": value for name, value in audits.items()}
         if not self._recorder.sees_updates:  # nothing more comes
             pending.send()
         self._pending = pending
@@ -351,10 +331,9 @@ class Monitor:
 
     @fail_safe()
     def micro_batch(self, loss: Tensor | float | None = None) -> None:
-        """With accumulation: one micro-batch's backward pass has ended.
+        """With accumulation: one micro-batch's backward pass, of that undivided loss, has ended.
 
-        The micro-batches of a step are taken for workers. `loss` is the
-        micro-batch's own, not divided by their number; the step's is the mean.
+        The micro-batches of a step are taken for workers; its loss is the mean.
         """
         loss = self.protocol.number("loss", loss)
         self._timer.micro_batch()
@@ -364,11 +343,9 @@ class Monitor:
     def batch_ready(self, batch: Any = None) -> None:
         """The data of the step are there; optional where the loop calls the model itself.
 
-        Its forward pass shows that too, unless the model is compiled in place
-        (`model.compile()`) or the loop calls nothing but its parts.
-
-        Args:
-            batch: what is trained on, for the audits of data: a tensor, or lists and dicts of them.
+        Its forward pass shows that too, unless the model is compiled in place (`model.compile()`)
+        or the loop calls nothing but its parts. `batch` is for the audits of data: a tensor, or
+        lists and dicts of them.
         """
         self._timer.batch_ready()
         if batch is not None:
@@ -384,16 +361,15 @@ class Monitor:
     def paused(self) -> None:
         """Announce that the time between the last step and the next one is no wait for data.
 
-        It is optional for evaluations without gradients, and where `evaluated` or `state_dict`
-        is called. A checkpoint without this monitor's state is such a pause.
+        It is optional for evaluations without gradients, and where `evaluated` or `state_dict` is
+        called.
         """
         self._timer.pause()
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Clip as torch.nn.utils.clip_grad_norm_ does, sharing the pass of the check before it.
 
-        Gradients in half precision are measured in float32 here, so their norm
-        may differ from torch's in the third digit. Returns the norm before clipping.
+        Returns the norm before clipping, of gradients in half precision measured in float32.
         """
         return self._recorder.clip(max_norm, self._pending, active=not self._closed)
 
@@ -452,7 +428,7 @@ class Monitor:
 
     def detector(self, name: str) -> Any:
         """The detector of that name, or the R-Metric; None if it does not run."""
-        return self._detector_judge.detector(name)
+        return self._detector_judge.detectors.get(name)
 
     @fail_safe()
     def hardware_event(self, kind: str, worker: int | None = None) -> None:
@@ -461,10 +437,7 @@ class Monitor:
 
     @fail_safe(otherwise=False)
     def wait_for_ranks(self, seconds: float) -> bool:
-        """Wait until the monitors of all ranks are connected; False after `seconds`.
-
-        The call is optional: the ranks otherwise connect during the first steps.
-        """
+        """Wait until the monitors of all ranks are connected; False after `seconds`. Optional."""
         until = time.monotonic() + seconds
         return all(e.wait_joined(max(0.0, until - time.monotonic())) for e in self._exchanges)
 
@@ -472,8 +445,7 @@ class Monitor:
     def state_dict(self, *, audited: bool = True) -> dict[str, Any]:
         """State for a checkpoint of the present weights: plain values, of a bounded size.
 
-        Args:
-            audited: with what the audits need to judge a resume; it is read from the device.
+        With `audited` it holds, read from the device, what the audits need to judge a resume.
         """
         self._timer.pause()
         self._receive_ranks()
@@ -486,7 +458,7 @@ class Monitor:
         self._log.flush(CLOSE_SECONDS)
         return {
             "step": self.weights_step,
-            "time": self._recorder.clock.now(),
+            "time": self._recorder.events.now(),
             "pending": last,
             **self._detector_judge.state_dict(),
             "rules": state_of(self._rule_judge.rules),
@@ -498,23 +470,17 @@ class Monitor:
 
     @fail_safe()
     def newest_record(self) -> Record | None:
-        """Record of the step just made, read from the device, before any detector takes it.
-
-        None if it was taken already. With several ranks it is of this rank alone.
-        """
+        """This rank's record of the step just made, before any detector takes it; else None."""
         pending = self._pending
         return None if pending is None else pending.read()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume after the step of that state; the log is continued there too.
-
-        Raises TypeError for what is no state of a monitor.
-        """
+        """Resume after the step of that state, in the log too. Raises TypeError if it is none."""
         if state and (not isinstance(state, Mapping) or "step" not in state):
             raise ArgumentError(f"state is {found(state)}: what state_dict gave is accepted")
         self._load(state)
-        if state and self.usable and not self._closed:
-            self._delivery.load_action_states(state.get("actions", {}))
+        if state and self.is_open:
+            self._delivery.load_action_states(state["actions"])
 
     @fail_safe()
     def _load(self, state: Mapping[str, Any]) -> None:
@@ -523,32 +489,29 @@ class Monitor:
         self.step = self.weights_step = state["step"]
         if self._rank_sync is not None:
             self._rank_sync.reset()
-        last, self._awaiting = state["pending"], None
-        self._pending = None
+        last, self._pending, self._awaiting = state["pending"], None, None
         if last is not None:
             record = record_from_json(last)
             if record.validation_loss is None:
                 record.validation_loss = self._log.validation_loss(record.step)
             self._pending = Pending.of(record)
         self._log.resume_step = self.step if last is None else self.step - 1
-        self._recorder.clock.resume(state["time"])
+        self._recorder.events.resume(state["time"])
         restore_or_keep(self._rule_judge.rules, state["rules"], "the step rules")
         self._detector_judge.load_state_dict(state)
-        if "episodes" in state:  # else it is of an earlier version
-            self._delivery.load_state_dict(state["episodes"])
+        self._delivery.load_state_dict(state["episodes"])
         self._timer.reset()
         if self._auditor:
             self._auditor.loaded(state.get("audits", {}), self._log.entries("BATCHES"))
         self.updates.restart()
-        self._step_time_judge.load_state_dict(state.get("step_times"))
+        self._step_time_judge.load_state_dict(state["step_times"])
         self._arm_next_step()
 
     def go_back(self, state: Mapping[str, Any]) -> None:
-        """Return to an earlier step of this run, for an action on all ranks.
+        """Return to an earlier `state_dict` of this run, for an action on all ranks.
 
-        The state is one of `state_dict`; the actions' own states stay as they are. The log loses
-        the lines of the steps that are about to be measured again; they are appended to the file of
-        the same name with ``.abandoned`` after it.
+        The actions' own states stay as they are. The log's lines of the steps that are about to be
+        measured again go to the file of the same name with ``.abandoned`` after it.
         """
         before = self._log.resume_step
         self._load(state)
@@ -586,12 +549,11 @@ class Monitor:
         self._recorder.arm(self.step + 1, ranks_connected=connected)
 
     @fail_safe()
-    def _after_optimizer(self, *_: Any) -> None:
+    def _after_optimizer(self) -> None:
         self._timer.optimizer_ends()
         self._recorder.after_optimizer(self._pending)
 
     def _use_scaler(self, scaler: Any) -> None:
-        """Go on as if this GradScaler, which was found, had been passed in."""
         logger.warning(
             "rmetric: a GradScaler calls the optimiser and was not passed in: it is used from now "
             "on; pass it as Monitor(scaler=...)"
@@ -611,12 +573,11 @@ class Monitor:
         norm = whole.of_step(self.step, pending.read_shard_norm())
         if norm is not None:
             pending.norm, pending.shard_norm = norm, None
-        if problem := whole.new_problem():
-            self._delivery.report(self._delivery.new_alert(self.step, "exchange", problem))
+        self._delivery.report_exchange(whole.problem)
 
     def _judge_before_update(self, pending: Pending) -> tuple[Alert, ...]:
         if pending.sharded and pending.norm is None and self._whole_norm is None:
-            self._report_unknown_norm()
+            self.protocol.tell("unknown_norm")
         if pending is not self._pending:  # asked late: the step was judged when it was completed
             return self._judge_rules(pending)
         self.weights_step = pending.record.step - 1
@@ -629,15 +590,6 @@ class Monitor:
     def _judge_rules(self, pending: Pending) -> tuple[Alert, ...]:
         before_update = self.weights_step < pending.record.step
         return self._rule_judge.judge(pending, before_update=before_update)
-
-    def _report_unknown_norm(self) -> None:
-        if not self._unknown_norm_reported:
-            self._unknown_norm_reported = True
-            logger.warning(
-                "rmetric: the model is sharded, so no rank knows the gradient norm before the step "
-                "and every verdict is true: pass check_before_step(loss, gradient_norm=norm) what "
-                "clip_grad_norm_ returned, or leave skipping to the action SkipStep"
-            )
 
     def _complete_pending(self, leaving: int = RUNNING, *, times: StepTimes | None = None) -> None:
         """Read the pending step from the device; with several ranks, send the message on it."""
@@ -681,15 +633,13 @@ class Monitor:
             self._finish(awaiting.record)
         for alert in alerts:
             self._delivery.raise_alert(alert, shared=False)
-        if problem := self._rank_sync.exchange_problem():
-            self._delivery.report(self._delivery.new_alert(self.step, "exchange", problem))
+        self._delivery.report_exchange(self._rank_sync.problem)
 
     def _finish(self, record: Record) -> None:
         alarms = self._detector_judge.update(record)
         self.updates.update(record)
-        self.protocol.finished(record, sharded=self._recorder.sharded)
-        if self.rank == 0 and not self._recorder.norm_handed_over:
-            self._clipped_norm.update(record.gradient_norm)
+        own_norm = not self._recorder.norm_handed_over
+        self.protocol.finished(record, sharded=self._recorder.sharded, own_norm=own_norm)
         self.last = record
         if self._log.is_wanted:
             self._log.write(metrics_line(record, self.metric, alarms))
@@ -704,7 +654,7 @@ class Monitor:
         """An event after which no step follows belongs to the last step."""
         if self._pending is not None:
             record = self._pending.record
-            event = HardwareEvent(self._recorder.clock.now(), kind)
+            event = HardwareEvent(self._recorder.events.now(), kind)
             record.events = (*(record.events or ()), event)
 
     @fail_safe()
@@ -745,7 +695,7 @@ class Monitor:
             return
         self._ended = True
         _OPEN.discard(self)
-        endings = [self._delivery.close, *(action.close for action in self._delivery.actions)]
+        endings: list[Callable[[], Any]] = [action.close for action in self._delivery.actions]
         _run_all([*endings, lambda: self.background.close(CLOSE_SECONDS)])
 
 

@@ -8,35 +8,32 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rmetric.monitor.forward import ForwardValues
+from rmetric.monitor.forward import forward_fields
 from rmetric.monitor.gradients import nine_digits, norms_by_layer
 from rmetric.monitor.stalls import SECONDS, StepTimes
 from rmetric.monitor.workers import WorkerStatistics
 from rmetric.records import Record
 
 Scalar = Tensor | float | None
+AUDIT = "audit "  # before the names of the audits' measurements
 
 
 @dataclass
 class Pending:
     """Measurements of one step, which go to the host in one transfer.
 
-    `send` begins it, once all is measured; `read` waits for it. What a CUDA device does after
-    `send` is not waited for.
+    `send` begins it; `read` waits for it, and for nothing that a CUDA device does after `send`.
     """
 
     record: Record  # what the host knows already; `read` completes it
     loss: Scalar = None
     norm: Scalar = None  # of the gradient, before clipping
-    tensor_norms: Tensor | None = None  # of each parameter's gradient, shape (parameters,)
-    layers: Sequence[str] = ()  # that each of these parameters is part of
-    workers: WorkerStatistics | None = None  # of each worker's own gradient
-    moved: tuple[Tensor, Tensor] | None = None  # update norm and parameter norm
-    probe_loss: Tensor | None = None  # on the fixed batch
-    forward: ForwardValues | None = None
-    own: WorkerStatistics | None = None  # of this rank's own gradient, of several ranks
-    sharded: bool = False  # `moved` is of this rank's part; the record waits for the other ranks
-    shard_norm: Tensor | None = None  # of that part of the gradient, without the whole norm
+    shard_norm: Tensor | None = None  # of this rank's part of it, without the whole norm
+    #: What else was measured, by name: of each worker's and this rank's own gradient, the update,
+    #: the forward pass, the fixed batch, each parameter's gradient, and by the audits.
+    measured: dict[str, Scalar] = field(default_factory=dict)
+    layers: Sequence[str] = ()  # that each parameter of ``tensor_norms`` is part of
+    sharded: bool = False  # the update is of this rank's part; the record waits for the other ranks
     #: One over the ranks that hold the same part; None where that differs between parameters.
     moved_share: float | None = None
     broken_rules: list[tuple[str, str]] | None = None  # (rule, reason); None until it is judged
@@ -45,8 +42,7 @@ class Pending:
     where: str = ""  # which part of the gradient is not finite, in words
     times: StepTimes | None = None  # on the host; None before the next check
     message: dict[str, float | None] = field(default_factory=dict)  # to other ranks, once read
-    audits: dict[str, Tensor] = field(default_factory=dict)  # measurements of the audits, by name
-    audited: dict[str, list[float]] = field(default_factory=dict)  # the same, once read
+    audited: dict[str, list[float]] = field(default_factory=dict)  # once read, by name
 
     @classmethod
     def of(cls, record: Record) -> Pending:
@@ -69,19 +65,8 @@ class Pending:
         """Begin the transfer of everything to the host, and wait for nothing."""
         if self.sent is not None or self.is_read:
             return
-        update, parameter = self.moved or (None, None)
-        values: dict[str, Scalar] = {
-            "loss": self.loss,
-            "norm": self.norm,
-            "tensor_norms": self.tensor_norms,
-            "shard": self.shard_norm,
-            "update": update,
-            "parameter": parameter,
-            "probe": self.probe_loss,
-        }
-        values |= {f"audit {name}": value for name, value in self.audits.items()}
-        values |= _named("worker", self.workers) | _named("own", self.own)
-        self.sent = Transfer(values | (self.forward.named() if self.forward else {}))
+        values = {"loss": self.loss, "norm": self.norm, "shard": self.shard_norm}
+        self.sent = Transfer(values | self.measured)
 
     def read(self) -> Record:
         record = self.record
@@ -91,7 +76,8 @@ class Pending:
         assert self.sent is not None
         self.is_read = True
         exact = self.sent.received()
-        self.audited = {name: exact.pop(f"audit {name}") for name in self.audits}
+        audits = [name for name in exact if name.startswith(AUDIT)]
+        self.audited = {name.removeprefix(AUDIT): exact.pop(name) for name in audits}
         host = _rounded(exact)
 
         def one(name: str) -> float | None:
@@ -108,11 +94,11 @@ class Pending:
         else:
             record.update_norm, record.parameter_norm = one("update"), one("parameter")
         record.probe_loss = one("probe")
-        if self.workers:
+        if "worker_norms" in host:
             record.worker_gradient_norms = tuple(host["worker_norms"])
             record.worker_gradient_cosines = tuple(host["worker_cosines"])
             record.non_finite_gradients = round(sum(host["worker_non_finite"]))
-        for name, value in (self.forward.read(exact) if self.forward else {}).items():
+        for name, value in forward_fields({n: row[0] for n, row in exact.items() if row}).items():
             setattr(record, name, value)
         if "tensor_norms" in host:
             record.layer_gradient_norms = self._by_layer(host["tensor_norms"])
@@ -177,10 +163,6 @@ def to_host(values: Mapping[str, Scalar]) -> dict[str, list[float]]:
 
 def _rounded(host: Mapping[str, list[float]]) -> dict[str, list[float]]:
     return {name: [nine_digits(value) for value in row] for name, row in host.items()}
-
-
-def _named(prefix: str, workers: WorkerStatistics | None) -> dict[str, Scalar]:
-    return {f"{prefix}_{n}": v for n, v in workers._asdict().items()} if workers else {}
 
 
 def _square(value: float | None, share: float | None) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterable, Sequence
 from math import isfinite
 from os import PathLike
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from rmetric._util.strict_json import encode_line
-from rmetric.monitor.actions.action import RESCUE, Action
+from rmetric.monitor.actions.action import Action
 from rmetric.monitor.config import MonitorConfig
 from rmetric.monitor.optimizer_steps import OptimizerSteps
 from rmetric.monitor.pending import Pending
@@ -25,6 +26,8 @@ logger = logging.getLogger("rmetric")
 _FIRST = 8
 #: Later checks in a row without a step of the optimiser, until that is no exception.
 _IN_A_ROW = 3
+#: Gradient norms look clipped where most of so many are equal, within a share, to their largest.
+_NORMS, _EQUAL = 50, 1e-3
 
 #: Each is one warning, at its first time: what was found, and what to do.
 SLIPS = {
@@ -43,8 +46,13 @@ SLIPS = {
     "give each a log of its own",
     "shared_action": "this {action} is an action of another monitor too, which is open: make one "
     "for each monitor",
-    "deaf_action": "{action} reacts to {sources}, of which this monitor raises no alert: name them "
-    "in MonitorConfig(alert_on=...)",
+    "clipped": "the gradient norm was {largest:.4g} in {equal} of the last {of} steps and never "
+    "larger: the gradients seem to be clipped before the check, so gradient_explosion sees "
+    "nothing. Call check_before_step before clipping, or pass it gradient_norm=norm, which "
+    "clip_grad_norm_ returns",
+    "unknown_norm": "the model is sharded, so no rank knows the gradient norm before the step and "
+    "every verdict is true: pass check_before_step(loss, gradient_norm=norm) what clip_grad_norm_ "
+    "returned, or leave skipping to the action SkipStep",
     "validation_loss": "no evaluation so far had the metric {name!r}, so no validation loss is "
     "recorded; it had {found}: name yours as RMetricCallback(validation_loss=...)",
 }
@@ -59,7 +67,8 @@ class Protocol:
 
     Everything is found on the host, in what the monitor has read anyway. `quiet`: another rank
     tells. Its weakness: a loop is known by its first checks; of what begins later, only an
-    optimiser that makes no step any more is told.
+    optimiser that makes no step any more, and clipping, are told. So is a gradient that hardly
+    changes, for a clipped one.
     """
 
     def __init__(
@@ -68,6 +77,7 @@ class Protocol:
         self._steps, self._quiet = steps, quiet
         self.told: set[str] = set()
         self._checks = self._made = self._alone = 0
+        self._norms: deque[float] = deque(maxlen=_NORMS)
         self._log: Path | None = None
         self._actions: Sequence[Action] = ()
         groups = getattr(optimizer, "param_groups", ())
@@ -75,18 +85,10 @@ class Protocol:
         self._foreign = bool(moved) and moved.isdisjoint(map(id, model.parameters()))
 
     def begins(
-        self,
-        log: Path | None,
-        actions: Sequence[Action],
-        others: Iterable[Protocol],
-        alert_on: Iterable[str],
+        self, log: Path | None, actions: Sequence[Action], others: Iterable[Protocol]
     ) -> None:
-        """Look for a log or an action that another open monitor has, and one that hears nothing."""
+        """Look for a log or an action that another open monitor has."""
         self._log, self._actions = log and log.resolve(), actions
-        for action in actions:
-            if unheard := sorted((action.on or frozenset()) - {*alert_on, RESCUE}):
-                sources = ", ".join(unheard)
-                self.tell("deaf_action", action=type(action).__name__, sources=sources)
         for other in others:
             if self._log is not None and self._log == other._log:
                 self.tell("same_log", path=log)
@@ -133,11 +135,20 @@ class Protocol:
             step = before.record.step
             self.tell("twice", first=step, second=step + 1)
 
-    def finished(self, record: Record, *, sharded: bool) -> None:
-        """Look at a complete record; of a sharded model its norm may not be known."""
+    def finished(self, record: Record, *, sharded: bool, own_norm: bool) -> None:
+        """Look at a complete record; `own_norm`: the loop has not passed the norm in.
+
+        Of a sharded model it may not be known.
+        """
+        norm = record.gradient_norm
+        if own_norm and norm is not None and isfinite(norm) and "clipped" not in self.told:
+            self._norms.append(norm)
+            largest = max(self._norms)
+            equal = sum(norm >= largest * (1.0 - _EQUAL) for norm in self._norms)
+            if largest > 0.0 and len(self._norms) == _NORMS < 2 * equal:
+                self.tell("clipped", largest=largest, equal=equal, of=_NORMS)
         if self._checks > _FIRST:
             return
-        norm = record.gradient_norm
         if record.training_loss is None:
             self.tell("no_loss", step=record.step)
         if norm == 0.0 or (norm is None and not sharded):
@@ -173,9 +184,9 @@ def check_arguments(model: object, optimizer: object, scaler: object, hardware: 
         raise ArgumentError(f"optimizer is {found(optimizer)}: an optimizer or None is accepted")
     if lazy := [n for n, p in model.named_parameters() if isinstance(p, UninitializedParameter)]:
         raise ArgumentError(f"{lazy[0]} has no shape yet: run the model once before")
-    wanted = {"optimizer": (optimizer, ""), "scaler": (scaler, "scale"),
-              "hardware": (hardware, "poll")}  # fmt: skip
-    for name, (value, method) in wanted.items():
+    for name, value, method in (
+        ("optimizer", optimizer, ""), ("scaler", scaler, "scale"), ("hardware", hardware, "poll"),
+    ):  # fmt: skip
         if isinstance(value, type):
             raise ArgumentError(f"{name} is {found(value)}: an object of it is accepted")
         if value is not None and method and not hasattr(value, method):
@@ -185,8 +196,7 @@ def check_arguments(model: object, optimizer: object, scaler: object, hardware: 
 def check_settings(log: object, run_id: object, about: Any, probe: object) -> None:
     """Raise ArgumentError for what no monitor can log or call."""
     try:
-        encode_line(dict(about or {}))
-        is_json = True
+        is_json = bool(encode_line(dict(about or {})))
     except (TypeError, ValueError):
         is_json = False
     is_path = log is None or (isinstance(log, (str, PathLike)) and bool(str(log)))

@@ -1,19 +1,188 @@
-"""Synchronise the monitors of all ranks: messages, shared alerts and joint actions."""
+"""Synchronise the monitors of all ranks: exchange of messages, shared alerts and joint actions."""
 
 from __future__ import annotations
 
+import os
+import threading
+import time
+import weakref
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from math import inf, isfinite
+from typing import Any
 
 import numpy as np
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions, PrefixStore, Store
 
 from rmetric.monitor.alerts import Alert
 from rmetric.monitor.config import MonitorConfig
-from rmetric.monitor.exchange import Exchange
 from rmetric.monitor.gradients import nine_digits
 from rmetric.monitor.stalls import SECONDS, TIMES, StepTimes
 from rmetric.records import Record
+
+OPERATION_SECONDS = 24 * 3600.0  # rank 0 may evaluate for hours; nobody waits in here
+LATE_SECONDS = 60.0  # without an answer, before that is reported
+POLL_SECONDS = 0.0002
+
+
+_exchanges: Counter[str] = Counter()  # made in this process, by name
+
+
+class Exchange:
+    """Gathers `width` floats from every rank, once a step at most.
+
+    `post` sends this rank's numbers and returns at once; `take`, a step later, returns those of all
+    ranks, or None until they have arrived. The training keeps the ranks in step: a rank at the next
+    step has passed a collective of the training, so every other rank has posted.
+
+    Its gloo group is its own, found through the training's store in the background: a rank that
+    never makes an Exchange leaves the others without one and disturbs no group of the training. A
+    failure ends the exchange, not the training; `problem` holds the reason.
+
+    Its weakness: a rank that stays away ends it for all, and a late message does not name the ranks
+    that it waits for.
+
+    Args:
+        width, name: the same on all ranks.
+        group: of the training, whose `ranks` take part; None for all.
+        join_seconds: how long to wait for the others at the beginning.
+        patience: seconds that `take` may wait for a message that is late; less for the next ones.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        name: str = "run",
+        *,
+        group: dist.ProcessGroup | None = None,
+        join_seconds: float = 30.0,
+        patience: float = 0.5,
+    ) -> None:
+        self.width, self.patience, self.join_seconds = width, patience, join_seconds
+        self.ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+        self.rank = dist.get_rank()
+        self.problem = ""
+        self._group: Any = None
+        self._work: dist.Work | None = None
+        self._taken: dist.Work | None = None  # kept, as in `rmetric.guard.ranks`
+        self._sent = torch.zeros(width, dtype=torch.float64)
+        self._gathered = torch.zeros(len(self.ranks), width, dtype=torch.float64)
+        self._rows = list(self._gathered)
+        self._options = AllgatherOptions()
+        self._options.timeout = timedelta(seconds=OPERATION_SECONDS)
+        self._posted, self._waited_for, self._patience_left = 0.0, False, patience
+        self._ended = threading.Event()
+        _exchanges[name] += 1
+        store: Any = dist.distributed_c10d._get_default_store()
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        which = ("rmetric", name, attempt, _exchanges[name], self.ranks[0], len(self.ranks))
+        # A store's client serves one caller at a time: ours must not hold up the training's.
+        own = PrefixStore("/".join(map(str, which)), store.clone())
+        self._joining = threading.Thread(
+            target=self._join, args=(own,), name="rmetric-join", daemon=True
+        )
+        self._joining.start()
+
+    @property
+    def active(self) -> bool:
+        """All ranks are in touch, as far as is known."""
+        return self._group is not None and not self.ended
+
+    @property
+    def ended(self) -> bool:
+        return self._ended.is_set()
+
+    @property
+    def under_way(self) -> bool:
+        return self._work is not None
+
+    @property
+    def late(self) -> bool:
+        """A message has been under way for a minute and more."""
+        return self.under_way and time.monotonic() - self._posted > LATE_SECONDS
+
+    def wait_joined(self, seconds: float) -> bool:
+        """Wait for the other ranks; True if they came. The call is optional."""
+        self._joining.join(seconds)
+        return self.active
+
+    def post(self, values: Sequence[float]) -> bool:
+        """Send this rank's numbers; False where a message is under way, or nobody is there."""
+        if not self.active or self._work is not None:
+            return False
+        self._sent.numpy()[:] = values
+        try:
+            self._work = self._group.allgather([self._rows], [self._sent], self._options)
+        except RuntimeError as error:
+            self.end(str(error))
+            return False
+        self._posted, self._waited_for = time.monotonic(), False
+        return True
+
+    def take(self) -> np.ndarray | None:
+        """The numbers of all ranks, shape (ranks, width); None until they have arrived."""
+        work = self._work
+        if work is None or not self._arrived(work):
+            return None
+        self._work, self._taken = None, work
+        try:
+            work.wait()
+        except RuntimeError as error:
+            self.end(str(error))
+            return None
+        return np.array(self._gathered.numpy())
+
+    def end(self, problem: str) -> None:
+        self.problem = self.problem or problem.partition("\n")[0]
+        self._ended.set()
+
+    def close(self) -> None:
+        """Take part no more. A message that is under way still goes out."""
+        self._ended.set()
+        if self._group is not None and self._work is None:
+            self._free()
+
+    def _arrived(self, work: dist.Work) -> bool:
+        """True if the message has arrived; each message is waited for once."""
+        until = time.monotonic() + (0.0 if self._waited_for else self._patience_left)
+        pause = POLL_SECONDS
+        while not (there := work.is_completed()) and (left := until - time.monotonic()) > 0.0:
+            time.sleep(min(pause, left))
+            pause = min(2.0 * pause, 0.01)
+        if not self._waited_for:
+            change = 2.0 if there else 0.25
+            self._patience_left = min(self.patience, max(0.001, change * self._patience_left))
+        self._waited_for = True
+        return there
+
+    def _join(self, store: Store) -> None:
+        until = time.monotonic() + self.join_seconds
+        pause = 0.01
+        try:
+            store.set(f"rank {self.rank}", "here")
+            store.add("here", 1)
+            while store.add("here", 0) < len(self.ranks):
+                if time.monotonic() > until:
+                    absent = [str(r) for r in self.ranks if not store.check([f"rank {r}"])]
+                    after = f"after {self.join_seconds:g} s"
+                    self.end(f"no monitor on rank {', '.join(absent)} {after}")
+                if self._ended.wait(pause):
+                    return
+                pause = min(1.0, pause * 1.5)
+            left = timedelta(seconds=max(1.0, until - time.monotonic()))
+            place = self.ranks.index(self.rank)
+            group = dist.ProcessGroupGloo(store, place, len(self.ranks), left)
+        except RuntimeError as error:
+            self.end(str(error))
+            return
+        # A group with an operation under way waits for it when it is destroyed; not once aborted.
+        self._free = weakref.finalize(self, group.abort)
+        self._group = group
+
 
 #: Measurements of a step in a message; squares are of the shards that a rank holds.
 FIELDS = (
@@ -37,9 +206,8 @@ def encode_message(
 ) -> list[float]:
     """One rank's message on one step as `WIDTH` numbers; `RankMessages` decodes them.
 
-    `values` are measurements of `FIELDS`, absent or None where not measured; `leaving` is RUNNING
-    or why this is the rank's last message; `settings` a checksum of those that must be equal on all
-    ranks; `alarms` one bit for each source of `alert_on`.
+    `values` are of `FIELDS`, absent or None where not measured; `leaving` is RUNNING or why this is
+    the last message; `settings` a checksum; `alarms` one bit for each source of `alert_on`.
     """
     measurements = [values.get(name) for name in FIELDS]
     measured = sum(1 << i for i, value in enumerate(measurements) if value is not None)
@@ -99,15 +267,10 @@ class RankSync:
     """
 
     def __init__(
-        self,
-        config: MonitorConfig,
-        exchange: Exchange,
-        *,
-        scaled: bool = False,
-        waits_for_norm: bool = False,
+        self, config: MonitorConfig, exchange: Exchange, *, waits_for_norm: bool = False
     ) -> None:
         self._sources = config.alert_on
-        self.scaled = scaled  # a gradient scaler overflows on purpose now and then
+        self.scaled = False  # a gradient scaler overflows on purpose now and then
         settings = (config.alert_on, config.workers_every, waits_for_norm)
         self._settings = zlib.crc32(repr(settings).encode())
         self.exchange = exchange
@@ -119,7 +282,6 @@ class RankSync:
         self._own_step = 0  # of the last alert that was about this rank alone
         self._agenda: list[tuple[int, Alert]] = []
         self._has_left = self._stale = False
-        self._reported: set[str] = set()
         self.left_out: frozenset[int] = frozenset()  # ranks that do not count in the records
 
     @property
@@ -186,7 +348,13 @@ class RankSync:
                 if not (evidence and source == "non_finite"):
                     reason = f"alarmed on that rank: read the log of rank {rank}"
                     alerts.append(Alert(step=step, source=source, reason=reason, rank=rank))
-        self._schedule_actions(messages, alerts)
+        if not self.exchange.ended:
+            check = int(messages.steps.max()) + ACTION_DELAY
+            known = {alert.source: alert for alert in reversed(alerts)}
+            for source in self._named(np.bitwise_or.reduce(messages.alarms)):
+                if source not in known:  # then it was raised here as well
+                    known[source] = self._posted[source]
+            self._agenda += [(check, known[source]) for source in self._sources if source in known]
         return alerts
 
     def reset(self) -> None:
@@ -201,14 +369,13 @@ class RankSync:
         self._agenda = [(step, alert) for step, alert in self._agenda if step > check]
         return due
 
-    def exchange_problem(self) -> str:
-        """A new problem of the exchange, reported once; empty if there is none."""
-        rest = "each rank goes on by itself, and what all must do alike is not done"
-        problems = [f"{self.exchange.problem}; {rest}"] if self.exchange.problem else []
-        problems += ["a rank has not answered for a minute"] if self.exchange.late else []
-        new = [problem for problem in problems if problem not in self._reported]
-        self._reported.update(new[:1])
-        return new[0] if new else ""
+    @property
+    def problem(self) -> str:
+        """Why the ranks are not in touch; empty where they are."""
+        if self.exchange.problem:
+            rest = "each rank goes on by itself, and what all must do alike is not done"
+            return f"{self.exchange.problem}; {rest}"
+        return "a rank has not answered for a minute" if self.exchange.late else ""
 
     def leave(self, why: int) -> None:
         """Send the last message, unless it was sent; waits no longer than for a late message."""
@@ -241,16 +408,6 @@ class RankSync:
         if count and not (self.scaled and "non_finite" not in self._named(messages.alarms[place])):
             evidence.append(f"at least {count:g} entries of its own gradient are not finite")
         return "; ".join(evidence)
-
-    def _schedule_actions(self, messages: RankMessages, alerts: Sequence[Alert]) -> None:
-        if self.exchange.ended:
-            return
-        check = int(messages.steps.max()) + ACTION_DELAY
-        known = {alert.source: alert for alert in reversed(alerts)}
-        for source in self._named(np.bitwise_or.reduce(messages.alarms)):
-            if source not in known:  # then it was raised here as well
-                known[source] = self._posted[source]
-        self._agenda += [(check, known[source]) for source in self._sources if source in known]
 
     def _named(self, alarms: int) -> list[str]:
         return [source for i, source in enumerate(self._sources) if alarms >> i & 1]

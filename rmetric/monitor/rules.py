@@ -1,8 +1,7 @@
-"""Step rules: a non-finite loss or gradient, and a gradient that is far too large."""
+"""Rules on one step: its loss and gradient norm, and the learning rates against their plan."""
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
 from math import inf, isfinite
@@ -68,52 +67,6 @@ class StepRules:
             f"the last {past})"
         )
         return [("gradient_explosion", reason)]
-
-
-logger = logging.getLogger("rmetric")
-
-WINDOW = 50
-#: A norm counts as the bound within this share of it: clipping in half precision rounds.
-TOLERANCE = 1e-3
-
-
-class ClippedNorm:
-    """Reports once that gradient norms look clipped, to `bound`, which hides explosions.
-
-    They do where most of the last `WINDOW` are equal to the largest of them. Its weakness: so do
-    those of a training whose gradient hardly changes.
-
-    >>> clipped = ClippedNorm()
-    >>> for step in range(60):
-    ...     clipped.update(min(0.8, 0.5 + 0.02 * (step % 50)))
-    >>> clipped.bound
-    0.8
-    """
-
-    def __init__(self) -> None:
-        self.bound: float | None = None
-        self._norms: deque[float] = deque(maxlen=WINDOW)
-
-    def update(self, norm: float | None) -> None:
-        """Take the norm of the next step, as measured; None where it was not."""
-        if self.bound is not None or norm is None or not isfinite(norm):
-            return
-        self._norms.append(norm)
-        if len(self._norms) < WINDOW:
-            return
-        largest = max(self._norms)
-        equal = sum(norm >= largest * (1.0 - TOLERANCE) for norm in self._norms)
-        if largest > 0.0 and equal > WINDOW // 2:
-            self.bound = largest
-            logger.warning(
-                "rmetric: the gradient norm was %.4g in %d of the last %d steps and never larger: "
-                "the gradients seem to be clipped before the check, so gradient_explosion sees "
-                "nothing. Call check_before_step before clipping, or pass it "
-                "gradient_norm=norm, which clip_grad_norm_ returns",
-                largest,
-                equal,
-                WINDOW,
-            )
 
 
 #: Times the scheduler's rate, and times the highest rate so far where there is no scheduler.
@@ -193,20 +146,17 @@ class _Group:
         if planned is not None:
             off = rate > _OFF * self._usual_ratio * planned or (rate == 0 < planned)
             return planned if off and self._last > 0 else None
-        return self._last if self._settled and rate > _OFF_PEAK * self._peak else None
+        is_settled = self._peak_age >= _SETTLED
+        return self._last if is_settled and rate > _OFF_PEAK * self._peak else None
 
     def learn(self, rate: float, planned: float | None) -> None:
         self._count += 1
         if planned and self._count <= _FIRST:
             self._usual_ratio = max(self._usual_ratio, rate / planned)
-        if not self._settled:  # or a rate that runs away would take its limit along
+        if self._peak_age < _SETTLED:  # or a rate that runs away would take its limit along
             self._peak_age = 0 if rate > self._peak else self._peak_age + 1
             self._peak = max(self._peak, rate)
         self._last = rate
-
-    @property
-    def _settled(self) -> bool:
-        return self._peak_age >= _SETTLED
 
 
 def _host_value(rate: Any) -> float | None:

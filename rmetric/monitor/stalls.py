@@ -13,9 +13,32 @@ import numpy as np
 
 STALL, SLOW_RANK, SLOW_DRIFT = SOURCES = ("stall", "slow_rank", "slow_drift")
 
-#: Parts of a step, in the order in which they are suspected: the time that a rank waits for data
-#: is its own, while waiting for another rank may show in any part below the first.
-PARTS = ("data_wait", "forward_backward", "optimizer", "exchange", "check")
+#: Parts of a step in words, and what to look at; in the order in which they are suspected: the
+#: time that a rank waits for data is its own, while waiting for another rank may show in any part
+#: below the first.
+PARTS = {
+    "data_wait": (
+        "waiting for data",
+        "look at its data loader or storage (announce a pause of the loop's own with "
+        "monitor.paused())",
+    ),
+    "forward_backward": (
+        "in forward and backward",
+        "look at that machine: other load, swapping, the clocks of its CPU and GPU",
+    ),
+    "optimizer": (
+        "in the optimiser's step",
+        "look at that machine: offloaded optimiser states, swapping, other load",
+    ),
+    "exchange": (
+        "waiting for the other ranks in the gradient exchange",
+        "look at the network and at the slowest rank's machine",
+    ),
+    "check": (
+        "waiting for the device",
+        "look at the device and at the collective operations on it",
+    ),
+}
 #: Values in the message of a rank -> part of a step; the seconds are fields of `Record` too.
 SECONDS = {
     "data_wait_seconds": "data_wait",
@@ -24,26 +47,11 @@ SECONDS = {
     "optimizer_seconds": "optimizer",
 }
 TIMES = ("step_seconds", *SECONDS, "step_size")
-WORDS = {
-    "data_wait": "waiting for data",
-    "forward_backward": "in forward and backward",
-    "optimizer": "in the optimiser's step",
-    "exchange": "waiting for the other ranks in the gradient exchange",
-    "check": "waiting for the device",
-}
-ADVICE = {
-    "data_wait": "look at its data loader or storage (announce a pause of the loop's own with "
-    "monitor.paused())",
-    "forward_backward": "look at that machine: other load, swapping, the clocks of its CPU and GPU",
-    "optimizer": "look at that machine: offloaded optimiser states, swapping, other load",
-    "exchange": "look at the network and at the slowest rank's machine",
-    "check": "look at the device and at the collective operations on it",
-}
 
 WINDOW = 100  # steps that a usual time is taken over
 LEAST = 24  # steps before a stall is judged
 SETTLING = 3  # first steps of a process, which compile and warm up: not judged
-REFRESH = 8  # steps between two computations of a usual time
+REFRESH = 8  # steps between two comparisons of the ranks
 FACTORS = 2.0, 10.0  # smallest and largest multiple of the usual time that is a stall
 SPREADS = 10.0  # standard deviations of the log time, robustly estimated, up to a stall
 
@@ -70,7 +78,7 @@ class StepTimes:
 
     @property
     def total(self) -> float:
-        """Sum of the measured parts; pauses that are known as such are not among them."""
+        """Sum of the measured parts, without known pauses."""
         seconds: float = sum(getattr(self, part) or 0.0 for part in PARTS)
         return seconds
 
@@ -86,10 +94,7 @@ class StepTimeAlarm(NamedTuple):
 class StepTimeRules:
     """The three detectors on the times of each step; each alarm is returned once, at its onset.
 
-    Args:
-        stall_seconds: a stall takes at least this much longer than the usual step.
-        slow_rank_factor: a slow rank's own time is above this multiple of the others'.
-        slow_drift: share of the best sustained throughput whose loss is an alarm.
+    The settings are those of `MonitorConfig`.
 
     >>> rules = StepTimeRules()
     >>> steps = [StepTimes(data_wait=0.01, forward_backward=0.4) for _ in range(40)]
@@ -132,12 +137,12 @@ class StepTimeRules:
 
     @property
     def alarmed(self) -> list[str]:
-        lasting = ((SLOW_RANK, self._slow_rank.alarmed), (SLOW_DRIFT, self._drift.alarmed))
+        lasting = ((SLOW_RANK, self._slow_rank.slow), (SLOW_DRIFT, self._drift.alarmed))
         return [source for source, alarmed in lasting if alarmed]
 
     def settle(self) -> None:
         """The process has begun anew: its first steps are not judged."""
-        self._stall.settle()
+        self._stall.settling = SETTLING
 
 
 class StallDetector:
@@ -162,19 +167,14 @@ class StallDetector:
         self._sizes: deque[float] = deque(maxlen=WINDOW)
         self._parts: list[deque[float]] = [deque(maxlen=WINDOW) for _ in PARTS]
         self._pauses: deque[int] = deque(maxlen=2)  # steps of the last long ones
-        self._usual = self._limit = self._usual_size = 0.0
-        self._age = 0  # of these two
         self._last_long = -(10**9)  # step
-        self._settling = SETTLING
-
-    def settle(self) -> None:
-        self._settling = SETTLING
+        self.settling = SETTLING
 
     def update(
         self, step: int, times: Sequence[StepTimes], ranks: Sequence[int] = (0,)
     ) -> StepTimeAlarm | None:
-        if self._settling:
-            self._settling -= 1
+        if self.settling:
+            self.settling -= 1
             return None
         total = max(row.total for row in times)
         size = _total_size(times)
@@ -195,27 +195,21 @@ class StallDetector:
         """True if this step is too long, and those before are not of the same stall."""
         if len(self._totals) < LEAST:
             return False
-        self._refresh()
-        scale = 1.0
-        if size is not None and self._usual_size > 0.0:
-            scale = max(1.0, size / self._usual_size)
-        if total <= self._limit * scale:
+        usual = max(median(self._totals), 1e-9)
+        if total <= usual + self._seconds:
+            return False
+        deviations = [abs(log(max(total, 1e-9) / usual)) for total in self._totals]
+        least, most = FACTORS
+        factor = min(most, max(least, exp(min(SPREADS * 1.4826 * median(deviations), 10.0))))
+        limit = max(usual + self._seconds, factor * usual)
+        usual_size = median(self._sizes) if self._sizes else 0.0
+        if size is not None and usual_size > 0.0:  # a longer batch may take longer
+            limit *= max(1.0, size / usual_size)
+        if total <= limit:
             return False
         begins = not 0 <= step - self._last_long <= 2
         self._last_long = step
         return begins
-
-    def _refresh(self) -> None:
-        self._age -= 1
-        if self._age > 0:
-            return
-        self._age = REFRESH
-        self._usual_size = median(self._sizes) if self._sizes else 0.0
-        self._usual = usual = max(median(self._totals), 1e-9)
-        deviations = [abs(log(max(total, 1e-9) / usual)) for total in self._totals]
-        least, most = FACTORS
-        factor = min(most, max(least, exp(min(SPREADS * 1.4826 * median(deviations), 10.0))))
-        self._limit = max(usual + self._seconds, factor * usual)
 
     def _habitual(self, step: int) -> bool:
         if len(self._pauses) < 2:
@@ -226,32 +220,33 @@ class StallDetector:
     def _alarm(
         self, times: Sequence[StepTimes], ranks: Sequence[int], total: float
     ) -> StepTimeAlarm:
-        part, guilty, seconds = self._cause(times, total - self._usual)
+        usual = median(self._totals)
+        part, guilty, seconds = self._cause(times, total - usual)
         rank = ranks[guilty[0]] if len(guilty) == 1 else None
         where = ""
         if len(guilty) == len(times) > 1:
             where = " on all ranks"
         elif len(ranks) > 1 or ranks[0] > 0:
             where = f" on rank {', '.join(str(ranks[place]) for place in guilty[:8])}"
+        words, advice = PARTS[part]
         reason = (
-            f"the step took {_shown(total)} s (usual {_shown(self._usual)} s): "
-            f"{_shown(seconds)} s {WORDS[part]}{where}; {ADVICE[part]}"
+            f"the step took {_shown(total)} s (usual {_shown(usual)} s): "
+            f"{_shown(seconds)} s {words}{where}; {advice}"
         )
         return StepTimeAlarm(STALL, reason, rank)
 
     def _cause(self, times: Sequence[StepTimes], excess: float) -> tuple[str, list[int], float]:
         """The part, the places of the ranks, and the most seconds that one spent in it."""
-        largest: tuple[float, str, int, float] = (-1.0, "forward_backward", 0, 0.0)
-        for past, part in zip(self._parts, PARTS, strict=True):
-            usual = median(past) if past else 0.0
-            values = [getattr(row, part) or 0.0 for row in times]
-            guilty = [place for place, value in enumerate(values) if value - usual > excess / 2]
+        seconds_PR = np.array([[getattr(row, part) or 0.0 for row in times] for part in PARTS])
+        usual_P1 = np.array([[median(past) if past else 0.0] for past in self._parts])
+        excess_PR = seconds_PR - usual_P1
+        for number, row_R in enumerate(excess_PR):
+            worst = np.argsort(-row_R, kind="stable").tolist()
+            guilty = [place for place in worst if row_R[place] > excess / 2]
             if guilty:
-                guilty.sort(key=lambda place, values=values: -values[place])  # type: ignore[misc]
-                return part, guilty, max(values)
-            place = max(range(len(values)), key=values.__getitem__)
-            largest = max(largest, (values[place] - usual, part, place, values[place]))
-        return largest[1], [largest[2]], largest[3]
+                return [*PARTS][number], guilty, float(seconds_PR[number].max())
+        number, place = divmod(int(excess_PR.argmax()), len(times))
+        return [*PARTS][number], [place], float(seconds_PR[number, place])
 
 
 class SlowRankDetector:
@@ -275,11 +270,7 @@ class SlowRankDetector:
         self._own = False  # whether the rows hold forward and backward too
         self._age = 0
         self._suspects: list[int] = []  # ranks, at the last comparison
-        self._slow: list[int] = []  # ranks that are alarmed
-
-    @property
-    def alarmed(self) -> bool:
-        return bool(self._slow)
+        self.slow: list[int] = []  # ranks that are alarmed
 
     def update(self, times: Sequence[StepTimes], ranks: Sequence[int]) -> list[StepTimeAlarm]:
         waited = all(row.data_wait is not None for row in times)
@@ -291,19 +282,14 @@ class SlowRankDetector:
         if own != self._own:
             self._rows.clear()
             self._own = own
-        self._rows.append(self._row(times, waited=waited, own=own))
+        data = [(row.data_wait or 0.0) if waited else 0.0 for row in times]
+        passes = [(row.forward_backward or 0.0) if own else 0.0 for row in times]
+        self._rows.append([data, passes, [max(row.total for row in times)] * len(times)])
         self._age -= 1
         if len(self._rows) < RANK_WINDOW or self._age > 0:
             return []
         self._age = REFRESH
         return self._compare(ranks)
-
-    @staticmethod
-    def _row(times: Sequence[StepTimes], *, waited: bool, own: bool) -> list[list[float]]:
-        nothing = [0.0] * len(times)
-        data = [row.data_wait or 0.0 for row in times] if waited else nothing
-        passes = [row.forward_backward or 0.0 for row in times] if own else nothing
-        return [data, passes, [max(row.total for row in times)] * len(times)]
 
     def _compare(self, ranks: Sequence[int]) -> list[StepTimeAlarm]:
         rows_TPR = np.array(self._rows)  # steps, parts (data, passes, total), ranks
@@ -318,30 +304,31 @@ class SlowRankDetector:
             enough = excess > max(RANK_SECONDS, RANK_SHARE * step_seconds)
             if enough and seconds > self._factor * others:
                 suspects.append(rank)
-                if rank in self._slow:
+                if rank in self.slow:
                     still.append(rank)
                 elif rank in self._suspects:
                     still.append(rank)
                     part = self._part(rows_TPR, place)
                     alarms.append(self._alarm(rank, seconds, others, part))
-            elif rank in self._slow and seconds > (1.0 + self._factor) / 2.0 * others:
+            elif rank in self.slow and seconds > (1.0 + self._factor) / 2.0 * others:
                 still.append(rank)
-        self._suspects, self._slow = suspects, still
+        self._suspects, self.slow = suspects, still
         return alarms
 
     def _part(self, rows_TPR: np.ndarray, place: int) -> str:
-        excess = [
-            float(np.mean(rows_TPR[:, part, place] - np.median(rows_TPR[:, part], axis=1)))
+        data, passes = (
+            np.mean(rows_TPR[:, part, place] - np.median(rows_TPR[:, part], axis=1))
             for part in (0, 1)
-        ]
-        return "data_wait" if excess[0] >= excess[1] else "forward_backward"
+        )
+        return "data_wait" if data >= passes else "forward_backward"
 
     def _alarm(self, rank: int, seconds: float, others: float, part: str) -> StepTimeAlarm:
         what = "own work and data" if self._own else "data"
+        words, advice = PARTS[part]
         reason = (
             f"rank {rank} takes {_shown(seconds)} s a step for its {what}, the other ranks "
             f"{_shown(others)} s (median), over the last {RANK_WINDOW} steps: mostly "
-            f"{WORDS[part]}; {ADVICE[part]}"
+            f"{words}; {advice}"
         )
         return StepTimeAlarm(SLOW_RANK, reason, rank)
 
@@ -362,36 +349,33 @@ class DriftDetector:
         self._last: list[float] = []  # of the block before: value, total, size, parts
         self._best: list[float] = []  # likewise; empty before the second block
         self._best_step = 0
-        self._alarmed = False
-
-    @property
-    def alarmed(self) -> bool:
-        return self._alarmed
+        self.alarmed = False
 
     def update(
         self, step: int, times: Sequence[StepTimes], *, planned: bool
     ) -> StepTimeAlarm | None:
         if planned:
-            self._forget()
+            self._block, self._last, self._best, self.alarmed = [], [], [], False
         parts = [max(getattr(row, part) or 0.0 for row in times) for part in PARTS]
         total = max(row.total for row in times)
         self._block.append([total, _total_size(times) or 0.0, *parts])
         if len(self._block) < BLOCK:
             return None
-        level = self._level()
-        last, self._last = self._last, level
-        if last and not self._same_size(last[2], level[2]):
-            self._best, self._alarmed = [], False
-            return None
+        last, level = self._last, self._level()
+        self._block, self._last = [], level
         if not last:
+            return None
+        small, large = sorted((last[2], level[2]))
+        if large and (not small or large / small >= RESIZED):
+            self._best, self.alarmed = [], False
             return None
         held = max(last, level, key=lambda row: row[0])
         if not self._best or held[0] < self._best[0]:
             self._best, self._best_step = held, step
         limit = self._best[0] / (1.0 - self._drop)
         slow = min(last[0], level[0]) > limit
-        begins = slow and not self._alarmed
-        self._alarmed = slow or (self._alarmed and level[0] > (limit + self._best[0]) / 2.0)
+        begins = slow and not self.alarmed
+        self.alarmed = slow or (self.alarmed and level[0] > (limit + self._best[0]) / 2.0)
         return self._alarm(level) if begins else None
 
     def _level(self) -> list[float]:
@@ -399,26 +383,16 @@ class DriftDetector:
         columns = list(zip(*self._block, strict=True))
         totals, sizes = columns[:2]
         values = [t / s for t, s in zip(totals, sizes, strict=True)] if all(sizes) else totals
-        self._block = []
         return [median(values), *map(median, columns)]
-
-    def _forget(self) -> None:
-        self._block, self._last, self._best, self._alarmed = [], [], [], False
-
-    @staticmethod
-    def _same_size(size: float, other: float) -> bool:
-        if not size or not other:
-            return size == other
-        return max(size, other) / min(size, other) < RESIZED
 
     def _alarm(self, level: list[float]) -> StepTimeAlarm:
         grown = [now - then for now, then in zip(level[3:], self._best[3:], strict=True)]
-        part = PARTS[grown.index(max(grown))]
+        words, advice = [*PARTS.values()][grown.index(max(grown))]
         lost = 1.0 - self._best[0] / level[0]
         reason = (
             f"the throughput is {lost:.0%} below the best sustained one, of step "
             f"{self._best_step}: a step takes {_shown(level[1])} s (median of {BLOCK}), it took "
-            f"{_shown(self._best[1])} s; most was added {WORDS[part]}; {ADVICE[part]}"
+            f"{_shown(self._best[1])} s; most was added {words}; {advice}"
         )
         return StepTimeAlarm(SLOW_DRIFT, reason)
 

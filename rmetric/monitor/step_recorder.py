@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -15,16 +15,17 @@ from rmetric._util.host_memory import available_to_rank, resident_memory
 from rmetric.monitor.actions.action import is_distributed
 from rmetric.monitor.config import MonitorConfig
 from rmetric.monitor.forward import ForwardProbes, is_compiled
-from rmetric.monitor.gradients import gradients_of, is_sharded, layer_names, local, tensor_norms
+from rmetric.monitor.gradients import (
+    WeightSample,
+    gradients_of,
+    is_sharded,
+    layer_names,
+    local,
+    tensor_norms,
+)
 from rmetric.monitor.pending import Pending
 from rmetric.monitor.step_time import compilations
-from rmetric.monitor.weights import WeightSample
-from rmetric.monitor.workers import (
-    GradientListener,
-    MicroBatchWorkers,
-    OwnGradient,
-    WorkerStatistics,
-)
+from rmetric.monitor.workers import GradientListener, MicroBatchWorkers, OwnGradient
 from rmetric.records import HardwareEvent, Record
 
 logger = logging.getLogger("rmetric")
@@ -38,84 +39,68 @@ class Hardware(Protocol):
     def close(self) -> None: ...
 
 
-class RunClock:
-    """Seconds since the beginning of the run; it continues after a restart."""
-
-    def __init__(self) -> None:
-        self.start = time.monotonic()
-        self.offset = 0.0
-
-    def now(self) -> float:
-        return round(self.offset + time.monotonic() - self.start, 6)
-
-    def resume(self, seconds: float) -> None:
-        self.offset, self.start = seconds, time.monotonic()
-
-
 class EventCollector:
-    """Hardware events since the last step: polled from a source and reported by the loop."""
+    """Hardware events since the last step, on the run's clock, which continues after a restart."""
 
-    def __init__(self, hardware: Hardware | None, clock: RunClock) -> None:
-        self.hardware, self._clock = hardware, clock
+    def __init__(self, hardware: Hardware | None) -> None:
+        self.hardware = hardware
+        self._start, self._offset = time.monotonic(), 0.0
         self._reported: list[HardwareEvent] = []
 
-    def report(self, kind: str, worker: int | None) -> None:
-        self._reported.append(HardwareEvent(self._clock.now(), kind, worker))
+    def now(self) -> float:
+        """Seconds since the beginning of the run."""
+        return round(self._offset + time.monotonic() - self._start, 6)
+
+    def resume(self, seconds: float) -> None:
+        self._offset, self._start = seconds, time.monotonic()
+
+    def report(self, kind: str, worker: int | None = None) -> None:
+        self._reported.append(HardwareEvent(self.now(), kind, worker))
 
     def take(self) -> tuple[HardwareEvent, ...] | None:
         """The events of a step; None if there is nothing that could have observed any."""
-        reported, self._reported = tuple(self._reported), []
+        events, self._reported = self._reported, []
         if self.hardware is None:
-            return reported or None
+            return tuple(events) or None
         try:
             if hasattr(self.hardware, "start"):
-                self.hardware.start = self._clock.start  # it may have begun before the run did
+                self.hardware.start = self._start  # it may have begun before the run did
             polled = self.hardware.poll()
         except Exception as error:
             logger.error("rmetric: going on without hardware events: %s", error)
             self.hardware = None
-            return reported or None
-        offset = self._clock.offset
-        events = (*reported, *(replace(event, time=event.time + offset) for event in polled))
+            return tuple(events) or None
+        events += [replace(event, time=event.time + self._offset) for event in polled]
         # A source that cannot be read has not observed the absence of events.
-        return events if getattr(self.hardware, "available", True) else events or None
+        is_read = getattr(self.hardware, "available", True)
+        return tuple(events) if events or is_read else None
 
 
-class MemoryInUse:
-    """Reads the memory of this process, without waiting for a device.
+def memory_in_use(parameters: Iterable[Tensor]) -> dict[str, float] | None:
+    """The value of `Record.memory`; None where the system tells nothing. Waits for no device.
 
-    What it shares with its data loaders' workers counts through the limit alone.
+    What the process shares with its data loaders' workers counts through the limit alone.
     """
-
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self._device = next((p.device for p in parameters if p.device.type == "cuda"), None)
-
-    def measure(self) -> dict[str, float] | None:
-        """The value of `Record.memory`; None where the system tells nothing."""
-        found: dict[str, float] = {}
-        resident, available = resident_memory(), available_to_rank()
-        if resident is not None:
-            found["host"] = resident
-            if available is not None:
-                found["host_limit"] = resident + available
-        if self._device is not None:
-            free, _ = torch.cuda.mem_get_info(self._device)
-            found["device"] = torch.cuda.memory_allocated(self._device)
-            found["device_limit"] = torch.cuda.memory_reserved(self._device) + free
-        return found or None
+    found: dict[str, float] = {}
+    resident, available = resident_memory(), available_to_rank()
+    if resident is not None:
+        found["host"] = resident
+        if available is not None:
+            found["host_limit"] = resident + available
+    device = next((p.device for p in parameters if p.device.type == "cuda"), None)
+    if device is not None:
+        free, _ = torch.cuda.mem_get_info(device)
+        found["device"] = torch.cuda.memory_allocated(device)
+        found["device_limit"] = torch.cuda.memory_reserved(device) + free
+    return found or None
 
 
 class StepRecorder:
     """Measures a step between its backward pass and the optimiser's step.
 
-    The measurements stay on the device in a `Pending`, so an accelerator is not made to
-    wait. `arm` installs the hooks that the next step needs and no others.
+    The measurements stay on the device in a `Pending`. `arm` installs the hooks that the next step
+    needs and no others.
     """
-
-    _sample: WeightSample
-    _workers: MicroBatchWorkers
-    _forward: ForwardProbes | None
-    _layers: dict[int, str]  # by the id of the parameter
 
     def __init__(
         self,
@@ -127,10 +112,8 @@ class StepRecorder:
         hardware: Hardware | None = None,
         probe: Callable[[], Tensor] | None = None,
     ) -> None:
-        self.clock = RunClock()
-        self.events = EventCollector(hardware, self.clock)
+        self.events = EventCollector(hardware)
         self.parameters = list(model.parameters())
-        self._memory = MemoryInUse(self.parameters)
         self.planned: list[str] = []
         self.acted: list[str] = []  # by the monitor's actions, from the next step on
         self.norm_handed_over = False
@@ -139,15 +122,14 @@ class StepRecorder:
         self._own: GradientListener | None = None  # this rank's own gradient
         self._shards: Any = None
         self.removers: list[Callable[[], Any]] = []
-        self.sees_updates = False
+        self.sees_updates = False  # `after_optimizer` is called
         self._shared_norm: Tensor | None = None  # of the unclipped gradients: clipping uses it
         self._sampled = False  # the weights before this step are remembered
         self._micro_losses: list[Any] = []
         self._micro_batches = 0  # of the present step
         self._accumulates = True  # not known before the first step
 
-    def install(self, after_optimizer: Callable[..., None]) -> None:
-        """Prepare the measurements; call `after_optimizer` after each optimiser step."""
+    def install(self) -> None:
         if is_distributed() and is_sharded(self.parameters):
             from rmetric.monitor import fsdp  # the sharded part of torch is slow to import
 
@@ -168,11 +150,6 @@ class StepRecorder:
                 self._probe = None
                 logger.warning("rmetric: no fixed batch: sharded models run on all ranks or none")
         self.removers = [part.remove for part in (self._workers, self._own, self._forward) if part]
-        self.sees_updates = hasattr(self._optimizer, "register_step_post_hook")
-        if self.sees_updates:
-            # Not compiled where the step is.
-            hook = torch.compiler.disable(after_optimizer)  # type: ignore[no-untyped-call]
-            self.removers.append(self._optimizer.register_step_post_hook(hook).remove)
 
     def arm(self, step: int, *, ranks_connected: bool) -> None:
         self._workers.remove()
@@ -200,14 +177,11 @@ class StepRecorder:
     def measure(
         self, step: int, loss: Tensor | float | None, gradient_norm: Tensor | float | None
     ) -> Pending:
-        """Measure the step that is about to be taken; the measurements stay on the device.
-
-        Without a loss, it is the mean of the micro-batches; without a norm, it is computed.
-        """
-        record = Record(step=step, time=self.clock.now(), learning_rate=self.learning_rate)
+        """Measure a step; without a loss, it is the mean of the micro-batches."""
+        record = Record(step=step, time=self.events.now(), learning_rate=self.learning_rate)
         record.events = self.events.take()
         if is_due(step, self._config.memory_every):
-            record.memory = self._memory.measure()
+            record.memory = memory_in_use(self.parameters)
         if self.planned:
             record.planned_events, self.planned = tuple(self.planned), []
         if self.acted:
@@ -216,9 +190,9 @@ class StepRecorder:
         pending = Pending(record, self._loss_of_step(loss))
         self._measure_gradients(pending, gradient_norm)
         if self._forward is not None and self._forward.armed:
-            pending.forward = self._forward.take()
+            pending.measured |= self._forward.take()
         if self._probe is not None and is_due(step, self._config.probe_every):
-            pending.probe_loss = self._probe_loss()
+            pending.measured["probe"] = self._probe_loss()
         if self.sees_updates and is_due(step, self._config.update_every):
             # Here and not in a hook on step(): a closure's backward runs inside of that.
             self._sample.remember()
@@ -232,16 +206,16 @@ class StepRecorder:
         return float(groups[0]["lr"]) if groups else None
 
     @property
-    def sharded(self) -> bool:
-        """True if each of several ranks holds a part of the model."""
+    def sharded(self) -> bool:  # each of several ranks holds a part of the model
         return self._shards is not None
 
     def after_optimizer(self, pending: Pending | None) -> None:
         """The optimiser has moved the weights: measure the update of that step."""
         self._shared_norm = None
         if pending is not None:
-            if self._sampled:
-                pending.moved = self._sample.moved()
+            moved = self._sample.moved() if self._sampled else None
+            if moved is not None:
+                pending.measured["update"], pending.measured["parameter"] = moved
             pending.send()
         self._sampled = False
 
@@ -278,10 +252,9 @@ class StepRecorder:
     def _measure_gradients(self, pending: Pending, norm: Tensor | float | None) -> None:
         self._shared_norm = None
         self._accumulates, self._micro_batches = self._micro_batches > 1, 0
-        if self._workers.active:
-            pending.workers = self._unscaled(self._workers.stop())
-        if self._own is not None and self._own.active:
-            pending.own = self._unscaled(self._own.stop())
+        for name, listener in (("worker", self._workers), ("own", self._own)):
+            if listener is not None and listener.active:
+                pending.measured |= self._statistics(name, listener)
         if self._shards is not None:
             self._shards.measure(pending, norm)
             return
@@ -291,18 +264,20 @@ class StepRecorder:
             present = [p for p in self.parameters if p.grad is not None]
             norms = tensor_norms(gradients_of(present))
             if layers_due and present:
-                pending.tensor_norms = norms
+                pending.measured["tensor_norms"] = norms
                 pending.layers = [self._layers[id(p)] for p in present]
             if norm is None and present:
                 norm = self._shared_norm = torch.linalg.vector_norm(norms)
         pending.norm = norm
 
-    def _unscaled(self, workers: WorkerStatistics | None) -> WorkerStatistics | None:
-        """In the units of the gradient: backward returns it times the scaler's factor."""
-        if workers is None or self.scaler is None:
-            return workers
-        factor = self.scaler.scale(workers.norms.new_ones(()))
-        return workers._replace(norms=workers.norms / factor)
+    def _statistics(self, prefix: str, listener: GradientListener) -> dict[str, Tensor]:
+        found = listener.stop()
+        if found is None:
+            return {}
+        if self.scaler is not None:  # backward returns the gradient times its factor
+            factor = self.scaler.scale(found.norms.new_ones(()))
+            found = found._replace(norms=found.norms / factor)
+        return {f"{prefix}_{name}": value for name, value in found._asdict().items()}
 
     def _probe_loss(self) -> Tensor | None:
         assert self._probe is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +16,6 @@ from torch import Tensor, nn
 from rmetric.audits.training import OwnHook
 from rmetric.monitor.forward import entrances
 from rmetric.monitor.stalls import StepTimes
-
-logger = logging.getLogger("rmetric")
 
 #: What the host is doing: between two steps or two micro-batches, in forward and backward, in
 #: the monitor's check, between that and the end of the optimiser's step.
@@ -44,7 +41,6 @@ class StepTimer:
     def __init__(self, model: nn.Module, *, several_ranks: bool = False) -> None:
         self._model, self._several_ranks = model, several_ranks
         self._handles: list[Any] = []
-        self._failed = False
         self._trained: set[nn.Module] = set()  # parts
         self.reset()
 
@@ -62,13 +58,14 @@ class StepTimer:
 
     def install(self) -> None:
         """Install the hooks; a module that is compiled in place gets none."""
-        whole, parts = entrances(self._model)
-        for module in (*whole, *parts):
-            hook = self._hook(partial(self._forward_begins, module in whole))
-            self._handles.append(
-                module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
-            )
-        self._handles += [m.register_forward_hook(self._hook(self._forward_ends)) for m in whole]
+        modules, ends = entrances(self._model), OwnHook(self._forward_ends)
+        for of, is_whole in zip(modules, (True, False), strict=True):
+            begins = OwnHook(partial(self._forward_begins, is_whole))
+            self._handles += [
+                module.register_forward_pre_hook(begins, prepend=True, with_kwargs=True)
+                for module in of
+            ]
+        self._handles += [module.register_forward_hook(ends) for module in modules[0]]
         if self._several_ranks:
             trained = [p for p in self._model.parameters() if p.requires_grad]
             for parameter in trained[-1:]:  # its gradient is ready first
@@ -82,7 +79,7 @@ class StepTimer:
     # -- the course of a step
 
     def batch_ready(self) -> None:
-        """The data of the step are there; a forward pass begins, which is no evaluation."""
+        """A forward pass begins, which is no evaluation."""
         self._begin_passes(reached=True)
 
     def _begin_passes(self, *, reached: bool = False) -> None:
@@ -155,7 +152,6 @@ class StepTimer:
             self._passes.append(_Pass(time.perf_counter(), _size(args, kwargs)))
 
     def _forward_ends(self, module: nn.Module, args: Sequence[Any], output: Any) -> None:
-        """A forward pass has ended; from now on a backward pass may reach it."""
         if module is self._outer and self._passes:
             self._outer = None
             for tensor in _tensors(output):
@@ -190,22 +186,6 @@ class StepTimer:
         step.forward_backward = (step.forward_backward or 0.0) + now - begin - exchange
         self._mark, self._waited, self._passes = now, None, []
         self._own_end = self._exchange_end = -1.0
-
-    def _hook(self, call: Callable[..., None]) -> OwnHook:
-        """A hook that is at an end with its first error."""
-
-        def quiet(*args: Any) -> None:
-            try:
-                if not self._failed:
-                    call(*args)
-            except Exception as error:
-                self._failed = True
-                logger.error("rmetric: no step times any more: %s: %s", type(error).__name__, error)
-
-        return OwnHook(quiet)
-
-
-_Hook = OwnHook  # so a model names it that was pickled by an earlier version
 
 
 @dataclass(slots=True)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from rmetric.monitor.gradients import plain, tensor_norm, tensor_norms
+from rmetric.monitor.gradients import plain, tensor_norm
 
 SAMPLED = 2**16  # gradient entries that a cosine is taken over
-TOGETHER = 2**28  # bytes of gradients that are kept, to be measured by few kernels
 
 Measured = tuple[Tensor, Tensor]  # norm, sample of the entries
 
@@ -43,7 +42,6 @@ class GradientListener:
     """Measures gradients in hooks that exist from `start` to `stop`, on measured steps only.
 
     A norm and an evenly spaced sample of `size` entries are kept; cosines are those of the samples.
-    An exception in a hook must not end the backward pass: it is kept, and `stop` raises it.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], size: int = SAMPLED) -> None:
@@ -88,40 +86,36 @@ class GradientListener:
         self._parts: dict[int, Measured] = {}  # by the place of the parameter or module
 
     @torch.no_grad()
-    def measure(self, place: int, gradient: Tensor, sampled: Tensor | None = None) -> None:
+    def _quietly(self, measure: Callable[..., None], *args: Any) -> None:
+        """An exception must not end the backward pass: it is kept, and `stop` raises it."""
+        if self._error is None and self.active:
+            try:
+                measure(*args)
+            except Exception as error:
+                self._error = error
+
+    def _measure(self, place: int, gradient: Tensor, sampled: Tensor | None = None) -> None:
         """Measure one part of the gradient; the entries are those of `sampled`, if it is given."""
-        if self._error is not None or not self.active:
-            return
-        try:
-            norm = tensor_norm(plain(gradient.detach()))
-            sample = self._sample(gradient if sampled is None else sampled)
-            self._parts[place] = norm, sample
-        except Exception as error:
-            self._error = error
+        norm = tensor_norm(plain(gradient.detach()))
+        self._parts[place] = norm, self._sample(gradient if sampled is None else sampled)
 
     def _sample(self, gradient: Tensor) -> Tensor:
         """A copy: the gradient is accumulated and reduced in its place."""
-        return self._spread(plain(gradient.detach())).to(torch.float32, copy=True)
-
-    def _spread(self, dense: Tensor) -> Tensor:
-        return dense.flatten()[:: self._stride]
+        spread = plain(gradient.detach()).flatten()[:: self._stride]
+        return spread.to(torch.float32, copy=True)
 
 
 class MicroBatchWorkers(GradientListener):
     """Takes each micro-batch of an accumulated step for a worker.
 
     A hook on every parameter sees the gradient of one backward pass before it is added to the
-    others, and keeps it until `TOGETHER` bytes are there, which few kernels measure. Norms are
-    scaled to what each micro-batch would have been alone: its loss is assumed to be divided by
-    their number.
+    others. Norms are scaled to what each micro-batch would have been alone: its loss is assumed to
+    be divided by their number.
 
     Its weakness: micro-batches share the weights and the machine: no sick machine shows here.
     """
 
-    _kept: dict[int, Tensor]  # gradients that are not measured yet, by the place of the parameter
-
     def next(self) -> None:
-        self._measure_kept()
         if self._parts:
             self._micro_batches.append(self._parts)
             self._parts = {}
@@ -129,44 +123,14 @@ class MicroBatchWorkers(GradientListener):
     def _install(self) -> Iterable[Any]:
         for place, parameter in enumerate(self._parameters):
             if parameter.requires_grad:
-                hook = partial(self._keep, place)
+                hook = partial(self._quietly, self._measure, place)
                 yield parameter.register_hook(hook)  # type: ignore[no-untyped-call]
-
-    def _keep(self, place: int, gradient: Tensor) -> None:
-        if self._error is not None or not self.active:
-            return
-        try:
-            dense = plain(gradient.detach())
-        except Exception as error:
-            self._error = error
-            return
-        self._kept[place] = dense
-        self._kept_bytes += dense.nbytes
-        if self._kept_bytes >= TOGETHER:
-            self._measure_kept()
-
-    @torch.no_grad()
-    def _measure_kept(self) -> None:
-        kept = self._kept
-        self._kept, self._kept_bytes = {}, 0
-        if not kept or self._error is not None:
-            return
-        try:
-            norms = tensor_norms([*kept.values()]).unbind()
-            spread = [self._spread(dense).float() for dense in kept.values()]
-            where = spread[0].device
-            together = torch.cat([sample.to(where) for sample in spread])
-            samples = torch.split(together, [*map(len, spread)])
-            self._parts.update(zip(kept, zip(norms, samples, strict=True), strict=True))
-        except Exception as error:
-            self._error = error
 
     def _statistics(self) -> WorkerStatistics | None:
         if len(self._micro_batches) < 2:
             return None
-        rows = _aligned(
-            [{i: part[1] for i, part in parts.items()} for parts in self._micro_batches]
-        )
+        samples = [{i: part[1] for i, part in parts.items()} for parts in self._micro_batches]
+        rows = _aligned(samples)
         if rows is None:
             return None
         whole = [_whole(parts.values()) for parts in self._micro_batches]
@@ -176,16 +140,13 @@ class MicroBatchWorkers(GradientListener):
     def _forget(self) -> None:
         super()._forget()
         self._micro_batches: list[dict[int, Measured]] = []
-        self._kept, self._kept_bytes = {}, 0
 
 
 class OwnGradient(GradientListener):
     """This rank's own gradient before DistributedDataParallel averages it, of shape (1,).
 
     A hook on every parameter runs once its gradient is accumulated: before the reduction, and after
-    the micro-batches under `no_sync` are summed. The reduced gradient stays bit for bit the same.
-    (A communication hook in place of the default divides in another place, and there can be only
-    one.)
+    the micro-batches under `no_sync` are summed. (A communication hook would divide elsewhere.)
 
     Its weakness: a gradient that a loop averages itself is compared with the mean only where it
     does so before the check; else the cosine is to itself.
@@ -194,12 +155,12 @@ class OwnGradient(GradientListener):
     def _install(self) -> Iterable[Any]:
         for place, parameter in enumerate(self._parameters):
             if parameter.requires_grad:
-                hook = partial(self._measure_accumulated, place)
+                hook = partial(self._quietly, self._measure_accumulated, place)
                 yield parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def _measure_accumulated(self, place: int, parameter: Tensor) -> None:
         if parameter.grad is not None:
-            self.measure(place, parameter.grad)
+            self._measure(place, parameter.grad)
 
     def _sample(self, gradient: Tensor) -> Tensor:
         if gradient.is_sparse:  # it has other entries after the reduction
@@ -239,10 +200,7 @@ def _whole(parts: Collection[Measured]) -> tuple[Tensor, Tensor]:
 
 
 def _aligned(samples: list[dict[int, Tensor]]) -> Tensor | None:
-    """One row a micro-batch, zero where it did not use a parameter (an expert, say).
-
-    None where samples of a parameter differ in length, as those of sparse gradients do.
-    """
+    """One row a micro-batch, zero where it did not use a parameter; None for sparse gradients."""
     known = {place: sample for row in samples for place, sample in row.items()}
     if any(len(sample) != len(known[place]) for row in samples for place, sample in row.items()):
         return None

@@ -131,17 +131,6 @@ def test_report_to_names_it(tmp_path):
     assert same_weights(trainer.model, train(tmp_path / "plain").model)
 
 
-def test_the_losses_of_other_data_sets_may_come_before(tmp_path, caplog):
-    callback = watch(tmp_path, validation_loss="eval_second_loss")
-    trainer = make_trainer(tmp_path, [callback], eval_strategy="steps", eval_steps=2)
-    trainer.eval_dataset = {"first": examples(4, seed=2), "second": examples(4, seed=3)}
-    trainer.train()
-    trainer.evaluate()
-    assert not [message for message in caplog.messages if "had the metric" in message]
-    assert callback.monitor.protocol.told == set()
-    assert sum(record.validation_loss is not None for record in records_of(tmp_path)) == 3
-
-
 # -- what is logged is the raw step
 
 
@@ -181,24 +170,6 @@ def test_loss_and_norm_are_those_of_the_tokens_that_count(tmp_path, accumulation
     assert [r.gradient_norm for r in records] == pytest.approx(norms, rel=1e-5)
     rates, logged = [r.learning_rate for r in records], stock_log(trainer, "learning_rate")
     assert (rates == logged) if FIVE else (rates[1:] == logged[:-1])  # 4 logs the next step's
-
-
-def test_a_step_that_an_epoch_cuts_short_has_its_whole_loss(tmp_path):
-    trainer = make_trainer(
-        tmp_path, [watch(tmp_path)], gradient_accumulation_steps=4, per_device_train_batch_size=9
-    )
-    trainer.train_dataset = examples(45)  # five batches: one step of four, one of one
-    trainer.train()
-    assert [r.training_loss for r in records_of(tmp_path)] == pytest.approx(
-        stock_log(trainer, "loss"), abs=STOCK
-    )
-
-
-def test_label_smoothing_is_part_of_the_loss(tmp_path):
-    trainer = train(tmp_path, [watch(tmp_path)], label_smoothing_factor=0.3)
-    assert [r.training_loss for r in records_of(tmp_path)] == pytest.approx(
-        stock_log(trainer, "loss"), abs=STOCK
-    )
 
 
 class OwnLoss(Trainer):
@@ -264,13 +235,6 @@ def test_the_log_says_what_ran(tmp_path):
         6,
         "mine",
     )
-
-
-@pytest.mark.long
-def test_a_nan_is_not_in_the_stock_log_and_is_in_ours(tmp_path):
-    trainer = train(tmp_path, [NanAt(4), watch(tmp_path)])
-    assert stock_log(trainer, "loss")[3:] == [0.0] * 3
-    assert math.isnan(records_of(tmp_path)[3].training_loss)
 
 
 def test_a_checkpoint_of_a_watched_run_is_gone_on_from_without_the_callback(tmp_path):
@@ -362,13 +326,6 @@ def test_a_training_begun_again_with_smaller_batches_has_a_log_of_its_own(tmp_pa
     )
     assert [r.step for r in records_of(tmp_path)] == [1, 2, 3, 4, 5, 6]
     assert [r.step for r in read_log(tmp_path / "run.jsonl.1").records] == [1, 2]
-
-
-def test_a_callback_may_be_added_later(tmp_path):
-    trainer = make_trainer(tmp_path)
-    trainer.add_callback(watch(tmp_path))
-    trainer.train()
-    assert len(records_of(tmp_path)) == 6
 
 
 def test_without_a_trainer_it_says_so_and_does_nothing(tmp_path, caplog):

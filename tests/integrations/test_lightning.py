@@ -111,11 +111,6 @@ def records_of(folder):
     return read_log(folder / "run.jsonl").records
 
 
-def test_the_class_itself_is_refused(tmp_path):
-    with pytest.raises(TypeError, match=r"is a class: pass callbacks=\[RMetricCallback\(\)\]"):
-        fit(Module(), tmp_path, [RMetricCallback])
-
-
 def test_a_module_that_clips_in_its_own_way_is_left_alone(tmp_path):
     class OwnClipping(Module):
         def configure_gradient_clipping(self, optimizer, **settings):

@@ -249,18 +249,6 @@ def test_under_a_gradient_scaler_loss_and_norm_are_those_without_its_factor(tmp_
 
 
 @long_in_one
-def test_a_nan_at_step_60_reaches_the_weights_and_is_in_the_log(tmp_path, trainer):
-    net, _ = fit(trainer, tmp_path, [watch(trainer, tmp_path)], Net(nan_at=60), max_steps=64)
-    assert not net.finite
-    records = records_of(tmp_path)
-    assert math.isfinite(records[58].training_loss)
-    assert math.isnan(records[59].training_loss)
-    assert math.isnan(records[59].gradient_norm)
-    alerts = entries_of(tmp_path, "ALERT")
-    assert [(a["step"], a["source"]) for a in alerts] == [(60, "non_finite")]  # said once
-
-
-@long_in_one
 @pytest.mark.parametrize("precision", ["32", "fp16"])
 @pytest.mark.parametrize("clip", [None, 0.1])
 def test_skipping_the_step_keeps_the_weights_finite(tmp_path, trainer, clip, precision):

@@ -1,6 +1,5 @@
 """Several ranks, in processes of their own: what one of them sees, all hear, and nobody waits."""
 
-import json
 import logging
 import time
 from math import inf, isfinite, nan, prod
@@ -79,24 +78,6 @@ def test_each_workers_own_gradient_is_known_to_all_ranks(tmp_path, ranks, settin
             assert record.gradient_norm == pytest.approx(mean[t].norm().item(), rel=rounding)
 
 
-def two_logs(rank, folder):
-    train_on_rank(rank, lambda m, o: Monitor(m, o, log=folder / "run.jsonl", config=PATIENT))
-    train_on_rank(rank, watched(folder))
-
-
-@pytest.mark.long
-def test_the_first_rank_writes_the_log_unless_each_has_its_own(tmp_path):
-    on_ranks(two_logs, tmp_path)
-    names = ["rank0.jsonl", "rank1.jsonl", "rank2.jsonl", "rank3.jsonl", "run.jsonl"]
-    assert sorted(p.name for p in tmp_path.iterdir()) == names
-
-    def measured(path):
-        keys = ("step", "training_loss", "worker_gradient_norms", "sigma_sq", "r_metric")
-        return [[json.loads(x).get(k) for k in keys] for x in path.read_text().splitlines()]
-
-    assert len({str(measured(tmp_path / name)) for name in names}) == 1
-
-
 # -- what one rank sees
 
 
@@ -127,12 +108,6 @@ def test_a_nan_of_one_rank_is_skipped_by_all_and_named_by_all(tmp_path):
         assert {a.step for a in result["alerts"]} == {8}
 
 
-@pytest.mark.long
-def test_all_ranks_stop_at_the_same_step(tmp_path):
-    results = on_ranks(with_a_nan, tmp_path, Stop)
-    assert [result["taken"] for result in results] == [11] * 4
-
-
 def infinite_loss(step, rank, loss, monitor):
     return loss + inf if (rank, step) == (1, 8) else loss  # its gradient is fine
 
@@ -159,29 +134,6 @@ def test_what_only_one_rank_can_see_changes_no_step_and_is_acted_upon_together()
 
 
 # -- a rank that is slow, gone, or does not take part
-
-
-def stall(step, rank, loss, monitor):
-    if (rank, step) == (1, 5):
-        time.sleep(3.0)
-    return loss
-
-
-def stalled(rank, folder):
-    without = train_on_rank(rank, steps=10)
-    return train_on_rank(rank, watched(folder, EVERY_STEP), at=stall, steps=10) | {
-        "without": without
-    }
-
-
-@pytest.mark.slow
-def test_a_rank_that_stalls_holds_up_nobody_but_the_training(tmp_path):
-    for rank, result in enumerate(on_ranks(stalled, tmp_path)):
-        assert result["weights"] == result["without"]["weights"]
-        assert result["slowest"] < 2.0
-        records = records_of(tmp_path, rank)
-        assert [r.step for r in records] == list(range(1, 11))
-        assert all(len(r.worker_gradient_norms or ()) == 4 for r in records[-2:])
 
 
 def drifting(rank, folder):

@@ -18,13 +18,13 @@ from transformers import (  # noqa: E402
 from rmetric.monitor import Monitor  # noqa: E402
 from rmetric.monitor.forward import ForwardProbes, _largest_logit  # noqa: E402
 from rmetric.monitor.gradients import (  # noqa: E402
+    WeightSample,
     gradients_of,
     layer_names,
     norms_by_layer,
     tensor_norm,
     tensor_norms,
 )
-from rmetric.monitor.weights import WeightSample  # noqa: E402
 from rmetric.monitor.workers import MicroBatchWorkers, cosines_to_mean  # noqa: E402
 from tests.monitor.training import (  # noqa: E402
     backward_passes,
@@ -53,6 +53,7 @@ def after_backward(model, seed=0):
 def test_norms_of_half_precision_do_not_overflow():
     tensor = torch.full((100,), 60000.0, dtype=torch.float16)
     assert tensor_norms([tensor]).item() == pytest.approx(600000.0)
+    assert tensor_norm(tensor).item() == pytest.approx(600000.0)
 
 
 def test_sparse_and_complex_gradients_have_their_norm():
@@ -65,10 +66,6 @@ def test_sparse_and_complex_gradients_have_their_norm():
     assert tensor_norms(gradients_of(parameters)).tolist() == pytest.approx(expected)
 
 
-def test_nothing_has_the_norm_zero():
-    assert torch.linalg.vector_norm(tensor_norms([])).item() == 0.0
-
-
 def test_layers_add_up_to_the_whole():
     model = after_backward(make_model())
     names = layer_names(name for name, _ in model.named_parameters())
@@ -77,21 +74,6 @@ def test_layers_add_up_to_the_whole():
     assert list(by_layer) == ["0", "3", "4"]
     whole = math.sqrt(sum(norm * norm for norm in by_layer.values()))
     assert whole == pytest.approx(flat_gradient(model).norm().item())
-
-
-@pytest.mark.parametrize(
-    ("name", "layer"),
-    [
-        ("model.layers.11.self_attn.q_proj.weight", "model.layers.11"),
-        ("transformer.h.0.ln_1.weight", "transformer.h.0"),
-        ("lm_head.weight", "lm_head"),
-        ("weight", "weight"),
-        ("model.embed_tokens.weight", "model.embed_tokens"),
-        ("0.weight", "0"),
-    ],
-)
-def test_layer_names(name, layer):
-    assert layer_names([name]) == [layer]
 
 
 def moved_by(model, size):
@@ -123,12 +105,6 @@ def test_the_update_norm_of_a_larger_model_is_estimated_from_a_sample():
     assert (update, norm) == pytest.approx((1.0, 1.0), rel=0.05)
 
 
-def test_a_model_without_weights_has_not_moved():
-    sample = WeightSample([], 10)
-    sample.remember()
-    assert sample.moved() is None
-
-
 def own_gradients(model, micros):
     rows = []
     for batch in micros:
@@ -153,29 +129,6 @@ def test_micro_batches_are_what_each_would_have_been_alone():
     assert measured.cosines.tolist() == pytest.approx(cosines_to_mean(alone).tolist(), rel=1e-4)
     assert measured.non_finite.tolist() == [0, 0, 0, 0]
     assert not workers.active
-
-
-@pytest.mark.parametrize("together", [0, 40, 10**9])
-def test_gradients_that_are_measured_together_are_measured_alike(monkeypatch, together):
-    monkeypatch.setattr("rmetric.monitor.workers.TOGETHER", together)
-    model = make_model().double().eval()
-    model[0].float()  # of another type than the rest
-    workers = MicroBatchWorkers(model.parameters(), size=20)
-    workers.start()
-    for seed in range(2):
-        torch.manual_seed(seed)
-        for parameter in model.parameters():
-            (parameter * torch.randn_like(parameter)).sum().backward()
-        workers.next()
-        rows = [p.grad for p in model.parameters()]
-    measured = workers.stop()
-    torch.manual_seed(0)
-    first = [torch.randn_like(p) for p in model.parameters()]
-    second = [row - before for row, before in zip(rows, first, strict=True)]
-    for place, own in enumerate((first, second)):
-        norm = 2 * sum(float(one.double().square().sum()) for one in own) ** 0.5
-        assert float(measured.norms[place]) == pytest.approx(norm, rel=1e-6)
-    assert workers._kept == {}
 
 
 def test_micro_batches_that_use_other_parameters_are_told_apart():
@@ -203,7 +156,7 @@ def test_a_failure_in_a_hook_ends_no_backward_pass(monkeypatch):
     def fail(_):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr("rmetric.monitor.workers.tensor_norms", fail)
+    monkeypatch.setattr("rmetric.monitor.workers.tensor_norm", fail)
     model = nn.Linear(2, 1)
     workers = MicroBatchWorkers(model.parameters())
     workers.start()
@@ -225,16 +178,6 @@ def test_parts_that_are_not_finite_are_counted_for_the_worker_that_has_them(valu
             layer(row).sum().backward()
         workers.next()
     assert workers.stop().non_finite.tolist() == [0, 2, 0]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
-def test_the_norm_of_one_tensor_is_that_of_several(dtype):
-    tensors = [
-        torch.full((3, 5), 300.0).to(dtype),
-        torch.randn(7).to(dtype),
-        torch.zeros(0, dtype=dtype),
-    ]
-    assert torch.equal(torch.stack([tensor_norm(one) for one in tensors]), tensor_norms(tensors))
 
 
 def test_workers_that_agree_have_cosine_one_and_opposed_ones_less():
@@ -268,21 +211,6 @@ def test_attention_logits_are_the_same_however_they_are_computed(kind):
     assert ("router_load" in fused) == (kind == "mixtral")
 
 
-def test_scaled_queries_scale_the_logits():
-    model = language_model("llama", "sdpa")
-    probes = ForwardProbes(model)
-    with torch.no_grad():
-        model.model.layers[1].self_attn.q_proj.weight *= 1000
-    with probes.measuring():
-        model(input_ids=TOKENS)
-    large = probes.read()["attention_logit_max"]
-    with torch.no_grad():
-        model.model.layers[1].self_attn.q_proj.weight *= 10
-    with probes.measuring():
-        model(input_ids=TOKENS)
-    assert probes.read()["attention_logit_max"] == pytest.approx(10 * large, rel=1e-3)
-
-
 def test_the_router_load_is_that_of_the_chosen_experts():
     model = language_model("mixtral", "sdpa")
     probes = ForwardProbes(model)
@@ -305,25 +233,9 @@ def test_headroom_is_counted_in_powers_of_two():
         model(torch.tensor([[16.0]], dtype=torch.float16))
     largest = torch.finfo(torch.float16).max
     assert probes.read()["activation_headroom"] == pytest.approx(math.log2(largest / 32.0))
-
-
-def test_an_overflow_has_no_headroom():
-    model = nn.Linear(1, 1, bias=False)
-    probes = ForwardProbes(model)
     with probes.measuring():
-        model(torch.tensor([[math.inf]]))
+        model(torch.tensor([[math.inf]], dtype=torch.float16))
     assert probes.read()["activation_headroom"] == -math.inf
-
-
-def test_no_hook_outlives_the_measuring():
-    model = language_model("mixtral", "sdpa")
-    probes = ForwardProbes(model)
-    probes.arm()
-    model(input_ids=TOKENS)
-    probes.remove()
-    for module in model.modules():
-        assert not module._forward_hooks
-        assert not module._forward_pre_hooks
 
 
 def test_armed_probes_see_training_passes_only():
@@ -339,16 +251,6 @@ def test_armed_probes_see_training_passes_only():
     model(input_ids=TOKENS)
     assert set(probes.read()) == {"activation_headroom", "attention_logit_max"}
     probes.remove()
-
-
-def test_a_pass_that_raises_leaves_nothing_behind():
-    model = language_model("llama", "sdpa").train()
-    probes = ForwardProbes(model)
-    probes.arm()
-    with pytest.raises(IndexError):
-        model(input_ids=TOKENS + 1000)
-    probes.remove()
-    assert torch.overrides._get_current_function_mode_stack() == []
 
 
 def test_an_interrupted_pass_leaves_nothing_behind():
@@ -414,7 +316,7 @@ def test_what_cannot_be_looked_at_does_not_stop_the_model(caplog):
         for _ in range(2):
             model["router"](torch.ones(3, 2))
     assert probes.read() == {}
-    assert [r.getMessage()[:35] for r in caplog.records] == ["rmetric: the forward probes step as"]
+    assert [r.getMessage()[:23] for r in caplog.records] == ["rmetric: a hook failed "]
 
 
 @pytest.mark.parametrize("how", ["before", "before, norm passed", "after", "monitor", "never"])

@@ -9,7 +9,7 @@ from rmetric._util.host_memory import resident_memory
 from rmetric.evaluation import judge_run
 from rmetric.monitor import Monitor, MonitorConfig
 from rmetric.monitor.actions import SkipStep
-from rmetric.monitor.step_recorder import MemoryInUse
+from rmetric.monitor.step_recorder import memory_in_use
 from rmetric.readers import read_log
 from rmetric.records import Record
 from tests.monitor.training import alert, entries, make_model, train, watched
@@ -25,13 +25,6 @@ def test_memory_stands_in_the_log(tmp_path):
         assert 1e7 < memory["host"] < memory["host_limit"]
 
 
-def test_a_cadence_of_0_measures_nothing(tmp_path):
-    log = tmp_path / "run.jsonl"
-    config = MonitorConfig(memory_every=0)
-    train(make_model(), watched(log=log, config=config), steps=5)
-    assert not any("memory" in e for e in entries(log, "METRICS"))
-
-
 def test_resident_memory_is_read_in_bytes(tmp_path):
     assert resident_memory(tmp_path) is None
     before, block = resident_memory(), torch.ones(16_000_000)
@@ -41,9 +34,8 @@ def test_resident_memory_is_read_in_bytes(tmp_path):
 def test_a_leak_is_one_alert_with_the_step_of_its_end(monkeypatch, tmp_path):
     steps = iter(range(1, 1_000))
     monkeypatch.setattr(
-        MemoryInUse,
-        "measure",
-        lambda self: {"host": 1e9 + 1e7 * next(steps), "host_limit": 2e9},
+        "rmetric.monitor.step_recorder.memory_in_use",
+        lambda _: {"host": 1e9 + 1e7 * next(steps), "host_limit": 2e9},
     )
     log, alerts, config = tmp_path / "run.jsonl", [], MonitorConfig(memory_every=1, detectors=())
     train(
@@ -77,22 +69,12 @@ def test_an_input_bound_training_says_so_at_its_end(tmp_path):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_device_memory_is_what_torch_has_allocated():
     weight = torch.zeros(1_000_000, device="cuda")
-    before = MemoryInUse([weight]).measure()
+    before = memory_in_use([weight])
     block = torch.zeros(100_000_000, device="cuda")
-    after = MemoryInUse([weight]).measure()
+    after = memory_in_use([weight])
     assert after["device"] - before["device"] == pytest.approx(4 * len(block), rel=0.01)
     assert after["device_limit"] == pytest.approx(before["device_limit"], rel=0.05)
     assert Record(1, memory=after).memory["device"] < after["device_limit"]
-
-
-def test_a_log_with_memory_is_read_and_makes_a_frame(tmp_path):
-    log = tmp_path / "run.jsonl"
-    with Monitor(make_model(), log=log) as monitor:
-        monitor.check_before_step(torch.tensor(2.0), gradient_norm=1.0)
-        monitor.check_before_step(torch.tensor(1.9), gradient_norm=1.0)
-        monitor.log_event("INPUT_BOUND", reason="input-bound: 43 % of the step waits for data")
-    run = read_log(log).run
-    assert run.records[0].memory["host"] == run.to_frame()["memory"][0]["host"] > 0
 
 
 @pytest.mark.parametrize("course", ["chance", "reward", "learns"])

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from math import isnan, nan
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,6 @@ from rmetric.monitor import Monitor, MonitorConfig, pending  # noqa: E402
 from rmetric.monitor.actions import SkipStep  # noqa: E402
 from rmetric.monitor.monitor import _OPEN  # noqa: E402
 from rmetric.monitor.pending import Transfer  # noqa: E402
-from rmetric.records import HardwareEvent  # noqa: E402
 from tests.monitor.training import (  # noqa: E402
     backward_passes,
     batches,
@@ -67,46 +65,6 @@ def test_the_weights_come_out_bit_equal(tmp_path, micro, clip):
     assert same_weights(plain, seen)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_mixed_precision_is_left_alone(tmp_path, dtype):
-    def loss_of(model, batch):
-        with torch.autocast("cpu", dtype=dtype):
-            return squared_error(model, batch).float()
-
-    plain, seen = make_model(), make_model()
-    train(plain, loss_of=loss_of)
-    monitor = train(seen, watched(log=tmp_path / "run.jsonl", config=EVERYTHING), loss_of=loss_of)
-    assert monitor.problem is None
-    assert same_weights(plain, seen)
-    assert monitor.last.activation_headroom < 130
-
-
-def test_a_gradient_scaler_that_overflows_is_no_alert(tmp_path):
-    def run(monitored):
-        model = make_model()
-        torch.manual_seed(7)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
-        monitor = Monitor(model, optimizer, scaler=scaler) if monitored else None
-        for [batch] in batches(40):
-            optimizer.zero_grad()
-            loss = squared_error(model, batch)
-            scaler.scale(loss * 2**6).backward()
-            scaler.unscale_(optimizer)
-            if monitor:
-                monitor.check_before_step(loss)
-            scaler.step(optimizer)
-            scaler.update()
-        if monitor:
-            monitor.close()
-        return model, monitor
-
-    seen, monitor = run(True)
-    assert same_weights(seen, run(False)[0])
-    assert monitor.last.gradient_norm < 1000  # in units of the loss, not of the scale
-    assert not monitor.alerts
-
-
 def test_a_scaler_that_is_switched_off_excuses_nothing():
     model = make_model()
     scaler = torch.amp.GradScaler("cpu", enabled=False)
@@ -117,23 +75,6 @@ def test_a_scaler_that_is_switched_off_excuses_nothing():
     assert not monitor.check_before_step(loss)
     scaler.step(optimizer)
     assert all(p.isfinite().all() for p in model.parameters())
-
-
-def test_micro_batches_under_a_scaler_are_in_the_units_of_the_loss():
-    def own_norms(scale):
-        model = make_model().eval()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-        with Monitor(model, optimizer, scaler=scaler) as monitor:
-            for batch in next(batches(1, micro=3)):
-                loss = squared_error(model, batch)
-                scaler.scale(loss / 3).backward()
-                monitor.micro_batch(loss)
-            scaler.unscale_(optimizer)
-            monitor.check_before_step()
-        return monitor.last.worker_gradient_norms
-
-    assert own_norms(2.0**10) == own_norms(1.0)
 
 
 def test_the_update_is_that_of_the_step_where_backward_runs_inside_of_it(tmp_path):
@@ -222,17 +163,6 @@ def test_it_records_the_raw_step(tmp_path):
     assert [r.step for r in run.records if r.validation_loss is not None] == [3]
 
 
-def test_clipping_shares_the_pass_and_clips_alike():
-    one, other = make_model().eval(), make_model().eval()
-    for model in (one, other):
-        next(backward_passes(model, 1))
-    expected = nn.utils.clip_grad_norm_(one.parameters(), 0.1)
-    monitor = Monitor(other)
-    monitor.check_before_step(1.0)
-    assert monitor.clip_grad_norm_(0.1) == expected
-    assert torch.equal(flat_gradient(one), flat_gradient(other))
-
-
 @pytest.mark.parametrize("order", ["clip first", "clip twice", "ask first"])
 def test_clipping_in_any_order_clips_alike(order):
     gradients = []
@@ -258,19 +188,6 @@ def test_clipping_in_any_order_clips_alike(order):
         assert torch.equal(plain, seen)
 
 
-def test_a_norm_that_the_loop_has_is_taken_as_it_is():
-    model = make_model()
-    next(backward_passes(model, 1))
-    whole = flat_gradient(model).norm().item()
-    norm = nn.utils.clip_grad_norm_(model.parameters(), 0.01)
-    monitor = Monitor(model)
-    monitor.check_before_step(1.0, gradient_norm=norm)
-    monitor.close()
-    assert monitor.last.gradient_norm == pytest.approx(whole, rel=1e-6)
-    layers = monitor.last.layer_gradient_norms
-    assert sum(g * g for g in layers.values()) ** 0.5 == pytest.approx(whole, rel=1e-4)
-
-
 def test_micro_batches_stand_in_for_workers(tmp_path):
     config = MonitorConfig(workers_every=1)
     monitor = train(
@@ -291,44 +208,6 @@ def test_what_is_switched_off_is_not_measured():
     for name in ("update_norm", "parameter_norm", "worker_gradient_norms", "layer_gradient_norms"):
         assert getattr(last, name) is None
     assert last.activation_headroom is None
-
-
-def test_planned_events_and_hardware_events_stand_in_the_next_record():
-    class Events:
-        def __init__(self):
-            self.new = [HardwareEvent(0.5, "ecc_corrected", 0)]
-
-        def poll(self):
-            seen, self.new = tuple(self.new), []
-            return seen
-
-        def close(self):
-            self.closed = True
-
-    events = Events()
-    monitor = Monitor(make_model(), hardware=events)
-    monitor.planned("learning_rate", "warm-up anew")
-    monitor.check_before_step(1.0)
-    monitor.check_before_step(1.0)
-    first = monitor.last
-    monitor.close()
-    assert first.planned_events == ("learning_rate: warm-up anew",)
-    assert [event.kind for event in first.events] == ["ecc_corrected"]
-    assert monitor.last.planned_events is None
-    assert monitor.last.events == ()
-    assert events.closed
-
-
-def test_running_out_of_memory_is_a_hardware_event(tmp_path):
-    def train_until_full():
-        with Monitor(make_model(), log=tmp_path / "run.jsonl") as monitor:
-            monitor.check_before_step(1.0)
-            raise torch.OutOfMemoryError("full")
-
-    with pytest.raises(torch.OutOfMemoryError):
-        train_until_full()
-    [record] = read_log(tmp_path / "run.jsonl").records
-    assert [event.kind for event in record.events] == ["torch_out_of_memory"]
 
 
 def test_the_log_holds_the_metric_that_replay_computes(tmp_path):
@@ -382,31 +261,6 @@ def test_a_loop_that_does_not_ask_hears_of_it_a_step_later():
     assert at[0] == 22, "the check of step 21 has raised it"
 
 
-def test_an_explosion_is_an_alert():
-    config = MonitorConfig(explosion_window=10)
-    model = make_model()
-    monitor = train(model, watched(config=config), spoil=times(1e6, 20), ask=True)
-    assert [(a.step, a.source) for a in monitor.alerts] == [(20, "gradient_explosion")]
-    assert max(p.abs().max() for p in model.parameters()) < 10
-
-
-def test_detectors_are_heard_where_their_alarm_begins(tmp_path):
-    config = MonitorConfig(
-        detectors=("gradient_norm",), alert_on=("gradient_norm",), explosion_factor=1e9
-    )
-    heard = []
-    monitor = train(
-        make_model(),
-        watched(heard.append, log=tmp_path / "run.jsonl", config=config),
-        spoil=times(1e6, 20),
-    )
-    assert heard[0].step == 20
-    assert heard[0].source == "gradient_norm"
-    assert heard == list(monitor.alerts)
-    lines = entries(tmp_path / "run.jsonl", "METRICS")
-    assert lines[19]["alerts"]["gradient_norm"] is True
-
-
 def test_by_default_nobody_hears_of_r():
     assert "r_metric" not in MonitorConfig().alert_on
     config = MonitorConfig(alert_on=("r_metric",))
@@ -451,15 +305,6 @@ def test_a_resumed_run_leaves_the_log_of_one_that_was_not_stopped(tmp_path, cut)
     assert (tmp_path / "run.jsonl.1").exists()  # what was measured before is not lost
 
 
-def test_a_new_run_does_not_write_over_an_old_log(tmp_path):
-    for loss in (1.0, 2.0):
-        monitor = Monitor(make_model(), log=tmp_path / "run.jsonl")
-        monitor.check_before_step(loss)
-        monitor.close()
-    assert read_log(tmp_path / "run.jsonl").records[0].training_loss == 2.0
-    assert entries(tmp_path / "run.jsonl.1")[1]["training_loss"] == 1.0
-
-
 def test_the_state_does_not_grow():
     config = MonitorConfig(metric=RMetricConfig.case_study(component_window=20))
     monitor = Monitor(make_model(), config=config)
@@ -497,18 +342,6 @@ def test_an_exception_inside_is_reported_once_and_training_goes_on(monkeypatch, 
     assert monitor.check_before_step(1.0).ok
 
 
-def test_an_action_that_raises_is_switched_off_and_the_others_stay(caplog):
-    heard = []
-
-    def broken(alert):
-        raise OSError("no network")
-
-    monitor = train(make_model(), watched(broken, heard.append), spoil=nan_at(20), steps=25)
-    assert monitor.usable
-    assert [alert.step for alert in heard] == [20]
-    assert sum("switched off" in message for message in caplog.messages) == 1
-
-
 @pytest.mark.parametrize("where", ["a/file/run.jsonl", "folder"])
 def test_a_log_that_cannot_be_written_costs_the_log(tmp_path, where, caplog):
     (tmp_path / "a").mkdir()
@@ -537,21 +370,6 @@ def test_a_log_that_cannot_be_written_costs_the_log(tmp_path, where, caplog):
     assert monitor.step == 30
     assert same_weights(plain, seen)
     assert sum("without the log" in message for message in caplog.messages) == 1
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-def test_a_full_disk_costs_the_log(caplog, tmp_path):
-    full = tmp_path / "run.jsonl"
-
-    def make_monitor(model, optimizer):
-        monitor = Monitor(model, optimizer, log=full)
-        monitor._log.write(b"")
-        monitor._log._file = Path("/dev/full").open("ab", buffering=0)  # noqa: SIM115
-        return monitor
-
-    monitor = train(make_model(), make_monitor)
-    assert monitor.usable
-    assert monitor.step == 30
 
 
 def test_hardware_that_is_lost_does_not_end_anything(caplog):
@@ -675,22 +493,6 @@ def test_a_nan_gradient_is_counted_and_located():
     assert monitor.last.non_finite_gradients == entries_in_all
 
 
-def test_without_accumulation_nothing_is_measured_twice():
-    model = make_model()
-    monitor = Monitor(model, config=MonitorConfig(workers_every=1))
-    for _ in backward_passes(model, 3):
-        monitor.check_before_step(1.0)
-    assert not monitor._recorder._workers.active
-    monitor.close()
-
-
-def test_variance_comes_from_one_source_in_a_run(tmp_path):
-    train(make_model(), watched(log=tmp_path / "run.jsonl"), steps=25, micro=3)
-    lines = entries(tmp_path / "run.jsonl", "METRICS")
-    sources = {line.get("sigma_sq_source") for line in lines}
-    assert sources == {"workers", None}
-
-
 def test_weights_that_were_moved_to_other_memory_are_still_watched():
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -728,21 +530,6 @@ def test_a_verdict_that_is_asked_late_changes_nothing():
     assert all(verdicts)
     assert monitor.state_dict()["step"] == 4
     monitor.close()
-
-
-@pytest.mark.parametrize("ask", [False, True])
-def test_a_step_is_read_from_the_device_at_once_unless_it_was_asked_for(monkeypatch, ask):
-    transfers = []
-
-    class Counted(Transfer):
-        def __init__(self, values):
-            transfers.append(any(isinstance(value, torch.Tensor) for value in values.values()))
-            super().__init__(values)
-
-    monkeypatch.setattr(pending, "Transfer", Counted)
-    monitor = train(make_model(), watched(), steps=20, ask=ask)
-    assert monitor.last.update_norm is not None
-    assert sum(transfers) == 20 * (1 + ask)
 
 
 @pytest.mark.parametrize("with_optimizer", [False, True])

@@ -64,14 +64,3 @@ def test_a_part_whose_state_does_not_fit_starts_anew_and_the_rest_goes_on(caplog
         monitor.check_before_step(1.0, gradient_norm=norm)
     monitor.close()
     assert [alert.source for alert in monitor.alerts] == ["gradient_explosion"]
-
-
-@pytest.mark.parametrize("part", ["rules", "step_times"])
-def test_rules_of_another_version_start_anew(part, caplog):
-    state = state_after(MonitorConfig(), [1.0] * 5)
-    state[part] = {"other": 1}
-    monitor = Monitor(make_model())
-    monitor.load_state_dict(state)
-    assert monitor.usable
-    assert ["starts anew" in message for message in caplog.messages] == [True]
-    monitor.close()

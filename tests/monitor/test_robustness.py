@@ -1,6 +1,5 @@
 """Costs and failures of the monitor's parts that a training must not pay for."""
 
-import sys
 import threading
 import time
 import types
@@ -12,8 +11,10 @@ from torch import nn  # noqa: E402
 
 from rmetric.monitor import Monitor, MonitorConfig  # noqa: E402
 from rmetric.monitor import forward as forward_module  # noqa: E402
-from rmetric.monitor.actions import EmergencyCheckpoint, WandB, dashboards  # noqa: E402
-from rmetric.monitor.actions import emergency_checkpoint as emergency  # noqa: E402
+from rmetric.monitor.actions import (  # noqa: E402
+    EmergencyCheckpoint,
+    checkpoint_file,
+)
 from rmetric.monitor.actions.action import Action  # noqa: E402
 from rmetric.monitor.monitor import _OPEN  # noqa: E402
 from rmetric.monitor.optimizer_steps import OptimizerSteps  # noqa: E402
@@ -32,12 +33,11 @@ from tests.monitor.training import (  # noqa: E402
 def test_of_shards_the_gradients_stay_until_the_optimizers_own_step():
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    steps = OptimizerSteps(model, optimizer)
+    steps = OptimizerSteps(model, optimizer, None, lambda: None)
     removers = list(steps.install())
     steps.sharded = True
     before = [p.detach().clone() for p in model.parameters()]
     for _ in backward_passes(model, 3):
-        steps.next()
         steps.leave_out()
         assert all(p.grad is not None for p in model.parameters())  # clipping is a collective
         optimizer.step()
@@ -98,48 +98,6 @@ def test_the_alarm_of_a_drift_is_not_over_while_the_steps_are_slow():
     assert not is_open_after(range(261, 331), 0.1)
     assert len(monitor.alerts) == 1
     monitor.close()
-
-
-class LeavesOut(Action):
-    def __call__(self, alert, monitor):
-        monitor.leave_step_out()
-
-
-def test_any_action_may_leave_a_step_out_under_a_scaler_that_does_not_unscale():
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    monitor = Monitor(
-        model, optimizer, scaler=scaler, actions=[LeavesOut()],
-        config=MonitorConfig(alert_on=("gradient_explosion",), explosion_window=4),
-    )  # fmt: skip
-    for step, [batch] in enumerate(batches(12), start=1):
-        optimizer.zero_grad()
-        loss = squared_error(model, batch)
-        scaler.scale(loss).backward()
-        monitor.check_before_step(loss, gradient_norm=1e3 if step == 8 else 1.0)
-        before = model[0].weight.detach().clone()
-        scaler.step(optimizer)
-        scaler.update()
-        assert torch.equal(before, model[0].weight) == (step == 9), step
-    monitor.close()
-
-
-def test_ranks_without_a_run_of_weights_and_biases_draw_nothing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(run=None))
-    monkeypatch.setattr(dashboards, "rank", lambda: 1)
-    asked = []
-    monkeypatch.setattr(dashboards, "scalars", lambda *_: asked.append(1))
-    action = WandB()
-    monitor = Monitor(make_model(), actions=[action])
-    monitor.check_before_step(1.0)
-    monitor.check_before_step(1.0)
-    monitor.close()
-    assert action in monitor._delivery.actions
-    assert asked == []
-    monkeypatch.setattr(dashboards, "rank", lambda: 0)
-    with pytest.raises(ValueError, match=r"wandb\.init"):
-        WandB()
 
 
 def test_the_forward_probes_make_nothing_compile_twice():
@@ -224,7 +182,7 @@ def test_a_trainers_own_scheduler_is_in_the_emergency_checkpoint(tmp_path):
 
 
 def test_ranks_that_write_no_checkpoint_copy_no_generators(tmp_path, monkeypatch):
-    monkeypatch.setattr(emergency, "rank", lambda: 1)
+    monkeypatch.setattr(checkpoint_file, "rank", lambda: 1)
     checkpoint = EmergencyCheckpoint(tmp_path)
     monitor = Monitor(make_model(), actions=[checkpoint])
     for _ in range(3):
@@ -249,18 +207,6 @@ def test_a_disk_that_hangs_is_waited_for_once(tmp_path, caplog):
     assert (tmp_path / "run.jsonl").read_text().count("METRICS") == 2  # nothing is lost
 
 
-def test_without_a_log_no_line_is_encoded(monkeypatch):
-    def fail(*_):
-        raise AssertionError
-
-    monkeypatch.setattr("rmetric.monitor.monitor.metrics_line", fail)
-    monitor = Monitor(make_model())
-    monitor.check_before_step(1.0)
-    monitor.check_before_step(1.0)
-    monitor.close()
-    assert monitor.usable
-
-
 def boom(*_):
     raise RuntimeError("boom")
 
@@ -274,32 +220,3 @@ def test_an_error_of_ours_in_a_method_of_the_trainer_costs_the_monitor_alone(cap
     assert "boom" in callback.monitor.problem
     assert sum("training continues" in message for message in caplog.messages) == 1
     callback.monitor.close()
-
-
-def test_after_an_error_no_norm_is_taken_in_manual_optimisation(monkeypatch):
-    module = pytest.importorskip("rmetric.integrations.lightning", exc_type=ImportError)
-    calls = []
-    monkeypatch.setattr(module, "tensor_norms", lambda *_: calls.append(1) or boom())
-    callback = module.RMetricCallback()
-    callback.monitor = Monitor(make_model())
-    for _ in range(2):
-        callback.on_after_backward(None, types.SimpleNamespace(automatic_optimization=False))
-    assert "boom" in callback.monitor.problem
-    assert calls == [1]
-    callback.monitor.close()
-
-
-def test_non_finite_entries_are_read_at_once(monkeypatch):
-    model = make_model()
-    [[batch]] = batches(1)
-    (squared_error(model, batch) * float("nan")).backward()
-    monitor = Monitor(model)
-    pending = Pending(Record(step=1))
-    reads = []
-    whole = torch.Tensor.tolist
-    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: reads.append(1) or whole(self))
-    monkeypatch.setattr(torch.Tensor, "__int__", lambda self: reads.append(1) or self.item())
-    monitor._recorder.locate_non_finite(pending)
-    assert len(reads) == 1
-    assert pending.record.non_finite_gradients == sum(p.numel() for p in model.parameters())
-    monitor.close()

@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from rmetric.monitor.actions import MLflow, SkipStep, Trackio  # noqa: E402
+from rmetric.monitor.actions import MLflow, SkipStep, Trackio, WandB  # noqa: E402
 from tests.monitor.training import make_model, nan_at, train, watched  # noqa: E402
 
 HOLD = {"step": 31, "action": "hold", "reason": "held at step 20"}
@@ -88,7 +88,7 @@ def test_mlflow_has_records_as_metrics_and_alerts_as_tags(tmp_path, monkeypatch)
     assert data.tags["rmetric.rescue.hold"] == "step 31: rescue: held at step 20"
 
 
-@pytest.mark.parametrize("sink", [Trackio, MLflow])
+@pytest.mark.parametrize("sink", [Trackio, MLflow, WandB])
 def test_a_library_that_is_not_installed_is_named(sink, monkeypatch):
     package = sink.__name__.lower()
     monkeypatch.setitem(sys.modules, package, None)

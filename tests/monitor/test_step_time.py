@@ -243,24 +243,6 @@ def test_what_each_step_does_before_its_backward_pass_is_no_evaluation(clock, fo
     assert monitor.last.forward_backward_seconds > 1.0
 
 
-def test_a_pause_at_even_distances_is_reported_once(clock):
-    def save(step, monitor, model):
-        if step > 24 and step % 5 == 0:
-            clock.wait(30.0)  # a checkpoint that the monitor cannot recognise
-
-    monitor = train(make_model(), clock, at=None, between=save)
-    # The second, at 36, belongs to the episode of the first; later ones are regular.
-    assert [a.step for a in monitor.alerts] == [31]
-
-
-def test_the_compilation_of_the_first_steps_is_no_stall(clock):
-    def compile_first(step, monitor, model):
-        if step <= 2:
-            clock.wait(60.0)
-
-    assert named(train(make_model(), clock, at=None, between=compile_first)) == []
-
-
 def test_a_stall_stops_and_skips_nothing_unless_an_action_is_given_its_source(clock):
     plain = make_model()
     watched = twin(plain)
@@ -281,14 +263,6 @@ def test_step_times_can_be_switched_off(clock, tmp_path):
     assert named(monitor) == []
     assert "_seconds" not in (tmp_path / "run.jsonl").read_text().replace('"time_seconds"', "")
     assert monitor.model._forward_pre_hooks == {}
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"stall_seconds": 0.0}, {"slow_rank_factor": 1.0}, {"slow_drift": 1.0}]
-)
-def test_settings_out_of_range_are_refused(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        MonitorConfig(**wrong)
 
 
 # -- what must stay as it was
@@ -325,16 +299,10 @@ def test_the_state_survives_a_checkpoint(clock):
     second.load_state_dict(state)
     clock.wait(100.0)  # the restart
     go_on(second, range(46, 60))
-    old = {name: value for name, value in state.items() if name != "step_times"}
     assert [a.step for a in second.alerts if a.source == "stall"] == [50]
     assert second._step_time_judge.state_dict() != state["step_times"]
     second.close()
-    third = Monitor(model, optimizer)
-    third.load_state_dict(old)  # a checkpoint of an older version
-    go_on(third, range(46, 49))
-    third.close()
     assert second.usable
-    assert third.usable
 
 
 def test_a_hook_that_fails_is_reported_once_and_harms_nothing(clock, caplog, monkeypatch):
@@ -345,7 +313,7 @@ def test_a_hook_that_fails_is_reported_once_and_harms_nothing(clock, caplog, mon
     with caplog.at_level(logging.ERROR):
         monitor = train(make_model(), clock, at=None)
     assert monitor.step == STEPS
-    assert sum("no step times" in record.message for record in caplog.records) == 1
+    assert sum("a hook failed" in record.message for record in caplog.records) == 1
 
 
 class Small(nn.Module):

@@ -114,16 +114,3 @@ def evaluating(rank, who_is_slow, context, mode):
 def test_a_rank_that_evaluates_is_not_slow_and_the_slow_one_is_named(way, who_is_slow):
     named = [] if who_is_slow is None else [who_is_slow]
     assert on_ranks(evaluating, who_is_slow, *way, ranks=2) == [named, named]
-
-
-def with_and_without(rank, micro):
-    return [
-        train_on_rank(rank, make, steps=12, micro=micro)["weights"]
-        for make in (None, lambda m, o: Monitor(m, o, config=PATIENT))
-    ]
-
-
-@pytest.mark.parametrize("micro", [1, 2])
-def test_weights_stay_the_same(micro):
-    for without, watched in on_ranks(with_and_without, micro, ranks=2):
-        assert without == watched

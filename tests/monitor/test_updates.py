@@ -217,8 +217,8 @@ def test_an_alert_of_its_own_names_gradients_that_are_zero():
 def test_a_lost_reward_is_forgotten_where_the_training_goes_back():
     raised = []
     delivery = SimpleNamespace(
-        rank_sync=None, new_alert=lambda *alert: alert,
-        raise_alert=lambda alert, shared: raised.append(alert[:2]),
+        new_alert=lambda *alert: alert,
+        raise_alert=lambda alert, own: raised.append(alert[:2]),
     )  # fmt: skip
     judge = UpdateJudge(None, delivery)
     records = [Record(step=n, policy={"reward": n / 20 if n <= 20 else 0.0}) for n in range(1, 30)]

@@ -113,7 +113,7 @@ class TestWebhook:
         assert "went back from 26 to 20" in texts[1]
 
     def test_the_first_rank_alone_posts(self, monkeypatch):
-        monkeypatch.setattr("rmetric.monitor.actions.webhook.rank", lambda: 1)
+        monkeypatch.setattr("rmetric.monitor.actions.exports.rank", lambda: 1)
         with WebhookServer() as server:
             webhook = Webhook(server.url)
             webhook(alert(), None)
@@ -219,7 +219,6 @@ class TestPrometheus:
             ({"port": 70000}, "port is 70000"),
             ({"port": True}, "port is True"),
             ({"textfile": "rmetric.txt"}, "rmetric.txt"),
-            ({"textfile": "a.prom", "seconds": 0.0}, "seconds is 0"),
         ],
         ids=str,
     )

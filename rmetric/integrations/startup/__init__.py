@@ -31,14 +31,7 @@ DEFAULTS = {"log": "rmetric.jsonl", "rescue": "0", "audits": "1", "lightning": "
 
 
 def is_on(option: str, environment: Mapping[str, str]) -> bool:
-    """Whether a switch is on in an environment.
-
-    Raises:
-        ValueError: its variable is neither 1 nor 0; the message names it.
-
-    >>> is_on("rescue", {"RMETRIC_RESCUE": "1"}), is_on("rescue", {})
-    (True, False)
-    """
+    """Whether a switch is on. Raises ValueError that names a variable which is neither 1 nor 0."""
     value = environment.get(VARIABLES[option], DEFAULTS[option])
     if value not in ("0", "1"):
         raise ValueError(f"{VARIABLES[option]} is {value!r}: 0 and 1 are accepted")
@@ -48,8 +41,7 @@ def is_on(option: str, environment: Mapping[str, str]) -> bool:
 def audits_of(environment: Mapping[str, str]) -> bool | list[str]:
     """What `make_audits` takes, from an environment: 1, 0, or names between commas.
 
-    Raises:
-        ValueError: a name is not accepted; the message names it.
+    Raises ValueError that names what is not accepted.
 
     >>> audits_of({}), audits_of({"RMETRIC_AUDITS": "-resume,-batches"})
     (True, ['-resume', '-batches'])
@@ -75,10 +67,9 @@ def lightning_callbacks() -> list[Any]:
 
 
 def attach(module: ModuleType) -> None:
-    """Let the class `Trainer` of a trainer's module begin its trainings with a callback.
+    """Let the class `Trainer` of a module, and its subclasses, begin trainings with a callback.
 
-    Subclasses, as those of TRL are, inherit it. It is added when a training begins, and not when
-    a trainer is made: only then is it known that nobody else adds one.
+    Only then, and not when a trainer is made, is it known that nobody else adds one.
     """
     package = module.__name__.partition(".")[0]
     method, integration, add = _WAYS.get(package, _LIGHTNING)
@@ -131,18 +122,13 @@ _WAYS = {
 
 
 def settings_of(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Arguments of a callback, from the variables of `VARIABLES`.
-
-    Raises:
-        ValueError: a variable has a value that is not accepted; the message names it.
-    """
+    """Arguments of a callback. Raises ValueError that names a variable with a wrong value."""
     actions: list[Any] = []
     if is_on("rescue", environment):
         actions.append(import_module("rmetric.rescue").Rescue())
     if environment.get(VARIABLES["webhook"]):
-        actions.append(import_module("rmetric.monitor.actions").Webhook(
-            variable=VARIABLES["webhook"]
-        ))  # fmt: skip
+        webhook = import_module("rmetric.monitor.actions").Webhook
+        actions.append(webhook(variable=VARIABLES["webhook"]))
     return {
         "log": environment.get(VARIABLES["log"], DEFAULTS["log"]),
         "actions": actions,

@@ -1,24 +1,37 @@
-"""A checkpoint as one file of tensors and plain values, whole or absent."""
+"""The emergency checkpoint: one file of tensors and plain values, whole or absent; its restore."""
 
 from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rmetric._util.background import Background
 from rmetric._util.durable import durable_file
+from rmetric._util.errors import as_number, require
+from rmetric._util.open_alarms import OpenAlarms
+from rmetric.monitor.actions.action import Action, rank
+from rmetric.monitor.alerts import Alert, Episode
+from rmetric.monitor.gradients import is_sharded
+from rmetric.records import Record
+
+if TYPE_CHECKING:
+    from rmetric.monitor.monitor import Monitor
 
 logger = logging.getLogger("rmetric")
 
 FORMAT = "rmetric emergency checkpoint, 1"
 POINTER = "last_good"
-
+#: End of the name of a suspect checkpoint, and how many of these are kept.
+SUSPECT, KEPT_SUSPECT = ".suspect.pt", 2
+FINISH_SECONDS = 600.0  # that the end of a training waits for the last write
 PLAIN = (type(None), bool, int, float, str, bytes)
 
 
@@ -188,3 +201,183 @@ def last_good(folder: Path) -> Path | None:
     pointer = folder / POINTER
     path = folder / pointer.read_text().strip() if pointer.is_file() else None
     return path if path is not None and path.is_file() else None
+
+
+class EmergencyCheckpoint(Action):
+    """Saves the state of a training after its last completed step; `restore` restores it.
+
+    It saves once an episode of alarms, at its first alert, the weights as they were before the step
+    that raised it: model, optimiser, scheduler, gradient scaler, generators of random numbers
+    (python, numpy, torch, CUDA), the monitor, and the number of steps taken, which gives the place
+    in the data. A resumed training then has the same weights as one that was never interrupted.
+
+    Only weights and optimiser states that are all finite are saved; else that is reported with the
+    last good checkpoint. The training waits for the copy to host memory; a thread writes the file,
+    under another name until it is whole. A full disk costs the checkpoint. Every file loads with
+    ``torch.load(weights_only=True)``; the file ``last_good`` names the newest. The first rank alone
+    writes.
+
+    A checkpoint of a step after the onset of an open alarm is suspect: its name ends in
+    ``.suspect.pt``, and it never causes the deletion of a clean one.
+
+    Weaknesses: sharded parameters (FSDP2) are refused. Of several ranks only the first one's random
+    numbers are kept. Random numbers that an evaluation drew between two steps are not drawn again.
+    Each step copies the state of the generators.
+
+    Args:
+        folder: for the checkpoints; made where it is missing.
+        keep: how many clean ones, at least 1, beside two suspect ones; the oldest goes.
+        scheduler: the learning-rate scheduler; None for the trainer's own, where there is one.
+        extra_state: returns whatever else a resumed training needs, as plain values and tensors.
+        wait: steps before it saves again, at least 1.
+        on: sources of alerts that it reacts to; None for every alert.
+
+    Attributes:
+        last_good: the newest checkpoint that is whole; None before the first.
+        problem: why the last one was not saved; None where it was.
+    """
+
+    needs_verdict_now = True
+    once_an_episode = True
+
+    def __init__(
+        self,
+        folder: Path | str,
+        keep: int = 2,
+        *,
+        scheduler: Any = None,
+        extra_state: Callable[[], Any] | None = None,
+        wait: int = 100,
+        on: Collection[str] | None = None,
+    ) -> None:
+        super().__init__(on=on)
+        for name, value in (("keep", keep), ("wait", wait)):
+            require(name, value, as_number(value) >= 1, "at least 1")
+        self.folder, self.keep, self.wait = Path(folder), keep, wait
+        self.scheduler, self.extra_state = scheduler, extra_state
+        self.last_good = last_good(self.folder)
+        self.problem: str | None = None
+        self._tried_at: int | None = None
+        self._episode: int | None = None  # onset of the last one
+        self._open = OpenAlarms(quiet_steps=1)  # each lasts until its episode ends
+        self._alarmed_at = 0
+        self._devices: set[torch.device] | None = None
+        self._random: dict[int, dict[str, Any]] = {}  # by the step that it is the end of
+        self._background = Background(size=1)
+
+    def record(self, record: Record, monitor: Monitor) -> None:
+        if rank() != 0:  # the first rank alone writes
+            return
+        # Between here and the next step's batch nothing draws: this is the end of the step at hand.
+        kept = {step: state for step, state in self._random.items() if step == monitor.step}
+        self._random = kept | {monitor.step + 1: self._random_state(monitor)}
+
+    def __call__(self, alert: Alert, monitor: Monitor) -> None:
+        if rank() != 0:
+            return
+        if monitor.step < self._alarmed_at:  # a training that went back has no alarm open
+            self._open.end()
+        self._alarmed_at = step = monitor.step
+        self._open.open(alert.source, alert.since, alert.reason, step=step, lasts=True)
+        if alert.since == self._episode:
+            return
+        self._episode = alert.since
+        if self._tried_at is not None and 0 <= step - self._tried_at < self.wait:
+            return
+        self._tried_at = step
+        problem = _unfit(bare(monitor.model), monitor.optimizer)
+        if problem:
+            self._report(f"step {monitor.weights_step} is not saved: {problem}")
+            return
+        content = self._content(alert, monitor)
+        if not self._background.submit(partial(self._write, content)):
+            self._report(f"step {monitor.weights_step} is not saved: the one before is not written")
+
+    def ended(self, episode: Episode, monitor: Monitor) -> None:
+        """The episode ended: later checkpoints are clean again."""
+        for source in episode.sources:
+            self._open.end(source)
+
+    def close(self) -> None:
+        if not self._background.close(FINISH_SECONDS):
+            self._report(f"still not written after {FINISH_SECONDS:g} s")
+        self._random = {}  # another training may follow
+
+    def _random_state(self, monitor: Monitor) -> dict[str, Any]:
+        if self._devices is None:
+            devices = {parameter.device for parameter in monitor.model.parameters()}
+            self._devices = {device for device in devices if device.type == "cuda"}
+        return random_state(self._devices)
+
+    def _content(self, alert: Alert, monitor: Monitor) -> dict[str, Any]:
+        step = monitor.weights_step
+        left_out: dict[str, str] = {}
+        generators = self._random.get(step)
+        if generators is None:
+            left_out["random"] = f"not kept after step {step}; those of step {monitor.step} instead"
+            generators = self._random_state(monitor)
+        scheduler = self.scheduler
+        if scheduler is None:
+            scheduler = next(iter(monitor.schedulers), None)
+        parts = {"optimizer": monitor.optimizer, "scheduler": scheduler, "scaler": monitor.scaler,
+                 "monitor": monitor}  # fmt: skip
+        states = {name: None if one is None else one.state_dict for name, one in parts.items()}
+        states["extra"] = self.extra_state
+        kept = plain_states(states, left_out)
+        alarm = self._open.earliest(step)
+        suspect = alarm._asdict() if alarm is not None and step > alarm.since else None
+        noted = {"alert": alert.as_entry(), "suspect": suspect}
+        return checkpoint_content(monitor.model, step, generators, left_out, **noted, **kept)
+
+    def _write(self, content: dict[str, Any]) -> None:
+        names = [f"step_{content['step']:08d}{suffix}" for suffix in (".pt", SUSPECT)]
+        if content["suspect"] is not None:
+            names.reverse()
+        path, other = (self.folder / name for name in names)
+        try:
+            write_whole(path, content)
+            other.unlink(missing_ok=True)
+            write_whole(self.folder / POINTER, f"{path.name}\n".encode())
+        except Exception as error:
+            self._report(f"{path} cannot be written: {error}")
+            return
+        self.last_good, self.problem = path, None
+        logger.warning("rmetric: emergency checkpoint %s", path)
+        self._tidy(path)
+
+    def _tidy(self, newest: Path) -> None:
+        """Keep so many checkpoints, and nothing that a killed writer left."""
+        found = list(self.folder.glob("step_*.pt"))
+        found.sort(key=lambda path: (path == newest, path.stat().st_mtime_ns), reverse=True)
+        clean = [path for path in found if not path.name.endswith(SUSPECT)]
+        suspect = [path for path in found if path.name.endswith(SUSPECT)]
+        left = self.folder.glob(".step_*.pt.part")
+        for path in (*clean[self.keep :], *suspect[KEPT_SUSPECT:], *left):
+            path.unlink(missing_ok=True)
+
+    def _report(self, problem: str) -> None:
+        self.problem = problem
+        last = f"the last good one is {self.last_good}" if self.last_good else "there is none yet"
+        logger.error("rmetric: emergency checkpoint: %s; %s", problem, last)
+
+
+@torch.no_grad()
+def _unfit(model: nn.Module, optimizer: Any) -> str | None:
+    """Why this must not be saved; None where it may. One host read a device."""
+    if is_sharded(model.parameters()):
+        return "the parameters are sharded, save them with torch.distributed.checkpoint"
+    fine: dict[torch.device, dict[str, Tensor]] = {}
+    states = getattr(optimizer, "state", {})
+    for name, parameter in model.named_parameters():
+        of_optimizer = states.get(parameter, {}).items()
+        numbers = {f"the optimiser's {key} of {name}": value for key, value in of_optimizer}
+        for what, tensor in ({name: parameter} | numbers).items():
+            if isinstance(tensor, Tensor) and (tensor.is_floating_point() or tensor.is_complex()):
+                fine.setdefault(tensor.device, {})[what] = tensor.isfinite().all()
+    for name, buffer in model.named_buffers():  # a mask may well hold infinities
+        fine.setdefault(buffer.device, {})[name] = ~buffer.isnan().any()
+    for tests in fine.values():
+        for name, passed in zip(tests, torch.stack(list(tests.values())).tolist(), strict=True):
+            if not passed:
+                return f"{name} is not finite"
+    return None

@@ -1,4 +1,4 @@
-"""What draws records, alerts and decisions; in TensorBoard and Weights & Biases, too."""
+"""Draw records, alerts and decisions: in TensorBoard, Weights & Biases, MLflow and trackio."""
 
 from __future__ import annotations
 
@@ -54,32 +54,32 @@ class Dashboard(Action):
 
     def record(self, record: Record, monitor: Monitor) -> None:
         self._repeated = max(self._repeated, self._executed + 1 - record.step)
-        self._executed = record.step + self._repeated
+        self._executed = executed = record.step + self._repeated
         if rank() == 0:
-            values = scalars(record, monitor.metric) | {"executed_step": self._executed}
-            self._submit(lambda: self.draw(values, record.step))
+            values = scalars(record, monitor.metric)
+            self._submit(lambda: self.draw(values, record.step, executed))
 
     def decided(self, entry: Mapping[str, Any], monitor: Monitor) -> None:
         name = str(entry["action"])
         self._decisions[name] += 1
-        words, count, executed = decision_words(entry), self._decisions[name], self._executed
-        self._submit(lambda: self.add_decision(words, name, count, executed))
+        count = {f"rescue_decisions/{name}": float(self._decisions[name])}
+        words, executed = decision_words(entry), self._executed
+        self._submit(lambda: self.draw(count, None, executed))
+        self._submit(lambda: self.tell(RESCUE, name, words, executed))
 
     def __call__(self, alert: Alert, monitor: Monitor) -> None:
-        self._submit(lambda: self.add_alert(alert))
+        self._submit(lambda: self.tell(alert.source, "", str(alert), alert.step))
 
     def close(self) -> None:
         self._submit(self.finish)
         self._background.close(FINISH_SECONDS)
 
-    def draw(self, values: dict[str, float], step: int) -> None:
+    def draw(self, values: dict[str, float], step: int | None, executed: int) -> None:
+        """Write the numbers of a record; `step` is None for the count of a decision."""
         raise NotImplementedError
 
-    def add_alert(self, alert: Alert) -> None:
-        raise NotImplementedError
-
-    def add_decision(self, words: str, name: str, count: int, executed: int) -> None:
-        """Write a decision: text, name, the decisions of that name so far, executed step."""
+    def tell(self, source: str, decision: str, words: str, step: int) -> None:
+        """Write an alert, or a `decision`, whose source is `RESCUE` and whose step is executed."""
         raise NotImplementedError
 
     def finish(self) -> None:
@@ -125,17 +125,14 @@ class TensorBoard(Dashboard):
         self.folder = Path(folder)
         self._make: Callable[[str], Any] = SummaryWriter
 
-    def draw(self, values: dict[str, float], step: int) -> None:
+    def draw(self, values: dict[str, float], step: int | None, executed: int) -> None:
+        if step is not None:
+            values["executed_step"] = executed
         for name, value in values.items():
-            self._writer.add_scalar(f"rmetric/{name}", value, step)
+            self._writer.add_scalar(f"rmetric/{name}", value, executed if step is None else step)
 
-    def add_alert(self, alert: Alert) -> None:
-        self._writer.add_text(f"rmetric/{alert.source}", str(alert), alert.step)
-        self._writer.flush()
-
-    def add_decision(self, words: str, name: str, count: int, executed: int) -> None:
-        self._writer.add_text("rmetric/rescue", words, executed)
-        self._writer.add_scalar(f"rmetric/rescue_decisions/{name}", count, executed)
+    def tell(self, source: str, decision: str, words: str, step: int) -> None:
+        self._writer.add_text(f"rmetric/{source}", words, step)
         self._writer.flush()
 
     def finish(self) -> None:
@@ -176,8 +173,17 @@ class RunDashboard(Dashboard):
         if self.run is None and rank() == 0:
             raise ValueError(f"there is no active run: call {self.begin} first, or pass run")
 
+    def draw(self, values: dict[str, float], step: int | None, executed: int) -> None:
+        place: dict[str, float] = {"executed_step": executed}
+        if step is not None:
+            place["step"] = step
+        self.log({f"rmetric/{name}": n for name, n in (place | values).items()}, executed)
+
     def prepare(self, module: Any) -> Any:
         """Keep what is needed of the package; returns its active run, None for none."""
+        raise NotImplementedError
+
+    def log(self, values: dict[str, float], executed: int) -> None:
         raise NotImplementedError
 
 
@@ -203,17 +209,11 @@ class WandB(RunDashboard):
     def prepare(self, module: Any) -> Any:
         return module.run
 
-    def draw(self, values: dict[str, float], step: int) -> None:
-        named = {f"rmetric/{name}": value for name, value in values.items()}
-        self.run.log({"rmetric/step": step, **named})
+    def log(self, values: dict[str, float], executed: int) -> None:
+        self.run.log(values)
 
-    def add_alert(self, alert: Alert) -> None:
-        self.run.alert(title=f"rmetric: {alert.source}", text=str(alert))
-
-    def add_decision(self, words: str, name: str, count: int, executed: int) -> None:
-        count_name = f"rmetric/rescue_decisions/{name}"
-        self.run.log({"rmetric/executed_step": executed, count_name: count})
-        self.run.alert(title=f"rmetric: {RESCUE} {name}", text=words)
+    def tell(self, source: str, decision: str, words: str, step: int) -> None:
+        self.run.alert(title=f"rmetric: {source} {decision}".rstrip(), text=words)
 
 
 class MLflow(RunDashboard):
@@ -231,23 +231,14 @@ class MLflow(RunDashboard):
         self._client = module.MlflowClient()  # of the store that is set now, for another thread
         return module.active_run()
 
-    def draw(self, values: dict[str, float], step: int) -> None:
-        self._log({"step": step, **values}, int(values["executed_step"]))
-
-    def add_alert(self, alert: Alert) -> None:
-        self._tag(f"alert.{alert.source}", str(alert))
-
-    def add_decision(self, words: str, name: str, count: int, executed: int) -> None:
-        self._log({f"rescue_decisions/{name}": count}, executed)
-        self._tag(f"{RESCUE}.{name}", words)
-
-    def _log(self, values: Mapping[str, float], step: int) -> None:
+    def log(self, values: dict[str, float], executed: int) -> None:
         now = int(time.time() * 1000)
-        metrics = [self._metric(f"rmetric/{k}", float(v), now, step) for k, v in values.items()]
+        metrics = [self._metric(k, float(v), now, executed) for k, v in values.items()]
         for first in range(0, len(metrics), _LARGEST_BATCH):
             self._client.log_batch(self.run.info.run_id, metrics[first : first + _LARGEST_BATCH])
 
-    def _tag(self, name: str, words: str) -> None:
+    def tell(self, source: str, decision: str, words: str, step: int) -> None:
+        name = f"{RESCUE}.{decision}" if decision else f"alert.{source}"
         self._client.set_tag(self.run.info.run_id, f"rmetric.{name}", words[:_LONGEST_TAG])
 
 
@@ -261,22 +252,17 @@ class Trackio(RunDashboard):
     package, begin = "trackio", "trackio.init()"
 
     def prepare(self, module: Any) -> Any:
-        self._level = {True: module.AlertLevel.ERROR, False: module.AlertLevel.WARN}
+        self._levels = module.AlertLevel
         return module.context_vars.current_run.get()
 
-    def draw(self, values: dict[str, float], step: int) -> None:
-        named = {f"rmetric/{name}": value for name, value in values.items()}
-        self.run.log({"rmetric/step": step, **named}, step=int(values["executed_step"]))
+    def log(self, values: dict[str, float], executed: int) -> None:
+        self.run.log(values, step=executed)
 
-    def add_alert(self, alert: Alert) -> None:
-        self._alert(alert.source, str(alert), alert.step, alert.source in self.severe)
-
-    def add_decision(self, words: str, name: str, count: int, executed: int) -> None:
-        self.run.log({f"rmetric/rescue_decisions/{name}": count}, step=executed)
-        self._alert(f"{RESCUE} {name}", words, executed, name == "hold")
-
-    def _alert(self, title: str, text: str, step: int, severe: bool) -> None:
-        self.run.alert(f"rmetric: {title}", text, level=self._level[severe], step=step)
+    def tell(self, source: str, decision: str, words: str, step: int) -> None:
+        severe = source in self.severe or decision == "hold"
+        level = self._levels.ERROR if severe else self._levels.WARN
+        title = f"rmetric: {source} {decision}".rstrip()
+        self.run.alert(title, words, level=level, step=step)
 
 
 def scalars(record: Record, metric: RMetric) -> dict[str, float]:
