@@ -60,22 +60,22 @@ def stream_rows(
 
     A row without any number is none: words with as many commas as the header has.
     """
-    assembler = Assembler(source.path, columns)
+    assembler, foreign = Assembler(source.path, columns), source.foreign_lines
 
     def batches() -> Batches:
         for row in rows:
             try:
                 complete = assembler.take(row)
             except BadRow as error:
-                forgiven = source.foreign_lines.forgiving
-                if error.line is None or not (forgiven or _is_text(row)):
+                is_text = not any(map(_is_number, row.cells.values()))
+                if error.line is None or not (foreign.forgiving or is_text):
                     raise
-                source.foreign_lines.good -= 1
-                source.foreign_lines.add(error.line, error.problem, of_record=not _is_text(row))
+                foreign.add(error.line, error.problem, of_record=not is_text)
                 continue
+            foreign.good += 1
             if complete is not None:
                 yield complete
-        source.foreign_lines.check(source.path)
+        foreign.check(source.path)
         yield from assembler.finish()
         for run in assembler.all_runs():
             run.notes += notes or []
@@ -113,10 +113,6 @@ def stream_wide(
     if is_named:
         columns.by_target["run"] = RUN
     return stream_rows(source, columns, rows(), notes)
-
-
-def _is_text(row: Row) -> bool:
-    return not any(map(_is_number, row.cells.values()))
 
 
 def _is_number(cell: object) -> bool:
@@ -162,14 +158,16 @@ def one_value(
     return str(name), value, own
 
 
-def columns_of_table(source: Source, names: list[str], mapping: Mapping[str, str]) -> Columns:
+def columns_of_table(
+    source: Source, names: list[str], mapping: Mapping[str, str], *, list_unused: bool = True
+) -> Columns:
     """The columns of a table whose header is known. Raises LogError and UnknownFormat."""
     try:
         columns = choose_columns(names, mapping)
     except ValueError as error:
         raise LogError(source.path, None, str(error)) from None
     check_has_loss(source, columns, names)
-    columns.notes += unused_notes(columns, names)
+    columns.notes += unused_notes(columns, names) if list_unused else []
     return columns
 
 

@@ -19,7 +19,7 @@ from rmetric.evaluation import judge_run
 from rmetric.logs import LogError, run_lines
 from rmetric.readers import READERS, UnknownFormat, find_logs, read_log, read_runs
 from rmetric.readers.columns import TARGETS, choose_columns, plain_name
-from rmetric.readers.text_readers import LAST_READERS, TEXT_READERS
+from rmetric.readers.text_readers import LAST_READERS, TEXT_FORMATS
 
 HISTORY = [
     {"epoch": 0.1, "step": 10, "loss": 3.0, "grad_norm": 1.5, "learning_rate": 1e-4},
@@ -106,7 +106,7 @@ def test_a_format_is_recognised_by_content_whatever_the_name(tmp_path):
         "CSV with a header line": "step,loss\n1,3.0\n",
         "long form, a value a row (MLflow, Comet)": "key,value,step\nloss,3,1\n",
     }
-    of_text = {reader.NAME for reader in TEXT_READERS} | {reader.name for reader in LAST_READERS}
+    of_text = {text.name for text in TEXT_FORMATS} | {reader.name for reader in LAST_READERS}
     assert set(contents) == {reader.name for reader in READERS} - of_text
     for name, text in contents.items():
         assert read_log(write(tmp_path, "misleading.png", text)).format == name
@@ -282,17 +282,6 @@ READ: dict[str, tuple[str, list[tuple], str]] = {
         )
     },
     **{
-        f"the step is {words}": (
-            "".join(f"iter {every * i} step {i // shared}: loss {2 + i / 64}\n"
-                    for i in range(40)),
-            curve(*((i, 2 + i / 64) for i in range(40))), note,
-        )
-        for words, every, shared, note in (
-            ("the name that tells the lines apart", 1, 15, "the step is 'iter'"),
-            ("called so where it does", 15, 1, ""),
-        )
-    },
-    **{
         f"JSON: {json.dumps(document)[:40]}": (
             json.dumps(document, indent=indent or None), BOTH, "",
         )
@@ -376,13 +365,13 @@ def test_a_small_log_is_read_and_what_was_done_is_said(tmp_path, name):
         ('{"train_loss": [3.0, 2.5', "no whole JSON"),
         ('[{"step": 1, "loss": "x"}]', "'loss' is 'x'"),
         ('{\n"lr": 0.1\n}', "neither a list of objects nor arrays"),
-        *((json.dumps(document), "no list is known to be a loss") for document in (
+        *((json.dumps(document), "no column is known to be a loss") for document in (
             {"name": "x", "size": [1, 2]}, {"accuracy": LOSSES, "val_accuracy": LATER},
             {"losses": {"ce": LOSSES, "kl": LATER}}, {"loss_scale": LOSSES, "total_flos": LATER},
             {"train": {"accuracy": LOSSES}, "val": {"accuracy": LATER}},
         )),
-        ('[1.0, "x", 2.0]', 'line 1: entry 2 of the list is "x"; accepted: a loss'),
-        ("[\n1.0,\n[2.0],\n3.0\n]", "line 3: entry 2 of the list is [2.0]; accepted: a loss"),
+        ('[1.0, "x", 2.0]', 'entry 2 of the list is "x"; accepted: a loss'),
+        ("[\n1.0,\n[2.0],\n3.0\n]", "entry 2 of the list is [2.0]; accepted: a loss"),
         ("[[1, 2.0], [1, 3.0]]", "entry 2 of the list is [1, 3.0]; accepted: [step, loss]"),
         ("[[1, 2, 3], [4, 5, 6]]", "entry 1 of the list is [1, 2, 3]"),
         ("[[0.5, 2.0], [1.5, 3.0]]", "entry 1 of the list is [0.5, 2.0]"),
@@ -580,44 +569,6 @@ def test_accepted_names_are_written_as_they_are_compared():
     for target in TARGETS.values():
         for name in target.names:
             assert plain_name(name) == name
-
-
-# Tables whose evaluations stand after all training records
-
-TRAINING = [(10 * i, 5 - 0.01 * i, "") for i in range(1, 101)]
-
-
-def long_table(tmp_path, table):
-    cells = "".join(",".join(map(str, row)) + "\n" for row in table)
-    return read_log(write(tmp_path, "run.csv", f"step,train_loss,eval_loss\n{cells}"))
-
-
-@pytest.mark.parametrize(
-    ("evaluated", "last", "note"),
-    [
-        ((0, 250, 500, 755, 1000), [990, 1000], "each was put at its step"),
-        ((400, 800, 1010), [1000, 1010], ""),
-        ((1, 1720, 72504), [1720, 72504], ""),  # the training is no longer logged there
-    ],
-)
-def test_a_second_counter_is_the_same_run(tmp_path, evaluated, last, note):
-    run = long_table(tmp_path, [*TRAINING, *((s, "", 4.5) for s in evaluated)]).run
-    steps = [record.step for record in run.records]
-    assert steps == sorted(steps)
-    assert steps[-2:] == last
-    assert run.id == "run"
-    assert [r.step for r in run.records if r.validation_loss is not None] == [*evaluated]
-    assert sum(r.training_loss is not None for r in run.records) == 100
-    assert said(run, note)
-    assert not said(run, "start again")
-    assert not said(run, "falls back")
-
-
-def test_two_runs_and_a_resumed_one_stay_what_they_are(tmp_path):
-    assert len(long_table(tmp_path, [*TRAINING, *TRAINING]).runs) == 2
-    assert said(long_table(tmp_path, [*TRAINING, *TRAINING[50:]]).run, "falls back")
-    mixed = [(s, t, 4.0 if s == 500 else "") for s, t, _ in TRAINING]
-    assert len(long_table(tmp_path, [*mixed, *((s, "", 4.5) for s in (0, 250, 500))]).runs) == 2
 
 
 # Finding files
