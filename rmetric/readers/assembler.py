@@ -1,7 +1,6 @@
 """From rows of named cells, whatever file they came from, to the records of runs.
 
-One row at a time, holding one record a run: neighbouring rows of one step may
-measure different things, which makes them one record.
+Neighbouring rows of one step may measure different things, which makes them one record.
 """
 
 from __future__ import annotations
@@ -121,13 +120,9 @@ class RunState:
             step = self.last or 0
         before, last = self.pending, self.last
         # Both rows know the time and the learning rate; that is no reason to keep them apart.
-        if (
-            before is not None
-            and step == before.step
-            and not any(
-                getattr(before, name) is not None for name in values if name not in _CIRCUMSTANCES
-            )
-        ):
+        own = values.keys() - _CIRCUMSTANCES
+        is_same_step = before is not None and step == before.step
+        if is_same_step and all(getattr(before, name) is None for name in own):
             for name, value in values.items():
                 setattr(before, name, value)
             return None
@@ -238,10 +233,7 @@ class Assembler:
         return state.measured(found, values)
 
     def _lacks_loss(self, cells: Mapping[str, Any], losses: ClosingBlanks) -> bool:
-        """True for a row like one with a loss, in which that is blank.
-
-        An evaluation has a cell that those with a loss lack.
-        """
+        """True for a row like one with a loss; an evaluation has a cell that those lack."""
         held, usual = (
             {name for name, cell in row.items() if not is_blank(cell)}
             for row in (cells, losses.with_loss)
@@ -348,10 +340,7 @@ class Assembler:
         self._look_at_columns()
 
     def _give_up(self, row: Row, column: str) -> None:
-        """Read a column no more that is on no list of names; of any other a bad cell is an error.
-
-        Raises BadRow.
-        """
+        """Read a column no more that is on no list of names; of any other raise BadRow."""
         columns = self.columns
         target = next(t for t, c in columns.by_target.items() if c == column)
         is_needed = target not in columns.by_meaning or target in ("loss", "eval_loss")

@@ -1,8 +1,7 @@
 """Map the columns of a foreign log to step, loss, gradient norm and other targets.
 
-Names are compared in lower case with every separator as ``_``, so ``train/loss``,
-``Train Loss`` and ``trainLoss`` are one; `names` has the table of names and meanings. Notes
-list what was taken, what could have been, and the columns that were not used.
+`names` has the table of names and meanings. Notes list what was taken, what could have been, and
+the columns that were not used.
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ class Columns:
         notes: what was guessed, in sentences.
         parts: column of one of several losses -> its name, where no whole is logged.
         by_meaning: targets whose column is on no list of names, or a step that is an epoch. Such a
-            column is given up if a cell of it holds no number, or a fraction of a step, and is no
-            error of the log.
+            column is given up where a cell of it holds no number, or a fraction of a step.
         of_header: each row has all columns, so a cell that is absent is blank.
         changed: other columns were chosen since the `Assembler` looked.
     """
@@ -187,10 +185,7 @@ def _parts_among(names: Iterable[str]) -> dict[str, str]:
 
 
 def add_columns(columns: Columns, names: Sequence[str]) -> None:
-    """Look among `names`, which turn up in the middle of a log, for what is not chosen yet.
-
-    What was chosen stays: the records before it have been read.
-    """
+    """Look among `names`, which turn up in the middle of a log, for what is not chosen yet."""
     columns.changed = True
     columns.by_target.update(find_mapped(names, columns.by_target))
     for name, target in TARGETS.items():

@@ -1,13 +1,11 @@
 """Names that training programs give to what they log: the one table of all readers.
 
-A column's name is compared in lower case with every separator as ``_``. Three ways, the first
-that holds is taken: a name of the list `Target.accepted`, in its order; a name of the same
-meaning, whatever folder it is in (``optim/grad_norm``, ``norm/grad``); for losses, a single
-column that is called a loss.
-
-A name has the meaning if it has the words of `Target.core` and no word beyond `Target.neutral`.
-An unknown word makes it another quantity (a layer's norm, a part of the loss, a percentile, a
-count), so such a name is offered to the user and not taken.
+A column's name is compared in lower case with every separator as ``_``. The first of these is
+taken: a name of the list `Target.accepted`, in its order; a name of the same meaning, whatever
+folder it is in (``optim/grad_norm``, ``norm/grad``); for losses, a single column that is called a
+loss. A name has the meaning if it has the words of `Target.core` and no word beyond
+`Target.neutral`. An unknown word makes it another quantity (a layer's norm, a part of the loss, a
+percentile, a count), so such a name is offered to the user and not taken.
 """
 
 from __future__ import annotations

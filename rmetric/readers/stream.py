@@ -23,11 +23,7 @@ class Stream:
 
     Attributes:
         batches: records of one run, some at a time, with its id; read once.
-        runs: id in `batches` -> what is known of the run (no records here), filled
-            while the records are read. Only at the end are the notes whole, and
-            only then has the first of several parts its final ``Run.id``.
-        held: takes out the records that wait for what the next line adds.
-        guessed: what was taken for what, so far, in sentences.
+        runs, held, guessed: see `OpenLog`.
     """
 
     batches: Batches
@@ -42,8 +38,7 @@ class Reader(NamedTuple):
     Attributes:
         name: as messages and the index print it.
         matches: of the beginning of a file, True if it is in the format.
-        stream: of a source and a mapping (target -> column), the records; raises LogError for
-            what cannot be read.
+        stream: the records of a source, read by a mapping; raises LogError.
         follows: True if a file that grows can be read line by line.
     """
 
@@ -122,8 +117,7 @@ def _is_number(cell: object) -> bool:
         return False
 
 
-#: Cell with the name of a run.
-RUN = "(run)"
+RUN = "(run)"  # cell with the name of a run
 #: Name of the column with a metric's name -> that of its value; and names of one with the run.
 _VALUE = {"metric_name": "metric_value"}
 _VALUE |= dict.fromkeys(("key", "metric", "event_name", "tag", "name"), "value")

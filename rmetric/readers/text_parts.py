@@ -148,10 +148,7 @@ def rank_of(text: str) -> str | None:
 
 
 class FirstRank:
-    """Of a line that every rank prints, that of the rank that printed first.
-
-    Where no rank is named, equal neighbours are one line.
-    """
+    """Of a line that all ranks print that of the first; of equal lines without a rank the first."""
 
     def __init__(self) -> None:
         self._rank: str | None = None
@@ -182,8 +179,7 @@ class Overflows:
         """True if `text` reports a skipped step; several ranks may report the same one."""
         if self._pattern is None or not ("verflow" in text or "VERFLOW" in text):
             return False
-        found = self._pattern.search(text)
-        if found is None:
+        if (found := self._pattern.search(text)) is None:
             return False
         self._cells["skipped"] = True
         for scale in found.groups():
