@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmetric import HardwareEvent, Record, RMetricConfig, Run, Truth
-from rmetric.evaluation import judge_run
 from rmetric.logs import LogError, run_lines
 from rmetric.readers import READERS, UnknownFormat, find_logs, read_log, read_runs
 from rmetric.readers.columns import TARGETS, choose_columns, plain_name
@@ -120,26 +119,6 @@ def test_an_unknown_format_names_the_known_ones_the_line_and_the_remedy(tmp_path
     assert "--map loss=xloss" in message
     for reader in READERS:
         assert reader.name in message
-
-
-@pytest.mark.parametrize("measured", [{}, {"grad_norm": 1.0}], ids=["a rate alone", "a norm too"])
-@pytest.mark.parametrize(("missing", "words"), [(4, "HEALTHY"), (5, "CANNOT TELL from step 41")])
-def test_one_rule_says_when_losses_stay_away(tmp_path, missing, words, measured):
-    rows = [{"step": s, "loss": 3 - s / 20, "lr": 1e-3} | measured for s in range(1, 41)]
-    rows += [{"step": 40 + s, "lr": 1e-3} | measured for s in range(1, missing + 1)]
-    text = "".join(f"{json.dumps(row)}\n" for row in rows)
-    run = only(read(tmp_path, text, "run.jsonl"))
-    assert judge_run(run.records, unread=run.unread).text.startswith(words)
-
-
-def test_a_closing_line_without_loss_and_rate_is_no_blank_loss(tmp_path):
-    """LLaMA-Factory ends so; a nan that is written as null has its rate beside it."""
-    rows = [{"current_steps": s, "loss": 3 - s / 20, "learning_rate": 1e-3} for s in range(1, 41)]
-    for closing, words in (({"loss": None, "learning_rate": None}, ""), ({"loss": None}, "blank")):
-        last = {**rows[-1], "current_steps": 41, **closing}
-        text = "".join(f"{json.dumps(row)}\n" for row in [*rows, last])
-        unread = only(read(tmp_path, text, "run.jsonl")).unread
-        assert (words in unread, bool(words)) == (True, bool(unread))
 
 
 def curve(*points: tuple) -> list[tuple]:
@@ -405,13 +384,6 @@ def test_a_damaged_log_is_one_error_naming_the_file_and_the_line(tmp_path, text,
 # Our own logs
 
 
-def test_an_own_log_keeps_its_truth_and_replays_to_the_r_that_it_states(tmp_path):
-    run = only(read(tmp_path, own_log("a/b")))
-    assert run.id == "a/b"
-    assert run.truth == own_run().truth
-    assert said(run, "equals the logged r_metric at all 20 records")
-
-
 def test_a_changed_r_in_an_own_log_is_said_with_its_step(tmp_path):
     lines = own_log().splitlines()
     entry = json.loads(lines[15])
@@ -420,27 +392,6 @@ def test_a_changed_r_in_an_own_log_is_said_with_its_step(tmp_path):
     run = only(read(tmp_path, b"\n".join(lines) + b"\n"))
     assert said(run, f"differs from the logged r_metric at 1 of 20 records, first at step "
                 f"{entry['step']}")  # fmt: skip
-
-
-def test_logs_in_the_authors_shape_may_lack_keys(tmp_path):
-    entries = [
-        {"event": "EXPERIMENT_START", "config": {"experiment_id": "theirs"}},
-        *({"step": s, "event": "METRICS", "validation_loss": 3.0 - s / 9} for s in range(1, 6)),
-        {"step": 6, "event": "METRICS", "validation_loss": nan, "lambda": 0.5, "sigma_sq": None},
-        {"step": 7, "event": "METRICS", "lambda": 0.5, "delta_l": 0.1, "r_metric": 0.3},
-        {"step": 8, "event": "EXPERIMENT_FAILURE", "reason": "loss is nan"},
-    ]
-    run = only(read(tmp_path, "\n".join(map(json.dumps, entries))))
-    assert [r.step for r in run.records] == list(range(1, 8))
-    assert isnan(run.records[5].validation_loss)
-    assert (run.truth.failure_kind, run.truth.failure_step) == ("loss is nan", 8)
-
-
-def test_an_own_log_that_is_cut_keeps_what_is_whole_and_claims_no_outcome(tmp_path):
-    run = only(read(tmp_path, own_log()[:-400]))
-    assert run.truth is None
-    assert said(run, "cut off")
-    assert 0 < len(run.records) < 21
 
 
 def test_a_checkpoint_is_named_by_its_folders(tmp_path):
@@ -473,12 +424,6 @@ def test_one_file_may_hold_several_runs_by_name(tmp_path):
     a, b = read(tmp_path, text, "sweep.csv")
     assert (a.id, rows(a)) == ("sweep__a", [(1, 3.0, None, None), (2, 2.0, None, None)])
     assert (b.id, rows(b)) == ("sweep__b", [(1, 4.0, None, None), (2, 3.5, None, None)])
-
-
-def test_a_plural_step_is_read(tmp_path):
-    document = {"steps": [0, 10, 20, 30], "losses": LOSSES, "lrs": [0.1] * 4}
-    run = only(read(tmp_path, json.dumps(document)))
-    assert [(r.step, r.learning_rate) for r in run.records] == [(s, 0.1) for s in document["steps"]]
 
 
 def test_rows_of_one_step_are_one_record_though_both_know_the_time(tmp_path):

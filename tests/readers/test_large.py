@@ -137,24 +137,3 @@ def test_replay_judges_a_log_of_too_many_records_and_says_what_it_did(packed, tm
     assert (row["note"], row["problem"]) == (note, "")
     assert "every 8th of 9,000 records" in (out / "index.html").read_text()
     assert "every 8th of 9,000 records" in (out / "index.md").read_text()
-
-
-@pytest.mark.long
-def test_replay_of_no_more_records_than_the_limit_has_no_note(packed, tmp_path, capsys):
-    out = tmp_path / "out"
-    command = ["replay", str(packed), "--out", str(out), "--plots", "none"]
-    assert main([*command, "--most-records", "9000"]) == 0
-    assert capsys.readouterr().err == ""
-    assert (out / "index.csv").read_text().splitlines()[0].endswith(",problem")
-
-
-def test_a_file_that_failed_stands_beside_a_run_with_a_note(packed, tmp_path):
-    out = tmp_path / "out"
-    bad = tmp_path / "bad.jsonl"
-    bad.write_text("")
-    command = ["replay", str(packed), str(bad), "--out", str(out), "--plots", "none"]
-    assert main([*command, "--most-records", "2000"]) == 1
-    with open(out / "index.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [bool(row["note"]) for row in rows] == [True, False]
-    assert [bool(row["problem"]) for row in rows] == [False, True]

@@ -24,7 +24,6 @@ from rmetric.logs import start_line
 from rmetric.readers import LogError, open_log, read_log
 from rmetric.readers.assembler import Assembler
 from rmetric.readers.source import Source
-from rmetric.readers.text_pairs import name_in
 from rmetric.replay.follow import Follower
 from tests.readers.test_formats import only, read, said, write
 
@@ -94,11 +93,6 @@ def test_words_in_strings_and_what_is_no_number_stay_what_they_are():
 
 def healthy(form: str = "flat", last: int = 60, first: int = 1) -> str:
     return log_of(form, [round(3.0 - s / 100 + 0.01 * (s % 3), 3) for s in range(last)], first)
-
-
-@pytest.mark.parametrize("blank", ["", "\t", "\u00a0", "\t \u2003", ":\t", "(\t["])
-def test_a_sign_after_nothing_but_blanks_names_nothing(blank):
-    assert name_in(f"{blank}= ", frozenset()) == ("", True)
 
 
 @pytest.fixture

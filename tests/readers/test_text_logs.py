@@ -358,12 +358,6 @@ def test_steps_of_the_trainer_without_a_bar_are_counted():
     ]
 
 
-def test_json_lines_are_no_printed_dicts():
-    assert not text_programs.HUGGING_FACE.mark.search(
-        '{"loss": 2.5, "learning_rate": 1e-05, "epoch": 0.1}\n'
-    )
-
-
 def test_an_accuracy_is_no_loss():
     image = MLPERF.replace("llama31_8b", "resnet")
     assert [cells.get("eval_loss") for cells in cells_of(text_programs.MLPERF, image)] == [
@@ -508,12 +502,6 @@ for step in range(1, 100):
     assert cells_of(text_pairs, source) == []
 
 
-def test_what_was_guessed_is_said():
-    (note,) = text_pairs.notes(OTHERS["pairs"][0])
-    assert "'step' as step" in note
-    assert "'gnorm' as grad_norm" in note
-
-
 def test_a_mapping_says_which_number_is_the_loss():
     text = "tick 5 objective: 2.5 | loss: 9\ntick 6 objective: 2.25 | loss: 9\n"
     mapping = {"step": "tick", "loss": "objective"}
@@ -522,11 +510,6 @@ def test_a_mapping_says_which_number_is_the_loss():
         "(5, 2.5, None, None)",
         "(6, 2.25, None, None)",
     ]
-
-
-def test_the_time_since_the_first_line_is_in_seconds():
-    times = [cells["time"] for cells in cells_of(text_pairs, OTHERS["pairs"][0])]
-    assert times == [0.0, 10.0]
 
 
 def test_records_hold_what_the_lines_of_their_step_say(tmp_path):

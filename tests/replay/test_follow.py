@@ -485,12 +485,6 @@ def test_a_run_s_name_cannot_write_on_the_terminal(tmp_path, capsys):
     assert (said.out + said.err).replace("\n", "").isprintable()
 
 
-def test_detectors_that_see_the_future_are_no_choice(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        main(["watch", "x", "--detector", "isolation_forest"])
-    assert "invalid choice" in capsys.readouterr().err
-
-
 @pytest.fixture
 def watching(start, tmp_path):
     """Starts a watch that has raised its alarm, by a command that may stand before it."""

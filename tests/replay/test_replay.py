@@ -334,20 +334,6 @@ def test_every_kind_of_run_can_be_drawn(kind):
 # Bad input
 
 
-def test_one_bad_file_never_loses_the_others_results(replay, tmp_path, capsys):
-    (tmp_path / "a.csv").write_text(GOOD)
-    (tmp_path / "b.csv").write_text("step,loss\n1,three\n")
-    (tmp_path / "c.csv").write_text(GOOD)
-    code, out = replay("a.csv", "b.csv", "c.csv")
-    assert code == 1
-    assert (out / "a" / "summary.json").is_file()
-    assert (out / "c" / "summary.json").is_file()
-    assert [bool(row["problem"]) for row in index(out)] == [False, True, False]
-    assert "b.csv, line 2: 'loss' is 'three'" in index(out)[1]["problem"]
-    assert "b.csv, line 2" in capsys.readouterr().err
-    assert "line 2" in (out / "index.md").read_text()
-
-
 def test_other_files_in_a_folder_are_passed_over_and_named(replay, tmp_path, capsys):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "a.csv").write_text(GOOD)
