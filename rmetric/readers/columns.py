@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from rmetric.readers.names import TARGETS as TARGETS
 from rmetric.readers.names import Target as Target
-from rmetric.readers.names import is_part_of_loss, is_throughput, loss_part, meaning
+from rmetric.readers.names import is_part_of_loss, loss_part, meaning
 from rmetric.readers.names import plain_name as plain_name
 
 #: Beside the step column: read where that is blank (an evaluation's own counter).
@@ -267,14 +267,13 @@ _POINTS_TO = {
     "grad_norm": ("grad", "gnorm", "gradnorm"),
     "learning_rate": ("lr",),
 }
-_LIKE = 0.8
 
 
 def suggestions(columns: Columns, names: Iterable[str]) -> dict[str, str]:
     """Target that has no column -> the unused column that is nearest to it, for --map.
 
-    >>> suggestions(Columns(by_target={"step": "step"}), ["step", "actor/pg_loss", "grad_nrm"])
-    {'loss': 'actor/pg_loss', 'grad_norm': 'grad_nrm'}
+    >>> suggestions(Columns(by_target={"step": "step"}), ["step", "actor/pg_loss", "foo/grad_norm"])
+    {'loss': 'actor/pg_loss', 'grad_norm': 'foo/grad_norm'}
     """
     free = _unused(columns, names)
     found: dict[str, str] = {}
@@ -288,11 +287,8 @@ def suggestions(columns: Columns, names: Iterable[str]) -> dict[str, str]:
             is_no_norm = name == "grad_norm" and words.isdisjoint(("norm", "gnorm", "gradnorm"))
             if column not in found.values() and not words.isdisjoint(pointers):
                 pointed += [] if is_other_loss or is_no_norm else [column]
-        near = get_close_matches(name, [plain_name(c) for c in free], n=1, cutoff=_LIKE)
         if pointed:
             found[name] = min(pointed, key=lambda c: (len(plain_name(c).split("_")), c))
-        elif near:
-            found[name] = next(c for c in free if plain_name(c) == near[0])
     return found
 
 
@@ -300,15 +296,11 @@ def unused_notes(columns: Columns, names: Iterable[str]) -> list[str]:
     """Sentences on the columns that were not used, with the --map that would read them."""
     names = list(names)
     unused = _unused(columns, names)
-    speeds = [c for c in unused if is_throughput(c)]
-    others = [c for c in unused if c not in speeds]
     notes = []
     if unused and (meant := suggestions(columns, names)):
         maps = " ".join(f"--map {target}={column}" for target, column in meant.items())
         notes.append(f"nothing was read as {', '.join(meant)}; it may be meant: {maps}")
-    notes += [f"columns not used: {_shown(others)}"] if others else []
-    notes += [f"throughput is not judged: {_shown(speeds)}"] if speeds else []
-    return notes
+    return [*notes, f"columns not used: {_shown(unused)}"] if unused else []
 
 
 def _unused(columns: Columns, names: Iterable[str]) -> list[str]:

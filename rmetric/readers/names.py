@@ -416,19 +416,3 @@ def loss_part(column: str) -> str | None:
 def is_part_of_loss(column: str) -> bool:
     """True if the words of a column that is called a loss make it something else."""
     return not _NO_LOSS.isdisjoint(plain_name(column).split("_"))
-
-
-_THROUGHPUT = re.compile(
-    r"(?:^|_)(?:throughput|tps|wps|tgs|mfu|tflops?|flops|tokens?_(?:per|s|sec|second)"
-    r"|(?:samples?|examples|steps?|batches|elements|tokens|words|it|iter)_(?:per|sec|second|s)"
-    r"|train_speed|step_time|iter_time|iteration_time|step_timing|dt)(?:_|$)"
-)
-
-
-def is_throughput(column: str) -> bool:
-    """True for a speed or the time of a step, which no detector of logs judges.
-
-    >>> [is_throughput(c) for c in ("throughput(tps)", "perf/step_time_seconds", "loss")]
-    [True, True, False]
-    """
-    return _THROUGHPUT.search(plain_name(column)) is not None

@@ -122,8 +122,6 @@ RUN = "(run)"  # cell with the name of a run
 _VALUE = {"metric_name": "metric_value"}
 _VALUE |= dict.fromkeys(("key", "metric", "event_name", "tag", "name"), "value")
 _RUN_NAMES = ("run_name", "run_id", "run_uuid", "run", "experiment_key")
-#: Columns of the scores.csv of a replay.
-_OF_A_REPLAY = {"gradient_variance_normalised", "loss_drift_normalised", "r_metric", "alert"}
 
 
 def long_form(names: Iterable[str]) -> dict[str, str] | None:
@@ -167,13 +165,8 @@ def columns_of_table(
 
 def check_has_loss(source: Source, columns: Columns, names: Iterable[str]) -> None:
     """Raise UnknownFormat where neither a loss nor anything of the metric is logged."""
-    names = list(names)
-    if columns.has_statement and not columns.has_loss and set(names) >= _OF_A_REPLAY:
-        raise UnknownFormat(source.path, None, "the scores that a replay wrote, and no log")
     if not (columns.is_judged or columns.parts or columns.has_statement):
+        names = list(names)
         meant = suggestions(columns, names).get("loss", "COLUMN")
-        raise UnknownFormat(
-            source.path,
-            None,
-            f"no column is known to be a loss; {listed(names)}; --map loss={meant} says which",
-        )
+        problem = f"no column is known to be a loss; {listed(names)}"
+        raise UnknownFormat(source.path, None, f"{problem}; --map loss={meant} says which")

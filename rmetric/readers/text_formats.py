@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property
 from math import log, nan
 
 from rmetric.readers.rows import Row
@@ -32,13 +33,14 @@ Finish = Callable[[Values, Cells, dict[str, float]], None]
 _VALUE = r"[-+]?(?:[\d.]+(?:e[-+]?\d+)?|nan|inf(?:inity)?)"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LineForm:
     """One form of a line.
 
     Attributes:
-        pattern: searched in the line. Its named groups are the step (without one it is that of the
-            line before), targets, and ``rest``, from which `added` and `values` are read.
+        pattern: searched in the line, in any case. Its named groups are the step (without one it is
+            that of the line before), targets, and ``rest``, from which `added` and `values` are
+            read.
         added: patterns whose named groups are further targets.
         values: splits the rest into names and values.
         names: target -> names of its value in `values`; the first that is present counts.
@@ -47,13 +49,18 @@ class LineForm:
         once: a line that repeats the step of the last one of this form is left out.
     """
 
-    pattern: re.Pattern[str]
+    pattern: str
+    _: KW_ONLY
     added: Sequence[re.Pattern[str]] = ()
     values: Callable[[str], Values] | None = None
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
     finish: Finish | None = None
     dated: bool = False
     once: bool = False
+
+    @cached_property
+    def search(self) -> Callable[[str], re.Match[str] | None]:
+        return re.compile(self.pattern, re.IGNORECASE).search
 
     def cells(self, texts: dict[str, str | None], state: dict[str, float]) -> Cells:
         """The cells of a line whose pattern found these groups."""
@@ -96,7 +103,7 @@ def _format(
             if overflows.take_overflow(text):
                 continue
             for place, form in enumerate(forms):
-                match = form.pattern.search(text)
+                match = form.search(text)
                 if match and not (form.once and last_of_form.get(place) == match["step"]):
                     break
             else:
@@ -123,7 +130,7 @@ def _format(
 
 def _any_of(*forms: LineForm) -> re.Pattern[str]:
     # Two forms may name the same groups, one pattern may not.
-    patterns = (re.sub(r"\?P<\w+>", "?:", form.pattern.pattern) for form in forms)
+    patterns = (re.sub(r"\?P<\w+>", "?:", form.pattern) for form in forms)
     return re.compile("|".join(patterns), re.IGNORECASE | re.MULTILINE)
 
 
@@ -137,25 +144,17 @@ _ADDED = (
 NANOGPT = _format(
     "nanoGPT text",
     LineForm(
-        pattern=re.compile(
-            rf"\biter (?P<step>\d+): loss (?P<loss>{_VALUE})(?=,|\s|$)(?P<rest>.*)", re.IGNORECASE
-        ),
+        rf"\biter (?P<step>\d+): loss (?P<loss>{_VALUE})(?=,|\s|$)(?P<rest>.*)",
         added=_ADDED,
     ),
     # The loss is a mean over many batches of the training split.
     LineForm(
-        pattern=re.compile(
-            rf"\b(?:step|iter) (?P<step>\d+): train loss (?P<loss>{_VALUE}), "
-            rf"val(?:id(?:ation)?)? loss (?P<eval_loss>{_VALUE})(?P<rest>.*)",
-            re.IGNORECASE,
-        ),
+        rf"\b(?:step|iter) (?P<step>\d+): train loss (?P<loss>{_VALUE}), "
+        rf"val(?:id(?:ation)?)? loss (?P<eval_loss>{_VALUE})(?P<rest>.*)",
         added=_ADDED,
     ),
     LineForm(  # llama2.c
-        pattern=re.compile(
-            rf"^(?P<step>\d+) \| loss (?P<loss>{_VALUE}) \| lr (?P<learning_rate>\S+) \| \S+?ms",
-            re.IGNORECASE,
-        )
+        rf"^(?P<step>\d+) \| loss (?P<loss>{_VALUE}) \| lr (?P<learning_rate>\S+) \| \S+?ms"
     ),
 )
 
@@ -175,7 +174,7 @@ def _training_time(values: Values, cells: Cells, state: dict[str, float]) -> Non
 MODDED_NANOGPT = _format(
     "modded-nanogpt text",
     LineForm(
-        pattern=re.compile(r"\bstep:\s?(?P<step>\d+)(?:/\d+)?\s+(?P<rest>.*)"),
+        r"\bstep:\s?(?P<step>\d+)(?:/\d+)?\s+(?P<rest>.*)",
         values=lambda text: dict(_MODDED_PAIR.findall(text)),
         names={
             "loss": ("train_loss", "loss"),
@@ -195,40 +194,30 @@ MODDED_NANOGPT = _format(
 
 _LLM_C = (
     LineForm(  # the screen, which counts from 1
-        pattern=re.compile(
-            rf"^ *step +(?P<step>\d+)(?: */ *\d+)? *\|\s*(?:train )?loss:? (?P<loss>{_VALUE})"
-            r"(?=[\s|,])(?P<rest>.*)",
-            re.IGNORECASE,
-        ),
+        rf"^ *step +(?P<step>\d+)(?: */ *\d+)? *\|\s*(?:train )?loss:? (?P<loss>{_VALUE})"
+        r"(?=[\s|,])(?P<rest>.*)",
         added=_ADDED,
     ),
     LineForm(  # main.log
-        pattern=re.compile(
-            rf"^s:(?P<step>\d+) (?:trl:(?P<loss>{_VALUE})|tel:(?P<eval_loss>{_VALUE}))"
-            r"(?: lr:(?P<learning_rate>\S+) norm:(?P<grad_norm>\S+))?\s*$",
-            re.IGNORECASE,
-        )
+        rf"^s:(?P<step>\d+) (?:trl:(?P<loss>{_VALUE})|tel:(?P<eval_loss>{_VALUE}))"
+        r"(?: lr:(?P<learning_rate>\S+) norm:(?P<grad_norm>\S+))?\s*$"
     ),
     LineForm(  # build-nanogpt's log.txt
-        pattern=re.compile(
-            rf"^(?P<step>\d+) (?:train (?P<loss>{_VALUE})|val (?P<eval_loss>{_VALUE}))\s*$"
-        )
+        rf"^(?P<step>\d+) (?:train (?P<loss>{_VALUE})|val (?P<eval_loss>{_VALUE}))\s*$"
     ),
 )
 LLM_C = _format(
     "llm.c or build-nanogpt text",
     *_LLM_C,
-    LineForm(pattern=re.compile(rf"^\s*val(?:idation)? loss:? (?P<eval_loss>{_VALUE})\s*$", re.I)),
+    LineForm(rf"^\s*val(?:idation)? loss:? (?P<eval_loss>{_VALUE})\s*$"),
     mark=_any_of(*_LLM_C),
 )
 
 TORCHTITAN = _format(
     "torchtitan text",
     LineForm(
-        pattern=re.compile(
-            r"\b(validate )?step:\s+(?P<step>\d+)\s+(?:\w*_)?loss:\s+"
-            r"(?(1)(?P<eval_loss>\S+)|(?P<loss>\S+))(?P<rest>.*)"
-        ),
+        r"\b(validate )?step:\s+(?P<step>\d+)\s+(?:\w*_)?loss:\s+"
+        r"(?(1)(?P<eval_loss>\S+)|(?P<loss>\S+))(?P<rest>.*)",
         added=_ADDED,
         dated=True,
     ),
@@ -242,7 +231,7 @@ _TORCHTUNE_PAIR = re.compile(r"\b(\w+):(\S+)")
 TORCHTUNE = _format(
     "torchtune text",
     LineForm(
-        pattern=re.compile(r"\bStep (?P<step>\d+) \| (?P<rest>.*)"),
+        r"\bStep (?P<step>\d+) \| (?P<rest>.*)",
         values=lambda text: dict(_TORCHTUNE_PAIR.findall(text)),
         names={
             "loss": ("loss",),
@@ -252,9 +241,7 @@ TORCHTUNE = _format(
         },
     ),
     # The progress bar is drawn again and again with the loss of the last step.
-    LineForm(
-        pattern=re.compile(r"(?:^|:)\s*\d+\|(?P<step>\d+)\|Loss: (?P<loss>[-+\w.]+):"), once=True
-    ),
+    LineForm(r"(?:^|:)\s*\d+\|(?P<step>\d+)\|Loss: (?P<loss>[-+\w.]+):", once=True),
     mark=re.compile(
         r"\bStep \d+ \| (?:\w+:\S+ )*(?:val_|valid_)?loss:[-+\dni]|\b\d+\|\d+\|Loss: [-\dni]"
     ),
@@ -283,9 +270,7 @@ def _summed_time(values: Values, cells: Cells, state: dict[str, float]) -> None:
 NANOCHAT = _format(
     "nanochat text",
     LineForm(
-        pattern=re.compile(
-            r"\bstep (?P<step>\d+)(?:\s*/\s*\d+)?(?: \([\d.]+ ?%\))? \| (?P<rest>.*)", re.I
-        ),
+        r"\bstep (?P<step>\d+)(?:\s*/\s*\d+)?(?: \([\d.]+ ?%\))? \| (?P<rest>.*)",
         values=fields,
         names={
             "loss": ("loss", "training loss", "train loss"),
@@ -344,7 +329,7 @@ def _validation(values: Values, cells: Cells, state: dict[str, float]) -> None:
 MEGATRON = _format(
     "Megatron-LM, Megatron-DeepSpeed, GPT-NeoX or NeMo text",
     LineForm(
-        pattern=re.compile(r"\biteration:?\s+(?P<step>\d+)\s*/\s*\d+\s*\|(?P<rest>.*)"),
+        r"\biteration:?\s+(?P<step>\d+)\s*/\s*\d+\s*\|(?P<rest>.*)",
         values=fields,
         names={
             "grad_norm": ("grad norm", "grad_norm"),
@@ -357,10 +342,8 @@ MEGATRON = _format(
         dated=True,
     ),
     LineForm(
-        pattern=re.compile(
-            r"\bvalidation (?:loss|results) at (?:iteration (?P<step>\d+)|the end of training)"
-            r"(?![^|]*test)[^|]*\|(?P<rest>.*)"
-        ),
+        r"\bvalidation (?:loss|results) at (?:iteration (?P<step>\d+)|the end of training)"
+        r"(?![^|]*test)[^|]*\|(?P<rest>.*)",
         values=fields,
         finish=_validation,
     ),
@@ -387,33 +370,28 @@ def _from_perplexity(values: Values, cells: Cells, state: dict[str, float]) -> N
 
 _DEEPSPEED = (
     LineForm(
-        pattern=re.compile(
-            r"\[Rank -?\d+\] step=(?P<step>\d+), skipped=(?P<skipped>\d+), "
-            r"lr=\[?\(?(?P<learning_rate>[^,\]\s]+)"
-        ),
+        r"\[Rank -?\d+\] step=(?P<step>\d+), skipped=(?P<skipped>\d+), "
+        r"lr=\[?\(?(?P<learning_rate>[^,\]\s]+)",
         finish=_left_out,
         dated=True,
     ),
-    LineForm(
-        pattern=re.compile(r"\bsteps: (?P<step>\d+) loss: (?P<loss>\S+) iter time"), dated=True
-    ),
+    LineForm(r"\bsteps: (?P<step>\d+) loss: (?P<loss>\S+) iter time", dated=True),
 )
-_PERPLEXITY = re.compile(  # of DeepSpeed-Chat's evaluation
+_PERPLEXITY = (  # of DeepSpeed-Chat's evaluation
     r"^[^\w\n]{0,20}(?:epoch \d+ )?(?:ppl|perplexity): (?P<perplexity>[\w.+-]+)"
-    r"(?:, loss: (?P<eval_loss>\S+))?$",
-    re.IGNORECASE | re.MULTILINE,
+    r"(?:, loss: (?P<eval_loss>\S+))?$"
 )
 #: The engine knows no loss but the pipeline's; a training that prints its own lines as well is
 #: read by another reader.
 DEEPSPEED = _format(
     "DeepSpeed text",
     *_DEEPSPEED,
-    LineForm(pattern=_PERPLEXITY, finish=_from_perplexity),
-    mark=re.compile(rf"{_any_of(*_DEEPSPEED).pattern}|(?i:{_OVERFLOW.pattern})"),
+    LineForm(_PERPLEXITY, finish=_from_perplexity),
+    mark=re.compile(f"{_any_of(*_DEEPSPEED).pattern}|{_OVERFLOW.pattern}", re.IGNORECASE),
     overflow=_OVERFLOW,
     notes=lambda head: (
         ["the logarithm of an evaluation's perplexity was taken as its loss"]
-        if _PERPLEXITY.search(head)
+        if re.search(_PERPLEXITY, head, re.IGNORECASE | re.MULTILINE)
         else []
     ),
 )
