@@ -267,13 +267,6 @@ def test_a_foreign_byte_beside_the_numbers_is_replaced_and_said(tmp_path):
     assert said(run, "1 lines, the first is line 2, hold bytes that are not UTF-8")
 
 
-@pytest.mark.parametrize("step", [2**63, 10**30, -(2**63) - 1, 1e300, 1.5, "x"])
-def test_steps_beyond_all_bounds_are_an_error_of_their_line(tmp_path, step):
-    lines = [*LINES[:500], LINES[500] | {"step": step}, *LINES[501:]]
-    with pytest.raises(LogError, match="line 501: 'step' is"):
-        read(tmp_path, as_python(lines))
-
-
 def test_steps_that_only_fall_are_one_run_and_said(tmp_path):
     run = only(read(tmp_path, jsonl(LINES[:50][::-1])))
     assert [record.step for record in run.records] == list(range(50, 0, -1))

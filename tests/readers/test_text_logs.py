@@ -512,16 +512,6 @@ def test_a_mapping_says_which_number_is_the_loss():
     ]
 
 
-def test_records_hold_what_the_lines_of_their_step_say(tmp_path):
-    (run,) = read_text(tmp_path / "a.log", MEGATRON).runs
-    second = run.records[1]
-    assert (second.step, second.training_loss, second.validation_loss) == (2, 12.5, 12.25)
-    assert (second.gradient_norm, second.parameter_norm) == (2.5, 40.125)
-    assert (second.loss_scale, second.skipped) == (32768.0, False)
-    assert run.records[0].skipped is True
-    assert run.records[0].training_loss is None
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["nanogpt", "megatron", "torchtitan", "fairseq", "mlperf"])
 def test_a_program_s_start_of_any_length_may_come_first(tmp_path, name):

@@ -425,20 +425,15 @@ def nested(depth: int) -> str:
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("empty.jsonl", "", "the file is empty"),
         ("binary.jsonl", "".join(map(chr, range(128))), "a binary file"),
         ("prose.jsonl", "Dear diary,\n", "not a log that replay knows"),
         ("broken.jsonl", OWN.replace('"METRICS"', '"METRICS'), "line 2: "),
-        ("headless.jsonl", OWN.partition("\n")[0] + "\n", "no METRICS line"),
         ("step.jsonl", f'{{"step": {LONG}, "loss": 2.0}}\n', "line 1: 'step' is 1111"),
         ("loss.jsonl", f'{{"step": 1, "loss": {LONG}}}\n', "line 1: 'loss' is 1111"),
-        ("step.csv", f"step,loss\n{LONG},2.0\n", "line 2: 'step' is '1111"),
         ("wide.csv", f"step,loss\n1{'0' * 25},2.0\n", "whole step below 2^63"),
-        ("state.json", f'{{"log_history": [{{"step": {LONG}, "loss": 1}}]}}', "'step' is 1111"),
         ("huge.json", f'{{"log_history": [{{"step": {LONG * 20}}}]}}', "thousands of digits"),
         ("deep.json", f'{{"log_history": {DEEP}}}', "nested too deeply"),
         ("objects.jsonl", f'{{"step": 1, "loss": {nested(1000)}}}\n', "nested too deeply"),
-        ("own.jsonl", f'{{"event": "METRICS", "step": {LONG}}}\n', "line 1: 'step': found 1111"),
         ("own_deep.jsonl", f'{{"event": "METRICS", "step": {DEEP}}}\n', "nested too deeply"),
         (
             "fast.jsonl",
