@@ -148,7 +148,8 @@ def test_an_error_after_reading_names_its_file_and_costs_no_other(
     [
         ("flat", 30, '"oops"'), ("flat", 30, "[" * 50_000), ("flat", 30, "[" * 900 + "]" * 900),
         ("flat", "300.5", 2.0), ("flat", "9" * 5000, 2.0), ("own", 30, "true"),
-        ("own", "1e30", 2.0), ("csv", 30, "5 %"), ("csv", "9" * 25, 2.0), ("nanogpt", "9" * 25, 2.0),
+        ("own", "1e30", 2.0), ("csv", 30, "5 %"), ("csv", "9" * 25, 2.0),
+        ("nanogpt", "9" * 25, 2.0),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("at", [0, 30])
