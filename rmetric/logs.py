@@ -63,13 +63,8 @@ def start_line(run_config: dict[str, Any], run_id: str, config: RMetricConfig, m
         "metric_settings": settings,
         "alert_thresholds": {"r_metric": config.threshold},
     }
-    return encode_line(
-        {
-            "event": "EXPERIMENT_START",
-            "format_version": FORMAT_VERSION,
-            "config": encode(config_of_run),
-        }
-    )
+    first = {"event": "EXPERIMENT_START", "format_version": FORMAT_VERSION}
+    return encode_line(first | {"config": encode(config_of_run)})
 
 
 def log_path(folder: Path, run_id: str) -> Path:
@@ -124,31 +119,22 @@ def fault_lines(truth: Truth | None) -> Iterator[bytes]:
         return
     severity = "" if truth.severity is None else f", severity {truth.severity:g}"
     duration = "" if truth.duration_steps is None else f", {truth.duration_steps} steps"
-    what = "benign change" if truth.benign else "fault"
-    acts = ""
+    details = f"{'benign change' if truth.benign else 'fault'} {truth.fault}{severity}{duration}"
     if not truth.applicable:
         # A fault without a severity is the published simulator's, where no architecture matters.
         where = "simulator" if truth.severity is None else "architecture"
-        acts = f"; not applicable to this {where}, nothing changes"
-    yield encode_line(
-        {
-            "step": truth.onset_step,
-            "event": "FAULT_INJECTED",
-            "details": f"{what} {truth.fault}{severity}{duration}{acts}",
-        }
-    )
+        details += f"; not applicable to this {where}, nothing changes"
+    event = {"step": truth.onset_step, "event": "FAULT_INJECTED", "details": details}
+    yield encode_line(event)
 
 
 def final_line(truth: Truth, records: Sequence[Record]) -> bytes:
     """The final line: how the run ended, with its truth."""
+    last: dict[str, Any] = {"step": records[-1].step if records else None}
+    last |= {"event": "EXPERIMENT_SUCCESS"}
     if truth.failed:
-        last = {
-            "step": truth.failure_step,
-            "event": "EXPERIMENT_FAILURE",
-            "reason": truth.failure_kind,
-        }
-    else:
-        last = {"step": records[-1].step if records else None, "event": "EXPERIMENT_SUCCESS"}
+        last = {"step": truth.failure_step, "event": "EXPERIMENT_FAILURE"}
+        last |= {"reason": truth.failure_kind}
     return encode_line(last | {"ground_truth": truth_to_json(truth)})
 
 

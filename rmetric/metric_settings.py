@@ -18,11 +18,7 @@ LONGEST_WINDOW = 10**7
 #: Difference of two values of R that a log's writer may have rounded away.
 _ROUNDING = 1e-9
 #: What the authors' logs call the weights of λ, σ² and ΔL, and what else they may be called.
-_WEIGHT_NAMES = (
-    ("w1_lambda", "lambda"),
-    ("w2_sigma_sq", "sigma_sq"),
-    ("w3_delta_l", "delta_l"),
-)
+_WEIGHT_NAMES = (("w1_lambda", "lambda"), ("w2_sigma_sq", "sigma_sq"), ("w3_delta_l", "delta_l"))
 
 
 class Settings(NamedTuple):
@@ -44,11 +40,9 @@ def settings_of(run: Run, preset: str | None = None) -> Settings:
     mode = stated if isinstance(stated, str) and stated in MODES else "FULL_METRIC"
     if stated not in (None, mode):
         _note(run, f"the log's METRIC_MODE is {shown(stated)}, not known: {mode} was used")
-    own = None if preset else _stated(run)
-    if own is not None:
+    if not preset and (own := _stated(run)) is not None:
         return Settings(own, AS_LOGGED, mode)
-    theirs = None if preset else _stated_weights(run)
-    if theirs is not None:
+    if not preset and (theirs := _stated_weights(run)) is not None:
         return Settings(theirs.with_mode(mode), AS_LOGGED, mode)
     name = preset or DEFAULT_PRESET
     return Settings(PRESETS[name]().with_mode(mode), name, mode)
@@ -58,8 +52,7 @@ def comparison(run: Run) -> str:
     """Compare the recomputed R with the logged one; returns a sentence."""
     settings = settings_of(run)
     metric = RMetric(settings.config)
-    has_signals = False
-    stated, differing = 0, []
+    has_signals, stated, differing = False, 0, []
     for record in run.records:
         score, logged = metric.update(record).score, record.stated_score
         has_signals = has_signals or any(source is not None for source in metric.sources)

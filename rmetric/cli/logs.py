@@ -45,8 +45,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from rmetric.diagnosis.library import SignatureLibrary
+    from rmetric.diagnosis.pool import learn
+
     try:
-        return _learn(options)
+        out = _out(options)
+        refuse_input("out", out, options.paths)
+        library = SignatureLibrary.shipped()
+        jobs = _read(options, library)
+        _warn(options.paths, jobs, library)
+        pool = learn(options.job, jobs)
+        pool.save(out)
     except (LogError, OSError) as error:
         return fail(error, FAILED)
     except ValueError as error:
@@ -54,19 +63,6 @@ def run(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("stopped: no pool was written", file=sys.stderr)
         return INTERRUPTED
-
-
-def _learn(options: argparse.Namespace) -> int:
-    from rmetric.diagnosis.library import SignatureLibrary
-    from rmetric.diagnosis.pool import learn
-
-    out = _out(options)
-    refuse_input("out", out, options.paths)
-    library = SignatureLibrary.shipped()
-    jobs = _read(options, library)
-    _warn(options.paths, jobs, library)
-    pool = learn(options.job, jobs)
-    pool.save(out)
     lines = sum(job.lines for job in jobs)
     print(f"{counted(len(jobs), 'job')}, {lines:,} lines, {len(pool.events)} events: {out}")
     return 0
@@ -108,12 +104,10 @@ def _warn(paths: list[Path], jobs: list[Job], library: SignatureLibrary) -> None
     for path, job in zip(paths, jobs, strict=True):
         found = decide(job, library)
         others = any(other.succeeded is not None for other in jobs if other is not job)
-        if found.outcome != "healthy":
-            why = headline(found)
-        elif others and job.succeeded is None:
-            why = "it does not say that it reached its end, and others do"
-        else:
+        if found.outcome == "healthy" and (job.succeeded is not None or not others):
             continue
+        why = "it does not say that it reached its end, and others do"
+        why = why if found.outcome == "healthy" else headline(found)
         words = f"warning: {path}: this job does not look healthy: {why}"
         print(printable(words), file=sys.stderr)
         print("  what is learnt from it will not be seen in a diagnosis", file=sys.stderr)

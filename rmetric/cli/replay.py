@@ -117,10 +117,7 @@ def run(options: argparse.Namespace) -> int:
             return fail(f"{stray} not for --follow, which writes no results")
         return follow(Path(options.paths[0]), options)
     if stray := _given(options, tuple(name for name in FOLLOWING if name != "exit_on_alarm")):
-        return fail(
-            f"{stray} for --follow (or rmetric watch): replay shows each run to the "
-            "calibrated detector, and ends when all were read"
-        )
+        return fail(f"{stray} for --follow (or rmetric watch)")
     return replay(options)
 
 
@@ -163,11 +160,8 @@ def replay(options: argparse.Namespace) -> int:
             named=lambda path: ".jsonl" in path.suffixes or not set(folders) & set(path.parents),
         )
     except OSError as error:
-        return fail(
-            f"the results cannot be written to {options.out} ({error.strerror}); what was "
-            "written before is kept",
-            FAILED,
-        )
+        problem = f"the results cannot be written to {options.out} ({error.strerror})"
+        return fail(f"{problem}; what was written before is kept", FAILED)
     except KeyboardInterrupt:
         stages.close()
         print(f"stopped; what was replayed is in {options.out}/index.html", file=sys.stderr)
@@ -182,7 +176,8 @@ def replay(options: argparse.Namespace) -> int:
 
 def _refused(out: Path) -> int:
     """Make the folder of the results; returns an exit code where it cannot be used, else 0."""
-    if (kept := out.resolve() / INDEX).exists() and not _is_index(kept):
+    kept = out.resolve()
+    if (kept / INDEX).exists() and not {"source", "problem"} <= _index(kept)[0]:
         return fail(f"--out {out}: its {INDEX} is of no replay, and would be lost")
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -204,7 +199,7 @@ def free_folder(folder: Path, logs: Sequence[Path]) -> Path:
     """`folder`, or the same with a number where its index holds runs of other logs."""
     given = {str(path) for path in logs}
     number, place = 1, folder
-    while not _sources(place) <= given:
+    while not _index(place)[1] <= given:
         number += 1
         place = folder.with_name(f"{folder.name}-{number}")
     if place != folder:
@@ -212,31 +207,23 @@ def free_folder(folder: Path, logs: Sequence[Path]) -> Path:
     return place
 
 
-def _is_index(path: Path) -> bool:
-    try:
-        with open(path, newline="", encoding="utf-8") as file:
-            return {"source", "problem"} <= set(next(csv.reader(file), ()))
-    except (OSError, ValueError, csv.Error):
-        return False
-
-
-def _sources(folder: Path) -> set[str]:
-    """The logs in the index of earlier results; empty where there is none."""
+def _index(folder: Path) -> tuple[set[str], set[str]]:
+    """The columns of the index in a folder, and the logs in it; none where there is no index."""
     try:
         with open(folder / INDEX, newline="", encoding="utf-8") as file:
-            return {row.get("source") or "" for row in csv.DictReader(file)}
+            rows = csv.DictReader(file)
+            return {*(rows.fieldnames or ())}, {row.get("source") or "" for row in rows}
     except (OSError, ValueError, csv.Error):
-        return set()
+        return set(), set()
 
 
 def code_of(result: Replayed, code: int) -> int:
     """The exit code by the worst verdict; a log that could not be read ranks below a failed run."""
-    found = {SEVERITY[row["verdict_kind"]] for row in result.rows if not row["problem"]}
-    if "bad" in found:
-        return VERDICT_CODES["bad"]
-    if code:
+    severities = (SEVERITY[row["verdict_kind"]] for row in result.rows if not row["problem"])
+    found = {VERDICT_CODES.get(severity, 0) for severity in severities}
+    if code and VERDICT_CODES["bad"] not in found:
         return code
-    return next((VERDICT_CODES[severity] for severity in VERDICT_CODES if severity in found), 0)
+    return min(found - {0}, default=0)
 
 
 def report(result: Replayed, out: Path) -> int:

@@ -54,11 +54,10 @@ def add_following(parser: argparse.ArgumentParser) -> None:
         help="post alarms, and alarms that turn into a failure, to URL as JSON; three attempts",
     )  # fmt: skip
     parser.add_argument(
-        "--exit-on-alarm",
-        action="store_true",
+        "--exit-on-alarm", action="store_true",
         help="end with code 3 at the first alarm; a replay without --follow ends with 3, 4 or 5 "
         "by the worst verdict, see the exit codes",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--stop-after", type=seconds, metavar="SECONDS",
         help="end with code 0 when the log has not grown for SECONDS (default: never)",
@@ -85,22 +84,20 @@ def follow(path: Path, options: argparse.Namespace) -> int:
     if options.thresholds is not None and options.detector not in CALIBRATED:
         known = " or ".join(sorted(CALIBRATED))
         return fail(f"--thresholds is for --detector {known}: {options.detector} has no such file")
-    try:
-        hook = _webhook(options.webhook) if options.webhook is not None else None
-    except ValueError as error:
-        return fail(error)
 
+    def report(problem: str) -> None:
+        _say(f"the webhook {problem}: an alarm was not posted")
+
+    hook = None
+    if options.webhook is not None:
+        try:
+            hook = WebhookSender(options.webhook, "--webhook", report, tries=3)
+        except ValueError as error:
+            return fail(error)
     code = _Following(path, options, hook).run()
     if hook:
         hook.close()
     return code
-
-
-def _webhook(url: str) -> WebhookSender:
-    def report(problem: str) -> None:
-        _say(f"the webhook {problem}: an alarm was not posted")
-
-    return WebhookSender(url, "--webhook", report, tries=3)
 
 
 class _Following:

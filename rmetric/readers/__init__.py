@@ -1,9 +1,8 @@
 """Training logs that exist already, whoever wrote them, as runs of records.
 
-`open_log` streams a log of any size; `read_log` has the whole of it. One reader a
-file, see `stream.Reader` and, for what programs print, `text_readers`; a new
-format is a new file and a line in `READERS`. A format is recognised by the
-content of a file and never by its name.
+`open_log` streams a log of any size; `read_log` has the whole of it. A format is recognised by the
+content of a file and never by its name. It is a `stream.Reader` in `READERS` or, for what a
+program prints, a `text_parts.TextFormat`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from rmetric._util.errors import LogError
 from rmetric._util.printed import counted
 from rmetric.readers import (
     curves,
-    experiment_log,
     json_document,
     json_lines,
     table,
@@ -33,7 +31,6 @@ from rmetric.readers import (
 )
 from rmetric.readers.assembler import Batches
 from rmetric.readers.columns import TARGETS
-from rmetric.readers.evaluations import with_evaluations_in_place
 from rmetric.readers.rows import BadRow, UnknownFormat
 from rmetric.readers.run_folders import FolderFiles, logs_among
 from rmetric.readers.source import HEAD, LONGEST_LINE, Source
@@ -41,22 +38,22 @@ from rmetric.readers.stream import Reader, Stream
 from rmetric.readers.text_readers import (
     LAST_READERS,
     MAPPED,
-    TEXT_READERS,
+    TEXT_FORMATS,
     WITHOUT_LOSS,
     WITHOUT_STEP,
     as_reader,
     reader_further_on,
 )
-from rmetric.readers.thinning import collect
+from rmetric.readers.whole_log import collect, with_evaluations_in_place
 from rmetric.records import Record, Run
 
 #: The first that matches reads the file: the more particular come first.
 READERS: tuple[Reader, ...] = (
-    experiment_log.READER,
+    json_lines.EXPERIMENT,
     json_document.TRAINER_STATE,
     trackers.READER,
     json_lines.READER,
-    *map(as_reader, TEXT_READERS),
+    *map(as_reader, TEXT_FORMATS),
     json_document.READER,
     table.ALGOPERF,
     table.WANDB_EXPORT,
@@ -86,7 +83,6 @@ class ReadLog(NamedTuple):
     """The content of one log.
 
     Attributes:
-        format: name of the format.
         runs: one for each run in the log, with its records.
         thinned: of the runs of which not every record was kept, id -> what was done, in words.
             It is among the notes of the run too.
@@ -115,6 +111,7 @@ class OpenLog:
         runs: run id -> what is known of the run, without its records. The notes
             are whole at the end, and so is ``Run.id``, which for the first of
             several parts is only known then.
+        held: takes out the records that wait for what the next line may add to them.
     """
 
     def __init__(
@@ -122,14 +119,7 @@ class OpenLog:
     ) -> None:
         self.format, self.path = format, path
         self._stream, self._source = stream, source
-
-    @property
-    def runs(self) -> dict[str, Run]:
-        return self._stream.runs
-
-    def held(self) -> list[tuple[str, Record]]:
-        """Take out the records that wait for what the next line may add to them."""
-        return self._stream.held()
+        self.runs, self.held = stream.runs, stream.held
 
     @property
     def guessed(self) -> list[str]:
@@ -171,10 +161,9 @@ def find_logs(paths: Iterable[str | Path]) -> list[Path]:
     """The files that `paths` stand for: files, folders with all below them, globs.
 
     A folder with several event files of TensorBoard stands for them: it is one run. So does that
-    of an MLflow run for the files of its metrics. Of a folder
-    that a trainer wrote, its log is found, see `run_folders`. Hidden files and unfinished
-    ``.part`` files are passed over. Raises ValueError for a path that is not there, a glob that
-    matches nothing and an empty folder.
+    of an MLflow run for the files of its metrics. Of a folder that a trainer wrote, its log is
+    found, see `run_folders`. Hidden files and unfinished ``.part`` files are passed over. Raises
+    ValueError for a path that is not there, a glob that matches nothing and an empty folder.
     """
     return split_files(paths).logs
 
@@ -266,18 +255,15 @@ def read_log(
         UnknownFormat: a LogError; no reader recognises the file.
     """
     log = open_log(Path(path), mapping, on_bytes=on_bytes)
-    collected = collect(log._batches(), log.runs, most_records)
-    thinned: dict[str, str] = {}
+    records, thinned = collect(log._batches(), most_records)
     for name, run in log.runs.items():
-        run.records += collected.records(name)
-        if note := collected.note(name):
-            run.notes.append(note)
-            thinned[name] = note
+        run.records += records.get(name, [])
+        run.notes += [thinned[name]] if name in thinned else []
     # A run of our own log has two names where its id changes in the middle.
     runs = list({id(run): run for run in log.runs.values()}.values())
-    if log.format == experiment_log.READER.name:
+    if log.format == json_lines.EXPERIMENT.name:
         for run in runs:
-            experiment_log.compare(run, thinned=bool(thinned))
+            json_lines.compare(run, thinned=bool(thinned))
     else:
         runs = with_evaluations_in_place(runs)
     return ReadLog(log.format, runs, {log.runs[name].id: note for name, note in thinned.items()})
@@ -314,13 +300,9 @@ def _unknown(source: Source, head: str) -> UnknownFormat:
     )
     is_long = len(source.head) >= HEAD and b"\n" not in source.head
     long = f", without an end within {len(source.head):,} bytes" if is_long else ""
-    return UnknownFormat(
-        source.path,
-        None,
-        f"not a log that replay knows; its first line, line {number}{long}, is {first[:60]!r}; "
-        f"{remedy}; "
-        f"known are: {known}",
-    )
+    problem = f"its first line, line {number}{long}, is {first[:60]!r}; {remedy}"
+    problem = f"not a log that replay knows; {problem}; known are: {known}"
+    return UnknownFormat(source.path, None, problem)
 
 
 def read_runs(path: Path, *, mapping: Mapping[str, str] | None = None) -> list[Run]:
@@ -330,16 +312,12 @@ def read_runs(path: Path, *, mapping: Mapping[str, str] | None = None) -> list[R
 
 def _event_files_as_runs(files: list[Path]) -> list[Path]:
     """`files`, with the folder in place of its event files, if several, or of MLflow's metrics."""
-    is_event_file = tensorboard_events.is_event_file
-    number = Counter(file.parent for file in files if is_event_file(file))
-    return list(
-        dict.fromkeys(
-            file.parent
-            if is_event_file(file) and number[file.parent] > 1
-            else trackers.run_folder(file) or file
-            for file in files
-        )
-    )
+    events = Counter(file.parent for file in files if tensorboard_events.is_event_file(file))
+    runs: dict[Path, None] = {}
+    for file in files:
+        is_one_of_several = tensorboard_events.is_event_file(file) and events[file.parent] > 1
+        runs[file.parent if is_one_of_several else trackers.run_folder(file) or file] = None
+    return list(runs)
 
 
 def _why_none(path: Path, num_passed_over: int) -> str:
@@ -349,9 +327,7 @@ def _why_none(path: Path, num_passed_over: int) -> str:
             f"no log among {files} (weights, pictures, settings; a .wandb file without logged "
             "values: wandb sync or an export of its history gives a log)"
         )
-    if path.is_dir():
-        return "no file in this folder"
-    return "no such file or folder"
+    return "no file in this folder" if path.is_dir() else "no such file or folder"
 
 
 def _files(folder: Path) -> list[Path]:

@@ -1,8 +1,7 @@
 """Runs as small files: what was measured and how it went, nothing that follows from it.
 
-A run is one line of JSON, a column a signal; a branch holds its records from its
-onset on, and gets the earlier ones back from its control. An archive is a
-tar.xz of such files, the same bytes for the same runs. Reading needs no torch.
+A run is one line of JSON, a column a signal; a branch holds its records from its onset on, and
+gets the earlier ones back from its control. An archive is a tar.xz of such files.
 """
 
 from __future__ import annotations
@@ -29,25 +28,15 @@ def run_to_line(run: Run) -> bytes:
     begin = _branch_step(run.config) or 1
     records = [record for record in run.records if record.step >= begin]
     assert run.truth is not None
-    return encode_line(
-        {
-            "id": run.id,
-            "config": encode(run.config),
-            "truth": truth_to_json(run.truth),
-            "columns": _columns(records),
-        }
-    )
+    stored = {"id": run.id, "config": encode(run.config), "truth": truth_to_json(run.truth)}
+    return encode_line(stored | {"columns": _columns(records)})
 
 
 def run_from_line(line: bytes, control: Run | None = None) -> Run:
     """The whole run in one line; `control` is needed for a branch."""
     stored = parse_line(line)
-    run = Run(
-        id=stored["id"],
-        records=_records(stored["columns"]),
-        config=stored["config"],
-        truth=truth_from_json(stored["truth"]),
-    )
+    run = Run(id=stored["id"], records=_records(stored["columns"]), config=stored["config"])
+    run.truth = truth_from_json(stored["truth"])
     begin = _branch_step(run.config)
     if begin is not None:
         if control is None:

@@ -1,13 +1,12 @@
 """From rows of named cells, whatever file they came from, to the records of runs.
 
-One row at a time, holding one record a run: neighbouring rows of one step may
-measure different things, which makes them one record.
+Neighbouring rows of one step may measure different things, which makes them one record.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -52,19 +51,16 @@ class ClosingBlanks(MissingLosses):
     """Counts the rows at a log's end whose loss is blank and was due.
 
     A log that has rows without a loss by design is given twice as many as it had in a row.
-
-    Attributes:
-        with_loss: cells of a row with a loss.
-        are_due: the next row without a loss is one too many.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.with_loss: Mapping[str, Any] = {}
+        self.with_loss: Mapping[str, Any] = {}  # cells of a row with a loss
         self._blank = self._since = 0
 
     @property
     def are_due(self) -> bool:
+        """True if the next row without a loss is one too many."""
         return self.missing >= 2 * self.longest
 
     def update(self, *, logged: bool, blank_at: int | None = None) -> None:
@@ -124,13 +120,9 @@ class RunState:
             step = self.last or 0
         before, last = self.pending, self.last
         # Both rows know the time and the learning rate; that is no reason to keep them apart.
-        if (
-            before is not None
-            and step == before.step
-            and not any(
-                getattr(before, name) is not None for name in values if name not in _CIRCUMSTANCES
-            )
-        ):
+        own = values.keys() - _CIRCUMSTANCES
+        is_same_step = before is not None and step == before.step
+        if is_same_step and all(getattr(before, name) is None for name in own):
             for name, value in values.items():
                 setattr(before, name, value)
             return None
@@ -177,11 +169,7 @@ class RunState:
 
 
 class Assembler:
-    """Rows in, records out; `runs` says what is known about each run.
-
-    Args:
-        path: of the file, for messages and names.
-        columns: which to read as what.
+    """Rows in, records out, read as `columns` say; `path` is for messages and names.
 
     Attributes:
         runs: id in the stream -> run, without its records. At the end of the
@@ -190,18 +178,16 @@ class Assembler:
     """
 
     def __init__(self, path: Path, columns: Columns) -> None:
-        self.path = path
+        self.path, self.columns = path, columns
         self.runs: dict[str, Run] = {}
         self._states: dict[str, RunState] = {}
         self._no_numbers: set[str] = set()
-        self.use(columns)
 
-    def use(self, columns: Columns) -> None:
-        """Read these columns from now on."""
-        self.columns = columns
-        chosen = columns.by_target
+    def _look_at_columns(self) -> None:
+        chosen = self.columns.by_target
         self._run_column = chosen.get("run")
-        self._step_columns = [chosen[t] for t in ("step",) if t in chosen] + columns.other_steps
+        self._step_columns = [chosen[t] for t in ("step",) if t in chosen]
+        self._step_columns += self.columns.other_steps
         self._measured = [
             (str(TARGETS[t].field), c, _reader(t, c))
             for t, c in chosen.items()
@@ -210,25 +196,15 @@ class Assembler:
         loss = "loss" if "loss" in chosen else "eval_loss"
         self._loss_column, self._loss_field = chosen.get(loss), str(TARGETS[loss].field)
         self._always = {chosen[t] for t in ("step", *_CIRCUMSTANCES) if t in chosen}
-
-    def records(self, rows: Iterable[Row]) -> Batches:
-        """The records of `rows`, with the id of their run."""
-        for row in rows:
-            complete = self.take(row)
-            if complete is not None:
-                yield complete
-        yield from self.finish()
-
-    @property
-    def num_rows(self) -> int:
-        """Taken so far."""
-        return sum(state.rows for state in self._states.values())
+        self.columns.changed = False
 
     def take(self, row: Row) -> Complete | None:
         """Take the next row; return the records that are now complete, if there are any."""
+        if self.columns.changed:
+            self._look_at_columns()
         cells = row.cells
         name = cells.get(self._run_column) if self._run_column else None
-        state = self.state("" if name is None else str(name))
+        state = self._state("" if name is None else str(name))
         found = self._step(row, state)
         values: dict[str, Any] = {}
         for field, column, read in self._measured:
@@ -257,10 +233,7 @@ class Assembler:
         return state.measured(found, values)
 
     def _lacks_loss(self, cells: Mapping[str, Any], losses: ClosingBlanks) -> bool:
-        """True for a row like one with a loss, in which that is blank.
-
-        An evaluation has a cell that those with a loss lack.
-        """
+        """True for a row like one with a loss; an evaluation has a cell that those lack."""
         held, usual = (
             {name for name, cell in row.items() if not is_blank(cell)}
             for row in (cells, losses.with_loss)
@@ -282,14 +255,13 @@ class Assembler:
                 found[part] = value
         return found
 
-    def state(self, name: str = "") -> RunState:
+    def _state(self, name: str) -> RunState:
         """Of the run that the file calls `name`."""
         state = self._states.get(name)
         if state is None:
             base = run_name(self.path)
-            state = self._states[name] = RunState(
-                f"{base}__{name}" if name else base, self.path, self.runs
-            )
+            base = f"{base}__{name}" if name else base
+            state = self._states[name] = RunState(base, self.path, self.runs)
         return state
 
     def held(self) -> list[tuple[str, Record]]:
@@ -304,6 +276,8 @@ class Assembler:
         for state in self._states.values():
             state.leave_out_held()
             notes = self._notes_on(state)
+            if len(state.parts) > 1:
+                state.parts[0].id = f"{state.base}__part1"
             for part in state.parts:
                 part.notes += notes
             state.run.unread = state.losses.words
@@ -314,28 +288,22 @@ class Assembler:
         return [part for state in self._states.values() for part in state.parts]
 
     def _notes_on(self, state: RunState) -> list[str]:
-        notes = list(self.columns.notes)
-        if not self._step_columns:
-            notes.append("no column is known to be the step: rows are counted from 0")
-        if state.empty:
-            notes.append(
-                f"{state.empty} of {state.rows} rows hold a step and no loss or norm and were left "
-                "out: a log that writes nan as a blank looks like this too"
-            )
-        if state.unplaced:
-            notes.append(f"{state.unplaced} rows without a step were given that of the row before")
-        if state.resumed:
-            notes.append(
-                f"the step falls back {state.resumed} times: taken as one run that was resumed"
-            )
-        if state.repeated:
-            notes.append(f"{state.repeated} records have the step of the record before them")
-        if len(state.parts) > 1:
-            notes.append(
-                f"the steps start again: the file holds {len(state.parts)} runs, one a part"
-            )
-            state.parts[0].id = f"{state.base}__part1"
-        return notes
+        notes = {
+            "no column is known to be the step: rows are counted from 0": not self._step_columns,
+            f"{state.empty} of {state.rows} rows hold a step and no loss or norm and were left "
+            "out: a log that writes nan as a blank looks like this too": state.empty,
+            f"{state.unplaced} rows without a step were given that of the row before": (
+                state.unplaced
+            ),
+            f"the step falls back {state.resumed} times: taken as one run that was resumed": (
+                state.resumed
+            ),
+            f"{state.repeated} records have the step of the record before them": state.repeated,
+            f"the steps start again: the file holds {len(state.parts)} runs, one a part": (
+                len(state.parts) > 1
+            ),
+        }
+        return [*self.columns.notes, *(note for note, holds in notes.items() if holds)]
 
     def _step(self, row: Row, state: RunState) -> int | None:
         if not self._step_columns:
@@ -353,15 +321,12 @@ class Assembler:
             if value is None:
                 continue
             if not (isfinite(value) and value == int(value) and abs(value) < 2**63):
-                if (
-                    column == self.columns.by_target.get("step")
-                    and "step" in self.columns.by_meaning
-                ):
+                chosen = self.columns.by_target.get("step")
+                if column == chosen and "step" in self.columns.by_meaning:
                     self._count_otherwise(row, column)
                     return self._step(row, state)
-                raise BadRow(
-                    row.line, f"{column!r} is {shown(cell)}: a whole step below 2^63 is accepted"
-                )
+                problem = f"{column!r} is {shown(cell)}: a whole step below 2^63 is accepted"
+                raise BadRow(row.line, problem)
             return int(value)
         return None
 
@@ -372,13 +337,10 @@ class Assembler:
         others = tuple(name for name in row.cells if name != column)
         del columns.by_target["step"]
         columns.by_target |= columns_among(others, ("step",))
-        self.use(columns)
+        self._look_at_columns()
 
     def _give_up(self, row: Row, column: str) -> None:
-        """Read a column no more that is on no list of names; of any other a bad cell is an error.
-
-        Raises BadRow.
-        """
+        """Read a column no more that is on no list of names; of any other raise BadRow."""
         columns = self.columns
         target = next(t for t, c in columns.by_target.items() if c == column)
         is_needed = target not in columns.by_meaning or target in ("loss", "eval_loss")
@@ -388,7 +350,7 @@ class Assembler:
         columns.notes.append(
             f"{column!r} is not read as {target}: line {row.line} has {shown(row.cells[column])}"
         )
-        self.use(columns)
+        columns.changed = True
 
     def _bad_cell(self, row: Row, column: str) -> BadRow:
         cell = shown(row.cells.get(column))

@@ -1,8 +1,7 @@
 """Map the columns of a foreign log to step, loss, gradient norm and other targets.
 
-Names are compared in lower case with every separator as ``_``, so ``train/loss``,
-``Train Loss`` and ``trainLoss`` are one; `names` has the table of names and meanings. Notes
-list what was taken, what could have been, and the columns that were not used.
+`names` has the table of names and meanings. Notes list what was taken, what could have been, and
+the columns that were not used.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from functools import lru_cache
 
 from rmetric.readers.names import TARGETS as TARGETS
 from rmetric.readers.names import Target as Target
-from rmetric.readers.names import is_part_of_loss, is_throughput, loss_part, meaning
+from rmetric.readers.names import is_part_of_loss, loss_part, meaning
 from rmetric.readers.names import plain_name as plain_name
 
 #: Beside the step column: read where that is blank (an evaluation's own counter).
@@ -25,15 +24,11 @@ _LOSSES = ("loss", "eval_loss")
 STATED = (
     "sigma_sq", "delta_l", "lambda", "r_metric", "sigma_sq_norm", "delta_l_norm", "lambda_norm",
 )  # fmt: skip
-
-
 #: What reinforcement learning logs, see `Record.policy`.
 POLICY = (
     "reward", "reward_spread", "kl", "answer_kl", "entropy", "response_length", "clip_fraction",
     "equal_rewards", "preference_accuracy",
 )  # fmt: skip
-
-
 #: See `Record.memory`; and the targets whose columns' names state a unit.
 MEMORY = ("device_memory", "host_memory", "device_memory_percent", "host_memory_percent")
 WITH_UNIT = ("device_memory", "host_memory", "data_wait", "time_beside_wait", "step_time")
@@ -51,9 +46,9 @@ class Columns:
         notes: what was guessed, in sentences.
         parts: column of one of several losses -> its name, where no whole is logged.
         by_meaning: targets whose column is on no list of names, or a step that is an epoch. Such a
-            column is given up if a cell of it holds no number, or a fraction of a step, and is no
-            error of the log.
+            column is given up where a cell of it holds no number, or a fraction of a step.
         of_header: each row has all columns, so a cell that is absent is blank.
+        changed: other columns were chosen since the `Assembler` looked.
     """
 
     by_target: dict[str, str]
@@ -62,6 +57,12 @@ class Columns:
     parts: dict[str, str] = field(default_factory=dict)
     by_meaning: set[str] = field(default_factory=set)
     of_header: bool = False
+    changed: bool = True
+
+    def take_over(self, other: Columns) -> None:
+        """Read the columns of `other` from now on."""
+        self.by_target, self.other_steps, self.notes = other.by_target, [], other.notes
+        self.changed = True
 
     @property
     def has_loss(self) -> bool:
@@ -101,8 +102,7 @@ def find_column(names: Iterable[str], column: str) -> str | None:
     names = list(names)
     if column in names:
         return column
-    parts = _path(column)
-    same = [name for name in names if _path(name) == parts]
+    same = [name for name in names if _path(name) == _path(column)]
     if len(same) > 1:
         raise ValueError(f"{column!r} is {_shown(same)}: write one of these")
     return same[0] if same else None
@@ -185,10 +185,8 @@ def _parts_among(names: Iterable[str]) -> dict[str, str]:
 
 
 def add_columns(columns: Columns, names: Sequence[str]) -> None:
-    """Look among `names`, which turn up in the middle of a log, for what is not chosen yet.
-
-    What was chosen stays: the records before it have been read.
-    """
+    """Look among `names`, which turn up in the middle of a log, for what is not chosen yet."""
+    columns.changed = True
     columns.by_target.update(find_mapped(names, columns.by_target))
     for name, target in TARGETS.items():
         free = [c for c in names if c not in columns.by_target.values()]
@@ -214,9 +212,9 @@ def _is_meant(name: str, columns: Columns) -> bool:
 
 def _could_be(others: Sequence[str], name: str) -> list[str]:
     """A note on other columns of a target; none for a second counter or clock."""
-    if not others or name not in (*_LOSSES, "grad_norm"):
-        return []
-    return [f"{_shown(others)} could be {name} too: --map {name}=... says so"]
+    if others and name in (*_LOSSES, "grad_norm"):
+        return [f"{_shown(others)} could be {name} too: --map {name}=... says so"]
+    return []
 
 
 def _guess(name: str, free: Sequence[str], columns: Columns, *, quiet: bool = False) -> str | None:
@@ -269,33 +267,28 @@ _POINTS_TO = {
     "grad_norm": ("grad", "gnorm", "gradnorm"),
     "learning_rate": ("lr",),
 }
-_LIKE = 0.8
 
 
 def suggestions(columns: Columns, names: Iterable[str]) -> dict[str, str]:
     """Target that has no column -> the unused column that is nearest to it, for --map.
 
-    >>> suggestions(Columns(by_target={"step": "step"}), ["step", "actor/pg_loss", "grad_nrm"])
-    {'loss': 'actor/pg_loss', 'grad_norm': 'grad_nrm'}
+    >>> suggestions(Columns(by_target={"step": "step"}), ["step", "actor/pg_loss", "foo/grad_norm"])
+    {'loss': 'actor/pg_loss', 'grad_norm': 'foo/grad_norm'}
     """
     free = _unused(columns, names)
     found: dict[str, str] = {}
     for name, pointers in _POINTS_TO.items():
         if name in columns.by_target or (columns.parts and name in _LOSSES):
             continue
-        pointed = [
-            c
-            for c in free
-            if c not in found.values()
-            and not meaning(c).isdisjoint(pointers)
-            and (name not in _LOSSES or ("eval" in meaning(c)) == (name == "eval_loss"))
-            and (name != "grad_norm" or not meaning(c).isdisjoint(("norm", "gnorm", "gradnorm")))
-        ]
-        near = get_close_matches(name, [plain_name(c) for c in free], n=1, cutoff=_LIKE)
+        pointed = []
+        for column in free:
+            words = meaning(column)
+            is_other_loss = name in _LOSSES and ("eval" in words) != (name == "eval_loss")
+            is_no_norm = name == "grad_norm" and words.isdisjoint(("norm", "gnorm", "gradnorm"))
+            if column not in found.values() and not words.isdisjoint(pointers):
+                pointed += [] if is_other_loss or is_no_norm else [column]
         if pointed:
             found[name] = min(pointed, key=lambda c: (len(plain_name(c).split("_")), c))
-        elif near:
-            found[name] = next(c for c in free if plain_name(c) == near[0])
     return found
 
 
@@ -303,19 +296,11 @@ def unused_notes(columns: Columns, names: Iterable[str]) -> list[str]:
     """Sentences on the columns that were not used, with the --map that would read them."""
     names = list(names)
     unused = _unused(columns, names)
-    if not unused:
-        return []
-    speeds = [c for c in unused if is_throughput(c)]
-    others = [c for c in unused if c not in speeds]
     notes = []
-    if meant := suggestions(columns, names):
+    if unused and (meant := suggestions(columns, names)):
         maps = " ".join(f"--map {target}={column}" for target, column in meant.items())
         notes.append(f"nothing was read as {', '.join(meant)}; it may be meant: {maps}")
-    if others:
-        notes.append(f"columns not used: {_shown(others)}")
-    if speeds:
-        notes.append(f"throughput is not judged: {_shown(speeds)}")
-    return notes
+    return [*notes, f"columns not used: {_shown(unused)}"] if unused else []
 
 
 def _unused(columns: Columns, names: Iterable[str]) -> list[str]:

@@ -4,105 +4,93 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from rmetric._util.errors import LogError
 from rmetric.logs import parse_line
-from rmetric.readers.assembler import Assembler, Batches
-from rmetric.readers.columns import Columns, choose_columns, listed, plain_name
-from rmetric.readers.rows import Row, UnknownFormat, run_name
+from rmetric.readers.columns import Columns, plain_name
+from rmetric.readers.rows import Row
 from rmetric.readers.source import Source
-from rmetric.readers.stream import Reader, Stream
+from rmetric.readers.stream import RUN, Reader, Stream, columns_of_table, stream_rows
 from rmetric.readers.table import Table, header_of
-from rmetric.records import Run
 
 Curves = Mapping[str, Sequence[Any]]
+_STEP = "(step)"
 
 
 def stream_curves(
     source: Source,
-    runs_of_curves: Iterable[tuple[str, int | None, Curves]],
+    runs: Sequence[tuple[str | None, int | None, Curves]],
     mapping: Mapping[str, str],
-    notes: list[str],
+    notes: Sequence[str] = (),
 ) -> Stream:
-    """The records of runs that are given whole: id, line in the file, name -> list."""
-    runs: dict[str, Run] = {}
-
-    def batches() -> Batches:
-        for id, line, curves in runs_of_curves:
-            assembler, rows = _placed(source, line, curves, mapping)
-            own = run_name(source.path)
-            for own_id, records in assembler.records(rows):
-                yield own_id.replace(own, id, 1), records
-            for own_id, run in assembler.runs.items():
-                run.id = run.id.replace(own, id, 1)
-                run.notes += notes
-                runs[own_id.replace(own, id, 1)] = run
-
-    return Stream(batches=batches(), runs=runs)
+    """The records of runs that are given whole: name (None for the only one), line, curves."""
+    names = list(dict.fromkeys(name for _, _, curves in runs for name in curves))
+    columns = columns_of_table(source, names, mapping, list_unused=False)
+    columns.notes += notes
+    rows = [
+        Row(line, {**cells, RUN: name} if name else cells)
+        for name, line, curves in runs
+        for cells in _placed(curves, columns)
+    ]
+    columns.notes[:] = dict.fromkeys(columns.notes)
+    columns.by_target |= {"step": _STEP, "run": RUN}
+    return stream_rows(source, columns, rows)
 
 
-def _placed(
-    source: Source, line: int | None, curves: Curves, mapping: Mapping[str, str]
-) -> tuple[Assembler, list[Row]]:
-    """One run's curves as rows in the order of their steps."""
-    try:
-        columns = choose_columns(list(curves), mapping)
-    except ValueError as error:
-        raise LogError(source.path, line, str(error)) from None
-    if not columns.is_judged:
-        raise UnknownFormat(source.path, line, f"no list is known to be a loss; {listed(curves)}")
-    chosen, notes = columns.by_target, columns.notes
-    main = next(chosen[target] for target in ("loss", "eval_loss", "reward") if target in chosen)
+def _placed(curves: Curves, columns: Columns) -> Iterator[dict[str, Any]]:
+    """The cells of one run in the order of their steps."""
+    chosen = {t: name for t, name in columns.by_target.items() if name in curves}
+    main = next((chosen[t] for t in ("loss", "eval_loss", "reward") if t in chosen), None)
+    if main is None:
+        return
     steps: Sequence[Any] = range(len(curves[main]))
     if "step" in chosen and len(curves[chosen["step"]]) == len(steps):
         steps = curves[chosen["step"]]
     else:
-        notes.append(f"no step is logged: the entries of {main!r} are counted from 0")
-    chosen.pop("step", None)
+        columns.notes.append(f"no step is logged: the entries of {main!r} are counted from 0")
     placed: dict[int, list[dict[str, Any]]] = {}
-    for name in chosen.values():
-        for p, value in zip(_places(name, main, curves, notes), curves[name], strict=True):
-            here = placed.setdefault(p, [])
-            cells = next((cells for cells in here if name not in cells), None)
-            if cells is None:
-                here.append(cells := {"step": steps[p]})
-            cells[name] = value
-    rows = [Row(line, cells) for p in sorted(placed) for cells in placed[p]]
-    of_rows = Columns(by_target={**chosen, "step": "step"}, notes=notes)
-    return Assembler(source.path, of_rows), rows
+    for target, name in chosen.items():
+        if target != "step":
+            places = _places(name, main, curves, columns.notes)
+            for place, value in zip(places, curves[name], strict=True):
+                here = placed.setdefault(place, [])
+                cells = next((cells for cells in here if name not in cells), None)
+                if cells is None:
+                    here.append(cells := {_STEP: steps[place]})
+                cells[name] = value
+    for place in sorted(placed):
+        yield from placed[place]
 
 
-def _places(
-    name: str, main: str, curves: Mapping[str, Sequence[Any]], notes: list[str]
-) -> Sequence[int]:
+def _places(name: str, main: str, curves: Curves, notes: list[str]) -> Sequence[int]:
     """At which entry of `main` each entry of the curve `name` was logged."""
     num, num_main = len(curves[name]), len(curves[main])
     if num == num_main:
         return range(num)
-    for fine, coarse in _clocks(num, num_main, curves):
-        notes.append(f"{name!r} is placed along {main!r} by {coarse!r} and {fine!r}")
-        return [max(bisect_right(curves[fine], value) - 1, 0) for value in curves[coarse]]
+    fine, coarse = _counters(num_main, curves), _counters(num, curves)
+    for what in fine:
+        if what in coarse:
+            notes.append(
+                f"{name!r} is placed along {main!r} by {coarse[what]!r} and {fine[what]!r}"
+            )
+            along = curves[fine[what]]
+            return [max(bisect_right(along, value) - 1, 0) for value in curves[coarse[what]]]
     notes.append(f"{name!r} has {num} entries for {num_main}: they are spread evenly")
     return [max((i + 1) * num_main // num - 1, 0) for i in range(num)]
 
 
-def _clocks(num: int, num_main: int, curves: Mapping[str, Sequence[Any]]) -> list[tuple[str, str]]:
-    """Pairs of rising lists that count one thing (tokens, epochs), as long as the two curves."""
-
-    def rising(length: int) -> dict[str, str]:
-        return {
-            re.sub(r"_(train|training|val|validation|eval)$", "", plain_name(name)): name
-            for name, curve in curves.items()
-            if len(curve) == length
-            and all(isinstance(value, (int, float)) for value in curve)
-            and all(a < b for a, b in pairwise(curve))
-        }
-
-    fine, coarse = rising(num_main), rising(num)
-    return [(fine[what], coarse[what]) for what in fine if what in coarse]
+def _counters(length: int, curves: Curves) -> dict[str, str]:
+    """The rising lists of a length, by what they count (tokens, epochs)."""
+    return {
+        re.sub(r"_(train|training|val|validation|eval)$", "", plain_name(name)): name
+        for name, curve in curves.items()
+        if len(curve) == length
+        and all(isinstance(value, (int, float)) for value in curve)
+        and all(a < b for a, b in pairwise(curve))
+    }
 
 
 _LIST_CELL = re.compile(r'(^|[,;\t])"?\[')
@@ -117,20 +105,14 @@ def _matches(head: str) -> bool:
 
 def _stream(source: Source, mapping: Mapping[str, str]) -> Stream:
     table = Table(source)
-
-    def curves() -> Iterator[tuple[str, int | None, dict[str, list[Any]]]]:
-        index = -1
-        for index, row in enumerate(table.rows()):
-            lists = {n: _curve(source, row, n) for n in table.names if _is_list(row, n)}
-            yield f"{run_name(source.path)}__row{index}", row.line, lists
-        if index < 0:
-            raise LogError(source.path, None, "no row below the header")
-
-    return stream_curves(source, curves(), mapping, table.notes)
-
-
-def _is_list(row: Row, name: str) -> bool:
-    return str(row.cells.get(name, "")).startswith("[")
+    runs = []
+    for index, row in enumerate(table.rows()):
+        lists = [name for name in table.names if str(row.cells.get(name, "")).startswith("[")]
+        curves = {name: _curve(source, row, name) for name in lists}
+        runs.append((f"row{index}", row.line, curves))
+    if not runs:
+        raise LogError(source.path, None, "no row below the header")
+    return stream_curves(source, runs, mapping, table.notes)
 
 
 def _curve(source: Source, row: Row, name: str) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Readers of one JSON document: trainer_state.json; a list of objects, pairs or numbers; arrays."""
+"""Readers of one JSON document: trainer_state.json; lists of objects, pairs, numbers; arrays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rmetric._util.strict_json import loads, why_not_read
 from rmetric.readers.columns import choose_columns, find_mapped
 from rmetric.readers.curves import Curves, stream_curves
 from rmetric.readers.json_lines import flat
-from rmetric.readers.rows import Row, UnknownFormat, run_name
+from rmetric.readers.rows import Row, UnknownFormat
 from rmetric.readers.source import Source
 from rmetric.readers.stream import Reader, Stream, columns_of_table, stream_rows, stream_wide
 from rmetric.readers.trackers import widened
@@ -51,9 +51,8 @@ def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
         raise UnknownFormat(source.path, error.line, error.problem) from None
     if isinstance(document, list) and document and not isinstance(document[0], dict):
         return _stream_numbers(source, document, mapping)
-    rows = _longest_list_of_objects(document)
-    if rows:
-        cells = [flat(entry) for entry in rows]
+    if objects := _longest_list_of_objects(document):
+        cells = [flat(entry) for entry in objects]
         if (wide := widened((None, entry) for entry in cells)) is not None:
             return stream_wide(source.path, lambda: wide, mapping)
         names = list(dict.fromkeys(name for entry in cells for name in entry))
@@ -61,49 +60,35 @@ def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
         return stream_rows(source, columns, (Row(None, entry) for entry in cells))
     runs = _curves_of_runs(document, mapping)
     if not runs:
-        raise UnknownFormat(
-            source.path, None, "a JSON document that holds neither a list of objects nor arrays"
-        )
-    name = run_name(source.path)
-    named = ((f"{name}__{run}" if run else name, None, curves) for run, curves in runs.items())
-    return stream_curves(source, named, mapping, [])
+        problem = "a JSON document that holds neither a list of objects nor arrays"
+        raise UnknownFormat(source.path, None, problem)
+    named = [(run, None, curves) for run, curves in runs.items()]
+    return stream_curves(source, named, mapping)
 
 
 def _stream_numbers(source: Source, entries: list[Any], mapping: Mapping[str, str]) -> Stream:
     """A list of losses, or of pairs of step and loss. There is no name to tell what it holds."""
     pairs = isinstance(entries[0], list)
     accepted = "[step, loss] with rising whole steps" if pairs else "a loss, NaN or null"
-    steps: list[int] = []
+    rows: list[Row] = []
+    step = -1
     for number, entry in enumerate(entries, start=1):
-        if not (_is_pair(entry, steps[-1] if steps else -1) if pairs else _is_loss(entry)):
-            problem = (
-                f"entry {number} of the list is {json.dumps(entry)[:60]}; accepted: {accepted}"
-            )
-            raise UnknownFormat(source.path, _line_of(source, number, entries), problem)
-        steps.append(int(entry[0]) if pairs else number - 1)
-    losses = [entry[1] if pairs else entry for entry in entries]
+        if not (_is_pair(entry, step) if pairs else _is_loss(entry)):
+            problem = f"entry {number} of the list is {json.dumps(entry)[:60]}"
+            raise UnknownFormat(source.path, None, f"{problem}; accepted: {accepted}")
+        step = int(entry[0]) if pairs else number - 1
+        rows.append(Row(None, {"step": step, "loss": entry[1] if pairs else entry}))
+    losses = [row.cells["loss"] for row in rows]
     if all(loss is None or isinstance(loss, int) for loss in losses):
-        problem = (
-            f"the list holds whole numbers alone, as {json.dumps(losses[0])}; accepted: losses"
-        )
-        raise UnknownFormat(source.path, None, problem)
-    note = (
+        problem = f"the list holds whole numbers alone, as {json.dumps(losses[0])}"
+        raise UnknownFormat(source.path, None, f"{problem}; accepted: losses")
+    columns = columns_of_table(source, ["step", "loss"], mapping)
+    columns.notes = [
         "a list of pairs: the first number is read as step, the second as training loss"
         if pairs
         else "a list of bare numbers: read as training losses, counted from 0"
-    )
-    columns = columns_of_table(source, ["step", "loss"], mapping)
-    columns.notes = [note]
-    cells = ({"step": step, "loss": loss} for step, loss in zip(steps, losses, strict=True))
-    return stream_rows(source, columns, (Row(None, cell) for cell in cells))
-
-
-def _line_of(source: Source, number: int, entries: list[Any]) -> int | None:
-    """The line of an entry, where the file has one line or a line for each entry."""
-    lines = source.whole().splitlines()
-    if len(lines) == 1:
-        return 1
-    return number + 1 if len(lines) == len(entries) + 2 else None
+    ]
+    return stream_rows(source, columns, rows)
 
 
 def _is_loss(entry: Any) -> bool:
@@ -129,14 +114,16 @@ def _curves_of_runs(document: Any, mapping: Mapping[str, str]) -> dict[str, Curv
     if not isinstance(document, dict):
         return {}
     curves = _curves(document)
-    known = {t: c for t, c in find_mapped(curves, mapping).items() if c in curves}
-    if choose_columns(list(curves), known).is_judged:
+    if _is_judged(curves, mapping):
         return {"": curves}
     by_run = {str(k): _curves(v) for k, v in document.items() if isinstance(v, dict)}
-    with_loss: dict[str, Curves] = {
-        k: c for k, c in by_run.items() if c and choose_columns(list(c), {}).is_judged
-    }
+    with_loss: dict[str, Curves] = {k: c for k, c in by_run.items() if _is_judged(c, mapping)}
     return with_loss or ({"": curves} if curves else {})
+
+
+def _is_judged(curves: Curves, mapping: Mapping[str, str]) -> bool:
+    known = {t: c for t, c in find_mapped(curves, mapping).items() if c in curves}
+    return choose_columns(list(curves), known).is_judged
 
 
 def _curves(entry: Mapping[str, Any]) -> dict[str, list[Any]]:

@@ -1,16 +1,20 @@
-"""Reader of any log with one JSON object a line."""
+"""Readers of logs with one JSON object a line: our own and the authors', and any other."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from rmetric._util.errors import LogError
 from rmetric._util.strict_json import shown
-from rmetric.logs import parse_line
-from rmetric.readers.assembler import Assembler, Batches, Complete
+from rmetric.log_entries import records_from_lines
+from rmetric.logs import LogReader, parse_line
+from rmetric.metric_settings import comparison
+from rmetric.readers.assembler import Batches
 from rmetric.readers.columns import (
     add_columns,
     check_mapping,
@@ -18,7 +22,7 @@ from rmetric.readers.columns import (
     plain_name,
     unused_notes,
 )
-from rmetric.readers.rows import BadRow, Row
+from rmetric.readers.rows import BadRow, Row, run_name
 from rmetric.readers.source import Source
 from rmetric.readers.stream import (
     RUN,
@@ -27,7 +31,9 @@ from rmetric.readers.stream import (
     check_has_loss,
     long_form,
     one_value,
+    stream_rows,
 )
+from rmetric.records import Run
 
 _LOOKED_AT = 5
 #: Different names of values in one log.
@@ -62,25 +68,24 @@ def _is_document(entry: Mapping[str, Any]) -> bool:
 
 
 def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
-    reading = _Reading(source, mapping)
-    return Stream(
-        batches=reading.batches(),
-        runs=reading.assembler.runs,
-        held=reading.assembler.held,
-        guessed=lambda: [*reading.columns.notes, *unused_notes(reading.columns, reading.names)],
+    lines = _Lines(source, mapping)
+    return replace(
+        stream_rows(source, lines.columns, lines.rows(), lines.notes),
+        guessed=lambda: [*lines.columns.notes, *unused_notes(lines.columns, lines.names)],
     )
 
 
-class _Reading:
+class _Lines:
+    """The objects of a log as rows, and the columns that are chosen while these are read."""
+
     def __init__(self, source: Source, mapping: Mapping[str, str]) -> None:
         self.source, self.mapping = source, mapping
+        self.notes: list[str] = []
         # Wrong lines in the beginning are reported when they are read.
         first = map(object_on, source.head.splitlines())
         plain = [entry for entry in first if entry is not None and _is_plain(entry)]
         self.names = dict.fromkeys(name for entry in plain for name in flat(entry))
         self.columns = choose_columns(list(self.names), mapping, more_may_come=True)
-        self.assembler = Assembler(source.path, self.columns)
-        self.cut_off: list[str] = []
         self._long: dict[str, str] | None = None
         self._expect_long_form()
 
@@ -93,51 +98,56 @@ class _Reading:
             self._long = long_form(self.names)
         if self._long is not None:
             self.names = dict.fromkeys(("step", RUN))
-            self.columns = choose_columns(["step"], self.mapping, more_may_come=True)
-            self.columns.by_target["run"] = RUN
-            self.assembler.use(self.columns)
+            chosen = choose_columns(["step"], self.mapping, more_may_come=True)
+            chosen.by_target["run"] = RUN
+            self.columns.take_over(chosen)
 
-    def batches(self) -> Batches:
+    def rows(self) -> Iterator[Row]:
+        foreign = self.source.foreign_lines
         for number, chunk in self.source.chunks():
             lines = chunk.split(b"\n")
             for at, line in enumerate(lines, start=number):
-                last = at == number + len(lines) - 1
-                entry = self._entry(at, line, last=last) if line.strip() else None
+                if not line.strip():
+                    continue
+                entry, problem = self._object(at, line)
+                if entry is None and self.source.cut and at == number + len(lines) - 1:
+                    self.notes.append(f"line {at} is cut off and was left out")
+                    continue
                 if entry is None:
+                    foreign.add(at, problem, of_record=line.lstrip().startswith(b"{"))
                     continue
                 try:
-                    complete = self._take(at, flat(entry))
-                except (BadRow, RecursionError) as error:
-                    if not self.source.foreign_lines.forgiving:
+                    cells = self._cells(at, entry)
+                except BadRow as error:
+                    if not foreign.forgiving:
                         raise
-                    self._leave_out(at, getattr(error, "problem", "nested too deeply"))
+                    foreign.add(at, error.problem, of_record=True)
                     continue
-                if complete is not None:
-                    yield complete
-        yield from self._finish()
+                if cells is not None:
+                    yield Row(at, cells)
+        self._finish()
 
-    def _entry(self, number: int, line: bytes, *, last: bool) -> dict[str, Any] | None:
-        """The object on line `number`; None if it is cut off or no object."""
-        problem = "not JSON"
+    def _object(self, number: int, line: bytes) -> tuple[dict[str, Any] | None, str]:
+        """The object on a line, or None and what is wrong with it."""
+        entry, problem = None, "not JSON"
         try:
             entry = parse_line(line)
         except ValueError:
-            if self.source.cut and last:
-                self.cut_off = [f"line {number} is cut off and was left out"]
-                return None
-            try:
+            try:  # it may hold bytes that are not UTF-8
                 entry = parse_line(self.source.decoded(number, line).encode())
             except ValueError as error:
-                entry, problem = None, str(error)
+                problem = str(error)
         if isinstance(entry, dict):
-            return entry
-        of_record = line.lstrip().startswith(b"{")
-        if problem.startswith("not JSON"):
-            problem = f"no JSON object: {shown(line)}"
-        self._leave_out(number, problem, of_record=of_record)
-        return None
+            return entry, ""
+        is_json = not problem.startswith("not JSON")
+        return None, problem if is_json else f"no JSON object: {shown(line)}"
 
-    def _take(self, number: int, cells: dict[str, Any]) -> Complete | None:
+    def _cells(self, number: int, entry: dict[str, Any]) -> dict[str, Any] | None:
+        """The cells of an object, whose names may be new; None for one without a value."""
+        try:
+            cells = flat(entry)
+        except RecursionError:
+            raise BadRow(number, "nested too deeply to be read") from None
         if self._long is not None:
             if (logged := one_value(cells, self._long)) is None:
                 return None
@@ -150,30 +160,19 @@ class _Reading:
                 raise BadRow(number, f"{problem} {MOST_NAMES:,} names")
             self.names |= dict.fromkeys(new)
             add_columns(self.columns, new)
-            self.assembler.use(self.columns)
             if self._long is None:
                 self._expect_long_form()
                 if self._long is not None:
-                    return self._take(number, cells)
-        return self.assembler.take(Row(number, cells))
+                    return self._cells(number, entry)
+        return cells
 
-    def _leave_out(self, number: int, problem: str, *, of_record: bool = True) -> None:
-        self.source.foreign_lines.good = self.assembler.num_rows
-        self.source.foreign_lines.add(number, problem, of_record=of_record)
-
-    def _finish(self) -> list[Complete]:
+    def _finish(self) -> None:
         try:
             check_mapping(self.names, self.mapping)
         except ValueError as error:
             raise LogError(self.source.path, None, str(error)) from None
         check_has_loss(self.source, self.columns, self.names)
-        self.source.foreign_lines.good = self.assembler.num_rows
-        self.source.foreign_lines.check(self.source.path)
-        last = self.assembler.finish()
-        unused = unused_notes(self.columns, self.names)
-        for run in self.assembler.all_runs():
-            run.notes += [*unused, *self.cut_off]
-        return last
+        self.notes[:0] = unused_notes(self.columns, self.names)
 
 
 def _is_plain(entry: Mapping[str, Any]) -> bool:
@@ -201,4 +200,72 @@ def flat(entry: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return cells
 
 
+_EVENT = re.compile(r'"event"\s*:\s*"(EXPERIMENT_\w+|METRICS|FAULT_INJECTED)"')
+#: What the monitor calls a run that its user gave no name.
+_UNNAMED = "run"
+
+
+def _stream_experiment(source: Source, mapping: Mapping[str, str]) -> Stream:
+    reader = LogReader(source.path)
+    runs: dict[str, Run] = {}
+
+    def batches() -> Batches:
+        for number, chunk in source.chunks():
+            decoded = records_from_lines(chunk, ours=reader.ours)
+            if decoded is not None:  # all lines are METRICS and plain
+                records, reader.ours = decoded
+                source.foreign_lines.good += len(records)
+                if records:
+                    runs[reader.run.id] = reader.run
+                    yield reader.run.id, records
+                continue
+            # One a time: where a line is wrong, those before it have been read.
+            for at, line in enumerate(chunk.splitlines(keepends=True), start=number):
+                try:
+                    record = reader.take(at, source.decoded(at, line).encode())
+                except LogError as error:
+                    _leave_out(source, at, line, error)
+                    continue
+                if reader.run.id == _UNNAMED:
+                    reader.run.id = run_name(source.path)
+                source.foreign_lines.good += 1
+                if record is not None:
+                    runs[reader.run.id] = reader.run  # its id may change with a line of the log
+                    yield reader.run.id, [record]
+        run = reader.finish()
+        source.foreign_lines.check(source.path)
+        if not runs:
+            raise LogError(source.path, None, "no METRICS line: there is nothing to score")
+        if mapping:
+            run.notes.append("--map is not needed for this format and was not used")
+
+    return Stream(batches=batches(), runs=runs)
+
+
+def _leave_out(source: Source, number: int, line: bytes, error: LogError) -> None:
+    """Pass over a line that is no object; one that is, or the first, is an error of the log."""
+    is_object = object_on(line) is not None
+    if (number == 1 or is_object) and not source.foreign_lines.forgiving:
+        raise error
+    problem = error.problem if is_object else f"no JSON object: {shown(line)}"
+    of_record = line.lstrip().startswith(b"{")
+    source.foreign_lines.add(number, problem, of_record=of_record)
+
+
+def compare(run: Run, *, thinned: bool) -> None:
+    """Note whether R, computed again, is the one that the log states.
+
+    That of a run of which some records were dropped is not compared.
+    """
+    if any(record.stated_score is not None for record in run.records):
+        unchecked = "the logged r_metric was not checked: the R computed here is of the records "
+        run.notes.append(f"{unchecked}that were kept" if thinned else comparison(run))
+
+
 READER = Reader("JSONL (one object a line)", matches, stream, follows=True)
+EXPERIMENT = Reader(
+    "experiment log (JSONL)",
+    lambda head: _EVENT.search(head) is not None,
+    _stream_experiment,
+    follows=True,
+)

@@ -1,13 +1,11 @@
 """Names that training programs give to what they log: the one table of all readers.
 
-A column's name is compared in lower case with every separator as ``_``. Three ways, the first
-that holds is taken: a name of the list `Target.accepted`, in its order; a name of the same
-meaning, whatever folder it is in (``optim/grad_norm``, ``norm/grad``); for losses, a single
-column that is called a loss.
-
-A name has the meaning if it has the words of `Target.core` and no word beyond `Target.neutral`.
-An unknown word makes it another quantity (a layer's norm, a part of the loss, a percentile, a
-count), so such a name is offered to the user and not taken.
+A column's name is compared in lower case with every separator as ``_``. The first of these is
+taken: a name of the list `Target.accepted`, in its order; a name of the same meaning, whatever
+folder it is in (``optim/grad_norm``, ``norm/grad``); for losses, a single column that is called a
+loss. A name has the meaning if it has the words of `Target.core` and no word beyond
+`Target.neutral`. An unknown word makes it another quantity (a layer's norm, a part of the loss, a
+percentile, a count), so such a name is offered to the user and not taken.
 """
 
 from __future__ import annotations
@@ -418,19 +416,3 @@ def loss_part(column: str) -> str | None:
 def is_part_of_loss(column: str) -> bool:
     """True if the words of a column that is called a loss make it something else."""
     return not _NO_LOSS.isdisjoint(plain_name(column).split("_"))
-
-
-_THROUGHPUT = re.compile(
-    r"(?:^|_)(?:throughput|tps|wps|tgs|mfu|tflops?|flops|tokens?_(?:per|s|sec|second)"
-    r"|(?:samples?|examples|steps?|batches|elements|tokens|words|it|iter)_(?:per|sec|second|s)"
-    r"|train_speed|step_time|iter_time|iteration_time|step_timing|dt)(?:_|$)"
-)
-
-
-def is_throughput(column: str) -> bool:
-    """True for a speed or the time of a step, which no detector of logs judges.
-
-    >>> [is_throughput(c) for c in ("throughput(tps)", "perf/step_time_seconds", "loss")]
-    [True, True, False]
-    """
-    return _THROUGHPUT.search(plain_name(column)) is not None

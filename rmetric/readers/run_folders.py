@@ -44,12 +44,7 @@ _INDEX = frozenset({"index.csv", "index.html"})
 
 
 class FolderFiles(NamedTuple):
-    """The files below a folder.
-
-    Attributes:
-        logs: files to read, in the order given.
-        rest: files that are passed over: no logs, or another copy of one.
-    """
+    """The files below a folder: those to read, in the order given, and those passed over."""
 
     logs: list[Path]
     rest: list[Path]
@@ -65,14 +60,19 @@ def logs_among(files: Sequence[Path], root: Path) -> FolderFiles:
     by_folder: dict[Path, set[str]] = defaultdict(set)
     for file in files:
         by_folder[file.parent].add(file.name)
-    states = _states(files)
+    states: dict[Path, list[Path]] = defaultdict(list)  # of a Trainer's run, by its folder
+    for file in files:
+        if file.name == _STATE:
+            of_checkpoint = _CHECKPOINT.fullmatch(file.parent.name) is not None
+            states[file.parent.parent if of_checkpoint else file.parent].append(file)
     latest = {max(found, key=_global_step) for found in states.values()}
     longer = _longer_logs(files, states, latest)
     latest -= {state for run in longer for state in states[run]}
     kept, rest = [], []
     for file in files:
         beside = by_folder[file.parent]
-        run = _trainer_folder(file, root, states)
+        above = (folder for folder in file.parents if folder == root or root in folder.parents)
+        run = next((folder for folder in above if folder in states), None)
         if (
             _is_no_log(file)
             or (file.name == _STATE and file not in latest)
@@ -93,16 +93,6 @@ def _is_no_log(file: Path) -> bool:
     return file.suffix.lower() in _NO_LOGS or _IS_SETTINGS.match(name) is not None
 
 
-def _states(files: Sequence[Path]) -> dict[Path, list[Path]]:
-    """Folder of a Trainer's run -> its states: its own, and those of its checkpoints."""
-    states: dict[Path, list[Path]] = defaultdict(list)
-    for file in files:
-        if file.name == _STATE:
-            of_checkpoint = _CHECKPOINT.fullmatch(file.parent.name) is not None
-            states[file.parent.parent if of_checkpoint else file.parent].append(file)
-    return states
-
-
 def _highest(file: Path, stated: re.Pattern[bytes]) -> int:
     try:
         return max(map(int, stated.findall(file.read_bytes())), default=-1)
@@ -113,16 +103,6 @@ def _highest(file: Path, stated: re.Pattern[bytes]) -> int:
 def _global_step(state: Path) -> tuple[int, str]:
     # Of equal ones that of the run itself, which is the shorter path.
     return _highest(state, _STEP), "" if "checkpoint" in state.parent.name else "~"
-
-
-def _trainer_folder(file: Path, root: Path, states: dict[Path, list[Path]]) -> Path | None:
-    """The nearest folder above a file that is a run of the Trainer."""
-    for folder in file.parents:
-        if folder in states:
-            return folder
-        if folder == root:
-            break
-    return None
 
 
 def _longer_logs(

@@ -43,8 +43,7 @@ class ForeignLines:
 
     Attributes:
         forgiving: True for a log that grows: a wrong value costs its line, and not the log.
-        good: lines that were read; the reader counts them up.
-        bad: lines that were left out.
+        good, bad: lines that were read, which the reader counts, and that were left out.
     """
 
     def __init__(self, say: Callable[[str], None] | None = None) -> None:
@@ -89,8 +88,7 @@ class ForeignLines:
     def check(self, path: Path) -> None:
         """Raise LogError where more than half are bad: then it is another kind of file.
 
-        What stands below the last good line does not count against the log: a crash
-        writes as many lines as it likes.
+        Those below the last good line do not count: a crash writes as many as it likes.
         """
         closing = self._closing if self.good == self._good_before and self.good else 0
         inside = self.bad - closing
@@ -100,12 +98,7 @@ class ForeignLines:
 
 
 class Source:
-    """One log, read once from its beginning to its end.
-
-    Args:
-        path: a file, unpacked where it is .gz, .bz2, .xz or .zst (with the zstandard package).
-        longest_line: bytes of a line above which the file is refused.
-        on_bytes: called with the bytes of the file that were read so far, packed as they are.
+    """One log, read once from its beginning to its end; see `open_log` for its arguments.
 
     Attributes:
         head: its beginning as UTF-8 without zero bytes, about `HEAD` bytes.
@@ -226,9 +219,8 @@ class Source:
             parts.append(chunk)
             size += len(chunk)
             if size > LONGEST_DOCUMENT:
-                raise LogError(
-                    self.path, None, f"one document of more than {LONGEST_DOCUMENT:,} bytes"
-                )
+                problem = f"one document of more than {LONGEST_DOCUMENT:,} bytes"
+                raise LogError(self.path, None, problem)
         return self.decoded(1, b"".join(parts))
 
     def _begin(self) -> bytes:

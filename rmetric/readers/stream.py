@@ -23,11 +23,7 @@ class Stream:
 
     Attributes:
         batches: records of one run, some at a time, with its id; read once.
-        runs: id in `batches` -> what is known of the run (no records here), filled
-            while the records are read. Only at the end are the notes whole, and
-            only then has the first of several parts its final ``Run.id``.
-        held: takes out the records that wait for what the next line adds.
-        guessed: what was taken for what, so far, in sentences.
+        runs, held, guessed: see `OpenLog`.
     """
 
     batches: Batches
@@ -42,8 +38,7 @@ class Reader(NamedTuple):
     Attributes:
         name: as messages and the index print it.
         matches: of the beginning of a file, True if it is in the format.
-        stream: of a source and a mapping (target -> column), the records; raises LogError for
-            what cannot be read.
+        stream: the records of a source, read by a mapping; raises LogError.
         follows: True if a file that grows can be read line by line.
     """
 
@@ -60,22 +55,22 @@ def stream_rows(
 
     A row without any number is none: words with as many commas as the header has.
     """
-    assembler = Assembler(source.path, columns)
+    assembler, foreign = Assembler(source.path, columns), source.foreign_lines
 
     def batches() -> Batches:
         for row in rows:
             try:
                 complete = assembler.take(row)
             except BadRow as error:
-                forgiven = source.foreign_lines.forgiving
-                if error.line is None or not (forgiven or _is_text(row)):
+                is_text = not any(map(_is_number, row.cells.values()))
+                if error.line is None or not (foreign.forgiving or is_text):
                     raise
-                source.foreign_lines.good -= 1
-                source.foreign_lines.add(error.line, error.problem, of_record=not _is_text(row))
+                foreign.add(error.line, error.problem, of_record=not is_text)
                 continue
+            foreign.good += 1
             if complete is not None:
                 yield complete
-        source.foreign_lines.check(source.path)
+        foreign.check(source.path)
         yield from assembler.finish()
         for run in assembler.all_runs():
             run.notes += notes or []
@@ -115,10 +110,6 @@ def stream_wide(
     return stream_rows(source, columns, rows(), notes)
 
 
-def _is_text(row: Row) -> bool:
-    return not any(map(_is_number, row.cells.values()))
-
-
 def _is_number(cell: object) -> bool:
     try:
         return number(cell) is not None
@@ -126,14 +117,11 @@ def _is_number(cell: object) -> bool:
         return False
 
 
-#: Cell with the name of a run.
-RUN = "(run)"
+RUN = "(run)"  # cell with the name of a run
 #: Name of the column with a metric's name -> that of its value; and names of one with the run.
 _VALUE = {"metric_name": "metric_value"}
 _VALUE |= dict.fromkeys(("key", "metric", "event_name", "tag", "name"), "value")
 _RUN_NAMES = ("run_name", "run_id", "run_uuid", "run", "experiment_key")
-#: Columns of the scores.csv of a replay.
-_OF_A_REPLAY = {"gradient_variance_normalised", "loss_drift_normalised", "r_metric", "alert"}
 
 
 def long_form(names: Iterable[str]) -> dict[str, str] | None:
@@ -162,26 +150,23 @@ def one_value(
     return str(name), value, own
 
 
-def columns_of_table(source: Source, names: list[str], mapping: Mapping[str, str]) -> Columns:
+def columns_of_table(
+    source: Source, names: list[str], mapping: Mapping[str, str], *, list_unused: bool = True
+) -> Columns:
     """The columns of a table whose header is known. Raises LogError and UnknownFormat."""
     try:
         columns = choose_columns(names, mapping)
     except ValueError as error:
         raise LogError(source.path, None, str(error)) from None
     check_has_loss(source, columns, names)
-    columns.notes += unused_notes(columns, names)
+    columns.notes += unused_notes(columns, names) if list_unused else []
     return columns
 
 
 def check_has_loss(source: Source, columns: Columns, names: Iterable[str]) -> None:
     """Raise UnknownFormat where neither a loss nor anything of the metric is logged."""
-    names = list(names)
-    if columns.has_statement and not columns.has_loss and set(names) >= _OF_A_REPLAY:
-        raise UnknownFormat(source.path, None, "the scores that a replay wrote, and no log")
     if not (columns.is_judged or columns.parts or columns.has_statement):
+        names = list(names)
         meant = suggestions(columns, names).get("loss", "COLUMN")
-        raise UnknownFormat(
-            source.path,
-            None,
-            f"no column is known to be a loss; {listed(names)}; --map loss={meant} says which",
-        )
+        problem = f"no column is known to be a loss; {listed(names)}"
+        raise UnknownFormat(source.path, None, f"{problem}; --map loss={meant} says which")

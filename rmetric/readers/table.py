@@ -5,9 +5,8 @@ from __future__ import annotations
 import csv
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
-from rmetric._util.errors import LogError
 from rmetric._util.strict_json import shown
 from rmetric.readers.names import is_loss
 from rmetric.readers.rows import Row
@@ -37,9 +36,10 @@ class Table:
     def __init__(self, source: Source) -> None:
         self.source = source
         self.notes: list[str] = []
-        self._lines = (line for line in source.lines())
-        first = next((line for line in self._lines if line[1].strip()), (1, ""))
-        self._first_line, header = first
+        # Lists in cells outgrow the module's limit, which is set for all of its users.
+        csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CELL))
+        self._lines = source.lines()
+        _, header = next((line for line in self._lines if line[1].strip()), (1, ""))
         self._delimiter = _delimiter(header)
         self._header = header_of(header)
         self._decimal: dict[str, str] = {}  # column -> comma or point, once it was seen
@@ -52,21 +52,21 @@ class Table:
     def rows(self) -> Iterator[Row]:
         size = len(self._header)
         for line, cells in self._cells():
-            if len(cells) < size:
-                if not self.source.cut:
-                    self._leave_out(line, cells)
-                    continue
+            if not any(cells):
+                continue
+            if len(cells) < size and self.source.cut:
                 self.notes.append(f"line {line} is cut off and was left out")
                 continue
-            if len(cells) > size and any(cell.strip() for cell in cells[size:]):
-                self._leave_out(line, cells)
+            if len(cells) < size or any(cell.strip() for cell in cells[size:]):
+                problem = f"{len(cells)} cells, the header has {size}"
+                problem = f"{problem}: {shown(self._delimiter.join(cells))}"
+                self.source.foreign_lines.add(line, problem, of_record=_is_number(cells[0]))
                 continue
             filled = {}
             for name, place in self._places.items():
                 cell = cells[place]
                 if cell and (cell := cell.strip()):
                     filled[name] = cell
-            self.source.foreign_lines.good += 1
             yield Row(line, filled if self._delimiter == "," else self._with_points(filled))
 
     def _with_points(self, cells: dict[str, str]) -> dict[str, str]:
@@ -93,100 +93,58 @@ class Table:
             self._decimal[name] = "."
         return cell
 
-    def _leave_out(self, line: int, cells: list[str]) -> None:
-        size = f"{len(cells)} cells, the header has {len(self._header)}"
-        problem = f"{size}: {shown(self._delimiter.join(cells))}"
-        self.source.foreign_lines.add(line, problem, of_record=_is_number(cells[0]))
-
     def _cells(self) -> Iterator[tuple[int, list[str]]]:
-        """Number of the last line and cells of each row below the header that is not blank."""
-        # Lists in cells outgrow the module's limit, which is set for all of its users.
-        csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CELL))
-        at = self._first_line
+        """Number of the last line and cells of each row below the header.
 
-        printed = self._delimiter in (_BARS, _BLANKS)
-        delimiter = "\t" if printed else self._delimiter
+        A quoted cell may go on on the next lines. A quote that is never closed is a letter of its
+        cell: one is taken for such where a line after it is a record by itself.
+        """
+        delimiter, printed = self._delimiter, self._delimiter in (_BARS, _BLANKS)
+        held: list[tuple[int, str]] = []
+        numbers: list[int] = []
+        for number, line in self._lines:
+            if printed:
+                if not _RULE.fullmatch(line):
+                    yield number, _split(line, delimiter)
+                continue
+            if held and self._is_record(line, numbers):
+                yield from self._by_themselves(held)
+                held = []
+            if not held and '"' not in line:
+                yield number, line.split(delimiter)
+                continue
+            # The module joins lines within quotes by the ends that they have.
+            cells = _split(f'"{line}\n' if held else f"{line}\n", delimiter)
+            is_open = cells[-1].endswith("\n")
+            if is_open and not held:
+                numbers = [place for place, cell in enumerate(cells[:-1]) if _is_number(cell)]
+            held.append((number, line))
+            if not is_open:
+                yield number, _split("\n".join(text for _, text in held), delimiter)
+                held = []
+        yield from self._by_themselves(held)
 
-        def numbered() -> Iterator[str]:
-            nonlocal at
-            lines = (
-                self._lines
-                if printed
-                else _without_stray_quotes(self._lines, delimiter, len(self._header))
-            )
-            for number, line in lines:
-                at = number
-                if printed:
-                    line = "" if _RULE.fullmatch(line) else "\t".join(_cells(line, self._delimiter))
-                # The module joins lines within quotes by the ends that they have.
-                yield f"{line}\n"
+    def _is_record(self, line: str, numbers: list[int]) -> bool:
+        """True for a whole row, with numbers where the line with the quote has them."""
+        if re.match(rf'[^"]*(?:""[^"]*)*"(?:{re.escape(self._delimiter)}|$)', line):
+            return False  # it closes the quote
+        cells = _split(line, self._delimiter)
+        if len(cells) != len(self._header):
+            return False
+        found = [_is_number(cells[i]) for i in numbers or range(len(cells)) if cells[i].strip()]
+        return any(found) and (not numbers or all(found))
 
-        reader = csv.reader(
-            numbered(),
-            delimiter=delimiter,
-            quoting=csv.QUOTE_NONE if printed else csv.QUOTE_MINIMAL,
-        )
-        try:
-            for cells in reader:
-                if any(cells):
-                    yield at, cells
-        except csv.Error as error:
-            raise LogError(self.source.path, at, f"not CSV: {error}") from None
+    def _by_themselves(self, held: list[tuple[int, str]]) -> Iterator[tuple[int, list[str]]]:
+        for number, line in held:
+            cells = _split(f"{line}\n", self._delimiter)
+            if cells[-1].endswith("\n"):  # a quote is open
+                last = f'"{cells.pop()[:-1]}'
+                is_last = len(cells) + 1 == len(self._header)
+                cells += [last] if is_last else last.split(self._delimiter)
+            yield number, cells
 
 
 _LONGEST_CELL = min(sys.maxsize, 2**31 - 1)
-_Lines = Iterable[tuple[int, str]]
-
-
-def _without_stray_quotes(lines: _Lines, delimiter: str, size: int) -> Iterator[tuple[int, str]]:
-    """The lines, with a quote that is never closed as a letter of its cell.
-
-    A quoted cell may go on on the next lines; its quote is stray where one of these is a record
-    by itself.
-    """
-    held: list[tuple[int, str]] = []
-    numbers: list[int] = []
-    for number, line in lines:
-        if held and _is_record(line, numbers, delimiter, size):
-            yield from _by_themselves(held, delimiter, size)
-            held = []
-        if held or '"' in line:
-            is_open = _is_open(f'"{line}' if held else line, delimiter)
-            if is_open and not held:
-                cells = _cells(line, delimiter)[:-1]
-                numbers = [i for i, cell in enumerate(cells) if _is_number(cell)]
-            held.append((number, line))
-            if not is_open:
-                yield from held
-                held = []
-        else:
-            yield number, line
-    yield from _by_themselves(held, delimiter, size)
-
-
-def _is_record(line: str, numbers: list[int], delimiter: str, size: int) -> bool:
-    """True for `size` cells with numbers where the line with the quote has them."""
-    if re.match(rf'[^"]*(?:""[^"]*)*"(?:{re.escape(delimiter)}|$)', line):
-        return False  # it closes the quote
-    cells = _cells(line, delimiter)
-    if len(cells) != size:
-        return False
-    found = [_is_number(cells[i]) for i in numbers or range(size) if cells[i].strip()]
-    return any(found) and (not numbers or all(found))
-
-
-def _is_open(line: str, delimiter: str) -> bool:
-    """True if a quoted cell of the line goes on on the next one."""
-    return _cells(f"{line}\n", delimiter)[-1].endswith("\n")
-
-
-def _by_themselves(held: _Lines, delimiter: str, size: int) -> Iterator[tuple[int, str]]:
-    for number, line in held:
-        if '"' in line and _is_open(line, delimiter):
-            *cells, last = _cells(line, delimiter)
-            cells += [f'"{last}'] if len(cells) + 1 == size else f'"{last}'.split(delimiter)
-            line = delimiter.join('"' + cell.replace('"', '""') + '"' for cell in cells)
-        yield number, line
 
 
 def matches(head: str) -> bool:
@@ -194,7 +152,7 @@ def matches(head: str) -> bool:
     delimiter = _delimiter(head.lstrip("\r\n").split("\n", 1)[0])
     below = [line for line in head.lstrip("\r\n").split("\n", 3)[1:3] if not _RULE.fullmatch(line)]
     # Prose has commas too; below a header at least one cell is a number.
-    cells = _cells(below[0].replace('"', ""), delimiter) if below else ["0"]
+    cells = _split(below[0].replace('"', ""), delimiter) if below else ["0"]
     # It has blanks and bars more often still.
     if delimiter in (_BARS, _BLANKS) and (len(cells) != len(names) or not any(map(is_loss, names))):
         return False
@@ -222,12 +180,12 @@ def stream_table(
 def header_of(head: str) -> list[str]:
     """The column names in the first line of a file."""
     header = head.lstrip("\r\n").split("\n", 1)[0]
-    names = [name.strip() for name in _cells(header, _delimiter(header))]
+    names = [name.strip() for name in _split(header, _delimiter(header))]
     # Saved data frames carry their row numbers in a first column without a name.
     return ["(index)", *names[1:]] if len(names) > 1 and not names[0] else names
 
 
-def _cells(line: str, delimiter: str) -> list[str]:
+def _split(line: str, delimiter: str) -> list[str]:
     if delimiter == _BARS:
         return [cell.strip() for cell in line.strip().strip(_BARS).split(_BARS)]
     if delimiter == _BLANKS:

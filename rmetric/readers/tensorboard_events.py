@@ -28,12 +28,16 @@ def stream_folder(folder: Path, mapping: Mapping[str, str]) -> Stream:
 
 
 def _stream(path: Path, files: list[Path], mapping: Mapping[str, str]) -> Stream:
-    loader = _loader(path)
+    try:
+        from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+    except ImportError:
+        problem = "TensorBoard event files are read by its package: pip install tensorboard"
+        raise LogError(path, None, problem) from None
 
     def rows() -> Iterator[Row]:
         began: float | None = None
         for file in files:
-            for step, wall_time, values in _scalars(loader, file):
+            for step, wall_time, values in _scalars(EventFileLoader, file):
                 began = wall_time if began is None else began
                 yield Row(None, {_STEP: step, _TIME: wall_time - began, **values})
 
@@ -63,16 +67,6 @@ def _scalars(loader: Any, file: Path) -> Iterator[tuple[int, float, dict[str, fl
         raise
     except Exception as error:  # the package's own, and those of what it stands on
         raise LogError(file, None, f"no event file that can be read: {error}") from None
-
-
-def _loader(path: Path) -> Any:
-    try:
-        from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-    except ImportError:
-        raise LogError(
-            path, None, "TensorBoard event files are read by its package: pip install tensorboard"
-        ) from None
-    return EventFileLoader
 
 
 READER = Reader(

@@ -10,14 +10,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from math import inf, isfinite
 from typing import Any
 
 from rmetric.readers.columns import POLICY, choose_columns
 from rmetric.readers.names import PRINTED, TARGETS, is_loss, plain_name
 from rmetric.readers.rows import Row
-from rmetric.readers.text_parts import FAR, Clock, FirstRank, pieces, rank_of, without_date
+from rmetric.readers.text_parts import (
+    FAR,
+    Clock,
+    FirstRank,
+    Lines,
+    pieces,
+    rank_of,
+    without_date,
+)
 
 NAME = "text with a step and a loss on a line"
 NAME_WITHOUT_STEP = "text with a loss on its lines and no step"
@@ -49,29 +57,9 @@ def matches(head: str, mapping: Mapping[str, str] | None = None) -> bool:
     return False
 
 
-def finest_step(head: str) -> str | None:
-    """The name of the step that tells most lines with a loss apart; None where the usual one does.
-
-    ``iter 16 step 1: loss 2.1`` has a line for each micro-batch, of which many make a step.
-    """
-    names, _ = _names(())
-    seen: dict[str, set[float]] = {}
-    for found in _judged(head, {}):
-        for name in names["step"]:
-            if name in found.exact:
-                seen.setdefault(name, set()).add(found.exact[name])
-    if len(seen) < 2:
-        return None
-    usual = next(name for name in names["step"] if name in seen)
-    finest = max(seen, key=lambda name: len(seen[name]))
-    return finest if len(seen[finest]) > 2 * len(seen[usual]) else None
-
-
-def rows(
-    lines: Iterable[tuple[int, str]], mapping: Mapping[str, str] | None = None
-) -> Iterator[Row]:
+def rows(lines: Lines, mapping: Mapping[str, str] | None = None) -> Iterator[Row]:
     """Rows by the names of `TARGETS`; `mapping` (target -> name in the log) goes first."""
-    names, known = _names(tuple(sorted((mapping or {}).items())))
+    names, known = _names(mapping)
     place, clock, rank = _Place(), Clock(), FirstRank()
     for line, text in pieces(lines):
         time = clock.read(text)
@@ -96,15 +84,13 @@ def is_without_step(head: str) -> bool:
     return sum("loss" in row.cells for row in found) >= _LEAST_LOSSES
 
 
-def counted_rows(
-    lines: Iterable[tuple[int, str]], mapping: Mapping[str, str] | None = None
-) -> Iterator[Row]:
+def counted_rows(lines: Lines, mapping: Mapping[str, str] | None = None) -> Iterator[Row]:
     """Rows of a text that states no step: its training losses are counted from 0.
 
     An evaluation belongs to the training loss before it. Only a loss whose name has no word
     before it is read: ``policy loss 0.2`` is a part of one.
     """
-    names, known = _names(tuple(sorted((mapping or {}).items())))
+    names, known = _names(mapping)
     step, rank = -1, FirstRank()
     for line, text in pieces(lines):
         found = taken_apart(text, known)
@@ -142,7 +128,7 @@ def stated_step(text: str) -> int | None:
     >>> stated_step("{'global_steps': 120, 'eval_loss': 2.1}"), stated_step("save_steps=500")
     (120, None)
     """
-    names, known = _names(())
+    names, known = _USUAL_NAMES
     found = taken_apart(text, known)
     if not _cells(found, names, text) and not any(map(is_loss, (*found.exact, *found.loose))):
         return None
@@ -158,13 +144,15 @@ def stated_step(text: str) -> int | None:
 
 def notes(head: str, mapping: Mapping[str, str] | None = None) -> list[str]:
     """Notes on how the names in the beginning of a file were guessed, as sentences."""
-    names, _ = _names(tuple(sorted((mapping or {}).items())))
+    names, known = _names(mapping)
     taken: dict[str, str] = {}
     steps, epochs = False, False
-    for found in _judged(head, mapping or {}):
+    for _, text in pieces(enumerate(head.splitlines())):
+        found = taken_apart(text, known)
+        if not _cells(found, names, text).keys() & _JUDGED:
+            continue
         for target in names.keys() - (mapping or {}).keys():
-            name = _taken(found, names[target])
-            if name:
+            if name := _taken(found, names[target]):
                 taken.setdefault(target, name)
         steps = steps or _step(found, names["step"])[0] is not None
         epochs = epochs or found.get("epoch") is not None
@@ -178,25 +166,18 @@ def notes(head: str, mapping: Mapping[str, str] | None = None) -> list[str]:
     return said
 
 
-def _judged(head: str, mapping: Mapping[str, str]) -> Iterator[Words]:
-    """The numbers of each line that states a loss or a reward."""
-    names, known = _names(tuple(sorted(mapping.items())))
-    for _, text in pieces(enumerate(head.splitlines())):
-        found = taken_apart(text, known)
-        if _cells(found, names, text).keys() & _JUDGED:
-            yield found
-
-
-@cache
-def _names(mapping: tuple[tuple[str, str], ...]) -> tuple[Names, frozenset[str]]:
+def _names(mapping: Mapping[str, str] | None = None) -> tuple[Names, frozenset[str]]:
+    """Target -> names of it, in their order, with those of a mapping alone; and all of these."""
     names: dict[str, tuple[str, ...]] = {}
     for target, printed in (PRINTED | dict.fromkeys(POLICY, "")).items():
         usual = () if target == "step" or target not in TARGETS else TARGETS[target].names
         names[target] = tuple(dict.fromkeys((*printed.split(), *usual)))
-    for target, name in mapping:
-        names[target] = (plain_name(name),)
+    names |= {target: (plain_name(name),) for target, name in (mapping or {}).items()}
     known = {name for printed in names.values() for name in printed}
     return names, frozenset(known | {"epoch", "train", *_SPLITS})
+
+
+_USUAL_NAMES = _names()
 
 
 def _cells(found: Words, names: Names, text: str) -> dict[str, Any]:
@@ -231,25 +212,17 @@ def _taken(found: Words, names: Iterable[str]) -> str | None:
 
 @dataclass(slots=True)
 class _Place:
-    """Step of a line; an epoch may count its steps from the beginning again.
+    """Step of a line; an epoch may count its steps from the beginning again."""
 
-    Attributes:
-        last: the step of the last line that had one; None before it.
-        raw, epoch: its own count, and the epoch that it was in.
-        now: the epoch that was named last.
-        heads: whether that line held no loss, and so heads those below it ...
-        given: ... and what they gave so far.
-    """
-
-    last: int | None = None
-    raw: int = -1
-    epoch: float = inf
-    now: float = inf
+    last: int | None = None  # the step of the last line that had one
+    raw: int = -1  # its own count
+    epoch: float = inf  # that it was in
+    now: float = inf  # the epoch that was named last
     offset: int = 0
     total: int | None = None
-    heads: bool = False
+    heads: bool = False  # the last line held no loss, and so heads those below it ...
+    given: set[str] = field(default_factory=set)  # ... which gave this so far
     counts_steps: bool = False
-    given: set[str] = field(default_factory=set)
 
     def of(self, found: Words, names: Iterable[str], cells: dict[str, Any]) -> int | None:
         raw, total, alone = _step(found, names)

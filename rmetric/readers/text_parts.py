@@ -1,17 +1,21 @@
-"""Shared parsing of text logs: pieces of lines, numbers, clocks, ranks."""
+"""What the text formats share: `TextFormat`, pieces of lines, numbers, clocks, ranks."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from datetime import datetime
 
 from rmetric._util.strict_json import plain_non_finite
 from rmetric.readers.rows import Row
 
+Lines = Iterable[tuple[int, str]]
+Cells = dict[str, float | bool]
+
 LONGEST = 1 << 16
 FAR = 2**63
-LONGEST_STEP = 24
+_LONGEST_STEP = 24
 _LEADING = re.compile(
     r"\s*([-+]?(?:(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf(?:inity)?))(?=\s|$|[,;|)\]}/%]|ms\b|[sm]\b)",
     re.IGNORECASE,
@@ -21,7 +25,30 @@ _DATE = re.compile(r"\d{4}[-/]\d\d[-/]\d\d[T ]+\d\d:\d\d:\d\d(?:[.,]\d+)?")
 _RANK = re.compile(r"\s*\[?(?:rank|default|trainer|worker)[ _]?(\d+)[^\]:]*\]?:?", re.IGNORECASE)
 
 
-def pieces(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+@dataclass(frozen=True, kw_only=True)
+class TextFormat:
+    """The lines that a program prints, such as ``iter 5: loss 2.31``.
+
+    A row's cells stand under the names of `TARGETS`, so nothing about them is guessed: a number, a
+    bool for ``skipped``, or text that `rows.number` understands; absent where not logged. Lines
+    that say nothing are passed over. A line that must not be passed over is `rows.BadRow`.
+
+    Attributes:
+        name: in messages and in the index.
+        mark: a pattern that the beginning of a file (up to 64 KiB), without colours, has.
+        rows: makes rows of numbered lines, a generator: a file may be larger than the memory.
+        notes: makes sentences for the run of the beginning of a file.
+        other_names: of cells that count only where ``--map`` says so.
+    """
+
+    name: str
+    mark: re.Pattern[str]
+    rows: Callable[[Lines], Iterator[Row]]
+    notes: Callable[[str], list[str]] = lambda head: []
+    other_names: tuple[str, ...] = ()
+
+
+def pieces(lines: Lines) -> Iterator[tuple[int, str]]:
     """The lines without colours, cut where a progress bar went back to the line's beginning.
 
     Numbers that are not finite are those that `float` takes.
@@ -52,12 +79,24 @@ def number_in(text: str | None) -> float | None:
     return float(found[1]) if found else None
 
 
-def put(cells: dict[str, float | bool], **found: str | float | None) -> None:
+def whole(text: str | None) -> int | None:
+    """The whole number at the beginning of `text`, 0 and above; None where there is none."""
+    value = number_in(text)
+    return int(value) if value is not None and 0 <= value < FAR else None
+
+
+def put(cells: Cells, **found: str | float | None) -> None:
     """Each number, or a text's number, under its name; what holds no number is not logged."""
     for name, given in found.items():
         value = number_in(given) if isinstance(given, str) else given
         if value is not None:
             cells[name] = value
+
+
+def row(line: int, step: int | str, cells: Cells) -> Row:
+    """A row; a step in more digits than a step can have stays a text, which no step is read of."""
+    is_step = isinstance(step, int) or len(step) <= _LONGEST_STEP
+    return Row(line, {"step": int(step) if is_step else step, **cells})
 
 
 def fields(text: str) -> dict[str, str]:
@@ -109,16 +148,13 @@ def rank_of(text: str) -> str | None:
 
 
 class FirstRank:
-    """Of a line that every rank prints, that of the rank that printed first.
-
-    Where no rank is named, equal neighbours are one line.
-    """
+    """Of a line that all ranks print that of the first; of equal lines without a rank the first."""
 
     def __init__(self) -> None:
         self._rank: str | None = None
         self._last = ""
 
-    def accepts(self, rank: str | None, cells: dict[str, float | bool]) -> bool:
+    def accepts(self, rank: str | None, cells: Cells) -> bool:
         content = repr(cells)
         if not self._last:
             self._rank = rank
@@ -135,32 +171,21 @@ class Overflows:
         pattern: of the lines that report one; its groups are the loss scales, the last one counts.
     """
 
-    def __init__(self, pattern: re.Pattern[str]) -> None:
+    def __init__(self, pattern: re.Pattern[str] | None) -> None:
         self._pattern = pattern
-        self._cells: dict[str, float | bool] = {}
+        self._cells: Cells = {}
 
     def take_overflow(self, text: str) -> bool:
         """True if `text` reports a skipped step; several ranks may report the same one."""
-        found = self._pattern.search(text) if "verflow" in text or "VERFLOW" in text else None
-        if found is None:
+        if self._pattern is None or not ("verflow" in text or "VERFLOW" in text):
+            return False
+        if (found := self._pattern.search(text)) is None:
             return False
         self._cells["skipped"] = True
         for scale in found.groups():
             put(self._cells, loss_scale=scale)
         return True
 
-    def take(self) -> dict[str, float | bool]:
+    def take(self) -> Cells:
         cells, self._cells = self._cells, {}
         return cells
-
-
-def whole(text: str | None) -> int | None:
-    """The whole number at the beginning of `text`, 0 and above; None where there is none."""
-    value = number_in(text)
-    return int(value) if value is not None and 0 <= value < FAR else None
-
-
-def row(line: int, step: int | str, cells: dict[str, float | bool]) -> Row:
-    """A row; a step in more digits than a step can have stays a text, which no step is read of."""
-    is_step = isinstance(step, int) or len(step) <= LONGEST_STEP
-    return Row(line, {"step": int(step) if is_step else step, **cells})

@@ -1,55 +1,17 @@
-"""The readers of text logs: a line that a program prints, such as ``iter 5: loss 2.31``.
-
-Each is an entry of the table `text_formats` or a module ``text_<program>.py`` with
-
-    NAME        of the format, as messages and the index print it
-    MARK        pattern that the beginning of a file (up to 64 KiB), without colours, has
-    rows        from numbered lines, without their ends, to rows, as a generator that
-                holds no more than it needs: a file may be larger than the memory
-
-and, where there is something to say,
-
-    notes       from the beginning of a file to sentences for the run
-    OTHER_NAMES of cells that count only where ``--map`` says so
-
-A row's cells stand under the names of `TARGETS` (``step``, ``loss``, ``eval_loss``,
-``grad_norm``, ``learning_rate``, ``loss_scale``, ``skipped``, ``time``, ``run``, ...), so
-nothing about them is guessed: a number, a bool for ``skipped``, or text that
-`rows.number` understands; absent where not logged. Lines that say nothing are
-passed over. Neighbouring rows of one step that state different things become one
-record; steps that start again become another run. A line that cannot be
-understood and must not be passed over is `rows.BadRow`.
-"""
+"""The readers of text logs, by `text_parts.TextFormat`: a line such as ``iter 5: loss 2.31``."""
 
 from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Iterator, Mapping
 
-from rmetric.readers import (
-    text_deepspeed,
-    text_fairseq,
-    text_hugging_face,
-    text_megatron,
-    text_mlperf,
-    text_pairs,
-    text_stable_baselines3,
-)
+from rmetric.readers import text_formats, text_pairs, text_programs
 from rmetric.readers.columns import Columns, named_by_target
-from rmetric.readers.rows import Row
 from rmetric.readers.source import Source
 from rmetric.readers.stream import Reader, Stream, stream_rows
-from rmetric.readers.text_formats import (
-    LLM_C,
-    MODDED_NANOGPT,
-    NANOCHAT,
-    NANOGPT,
-    TORCHTITAN,
-    TORCHTUNE,
-)
-from rmetric.readers.text_parts import LONGEST, without_colours
+from rmetric.readers.text_formats import DEEPSPEED
+from rmetric.readers.text_parts import LONGEST, TextFormat, without_colours
 
 #: Bytes in which a mark is looked for at a time.
 WINDOW = 1 << 16
@@ -61,63 +23,29 @@ _BLANKS = re.compile(r" +")
 _NUMBERS = re.compile(r" ?[-+]?(?:\d[\d.,]*(?:e[-+]?\d*)?|nan|inf)", re.IGNORECASE)
 
 
-class TextReader(Protocol):
-    """Interface of a text format: a module or a `text_formats.LineFormat`."""
-
-    @property
-    def NAME(self) -> str: ...
-
-    @property
-    def MARK(self) -> re.Pattern[str]: ...
-
-    def rows(self, lines: Iterable[tuple[int, str]]) -> Iterator[Row]: ...
+TEXT_FORMATS = (*text_programs.FORMATS, *text_formats.FORMATS)
 
 
-#: The first that matches reads the file: the more particular come first.
-TEXT_READERS: tuple[TextReader, ...] = (
-    text_mlperf,
-    text_hugging_face,
-    text_stable_baselines3,
-    text_fairseq,
-    text_megatron,
-    NANOGPT,
-    NANOCHAT,
-    MODDED_NANOGPT,
-    LLM_C,
-    TORCHTITAN,
-    TORCHTUNE,
-)
-
-
-def as_reader(reader: TextReader) -> Reader:
+def as_reader(text: TextFormat) -> Reader:
     """A text format as one of `READERS`."""
-    mark = reader.MARK
 
     def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
-        others = getattr(reader, "OTHER_NAMES", ())
-        wanted = {target: name for target, name in mapping.items() if name in others}
+        wanted = {t: name for t, name in mapping.items() if name in text.other_names}
         columns = Columns(by_target=named_by_target().by_target | wanted)
-        notes: list[str] = []
-        if not wanted and hasattr(reader, "notes"):
-            notes += reader.notes(without_colours(source.head_text()))
+        notes = [] if wanted else text.notes(without_colours(source.head_text()))
         if len(wanted) < len(mapping):
             notes.append("--map is not needed for this format and was not used")
-        return stream_rows(source, columns, reader.rows(whole_lines(source, notes)), notes)
+        return stream_rows(source, columns, text.rows(whole_lines(source, notes)), notes)
 
-    return Reader(
-        reader.NAME, lambda head: mark.search(without_colours(head)) is not None, stream, True
-    )
+    def matches(head: str) -> bool:
+        return text.mark.search(without_colours(head)) is not None
+
+    return Reader(text.name, matches, stream, follows=True)
 
 
 def _stream_pairs(source: Source, mapping: Mapping[str, str]) -> Stream:
     """The records by `text_pairs`, which follows --map and notes what it guessed."""
-    head = without_colours(source.head.decode("utf-8", "replace"))
-    finest = None if "step" in mapping else text_pairs.finest_step(head)
-    notes = []
-    if finest is not None:
-        mapping = {**mapping, "step": finest}
-        notes.append(f"the step is {finest!r}, which differs on most lines with a loss")
-    notes += text_pairs.notes(head, mapping)
+    notes = text_pairs.notes(without_colours(source.head.decode("utf-8", "replace")), mapping)
     rows = text_pairs.rows(whole_lines(source, notes), mapping)
     return stream_rows(source, named_by_target(), rows, notes)
 
@@ -160,7 +88,7 @@ LAST_READERS: tuple[Reader, ...] = (
     Reader(
         text_pairs.NAME, lambda head: text_pairs.matches(without_colours(head)), _stream_pairs, True
     ),
-    as_reader(text_deepspeed),
+    as_reader(DEEPSPEED),
 )
 #: Asked where no other reader knows any part of the file.
 WITHOUT_STEP = Reader(
@@ -179,7 +107,7 @@ WITHOUT_LOSS = LAST_READERS[-1]
 
 def reader_further_on(source: Source) -> Reader | None:
     """The reader of a text whose first step comes after where a mark was looked for."""
-    readers = (*map(as_reader, TEXT_READERS), *LAST_READERS[:-1])
+    readers = (*map(as_reader, TEXT_FORMATS), *LAST_READERS[:-1])
     size, last = 0, None
     for _, chunk in Source(source.path, longest_line=source.longest_line).chunks():
         for begin in range(0, len(chunk), WINDOW - 4096):

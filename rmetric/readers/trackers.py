@@ -57,9 +57,9 @@ def widened(entries: Iterable[tuple[int | None, Cells]]) -> list[Row] | None:
         except (ValueError, TypeError):
             place = inf
         alike = found.setdefault((str(own[RUN]), place), [])
-        if all(name in row.cells for row in alike):
-            alike.append(Row(line, own))
-        row = next(row for row in alike if name not in row.cells)
+        row = next((row for row in alike if name not in row.cells), None)
+        if row is None:
+            alike.append(row := Row(line, own))
         row.cells = {**row.cells, name: value}
     return [row for place in sorted(found) for row in found[place]]
 
@@ -98,13 +98,13 @@ def run_folder(file: Path) -> Path | None:
 def stream_folder(folder: Path, mapping: Mapping[str, str]) -> Stream:
     """The run in a folder of MLflow's file store: a file a metric, lines of time, value, step."""
     known = re.search(r"^run_name: *(\S.*)$", _text(folder / "meta.yaml"), re.MULTILINE)
+    run = {"run": known[1]} if known else {}
     entries: list[tuple[None, Cells]] = []
     for file in sorted((folder / "metrics").rglob("*")):
         name = file.relative_to(folder / "metrics").as_posix()
-        lines = map(str.split, _text(file).splitlines())
-        for _, value, step, *_ in (line for line in lines if len(line) > 2):
-            entry = {"name": name, "value": value, "step": step}
-            entries.append((None, {**entry, "run": known[1]} if known else entry))
+        for line in map(str.split, _text(file).splitlines()):
+            if len(line) > 2:
+                entries.append((None, {"name": name, "value": line[1], "step": line[2], **run}))
     return stream_wide(folder, lambda: widened(entries) or [], mapping)
 
 

@@ -39,14 +39,13 @@ def has_history(path: Path) -> bool:
 
 
 def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
-    path, problems, notes = source.path, list[str](), list[str]()
+    problems, notes = list[str](), list[str]()
 
     def rows() -> Iterator[Row]:
         problems.clear()
-        for entry in _entries(path, problems):
-            yield Row(None, entry)
+        yield from (Row(None, entry) for entry in _entries(source.path, problems))
 
-    stream = stream_wide(path, rows, mapping, notes, empty=_EMPTY)
+    stream = stream_wide(source.path, rows, mapping, notes, empty=_EMPTY)
     if problems:
         records = counted(len(problems), "record")
         notes.append(f"{records} of the file could not be read, the first {problems[0]}")
@@ -112,12 +111,9 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
             value, at = _varint(data, at)
             yield number, value
             continue
-        if kind == _BYTES:
-            size, at = _varint(data, at)
-        elif kind in (_WIDE, _NARROW):
-            size = 8 if kind == _WIDE else 4
-        else:
+        if kind not in (_BYTES, _WIDE, _NARROW):
             raise ValueError(f"wire type {kind}")
+        size, at = _varint(data, at) if kind == _BYTES else (8 if kind == _WIDE else 4, at)
         if at + size > len(data):
             raise ValueError("a field longer than its message")
         yield number, data[at : at + size]

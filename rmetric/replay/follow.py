@@ -17,8 +17,6 @@ from rmetric.readers import OpenLog, UnknownFormat, open_log
 from rmetric.readers.source import BLOCK, SHOWN, ForeignLines, Source
 from rmetric.records import Record
 
-#: Records are handed on by `take(run id, record)`; what happens to the file by `say(words)`.
-Take = Callable[[str, Record], None]
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -31,7 +29,7 @@ class Follower:
 
     Args:
         path: of a file in a format of lines; it need not exist yet where `wait` is above 0.
-        take: called with each record and the id of its run.
+        take: called with the id of a run and each record of it.
         say: called with a sentence when the file is begun again or waited for.
         mapping: target -> column, as for `open_log`.
         poll: seconds between two looks at a file that does not grow, above 0.
@@ -49,7 +47,7 @@ class Follower:
     def __init__(
         self,
         path: Path,
-        take: Take,
+        take: Callable[[str, Record], None],
         say: Callable[[str], None],
         *,
         mapping: Mapping[str, str] | None = None,
@@ -106,19 +104,16 @@ class Follower:
 
     def _read(self) -> None:
         """The file from its beginning; returns when there is nothing more to wait for."""
+        log: OpenLog | None = None
         self._log = None
-        source = _Growing(self)
-        while True:
+        while log is None:
+            source = _Growing(self)
             try:
-                log = open_log(self.path, self.mapping, growing=source)
+                log = self._log = open_log(self.path, self.mapping, growing=source)
             except UnknownFormat:
                 # Its first lines may not say yet what it is.
                 if not self._may_grow_clear(source):
                     raise
-                source = _Growing(self)
-                continue
-            break
-        self._log = log
         for id, record in log:
             self._take(id, record)
             if self.stopped:
@@ -161,11 +156,10 @@ class Follower:
 
     def _look(self) -> None:
         """Say so when the file is gone; one that comes back is another file."""
-        if self.path.exists():
-            self._gone = False
-        elif not self._gone:
-            self._gone = True
+        is_gone = not self.path.exists()
+        if is_gone and not self._gone:
             self._say(f"{self.path}: it was removed or moved; waiting for it to come back")
+        self._gone = is_gone
 
     def _hand_on(self) -> None:
         for id, record in self._log.held() if self._log else ():

@@ -40,8 +40,7 @@ class StatedMetric:
 
     Attributes:
         scores: R at each record; None where the log states none there.
-        threshold: R above it is an alarm.
-        threshold_is_stated: whether the log states the threshold; else it is the paper's.
+        threshold: R above it is an alarm; the log's own, or else the paper's.
         alarms: whether R is above it, at each record. A record that states no R goes on as
             the one before it.
     """
@@ -73,7 +72,7 @@ class ScoredRun:
         settings: of the metric, where they come from, and which ablation they are.
         scores: one for each record.
         variance_source: what σ² was computed from; None where it is undefined.
-        stated: R as the log states it; None where it states none.
+        stated: None where the log states no R.
         notes: what was chosen or is undefined, beside the run's own notes.
         restarts: in the log, or after another log of the run.
     """
@@ -207,8 +206,8 @@ def _seen(run: Run, scores: Sequence[Score]) -> set[str]:
     """The signals that had a value anywhere, or of which the log states n."""
     return {
         name
-        for at, name in enumerate(Components._fields)
-        if any(score.raw[at] == score.raw[at] for score in scores)
+        for name in Components._fields
+        if any(not isnan(getattr(score.raw, name)) for score in scores)
         or any(getattr(record, f"{name}_normalised") is not None for record in run.records)
     }
 

@@ -15,8 +15,6 @@ from rmetric.records import Record
 
 #: Runs of one file that are watched at once; the one longest silent is forgotten first.
 MOST_RUNS = 1000
-
-
 ALARM, CHANGED, ENDED = "ALARM", "CHANGED", "ENDED"
 #: The verdict, of a detector that gives one, that is worth a message by itself.
 FAILING = "failure under way"
@@ -29,11 +27,8 @@ class AlarmEvent:
     Attributes:
         event: ``ALARM``, ``CHANGED`` or ``ENDED``.
         id: of the run.
-        step: at which that is so.
-        began: the step at which the alarm began.
-        score: of the detector.
-        reason: its own; at the end why it is over, empty where it does not say.
-        verdict: its own; empty where it gives none.
+        step, began: at which that is so, and at which the alarm began.
+        score, reason, verdict: of the detector; the reason of an end is why the alarm is over.
         was: the verdict before.
     """
 
@@ -76,7 +71,7 @@ class Watch:
     """
 
     def __init__(self, make: Callable[[], Detector], report: Callable[[AlarmEvent], None]) -> None:
-        self._make, self._report_new = make, report
+        self._make, self._report = make, report
         self._reported: deque[tuple[str, str, str]] = deque(maxlen=MOST_RUNS)
         self._detectors: dict[str, WithLogEnd] = {}
         self.in_alarm: dict[str, AlarmEvent] = {}
@@ -107,14 +102,12 @@ class Watch:
     def _judge(self, id: str, step: int, detector: WithLogEnd) -> None:
         before = self.in_alarm.get(id)
         if before is None:
-            if not detector.alarm:
-                return
-            kind = ALARM
-        elif not detector.alarm:
-            kind = ENDED
-        elif before.verdict != detector.verdict:
-            kind = CHANGED
+            kind = ALARM if detector.alarm else ""
+        elif detector.alarm:
+            kind = CHANGED if before.verdict != detector.verdict else ""
         else:
+            kind = ENDED
+        if not kind:
             return
         event = AlarmEvent(
             event=kind,
@@ -126,20 +119,16 @@ class Watch:
             verdict=detector.verdict,
             was=before.verdict if before else "",
         )
+        self.in_alarm[id] = event
         if kind == ENDED:
             del self.in_alarm[id]
-        else:
-            self.in_alarm[id] = event
         self.num_alarms += kind == ALARM
-        self._report(event)
-
-    def _report(self, event: AlarmEvent) -> None:
-        words = (event.event, event.id, event.words)
+        words = (kind, id, event.words)
         if words in self._reported:
-            self.num_again += event.event == ALARM
+            self.num_again += kind == ALARM
             return
         self._reported.append(words)
-        self._report_new(event)
+        self._report(event)
 
 
 def message(path: Path, detector: str, event: AlarmEvent) -> dict[str, Any]:

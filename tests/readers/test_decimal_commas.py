@@ -50,12 +50,6 @@ def test_any_numbers_come_back(tmp_path_factory, numbers):
     assert found == [float(f"{n:.9g}") for n in numbers]
 
 
-def test_a_table_of_decimal_commas_alone_is_a_table(tmp_path):
-    path = tmp_path / "a.csv"
-    path.write_text("time;loss\n0,5;3,25\n1,0;3,125\n1,5;3,0\n")
-    assert [record.training_loss for record in read(path).records] == [3.25, 3.125, 3.0]
-
-
 def test_points_part_thousands_where_decimals_have_a_comma(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("step;loss\n1;3,25\n2;1.234,5\n3;3,0\n")
@@ -83,13 +77,6 @@ def test_what_may_be_read_in_two_ways_is_refused_with_its_line(tmp_path, content
         read(path)
     assert error.value.line == line
     assert f"is {found}: a number" in error.value.problem
-
-
-def test_a_mapped_value_is_not_cut_off_at_its_comma(tmp_path):
-    path = tmp_path / "a.log"
-    path.write_text("at=1 zeta=3,25\nat=2 zeta=3,125\n")
-    with pytest.raises(LogError, match="'3,25': a number"):
-        read(path, mapping={"loss": "zeta", "step": "at"})
 
 
 def test_columns_that_are_not_used_may_hold_anything(tmp_path):

@@ -15,11 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmetric import HardwareEvent, Record, RMetricConfig, Run, Truth
-from rmetric.evaluation import judge_run
 from rmetric.logs import LogError, run_lines
 from rmetric.readers import READERS, UnknownFormat, find_logs, read_log, read_runs
-from rmetric.readers.columns import TARGETS, choose_columns, plain_name
-from rmetric.readers.text_readers import LAST_READERS, TEXT_READERS
+from rmetric.readers.columns import TARGETS, plain_name
+from rmetric.readers.text_readers import LAST_READERS, TEXT_FORMATS
 
 HISTORY = [
     {"epoch": 0.1, "step": 10, "loss": 3.0, "grad_norm": 1.5, "learning_rate": 1e-4},
@@ -106,7 +105,7 @@ def test_a_format_is_recognised_by_content_whatever_the_name(tmp_path):
         "CSV with a header line": "step,loss\n1,3.0\n",
         "long form, a value a row (MLflow, Comet)": "key,value,step\nloss,3,1\n",
     }
-    of_text = {reader.NAME for reader in TEXT_READERS} | {reader.name for reader in LAST_READERS}
+    of_text = {text.name for text in TEXT_FORMATS} | {reader.name for reader in LAST_READERS}
     assert set(contents) == {reader.name for reader in READERS} - of_text
     for name, text in contents.items():
         assert read_log(write(tmp_path, "misleading.png", text)).format == name
@@ -120,26 +119,6 @@ def test_an_unknown_format_names_the_known_ones_the_line_and_the_remedy(tmp_path
     assert "--map loss=xloss" in message
     for reader in READERS:
         assert reader.name in message
-
-
-@pytest.mark.parametrize("measured", [{}, {"grad_norm": 1.0}], ids=["a rate alone", "a norm too"])
-@pytest.mark.parametrize(("missing", "words"), [(4, "HEALTHY"), (5, "CANNOT TELL from step 41")])
-def test_one_rule_says_when_losses_stay_away(tmp_path, missing, words, measured):
-    rows = [{"step": s, "loss": 3 - s / 20, "lr": 1e-3} | measured for s in range(1, 41)]
-    rows += [{"step": 40 + s, "lr": 1e-3} | measured for s in range(1, missing + 1)]
-    text = "".join(f"{json.dumps(row)}\n" for row in rows)
-    run = only(read(tmp_path, text, "run.jsonl"))
-    assert judge_run(run.records, unread=run.unread).text.startswith(words)
-
-
-def test_a_closing_line_without_loss_and_rate_is_no_blank_loss(tmp_path):
-    """LLaMA-Factory ends so; a nan that is written as null has its rate beside it."""
-    rows = [{"current_steps": s, "loss": 3 - s / 20, "learning_rate": 1e-3} for s in range(1, 41)]
-    for closing, words in (({"loss": None, "learning_rate": None}, ""), ({"loss": None}, "blank")):
-        last = {**rows[-1], "current_steps": 41, **closing}
-        text = "".join(f"{json.dumps(row)}\n" for row in [*rows, last])
-        unread = only(read(tmp_path, text, "run.jsonl")).unread
-        assert (words in unread, bool(words)) == (True, bool(unread))
 
 
 def curve(*points: tuple) -> list[tuple]:
@@ -282,17 +261,6 @@ READ: dict[str, tuple[str, list[tuple], str]] = {
         )
     },
     **{
-        f"the step is {words}": (
-            "".join(f"iter {every * i} step {i // shared}: loss {2 + i / 64}\n"
-                    for i in range(40)),
-            curve(*((i, 2 + i / 64) for i in range(40))), note,
-        )
-        for words, every, shared, note in (
-            ("the name that tells the lines apart", 1, 15, "the step is 'iter'"),
-            ("called so where it does", 15, 1, ""),
-        )
-    },
-    **{
         f"JSON: {json.dumps(document)[:40]}": (
             json.dumps(document, indent=indent or None), BOTH, "",
         )
@@ -354,11 +322,9 @@ def test_a_small_log_is_read_and_what_was_done_is_said(tmp_path, name):
     [
         ("step,loss\n1,3.0\n2,three\n", "line 3: 'loss' is 'three'"),
         ("step,loss\n1,3.0\nx,2.0\n", "line 3: 'step' is 'x'"),
-        ("step,loss\n1,3.0\n1.5,2.0\n", "line 3: 'step' is '1.5': a whole step"),
         ("step,loss\nnan,3.0\n", "whole step"),
         ("step,loss,lr\n1,3.0\n2,2.0\n", "line 2: 2 cells, the header has 3"),
         ("step,loss\n1,3.0,7\n", "line 2: 3 cells, the header has 2"),
-        ("step,loss\n", "no row holds a measurement"),
         ("step,loss\n1,\n2,\n", "no row holds a measurement"),
         ('{"step": 1, "loss": true}\n', "line 1: 'loss' is True"),
         ('{"step": 1, "loss": [1, 2]}\n', "line 1: 'loss' is"),
@@ -366,25 +332,21 @@ def test_a_small_log_is_read_and_what_was_done_is_said(tmp_path, name):
         ('{"log_history": []}', "'log_history' is empty"),
         ('{"log_history": [1, 2]}', "list of objects"),
         ('{"log_history": [{"step": 1, "loss": 2.0}', "no whole JSON"),
-        ('{"log_history": [{"step": 1, "loss": "high"}]}', "'loss' is 'high'"),
-        ('{"log_history": [{"step": 1.5, "loss": 2.0}]}', "whole step"),
         ('{"log_history": [{"step": 1, "epoch": 0.1}]}', "no column is known to be a loss"),
         (json.dumps({"log_history": HISTORY[-1:]}), "empty: nothing was logged"),
         (own_log().partition(b"\n")[0] + b"\n", "no METRICS line"),
         ("Step,a - loss,a - loss__MIN,a - loss__MAX\n10,3,3,3\n20,high,2,2\n",
          "line 3: 'loss' is 'high'"),
         ('{"train_loss": [3.0, 2.5', "no whole JSON"),
-        ('[{"step": 1, "loss": "x"}]', "'loss' is 'x'"),
         ('{\n"lr": 0.1\n}', "neither a list of objects nor arrays"),
-        *((json.dumps(document), "no list is known to be a loss") for document in (
+        *((json.dumps(document), "no column is known to be a loss") for document in (
             {"name": "x", "size": [1, 2]}, {"accuracy": LOSSES, "val_accuracy": LATER},
             {"losses": {"ce": LOSSES, "kl": LATER}}, {"loss_scale": LOSSES, "total_flos": LATER},
             {"train": {"accuracy": LOSSES}, "val": {"accuracy": LATER}},
         )),
-        ('[1.0, "x", 2.0]', 'line 1: entry 2 of the list is "x"; accepted: a loss'),
-        ("[\n1.0,\n[2.0],\n3.0\n]", "line 3: entry 2 of the list is [2.0]; accepted: a loss"),
+        ('[1.0, "x", 2.0]', 'entry 2 of the list is "x"; accepted: a loss'),
+        ("[\n1.0,\n[2.0],\n3.0\n]", "entry 2 of the list is [2.0]; accepted: a loss"),
         ("[[1, 2.0], [1, 3.0]]", "entry 2 of the list is [1, 3.0]; accepted: [step, loss]"),
-        ("[[1, 2, 3], [4, 5, 6]]", "entry 1 of the list is [1, 2, 3]"),
         ("[[0.5, 2.0], [1.5, 3.0]]", "entry 1 of the list is [0.5, 2.0]"),
         ("[1, 2, 3]", "whole numbers alone"),
         *((text, "not a log that replay knows") for text in (
@@ -397,9 +359,7 @@ def test_a_small_log_is_read_and_what_was_done_is_said(tmp_path, name):
             "loss  and  lr\n1  2  3  4\n",
         )),
         (b"", "the file is empty"),
-        (b" \n\t\r\n" * 9, "the file is empty"),
         (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\1\0\0\0\1\0\x08", "a binary file"),
-        (bytes(range(256)), "a binary file"),
         ("step,loss\n1,2\n".encode("utf-16-le"), "a binary file"),
         (gzip.compress(b"step,loss\n1,2\n", mtime=0)[:10], "cut off"),
         (b"step,loss\n1,\xff\xfe\n", "line 2"),
@@ -416,13 +376,6 @@ def test_a_damaged_log_is_one_error_naming_the_file_and_the_line(tmp_path, text,
 # Our own logs
 
 
-def test_an_own_log_keeps_its_truth_and_replays_to_the_r_that_it_states(tmp_path):
-    run = only(read(tmp_path, own_log("a/b")))
-    assert run.id == "a/b"
-    assert run.truth == own_run().truth
-    assert said(run, "equals the logged r_metric at all 20 records")
-
-
 def test_a_changed_r_in_an_own_log_is_said_with_its_step(tmp_path):
     lines = own_log().splitlines()
     entry = json.loads(lines[15])
@@ -431,27 +384,6 @@ def test_a_changed_r_in_an_own_log_is_said_with_its_step(tmp_path):
     run = only(read(tmp_path, b"\n".join(lines) + b"\n"))
     assert said(run, f"differs from the logged r_metric at 1 of 20 records, first at step "
                 f"{entry['step']}")  # fmt: skip
-
-
-def test_logs_in_the_authors_shape_may_lack_keys(tmp_path):
-    entries = [
-        {"event": "EXPERIMENT_START", "config": {"experiment_id": "theirs"}},
-        *({"step": s, "event": "METRICS", "validation_loss": 3.0 - s / 9} for s in range(1, 6)),
-        {"step": 6, "event": "METRICS", "validation_loss": nan, "lambda": 0.5, "sigma_sq": None},
-        {"step": 7, "event": "METRICS", "lambda": 0.5, "delta_l": 0.1, "r_metric": 0.3},
-        {"step": 8, "event": "EXPERIMENT_FAILURE", "reason": "loss is nan"},
-    ]
-    run = only(read(tmp_path, "\n".join(map(json.dumps, entries))))
-    assert [r.step for r in run.records] == list(range(1, 8))
-    assert isnan(run.records[5].validation_loss)
-    assert (run.truth.failure_kind, run.truth.failure_step) == ("loss is nan", 8)
-
-
-def test_an_own_log_that_is_cut_keeps_what_is_whole_and_claims_no_outcome(tmp_path):
-    run = only(read(tmp_path, own_log()[:-400]))
-    assert run.truth is None
-    assert said(run, "cut off")
-    assert 0 < len(run.records) < 21
 
 
 def test_a_checkpoint_is_named_by_its_folders(tmp_path):
@@ -479,19 +411,6 @@ def test_a_table_without_a_known_loss_says_its_columns_and_the_remedy(tmp_path):
     assert rows(only(read(tmp_path, "step,ppl\n1,20\n", loss="ppl"))) == [(1, 20.0, None, None)]
 
 
-def test_one_file_may_hold_several_runs_by_name(tmp_path):
-    text = "run_id,step,loss\na,1,3.0\nb,1,4.0\na,2,2.0\nb,2,3.5\n"
-    a, b = read(tmp_path, text, "sweep.csv")
-    assert (a.id, rows(a)) == ("sweep__a", [(1, 3.0, None, None), (2, 2.0, None, None)])
-    assert (b.id, rows(b)) == ("sweep__b", [(1, 4.0, None, None), (2, 3.5, None, None)])
-
-
-def test_a_plural_step_is_read(tmp_path):
-    document = {"steps": [0, 10, 20, 30], "losses": LOSSES, "lrs": [0.1] * 4}
-    run = only(read(tmp_path, json.dumps(document)))
-    assert [(r.step, r.learning_rate) for r in run.records] == [(s, 0.1) for s in document["steps"]]
-
-
 def test_rows_of_one_step_are_one_record_though_both_know_the_time(tmp_path):
     lines = [
         '{"step": 5, "wallclock": 1.5, "loss": 2}',
@@ -499,16 +418,6 @@ def test_rows_of_one_step_are_one_record_though_both_know_the_time(tmp_path):
     ]
     (record,) = only(read(tmp_path, "\n".join(lines))).records
     assert record == Record(step=5, time=2.0, training_loss=2.0, validation_loss=3.0)
-
-
-def test_steps_that_start_again_are_another_run(tmp_path):
-    steps = [0, 10, 20, 30, 10, 20, 30]
-    text = "step,loss\n" + "".join(f"{s},{9 - s / 10}\n" for s in steps)
-    first, second = read(tmp_path, text, "twice.csv")
-    assert [r.step for r in first.records] == [0, 10, 20, 30]
-    assert [r.step for r in second.records] == [10, 20, 30]
-    assert (first.id, second.id) == ("twice__part1", "twice__part2")
-    assert said(first, "the steps start again")
 
 
 # One run a row
@@ -568,56 +477,10 @@ def test_the_same_run_reads_the_same_from_every_format(tmp_path_factory, table):
         assert rows(only(read(folder, text, **mapping))) == expected
 
 
-@given(st.permutations(["step", "loss", "eval_loss", "grad_norm", "lr"]))
-def test_the_order_of_columns_does_not_matter(names):
-    columns = choose_columns(names, {}).by_target
-    assert {columns[target] for target in ("step", "loss", "eval_loss", "grad_norm")} == {
-        "step", "loss", "eval_loss", "grad_norm",
-    }  # fmt: skip
-
-
 def test_accepted_names_are_written_as_they_are_compared():
     for target in TARGETS.values():
         for name in target.names:
             assert plain_name(name) == name
-
-
-# Tables whose evaluations stand after all training records
-
-TRAINING = [(10 * i, 5 - 0.01 * i, "") for i in range(1, 101)]
-
-
-def long_table(tmp_path, table):
-    cells = "".join(",".join(map(str, row)) + "\n" for row in table)
-    return read_log(write(tmp_path, "run.csv", f"step,train_loss,eval_loss\n{cells}"))
-
-
-@pytest.mark.parametrize(
-    ("evaluated", "last", "note"),
-    [
-        ((0, 250, 500, 755, 1000), [990, 1000], "each was put at its step"),
-        ((400, 800, 1010), [1000, 1010], ""),
-        ((1, 1720, 72504), [1720, 72504], ""),  # the training is no longer logged there
-    ],
-)
-def test_a_second_counter_is_the_same_run(tmp_path, evaluated, last, note):
-    run = long_table(tmp_path, [*TRAINING, *((s, "", 4.5) for s in evaluated)]).run
-    steps = [record.step for record in run.records]
-    assert steps == sorted(steps)
-    assert steps[-2:] == last
-    assert run.id == "run"
-    assert [r.step for r in run.records if r.validation_loss is not None] == [*evaluated]
-    assert sum(r.training_loss is not None for r in run.records) == 100
-    assert said(run, note)
-    assert not said(run, "start again")
-    assert not said(run, "falls back")
-
-
-def test_two_runs_and_a_resumed_one_stay_what_they_are(tmp_path):
-    assert len(long_table(tmp_path, [*TRAINING, *TRAINING]).runs) == 2
-    assert said(long_table(tmp_path, [*TRAINING, *TRAINING[50:]]).run, "falls back")
-    mixed = [(s, t, 4.0 if s == 500 else "") for s, t, _ in TRAINING]
-    assert len(long_table(tmp_path, [*mixed, *((s, "", 4.5) for s in (0, 250, 500))]).runs) == 2
 
 
 # Finding files

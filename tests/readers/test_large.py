@@ -32,22 +32,6 @@ def written(path: Path, entries: Iterator[dict[str, float]]) -> Path:
     return path
 
 
-def test_of_a_log_with_more_records_every_kth_is_kept(tmp_path):
-    path = written(tmp_path / "run.jsonl", plain(9000))
-    log = read_log(path, most_records=1000)
-    evaluated = set(range(999, 9000, 1000))
-    assert [r.step for r in log.run.records] == sorted({*range(0, 9000, 16), *evaluated})
-    assert {r.step for r in log.run.records if r.validation_loss is not None} == evaluated
-    assert [r.training_loss for r in log.run.records[:2]] == [2.0, 2 + 16 % 7 / 10]
-    note = (
-        "every 16th of 9,000 records was judged, and also all 9 records with an evaluation; the "
-        "log holds more than --most-records 1,000; steps between them were not seen; windows "
-        "count records and span 16 times as many steps"
-    )
-    assert note in log.run.notes
-    assert log.thinned == {log.run.id: note}
-
-
 def test_a_log_below_the_limit_is_read_as_without_it(tmp_path):
     path = written(tmp_path / "run.jsonl", plain(3000))
     limited, free = read_log(path, most_records=3000), read_log(path)
@@ -137,24 +121,3 @@ def test_replay_judges_a_log_of_too_many_records_and_says_what_it_did(packed, tm
     assert (row["note"], row["problem"]) == (note, "")
     assert "every 8th of 9,000 records" in (out / "index.html").read_text()
     assert "every 8th of 9,000 records" in (out / "index.md").read_text()
-
-
-@pytest.mark.long
-def test_replay_of_no_more_records_than_the_limit_has_no_note(packed, tmp_path, capsys):
-    out = tmp_path / "out"
-    command = ["replay", str(packed), "--out", str(out), "--plots", "none"]
-    assert main([*command, "--most-records", "9000"]) == 0
-    assert capsys.readouterr().err == ""
-    assert (out / "index.csv").read_text().splitlines()[0].endswith(",problem")
-
-
-def test_a_file_that_failed_stands_beside_a_run_with_a_note(packed, tmp_path):
-    out = tmp_path / "out"
-    bad = tmp_path / "bad.jsonl"
-    bad.write_text("")
-    command = ["replay", str(packed), str(bad), "--out", str(out), "--plots", "none"]
-    assert main([*command, "--most-records", "2000"]) == 1
-    with open(out / "index.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [bool(row["note"]) for row in rows] == [True, False]
-    assert [bool(row["problem"]) for row in rows] == [False, True]

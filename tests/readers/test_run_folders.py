@@ -139,21 +139,6 @@ def test_the_logs_of_a_folder_are_its_runs(tmp_path, name):
     assert sorted([*split.logs, *split.rest]) == every, "none is lost, none counted twice"
 
 
-@pytest.mark.parametrize("name", [name for name in FOLDERS if name != "collection"])
-def test_a_folder_is_replayed_without_a_failure(tmp_path, capsys, name):
-    files, wanted = FOLDERS[name]
-    folder, out = write(tmp_path / "in", files), tmp_path / "out"
-    assert main(["replay", str(folder), "--out", str(out), "--plots", "none"]) == 0
-    said = capsys.readouterr()
-    assert f"{len(wanted)} run{'s' * (len(wanted) > 1)} replayed, 0 failed" in said.out
-    assert said.err == ""
-    passed = len(files) - len(wanted)
-    assert said.out.count("passed over") == (passed > 0)
-    with open(out / "index.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert sorted(row["source"] for row in rows) == sorted(str(folder / one) for one in wanted)
-
-
 def test_one_checkpoint_alone_is_its_run(tmp_path):
     write(tmp_path, FOLDERS["hugging_face"][0])
     found = find_logs([tmp_path / "checkpoint-10"])

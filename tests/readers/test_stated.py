@@ -14,7 +14,7 @@ import pytest
 from rmetric import HardwareEvent, Record, RMetric, RMetricConfig, Run
 from rmetric.cli import replay as command
 from rmetric.log_entries import stated_alarm
-from rmetric.logs import LogError, metrics_line, read_lines, run_lines
+from rmetric.logs import LogError, metrics_line, run_lines
 from rmetric.metric import reason_for
 from rmetric.readers import open_log, read_log
 from rmetric.readers.columns import STATED, TARGETS, choose_columns
@@ -90,19 +90,6 @@ def test_an_alarm_that_is_neither_flag_nor_step_is_refused_with_what_is_accepted
         stated_alarm({"step": 1, "alerts": {"r_metric": nonsense}})
 
 
-def test_a_log_whose_alerts_are_steps_is_read(tmp_path):
-    lines = [
-        {"r_metric": 0.1, "alerts": {}},
-        {"r_metric": 0.9, "alerts": {"r_metric": 200}},
-        {"r_metric": 0.2, "alerts": {"r_metric": 200}},
-    ]
-    path = log(tmp_path / "a.jsonl", *lines)
-    with open(path, "rb") as file:
-        assert [r.stated_score for r in read_lines(path, file).records] == [0.1, 0.9, 0.2]
-    assert [r.stated_score for r in read(path).records] == [0.1, 0.9, 0.2]
-    assert [r.stated_score for _, r in open_log(path)] == [0.1, 0.9, 0.2]
-
-
 # R as stated
 
 
@@ -127,23 +114,6 @@ def test_r_alone_is_shown_as_stated_and_ours_is_undefined(tmp_path):
         ("0.0", "0"), ("0.9", "1"), ("0.1", "0"), ("0.6", "1")
     ]  # fmt: skip
     assert (tmp_path / "out" / "a" / "case_study.png").is_file()
-
-
-@pytest.mark.long
-def test_the_page_of_r_alone_draws_it_and_judges_it_and_nothing_else(tmp_path):
-    fault = {"type": "LR_SPIKE", "trigger_step": 200}
-    path = log(
-        tmp_path / "a.jsonl", *only_r(0.0, 0.9, 0.1), end="EXPERIMENT_FAILURE",
-        experiment_id="a", fault_injection=fault,
-    )  # fmt: skip
-    replayed(tmp_path, path)
-    found = Found((tmp_path / "out" / "a" / "report.html").read_text())
-    (panel,) = found.data["panels"]
-    assert panel["title"] == "R, as stated"
-    assert panel["series"][0]["y"] == [0, 0.9, 0.1]
-    assert found.text.count("Nothing to judge by") == 2
-    assert found.text.count("In time: after the onset of the fault") == 1
-    assert "Missed" not in found.text
 
 
 @pytest.mark.parametrize(
@@ -409,13 +379,6 @@ def test_a_table_of_r_alone_is_a_log(tmp_path, name):
     scored = score_run(read(tmp_path / name))
     assert scored.stated_alert_steps == [2]
     assert not scored.is_defined
-
-
-def test_the_scores_of_a_replay_are_no_log(tmp_path):
-    path = log(tmp_path / "a.jsonl", *only_r(0.1, 0.9), experiment_id="a")
-    replayed(tmp_path, path)
-    with pytest.raises(LogError, match="the scores that a replay wrote"):
-        read_log(tmp_path / "out" / "a" / "scores.csv")
 
 
 # Two files, one id

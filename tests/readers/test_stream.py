@@ -8,13 +8,10 @@ import importlib
 import json
 import os
 import resource
-import time
 from pathlib import Path
 
 import orjson
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rmetric import Record, RMetricConfig, Run
 from rmetric.logs import LogError, run_lines
@@ -44,43 +41,6 @@ def streamed(path: Path, **options) -> list[tuple[str, Record]]:
 
 
 # The quick way and the slow way
-
-
-def expected(entries) -> list[tuple]:
-    """Rows as `rows` shows them, for entries with one kind of line a step."""
-    merged: dict[int, list] = {}
-    for entry in entries:
-        found = merged.setdefault(entry["step"], [None, None, None])
-        for at, name in enumerate(("train/loss", "eval/loss", "train/grad_norm")):
-            value = entry.get(name, found[at])
-            found[at] = "nan" if value is not None and value != value else value
-    return [(step, *values) for step, values in merged.items()]
-
-
-odd_lines = st.sampled_from(
-    [
-        lambda e: e,
-        lambda e: e | {"train/loss": float("nan")},
-        lambda e: {k: v for k, v in e.items() if k != "train/grad_norm"},
-        lambda e: e | {"eval/loss": 2.5},
-        lambda e: {"step": e["step"], "eval/loss": 2.5},
-        lambda e: e | {"new": [1, 2], "host": None},
-        lambda e: e | {"host": "10:30:00"},
-        lambda e: {("note" if k == "host" else k): v for k, v in e.items()},
-        lambda e: {("eval/loss" if k == "tokens" else k): v for k, v in e.items()},
-    ]
-)
-
-
-@pytest.mark.long
-@settings(deadline=None, max_examples=60)
-@given(st.dictionaries(st.integers(0, 899), odd_lines, max_size=12), st.booleans())
-def test_lines_that_differ_anywhere_read_as_if_each_were_alone(tmp_path_factory, changes, quick):
-    entries = [changes[i](e) if i in changes else e for i, e in enumerate(LINES)]
-    folder = tmp_path_factory.mktemp("odd")
-    data = as_python(entries) if not quick else as_python(entries).replace(b": ", b":")
-    run = only(read(folder, data, "log"))
-    assert rows(run) == expected(entries)
 
 
 def test_a_column_that_first_comes_late_is_read_from_there(tmp_path):
@@ -307,18 +267,6 @@ def test_a_foreign_byte_beside_the_numbers_is_replaced_and_said(tmp_path):
     assert said(run, "1 lines, the first is line 2, hold bytes that are not UTF-8")
 
 
-@pytest.mark.parametrize("step", [2**63, 10**30, -(2**63) - 1, 1e300, 1.5, "x"])
-def test_steps_beyond_all_bounds_are_an_error_of_their_line(tmp_path, step):
-    lines = [*LINES[:500], LINES[500] | {"step": step}, *LINES[501:]]
-    with pytest.raises(LogError, match="line 501: 'step' is"):
-        read(tmp_path, as_python(lines))
-
-
-def test_huge_steps_within_bounds_are_kept(tmp_path):
-    lines = [e | {"step": 2**62 + e["step"]} for e in LINES]
-    assert only(read(tmp_path, jsonl(lines))).records[-1].step == 2**62 + 900
-
-
 def test_steps_that_only_fall_are_one_run_and_said(tmp_path):
     run = only(read(tmp_path, jsonl(LINES[:50][::-1])))
     assert [record.step for record in run.records] == list(range(50, 0, -1))
@@ -383,13 +331,3 @@ def test_a_file_that_grows_or_shrinks_while_it_is_read(tmp_path):
     next(log)
     os.truncate(path, 400_000)
     assert 0 < len(list(log)) < 900
-
-
-@pytest.mark.slow
-def test_a_folder_of_ten_thousand_files_is_quick_and_constant(tmp_path):
-    for number in range(10_000):
-        write(tmp_path, f"{number}.jsonl", jsonl(LINES[:3]))
-    began = time.process_time()
-    number = sum(1 for path in find_logs([tmp_path]) for _ in open_log(path))
-    assert number == 30_000
-    assert time.process_time() - began < 30

@@ -2,7 +2,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
-from math import inf, nan
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmetric import HardwareEvent, Record, RMetric, RMetricConfig, Run, Truth
-from rmetric._util.state import state_of
+from rmetric import Record, RMetric, RMetricConfig, Run, Truth
 from rmetric.log_entries import OUTCOMES
 from rmetric.logs import (
     LogError,
@@ -20,7 +19,6 @@ from rmetric.logs import (
     read_lines,
     read_log,
     run_lines,
-    write_atomically,
 )
 from rmetric.metric import MODES
 from tests.detectors.streams import CONFIGS, ODDITIES, TAME, WILD, streams
@@ -124,27 +122,6 @@ def test_a_line_says_nothing_of_a_signal_that_its_record_says_nothing_of():
     assert "delta_l" not in entry
     assert "delta_l_source" not in entry
     assert entry["r_metric"] == 0.70
-
-
-def test_nan_infinite_and_not_logged_are_told_apart():
-    records = [
-        Record(step=1, training_loss=nan, validation_loss=inf, update_norm=-inf),
-        Record(step=2, training_loss=1.5),
-    ]
-    lines = list(run_lines(Run(id="r", records=records), RMetricConfig()))
-    first, second = strict(lines[1]), strict(lines[2])
-    assert first["training_loss"] == "NaN"
-    assert (first["validation_loss"], first["update_norm"]) == ("Infinity", "-Infinity")
-    assert "gradient_norm" not in first
-    assert "validation_loss" not in second
-
-
-def test_a_line_is_written_without_advancing_the_metric():
-    record = Record(step=1, validation_loss=3.0, events=(), time=1.0)
-    metric = RMetric().update(record)
-    before = state_of(metric)
-    assert metrics_line(record, metric) == metrics_line(record, metric)
-    assert state_of(metric) == before
 
 
 def test_numbers_of_numpy_are_written_as_numbers():
@@ -257,12 +234,6 @@ def test_a_cut_last_line_is_left_out_and_noted(written, cut):
     assert run.truth is None
 
 
-def test_a_log_without_its_final_line_leaves_the_truth_open(written):
-    run = read_log(written(START, METRICS))
-    assert run.truth is None
-    assert run.notes == ["the log has no final line: how the run ended is unknown"]
-
-
 def metrics(**fields):
     return json.dumps({"event": "METRICS", **fields}).encode() + b"\n"
 
@@ -273,42 +244,26 @@ def metrics(**fields):
         (b"step 100 loss 3.5\n", "not JSON: 'step 100 loss 3.5'"),
         (b"\x89PNG\r\n", "not JSON"),
         (b"[" * 100_000 + b"\n", "nested too deeply"),
-        (METRICS[:20] + b"\n", "not JSON"),
         (b"[1, 2]\n", "found [1, 2]; a JSON object is accepted"),
-        (b"3\n", "found 3; a JSON object is accepted"),
         (metrics(), "'step' is missing"),
-        (metrics(step="100"), "'step': found '100'; a whole number below 2^63 is accepted"),
-        (metrics(step=True), "'step': found True; a whole number"),
+        (metrics(step=True), "'step': found True; a whole number below 2^63 is accepted"),
         (metrics(step=1.5), "'step': found 1.5; a whole number"),
         (metrics(step=1, training_loss="low"), "'training_loss': found 'low'; a number, null"),
-        (metrics(step=1, training_loss=True), "'training_loss': found True"),
-        (metrics(step=1, training_loss=[3.0]), "'training_loss': found [3.0]"),
         (metrics(step=1, training_loss=10**400), "'training_loss': found 10000"),
-        (metrics(step=1, worker_gradient_norms=1.0), "found 1.0; a list is accepted"),
         (metrics(step=1, worker_gradient_norms="1.0"), "'worker_gradient_norms': found '1.0'"),
         (metrics(step=1, worker_gradient_norms=[1.0, None]), "found None; a number"),
-        (metrics(step=1, hardware_events={}), "'hardware_events': found {}; a list"),
         (metrics(step=1, hardware_events=["xid"]), "'hardware_events': found 'xid'; a JSON object"),
         (metrics(step=1, hardware_events=[{"kind": "xid"}]), "an event has time_seconds and kind"),
-        (
-            metrics(step=1, hardware_events=[{"time_seconds": "noon", "kind": "xid"}]),
-            "'hardware_events': 'time_seconds': found 'noon'",
-        ),
         (
             metrics(step=1, hardware_events=[{"time_seconds": 1, "kind": "xid", "worker": "a"}]),
             "'worker': found 'a'; a whole number",
         ),
         (b'{"event":"EXPERIMENT_START","config":[1]}\n', "'config': found [1]; a JSON object"),
         (
-            b'{"event":"EXPERIMENT_START","config":{"fault_injection":"LR_SPIKE"}}\n',
-            "'fault_injection': found 'LR_SPIKE'; a JSON object",
-        ),
-        (
             b'{"event":"EXPERIMENT_START","config":{"fault_injection":{"type":7}}}\n',
             "'type': found 7; a string",
         ),
         (b'{"event":"FAULT_INJECTED","step":"soon"}\n', "'step': found 'soon'; a whole number"),
-        (b'{"event":"EXPERIMENT_FAILURE","step":[]}\n', "'step': found []; a whole number"),
         (b'{"event":"EXPERIMENT_SUCCESS","ground_truth":1}\n', "'ground_truth': found 1"),
         (
             b'{"event":"EXPERIMENT_SUCCESS","ground_truth":{"benign":"no"}}\n',
@@ -340,43 +295,10 @@ def test_whole_floats_are_whole_numbers(written):
     assert repr(run.records[0].step) == "100"
 
 
-def test_events_come_back_with_their_time_kind_and_worker():
-    events = (HardwareEvent(1.5, "xid_79", 3), HardwareEvent(nan, "thermal"))
-    run = Run(id="r", records=[Record(step=1, time=5.0, events=events)])
-    back = read_lines(log_path_of(run), run_lines(run, RMetricConfig()))
-    assert repr(back.records[0].events) == repr(events)
-
-
 @pytest.mark.parametrize("name", ["", ".", "..", "../up", "a/b", "a\\b", "C:x", "nul\0", ".hidden"])
 def test_an_id_that_could_leave_the_folder_names_no_log(tmp_path, name):
     with pytest.raises(ValueError, match="cannot name a file"):
         log_path(tmp_path, name)
-
-
-def test_the_error_names_the_file_that_was_to_be_written(tmp_path):
-    def full():
-        yield START
-        raise OSError(28, "No space left on device")
-
-    for path, lines in ((tmp_path / "none" / "a.jsonl", [START]), (tmp_path / "b.jsonl", full())):
-        with pytest.raises(OSError, match=r"No such file|No space left") as raised:
-            write_atomically(path, lines)
-        assert raised.value.filename == str(path)
-
-
-@pytest.mark.parametrize("error", [OSError("no space left"), KeyboardInterrupt()])
-def test_a_writer_that_raises_leaves_what_was_there_before(tmp_path, error):
-    def lines():
-        yield START
-        raise error
-
-    path = tmp_path / "run.jsonl"
-    for before in ([], [path]):
-        with pytest.raises(type(error)):
-            write_atomically(path, lines())
-        assert list(tmp_path.iterdir()) == before
-        path.write_bytes(METRICS)
-    assert path.read_bytes() == METRICS
 
 
 def test_a_writer_that_is_killed_leaves_no_file_under_the_final_name(tmp_path):

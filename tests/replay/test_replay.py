@@ -334,20 +334,6 @@ def test_every_kind_of_run_can_be_drawn(kind):
 # Bad input
 
 
-def test_one_bad_file_never_loses_the_others_results(replay, tmp_path, capsys):
-    (tmp_path / "a.csv").write_text(GOOD)
-    (tmp_path / "b.csv").write_text("step,loss\n1,three\n")
-    (tmp_path / "c.csv").write_text(GOOD)
-    code, out = replay("a.csv", "b.csv", "c.csv")
-    assert code == 1
-    assert (out / "a" / "summary.json").is_file()
-    assert (out / "c" / "summary.json").is_file()
-    assert [bool(row["problem"]) for row in index(out)] == [False, True, False]
-    assert "b.csv, line 2: 'loss' is 'three'" in index(out)[1]["problem"]
-    assert "b.csv, line 2" in capsys.readouterr().err
-    assert "line 2" in (out / "index.md").read_text()
-
-
 def test_other_files_in_a_folder_are_passed_over_and_named(replay, tmp_path, capsys):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "a.csv").write_text(GOOD)
@@ -439,20 +425,15 @@ def nested(depth: int) -> str:
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("empty.jsonl", "", "the file is empty"),
         ("binary.jsonl", "".join(map(chr, range(128))), "a binary file"),
         ("prose.jsonl", "Dear diary,\n", "not a log that replay knows"),
         ("broken.jsonl", OWN.replace('"METRICS"', '"METRICS'), "line 2: "),
-        ("headless.jsonl", OWN.partition("\n")[0] + "\n", "no METRICS line"),
         ("step.jsonl", f'{{"step": {LONG}, "loss": 2.0}}\n', "line 1: 'step' is 1111"),
         ("loss.jsonl", f'{{"step": 1, "loss": {LONG}}}\n', "line 1: 'loss' is 1111"),
-        ("step.csv", f"step,loss\n{LONG},2.0\n", "line 2: 'step' is '1111"),
         ("wide.csv", f"step,loss\n1{'0' * 25},2.0\n", "whole step below 2^63"),
-        ("state.json", f'{{"log_history": [{{"step": {LONG}, "loss": 1}}]}}', "'step' is 1111"),
         ("huge.json", f'{{"log_history": [{{"step": {LONG * 20}}}]}}', "thousands of digits"),
         ("deep.json", f'{{"log_history": {DEEP}}}', "nested too deeply"),
         ("objects.jsonl", f'{{"step": 1, "loss": {nested(1000)}}}\n', "nested too deeply"),
-        ("own.jsonl", f'{{"event": "METRICS", "step": {LONG}}}\n', "line 1: 'step': found 1111"),
         ("own_deep.jsonl", f'{{"event": "METRICS", "step": {DEEP}}}\n', "nested too deeply"),
         (
             "fast.jsonl",

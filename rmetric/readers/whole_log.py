@@ -1,0 +1,200 @@
+"""What needs a whole log and not its stream: a bound of its records, evaluations at their steps."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from math import isfinite
+from operator import attrgetter
+
+from rmetric.records import Record, Run
+
+ORDINARY = "records"
+#: All of a record that is one number and was measured, or computed by somebody else.
+_NUMBERS = attrgetter(
+    "training_loss", "validation_loss", "gradient_norm", "learning_rate", "update_norm",
+    "parameter_norm", "loss_scale", "activation_headroom", "attention_logit_max", "router_load",
+    "probe_loss", "failure_rate", "gradient_variance", "loss_drift", "stated_score",
+)  # fmt: skip
+
+
+def kind_of(record: Record) -> str:
+    """What a record holds, by the rarest, in words for a note."""
+    several = (
+        *(record.worker_gradient_norms or ()),
+        *(record.worker_gradient_cosines or ()),
+        *(record.layer_gradient_norms or {}).values(),
+        *(record.loss_parts or {}).values(),
+    )
+    total = sum(filter(None, _NUMBERS(record))) + sum(several)
+    if not isfinite(total) or record.non_finite_gradients:
+        return "with a value that is not finite"
+    if record.skipped or record.events or record.planned_events or record.actions:
+        return "with an event (hardware, planned change, action, skipped step)"
+    return ORDINARY if record.validation_loss is None else "with an evaluation"
+
+
+class Thinning:
+    """Holds at most about `most` records of a log, spread evenly over each of its runs.
+
+    Where the limit is reached, every second record of the most numerous kind (`kind_of`) of a run
+    is dropped, so every 2nd, 4th, 8th ... of it is kept. The first of each kind in a run is kept in
+    any case, and so is the run's last record.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = self._limit = most
+        #: (run, kind) -> count, place in the run and record of those that are kept.
+        self._kept: dict[tuple[str, str], list[tuple[int, int, Record]]] = defaultdict(list)
+        self._every: dict[tuple[str, str], int] = defaultdict(lambda: 1)
+        self._seen: Counter[tuple[str, str]] = Counter()
+        self._last: dict[str, tuple[int, Record]] = {}
+        self._held = 0
+
+    def take(self, id: str, records: Sequence[Record]) -> None:
+        """Take the next records of a run."""
+        place = self._last[id][0] if id in self._last else -1
+        for record in records:
+            place += 1
+            key = id, kind_of(record)
+            # Ordinary ones are counted with all others between them.
+            count = place if key[1] == ORDINARY else self._seen[key]
+            self._seen[key] = count + 1
+            if count % self._every[key] == 0:
+                self._kept[key].append((count, place, record))
+                self._held += 1
+                if self._held > self._limit:
+                    self._thin()
+        if records:
+            self._last[id] = place, records[-1]
+
+    def _thin(self) -> None:
+        key = max(self._kept, key=lambda key: len(self._kept[key]))
+        if len(self._kept[key]) == 1:
+            self._limit = 2 * self._held  # more runs than records are allowed: each keeps its first
+            return
+        self._held -= len(self._kept[key])
+        self._every[key] *= 2
+        self._kept[key] = [one for one in self._kept[key] if one[0] % self._every[key] == 0]
+        self._held += len(self._kept[key])
+
+    def records(self, id: str) -> list[Record]:
+        """The records of a run that are kept, in the order of the log."""
+        own = [some for key, some in self._kept.items() if key[0] == id]
+        kept = {place: record for some in own for _, place, record in some}
+        kept |= [self._last[id]] if id in self._last else []
+        return [kept[place] for place in sorted(kept)]
+
+    def note(self, id: str) -> str:
+        """What was done to a run, as a sentence; empty if all of its records are kept."""
+        seen = {key: number for key, number in self._seen.most_common() if key[0] == id}
+        if all(self._every[key] == 1 for key in seen):
+            return ""
+        if (id, ORDINARY) in seen:
+            seen[id, ORDINARY] = self._last[id][0] + 1
+        main, *others = [
+            f"{_every(self._every[key], number)}{'' if key[1] == ORDINARY else f' {key[1]}'}"
+            for key, number in seen.items()
+        ]
+        also = f", and also {', '.join(others)}" if others else ""
+        return (
+            f"{main} was judged{also}; the log holds more than --most-records {self.most:,}; "
+            "steps between them were not seen; windows count records and span "
+            f"{self._every[next(iter(seen))]} times as many steps"
+        )
+
+
+def _every(every: int, number: int) -> str:
+    """One of so many of a number of records.
+
+    >>> _every(32, 45_000_000), _every(1, 12), _every(1, 1)
+    ('every 32nd of 45,000,000 records', 'all 12 records', 'the one record')
+    """
+    if every > 1:
+        ending = {2: "nd", 4: "th", 6: "th", 8: "th"}[every % 10]
+        return f"every {every:,}{'th' if every % 100 == 12 else ending} of {number:,} records"
+    return "the one record" if number == 1 else f"all {number:,} records"
+
+
+def collect(
+    batches: Iterable[tuple[str, list[Record]]], most: int | None = None
+) -> tuple[dict[str, list[Record]], dict[str, str]]:
+    """The records of each run, of more than `most` as `Thinning` says, and its notes."""
+    held: dict[str, list[Record]] = defaultdict(list)
+    number, thinning = 0, None
+    for id, batch in batches:
+        held[id] += batch
+        number += len(batch)
+        if thinning is None and most is not None and number > most:
+            thinning = Thinning(most)
+        if thinning is not None:
+            for name, records in held.items():
+                thinning.take(name, records)
+                held[name] = []
+    if thinning is None:
+        return held, {}
+    notes = {id: thinning.note(id) for id in held}
+    kept = {id: thinning.records(id) for id in held}
+    return kept, {id: note for id, note in notes.items() if note}
+
+
+_JOINED = "{} evaluations stand after the training records in the file: each was put at its step"
+
+
+def with_evaluations_in_place(runs: list[Run]) -> list[Run]:
+    """`runs` of one log, with evaluations that follow all other records at their steps.
+
+    A table in long form, sorted by kind, has two counters of steps, one under the other. A stream
+    takes the second for a new part, or for a run that was resumed. Both become one run where the
+    first part has no validation loss, the second nothing else, and its steps begin within the
+    first's.
+    """
+    base = runs[0].id.removesuffix("__part1") if runs else ""
+    if [run.id for run in runs] == [f"{base}__part1", f"{base}__part2"]:
+        first, second = runs
+        if _join(first, first.records, second.records, "the steps start again"):
+            first.id = base
+            return [first]
+        return runs
+    for run in runs:
+        steps = [record.step for record in run.records]
+        falls = [place for place in range(1, len(steps)) if steps[place] < steps[place - 1]]
+        if len(falls) == 1:
+            border = falls[0]
+            _join(run, run.records[:border], run.records[border:], "the step falls back 1")
+    return runs
+
+
+def _join(run: Run, training: list[Record], evaluations: list[Record], obsolete: str) -> bool:
+    """Put evaluations at their steps in `run`; False where the two are nothing of that kind."""
+    if any(record.validation_loss is not None for record in training) or not all(
+        map(_is_evaluation, evaluations)
+    ):
+        return False
+    steps, later = ([record.step for record in some] for some in (training, evaluations))
+    if not steps or any(b < a for a, b in [*pairwise(steps), *pairwise(later)]):
+        return False
+    usual = max(1, (steps[-1] - steps[0]) // max(1, len(steps) - 1))
+    gap = max((b - a for a, b in pairwise(later)), default=usual)
+    if later[0] < steps[0] - gap:  # the end is free: some log the beginning of the training only
+        return False
+    last_of = {record.step: record for record in training}
+    alone = []
+    for record in evaluations:
+        beside = last_of.get(record.step)
+        if beside is None or beside.validation_loss is not None:
+            alone.append(record)
+        else:
+            beside.validation_loss = record.validation_loss
+    run.records = sorted([*training, *alone], key=lambda record: record.step)
+    run.notes = [note for note in run.notes if not note.startswith(obsolete)]
+    run.notes.append(_JOINED.format(len(evaluations)))
+    return True
+
+
+def _is_evaluation(record: Record) -> bool:
+    return record.validation_loss is not None and all(
+        getattr(record, name) is None
+        for name in ("training_loss", "gradient_norm", "update_norm", "probe_loss")
+    )

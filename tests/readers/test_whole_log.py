@@ -1,0 +1,134 @@
+"""What needs a whole log: a bound of its records, evaluations at their steps."""
+
+from __future__ import annotations
+
+from math import inf, nan
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmetric import Record
+from rmetric.readers import read_log
+from rmetric.readers.whole_log import Thinning
+from rmetric.records import HardwareEvent
+from tests.readers.test_formats import said, write
+
+VALUES = {
+    "ordinary": {"training_loss": 2.0},
+    "evaluation": {"training_loss": 2.0, "validation_loss": 2.5},
+    "stated": {"stated_score": 0.1},
+    "nan": {"training_loss": nan},
+    "inf": {"gradient_norm": inf},
+    "worker": {"worker_gradient_norms": (1.0, nan)},
+    "hardware": {"events": (HardwareEvent(1.0, "ecc_corrected"),)},
+    "planned": {"planned_events": ("learning_rate",)},
+    "skipped": {"training_loss": 2.0, "skipped": True},
+}
+
+
+def records_of(kinds: list[str]) -> list[Record]:
+    return [Record(step, **VALUES[kind]) for step, kind in enumerate(kinds)]
+
+
+def thinned(records: list[Record], most: int) -> Thinning:
+    thinning = Thinning(most)
+    thinning.take("a", records)
+    return thinning
+
+
+@given(st.lists(st.sampled_from(sorted(VALUES)), min_size=1, max_size=300), st.integers(6, 40))
+def test_it_is_bounded_in_order_and_keeps_the_first_that_is_not_finite(kinds, most):
+    records = records_of(kinds)
+    thinning = thinned(records, most)
+    kept = thinning.records("a")
+    steps = [record.step for record in kept]
+    assert len(kept) <= most + 1
+    assert steps == sorted(set(steps))
+    assert all(record is records[record.step] for record in kept)
+    assert (steps[0], steps[-1]) == (0, len(records) - 1)
+    strange = [i for i, kind in enumerate(kinds) if kind in ("nan", "inf", "worker")]
+    assert not strange or strange[0] in steps
+    assert (thinning.note("a") == "") == (len(records) <= most)
+    if len(records) <= most:
+        assert kept == records
+
+
+def test_every_kth_is_kept_and_the_rare_ones_all():
+    kinds = ["ordinary"] * 4500
+    rare = {77: "evaluation", 78: "hardware", 4321: "planned", 900: "skipped", 901: "nan"}
+    for place, kind in rare.items():
+        kinds[place] = kind
+    thinning = thinned(records_of(kinds), 200)
+    kept = {record.step for record in thinning.records("a")}
+    assert kept >= {*rare, *range(0, 77, 32), 4499}
+    assert len(kept) <= 200
+    assert thinning.note("a") == (
+        "every 32nd of 4,500 records was judged, and also all 3 records with an event (hardware, "
+        "planned change, action, skipped step), the one record with an evaluation, the one record "
+        "with a value that is not finite; the log holds more than --most-records 200; "
+        "steps between them were not seen; windows count records and span 32 times as many steps"
+    )
+
+
+def test_many_evaluations_are_thinned_too():
+    kinds = ["evaluation" if step % 3 == 0 else "ordinary" for step in range(3000)]
+    kept = thinned(records_of(kinds), 300).records("a")
+    assert len(kept) <= 301
+    assert sum(record.validation_loss is not None for record in kept) >= 100
+
+
+def test_several_runs_share_the_limit():
+    thinning = Thinning(100)
+    for step in range(5000):
+        thinning.take("long", [Record(step, training_loss=2.0)])
+        if step < 20:
+            thinning.take("short", [Record(step, training_loss=2.0)])
+    assert thinning.note("short") == ""
+    assert len(thinning.records("short")) == 20
+    assert 20 < len(thinning.records("long")) <= 81
+
+
+def test_more_runs_than_records_keep_the_first_of_each():
+    thinning = Thinning(5)
+    for run in range(50):
+        thinning.take(str(run), [Record(step, training_loss=2.0) for step in range(3)])
+    assert all(thinning.records(str(run))[0].step == 0 for run in range(50))
+
+
+# Tables whose evaluations stand after all training records
+
+TRAINING = [(10 * i, 5 - 0.01 * i, "") for i in range(1, 101)]
+
+
+def long_table(tmp_path, table):
+    cells = "".join(",".join(map(str, row)) + "\n" for row in table)
+    return read_log(write(tmp_path, "run.csv", f"step,train_loss,eval_loss\n{cells}"))
+
+
+@pytest.mark.parametrize(
+    ("evaluated", "last", "note"),
+    [
+        ((0, 250, 500, 755, 1000), [990, 1000], "each was put at its step"),
+        ((400, 800, 1010), [1000, 1010], ""),
+        ((1, 1720, 72504), [1720, 72504], ""),  # the training is no longer logged there
+    ],
+)
+def test_a_second_counter_is_the_same_run(tmp_path, evaluated, last, note):
+    run = long_table(tmp_path, [*TRAINING, *((s, "", 4.5) for s in evaluated)]).run
+    steps = [record.step for record in run.records]
+    assert steps == sorted(steps)
+    assert steps[-2:] == last
+    assert run.id == "run"
+    assert [r.step for r in run.records if r.validation_loss is not None] == [*evaluated]
+    assert sum(r.training_loss is not None for r in run.records) == 100
+    assert said(run, note)
+    assert not said(run, "start again")
+    assert not said(run, "falls back")
+
+
+def test_two_runs_and_a_resumed_one_stay_what_they_are(tmp_path):
+    assert len(long_table(tmp_path, [*TRAINING, *TRAINING]).runs) == 2
+    assert said(long_table(tmp_path, [*TRAINING, *TRAINING[50:]]).run, "falls back")
+    mixed = [(s, t, 4.0 if s == 500 else "") for s, t, _ in TRAINING]
+    assert len(long_table(tmp_path, [*mixed, *((s, "", 4.5) for s in (0, 250, 500))]).runs) == 2
