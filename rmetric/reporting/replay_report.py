@@ -10,9 +10,9 @@ import platform
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import repeat
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,9 @@ from rmetric.evaluation import PROTOCOLS, RunVerdict, judge
 from rmetric.logs import encode_number
 from rmetric.metric import Components
 from rmetric.readers import ReadLog, UnknownFormat, read_log
-from rmetric.records import AuditFinding, Run
+from rmetric.records import Run
 from rmetric.replay.restarts import Restart, Restarts
 from rmetric.replay.scored_run import ScoredRun, score_run
-from rmetric.reporting.decisions import decisions_of
 from rmetric.reporting.page import (
     PAGE_NAME,
     SPARK,
@@ -41,12 +40,13 @@ from rmetric.reporting.page import (
     index_of,
     live_alarm,
     page_of,
+    sparkline_of,
     trace_of_r_metric,
     trace_of_stated,
     trace_with_reasons,
     verdict_of,
 )
-from rmetric.reporting.sparkline import sparkline_of
+from rmetric.reporting.page.sentences import decisions_of
 
 #: Beside the R-Metric, what each run is shown to.
 WATCHED_BY = ("calibrated",)
@@ -59,11 +59,8 @@ INDEX_COLUMNS = (
     "calibrated_first_alarm_step", "calibrated_judged", "lead_published", "lead_causal", "max_r",
     "stated_max_r", "loss_used", "variance_source", "problem",
 )  # fmt: skip
-RESTARTS, FINDINGS = "restarts", "findings"
 #: Notes of a run with these words say what was left out; the console has them too.
-LEFT_OUT, _LEFT_OUT_WORDS = "left_out", (
-    "left out", "could not be read", "damaged", "judged as one run",
-)  # fmt: skip
+_LEFT_OUT_WORDS = ("left out", "could not be read", "damaged", "judged as one run")
 #: One more column, after these, where the records of some run were thinned.
 NOTE = "note"
 _LONGEST_NAME = 100
@@ -83,13 +80,12 @@ class Replayed:
         rows: one of the index for each run, and for each file that failed.
         failed: why files could not be read, or runs in them not be replayed.
         passed_over: files of a folder that are no logs.
-        num_plots: runs that were drawn.
         thinned: of the runs of which not every record was judged, what was done.
     """
 
-    rows: list[dict[str, Any]]
-    failed: list[str]
-    passed_over: list[Path]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    passed_over: list[Path] = field(default_factory=list)
     num_plots: int = 0
     thinned: list[str] = field(default_factory=list)
 
@@ -126,17 +122,13 @@ def replay_logs(
         most_plots: runs to draw with matplotlib, the first ones; None for all.
         named: whether a file was asked for by name; one that was not and is in
             no known format is passed over.
-        most_records: bound of the records of a log that are held in memory and judged, as
-            `read_log` takes it; None for none.
+        most_records: bound of the records of a log, as `read_log` takes it; None for none.
         on_progress: called with ``"bytes"`` while a file is read and ``"records"`` while the
             detectors see its runs, the number so far, and the total.
-
-    Returns:
-        The rows of the index, and the files that failed or were passed over.
     """
     if most_plots != 0:
         check_installed("matplotlib")  # before minutes of reading
-    result = Replayed(rows=[], failed=[], passed_over=[])
+    result = Replayed()
     folders, restarts = _Folders(out), Restarts()
     written: dict[Path | None, _Written] = {}
     out.mkdir(parents=True, exist_ok=True)
@@ -159,7 +151,7 @@ def replay_logs(
                     before = written.get(restarts.continued) if len(log.runs) == 1 else None
                     logs = [*(before.logs if before else ()), path]
                     if before is not None:
-                        run = before.then(run, mapping, most_records)
+                        before.before(run, mapping, most_records)
                         found, draw = before.restarts + found, before.drawn
                     scored = score_run(run, preset)
                     scored.restarts = found
@@ -201,15 +193,14 @@ class _Written:
     restarts: list[Restart]
     drawn: bool
 
-    def then(self, run: Run, mapping: Mapping[str, str] | None, most: int | None) -> Run:
-        """The run with the records of `run` behind its own, which are read once more."""
+    def before(self, run: Run, mapping: Mapping[str, str] | None, most: int | None) -> None:
+        """Set the records of this run, which are read once more, before those of `run`."""
         logs = [read_log(log, mapping, most_records=most).run for log in self.logs]
         run.records = [record for log in logs for record in log.records] + run.records
         run.findings = [finding for log in logs for finding in log.findings] + run.findings
         names = " and ".join(log.name for log in self.logs)
         run.notes.append(f"{run.source} goes on with {names}: judged as one run")
         run.id = logs[0].id
-        return run
 
 
 def _bytes_of(
@@ -248,13 +239,11 @@ def origin_of(
 
 def _sha256(path: Path) -> str | None:
     digest = hashlib.sha256()
-    try:
-        with open(path, "rb") as file:
-            while part := file.read(1 << 20):
-                digest.update(part)
-    except OSError:  # it was there a moment ago: it may be gone
-        return None
-    return digest.hexdigest()
+    with suppress(OSError), open(path, "rb") as file:  # it may be gone by now
+        while part := file.read(1 << 20):
+            digest.update(part)
+        return digest.hexdigest()
+    return None
 
 
 def write_run(
@@ -288,10 +277,12 @@ def write_run(
     row["verdict"], row["verdict_kind"] = verdict.text, verdict.kind
     row["verdict_detail"] = verdict.numbers_and_advice
     row[SPARK] = sparkline_of(scored.run.records, verdict)
-    notes = scored.run.notes
-    row[FINDINGS] = [_named(finding) for finding in scored.run.findings]
-    row[RESTARTS] = [restart.words for restart in scored.restarts]
-    row[LEFT_OUT] = [note for note in notes if any(word in note for word in _LEFT_OUT_WORDS)]
+    # The console has these too.
+    row["findings"] = [f"{x.kind} ({x.severity}) at step {x.step:,}" for x in scored.run.findings]
+    row["restarts"] = [restart.words for restart in scored.restarts]
+    row["left_out"] = [
+        note for note in scored.run.notes if any(word in note for word in _LEFT_OUT_WORDS)
+    ]
     return row
 
 
@@ -302,8 +293,11 @@ def summary(
     run, truth = scored.run, scored.run.truth
     alerts = scored.alert_steps
     scores = [score.score for score in scored.scores if not isnan(score.score)]
-    highest, names = max(scores, default=None), ("step", "name", "reason", "to")
-    decisions = [{name: getattr(made, name) for name in names} for made in decisions_of(run)]
+    highest = max(scores, default=None)
+    decisions = [
+        {name: getattr(made, name) for name in ("step", "name", "reason", "to")}
+        for made in decisions_of(run)
+    ]
     return {
         "id": run.id,
         "verdict": asdict(verdict) | {"severity": verdict.severity},
@@ -325,15 +319,15 @@ def summary(
         "num_alerts": len(alerts) if scored.is_defined else None,
         "num_records_in_alert": sum(score.alarm for score in scored.scores),
         "stated": _stated(scored),
-        "detectors": {trace.name: _of_detector(trace) for trace in traces},
+        "detectors": {trace.detector: _of_detector(trace) for trace in traces},
         **{
             name: getattr(truth, name, None)
             for name in ("fault", "onset_step", "outcome", "failure_kind", "failure_step")
         },
         "verdicts": verdicts(scored, traces[0]) if scored.is_defined else None,
         **({"decisions": decisions} if decisions else {}),
-        FINDINGS: [asdict(finding) for finding in run.findings],
-        RESTARTS: [asdict(restart) for restart in scored.restarts],
+        "findings": [asdict(finding) for finding in run.findings],
+        "restarts": [asdict(restart) for restart in scored.restarts],
         "notes": run.notes + scored.notes,
         "versions": {
             "rmetric": __version__,
@@ -343,17 +337,13 @@ def summary(
     }
 
 
-def _named(finding: AuditFinding) -> str:
-    return f"{finding.kind} ({finding.severity}) at step {finding.step:,}"
-
-
 def _of_detector(trace: DetectorTrace) -> dict[str, Any]:
     return {
         "title": trace.title,
         "judged": bool(np.isfinite(trace.scores).any() or trace.alarms.any()),
-        "first_alarm_step": trace.first_alarm,
+        "first_alarm_step": trace.first_alert,
         "num_records_in_alarm": int(trace.alarms.sum()),
-        "num_alarms": trace.num_alarms,
+        "num_alarms": len(trace.alarm_steps),
         "alarms": [
             {"step": alarm.step, "verdict": alarm.verdict, "reason": alarm.reason}
             for alarm in trace.began[:_MOST_ALARMS]
@@ -366,13 +356,12 @@ def _stated(scored: ScoredRun) -> dict[str, Any] | None:
     trace, stated = trace_of_stated(scored), scored.stated
     if trace is None or stated is None:
         return None
-    highest, alerts = stated.highest, scored.stated_alert_steps
     return {
-        "max_r": None if highest is None else encode_number(highest),
+        "max_r": None if stated.highest is None else encode_number(stated.highest),
         "threshold": stated.threshold,
         "threshold_is_stated": stated.threshold_is_stated,
-        "first_alert_step": alerts[0] if alerts else None,
-        "num_alerts": len(alerts),
+        "first_alert_step": trace.first_alert,
+        "num_alerts": len(trace.began),
         "num_records": sum(score is not None for score in stated.scores),
         "num_records_in_alert": sum(stated.alarms),
         "equals_ours": not scored.stated_differs,
@@ -380,11 +369,10 @@ def _stated(scored: ScoredRun) -> dict[str, Any] | None:
     }
 
 
-def verdicts(scored: ScoredRun, of: DetectorTrace) -> dict[str, Any] | None:
+def verdicts(scored: ScoredRun, trace: DetectorTrace) -> dict[str, Any] | None:
     """Hit, false alarm and lead under each protocol; None where the truth is not known."""
     if scored.run.truth is None:
         return None
-    trace = of.as_trace(scored.run.id)
     found = {}
     for protocol in PROTOCOLS:
         outcome = judge([scored.run], [trace], protocol)
@@ -400,16 +388,16 @@ def verdicts(scored: ScoredRun, of: DetectorTrace) -> dict[str, Any] | None:
 def write_scores(scored: ScoredRun, others: Sequence[DetectorTrace], path: Path) -> None:
     """One line a record: the three signals, raw and normalised, R and the alert.
 
-    After them score and alarm of each of the other detectors, and of R as the log states
-    it. What is not yet defined is blank; what is infinite is ``inf``.
+    After them score and alarm of each of the other detectors (one or more), and of R as the log
+    states it. What is not yet defined is blank; what is infinite is ``inf``.
     """
     names = Components._fields
     header = ["step", *names, *(f"{name}_normalised" for name in names), "r_metric", "alert"]
     columns: list[Iterable[Any]] = []
     for trace in others:
-        header += [f"{trace.name}_score", f"{trace.name}_alarm"]
+        header += [f"{trace.detector}_score", f"{trace.detector}_alarm"]
         columns += [map(_or_blank, trace.scores.tolist()), trace.alarms.astype(int).tolist()]
-    rows = zip(*columns, strict=True) if columns else repeat(())
+    rows = zip(*columns, strict=True)
     lines = (
         [
             str(score.step),
@@ -419,7 +407,7 @@ def write_scores(scored: ScoredRun, others: Sequence[DetectorTrace], path: Path)
             "" if isnan(score.score) else str(int(score.alarm)),
             *map(str, more),
         ]
-        for score, more in zip(scored.scores, rows, strict=False)
+        for score, more in zip(scored.scores, rows, strict=True)
     )
     # No cell has a comma: they are numbers, and names of detectors.
     write_atomically(path, (f"{','.join(cells)}\n".encode() for cells in (header, *lines)))
@@ -433,7 +421,6 @@ def write_index(rows: Sequence[Mapping[str, Any]], out: Path) -> None:
     """The table of all runs and of the files that failed, as CSV, Markdown and a page.
 
     In the CSV, text that a spreadsheet would take for a formula has an apostrophe before it.
-    Each is whole or, where the disk is full, what it was before.
     """
     columns: tuple[str, ...] = INDEX_COLUMNS
     if any(row.get(NOTE) for row in rows):
@@ -455,26 +442,23 @@ class _Folders:
     """A folder below `out` for each run: never outside of it, never the same twice."""
 
     def __init__(self, out: Path) -> None:
-        self._out = out
-        self._taken = set(INDEX_NAMES)
+        self._out, self._taken = out, set(INDEX_NAMES)
         self._ids: dict[str, tuple[Path | None, str]] = {}
 
     def make(self, scored: ScoredRun) -> Path:
         """The folder for this run; what is odd about its name goes into its notes."""
-        id = scored.run.id
-        plain = name = safe_name(id)
-        number = 1
+        id, own = scored.run.id, scored.run.source
+        plain, number = safe_name(id), 1
+        name = plain
         # Some file systems take Run and run for one name.
         while name.casefold() in self._taken:
             number += 1
             name = f"{plain}-{number}"
         self._taken.add(name.casefold())
-        source, folder = self._ids.setdefault(id, (scored.run.source, name))
+        source, folder = self._ids.setdefault(id, (own, name))
         if folder != name:
-            scored.notes.append(
-                f"an earlier log has the same run id: {source} is in {folder}, "
-                f"this one, {scored.run.source}, in {name}"
-            )
+            same = "an earlier log has the same run id"
+            scored.notes.append(f"{same}: {source} is in {folder}, this one, {own}, in {name}")
         elif name != id:
             scored.notes.append(f"the run id is no safe folder name: the run is in {name}")
         return self._out / name
@@ -498,7 +482,7 @@ def _draw(
     from rmetric.reporting.style import save, style
 
     with style():
-        calibrated = next((trace for trace in traces if trace.name == "calibrated"), None)
+        calibrated = next((trace for trace in traces if trace.detector == "calibrated"), None)
         save(plot_run(scored, verdict, calibrated), stem)
 
 

@@ -105,7 +105,7 @@ def test_speeds_and_memory_are_compared(tmp_path):
         for record in run.records[:100]:
             record.memory = {"device": most * record.step / run.records[99].step}
     found = compare(before, after)
-    assert found.speed == pytest.approx(1.5)
+    assert found.speeds == pytest.approx({"steps": 1.5})
     assert found.memory == pytest.approx(1.5)
     assert "| 1.5 (steps) | 1.5 | 0 → 0 | 0 of 1 |" in as_markdown("a", {"b": found})
 

@@ -16,8 +16,8 @@ from rmetric.diagnosis.facts.job import STAGES
 from rmetric.diagnosis.report.layout import excerpt, plain
 from rmetric.diagnosis.report.render import clock
 from rmetric.diagnosis.result import Diagnosis, Evidence
-from rmetric.reporting.decisions import decisions_of, short_words
 from rmetric.reporting.page.render import MOST_ALARMS
+from rmetric.reporting.page.sentences import decisions_of, short_words
 from rmetric.telemetry.reading import LAST_TIME
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ import pytest
 
 from rmetric import Record, Run
 from rmetric.diagnosis.report.incident import incident_page
-from rmetric.reporting.page import SPARK, index_of
-from rmetric.reporting.sparkline import Sparkline
+from rmetric.reporting.page import SPARK, Sparkline, index_of
 from tests.diagnosis.diagnoses import out_of_memory
 from tests.reporting.page.pages import HOSTILE, eventful_run, hostile_run, page
 from tests.reporting.page.test_page import row, spiked_run
