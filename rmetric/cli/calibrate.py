@@ -25,9 +25,9 @@ from rmetric.detectors.calibrated.calibration import (
     thresholds_from,
     watch,
 )
-from rmetric.detectors.calibrated.failing_runs import failing_runs
 from rmetric.detectors.calibrated.recall import (
     Recall,
+    failing_runs,
     logged_by,
     raised_by,
     recall,

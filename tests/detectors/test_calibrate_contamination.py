@@ -17,7 +17,7 @@ from rmetric.detectors.calibrated import (
     read_thresholds,
 )
 from rmetric.detectors.calibrated.calibration import FLOORS, watch
-from rmetric.detectors.calibrated.failing_runs import (
+from rmetric.detectors.calibrated.recall import (
     PATH,
     SIGNALS,
     detected,

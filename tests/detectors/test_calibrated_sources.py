@@ -18,8 +18,8 @@ from rmetric.detectors.calibrated.held_out_loss import (
     ValidationLoss,
     evaluation_prior,
 )
-from rmetric.detectors.calibrated.past import Deviation, LaggedPast
 from rmetric.detectors.calibrated.rate_change import RateBeyondPeak
+from rmetric.detectors.calibrated.source import Deviation, LaggedPast
 from rmetric.detectors.calibrated.training_loss import TrainingLoss
 from rmetric.detectors.calibrated.updates import Updates
 from rmetric.records import HardwareEvent, Record
@@ -70,12 +70,6 @@ def test_a_lagged_past_is_a_sorted_window(values, size, lag, least):
             assert past.spread >= 0
     past.forget()
     assert not past.ready
-
-
-@pytest.mark.parametrize("wrong", [{"least": 3}, {"window": 5, "least": 8}, {"lag": -1}])
-def test_a_past_that_could_not_work_is_refused(wrong):
-    with pytest.raises(ValueError, match=r"window \d+, lag -?\d+, least \d+: needed are"):
-        LaggedPast(**wrong)
 
 
 @given(VALUES, st.sampled_from([(0.0, 0.5), (0.01, 1e-4), (0.5, 0.0)]))

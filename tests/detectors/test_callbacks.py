@@ -40,7 +40,7 @@ def test_the_spikes_are_those_of_lightnings_callback(values):
 def test_lightnings_defaults_are_ours():
     spike = pytest.importorskip("lightning.fabric.utilities.spike", reason="needs lightning")
     theirs, ours = spike.SpikeDetection(), LightningSpike()
-    assert (theirs.rtol, theirs.warmup) == (ours.factor, ours.warmup)
+    assert (theirs.rtol, theirs.warmup) == (ours.factor, 1)
     assert (theirs.atol, theirs.mode, theirs.finite_only) == (None, "min", True)
     assert theirs.running_mean.window == ours._recent.maxlen
 

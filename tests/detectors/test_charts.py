@@ -19,7 +19,7 @@ from rmetric.detectors import (
     OnlineIsolationForest,
     PageHinkley,
 )
-from rmetric.detectors.followed_loss import FollowedLoss
+from rmetric.detectors.contract import FollowedLoss
 from rmetric.records import Record
 
 FOLLOWING = [

@@ -15,7 +15,7 @@ import studies.detector_benchmark  # noqa: F401 (registers the peers)
 from rmetric import detectors
 from rmetric._util.state import restore_state, state_of
 from rmetric.detectors import DETECTORS, IN_PAPER
-from rmetric.detectors.followed_loss import LossDetector
+from rmetric.detectors.contract import LossDetector
 from rmetric.evaluation import trace
 from rmetric.records import HardwareEvent, Record, Run
 from tests.detectors.streams import WILD, full_records, streams
@@ -287,7 +287,6 @@ def _every_other(seen):
         ("OnlineIsolationForest", "least", 2),
         ("LightningSpike", "factor", 0),
         ("LightningSpike", "window", 0),
-        ("LightningSpike", "warmup", 0),
         ("LlmFoundrySpike", "patience", -1),
         ("LlmFoundrySpike", "factor", 1.0),
         ("LlmFoundrySpike", "window", 0),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rmetric.detectors.log_end import WithLogEnd
 from rmetric.detectors.policy_collapse import RULES, PolicyCollapse
 from rmetric.detectors.registry import make_detector
-from rmetric.detectors.stretches import Stretches
+from rmetric.detectors.rolling_baseline import Stretches
 from rmetric.evaluation import judge_run
 from rmetric.evaluation.verdict_words import SEVERITY
 from rmetric.records import Record
