@@ -49,12 +49,9 @@ JSON could not be written; 2 the command line is wrong, or nothing can be read; 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "paths",
-        nargs="+",
-        type=path_in,
-        metavar="PATH",
+        "paths", nargs="+", type=path_in, metavar="PATH",
         help="log or folder of logs, of one job; - for standard input",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--healthy", nargs="+", type=path_in, action="extend", default=[], metavar="PATH",
         help="logs of similar jobs that succeeded, a file or folder each; events that are common "
@@ -80,11 +77,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write that document to a file, in addition to the text",
     )  # fmt: skip
     parser.add_argument(
-        "--page",
-        type=path_out,
-        metavar="FILE.html",
+        "--page", type=path_out, metavar="FILE.html",
         help="write a self-contained page of the incident",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--metrics", type=path_in, metavar="LOG",
         help="with --page: the training's log of losses, any that rmetric replay reads",
@@ -102,7 +97,12 @@ def run(options: argparse.Namespace) -> int:
         with _standard_input(options.paths) as paths:
             options.paths = paths
             diagnosis = _diagnose(options)
-        html = _page(options, diagnosis)
+        html = b""
+        if options.page is not None:
+            from rmetric.diagnosis.report.incident import incident_page
+
+            page = incident_page(diagnosis, metrics=options.metrics, telemetry=options.telemetry)
+            html = page.encode("utf-8", "replace")
     except (ValueError, OSError) as error:  # LogError, SourceError and SignatureError are such
         return fail(" ".join(error_text(error).split()), WRONG)
     except KeyboardInterrupt:
@@ -200,7 +200,7 @@ def _diagnose(options: argparse.Namespace) -> Diagnosis:
     """The diagnosis; what the library warns of is a note in it."""
     from rmetric.diagnosis.decide import diagnose
 
-    bar = reading([*options.paths, *options.healthy])
+    bar = reading()
     with warnings.catch_warnings(record=True) as warned, bar:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", UserWarning)
@@ -213,16 +213,5 @@ def _diagnose(options: argparse.Namespace) -> Diagnosis:
             jobs=options.jobs,
             on_progress=bar.update,
         )
-    said = dict.fromkeys(
-        str(warning.message) for warning in warned if warning.category is UserWarning
-    )
+    said = dict.fromkeys(str(one.message) for one in warned if one.category is UserWarning)
     return replace(diagnosis, notes=(*diagnosis.notes, *said))
-
-
-def _page(options: argparse.Namespace, diagnosis: Diagnosis) -> bytes:
-    if options.page is None:
-        return b""
-    from rmetric.diagnosis.report.incident import incident_page
-
-    html = incident_page(diagnosis, metrics=options.metrics, telemetry=options.telemetry)
-    return html.encode("utf-8", "replace")

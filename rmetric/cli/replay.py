@@ -38,7 +38,6 @@ MOST_RECORDS = 500_000
 _ALL = sys.maxsize
 #: Exit codes of --exit-on-alarm by severity, the worst first.
 VERDICT_CODES = {"bad": 3, "warning": 4, "unknown": 5}
-_ORDER = (*VERDICT_CODES, "good")
 #: Runs that are printed, those with the worst verdict first.
 MOST_LINES = 20
 _ENDED = {
@@ -174,7 +173,10 @@ def replay(options: argparse.Namespace) -> int:
         return INTERRUPTED
     finally:
         stages.close()
-    _print_thinned(result, options.out)
+    for words in result.thinned[:MOST_LINES]:
+        print(printable(words), file=sys.stderr)
+    if (more := len(result.thinned) - MOST_LINES) > 0:
+        print(f"... and {more} more runs; {options.out}/index.csv has the notes", file=sys.stderr)
     result.passed_over = sorted({*result.passed_over, *rest})
     code = report(result, options.out)
     return code_of(result, code) if options.exit_on_alarm else code
@@ -182,7 +184,7 @@ def replay(options: argparse.Namespace) -> int:
 
 def _refused(out: Path) -> int:
     """Make the folder of the results; returns an exit code where it cannot be used, else 0."""
-    if (kept := out.resolve() / INDEX).exists() and not _is_index(kept):
+    if (out / INDEX).exists() and _index(out) is None:
         return fail(f"--out {out}: its {INDEX} is of no replay, and would be lost")
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -193,18 +195,14 @@ def _refused(out: Path) -> int:
     return 0
 
 
-def _print_thinned(result: Replayed, out: Path) -> None:
-    for words in result.thinned[:MOST_LINES]:
-        print(printable(words), file=sys.stderr)
-    if (more := len(result.thinned) - MOST_LINES) > 0:
-        print(f"... and {more} more runs; {out}/index.csv has the notes", file=sys.stderr)
-
-
 def free_folder(folder: Path, logs: Sequence[Path]) -> Path:
     """`folder`, or the same with a number where its index holds runs of other logs."""
     given = {str(path) for path in logs}
     number, place = 1, folder
-    while not _sources(place) <= given:
+    while (place / INDEX).exists():
+        rows = _index(place)
+        if rows is not None and {row["source"] for row in rows} <= given:
+            break
         number += 1
         place = folder.with_name(f"{folder.name}-{number}")
     if place != folder:
@@ -212,21 +210,15 @@ def free_folder(folder: Path, logs: Sequence[Path]) -> Path:
     return place
 
 
-def _is_index(path: Path) -> bool:
-    try:
-        with open(path, newline="", encoding="utf-8") as file:
-            return {"source", "problem"} <= set(next(csv.reader(file), ()))
-    except (OSError, ValueError, csv.Error):
-        return False
-
-
-def _sources(folder: Path) -> set[str]:
-    """The logs in the index of earlier results; empty where there is none."""
+def _index(folder: Path) -> list[dict[str, str]] | None:
+    """The index of earlier results; None where there is none, or of something else."""
     try:
         with open(folder / INDEX, newline="", encoding="utf-8") as file:
-            return {row.get("source") or "" for row in csv.DictReader(file)}
+            reader = csv.DictReader(file)
+            rows = list(reader)
     except (OSError, ValueError, csv.Error):
-        return set()
+        return None
+    return rows if {"source", "problem"} <= set(reader.fieldnames or ()) else None
 
 
 def code_of(result: Replayed, code: int) -> int:
@@ -243,7 +235,10 @@ def report(result: Replayed, out: Path) -> int:
     """Print the results; returns the exit code."""
     runs = [row for row in result.rows if not row["problem"]]
     times = Counter(row["id"] for row in runs)
-    runs.sort(key=_importance)
+    # The worst severity first, of equal ones those with an alarm.
+    order = [*VERDICT_CODES, "good"]
+    runs.sort(key=lambda row: (order.index(SEVERITY[row["verdict_kind"]]),
+                               row["calibrated_first_alarm_step"] == ""))  # fmt: skip
     if runs:
         print(in_short(runs))
     for row in runs[:MOST_LINES]:
@@ -276,11 +271,6 @@ def report(result: Replayed, out: Path) -> int:
         f"{counted(len(runs), 'run')} replayed, {len(result.failed)} failed: see {out}/index.html"
     )
     return 1 if result.failed else 0
-
-
-def _importance(row: dict[str, Any]) -> tuple[int, bool]:
-    """Order of printing: the worst severity first, of equal ones those with an alarm."""
-    return _ORDER.index(SEVERITY[row["verdict_kind"]]), row["calibrated_first_alarm_step"] == ""
 
 
 def in_short(runs: list[dict[str, Any]]) -> str:

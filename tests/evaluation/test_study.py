@@ -104,14 +104,6 @@ def test_a_detector_whose_mode_is_not_there_is_left_out(tmp_path):
     assert "r_metric_lambda" not in Analysis.of(study).traces
 
 
-def test_a_mode_that_lacks_a_run_is_compared_on_those_it_shares(folder):
-    min((folder / "logs_SIGMA_ONLY").iterdir()).unlink()
-    study = read_study(folder)
-    ours, theirs = study.paired("SIGMA_ONLY")
-    assert len(ours) == 14
-    assert [study.reference[i].id for i in ours] == [study.runs["SIGMA_ONLY"][i].id for i in theirs]
-
-
 CUT = {
     "in the middle of a line": lambda content: content[: len(content) // 2],
     "before its last line": lambda content: b"".join(content.splitlines(keepends=True)[:-1]),

@@ -61,18 +61,6 @@ def test_no_weights_of_the_grid_beat_those_fitted(runs, grids):
     assert scores[best] == np.nanmax(scores)
 
 
-def test_among_equals_the_nearest_to_the_papers_weights_are_taken(grids):
-    grid = grids["published"]
-    nobody_failed = ~grid.outcomes.failed
-    # Nothing fails there, so no weights score above 0 and all that alarm are equal.
-    scores = f1(grid.outcomes.select(nobody_failed), np.ones(nobody_failed.sum()))
-    assert np.nanmax(scores) == 0
-    chosen = np.array(grid.weights(grid.fit(nobody_failed)))
-    equals = np.flatnonzero(scores == 0)
-    distances = ((grid.units[equals] / 20 - np.array(PAPER_WEIGHTS)) ** 2).sum(axis=1)
-    assert ((chosen - np.array(PAPER_WEIGHTS)) ** 2).sum() == pytest.approx(distances.min())
-
-
 def by_halves(runs, grid, fitted_on, tested_on, shift) -> list[tuple[Run, Trace]]:
     """Every run of one architecture, judged by what was fitted on a half of the other."""
     judged = []

@@ -16,7 +16,6 @@ from rmetric.evaluation import judge, score
 from rmetric.evaluation.intervals import Estimate
 from rmetric.evaluation.traces import trace_by
 from rmetric.simulation.published import (
-    ACTING,
     PublishedDynamics,
     PublishedSpec,
     published_specs,
@@ -25,11 +24,9 @@ from rmetric.simulation.published import (
 from studies.paper.anatomy import (
     ANATOMY,
     AUTHORS,
-    FAULT_OF_RUN,
     PUBLISHED,
     ROWS,
     alerts_of_batch,
-    anatomy,
     judge_batch,
     over_seeds,
     r_metric,
@@ -207,34 +204,12 @@ def test_a_study_is_scored_as_its_runs_are_one_by_one():
     assert found[5] == pytest.approx(published.lead_minutes.point)
 
 
-def test_a_run_depends_on_its_own_draws_alone():
-    draws = drawn(specs(), SMALL, seed=1)
-    whole = run_batch(SMALL, faults(specs(), SMALL), draws)
-    half = Draws(**{name: getattr(draws, name)[::2] for name in Draws.__dataclass_fields__})
-    part = run_batch(SMALL, faults(specs()[::2], SMALL), half)
-    assert (part.validation_RE == whole.validation_RE[::2]).all()
-    assert (part.norms_REW == whole.norms_REW[::2]).all()
-    assert (part.failure_R == whole.failure_R[::2]).all()
-
-
 def test_a_run_that_has_crashed_is_silent():
     batch = PUBLISHED.study(0)
     always = np.ones(batch.validation_RE.shape, dtype=bool)
     late = batch.steps_E > 2600
     alerts = alerts_of_batch(batch, always & late)
     assert (alerts.first[np.isfinite(batch.failure_R)] == inf).all()
-
-
-def test_the_same_seed_draws_the_same_noise_under_every_condition():
-    plain = PUBLISHED.study(4)
-    for condition in ANATOMY:
-        batch = condition.study(4)
-        same = condition.dynamics == PUBLISHED.dynamics
-        healthy = ~np.isin(FAULT_OF_RUN, ACTING)
-        if same:
-            assert (batch.validation_RE[healthy] == plain.validation_RE[healthy]).all()
-        if condition.absorbed:
-            assert np.isfinite(batch.failure_R).sum() == 36
 
 
 @pytest.mark.parametrize(
@@ -254,16 +229,6 @@ def test_one_change_takes_the_number_apart(title, published, causal):
     [found] = over_seeds(condition, [r_metric(config)], number)
     assert found.published_f1.mean() == pytest.approx(published, abs=0.02)
     assert found.causal_f1.mean() == pytest.approx(causal, abs=0.025)
-
-
-def test_the_anatomy_has_the_authors_weights_beside_the_papers(monkeypatch):
-    kept = [PUBLISHED, next(c for c in ANATOMY if c.title.startswith("Weights"))]
-    monkeypatch.setattr("studies.paper.anatomy.ANATOMY", kept)
-    published, other_weights = anatomy(4)
-    rules = [r_metric(CONFIG), r_metric(AUTHORS)]
-    for found, expected in zip(published[1:], over_seeds(PUBLISHED, rules, 4), strict=True):
-        assert [list(x) for x in found] == [list(x) for x in expected]
-    assert other_weights.by_authors is None
 
 
 def test_a_spread_without_any_value_is_undefined():

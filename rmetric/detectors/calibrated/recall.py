@@ -1,4 +1,4 @@
-"""Effect of thresholds on failing runs that are shipped, and the runs that cause a loss."""
+"""Effect of thresholds on failing runs that are shipped, and the runs that raised them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from rmetric.detectors.calibrated.calibration import (
     Shown,
     by_budget,
     rounded,
-    thresholds_from,
 )
 from rmetric.detectors.calibrated.detector import CalibratedDetector
 from rmetric.detectors.calibrated.thresholds import Thresholds, default_thresholds
@@ -27,8 +26,6 @@ PATH = Path(__file__).with_name("failing_runs.json.xz")
 CIRCUMSTANCES = frozenset({"learning_rate"})
 #: Share of the detected failing runs that a calibration may lose.
 MOST_LOST = 0.1
-#: Runs that are left out in turn to find those that a loss comes from.
-_MOST_LEFT_OUT = 10
 
 
 class FailingRun(NamedTuple):
@@ -183,20 +180,3 @@ def raised_by(runs: Sequence[Shown], budget: float) -> dict[str, dict[str, Any]]
                 "without_it": strengths[1] if len(strengths) > 1 else least,
             }
     return found
-
-
-def runs_that_reduce_recall(
-    runs: Sequence[Shown], budget: float, signals: Collection[str]
-) -> tuple[list[str], Recall] | None:
-    """The fewest runs, by score, without which no more than a tenth is lost, and the recall then.
-
-    None where ten are not enough, or all.
-    """
-    _, kept = by_budget(runs, budget)
-    for number in range(1, min(_MOST_LEFT_OUT, len(kept) - 1) + 1):
-        if kept[number - 1].score <= 1:
-            return None
-        found = recall(thresholds_from(kept[number:], 0.0), signals)
-        if not found.loses_recall:
-            return sorted(run.run_id for run in kept[:number]), found
-    return None
