@@ -103,17 +103,6 @@ def test_a_loss_that_only_falls_never_alarms(losses):
     assert first_alarm(records(sorted(losses, reverse=True))) is None
 
 
-def test_what_is_not_logged_takes_nothing_from_the_rest():
-    """A source that has nothing leaves the statistics of the others as they are."""
-    stream = full()
-    whole, loss_only = CalibratedDetector(), CalibratedDetector()
-    for record in stream:
-        whole.update(record)
-        loss_only.update(Record(step=record.step, training_loss=record.training_loss))
-        assert loss_only.statistics.items() <= whole.statistics.items()
-        assert loss_only.score <= whole.score
-
-
 @pytest.mark.parametrize("kind", ["quiet", "bumpy", "noisy"])
 @pytest.mark.parametrize("shape", ["jump", "ramp", "exponential"])
 def test_the_unit_of_the_loss_changes_no_alarm(kind, shape):
@@ -123,23 +112,6 @@ def test_the_unit_of_the_loss_changes_no_alarm(kind, shape):
     alarms = [alarmed(*records(losses * factor)) for factor in (1.0, 1 / np.log(2), 4096.0, 1e-3)]
     assert any(alarms[0])
     assert all(other == alarms[0] for other in alarms)
-
-
-def test_an_announced_change_silences_the_shift_that_begins_with_it():
-    rng = np.random.default_rng(2)
-    losses = 2.0 + 0.05 * rng.normal(size=400) + 2.0 * (np.arange(1, 401) >= 200)
-    stream = records(losses)
-    assert first_alarm(stream) == 202
-    announced = [
-        replace(r, planned_events=("data_mixture",)) if r.step == 200 else r for r in stream
-    ]
-    assert first_alarm(announced) is None
-    # It is no blindness: what fails afterwards alarms.
-    again = [
-        replace(r, training_loss=(r.training_loss or 0) + 3) if r.step >= 300 else r
-        for r in announced
-    ]
-    assert first_alarm(again) == 302
 
 
 def test_an_announcement_forgets_all_that_was_usual_and_no_nan():
@@ -211,15 +183,6 @@ def test_one_bad_batch_of_a_run_that_logs_every_step_is_no_alarm(height):
         assert first_alarm(records(spoilt)) is None
     spoilt[[301, 302]] += height
     assert first_alarm(records(spoilt)) == 303  # the third in a row
-
-
-def test_where_the_log_skips_steps_two_are_enough_and_one_that_is_far_out():
-    losses = 2 + 0.02 * np.random.default_rng(1).normal(size=80)
-    for heights, alarm in (([0.4], None), ([0.4, 0.4], 620), ([2.0], 610)):
-        spoilt = losses.copy()
-        spoilt[60 : 60 + len(heights)] += heights
-        stream = [Record(step=10 * r.step, training_loss=r.training_loss) for r in records(spoilt)]
-        assert first_alarm(stream) == alarm
 
 
 # Values that are no numbers

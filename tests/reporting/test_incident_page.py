@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from rmetric.diagnosis.report.incident import incident_page
-from rmetric.diagnosis.report.timeline import around
 from rmetric.diagnosis.result import Candidate, Diagnosis
 from rmetric.logs import LogError
 from rmetric.telemetry.lines import event_line
@@ -172,14 +171,6 @@ def test_the_logs_steps_are_drawn_into_the_loss(metrics):
     assert "Its alarms are not on the axis of time" in found.text
 
 
-def test_steps_of_another_count_are_said_and_not_drawn(metrics):
-    found = Found(incident_page(out_of_memory(iteration=10**7), metrics=metrics))
-    assert "the logs' last step" not in [one["label"] for one in found.data["lines"]]
-    assert "The logs' last step, 10,000,000, is not drawn: this log's steps are 1 to 431" in (
-        found.text
-    )
-
-
 def test_the_gpu_that_failed_is_set_beside_the_cause(telemetry):
     found = Found(incident_page(out_of_memory(), telemetry=telemetry))
     assert "GPU node-03:1: fatal" in found.text
@@ -219,10 +210,3 @@ def test_what_cannot_be_read_is_an_error_that_names_it(tmp_path):
         incident_page(out_of_memory(), telemetry=rubbish)
     with pytest.raises(LogError, match=r"rubbish\.jsonl"):
         incident_page(out_of_memory(), metrics=rubbish)
-
-
-def test_an_axis_of_its_own_only_for_moments_that_stick_together():
-    assert around([1000.0, 1010.0], 0.0, 10_000.0) == (995.0, 1015.0)
-    assert around([1000.0, 9000.0], 0.0, 10_000.0) is None
-    assert around([1000.0], 0.0, 10_000.0) is None
-    assert around([], 0.0, 10_000.0) is None

@@ -182,10 +182,6 @@ def test_before_its_onset_a_fault_changes_nothing():
     assert struck[-1].training_loss > healthy[len(struck) - 1].training_loss
 
 
-def test_no_architecture_differs_from_another():
-    assert lone("LR_SPIKE").records == lone("LR_SPIKE", architecture="GPT-4-MoE").records
-
-
 # -- the recipe
 
 

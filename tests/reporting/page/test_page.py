@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
 from math import inf, nan
 from pathlib import Path
@@ -77,12 +76,6 @@ def test_a_detector_s_words_are_text_too(judging):
     assert HOSTILE not in html
     labels = [one["label"] for panel in Found(html).data["panels"] for one in panel["series"]]
     assert HOSTILE in labels
-
-
-def test_data_in_the_page_cannot_end_its_script():
-    block = re.search(r'<script type="application/json"[^>]*>(.*?)</script>', page(hostile_run()))
-    assert not set("<>&") & set(block[1])
-    assert TEXTS[1] in json.loads(block[1])["lines"][0]["label"]
 
 
 def test_control_characters_are_replaced_and_long_texts_cut():
@@ -177,13 +170,6 @@ def test_an_alarm_at_step_11_is_judged_by_the_causal_rule(judging, truth, said, 
     assert said in summary.judgement
     assert bool(summary.judgement) == bool(said)
     assert summary.tone == tone
-
-
-@pytest.mark.parametrize(("outcome", "tone"), [("failed", "bad"), ("healthy", "good")])
-def test_silence_is_judged_too(outcome, tone):
-    run = flat_run(outcome=outcome)
-    summary = summarise(run, trace_with_reasons("never", run))
-    assert (summary.headline, summary.tone, summary.alarmed) == ("No alarm", tone, False)
 
 
 def test_an_alarm_that_is_judged_anew_is_listed_again_but_is_one_alarm(judging):
@@ -369,12 +355,6 @@ def test_a_million_records_stay_below_two_megabytes_and_spikes_survive(monkeypat
         assert max(y for y in series["y"] if y is not None) == 1e9
         assert len(series["marks"]["nan"]) == 1
         assert len(panel["shaded"]) <= 1000
-
-
-def test_short_runs_are_drawn_in_full_and_nothing_else_is_said():
-    found = Found(page(eventful_run()))
-    assert found.data["stretch"] == 1
-    assert "Thinned out" not in found.text
 
 
 # The index
