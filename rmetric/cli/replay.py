@@ -184,7 +184,8 @@ def replay(options: argparse.Namespace) -> int:
 
 def _refused(out: Path) -> int:
     """Make the folder of the results; returns an exit code where it cannot be used, else 0."""
-    if (out / INDEX).exists() and _index(out) is None:
+    kept = out.resolve()  # of a folder that is not there, .. too
+    if (kept / INDEX).exists() and _index(kept) is None:
         return fail(f"--out {out}: its {INDEX} is of no replay, and would be lost")
     try:
         out.mkdir(parents=True, exist_ok=True)

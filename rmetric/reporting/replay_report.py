@@ -128,56 +128,24 @@ def replay_logs(
     """
     if most_plots != 0:
         check_installed("matplotlib")  # before minutes of reading
-    result = Replayed()
-    folders, restarts = _Folders(out), Restarts()
-    written: dict[Path | None, _Written] = {}
     out.mkdir(parents=True, exist_ok=True)
+    replay = _Replay(out, preset, mapping, thresholds, most_plots, most_records, on_progress)
+    result = replay.result
     try:
         for path in paths:
             try:
-                log = read_log(
-                    path, mapping, on_bytes=_bytes_of(path, on_progress), most_records=most_records
-                )
+                log = replay.read(path)
             except _UNUSABLE as error:
                 if isinstance(error, UnknownFormat) and not named(path):
                     result.passed_over.append(path)
                 else:
-                    _fail(result, path, error)
+                    replay.fail(path, error)
                 continue
             for run in log.runs:
-                draw = most_plots is None or result.num_plots < most_plots
                 try:
-                    found = restarts.of(run)
-                    before = written.get(restarts.continued) if len(log.runs) == 1 else None
-                    logs = [*(before.logs if before else ()), path]
-                    if before is not None:
-                        before.before(run, mapping, most_records)
-                        found, draw = before.restarts + found, before.drawn
-                    scored = score_run(run, preset)
-                    scored.restarts = found
-                    folder = folders.make(scored) if before is None else before.folder
-                    row = write_run(
-                        scored,
-                        folder,
-                        origin_of(logs, log, preset, mapping, thresholds),
-                        draw=draw,
-                        thresholds=thresholds,
-                        on_records=on_progress and partial(on_progress, "records"),
-                    )
+                    replay.judge(run, log, path)
                 except _UNUSABLE as error:
-                    _fail(result, path, error, id=run.id, format=log.format)
-                    continue
-                if note := log.thinned.get(run.id):
-                    row[NOTE] = note
-                    of_run = f", {run.id}" if len(log.runs) > 1 else ""
-                    result.thinned.append(f"{path}{of_run}: {note}")
-                if before is None:
-                    result.rows.append(row)
-                    result.num_plots += draw
-                else:
-                    result.rows[result.rows.index(before.row)] = row
-                if len(log.runs) == 1:
-                    written[path] = _Written(logs, folder, row, found, drawn=draw)
+                    replay.fail(path, error, id=run.id, format=log.format)
     finally:
         write_index(result.rows, out)
     return result
@@ -193,48 +161,114 @@ class _Written:
     restarts: list[Restart]
     drawn: bool
 
-    def before(self, run: Run, mapping: Mapping[str, str] | None, most: int | None) -> None:
-        """Set the records of this run, which are read once more, before those of `run`."""
-        logs = [read_log(log, mapping, most_records=most).run for log in self.logs]
+
+@dataclass
+class _Replay:
+    """One replay of several logs; see `replay_logs`."""
+
+    out: Path
+    preset: str | None
+    mapping: Mapping[str, str] | None
+    thresholds: Thresholds | None
+    most_plots: int | None
+    most_records: int | None
+    on_progress: Callable[[str, int, int], None] | None
+    result: Replayed = field(default_factory=Replayed)
+    restarts: Restarts = field(default_factory=Restarts)
+    written: dict[Path | None, _Written] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.folders = _Folders(self.out)
+
+    def read(self, path: Path) -> ReadLog:
+        on_bytes = None
+        if self.on_progress is not None and path.is_file():
+            on_progress, size = self.on_progress, path.stat().st_size
+            on_bytes = lambda position: on_progress("bytes", position, size)  # noqa: E731
+        return read_log(path, self.mapping, on_bytes=on_bytes, most_records=self.most_records)
+
+    def judge(self, run: Run, log: ReadLog, path: Path) -> None:
+        """Write what comes out of one run of a log, which may go on with an earlier one."""
+        result, alone = self.result, len(log.runs) == 1
+        found = self.restarts.of(run)
+        before = self.written.get(self.restarts.continued) if alone else None
+        logs, draw = [path], self.most_plots is None or result.num_plots < self.most_plots
+        if before is not None:
+            self._join(before, run)
+            logs, draw, found = [*before.logs, path], before.drawn, before.restarts + found
+        scored = score_run(run, self.preset)
+        scored.restarts = found
+        folder = self.folders.make(scored) if before is None else before.folder
+        row = self._write(scored, folder, self._origin(logs, log.format), draw=draw)
+        if note := log.thinned.get(run.id):
+            row[NOTE] = note
+            result.thinned.append(f"{path}{'' if alone else f', {run.id}'}: {note}")
+        if before is None:
+            result.rows.append(row)
+            result.num_plots += draw
+        else:
+            result.rows[result.rows.index(before.row)] = row
+        if alone:
+            self.written[path] = _Written(logs, folder, row, found, drawn=draw)
+
+    def _join(self, before: _Written, run: Run) -> None:
+        """Set the records of an earlier run, which are read once more, before those of `run`."""
+        logs = [read_log(x, self.mapping, most_records=self.most_records).run for x in before.logs]
         run.records = [record for log in logs for record in log.records] + run.records
         run.findings = [finding for log in logs for finding in log.findings] + run.findings
-        names = " and ".join(log.name for log in self.logs)
+        names = " and ".join(log.name for log in before.logs)
         run.notes.append(f"{run.source} goes on with {names}: judged as one run")
         run.id = logs[0].id
 
+    def _origin(self, logs: Sequence[Path], form: str) -> Origin:
+        """Where the runs of a log, or of several, come from, and the command that replays it."""
+        command = ["python", "-m", "rmetric", "replay", *map(str, logs)]
+        command += ["--preset", self.preset] if self.preset else []
+        for target, column in (self.mapping or {}).items():
+            command += ["--map", f"{target}={column}"]
+        thresholds = self.thresholds.path if self.thresholds else None
+        command += ["--thresholds", str(thresholds)] if thresholds else []
+        return Origin(format=form, command=shlex.join(command), sha256=_sha256(logs[-1]))
 
-def _bytes_of(
-    path: Path, on_progress: Callable[[str, int, int], None] | None
-) -> Callable[[int], None] | None:
-    if on_progress is None or not path.is_file():
-        return None
-    size = path.stat().st_size
-    return lambda position: on_progress("bytes", position, size)
+    def _write(
+        self, scored: ScoredRun, folder: Path, origin: Origin, *, draw: bool
+    ) -> dict[str, Any]:
+        """Write one run's files into `folder`; return its row of the index."""
+        run, on_records = scored.run, self.on_progress and partial(self.on_progress, "records")
+        traces = [trace_of_r_metric(scored)]
+        traces += [
+            trace_with_reasons(name, run, self.thresholds, on_records) for name in WATCHED_BY
+        ]
+        folder.mkdir(parents=True, exist_ok=True)
+        stated = trace_of_stated(scored)
+        write_scores(scored, [*traces[1:], *([stated] if stated else [])], folder / "scores.csv")
+        verdict = verdict_of(run, traces)
+        report = summary(scored, traces, origin, verdict)
+        text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False)
+        write_atomically(folder / "summary.json", [f"{text}\n".encode()])
+        page = page_of(scored, traces, origin, report["versions"], verdict)
+        write_atomically(folder / PAGE_NAME, [page.encode()])
+        if draw:
+            _draw(scored, folder / "case_study", verdict, traces)
+        row = _index_row(report | {"folder": folder.name})
+        return row | {
+            "verdict": verdict.text,
+            "verdict_kind": verdict.kind,
+            "verdict_detail": verdict.numbers_and_advice,
+            SPARK: sparkline_of(run.records, verdict),
+            # For the console.
+            "findings": [f"{x.kind} ({x.severity}) at step {x.step:,}" for x in run.findings],
+            "restarts": [restart.words for restart in scored.restarts],
+            "left_out": [n for n in run.notes if any(word in n for word in _LEFT_OUT_WORDS)],
+        }
 
-
-def _fail(result: Replayed, path: Path, error: Exception, **known: str) -> None:
-    problem = str(error)
-    if not isinstance(error, LogError):
-        problem = f"{path}: cannot be replayed ({type(error).__name__}: {problem})"
-    problem = " ".join(problem.split())
-    result.failed.append(problem)
-    result.rows.append(_index_row({"source": str(path), "problem": problem, **known}))
-
-
-def origin_of(
-    paths: Sequence[Path],
-    log: ReadLog,
-    preset: str | None,
-    mapping: Mapping[str, str] | None,
-    thresholds: Thresholds | None = None,
-) -> Origin:
-    """Where the runs of a log, or of several, come from, and the command that replays it alone."""
-    command = ["python", "-m", "rmetric", "replay", *map(str, paths)]
-    command += ["--preset", preset] if preset else []
-    for target, column in (mapping or {}).items():
-        command += ["--map", f"{target}={column}"]
-    command += ["--thresholds", str(thresholds.path)] if thresholds and thresholds.path else []
-    return Origin(format=log.format, command=shlex.join(command), sha256=_sha256(paths[-1]))
+    def fail(self, path: Path, error: Exception, **known: str) -> None:
+        problem = str(error)
+        if not isinstance(error, LogError):
+            problem = f"{path}: cannot be replayed ({type(error).__name__}: {problem})"
+        problem = " ".join(problem.split())
+        self.result.failed.append(problem)
+        self.result.rows.append(_index_row({"source": str(path), "problem": problem, **known}))
 
 
 def _sha256(path: Path) -> str | None:
@@ -244,46 +278,6 @@ def _sha256(path: Path) -> str | None:
             digest.update(part)
         return digest.hexdigest()
     return None
-
-
-def write_run(
-    scored: ScoredRun,
-    folder: Path,
-    origin: Origin,
-    *,
-    draw: bool,
-    thresholds: Thresholds | None = None,
-    on_records: Callable[[int, int], None] | None = None,
-) -> dict[str, Any]:
-    """Write one run's files into `folder`; return its row of the index."""
-    traces = [trace_of_r_metric(scored)]
-    traces += [
-        trace_with_reasons(name, scored.run, thresholds=thresholds, on_records=on_records)
-        for name in WATCHED_BY
-    ]
-    folder.mkdir(parents=True, exist_ok=True)
-    stated = trace_of_stated(scored)
-    others = [*traces[1:], *([stated] if stated else [])]
-    write_scores(scored, others, folder / "scores.csv")
-    verdict = verdict_of(scored.run, traces)
-    report = summary(scored, traces, origin, verdict)
-    text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False)
-    write_atomically(folder / "summary.json", [f"{text}\n".encode()])
-    page = page_of(scored, traces, origin, report["versions"], verdict)
-    write_atomically(folder / PAGE_NAME, [page.encode()])
-    if draw:
-        _draw(scored, folder / "case_study", verdict, traces)
-    row = _index_row(report | {"folder": folder.name})
-    row["verdict"], row["verdict_kind"] = verdict.text, verdict.kind
-    row["verdict_detail"] = verdict.numbers_and_advice
-    row[SPARK] = sparkline_of(scored.run.records, verdict)
-    # The console has these too.
-    row["findings"] = [f"{x.kind} ({x.severity}) at step {x.step:,}" for x in scored.run.findings]
-    row["restarts"] = [restart.words for restart in scored.restarts]
-    row["left_out"] = [
-        note for note in scored.run.notes if any(word in note for word in _LEFT_OUT_WORDS)
-    ]
-    return row
 
 
 def summary(
