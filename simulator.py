@@ -31,8 +31,8 @@ with ends_at_once():
     from rmetric.records import Run, Truth
     from rmetric.simulation import ARCHITECTURES, FAULTS, RunSpec, published, simulate
     from rmetric.simulation.architectures import architecture
+    from rmetric.simulation.engine import config_of
     from rmetric.simulation.published import PublishedDynamics, PublishedSpec
-    from rmetric.simulation.spec import config_of
 
 
 @dataclass(frozen=True, kw_only=True)

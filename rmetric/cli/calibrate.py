@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rmetric._util.durable import write_atomically
 from rmetric._util.errors import FAILED, LogError, fail
@@ -21,17 +21,15 @@ from rmetric.detectors.calibrated import thresholds_to_json
 from rmetric.detectors.calibrated.calibration import (
     NotHealthy,
     Shown,
-    by_budget,
     thresholds_from,
     watch,
 )
-from rmetric.detectors.calibrated.failing_runs import failing_runs
 from rmetric.detectors.calibrated.recall import (
     Recall,
+    failing_runs,
     logged_by,
     raised_by,
     recall,
-    runs_that_reduce_recall,
 )
 from rmetric.detectors.calibrated.thresholds import Thresholds, read_thresholds
 from rmetric.readers import find_logs, read_runs
@@ -90,10 +88,8 @@ def run(options: argparse.Namespace) -> int:
         return fail(f"--keep {unknown[0]}: no such run; the first are {ids}")
     suspects = [each for each in shown if each.failure and each.run_id not in options.keep]
     for each in suspects:
-        print(
-            printable(f"left out: {each.run_id}: looks like a failure: {each.failure}"),
-            file=sys.stderr,
-        )
+        words = f"left out: {each.run_id}: looks like a failure: {each.failure}"
+        print(printable(words), file=sys.stderr)
     used = [each for each in shown if each not in suspects]
     if suspects and not any(each.judged for each in used):
         failures = "the only run looks like a failure"
@@ -101,76 +97,59 @@ def run(options: argparse.Namespace) -> int:
             failures = f"all {len(suspects)} look like failures"
         return fail(f"no healthy run to calibrate on: {failures} (--keep RUN uses one)", FAILED)
     try:
-        calibration = _calibrate(used, suspects, options)
-        if calibration.recall.loses_recall and not options.force:
-            _refuse(calibration, used, options.budget)
-            return FAILED
+        thresholds, found = _calibrate(used, suspects, options)
+        raised = "; ".join(_raised(thresholds.provenance["raised_by"]))
+        if found.loses_recall and not options.force:
+            return _refuse(found, raised)
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        content = json.dumps(encode(thresholds_to_json(calibration.thresholds)), indent=1) + "\n"
+        content = json.dumps(encode(thresholds_to_json(thresholds)), indent=1) + "\n"
         write_atomically(options.out, [content.encode()])
     except NotHealthy as error:
         return fail(error, FAILED)
     except OSError as error:
         return fail(f"--out {options.out}: cannot be written ({error.strerror})", FAILED)
-    _print_summary(calibration, options.out)
+    _print_summary(thresholds.provenance, raised, found)
+    print(f"thresholds: {options.out}")
     return 1 if failed else 0
-
-
-class _Calibration(NamedTuple):
-    thresholds: Thresholds
-    recall: Recall
-    raised: dict[str, dict[str, Any]]  # as `raised_by` returns it
 
 
 def _calibrate(
     used: Sequence[Shown], suspects: Sequence[Shown], options: argparse.Namespace
-) -> _Calibration:
+) -> tuple[Thresholds, Recall]:
     thresholds = thresholds_from(used, options.budget)
     found = recall(thresholds, logged_by([each for each in used if each.judged]))
-    raised = raised_by(used, options.budget)
     provenance = {
         **thresholds.provenance,
         "left_out": [{"run": each.run_id, "evidence": each.failure} for each in suspects],
-        "raised_by": raised,
+        "raised_by": raised_by(used, options.budget),
         "recall": found.to_json(),
     }
     if kept := [each.run_id for each in used if each.failure]:
         provenance["kept"] = kept
-    return _Calibration(replace(thresholds, provenance=provenance), found, raised)
+    return replace(thresholds, provenance=provenance), found
 
 
-def _refuse(calibration: _Calibration, used: Sequence[Shown], budget: float) -> None:
-    found = calibration.recall
-    lost, before = len(found.lost), len(found.before)
+def _refuse(found: Recall, raised: str) -> int:
     fail(
-        f"nothing was written: of {before} failing runs of the laboratory that the shipped "
-        f"thresholds detect by {', '.join(found.signals)}, these would no longer detect {lost}, "
-        f"more than a tenth ({_by_fault(found)})"
+        f"nothing was written: of {len(found.before)} failing runs of the laboratory that the "
+        f"shipped thresholds detect by {', '.join(found.signals)}, these would no longer detect "
+        f"{len(found.lost)}, more than a tenth ({_by_fault(found)})"
     )
-    print(printable(f"raised: {'; '.join(_raised(calibration.raised))}"), file=sys.stderr)
-    logged = logged_by([each for each in used if each.judged])
-    reduced = runs_that_reduce_recall(used, budget, logged)
-    if reduced is not None:
-        ids, better = reduced
-        runs = calibration.thresholds.provenance["runs"]
-        share = ceil(1000 * (len(by_budget(used, budget)[0]) + len(ids)) / runs) / 10
-        print(
-            printable(
-                f"without {', '.join(ids)}: {len(better.after)} of {before} are detected; leave "
-                f"{'it' if len(ids) == 1 else 'them'} out, or let {share:g} % of the runs alarm "
-                f"(--budget {share / 100:g})"
-            ),
-            file=sys.stderr,
-        )
-    print("--force writes these thresholds all the same", file=sys.stderr)
+    print(
+        printable(
+            f"raised: {raised}: leave these runs out, let them alarm (--budget), or write these "
+            "thresholds all the same (--force)"
+        ),
+        file=sys.stderr,
+    )
+    return FAILED
 
 
 def _by_fault(found: Recall) -> str:
     return ", ".join(f"{fault} {number}" for fault, number in found.lost_by_fault.items())
 
 
-def _print_summary(calibration: _Calibration, out: Path) -> None:
-    provenance: Any = calibration.thresholds.provenance
+def _print_summary(provenance: Mapping[str, Any], raised: str, found: Recall) -> None:
     runs, over = provenance["runs"], provenance["alarmed_by_the_floors"]
     print(f"{counted(runs, 'run')}; {over} would alarm under the lowest thresholds that there are")
     if provenance["left_out"]:
@@ -180,12 +159,9 @@ def _print_summary(calibration: _Calibration, out: Path) -> None:
         print(printable(f"left out, too short to be judged: {', '.join(provenance['too_short'])}"))
     if provenance["given_up"]:
         print(printable(f"may alarm, by the budget: {', '.join(provenance['given_up'])}"))
-    if calibration.raised:
-        raised = "; ".join(_raised(calibration.raised))
-        print(printable(f"raised above the lowest: {raised}"))
-    else:
-        print("no threshold was raised: these runs stay within the lowest ones")
-    _print_recall(calibration.recall)
+    none = "no threshold was raised: these runs stay within the lowest ones"
+    print(printable(f"raised above the lowest: {raised}") if raised else none)
+    _print_recall(found)
     budget = provenance["budget"]
     needed = ceil(1 / budget - 1e-9) if budget else 0
     if not budget:
@@ -195,16 +171,13 @@ def _print_summary(calibration: _Calibration, out: Path) -> None:
             f"{counted(runs, 'run')} cannot show a share of {100 * budget:g} %: at least {needed} "
             f"are needed to see one alarm in {needed}"
         )
-    print(f"thresholds: {out}")
 
 
 def _print_recall(found: Recall) -> None:
-    signals = ", ".join(found.signals)
+    signals = ", ".join(found.signals) or "these signals"
     if not found.before:
-        print(
-            f"no failing run of the laboratory is detected by {signals or 'these signals'} alone: "
-            "the effect on recall is unknown"
-        )
+        unknown = "the effect on recall is unknown"
+        print(f"no failing run of the laboratory is detected by {signals} alone: {unknown}")
         return
     print(
         f"failing runs of the laboratory detected by {signals}: {len(found.before)} of "

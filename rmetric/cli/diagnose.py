@@ -194,7 +194,7 @@ def _diagnose(options: argparse.Namespace) -> Diagnosis:
     """The diagnosis; what the library warns of is a note in it."""
     from rmetric.diagnosis.decide import diagnose
 
-    bar = reading([*options.paths, *options.healthy])
+    bar = reading()
     with warnings.catch_warnings(record=True) as warned, bar:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", UserWarning)

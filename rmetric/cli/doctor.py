@@ -9,7 +9,6 @@ import argparse
 import json
 import os
 import platform
-from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -44,10 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     found = examine()
-    if options.json:
-        print(json.dumps(found, indent=2))
-    else:
-        print(as_text(found))
+    print(json.dumps(found, indent=2) if options.json else as_text(found))
     return FAILED if found["problems"] else 0
 
 
@@ -95,7 +91,11 @@ def _torch(problems: list[str]) -> dict[str, Any]:
         built_for = torch.version.cuda and f"CUDA {torch.version.cuda}"
         built_for = built_for or (torch.version.hip and f"ROCm {torch.version.hip}")
         gpus, dist = torch.cuda.device_count(), torch.distributed
-        backends = [name for name in ("nccl", "gloo", "mpi") if _has(dist, f"is_{name}_available")]
+        backends = [
+            name
+            for name in ("nccl", "gloo", "mpi")
+            if getattr(dist, f"is_{name}_available", bool)()
+        ]
         if built_for and not gpus:
             problems.append(f"torch is built for {built_for} and sees no GPU")
         names = ", ".join(sorted({torch.cuda.get_device_name(gpu) for gpu in range(gpus)}))
@@ -109,11 +109,6 @@ def _torch(problems: list[str]) -> dict[str, Any]:
         "backends": " ".join(backends),
         **({"NCCL": ".".join(map(str, nccl))} if nccl else {}),
     }
-
-
-def _has(owner: Any, name: str) -> bool:
-    check: Callable[[], bool] = getattr(owner, name, lambda: False)
-    return check()
 
 
 def _gpus() -> list[dict[str, Any]]:

@@ -72,7 +72,7 @@ def _read(options: argparse.Namespace, library: SignatureLibrary) -> list[Job]:
     from rmetric.diagnosis.ingest import ingest
 
     jobs = []
-    with reading(options.paths) as bar:
+    with reading() as bar:
         for path in options.paths:
             jobs.append(ingest([path], library, cores=options.jobs, on_progress=bar.update))
     for path, job in zip(options.paths, jobs, strict=True):

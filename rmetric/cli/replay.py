@@ -38,7 +38,6 @@ MOST_RECORDS = 500_000
 _ALL = sys.maxsize
 #: Exit codes of --exit-on-alarm by severity, the worst first.
 VERDICT_CODES = {"bad": 3, "warning": 4, "unknown": 5}
-_ORDER = (*VERDICT_CODES, "good")
 #: Runs that are printed, those with the worst verdict first.
 MOST_LINES = 20
 _ENDED = {
@@ -168,7 +167,10 @@ def replay(options: argparse.Namespace) -> int:
         return INTERRUPTED
     finally:
         stages.close()
-    _print_thinned(result, options.out)
+    for words in result.thinned[:MOST_LINES]:
+        print(printable(words), file=sys.stderr)
+    if (more := len(result.thinned) - MOST_LINES) > 0:
+        print(f"... and {more} more runs; {options.out}/index.csv has the notes", file=sys.stderr)
     result.passed_over = sorted({*result.passed_over, *rest})
     code = report(result, options.out)
     return code_of(result, code) if options.exit_on_alarm else code
@@ -186,13 +188,6 @@ def _refused(out: Path) -> int:
     except OSError as error:
         return fail(f"--out {out}: cannot be written ({error.strerror})", FAILED)
     return 0
-
-
-def _print_thinned(result: Replayed, out: Path) -> None:
-    for words in result.thinned[:MOST_LINES]:
-        print(printable(words), file=sys.stderr)
-    if (more := len(result.thinned) - MOST_LINES) > 0:
-        print(f"... and {more} more runs; {out}/index.csv has the notes", file=sys.stderr)
 
 
 def free_folder(folder: Path, logs: Sequence[Path]) -> Path:
@@ -230,7 +225,10 @@ def report(result: Replayed, out: Path) -> int:
     """Print the results; returns the exit code."""
     runs = [row for row in result.rows if not row["problem"]]
     times = Counter(row["id"] for row in runs)
-    runs.sort(key=_importance)
+    # The worst severity first, of equal ones those with an alarm.
+    order = [*VERDICT_CODES, "good"]
+    runs.sort(key=lambda row: (order.index(SEVERITY[row["verdict_kind"]]),
+                               row["calibrated_first_alarm_step"] == ""))  # fmt: skip
     if runs:
         print(in_short(runs))
     for row in runs[:MOST_LINES]:
@@ -263,11 +261,6 @@ def report(result: Replayed, out: Path) -> int:
         f"{counted(len(runs), 'run')} replayed, {len(result.failed)} failed: see {out}/index.html"
     )
     return 1 if result.failed else 0
-
-
-def _importance(row: dict[str, Any]) -> tuple[int, bool]:
-    """Order of printing: the worst severity first, of equal ones those with an alarm."""
-    return _ORDER.index(SEVERITY[row["verdict_kind"]]), row["calibrated_first_alarm_step"] == ""
 
 
 def in_short(runs: list[dict[str, Any]]) -> str:

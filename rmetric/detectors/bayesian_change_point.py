@@ -7,7 +7,7 @@ from math import inf, lgamma, log, nan, pi
 import numpy as np
 
 from rmetric._util.errors import require
-from rmetric.detectors.followed_loss import LossDetector
+from rmetric.detectors.contract import LossDetector
 from rmetric.detectors.rolling_baseline import RollingBaseline
 
 #: Standard deviations; further out nothing is learnt.

@@ -7,8 +7,7 @@ from math import inf, nan
 from statistics import median
 
 from rmetric._util.errors import require
-from rmetric.detectors.advice import GRADIENT
-from rmetric.detectors.contract import NumberDetector
+from rmetric.detectors.contract import GRADIENT, NumberDetector
 
 
 class GradientNorm(NumberDetector):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from statistics import median
 
-from rmetric.detectors.stretches import Stretches
+from rmetric.detectors.rolling_baseline import Stretches
 from rmetric.records import Record
 
 #: Steps that wait for data this share of their time are input-bound.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import isfinite, nan
 
 from rmetric._util.lazy import needed
-from rmetric.detectors.advice import LOSS
+from rmetric.detectors.contract import LOSS
 from rmetric.records import Record, Run
 
 #: Nats; a tree cannot split at infinity.

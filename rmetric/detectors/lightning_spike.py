@@ -6,9 +6,8 @@ from collections import deque
 from math import inf, nan
 
 from rmetric._util.errors import require
-from rmetric.detectors.followed_loss import LossDetector
+from rmetric.detectors.contract import LossDetector
 from rmetric.detectors.rolling_baseline import plain_mean
-from rmetric.records import Record
 
 
 class LightningSpike(LossDetector):
@@ -31,8 +30,8 @@ class LightningSpike(LossDetector):
     Args:
         factor: multiples of the mean, above 0 (its default: 2).
         window: losses, at least 1 (its default: 10).
-        warmup: losses before the first score, at least 1 (its default: 1).
 
+    >>> from rmetric import Record
     >>> spike = LightningSpike()
     >>> [spike.update(Record(step=i, training_loss=x)).alarm
     ...  for i, x in enumerate([2.0, 2.1, 4.0, 8.5, 2.0])]
@@ -45,24 +44,16 @@ class LightningSpike(LossDetector):
     ON_LOGARITHM = False
     REACHED = True
 
-    def __init__(self, factor: float = 2.0, window: int = 10, warmup: int = 1) -> None:
+    def __init__(self, factor: float = 2.0, window: int = 10) -> None:
         require("factor", factor, 0 < factor < inf, "finite and above 0")
         require("window", window, window >= 1, "at least 1 loss")
-        require("warmup", warmup, warmup >= 1, "at least 1 loss")
         super().__init__(factor)
         self.factor = factor
-        self.warmup = warmup
-        self._seen = 0
         self._last = self._mean = nan
         self._recent: deque[float] = deque(maxlen=window)
 
-    def _read(self, record: Record) -> float | None:
-        loss = super()._read(record)
-        self._seen += loss is not None
-        return loss
-
     def _judge(self, x: float) -> float:
-        distance = self._distance(x) if self._seen > self.warmup else nan
+        distance = self._distance(x)
         if not distance >= self.factor:
             self._recent.append(x)
             self._last = x

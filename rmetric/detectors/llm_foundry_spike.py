@@ -6,8 +6,7 @@ from collections import deque
 from math import inf, nan
 
 from rmetric._util.errors import require
-from rmetric.detectors.advice import LOSS
-from rmetric.detectors.followed_loss import FollowedLoss
+from rmetric.detectors.contract import LOSS, FollowedLoss
 from rmetric.detectors.rolling_baseline import plain_mean
 from rmetric.records import Record
 

@@ -9,8 +9,7 @@ from collections import deque
 from math import isfinite
 from typing import Any
 
-from rmetric.detectors.contract import Detector
-from rmetric.detectors.followed_loss import FollowedLoss
+from rmetric.detectors.contract import Detector, FollowedLoss
 from rmetric.detectors.no_update import ADVICE, NoUpdate
 from rmetric.detectors.policy_collapse import PolicyCollapse
 from rmetric.records import MissingLosses, Record
@@ -79,9 +78,6 @@ class WithLogEnd:
     """A detector that also alarms where losses stay away or nothing is learnt, and at a log's end.
 
     What it does not have itself is the detector's.
-
-    Args:
-        detector: takes each record.
     """
 
     def __init__(self, detector: Detector) -> None:
@@ -99,11 +95,10 @@ class WithLogEnd:
 
     def finish(self, unread: str = "") -> None:
         """No record follows; `unread` says what could not be read of the end, in words."""
-        losses = self._losses
-        if losses.explodes:
+        if self._losses.explodes:
             self._at_end = (
-                f"the last loss is {losses.last[-1]:.4g}, and no later record confirms it: keep "
-                f"the checkpoints from before step {self.step}"
+                f"the last loss is {self._losses.last[-1]:.4g}, and no later record confirms it: "
+                f"keep the checkpoints from before step {self.step}"
             )
         elif unread:
             self._at_end = f"{unread}: check the log"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf, nan, sqrt
 
 from rmetric._util.errors import require
-from rmetric.detectors.followed_loss import LossDetector
+from rmetric.detectors.contract import LossDetector
 from rmetric.detectors.rolling_baseline import RollingBaseline
 
 

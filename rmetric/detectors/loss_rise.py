@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf, nan
 
 from rmetric._util.errors import require
-from rmetric.detectors.advice import LOSS
+from rmetric.detectors.contract import LOSS
 from rmetric.records import Record
 
 

@@ -6,8 +6,7 @@ from collections import deque
 from math import inf, nan, sqrt
 
 from rmetric._util.errors import require
-from rmetric.detectors.advice import LOSS
-from rmetric.detectors.contract import NumberDetector
+from rmetric.detectors.contract import LOSS, NumberDetector
 
 
 class LossSlope(NumberDetector):

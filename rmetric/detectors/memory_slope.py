@@ -6,7 +6,7 @@ from itertools import pairwise
 from math import isfinite
 from statistics import fmean
 
-from rmetric.detectors.stretches import Stretches
+from rmetric.detectors.rolling_baseline import Stretches
 from rmetric.records import Record
 
 #: What an alarm says beside the reason.

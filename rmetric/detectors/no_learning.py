@@ -40,14 +40,9 @@ Floats = NDArray[np.float64]
 
 
 class NotLearnt(NamedTuple):
-    """A run that learns nothing.
+    """A run that learns nothing, in words."""
 
-    Attributes:
-        first: place of the first loss after the last restart; 0 without a restart.
-        text, detail: in words.
-    """
-
-    first: int
+    first: int  # place of the first loss after the last restart; 0 without a restart
     text: str
     detail: str
 

@@ -7,7 +7,7 @@ from math import log, nan
 import numpy as np
 
 from rmetric._util.errors import require
-from rmetric.detectors.followed_loss import LossDetector
+from rmetric.detectors.contract import LossDetector
 from rmetric.detectors.rolling_baseline import SortedWindow
 
 EULER = 0.5772156649015329

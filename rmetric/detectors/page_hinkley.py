@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf, isfinite, nan
 
 from rmetric._util.errors import require
-from rmetric.detectors.followed_loss import LossDetector
+from rmetric.detectors.contract import LossDetector
 
 
 class PageHinkley(LossDetector):

@@ -1,9 +1,8 @@
 """How reinforcement learning of a language model fails: what its loss does not show.
 
 PPO, GRPO and their kin log a reward, the KL divergence to the reference, the policy's entropy and
-the length of its answers beside a loss that says little. `PolicyCollapse` follows these and alarms
-where one is lost. Each rule compares levels of stretches of the run (`Stretches`), so it needs no
-scale of the reward and no length of the run.
+the length of its answers beside a loss that says little. Each rule compares levels of stretches of
+the run (`Stretches`), so it needs no scale of the reward and no length of the run.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from math import isfinite
 from statistics import fmean
 from typing import Literal, NamedTuple
 
-from rmetric.detectors.stretches import LAST, Stretches
+from rmetric.detectors.rolling_baseline import LAST, Stretches
 from rmetric.records import Record
 
 PolicyKind = Literal[
@@ -42,12 +41,9 @@ _EQUAL_REWARDS, _HIGH = 5, 0.8
 
 @dataclass(frozen=True)
 class Finding:
-    """A rule that holds at the end of what was logged so far.
+    """A rule that holds at the end of what was logged so far, `since` a step.
 
-    Attributes:
-        kind: of the rule.
-        since: first step of the stretches at the end for which it holds.
-        before, after: level that is compared, and that of the last stretches.
+    `before` and `after` are the level that is compared and that of the last stretches.
     """
 
     kind: PolicyKind
@@ -61,7 +57,6 @@ class Finding:
 
     @property
     def words(self) -> str:
-        """The title in small letters."""
         return self.title.lower().replace("kl ", "KL ")
 
     @property
@@ -208,11 +203,8 @@ class PolicyCollapse:
 
     @property
     def reason(self) -> str:
-        if not self.alarming:
-            return ""
-        worst = self.alarming[0]
         said = "; ".join(f"{found.words}, {found.levels}" for found in self.alarming)
-        return f"{said}: {worst.advice}"
+        return f"{said}: {self.alarming[0].advice}" if said else ""
 
     def update(self, record: Record) -> PolicyCollapse:
         """Take the next record; one without a policy's values changes nothing."""

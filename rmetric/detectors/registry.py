@@ -33,7 +33,6 @@ class Entry:
     """Constructor of a detector and its place in tables.
 
     Attributes:
-        title: as tables and figures print it.
         kind: ``metric``, ``ablation``, ``variant``, ``ours``, ``baseline``, ``peer`` (another
             package's, run by its own code) or ``anchor``.
         make: a fresh detector; the Generator is for those that draw.
@@ -112,8 +111,7 @@ IN_PAPER = {name: entry for name, entry in DETECTORS.items() if entry.in_paper}
 def register(entries: Mapping[str, Entry]) -> None:
     """Add detectors of others, before the anchors, which end every table.
 
-    Raises:
-        ValueError: a name is taken, or an entry is of the paper's tables, which are closed.
+    Raises ValueError for a name that is taken, or an entry of the paper's tables.
     """
     for name, entry in entries.items():
         if name in DETECTORS:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from math import inf, log, nan
 
 from rmetric._util.errors import require
-from rmetric.detectors.advice import GRADIENT
-from rmetric.detectors.contract import NumberDetector
+from rmetric.detectors.contract import GRADIENT, NumberDetector
 from rmetric.detectors.rolling_baseline import RobustBaseline
 from rmetric.records import Record
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from math import inf, isfinite, nan, sqrt
 
 from rmetric._util.errors import require
-from rmetric.detectors.advice import WORKERS
-from rmetric.detectors.contract import NumberDetector
+from rmetric.detectors.contract import WORKERS, NumberDetector
 from rmetric.detectors.rolling_baseline import RobustBaseline, plain_mean
 from rmetric.records import Record
 from rmetric.signals.gradient_variance import population_variance

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property
 from math import isfinite, sqrt
 from statistics import fmean, median, stdev
 from typing import Literal
@@ -23,7 +23,6 @@ Kind = Literal["better", "as_good", "worse", "cannot_tell"]
 STRETCHES, END = 20, 2
 _FEWEST = 2 * STRETCHES
 _FEWEST_EVALUATIONS = 5
-_THROUGHPUT = ("tokens", "samples")
 #: Quantiles of Student's t, two-sided 95 %, by degrees of freedom; the last for all above.
 _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.13, 2.04, 1.98)
 _T_FREEDOM = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 15, 30, 100)
@@ -61,8 +60,8 @@ class Comparison:
         difference: candidate minus reference at the end, and its 95 % interval; None without one.
         parted: first step from which the candidate's loss stays away, beyond tolerance and noise;
             None if it does not.
-        speed: steps a second, candidate over reference; None where a side logs no times.
-        throughput: the same of ``tokens`` and ``samples`` a second, where both sides log them.
+        speeds: ``steps``, ``tokens`` and ``samples`` a second, candidate over reference, of those
+            that both sides log.
         memory: the same of the highest device memory, or else host memory, that was logged.
         alarms: how often the calibrated detector's alarm began, of the reference's runs and of the
             candidate's.
@@ -77,30 +76,53 @@ class Comparison:
     candidate: Course | None = None
     difference: tuple[float, float, float] | None = None
     parted: int | None = None
-    speed: float | None = None
-    throughput: dict[str, float] = field(default_factory=dict)
+    speeds: dict[str, float] = field(default_factory=dict)
     memory: float | None = None
     alarms: tuple[int, int] = (0, 0)
     verdicts: dict[str, RunVerdict] = field(default_factory=dict)
     over_seeds: bool = False
 
     @property
-    def speeds(self) -> dict[str, float]:
-        """`speed` as ``steps``, and `throughput`."""
-        return ({} if self.speed is None else {"steps": self.speed}) | self.throughput
-
-    @property
     def text(self) -> str:
         return f"{self.kind.replace('_', ' ').upper()}: {'; '.join(self.reasons)}"
 
 
+class Side:
+    """The runs of one side, one a seed, each judged once however often they are compared."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self.runs = runs
+
+    @cached_property
+    def verdicts(self) -> dict[str, RunVerdict]:
+        return {
+            run.id: judge_run(run.records, unread=run.unread, findings=run.findings)
+            for run in self.runs
+        }
+
+    @property
+    def bad(self) -> list[str]:
+        return [f"{id}: {v.text}" for id, v in self.verdicts.items() if v.severity == "bad"]
+
+    @cached_property
+    def alarms(self) -> int:
+        return sum(int(trace("calibrated", run).begins.sum()) for run in self.runs)
+
+    @cached_property
+    def measures(self) -> dict[str, float]:
+        """The usual value of each measure that all runs log."""
+        of_runs = [_measures(run) for run in self.runs]
+        names = [name for name in of_runs[0] if all(name in each for each in of_runs)]
+        return {name: median(each[name] for each in of_runs) for name in names}
+
+
 def compare(
-    reference: Sequence[Run], candidate: Sequence[Run], tolerance: float = 0.01
+    reference: Side | Sequence[Run], candidate: Sequence[Run], tolerance: float = 0.01
 ) -> Comparison:
     """Judge whether the candidate is as good as the reference.
 
     Args:
-        reference: runs of one side, one a seed.
+        reference: runs of one side, one a seed; a `Side` where several candidates are compared.
         candidate: those of the other. With two or more on both sides the interval is over seeds
             (Welch); else over the noise within the runs, which is less.
         tolerance: share of the reference's level by which the loss may differ.
@@ -109,29 +131,21 @@ def compare(
         The comparison by the validation loss, where both sides have at least five evaluations,
         else by the training loss, up to the last step that both reached.
     """
-    verdicts = _verdicts(candidate)
-    bad = [f"{name}: {v.text}" for name, v in verdicts.items() if v.severity == "bad"]
-    if bad:  # else nothing hangs on the reference's verdicts
-        before = [verdict.severity == "bad" for verdict in _verdicts(reference).values()]
-        bad = bad if len(bad) / len(verdicts) > sum(before) / len(before) else []
-    found = _compared(reference, candidate, tolerance, bad)
-    speed, memory = (_ratio(reference, candidate, of) for of in (_speed, _memory))
-    ratios = {n: _ratio(reference, candidate, partial(_throughput, n)) for n in _THROUGHPUT}
-    throughput = {name: ratio for name, ratio in ratios.items() if ratio is not None}
-    return replace(
-        found, speed=speed, throughput=throughput, memory=memory, verdicts=verdicts,
-        alarms=(_alarms(reference), _alarms(candidate)),
-    )  # fmt: skip
-
-
-def _alarms(side: Sequence[Run]) -> int:
-    return sum(int(trace("calibrated", run).begins.sum()) for run in side)
-
-
-def _verdicts(side: Sequence[Run]) -> dict[str, RunVerdict]:
-    return {
-        run.id: judge_run(run.records, unread=run.unread, findings=run.findings) for run in side
+    before = reference if isinstance(reference, Side) else Side(reference)
+    now = Side(candidate)
+    bad = now.bad  # without one nothing hangs on the reference's verdicts
+    if bad and len(bad) / len(now.verdicts) <= len(before.bad) / len(before.verdicts):
+        bad = []
+    ratios = {
+        name: value / before.measures[name]
+        for name, value in now.measures.items()
+        if name in before.measures
     }
+    return replace(
+        _compared(before.runs, candidate, tolerance, bad),
+        memory=ratios.pop("memory", None), speeds=ratios, verdicts=now.verdicts,
+        alarms=(before.alarms, now.alarms),
+    )  # fmt: skip
 
 
 def note(found: Mapping[str, Comparison]) -> str:
@@ -197,7 +211,15 @@ def _course(side: Sequence[tuple[Floats, Floats]], edges: Floats) -> Course:
 def _judge(
     loss: str, reference: Course, candidate: Course, tolerance: float, bad: list[str]
 ) -> Comparison:
-    difference, error, freedom = _difference(reference, candidate)
+    over_seeds = len(reference.ends) > 1 and len(candidate.ends) > 1
+    # Neighbours differ by noise and by no smooth course: from second differences, whose variance
+    # is 6 times that of white noise; by their median, as where two trainings part one is large.
+    seconds = np.abs(np.diff(candidate.means - reference.means, 2))
+    noise = float(np.median(seconds)) * 1.4826 / sqrt(6)
+    error, freedom = noise / sqrt(END), float(len(reference.means) - 2)
+    if over_seeds:
+        error, freedom = _welch(reference.ends, candidate.ends)
+    difference = candidate.end - reference.end
     quantile = next((t for t, f in zip(_T, _T_FREEDOM, strict=True) if freedom <= f), _T[-1])
     low, high = difference - quantile * error, difference + quantile * error
     allowed = tolerance * abs(reference.end)
@@ -212,52 +234,26 @@ def _judge(
         f"{levels(loss.replace('_', ' '), reference.end, candidate.end)} at the end, "
         f"{difference:+.3g} [{low:+.3g}, {high:+.3g}]"
     )
-    parted = _parted(reference, candidate, allowed)
+    parted = _parted(reference, candidate, max(allowed, 2 * noise))
     reasons = [*bad, words]
     if parted is not None and kind in ("better", "worse"):
         reasons.append(f"they part at step {parted:,}")
     return Comparison(
-        kind=kind,
-        reasons=reasons,
-        loss=loss,
-        reference=reference,
-        candidate=candidate,
-        difference=(difference, low, high),
-        parted=parted,
-        over_seeds=_has_seeds(reference, candidate),
-    )
+        kind=kind, reasons=reasons, loss=loss, reference=reference, candidate=candidate,
+        difference=(difference, low, high), parted=parted, over_seeds=over_seeds,
+    )  # fmt: skip
 
 
-def _has_seeds(*sides: Course) -> bool:
-    return all(len(side.ends) > 1 for side in sides)
+def _welch(*sides: Sequence[float]) -> tuple[float, float]:
+    """Standard error and degrees of freedom of a difference of means."""
+    squares = [stdev(ends) ** 2 / len(ends) for ends in sides]
+    spread = sum(s**2 / (len(ends) - 1) for s, ends in zip(squares, sides, strict=True))
+    return sqrt(sum(squares)), sum(squares) ** 2 / spread if spread else 1.0
 
 
-def _difference(reference: Course, candidate: Course) -> tuple[float, float, float]:
-    """Of the ends, with its standard error and degrees of freedom."""
-    difference = candidate.end - reference.end
-    a, b = (c.ends for c in (reference, candidate))
-    if not _has_seeds(reference, candidate):
-        return difference, _noise(reference, candidate) / sqrt(END), len(reference.means) - 2
-    squares = [stdev(ends) ** 2 / len(ends) for ends in (a, b)]
-    spread = sum(s**2 / (len(ends) - 1) for s, ends in zip(squares, (a, b), strict=True))
-    return difference, sqrt(sum(squares)), sum(squares) ** 2 / spread if spread else 1.0
-
-
-def _noise(reference: Course, candidate: Course) -> float:
-    """Of the difference of one stretch: neighbours differ by it and by no smooth course.
-
-    From second differences, whose variance is 6 times that of white noise; by their median, as
-    where two trainings part one of them is large.
-    """
-    seconds = np.diff(candidate.means - reference.means, 2)
-    return float(np.median(np.abs(seconds))) * 1.4826 / sqrt(6)
-
-
-def _parted(reference: Course, candidate: Course, allowed: float) -> int | None:
+def _parted(reference: Course, candidate: Course, least: float) -> int | None:
     apart = candidate.means - reference.means
-    far = (np.abs(apart) > max(allowed, 2 * _noise(reference, candidate))) & (
-        np.sign(apart) == np.sign(apart[-1])
-    )
+    far = (np.abs(apart) > least) & (np.sign(apart) == np.sign(apart[-1]))
     if not far[-1]:
         return None
     near = np.flatnonzero(~far)
@@ -265,35 +261,25 @@ def _parted(reference: Course, candidate: Course, allowed: float) -> int | None:
     return round(float(reference.steps[first]))
 
 
-def _ratio(
-    reference: Sequence[Run], candidate: Sequence[Run], of: Callable[[Run], float | None]
-) -> float | None:
-    """The usual value of the candidate's runs over the reference's; None if a run has none."""
-    values = [[of(run) or 0.0 for run in side] for side in (reference, candidate)]
-    if not all(map(all, values)):
-        return None
-    before, after = map(median, values)
-    return after / before
-
-
-def _memory(run: Run) -> float | None:
+def _measures(run: Run) -> dict[str, float]:
+    """What is logged of speed and memory; a measure that is 0 is none."""
+    found = {"steps": _speed(run)}
+    for name in ("tokens", "samples"):
+        logged = [r.throughput[name] for r in run.records if r.throughput and name in r.throughput]
+        found[name] = median(logged or [0.0])
     for name in ("device", "host", "device_percent", "host_percent"):
-        logged = [r.memory[name] for r in run.records if r.memory and name in r.memory]
-        if logged:
-            return max(logged)
-    return None
+        used = [r.memory[name] for r in run.records if r.memory and name in r.memory]
+        if used:
+            found["memory"] = max(used)
+            break
+    return {name: value for name, value in found.items() if value}
 
 
-def _throughput(name: str, run: Run) -> float | None:
-    logged = [r.throughput[name] for r in run.records if r.throughput and name in r.throughput]
-    return median(logged) if logged else None
-
-
-def _speed(run: Run) -> float | None:
+def _speed(run: Run) -> float:
     seconds = [r.step_seconds for r in run.records if r.step_seconds]
     if seconds:
         return 1 / median(seconds)
     timed = [(r.time, r.step) for r in run.records if r.time is not None]
     if len(timed) < 2 or timed[-1][0] <= timed[0][0] or timed[-1][1] <= timed[0][1]:
-        return None
+        return 0.0
     return (timed[-1][1] - timed[0][1]) / (timed[-1][0] - timed[0][0])

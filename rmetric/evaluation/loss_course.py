@@ -110,19 +110,13 @@ class Loss:
 
 @dataclass(frozen=True)
 class Rise:
-    """Records `first` to before `end` are above the level `base`; no `end` where it lasts.
-
-    Attributes:
-        fall: of the level, from the start to the base.
-        peak: the highest value that is finite.
-        finite: whether all are.
-    """
+    """Records `first` to before `end` are above the level `base`; no `end` where it lasts."""
 
     first: int
     end: int | None
     base: float
-    fall: float
-    peak: float
+    fall: float  # of the level, from the start to the base
+    peak: float  # the highest value that is finite
     finite: bool = True
 
     @property
@@ -135,11 +129,9 @@ class Course:
     """The rises of a loss above its lowest level so far.
 
     Attributes:
-        loss: whose.
         level: running median, inf where the values are not finite, shape (n,).
         spread: of its noise.
-        rises: in order.
-        singles: records outside of them that stand out by more than any noise, one at a time.
+        singles: records outside of the rises that stand out by more than any noise, one at a time.
     """
 
     def __init__(self, loss: Loss) -> None:

@@ -1,12 +1,8 @@
-"""The verdict on the course of one loss: not finite, lost for good, recovered, ending above.
-
-`LASTING_RISES` and `RECOVERED_RISES` are the table by which rises are judged; `verdict_words` has
-the words of every verdict.
-"""
+"""The verdict on the course of one loss: not finite, lost for good, recovered, ending above."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +30,9 @@ from rmetric.evaluation.verdict_words import RunVerdict, levels
 #: A step to a new level after which the loss falls again is a change of data below the first
 #: ratio to the level before; a slow rise for good is a divergence from the second one.
 FAR_RATIO, SLOW_RATIO = 3.0, 1.5
+#: A rise for good is a divergence that loses this share of what the loss had fallen, beside twice
+#: the level before; or, where it is no step to a new level, the second one.
+LOST, PARTLY_LOST = 0.5, 0.25
 #: Share of the log, and steps, after which a rise that is not over counts as one for good. Steps
 #: to a new level that came back are no spikes where each lasted that share and is less than
 #: `SLOW_RATIO` times the level before.
@@ -56,44 +55,11 @@ SCATTERED_SHARE = 0.2
 #: Records after the onset within which an alarm is not called late.
 _PROMPT = 2
 
-Measures = Mapping[str, bool | float]
-
-
-#: Rises that last to the end: the name of the words, and what each measure must be, or at least
-#: must be where that is a number. The first that fits counts. `times` is the peak as a multiple of
-#: the level before, `lost` its height as a share of what the loss had fallen.
-LASTING_RISES: tuple[tuple[str, Measures], ...] = (
-    ("recent rise", {"is_recent": True}),
-    ("slow evaluation", {"is_slow_evaluation": True}),
-    ("no loss", {"rises_all_along": True}),
-    ("diverged", {"times": RATIO, "lost": 0.5, "falls_again": False}),
-    ("diverged", {"times": SLOW_RATIO, "is_step": False}),
-    ("diverged", {"lost": 0.25, "is_step": False}),
-    ("level", {}),
-)
-#: The same of rises that were all over before. `share` is that of the log.
-RECOVERED_RISES: tuple[tuple[str, Measures], ...] = (
-    ("level, back", {"are_levels": True}),
-    ("unstable", {"share": UNSTABLE_SHARE}),
-    ("spikes", {"number": 2}),
-    ("spike", {}),
-)
-
-
-def _first_fit(rows: Sequence[tuple[str, Measures]], measures: Measures) -> str:
-    def fits(need: bool | float, measure: bool | float) -> bool:
-        return measure == need if isinstance(need, bool) else measure >= need
-
-    return next(name for name, needs in rows if all(fits(needs[of], measures[of]) for of in needs))
-
 
 def event(
     loss: Loss, name: str, at: int, alarms: Sequence[int] | None = None, **facts: Any
 ) -> RunVerdict:
-    """The verdict `name` on an event that begins with record `at`.
-
-    No detector watches for the event where `alarms` is None; its record is not stated then.
-    """
+    """The verdict `name` on an event from record `at` on; `alarms` is None where none watches."""
     step, alarm, record, late = loss.step(at), None, None, False
     if alarms is not None:
         alarm = alarm_of(loss, at, alarms)
@@ -225,12 +191,9 @@ def ends_above(loss: Loss, alarms: Sequence[int] | None = None) -> RunVerdict | 
 
 
 def judge_loss(loss: Loss, alarms: Sequence[int], *, is_loss: bool = False) -> RunVerdict:
-    """The verdict on one loss that is finite at its end.
+    """The verdict on one loss that is finite at its end, with `FEWEST_RECORDS` finite values.
 
-    Args:
-        loss: at least `FEWEST_RECORDS` of its values are finite.
-        alarms: first step of each alarm of a detector, rising.
-        is_loss: True if it is known that the values are a loss, which may only rise.
+    `is_loss` is True if it is known that the values are a loss, which may only rise.
     """
     below = float(np.mean(loss.finite <= 0))
     if below > LATE_SHARE and not _falls(loss.finite):
@@ -263,21 +226,19 @@ def _lasting(
     fell = bool(earlier) or rise.fall > max(2 * course.spread, SHARE_OF_FALL * height)
     from_start = rise.first <= max(WIDTH, ABRUPT_SHARE * len(loss.values)) and not fell
     gradual = not is_abrupt and at_last - rise.base >= RISING_SHARE * height
-    name = _first_fit(
-        LASTING_RISES,
-        {
-            "is_recent": lasted < min(LATE_SHARE * loss.length, LATE_STEPS)
-            or len(loss.values) - first < WIDTH,
-            "is_slow_evaluation": loss.name == "validation_loss" and not is_abrupt,
-            "rises_all_along": from_start and gradual and not is_loss,
-            "times": times,
-            "lost": height / rise.fall if rise.fall > SPREADS * course.spread else np.inf,
-            "is_step": is_step,
-            "falls_again": is_step
-            and times < FAR_RATIO
-            and peak - at_last >= SHARE_OF_LEVEL * height,
-        },
-    )
+    lost = height / rise.fall if rise.fall > SPREADS * course.spread else np.inf
+    falls_again = is_step and times < FAR_RATIO and peak - at_last >= SHARE_OF_LEVEL * height
+    name = "level"
+    if lasted < min(LATE_SHARE * loss.length, LATE_STEPS) or len(loss.values) - first < WIDTH:
+        name = "recent rise"
+    elif loss.name == "validation_loss" and not is_abrupt:
+        name = "slow evaluation"
+    elif from_start and gradual and not is_loss:
+        name = "no loss"
+    elif (times >= RATIO and lost >= LOST and not falls_again) or (
+        not is_step and (times >= SLOW_RATIO or lost >= PARTLY_LOST)
+    ):
+        name = "diverged"
     finite, top, came = loss.values[first:][np.isfinite(loss.values[first:])], "", "never came back"
     if end is not None and ratio(peak, end) >= PEAK_RATIO:
         top = f", peak {short_number(float(np.max(finite, initial=peak)))}"
@@ -300,15 +261,11 @@ def _recovered(course: Course, alarms: Sequence[int]) -> RunVerdict:
     rise = highest = max(rises, key=lambda rise: rise.height)
     ends = [rise.end or 0 for rise in rises]
     over, calm, lasted = highest.end or 0, "", int(course.lasted(highest))
-    name = _first_fit(
-        RECOVERED_RISES,
-        {
-            "are_levels": all(_is_level(course, rise) for rise in rises),
-            "share": course.share(rises),
-            "number": len(rises),
-        },
-    )
-    if name == "unstable":
+    name = "spike" if len(rises) == 1 else "spikes"
+    if all(_is_level(course, rise) for rise in rises):
+        name = "level, back"
+    elif course.share(rises) >= UNSTABLE_SHARE:
+        name = "unstable"
         # Single records that still stand out are no calm.
         over = min(max([*ends, *(course.singles + 1).tolist()]), len(loss.values) - 1)
         is_calm = loss.places[-1] - loss.places[over] >= LATE_SHARE * loss.length

@@ -30,10 +30,8 @@ class Windows:
     """When each run could be announced, shape (R,).
 
     Attributes:
-        failed: whether it failed.
         onset: first step under the fault; -inf where unknown: nothing is premature.
         failure: failure step; inf where it did not fail or the step is unknown.
-        seconds_per_step: what a step costs.
     """
 
     failed: Bools
@@ -123,13 +121,7 @@ def _for_nothing(windows: Windows, alerts: Alerts) -> Bools:
 
 @dataclass(frozen=True)
 class Protocol:
-    """One way to score.
-
-    Attributes:
-        title: as tables print it.
-        question: which question it answers.
-        verdict: from windows and alerts to hit, false alarm and deciding alert.
-    """
+    """One way to score, and the question that it answers."""
 
     title: str
     question: str
@@ -147,18 +139,9 @@ PROTOCOLS: dict[str, Protocol] = {
 
 
 def judge(runs: Sequence[Run], traces: Sequence[Trace], protocol: str) -> Outcomes:
-    """The verdict on each run, from the traces of one detector.
+    """The verdict on each run, shape (R,), from the traces of one detector in their order.
 
-    Args:
-        runs: with `Run.truth`, R of them.
-        traces: of the detector, in the order of `runs`.
-        protocol: a name in `PROTOCOLS`.
-
-    Returns:
-        The outcomes, shape (R,).
-
-    Raises:
-        ValueError: a run has no truth, or the protocol is unknown.
+    Raises ValueError where a run has no truth, or the protocol (see `PROTOCOLS`) is unknown.
     """
     windows = Windows.of(runs)
     return judge_alerts(windows, alerts_of(windows, traces), protocol)

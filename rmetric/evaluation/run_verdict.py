@@ -27,7 +27,6 @@ from rmetric.evaluation.loss_course import (
     SHARE_OF_FALL,
     SHARE_OF_LEVEL,
     WIDTH,
-    Floats,
     Loss,
 )
 from rmetric.evaluation.loss_verdict import ends_above, event, judge_loss, not_finite_at_end
@@ -64,15 +63,13 @@ def judge_run(
     Args:
         records: of one run, in the order of the log.
         alarm_steps: first step of each alarm of a detector, rising. They change the words only.
-        truth: outcome as the log states it; None where it states none. A run that failed by
-            its own log is never called healthy.
+        truth: outcome as the log states it; None where it states none.
         unread: what stands behind the last record in the log and could not be read, in words
-            (`Run.unread`). Such a log is never called healthy either.
-        findings: of the live monitor's audits (`Run.findings`). With an error among them no log is
-            called healthy, whatever its loss.
+            (`Run.unread`).
+        findings: of the live monitor's audits (`Run.findings`).
 
-    Returns:
-        The class with its evidence, and the line that states both.
+    A run that failed by its own log, or has something unread or an audit's error, is never called
+    healthy.
     """
     with np.errstate(all="ignore"):  # losses may be infinite, or as large as a float can be
         verdict = _of_parts(records, alarm_steps) or _of_losses(records, alarm_steps)
@@ -143,8 +140,10 @@ def _of_losses(records: Sequence[Record], alarms: Sequence[int]) -> RunVerdict:
             return RunVerdict.of("few", what=counted(len(main.values), "record"), loss=main.name)
         main = validation
     beside = validation if main is training else None
-    rises_too = beside is not None and _ends_above_first(beside.finite)
-    verdict = judge_loss(main, alarms, is_loss=rises_too)
+    values = np.zeros(0) if beside is None else beside.finite
+    # Evaluations of which the last two are above the first.
+    rises_too = len(values) > 2 and values[-2:].min() - values[0] > SHARE_OF_LEVEL * abs(values[0])
+    verdict = judge_loss(main, alarms, is_loss=bool(rises_too))
     if beside is None:
         return verdict
     if not np.isfinite(beside.values[-1]):
@@ -160,12 +159,12 @@ def _of_losses(records: Sequence[Record], alarms: Sequence[int]) -> RunVerdict:
 
 def _of_policy(records: Sequence[Record], alarms: Sequence[int]) -> RunVerdict | None:
     """The verdict by the reward and what is logged beside it; None for a log without a reward."""
-    policy = PolicyCollapse()
-    for record in records:
-        policy.update(record)
     rewards = [r.policy["reward"] for r in records if r.policy and "reward" in r.policy]
     if not rewards:
         return None
+    policy = PolicyCollapse()
+    for record in records:
+        policy.update(record)
     course = levels("reward", rewards[0], rewards[-1])
     if policy.findings:
         worst, *others = policy.findings
@@ -238,9 +237,8 @@ def _with_learning(
 
 
 def _as_stated(verdict: RunVerdict, truth: Truth) -> RunVerdict:
-    seen = "its loss does not show it"
+    seen, rise = "its loss does not show it", levels("loss", verdict.before, verdict.after)
     if verdict.kind != "healthy" and verdict.onset_step is not None:
-        rise = levels("loss", verdict.before, verdict.after)
         seen = f"{rise} at step {verdict.onset_step:,}"
     at = "" if truth.failure_step is None else f" at step {truth.failure_step:,}"
     failure = f" ({truth.failure_kind.replace('_', ' ')})" if truth.failure_kind else ""
@@ -249,18 +247,8 @@ def _as_stated(verdict: RunVerdict, truth: Truth) -> RunVerdict:
     return replace(verdict, onset_step=truth.failure_step, onset_record=None, **kept)
 
 
-def _ends_above_first(values: Floats) -> bool:
-    """True for evaluations of which the last two are above the first."""
-    if len(values) < 3:
-        return False
-    return float(values[-2:].min() - values[0]) > SHARE_OF_LEVEL * abs(float(values[0]))
-
-
 def _evaluations_rise(training: Loss, validation: Loss) -> RunVerdict | None:
-    """The verdict on an evaluation loss that ends above where it was; None if it does not.
-
-    It is overfitting where the training loss falls.
-    """
+    """The verdict on an evaluation loss that ends above where it was; None if it does not."""
     good = np.flatnonzero(np.isfinite(validation.values))
     values = validation.values[good]
     if len(values) < 2 or np.any(np.diff(validation.steps[good]) <= 0):
@@ -280,11 +268,9 @@ def _evaluations_rise(training: Loss, validation: Loss) -> RunVerdict | None:
     if not far and above is None:
         return None
     then = training.values[training.steps <= validation.step(good[lowest])][-WIDTH:]
-    overfits = bool(len(then)) and np.median(training.values[-WIDTH:]) < np.median(then)
-    if above and not overfits:
-        return above
-    name = "overfitting" if overfits else "ends above"
-    return event(validation, name, good[lowest], before=low, after=end)
+    if len(then) and np.median(training.values[-WIDTH:]) < np.median(then):
+        return event(validation, "overfitting", good[lowest], before=low, after=end)
+    return above or event(validation, "ends above", good[lowest], before=low, after=end)
 
 
 def _beside_validation(verdict: RunVerdict, validation: Loss) -> RunVerdict:

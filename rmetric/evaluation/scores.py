@@ -89,9 +89,7 @@ def evaluate(
 def score(outcomes: Outcomes, *, measured: bool = True) -> Scores:
     """The scores of one detector from the verdicts on its runs, shape (R,).
 
-    Args:
-        outcomes: the verdicts, shape (R,).
-        measured: whether the runs' logs hold what it judges by.
+    `measured` is False where the runs' logs do not hold what it judges by.
     """
     num_runs, num_failed = len(outcomes.failed), int(outcomes.failed.sum())
     hits = int(outcomes.hit.sum())

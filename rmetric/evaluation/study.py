@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +43,6 @@ class Study:
     """The runs of a study, mode by mode.
 
     Attributes:
-        folder: where the logs_<MODE>/ folders lie.
         runs: the runs of each mode that is there, in the order of their file names.
         stated: for each run of each mode, what its log says of the metric.
         missing: modes whose folder is missing or empty.
@@ -90,7 +89,12 @@ class Study:
         pd = needed("pandas")
         runs = [(mode, run) for mode, of_mode in self.runs.items() for run in of_mode]
         stated = [each for of_mode in self.stated.values() for of_run in of_mode for each in of_run]
-        of_runs = pd.DataFrame([_of_run(*pair) for pair in runs], columns=OF_RUN).convert_dtypes()
+        rows = [
+            (mode, run.id, run.config.get("model_type"),
+             *(getattr(run.truth or Truth(), name) for name in OF_RUN[3:]))
+            for mode, run in runs
+        ]  # fmt: skip
+        of_runs = pd.DataFrame(rows, columns=OF_RUN).convert_dtypes()
         lengths = [len(run.records) for _, run in runs]
         repeated = of_runs.loc[np.repeat(of_runs.index, lengths)].reset_index(drop=True)
         repeated["r_metric"] = pd.Series([each.score for each in stated], dtype="float64")
@@ -105,12 +109,6 @@ OF_RUN = [
     "mode", "run", "architecture", "fault", "benign", "outcome", "onset_step", "failure_step",
     "failure_kind",
 ]  # fmt: skip
-
-
-def _of_run(mode: str, run: Run) -> tuple[Any, ...]:
-    truth = run.truth or Truth()
-    of_truth = (getattr(truth, name) for name in OF_RUN[3:])
-    return (mode, run.id, run.config.get("model_type"), *of_truth)
 
 
 def read_study(folder: Path) -> Study:

@@ -24,8 +24,6 @@ class Trace:
 
     Attributes:
         detector: its name in `DETECTORS`.
-        run_id: the run.
-        steps: of the records.
         scores: after each record; nan where there was nothing to judge by.
         alarms: whether the detector was alarmed after each record.
     """
@@ -53,18 +51,9 @@ class Trace:
 
 
 def trace(name: str, run: Run, seed: int = SEED) -> Trace:
-    """Show `run` to a fresh detector.
+    """Show `run` to a fresh detector by its name in `DETECTORS`; KeyError if it is unknown.
 
-    Args:
-        name: a name in `DETECTORS`.
-        run: the run.
-        seed: with name and run id it fixes the random numbers that the detector draws.
-
-    Returns:
-        Score and alarm at each record, shape (T,).
-
-    Raises:
-        KeyError: the name is unknown.
+    The seed, with name and run id, fixes the random numbers that the detector draws.
     """
     return trace_by(DETECTORS[name].make(generator_for(seed, name, run.id)), run, name)
 
@@ -91,19 +80,7 @@ def trace_by(detector: Detector, run: Run, name: str) -> Trace:
 
 
 def trace_all(name: str, runs: Sequence[Run], *, num_processes: int = 1) -> list[Trace]:
-    """`trace` for each run.
-
-    Args:
-        name: a name in `DETECTORS`.
-        runs: the runs.
-        num_processes: as joblib's n_jobs; the result does not depend on it.
-
-    Returns:
-        One trace for each run, in their order.
-
-    Raises:
-        KeyError: the name is unknown.
-    """
+    """`trace` for each run, in their order; `num_processes` as joblib's n_jobs."""
     from joblib import Parallel  # slow to import, and a replay needs none
 
     from rmetric._util.workers import delayed

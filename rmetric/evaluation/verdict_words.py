@@ -94,20 +94,17 @@ class RunVerdict:
     """Judgement of one whole log.
 
     Attributes:
-        kind: class of the course; `severity` follows from it.
-        text: the verdict as one short line.
-        detail: the numbers, as a second short line; empty where there is none.
+        text, detail: the verdict as one short line, and the numbers as a second one or empty.
         loss: the judged series, ``training_loss``, ``validation_loss`` or, of reinforcement
             learning, ``reward``; None for none.
-        onset_step: first step of the event; None where there is none.
-        end_step: first step at which it was over; None where it lasts or there is none.
+        onset_step, end_step: first step of the event, and at which it was over; None where there
+            is none or it lasts.
         before, after: level of the loss before the event, and at its height or, where it never
             came back, at the end; None where there is none or it is not finite.
         alarm_step: first alarm of the event; None without one.
         num_events: rises of the loss that were found.
         advice: what to do, in a few words; empty where nothing follows from the verdict.
-        event_steps: first step of each of them, where all came back.
-        event_end_steps: first step at which each of those was over.
+        event_steps, event_end_steps: the same of each of them, where all came back.
         onset_record: place of the onset among the losses, from 0; None without one.
         alarm_is_late: True if more than two records lie between the onset and its alarm.
         training_only: True if the training loss rose and the validation loss, which is logged
@@ -139,10 +136,7 @@ class RunVerdict:
 
     @classmethod
     def of(cls, name: str, **facts: Any) -> RunVerdict:
-        """The verdict of that name in `WORDS`; facts that are attributes are kept besides.
-
-        Losses among the facts are floats, steps and counts whole numbers.
-        """
+        """The verdict of that name in `WORDS`; facts that are attributes are kept besides."""
         shown = {fact: _shown(value) for fact, value in facts.items()}
         kind, *lines = WORDS[name]
         text, detail, advice = (line.format_map(shown) for line in lines)
@@ -151,7 +145,7 @@ class RunVerdict:
 
     @property
     def numbers_and_advice(self) -> str:
-        """The lines below `text` as one: numbers and advice."""
+        """The lines below `text` as one."""
         advice = f"To do: {self.advice}." if self.advice else ""
         return " ".join(filter(None, [f"{self.detail}." if self.detail else "", advice]))
 
@@ -289,10 +283,10 @@ def alarm_words(
     if alarm <= onset:
         before = f"{counted(onset - alarm, 'step')} before" if alarm < onset else "at"
         return f"{at}, {before} the onset"
-    why = ""
+    why, record = "", verdict.onset_record
     if verdict.alarm_is_late:
         why = ": the rise was too small for it before"
-        if _is_early(verdict):
+        if record is not None and record < NEEDS_RECORDS:
             why = f": it needs about {NEEDS_RECORDS} records before it can judge"
     return f"{at}, {counted(alarm - onset, 'step')} after the onset{why}"
 
@@ -307,16 +301,12 @@ def _among_spikes(verdict: RunVerdict, alarm: int) -> str:
     return ": a brief rise, none of the verdict's spikes"
 
 
-def _is_early(verdict: RunVerdict) -> bool:
-    return verdict.onset_record is not None and verdict.onset_record < NEEDS_RECORDS
-
-
 def _why_silent(verdict: RunVerdict) -> str:
-    kind = verdict.kind
+    kind, record = verdict.kind, verdict.onset_record
     if kind == "spike" and len(verdict.event_steps) > 1:
         return "the spikes are too small, too short or too early for it"
-    if verdict.onset_record is not None and _is_early(verdict) and kind != "cannot_tell":
-        at = f"the event is at record {verdict.onset_record + 1}"
+    if record is not None and record < NEEDS_RECORDS and kind != "cannot_tell":
+        at = f"the event is at record {record + 1}"
         return f"{at}, and it needs about {NEEDS_RECORDS} before it can judge"
     words: dict[Kind, str] = {
         "healthy": "it saw no failure either",

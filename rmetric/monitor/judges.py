@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rmetric._util.state import restore_or_keep, state_of
-from rmetric.detectors.advice import leave_out_or_roll_back
 from rmetric.detectors.calibrated import read_thresholds
+from rmetric.detectors.contract import leave_out_or_roll_back
 from rmetric.detectors.input_wait import InputWait
 from rmetric.detectors.memory_slope import ADVICE as MEMORY_ADVICE
 from rmetric.detectors.memory_slope import MemorySlope

@@ -47,8 +47,8 @@ def as_markdown(reference: str, found: Mapping[str, Comparison]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def as_junit(reference: str, found: Mapping[str, Comparison]) -> bytes:
-    """JUnit XML: a test case for each candidate; worse is a failure, cannot tell an error."""
+def _junit(reference: str, found: Mapping[str, Comparison]) -> bytes:
+    """A test case for each candidate; worse is a failure, cannot tell an error."""
     kinds = [each.kind for each in found.values()]
     suite = ElementTree.Element(
         "testsuite", name=f"rmetric compare {reference}", tests=str(len(kinds)),
@@ -63,32 +63,32 @@ def as_junit(reference: str, found: Mapping[str, Comparison]) -> bytes:
     return bytes(ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)) + b"\n"
 
 
-def plot(reference: str, found: Mapping[str, Comparison]) -> bytes:
-    """The judged losses as SVG; the step where two part is marked."""
-    shown = {name: each for name, each in found.items() if each.candidate and each.reference}
-    if not shown:
-        return b""
+def _plot(reference: str, found: Mapping[str, Comparison]) -> str:
+    """The judged losses as an SVG element; the step where two part is marked."""
     from matplotlib.figure import Figure
 
     from rmetric.reporting.style import CYCLE, GREY, TEXT_WIDTH, style
 
+    judged = [each for each in found.values() if each.candidate and each.reference]
+    if not judged:
+        return ""
+    courses = {reference: judged[0].reference} | {n: each.candidate for n, each in found.items()}
     with style():
         figure = Figure(figsize=(TEXT_WIDTH, 3.2), layout="constrained")
-        axes = figure.subplots()
-        first = next(iter(shown.values()))
-        courses = {reference: first.reference} | {n: each.candidate for n, each in shown.items()}
-        colours = [GREY, *CYCLE * len(shown)]
-        for colour, (name, course) in zip(colours, courses.items(), strict=False):
-            assert course is not None
+        axes, colours = figure.subplots(), iter([GREY, *CYCLE * len(found)])
+        for name, course in courses.items():
+            if course is None:
+                continue
+            colour = next(colours)
             axes.plot(course.steps, course.means, color=colour, label=name)
-            if name in shown and (parted := shown[name].parted) is not None:
+            if name in found and (parted := found[name].parted) is not None:
                 axes.axvline(parted, color=colour, linestyle=":", label=f"parts at {parted:,}")
         axes.set_xlabel("step")
-        axes.set_ylabel((first.loss or "").replace("_", " "))
+        axes.set_ylabel((judged[0].loss or "").replace("_", " "))
         axes.legend(frameon=False)
         target = BytesIO()
         figure.savefig(target, format="svg", metadata={"Date": None})
-    return target.getvalue()
+    return "<svg" + target.getvalue().decode().partition("<svg")[2]
 
 
 def as_page(reference: str, found: Mapping[str, Comparison]) -> str:
@@ -101,11 +101,9 @@ def as_page(reference: str, found: Mapping[str, Comparison]) -> str:
     verdicts = "".join(
         f"<p><b>{escape(name)}</b>: {escape(each.text)}</p>" for name, each in found.items()
     )
-    verdicts += f"<p>{note(found)}</p>"
-    svg = plot(reference, found).decode().partition("<svg")
     return _PAGE.format(
-        title=f"Compared with {escape(reference)}",
-        verdicts=verdicts, table=table, plot=svg[1] + svg[2],
+        title=f"Compared with {escape(reference)}", verdicts=f"{verdicts}<p>{note(found)}</p>",
+        table=table, plot=_plot(reference, found),
     )  # fmt: skip
 
 
@@ -115,7 +113,7 @@ def write_gate(path: Path, reference: str, found: Mapping[str, Comparison]) -> N
     The file that GITHUB_STEP_SUMMARY names, which has what the step wrote before, is appended to.
     """
     junit = path.suffix.lower() == ".xml"
-    content = as_junit(reference, found) if junit else as_markdown(reference, found).encode()
+    content = _junit(reference, found) if junit else as_markdown(reference, found).encode()
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if summary and path.resolve() == Path(summary).resolve():
         with open(path, "ab") as file:

@@ -10,9 +10,9 @@ import platform
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import repeat
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,9 @@ from rmetric.evaluation import PROTOCOLS, RunVerdict, judge
 from rmetric.logs import encode_number
 from rmetric.metric import Components
 from rmetric.readers import ReadLog, UnknownFormat, read_log
-from rmetric.records import AuditFinding, Run
+from rmetric.records import Run
 from rmetric.replay.restarts import Restart, Restarts
 from rmetric.replay.scored_run import ScoredRun, score_run
-from rmetric.reporting.decisions import decisions_of
 from rmetric.reporting.page import (
     PAGE_NAME,
     SPARK,
@@ -41,12 +40,13 @@ from rmetric.reporting.page import (
     index_of,
     live_alarm,
     page_of,
+    sparkline_of,
     trace_of_r_metric,
     trace_of_stated,
     trace_with_reasons,
     verdict_of,
 )
-from rmetric.reporting.sparkline import sparkline_of
+from rmetric.reporting.page.sentences import decisions_of
 
 #: Beside the R-Metric, what each run is shown to.
 WATCHED_BY = ("calibrated",)
@@ -59,11 +59,8 @@ INDEX_COLUMNS = (
     "calibrated_first_alarm_step", "calibrated_judged", "lead_published", "lead_causal", "max_r",
     "stated_max_r", "loss_used", "variance_source", "problem",
 )  # fmt: skip
-RESTARTS, FINDINGS = "restarts", "findings"
 #: Notes of a run with these words say what was left out; the console has them too.
-LEFT_OUT, _LEFT_OUT_WORDS = "left_out", (
-    "left out", "could not be read", "damaged", "judged as one run",
-)  # fmt: skip
+_LEFT_OUT_WORDS = ("left out", "could not be read", "damaged", "judged as one run")
 #: One more column, after these, where the records of some run were thinned.
 NOTE = "note"
 _LONGEST_NAME = 100
@@ -83,13 +80,12 @@ class Replayed:
         rows: one of the index for each run, and for each file that failed.
         failed: why files could not be read, or runs in them not be replayed.
         passed_over: files of a folder that are no logs.
-        num_plots: runs that were drawn.
         thinned: of the runs of which not every record was judged, what was done.
     """
 
-    rows: list[dict[str, Any]]
-    failed: list[str]
-    passed_over: list[Path]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    passed_over: list[Path] = field(default_factory=list)
     num_plots: int = 0
     thinned: list[str] = field(default_factory=list)
 
@@ -126,66 +122,30 @@ def replay_logs(
         most_plots: runs to draw with matplotlib, the first ones; None for all.
         named: whether a file was asked for by name; one that was not and is in
             no known format is passed over.
-        most_records: bound of the records of a log that are held in memory and judged, as
-            `read_log` takes it; None for none.
+        most_records: bound of the records of a log, as `read_log` takes it; None for none.
         on_progress: called with ``"bytes"`` while a file is read and ``"records"`` while the
             detectors see its runs, the number so far, and the total.
-
-    Returns:
-        The rows of the index, and the files that failed or were passed over.
     """
     if most_plots != 0:
         check_installed("matplotlib")  # before minutes of reading
-    result = Replayed(rows=[], failed=[], passed_over=[])
-    folders, restarts = _Folders(out), Restarts()
-    written: dict[Path | None, _Written] = {}
     out.mkdir(parents=True, exist_ok=True)
+    replay = _Replay(out, preset, mapping, thresholds, most_plots, most_records, on_progress)
+    result = replay.result
     try:
         for path in paths:
             try:
-                log = read_log(
-                    path, mapping, on_bytes=_bytes_of(path, on_progress), most_records=most_records
-                )
+                log = replay.read(path)
             except _UNUSABLE as error:
                 if isinstance(error, UnknownFormat) and not named(path):
                     result.passed_over.append(path)
                 else:
-                    _fail(result, path, error)
+                    replay.fail(path, error)
                 continue
             for run in log.runs:
-                draw = most_plots is None or result.num_plots < most_plots
                 try:
-                    found = restarts.of(run)
-                    before = written.get(restarts.continued) if len(log.runs) == 1 else None
-                    logs = [*(before.logs if before else ()), path]
-                    if before is not None:
-                        run = before.then(run, mapping, most_records)
-                        found, draw = before.restarts + found, before.drawn
-                    scored = score_run(run, preset)
-                    scored.restarts = found
-                    folder = folders.make(scored) if before is None else before.folder
-                    row = write_run(
-                        scored,
-                        folder,
-                        origin_of(logs, log, preset, mapping, thresholds),
-                        draw=draw,
-                        thresholds=thresholds,
-                        on_records=on_progress and partial(on_progress, "records"),
-                    )
+                    replay.judge(run, log, path)
                 except _UNUSABLE as error:
-                    _fail(result, path, error, id=run.id, format=log.format)
-                    continue
-                if note := log.thinned.get(run.id):
-                    row[NOTE] = note
-                    of_run = f", {run.id}" if len(log.runs) > 1 else ""
-                    result.thinned.append(f"{path}{of_run}: {note}")
-                if before is None:
-                    result.rows.append(row)
-                    result.num_plots += draw
-                else:
-                    result.rows[result.rows.index(before.row)] = row
-                if len(log.runs) == 1:
-                    written[path] = _Written(logs, folder, row, found, drawn=draw)
+                    replay.fail(path, error, id=run.id, format=log.format)
     finally:
         write_index(result.rows, out)
     return result
@@ -201,98 +161,123 @@ class _Written:
     restarts: list[Restart]
     drawn: bool
 
-    def then(self, run: Run, mapping: Mapping[str, str] | None, most: int | None) -> Run:
-        """The run with the records of `run` behind its own, which are read once more."""
-        logs = [read_log(log, mapping, most_records=most).run for log in self.logs]
+
+@dataclass
+class _Replay:
+    """One replay of several logs; see `replay_logs`."""
+
+    out: Path
+    preset: str | None
+    mapping: Mapping[str, str] | None
+    thresholds: Thresholds | None
+    most_plots: int | None
+    most_records: int | None
+    on_progress: Callable[[str, int, int], None] | None
+    result: Replayed = field(default_factory=Replayed)
+    restarts: Restarts = field(default_factory=Restarts)
+    written: dict[Path | None, _Written] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.folders = _Folders(self.out)
+
+    def read(self, path: Path) -> ReadLog:
+        on_bytes = None
+        if self.on_progress is not None and path.is_file():
+            on_progress, size = self.on_progress, path.stat().st_size
+            on_bytes = lambda position: on_progress("bytes", position, size)  # noqa: E731
+        return read_log(path, self.mapping, on_bytes=on_bytes, most_records=self.most_records)
+
+    def judge(self, run: Run, log: ReadLog, path: Path) -> None:
+        """Write what comes out of one run of a log, which may go on with an earlier one."""
+        result, alone = self.result, len(log.runs) == 1
+        found = self.restarts.of(run)
+        before = self.written.get(self.restarts.continued) if alone else None
+        logs, draw = [path], self.most_plots is None or result.num_plots < self.most_plots
+        if before is not None:
+            self._join(before, run)
+            logs, draw, found = [*before.logs, path], before.drawn, before.restarts + found
+        scored = score_run(run, self.preset)
+        scored.restarts = found
+        folder = self.folders.make(scored) if before is None else before.folder
+        row = self._write(scored, folder, self._origin(logs, log.format), draw=draw)
+        if note := log.thinned.get(run.id):
+            row[NOTE] = note
+            result.thinned.append(f"{path}{'' if alone else f', {run.id}'}: {note}")
+        if before is None:
+            result.rows.append(row)
+            result.num_plots += draw
+        else:
+            result.rows[result.rows.index(before.row)] = row
+        if alone:
+            self.written[path] = _Written(logs, folder, row, found, drawn=draw)
+
+    def _join(self, before: _Written, run: Run) -> None:
+        """Set the records of an earlier run, which are read once more, before those of `run`."""
+        logs = [read_log(x, self.mapping, most_records=self.most_records).run for x in before.logs]
         run.records = [record for log in logs for record in log.records] + run.records
         run.findings = [finding for log in logs for finding in log.findings] + run.findings
-        names = " and ".join(log.name for log in self.logs)
+        names = " and ".join(log.name for log in before.logs)
         run.notes.append(f"{run.source} goes on with {names}: judged as one run")
         run.id = logs[0].id
-        return run
 
+    def _origin(self, logs: Sequence[Path], form: str) -> Origin:
+        """Where the runs of a log, or of several, come from, and the command that replays it."""
+        command = ["python", "-m", "rmetric", "replay", *map(str, logs)]
+        command += ["--preset", self.preset] if self.preset else []
+        for target, column in (self.mapping or {}).items():
+            command += ["--map", f"{target}={column}"]
+        thresholds = self.thresholds.path if self.thresholds else None
+        command += ["--thresholds", str(thresholds)] if thresholds else []
+        return Origin(format=form, command=shlex.join(command), sha256=_sha256(logs[-1]))
 
-def _bytes_of(
-    path: Path, on_progress: Callable[[str, int, int], None] | None
-) -> Callable[[int], None] | None:
-    if on_progress is None or not path.is_file():
-        return None
-    size = path.stat().st_size
-    return lambda position: on_progress("bytes", position, size)
+    def _write(
+        self, scored: ScoredRun, folder: Path, origin: Origin, *, draw: bool
+    ) -> dict[str, Any]:
+        """Write one run's files into `folder`; return its row of the index."""
+        run, on_records = scored.run, self.on_progress and partial(self.on_progress, "records")
+        traces = [trace_of_r_metric(scored)]
+        traces += [
+            trace_with_reasons(name, run, self.thresholds, on_records) for name in WATCHED_BY
+        ]
+        folder.mkdir(parents=True, exist_ok=True)
+        stated = trace_of_stated(scored)
+        write_scores(scored, [*traces[1:], *([stated] if stated else [])], folder / "scores.csv")
+        verdict = verdict_of(run, traces)
+        report = summary(scored, traces, origin, verdict)
+        text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False)
+        write_atomically(folder / "summary.json", [f"{text}\n".encode()])
+        page = page_of(scored, traces, origin, report["versions"], verdict)
+        write_atomically(folder / PAGE_NAME, [page.encode()])
+        if draw:
+            _draw(scored, folder / "case_study", verdict, traces)
+        row = _index_row(report | {"folder": folder.name})
+        return row | {
+            "verdict": verdict.text,
+            "verdict_kind": verdict.kind,
+            "verdict_detail": verdict.numbers_and_advice,
+            SPARK: sparkline_of(run.records, verdict),
+            # For the console.
+            "findings": [f"{x.kind} ({x.severity}) at step {x.step:,}" for x in run.findings],
+            "restarts": [restart.words for restart in scored.restarts],
+            "left_out": [n for n in run.notes if any(word in n for word in _LEFT_OUT_WORDS)],
+        }
 
-
-def _fail(result: Replayed, path: Path, error: Exception, **known: str) -> None:
-    problem = str(error)
-    if not isinstance(error, LogError):
-        problem = f"{path}: cannot be replayed ({type(error).__name__}: {problem})"
-    problem = " ".join(problem.split())
-    result.failed.append(problem)
-    result.rows.append(_index_row({"source": str(path), "problem": problem, **known}))
-
-
-def origin_of(
-    paths: Sequence[Path],
-    log: ReadLog,
-    preset: str | None,
-    mapping: Mapping[str, str] | None,
-    thresholds: Thresholds | None = None,
-) -> Origin:
-    """Where the runs of a log, or of several, come from, and the command that replays it alone."""
-    command = ["python", "-m", "rmetric", "replay", *map(str, paths)]
-    command += ["--preset", preset] if preset else []
-    for target, column in (mapping or {}).items():
-        command += ["--map", f"{target}={column}"]
-    command += ["--thresholds", str(thresholds.path)] if thresholds and thresholds.path else []
-    return Origin(format=log.format, command=shlex.join(command), sha256=_sha256(paths[-1]))
+    def fail(self, path: Path, error: Exception, **known: str) -> None:
+        problem = str(error)
+        if not isinstance(error, LogError):
+            problem = f"{path}: cannot be replayed ({type(error).__name__}: {problem})"
+        problem = " ".join(problem.split())
+        self.result.failed.append(problem)
+        self.result.rows.append(_index_row({"source": str(path), "problem": problem, **known}))
 
 
 def _sha256(path: Path) -> str | None:
     digest = hashlib.sha256()
-    try:
-        with open(path, "rb") as file:
-            while part := file.read(1 << 20):
-                digest.update(part)
-    except OSError:  # it was there a moment ago: it may be gone
-        return None
-    return digest.hexdigest()
-
-
-def write_run(
-    scored: ScoredRun,
-    folder: Path,
-    origin: Origin,
-    *,
-    draw: bool,
-    thresholds: Thresholds | None = None,
-    on_records: Callable[[int, int], None] | None = None,
-) -> dict[str, Any]:
-    """Write one run's files into `folder`; return its row of the index."""
-    traces = [trace_of_r_metric(scored)]
-    traces += [
-        trace_with_reasons(name, scored.run, thresholds=thresholds, on_records=on_records)
-        for name in WATCHED_BY
-    ]
-    folder.mkdir(parents=True, exist_ok=True)
-    stated = trace_of_stated(scored)
-    others = [*traces[1:], *([stated] if stated else [])]
-    write_scores(scored, others, folder / "scores.csv")
-    verdict = verdict_of(scored.run, traces)
-    report = summary(scored, traces, origin, verdict)
-    text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False)
-    write_atomically(folder / "summary.json", [f"{text}\n".encode()])
-    page = page_of(scored, traces, origin, report["versions"], verdict)
-    write_atomically(folder / PAGE_NAME, [page.encode()])
-    if draw:
-        _draw(scored, folder / "case_study", verdict, traces)
-    row = _index_row(report | {"folder": folder.name})
-    row["verdict"], row["verdict_kind"] = verdict.text, verdict.kind
-    row["verdict_detail"] = verdict.numbers_and_advice
-    row[SPARK] = sparkline_of(scored.run.records, verdict)
-    notes = scored.run.notes
-    row[FINDINGS] = [_named(finding) for finding in scored.run.findings]
-    row[RESTARTS] = [restart.words for restart in scored.restarts]
-    row[LEFT_OUT] = [note for note in notes if any(word in note for word in _LEFT_OUT_WORDS)]
-    return row
+    with suppress(OSError), open(path, "rb") as file:  # it may be gone by now
+        while part := file.read(1 << 20):
+            digest.update(part)
+        return digest.hexdigest()
+    return None
 
 
 def summary(
@@ -302,8 +287,11 @@ def summary(
     run, truth = scored.run, scored.run.truth
     alerts = scored.alert_steps
     scores = [score.score for score in scored.scores if not isnan(score.score)]
-    highest, names = max(scores, default=None), ("step", "name", "reason", "to")
-    decisions = [{name: getattr(made, name) for name in names} for made in decisions_of(run)]
+    highest = max(scores, default=None)
+    decisions = [
+        {name: getattr(made, name) for name in ("step", "name", "reason", "to")}
+        for made in decisions_of(run)
+    ]
     return {
         "id": run.id,
         "verdict": asdict(verdict) | {"severity": verdict.severity},
@@ -325,15 +313,15 @@ def summary(
         "num_alerts": len(alerts) if scored.is_defined else None,
         "num_records_in_alert": sum(score.alarm for score in scored.scores),
         "stated": _stated(scored),
-        "detectors": {trace.name: _of_detector(trace) for trace in traces},
+        "detectors": {trace.detector: _of_detector(trace) for trace in traces},
         **{
             name: getattr(truth, name, None)
             for name in ("fault", "onset_step", "outcome", "failure_kind", "failure_step")
         },
         "verdicts": verdicts(scored, traces[0]) if scored.is_defined else None,
         **({"decisions": decisions} if decisions else {}),
-        FINDINGS: [asdict(finding) for finding in run.findings],
-        RESTARTS: [asdict(restart) for restart in scored.restarts],
+        "findings": [asdict(finding) for finding in run.findings],
+        "restarts": [asdict(restart) for restart in scored.restarts],
         "notes": run.notes + scored.notes,
         "versions": {
             "rmetric": __version__,
@@ -343,17 +331,13 @@ def summary(
     }
 
 
-def _named(finding: AuditFinding) -> str:
-    return f"{finding.kind} ({finding.severity}) at step {finding.step:,}"
-
-
 def _of_detector(trace: DetectorTrace) -> dict[str, Any]:
     return {
         "title": trace.title,
         "judged": bool(np.isfinite(trace.scores).any() or trace.alarms.any()),
-        "first_alarm_step": trace.first_alarm,
+        "first_alarm_step": trace.first_alert,
         "num_records_in_alarm": int(trace.alarms.sum()),
-        "num_alarms": trace.num_alarms,
+        "num_alarms": len(trace.alarm_steps),
         "alarms": [
             {"step": alarm.step, "verdict": alarm.verdict, "reason": alarm.reason}
             for alarm in trace.began[:_MOST_ALARMS]
@@ -366,13 +350,12 @@ def _stated(scored: ScoredRun) -> dict[str, Any] | None:
     trace, stated = trace_of_stated(scored), scored.stated
     if trace is None or stated is None:
         return None
-    highest, alerts = stated.highest, scored.stated_alert_steps
     return {
-        "max_r": None if highest is None else encode_number(highest),
+        "max_r": None if stated.highest is None else encode_number(stated.highest),
         "threshold": stated.threshold,
         "threshold_is_stated": stated.threshold_is_stated,
-        "first_alert_step": alerts[0] if alerts else None,
-        "num_alerts": len(alerts),
+        "first_alert_step": trace.first_alert,
+        "num_alerts": len(trace.began),
         "num_records": sum(score is not None for score in stated.scores),
         "num_records_in_alert": sum(stated.alarms),
         "equals_ours": not scored.stated_differs,
@@ -380,11 +363,10 @@ def _stated(scored: ScoredRun) -> dict[str, Any] | None:
     }
 
 
-def verdicts(scored: ScoredRun, of: DetectorTrace) -> dict[str, Any] | None:
+def verdicts(scored: ScoredRun, trace: DetectorTrace) -> dict[str, Any] | None:
     """Hit, false alarm and lead under each protocol; None where the truth is not known."""
     if scored.run.truth is None:
         return None
-    trace = of.as_trace(scored.run.id)
     found = {}
     for protocol in PROTOCOLS:
         outcome = judge([scored.run], [trace], protocol)
@@ -400,16 +382,16 @@ def verdicts(scored: ScoredRun, of: DetectorTrace) -> dict[str, Any] | None:
 def write_scores(scored: ScoredRun, others: Sequence[DetectorTrace], path: Path) -> None:
     """One line a record: the three signals, raw and normalised, R and the alert.
 
-    After them score and alarm of each of the other detectors, and of R as the log states
-    it. What is not yet defined is blank; what is infinite is ``inf``.
+    After them score and alarm of each of the other detectors (one or more), and of R as the log
+    states it. What is not yet defined is blank; what is infinite is ``inf``.
     """
     names = Components._fields
     header = ["step", *names, *(f"{name}_normalised" for name in names), "r_metric", "alert"]
     columns: list[Iterable[Any]] = []
     for trace in others:
-        header += [f"{trace.name}_score", f"{trace.name}_alarm"]
+        header += [f"{trace.detector}_score", f"{trace.detector}_alarm"]
         columns += [map(_or_blank, trace.scores.tolist()), trace.alarms.astype(int).tolist()]
-    rows = zip(*columns, strict=True) if columns else repeat(())
+    rows = zip(*columns, strict=True)
     lines = (
         [
             str(score.step),
@@ -419,7 +401,7 @@ def write_scores(scored: ScoredRun, others: Sequence[DetectorTrace], path: Path)
             "" if isnan(score.score) else str(int(score.alarm)),
             *map(str, more),
         ]
-        for score, more in zip(scored.scores, rows, strict=False)
+        for score, more in zip(scored.scores, rows, strict=True)
     )
     # No cell has a comma: they are numbers, and names of detectors.
     write_atomically(path, (f"{','.join(cells)}\n".encode() for cells in (header, *lines)))
@@ -433,7 +415,6 @@ def write_index(rows: Sequence[Mapping[str, Any]], out: Path) -> None:
     """The table of all runs and of the files that failed, as CSV, Markdown and a page.
 
     In the CSV, text that a spreadsheet would take for a formula has an apostrophe before it.
-    Each is whole or, where the disk is full, what it was before.
     """
     columns: tuple[str, ...] = INDEX_COLUMNS
     if any(row.get(NOTE) for row in rows):
@@ -455,26 +436,23 @@ class _Folders:
     """A folder below `out` for each run: never outside of it, never the same twice."""
 
     def __init__(self, out: Path) -> None:
-        self._out = out
-        self._taken = set(INDEX_NAMES)
+        self._out, self._taken = out, set(INDEX_NAMES)
         self._ids: dict[str, tuple[Path | None, str]] = {}
 
     def make(self, scored: ScoredRun) -> Path:
         """The folder for this run; what is odd about its name goes into its notes."""
-        id = scored.run.id
-        plain = name = safe_name(id)
-        number = 1
+        id, own = scored.run.id, scored.run.source
+        plain, number = safe_name(id), 1
+        name = plain
         # Some file systems take Run and run for one name.
         while name.casefold() in self._taken:
             number += 1
             name = f"{plain}-{number}"
         self._taken.add(name.casefold())
-        source, folder = self._ids.setdefault(id, (scored.run.source, name))
+        source, folder = self._ids.setdefault(id, (own, name))
         if folder != name:
-            scored.notes.append(
-                f"an earlier log has the same run id: {source} is in {folder}, "
-                f"this one, {scored.run.source}, in {name}"
-            )
+            same = "an earlier log has the same run id"
+            scored.notes.append(f"{same}: {source} is in {folder}, this one, {own}, in {name}")
         elif name != id:
             scored.notes.append(f"the run id is no safe folder name: the run is in {name}")
         return self._out / name
@@ -498,7 +476,7 @@ def _draw(
     from rmetric.reporting.style import save, style
 
     with style():
-        calibrated = next((trace for trace in traces if trace.name == "calibrated"), None)
+        calibrated = next((trace for trace in traces if trace.detector == "calibrated"), None)
         save(plot_run(scored, verdict, calibrated), stem)
 
 

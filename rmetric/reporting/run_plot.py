@@ -12,10 +12,9 @@ from matplotlib.ticker import MaxNLocator
 
 from rmetric.evaluation import RunVerdict
 from rmetric.replay.scored_run import ScoredRun
-from rmetric.reporting.decisions import decisions_of, kind_words, short_words
 from rmetric.reporting.page.columns import charts_of
-from rmetric.reporting.page.downsample import spans
-from rmetric.reporting.page.series import Charts, Floats, Panel, Series
+from rmetric.reporting.page.sentences import decisions_of, kind_words, short_words
+from rmetric.reporting.page.series import Charts, Floats, Panel, Series, spans
 from rmetric.reporting.page.traces import DetectorTrace, trace_of_r_metric, trace_of_stated
 from rmetric.reporting.style import (
     BLUE,
@@ -46,7 +45,7 @@ _NAMED_DECISIONS = 2  # of one kind, up to which each has its step in the legend
 def plot_run(
     scored: ScoredRun, verdict: RunVerdict | None = None, calibrated: DetectorTrace | None = None
 ) -> Figure:
-    """Three panels on one step axis; draw it inside `style()`.
+    """Three panels on one step axis, as wide as a column; draw it inside `style()`.
 
     Values that are nan or infinite are marked at the upper edge, at their step.
 
@@ -55,9 +54,6 @@ def plot_run(
         verdict: on the whole run, above the panels; its event is marked. None for none.
         calibrated: the calibrated detector's trace for the middle panel; None shows the
             components of the published R there.
-
-    Returns:
-        The figure, as wide as a column.
     """
     said = [] if verdict is None else [verdict.text, verdict.numbers_and_advice]
     words = [line for text in said for line in wrap(_plain(text), _VERDICT_LETTERS)][:4]
@@ -67,14 +63,19 @@ def plot_run(
     others = [trace for trace in (calibrated, trace_of_stated(scored)) if trace is not None]
     charts = charts_of(scored, [trace_of_r_metric(scored), *others], verdict)
     rows = []
-    for axes, panel in zip(panels, _chosen(charts, calibrated), strict=True):
+    by_name = {panel.name: panel for panel in charts.panels}
+    # What the verdict is by, the calibrated score or the components of R, and R.
+    logged = charts.groups.get("What was logged", [None])[0]
+    middle = "normalised" if calibrated is None else f"score_{calibrated.detector}"
+    r_metric = by_name.get("r_metric", by_name.get("score_stated"))
+    for axes, panel in zip(panels, (logged, by_name.get(middle), r_metric), strict=True):
         if panel is None:  # nothing of it was logged
             axes.set_yticks([])
         else:
             _draw_panel(axes, panel, charts)
         if panel is not None and panel.name == "r_metric" and scored.stated_differs:
-            [stated] = [one for one in charts.panels if one.name == "score_stated"]
-            _draw_series(axes, stated.series[0], charts.places, None, label="R as logged",
+            stated = by_name["score_stated"].series[0]
+            _draw_series(axes, stated, charts.places, None, label="R as logged",
                          color=MEANING["stated"], linestyle=(0, (4, 1.5)))  # fmt: skip
         _mark_lines(axes, charts, verdict, named=axes is panels[0])
         _mark_decisions(axes, scored, charts, named=axes is panels[0])
@@ -96,15 +97,6 @@ def plot_run(
         )  # fmt: skip
     figure.align_ylabels()
     return figure
-
-
-def _chosen(charts: Charts, calibrated: DetectorTrace | None) -> list[Panel | None]:
-    """What the verdict is by, the calibrated score or the components of R, and R."""
-    panels = {panel.name: panel for panel in charts.panels}
-    logged = charts.groups.get("What was logged", [None])
-    middle = "normalised" if calibrated is None else f"score_{calibrated.name}"
-    r_metric = panels.get("r_metric", panels.get("score_stated"))
-    return [logged[0], panels.get(middle), r_metric]
 
 
 def _draw_panel(axes: Axes, panel: Panel, charts: Charts) -> None:
@@ -175,19 +167,16 @@ def _mark_decisions(axes: Axes, scored: ScoredRun, charts: Charts, *, named: boo
     decisions, colour = decisions_of(scored.run), MEANING["decision"]
     for name in dict.fromkeys(event.name for event in decisions):
         events = [event for event in decisions if event.name == name]
+        places = [charts.place(event.step) for event in events]
         if len(events) > _NAMED_DECISIONS:
-            axes.plot(
-                [charts.place(event.step) for event in events], [0.97] * len(events), "|",
-                label=_plain(f"{kind_words(name)}, {len(events)} times") if named else None,
-                transform=axes.get_xaxis_transform(), markersize=6, markeredgewidth=0.8,
-                color=colour,
-            )  # fmt: skip
+            label = _plain(f"{kind_words(name)}, {len(events)} times") if named else None
+            axes.plot(places, [0.97] * len(events), "|", label=label, color=colour, markersize=6,
+                      markeredgewidth=0.8, transform=axes.get_xaxis_transform())  # fmt: skip
             continue
-        for event in events:
+        for event, place in zip(events, places, strict=True):
             label = _plain(f"step {event.step}: {short_words(event)}") if named else None
             dashes = ":" if name == "leave_out" else "-."
-            axes.axvline(charts.place(event.step), color=colour, linestyle=dashes, linewidth=0.8,
-                         label=label)  # fmt: skip
+            axes.axvline(place, color=colour, linestyle=dashes, linewidth=0.8, label=label)
 
 
 def _name_above(axes: Axes) -> int:

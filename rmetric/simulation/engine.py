@@ -1,4 +1,4 @@
-"""Step many runs at once, each beside its twin without the fault.
+"""The specification of a run; many runs stepped at once, each beside its twin without the fault.
 
 A run is fixed by its spec alone. Its random numbers come from generators spawned
 from (seed, run id), one each for the training, the fault, the hardware and the
@@ -10,27 +10,138 @@ that it strikes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
+from rmetric._util.errors import require
 from rmetric.records import HardwareEvent, Record, Run, Truth
 from rmetric.simulation.architectures import (
     CONSTANTS,
     MODES_PER_BLOCK,
     NUM_BLOCKS,
     NUM_MODES,
+    SIMULATOR_VERSION,
     Floats,
     architecture,
     schedule,
 )
-from rmetric.simulation.dynamics import Dynamics
-from rmetric.simulation.faults import Turn
-from rmetric.simulation.hardware import HardwareHistory, simulate_hardware
+from rmetric.simulation.dynamics import Dynamics, Knobs, Noise, Step, TrainingState
+from rmetric.simulation.faults import Fault, Turn, fault
+from rmetric.simulation.hardware import simulate_hardware
 from rmetric.simulation.outcome import TRUTH_EVERY, soft_failure
-from rmetric.simulation.spec import RunSpec, config_of
-from rmetric.simulation.state import Knobs, Noise, Step, TrainingState
+from rmetric.simulation.published import check_training
 
 CHUNK = 25  # steps whose noise is drawn at a time; changes no number
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """Everything that fixes one simulated run.
+
+    Attributes:
+        experiment_id: unique in its study; names the log.
+        severity: in the fault's unit; None for the fault's middle one.
+        onset_step: first step under the fault, 1 to total_steps.
+        duration_steps: steps that it acts; None for the fault's default.
+        seed: of the study. The run's own numbers follow from it and the id.
+        num_workers: data-parallel workers, at least 2.
+        total_steps, evaluate_every: of the training.
+        seconds_per_step: of an undisturbed step.
+        recipe, repetition: where in a study the run stands.
+    """
+
+    experiment_id: str
+    architecture: str
+    fault: str = "NONE"
+    severity: float | None = None
+    onset_step: int = 2500
+    duration_steps: int | None = None
+    seed: int = 0
+    num_workers: int = 8
+    total_steps: int = 5000
+    evaluate_every: int = 100
+    seconds_per_step: float = 5.0
+    recipe: str = "single"
+    repetition: int = 0
+
+    def __post_init__(self) -> None:
+        architecture(self.architecture)
+        kind = fault(self.fault)
+        if self.severity is None:
+            object.__setattr__(self, "severity", kind.severities[len(kind.severities) // 2])
+        severity = self.severity
+        assert severity is not None
+        sort = "whole" if kind.whole else "finite"
+        fits = kind.lowest <= severity <= kind.highest and severity < np.inf
+        if not fits or (kind.whole and severity != int(severity)):
+            most = f" and at most {kind.highest:g}" if kind.highest < np.inf else ""
+            wanted = f"a {sort} number, at least {kind.lowest:g}{most} ({kind.unit})"
+            raise ValueError(f"severity of {self.fault} is {severity}: it must be {wanted}")
+        object.__setattr__(self, "severity", float(severity))
+        require("seed", self.seed, self.seed >= 0, "at least 0")
+        require("seed", self.seed, self.seed < 2**63, "below 2^63, which is what a log holds")
+        seconds = self.seconds_per_step
+        require("seconds_per_step", seconds, 0 < seconds < np.inf, "above 0")
+        check_training(self)
+        duration = kind.duration_steps if self.duration_steps is None else self.duration_steps
+        require("duration_steps", duration, duration >= 0, "at least 0 (0: to the end)")
+        rest = self.total_steps - self.onset_step + 1
+        object.__setattr__(self, "duration_steps", min(duration or rest, rest))
+
+    @property
+    def kind(self) -> Fault:
+        return fault(self.fault)
+
+    @property
+    def applicable(self) -> bool:
+        return self.kind.applies_to(architecture(self.architecture))
+
+    @property
+    def acts(self) -> bool:
+        """True if the training itself is disturbed, so that it needs a twin."""
+        return self.kind.act is not None and self.applicable
+
+    @property
+    def end_step(self) -> int:
+        """First step after the fault."""
+        assert self.duration_steps is not None
+        return self.onset_step + self.duration_steps
+
+    def generators(self) -> list[np.random.Generator]:
+        """Of the training, the fault, the hardware, and the workers' own shares."""
+        root = np.random.SeedSequence([self.seed, *self.experiment_id.encode()])
+        return [np.random.Generator(np.random.SFC64(s)) for s in root.spawn(4)]
+
+
+def config_of(spec: RunSpec) -> dict[str, Any]:
+    """The spec under the names of the log; see docs/log_format.md."""
+    kind = spec.kind
+    injected = spec.fault != "NONE"
+    return {
+        "model_type": spec.architecture,
+        "num_workers": spec.num_workers,
+        "total_training_steps": spec.total_steps,
+        "eval_every_n_steps": spec.evaluate_every,
+        "seconds_per_step": spec.seconds_per_step,
+        "seed": spec.seed,
+        "repetition": spec.repetition,
+        "recipe": spec.recipe,
+        "fault_injection": {
+            "type": spec.fault,
+            "trigger_step": spec.onset_step if injected else None,
+            "params": {
+                "severity": spec.severity,
+                "severity_unit": kind.unit,
+                "duration_steps": spec.duration_steps,
+            }
+            if injected
+            else {},
+        },
+        "architecture": asdict(architecture(spec.architecture)),
+        "simulator": {"version": SIMULATOR_VERSION, "constants": asdict(CONSTANTS)},
+    }
 
 
 def simulate(specs: Sequence[RunSpec]) -> list[Run]:
@@ -64,10 +175,17 @@ class _Batch:
         self.workers, self.steps = first.num_workers, first.total_steps
         rngs = [spec.generators() for spec in specs]
         self.noise_rngs = [rng[0] for rng in rngs]
-        self.fault_rngs = [rng[1] for rng in rngs]
         self.share_rngs = [rng[3] for rng in rngs]
-        self.hardware = [_hardware(spec, rng[2]) for spec, rng in zip(specs, rngs, strict=True)]
-
+        self.hardware = [
+            simulate_hardware(
+                rng[2], num_workers=spec.num_workers, total_steps=spec.total_steps,
+                seconds_per_step=spec.seconds_per_step,
+                process=spec.kind.hardware if spec.applicable else None,
+                severity=spec.severity or 0.0, onset_step=spec.onset_step,
+                duration_steps=spec.end_step - spec.onset_step,
+            )
+            for spec, rng in zip(specs, rngs, strict=True)
+        ]  # fmt: skip
         kinds = [architecture(spec.architecture) for spec in specs]
         schedules = {a.name: schedule(a.warmup_steps, self.steps) for a in kinds}
         spread = CONSTANTS.rate_spread
@@ -78,25 +196,23 @@ class _Batch:
         self.state: TrainingState = self.dynamics.start(np.stack(draws))
         self.untouched = Knobs.neutral(self.num_runs)
         self.twins = [row for row, spec in enumerate(specs) if spec.acts]
-        self.faults = [(specs[row], self._turn(row)) for row in self.twins]
+        self.faults = [
+            (
+                spec,
+                Turn(
+                    knobs=self.untouched, state=self.state, row=row, age=0,
+                    severity=spec.severity or 0.0, duration=spec.end_step - spec.onset_step,
+                    rng=rngs[row][1],
+                ),
+            )
+            for row, spec in enumerate(specs)
+            if spec.acts
+        ]  # fmt: skip
         self.rows = np.arange(self.num_runs)
         self.records: list[list[Record]] = [[] for _ in specs]
         self.broken: list[int | None] = [None] * self.num_runs  # step, where not finite
         num_rows = self.num_runs + len(self.twins)
         self.truth_RT = np.full((num_rows, self.steps // TRUTH_EVERY), np.nan)
-
-    def _turn(self, row: int) -> Turn:
-        spec = self.specs[row]
-        assert spec.severity is not None
-        return Turn(
-            knobs=self.untouched,
-            state=self.state,
-            row=row,
-            age=0,
-            severity=spec.severity,
-            duration=spec.end_step - spec.onset_step,
-            rng=self.fault_rngs[row],
-        )
 
     def run(self) -> list[Run]:
         split_step = min((s.onset_step for s in self.specs if s.acts), default=None)
@@ -215,21 +331,6 @@ class _Batch:
             twin_T = self.truth_RT[self.num_runs + self.twins.index(row)]
         failure = soft_failure(self.truth_RT[row], twin_T)
         return failure and (failure[0], (failure[1] + 1) * TRUTH_EVERY)
-
-
-def _hardware(spec: RunSpec, rng: np.random.Generator) -> HardwareHistory:
-    assert spec.severity is not None
-    assert spec.duration_steps is not None
-    return simulate_hardware(
-        rng,
-        num_workers=spec.num_workers,
-        total_steps=spec.total_steps,
-        seconds_per_step=spec.seconds_per_step,
-        process=spec.kind.hardware if spec.applicable else None,
-        severity=spec.severity,
-        onset_step=spec.onset_step,
-        duration_steps=spec.duration_steps,
-    )
 
 
 def _take_events(events: list[HardwareEvent], until: float) -> tuple[HardwareEvent, ...]:

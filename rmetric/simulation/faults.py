@@ -21,8 +21,8 @@ from rmetric.simulation.architectures import (
     Architecture,
     start_distance,
 )
+from rmetric.simulation.dynamics import Knobs, TrainingState
 from rmetric.simulation.exact import log
-from rmetric.simulation.state import Knobs, TrainingState
 
 
 @dataclass
@@ -31,9 +31,7 @@ class Turn:
 
     Attributes:
         knobs, state: of the whole batch; only `row` is this run's.
-        row: the run's row.
         age: steps since the onset, 0 at the onset.
-        severity: in the fault's unit.
         duration: steps that the fault acts.
         rng: the run's own generator for its fault, untouched by anything else.
         memory: what the fault wants to keep from step to step.
@@ -49,17 +47,16 @@ class Turn:
     memory: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Fault:
     """A fault or a benign change.
 
     Attributes:
-        name: as in the logs.
         unit: of the severity.
         severities: mild, middling, severe; the published ones where there are any.
-        stress_severities: those of the stress study, where they differ.
         duration_steps: how long it acts by default; 0 for the rest of the run.
         summary: what it does, in one sentence.
+        stress_severities: those of the stress study, where they differ.
         act: turns the knobs at each step that it acts; None where it only
             strikes the hardware.
         lowest, highest: severities that mean anything.
@@ -161,141 +158,46 @@ def bad_batch(turn: Turn) -> None:
     turn.knobs.training_offset_R[turn.row] += turn.severity
 
 
-_ALL = (
-    Fault(
-        name="NONE",
-        unit="none",
-        severities=(0.0,),
-        duration_steps=0,
-        summary="Nothing is injected.",
-    ),
-    Fault(
-        name="EXPERT_FAILURE",
-        unit="experts reset to fresh weights",
-        severities=(1, 2, 4),
-        duration_steps=1,
-        lowest=1,
-        highest=NUM_EXPERTS,
-        whole=True,
-        summary="Experts lose what they have learnt; the router does not know.",
-        act=lose_experts,
-        applies_to=has_experts,
-    ),
-    Fault(
-        name="ROUTER_IMBALANCE",
-        unit="bias on one expert's router logit",
-        severities=(2, 4, 8),
-        duration_steps=500,
-        summary="The router sends most tokens to one expert.",
-        act=bias_router,
-        applies_to=has_experts,
-    ),
-    Fault(
-        name="GRADIENT_EXPLOSION",
-        unit="multiple of one worker's gradient, its sign turned, at the end",
-        severities=(10, 30, 100),
-        duration_steps=500,
-        summary="One worker's gradient turns around and grows at every step.",
-        act=explode_gradient,
-    ),
-    Fault(
-        name="LR_SPIKE",
-        unit="multiple of the scheduled learning rate",
-        severities=(5, 15, 25),
-        duration_steps=200,
-        summary="The learning rate is multiplied.",
-        act=multiply("learning_rate_R"),
-    ),
-    Fault(
-        name="NODE_FAILURE",
-        unit="failures per hour of the sick node",
-        severities=(0.2, 1, 5),
-        duration_steps=1000,
-        summary="A node turns unreliable; when it is lost, the synchronous job stops.",
-        hardware="sick_node",
-    ),
-    Fault(
-        name="NETWORK_DEGRADATION",
-        unit="delay of one link, milliseconds",
-        severities=(50, 150, 250),
-        duration_steps=1000,
-        summary="A link stalls; a stall longer than the collective's time-out ends the job.",
-        hardware="slow_link",
-    ),
-    Fault(
-        name="DATA_CORRUPTION",
-        unit="share of every batch that is corrupt",
-        severities=(0.02, 0.05, 0.10),
-        stress_severities=(0.1, 0.3, 0.6),
-        duration_steps=0,
-        highest=1,
-        summary="Part of the data is noise.",
-        act=corrupt_data,
-    ),
-    Fault(
-        name="GQA_MISMATCH",
-        unit="multiple of the attention logits",
-        severities=(2, 4, 8),
-        duration_steps=500,
-        lowest=0.01,
-        summary="Query heads use the wrong group's keys and values.",
-        act=multiply("attention_gain_R"),
-        applies_to=lambda architecture: architecture.grouped_query_attention,
-    ),
-    Fault(
-        name="RMS_NORM_ERROR",
-        unit="multiple of the normalised output",
-        severities=(1.5, 3.0, 6.0),
-        duration_steps=0,
-        lowest=0.01,
-        summary="RMSNorm's scale is wrong.",
-        act=scale_norm,
-    ),
-    Fault(
-        name="DOMAIN_SHIFT",
-        unit="nats that the new data are harder",
-        severities=(0.1, 0.2, 0.4),
-        duration_steps=500,
-        summary="The data mixture moves to another domain.",
-        act=shift_domain,
-        benign=True,
-    ),
-    Fault(
-        name="RATE_REWARMUP",
-        unit="multiple of the scheduled learning rate after the ramp",
-        severities=(1.0, 1.5, 2.0),
-        duration_steps=300,
-        summary="The learning rate is warmed up anew.",
-        act=rewarm,
-        benign=True,
-    ),
-    Fault(
-        name="BAD_BATCH",
-        unit="nats that the batch is worse",
-        severities=(1.0, 2.0, 4.0),
-        duration_steps=1,
-        summary="One batch of rubbish.",
-        act=bad_batch,
-        benign=True,
-    ),
-    Fault(
-        name="NOISY_EVALUATION",
-        unit="multiple of the evaluation noise",
-        severities=(3, 6, 12),
-        duration_steps=500,
-        summary="Evaluation on a smaller sample.",
-        act=multiply("validation_noise_R"),
-        benign=True,
-    ),
-    Fault(
-        name="BATCH_SIZE_CHANGE",
-        unit="multiple of the batch size",
-        severities=(0.5, 2, 4),
-        duration_steps=0,
-        lowest=0.01,
-        summary="More or fewer tokens a step.",
-        act=multiply("batch_size_R"),
-        benign=True,
-    ),
-)
-FAULTS: dict[str, Fault] = {entry.name: entry for entry in _ALL}
+FAULTS: dict[str, Fault] = {
+    entry.name: entry
+    for entry in (
+        Fault("NONE", "none", (0.0,), 0, "Nothing is injected."),
+        Fault("EXPERT_FAILURE", "experts reset to fresh weights", (1, 2, 4), 1,
+            "Experts lose what they have learnt; the router does not know.",
+            act=lose_experts, lowest=1, highest=NUM_EXPERTS, whole=True, applies_to=has_experts),
+        Fault("ROUTER_IMBALANCE", "bias on one expert's router logit", (2, 4, 8), 500,
+            "The router sends most tokens to one expert.",
+            act=bias_router, applies_to=has_experts),
+        Fault("GRADIENT_EXPLOSION",
+            "multiple of one worker's gradient, its sign turned, at the end", (10, 30, 100), 500,
+            "One worker's gradient turns around and grows at every step.", act=explode_gradient),
+        Fault("LR_SPIKE", "multiple of the scheduled learning rate", (5, 15, 25), 200,
+            "The learning rate is multiplied.", act=multiply("learning_rate_R")),
+        Fault("NODE_FAILURE", "failures per hour of the sick node", (0.2, 1, 5), 1000,
+            "A node turns unreliable; when it is lost, the synchronous job stops.",
+            hardware="sick_node"),
+        Fault("NETWORK_DEGRADATION", "delay of one link, milliseconds", (50, 150, 250), 1000,
+            "A link stalls; a stall longer than the collective's time-out ends the job.",
+            hardware="slow_link"),
+        Fault("DATA_CORRUPTION", "share of every batch that is corrupt", (0.02, 0.05, 0.10), 0,
+            "Part of the data is noise.",
+            act=corrupt_data, stress_severities=(0.1, 0.3, 0.6), highest=1),
+        Fault("GQA_MISMATCH", "multiple of the attention logits", (2, 4, 8), 500,
+            "Query heads use the wrong group's keys and values.",
+            act=multiply("attention_gain_R"), lowest=0.01,
+            applies_to=lambda architecture: architecture.grouped_query_attention),
+        Fault("RMS_NORM_ERROR", "multiple of the normalised output", (1.5, 3.0, 6.0), 0,
+            "RMSNorm's scale is wrong.", act=scale_norm, lowest=0.01),
+        Fault("DOMAIN_SHIFT", "nats that the new data are harder", (0.1, 0.2, 0.4), 500,
+            "The data mixture moves to another domain.", act=shift_domain, benign=True),
+        Fault("RATE_REWARMUP", "multiple of the scheduled learning rate after the ramp",
+            (1.0, 1.5, 2.0), 300, "The learning rate is warmed up anew.", act=rewarm, benign=True),
+        Fault("BAD_BATCH", "nats that the batch is worse", (1.0, 2.0, 4.0), 1,
+            "One batch of rubbish.", act=bad_batch, benign=True),
+        Fault("NOISY_EVALUATION", "multiple of the evaluation noise", (3, 6, 12), 500,
+            "Evaluation on a smaller sample.", act=multiply("validation_noise_R"), benign=True),
+        Fault("BATCH_SIZE_CHANGE", "multiple of the batch size", (0.5, 2, 4), 0,
+            "More or fewer tokens a step.",
+            act=multiply("batch_size_R"), lowest=0.01, benign=True),
+    )
+}  # fmt: skip

@@ -23,9 +23,8 @@ from rmetric._util.workers import delayed
 from rmetric.logs import log_path, run_lines, start_line
 from rmetric.metric import MODES, RMetricConfig
 from rmetric.simulation.architectures import ARCHITECTURES
-from rmetric.simulation.engine import simulate
+from rmetric.simulation.engine import RunSpec, config_of, simulate
 from rmetric.simulation.faults import FAULTS
-from rmetric.simulation.spec import RunSpec, config_of
 
 ABANDONED_SECONDS = 60  # a log is written in far less
 

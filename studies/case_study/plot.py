@@ -18,7 +18,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from rmetric.evaluation import Trace
 from rmetric.replay.scored_run import ScoredRun
-from rmetric.reporting.page.downsample import spans
+from rmetric.reporting.page.series import spans
 from rmetric.reporting.style import FAILURE_LINE, MEANING, ONSET_LINE, TEXT_WIDTH
 
 LOSSES = {"training_loss": 0.6, "validation_loss": 1.2}  # width of the line

@@ -45,7 +45,7 @@ def write_report(summary: dict[str, Any], folder: Path) -> None:
         done[name] |= {
             **{part: getattr(truth, part) for part in TRUTH},
             "max_r": max(score.score for score in run.scores),
-            "r_metric": _judged(run.run, trace_of_r_metric(run).as_trace(run.run.id)),
+            "r_metric": _judged(run.run, trace_of_r_metric(run)),
         }
     others = {
         name: {of: trace(name, run.run) for of, run in scored.items()}

@@ -14,8 +14,7 @@ from math import isfinite, nan
 
 import numpy as np
 
-from rmetric.detectors.contract import Detector
-from rmetric.detectors.followed_loss import FollowedLoss
+from rmetric.detectors.contract import Detector, FollowedLoss
 from rmetric.detectors.registry import Entry
 from rmetric.records import Record
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from rmetric._util.durable import write_atomically
 from rmetric._util.errors import FAILED, LogError, fail
-from rmetric.detectors.calibrated.failing_runs import (
+from rmetric.detectors.calibrated.calibration import SIGNALS
+from rmetric.detectors.calibrated.recall import (
     PATH,
-    SIGNALS,
     FailingRun,
     detected,
     failing_runs_to_bytes,

@@ -18,7 +18,6 @@ from rmetric.diagnosis.report.render import verdict
 from rmetric.diagnosis.result import OUTCOMES, Diagnosis
 from tests.diagnosis.diagnoses import evidence, out_of_memory
 
-KEYS = {"outcome", "cause", "actor", "events", "nodes", "stage", "iteration", "confidence"}
 OUT_OF_MEMORY = """Traceback (most recent call last):
   File "train.py", line 7, in <module>
     loss.backward()
@@ -110,65 +109,11 @@ def test_a_log_that_stops_short_is_not_simply_healthy(last, said, tmp_path, caps
     assert ("(guess)" in printed) == (last == 299)
 
 
-LOST = (
-    "Traceback (most recent call last):\n"
-    '  File "train.py", line 9, in step\n'
-    "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.7]:2446\n"
-)
-
-
-def of_ranks(folder, said):
-    folder.mkdir()
-    for rank in range(8):
-        (folder / f"rank_{rank}.log").write_text(said(rank))
-    return folder
-
-
-def test_a_rank_that_finished_before_the_others_is_no_success(tmp_path, capsys):
-    def said(rank):
-        steps = "".join(f"step {step} | loss 2.5\n" for step in range(20))
-        return steps + ("training finished after 20 steps\n" if rank == 5 else LOST)
-
-    assert main(["diagnose", str(of_ranks(tmp_path / "job", said))]) == EXIT_CODES["failed"]
-    assert "rank 5 finished while the other ranks" in capsys.readouterr().out
-
-
-def test_a_rank_that_was_started_otherwise_is_named_with_the_setting(tmp_path, capsys):
-    def said(rank):
-        size = 9 if rank == 5 else 8
-        return f"starting: RANK={rank} WORLD_SIZE={size}\n" + (LOST if rank in (1, 2) else "")
-
-    assert main(["diagnose", str(of_ranks(tmp_path / "job", said)), "--json"]) == 3
-    found = json.loads(capsys.readouterr().out)
-    assert found["cause"] == "settings_differ"
-    assert found["nodes"][0]["rank"] == 5
-    assert "WORLD_SIZE 9; 7 others log 8" in found["title"]
-
-
-def test_of_an_exception_of_no_known_kind_the_title_is_itself(tmp_path, capsys):
-    log = tmp_path / "train.log"
-    log.write_text(
-        "Traceback (most recent call last):\n"
-        '  File "plan.py", line 12, in make\n'
-        "acme.errors.SlotError: no room\n"
-    )
-    assert main(["diagnose", str(log)]) == 3
-    assert "SlotError in make (plan.py:12): no room" in capsys.readouterr().out.splitlines()[0]
-
-
-def test_losses_without_steps_are_a_training_too(tmp_path, capsys):
-    log = tmp_path / "train.log"
-    log.write_text("".join(f"{{'loss': 2.{n}, 'epoch': 0.{n}}}\n" for n in range(9)))
-    assert main(["diagnose", str(log)]) == 0
-    assert "(guess)" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("order", ["{} --json", "--json {}"])
-def test_json_is_one_document_and_nothing_else(order, broken, capsys):
-    assert main(["diagnose", *order.format(broken).split()]) == 3
+def test_json_is_one_document_and_nothing_else(broken, capsys):
+    assert main(["diagnose", "--json", str(broken)]) == 3
     printed = capsys.readouterr()
     document = json.loads(printed.out)
-    assert set(document) >= KEYS
+    assert document.keys() >= {"cause", "actor", "events", "stage", "iteration", "confidence"}
     assert (document["rmetric"], document["format"]) == (rmetric.__version__, 1)
     assert document["outcome"] == "failed"
     assert document["nodes"][0]["rank"] == 2
@@ -201,26 +146,6 @@ def test_json_and_page_are_the_same_each_time_and_with_any_number_of_cores(broke
         return [path.read_bytes() for path in paths]
 
     assert files("a", "--jobs", "1") == files("b", "--jobs", "2")
-
-
-def test_a_silence_stands_before_the_cancellation_that_followed_and_why_is_said(tmp_path, capsys):
-    folder = write_job(tmp_path / "hung", ranks=8)
-    for rank in range(8):
-        log = folder / f"rank_{rank}.log"
-        lines = log.read_text().splitlines()
-        log.write_text("\n".join(lines[: 12 if rank == 5 else 32]) + "\n")
-    cancelled = "slurmstepd: error: *** JOB 77 ON node-01 CANCELLED AT 2024-05-03T00:30:00 ***\n"
-    (folder / "slurm-77.out").write_text(cancelled)
-    assert main(["diagnose", str(folder)]) == 3
-    shown = capsys.readouterr().out
-    assert "hung" in shown.splitlines()[0]
-    assert "rank 5" in shown.splitlines()[0]
-    assert "later, likely a consequence" in shown
-    main(["diagnose", str(folder), "--json"])
-    document = json.loads(capsys.readouterr().out)
-    [after] = [one for one in document["candidates"] if one["cause"].startswith("slurm")]
-    assert after["why"].startswith("follows training_hung")
-    assert all(one["confidence"] <= document["confidence"] for one in document["candidates"])
 
 
 # What cannot be done
@@ -292,18 +217,14 @@ def test_what_the_library_warns_of_is_a_note(monkeypatch, broken, capsys):
     assert printed.err == ""
 
 
-def test_json_in_a_file_leaves_the_words_on_the_terminal(monkeypatch, broken, tmp_path, capsys):
+def test_json_and_page_in_files_leave_the_words_on_the_terminal(
+    monkeypatch, broken, tmp_path, capsys
+):
     fake(monkeypatch, out_of_memory())
-    path = tmp_path / "verdict.json"
-    assert main(["diagnose", str(broken), "--json-file", str(path)]) == 3
+    path, page = tmp_path / "verdict.json", tmp_path / "incident.html"
+    assert main(["diagnose", str(broken), "--json-file", str(path), "--page", str(page)]) == 3
     assert capsys.readouterr().out == verdict(out_of_memory()) + "\n"
     assert path.read_bytes() == as_json(out_of_memory())
-
-
-def test_the_page_is_written(monkeypatch, broken, tmp_path):
-    fake(monkeypatch, out_of_memory())
-    page = tmp_path / "incident.html"
-    assert main(["diagnose", str(broken), "--page", str(page)]) == 3
     assert "Lower the micro batch." in page.read_text(encoding="utf-8")
 
 

@@ -34,12 +34,6 @@ def test_each_path_is_a_job(here: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert err == ""
 
 
-def test_out_names_the_file(here: Path) -> None:
-    write(here / "a.log", healthy_lines())
-    assert learn("--job", "a/b", "a.log", "--out", "mine.json") == 0
-    assert Pool.load("mine.json").name == "a/b"
-
-
 OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB."
 CANCELLED = "slurmstepd: error: *** JOB 77 ON node-01 CANCELLED AT 2024-05-03T02:14:07 ***"
 
@@ -87,13 +81,6 @@ def test_an_interrupt_leaves_no_pool(
     assert learn("--job", "x", "a.log") == 130
     assert capsys.readouterr() == ("", "stopped: no pool was written\n")
     assert [path.name for path in here.iterdir()] == ["a.log"]
-
-
-def test_the_same_logs_give_the_same_bytes(here: Path) -> None:
-    write(here / "a.log", healthy_lines())
-    learn("--job", "x", "a.log", "--out", "one.json")
-    learn("--job", "x", "a.log", "--out", "two.json")
-    assert (here / "one.json").read_bytes() == (here / "two.json").read_bytes()
 
 
 @pytest.mark.parametrize(

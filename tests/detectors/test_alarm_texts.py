@@ -105,18 +105,3 @@ def test_the_monitor_names_an_explosion_and_what_to_do():
         "step 12, rank 0: gradient_explosion: gradient norm 34.2, usual 0.9 (38 times the median "
         "of the last 10): leave the step out, or roll back to a checkpoint before step 12"
     )
-
-
-def test_a_later_step_of_an_episode_names_its_onset():
-    pytest.importorskip("torch")
-    from rmetric.monitor import Monitor
-    from tests.monitor.training import make_model
-
-    with Monitor(make_model()) as monitor:
-        for _ in range(5):
-            verdict = monitor.check_before_step(nan, gradient_norm=1.0)
-            [alert] = verdict.alerts
-    assert str(alert) == (
-        "step 5 (since step 1), rank 0: non_finite: loss is nan: leave the step out, or roll back "
-        "to a checkpoint before step 1"
-    )

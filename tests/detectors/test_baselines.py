@@ -73,17 +73,6 @@ def test_the_slope_and_its_error_are_those_of_numpy(values):
             assert score == pytest.approx(slope / np.sqrt(covariance[0, 0]), rel=1e-6, abs=1e-9)
 
 
-def test_a_slope_alarms_upwards_only_and_a_step_at_its_second_loss():
-    def alarms(values: list[float]) -> list[bool]:
-        slope = LossSlope()
-        return [slope.update(record).alarm for record in records_of(values)]
-
-    climb = [2.0, 2.1, 2.1, 2.3, 2.4]
-    assert alarms(climb) == [False] * 4 + [True]
-    assert not any(alarms([-x for x in climb]))
-    assert alarms([2.0] * 5 + [9.0] * 2) == [False] * 6 + [True]
-
-
 @given(LOSSES)
 def test_the_z_score_is_that_of_numpy(values):
     z = LossZScore(window=8, least=3)

@@ -37,14 +37,6 @@ def test_the_spikes_are_those_of_lightnings_callback(values):
         assert ours.update(Record(step=step, training_loss=value)).alarm == found
 
 
-def test_lightnings_defaults_are_ours():
-    spike = pytest.importorskip("lightning.fabric.utilities.spike", reason="needs lightning")
-    theirs, ours = spike.SpikeDetection(), LightningSpike()
-    assert (theirs.rtol, theirs.warmup) == (ours.factor, ours.warmup)
-    assert (theirs.atol, theirs.mode, theirs.finite_only) == (None, "min", True)
-    assert theirs.running_mean.window == ours._recent.maxlen
-
-
 @settings(max_examples=60)
 @given(st.lists(st.sampled_from([1.0, 2.0, 3.0, 5.0, 11.0, nan, inf]), max_size=60))
 def test_the_kill_rules_are_those_of_their_description(values):

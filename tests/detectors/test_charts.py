@@ -19,7 +19,7 @@ from rmetric.detectors import (
     OnlineIsolationForest,
     PageHinkley,
 )
-from rmetric.detectors.followed_loss import FollowedLoss
+from rmetric.detectors.contract import FollowedLoss
 from rmetric.records import Record
 
 FOLLOWING = [
@@ -105,17 +105,6 @@ def test_page_hinkley_is_that_of_river(values, limit):
         assert ours.alarm == theirs.drift_detected
 
 
-def test_page_hinkley_has_rivers_defaults():
-    drift = pytest.importorskip("river.drift", reason="river is not installed: pip install river")
-    ours, theirs = PageHinkley(), drift.PageHinkley()
-    assert (ours.least, ours.slack, ours.limit, ours.forgetting) == (
-        theirs.min_instances,
-        theirs.delta,
-        theirs.threshold,
-        theirs.alpha,
-    )
-
-
 @pytest.mark.long
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 99), st.integers(5, 60))
@@ -158,15 +147,6 @@ def student(z: float, values: list[float]) -> float:
     return float(stats.t.pdf(z, 2 * shape, mean, scale))
 
 
-@pytest.mark.long
-def test_forgetting_improbable_stretches_changes_next_to_nothing():
-    values = [x + (i >= 150) for i, x in enumerate(falling(200, noise=0.2))]
-    found = scores(BayesianChangePoint(), values)
-    expected = plain_change_point(values, least=20, recent=20)
-    assert found == pytest.approx(expected, abs=1e-3, nan_ok=True)
-    assert max(found[151:156]) > 0.5
-
-
 # --- What each of them promises in words.
 
 
@@ -188,11 +168,6 @@ def test_units_cancel_unless_the_rule_is_in_nats(kind, unit):
     values = [x + (i > 200) for i, x in enumerate(falling(260, noise=0.3))]
     plain, scaled = scores(kind(), values), scores(kind(), [unit * x for x in values])
     assert scaled == pytest.approx(plain, rel=1e-6, abs=1e-6, nan_ok=True)
-
-
-@every_but(OnlineIsolationForest)
-def test_a_change_within_rounding_never_alarms(kind):
-    assert alarms(kind(), [2.5 * (1 + 1e-10 * (i % 3)) for i in range(300)]) == []
 
 
 @EVERY

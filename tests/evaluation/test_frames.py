@@ -25,12 +25,6 @@ def test_a_run_has_a_row_for_each_record_and_a_column_for_each_logged_field():
     assert frame["skipped"].tolist() == [True, pd.NA]
 
 
-def test_a_run_without_records_is_an_empty_frame():
-    frame = Run(id="a", records=[]).to_frame()
-    assert list(frame) == ["step"]
-    assert len(frame) == 0
-
-
 @pytest.fixture(scope="module")
 def study(tmp_path_factory) -> Study:
     folder = tmp_path_factory.mktemp("study")
@@ -53,9 +47,3 @@ def test_a_study_has_a_row_for_each_record_of_each_run(study):
             assert set(rows["architecture"]) == {run.config["model_type"]}
             assert set(rows["outcome"]) == {run.truth.outcome}
             assert set(rows["failure_step"].dropna()) == {run.truth.failure_step} - {None}
-
-
-def test_the_frame_of_a_study_counts_the_failures_that_its_runs_state(study):
-    frame = study.to_frame()
-    ends = frame[frame["mode"] == "FULL_METRIC"].groupby("run")["outcome"].first()
-    assert (ends == "failed").sum() == sum(run.truth.failed for run in study.reference)

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmetric.evaluation import PROTOCOLS, Trace, judge
-from rmetric.evaluation.protocols import Windows, alerts_of
+from rmetric.evaluation.protocols import Windows
 from rmetric.records import Run, Truth
-from studies.paper.analysis import outcome_counts
 
 STEPS = list(range(0, 1000, 10))
 
@@ -121,12 +120,3 @@ def test_a_second_alert_after_the_first_changes_nothing_where_the_first_decides(
         assert np.array_equal(before.hit, after.hit)
         assert np.array_equal(before.false_alarm, after.false_alarm)
         assert np.array_equal(before.lead_steps, after.lead_steps, equal_nan=True)
-
-
-@given(CASES)
-def test_the_fates_of_the_failing_runs_add_up(cases):
-    runs, traces = [run for run, _ in cases], [seen(*alerts) for _, alerts in cases]
-    windows = Windows.of(runs)
-    found = outcome_counts(windows, alerts_of(windows, traces))
-    assert sum(found) == windows.failed.sum()
-    assert found.in_time == judge(runs, traces, "causal").hit.sum()

@@ -20,9 +20,8 @@ from rmetric.evaluation import (
     score,
     trace_all,
 )
-from rmetric.evaluation.intervals import estimate, resample_counts
-from rmetric.evaluation.scores import f1, precision
-from rmetric.records import Run, Truth
+from rmetric.evaluation.intervals import estimate
+from rmetric.evaluation.scores import precision
 from studies.paper.figures.threshold_curves import threshold_sweep
 from tests.evaluation.synthetic_study import make_runs
 
@@ -55,16 +54,6 @@ def test_the_ratios_are_those_of_sklearn(pairs):
             assert ours.low <= ours.point <= ours.high
 
 
-@given(st.integers(0, 10), st.integers(0, 10), st.integers(1, 10))
-def test_a_second_false_alarm_never_raises_the_score(hits, alarms, misses):
-    def with_alarms(number):
-        rows = [(1, 1, 0)] * hits + [(1, 0, 0)] * misses + [(0, 0, 1)] * number
-        rows += [(0, 0, 0)] * (11 - number)
-        return f1(outcomes(*zip(*rows, strict=True)), np.ones(len(rows)))
-
-    assert with_alarms(alarms + 1) <= with_alarms(alarms)
-
-
 def test_leads_are_means_over_the_hits_alone():
     scores = score(outcomes([1, 1, 1], [1, 1, 0], [0, 0, 0], [20, 50, nan]))
     assert scores.lead_steps.point == 35
@@ -85,13 +74,6 @@ def test_the_bootstrap_is_that_of_a_plain_loop():
     low, high = np.nanpercentile(by_loop, [2.5, 97.5])
     ours = estimate(lambda counts: precision(found, counts), 30)
     assert (ours.low, ours.high) == pytest.approx((low, high))
-
-
-def test_the_same_number_of_runs_is_resampled_the_same_way():
-    first = resample_counts(17)
-    resample_counts.cache_clear()
-    assert np.array_equal(first, resample_counts(17))
-    assert (first.sum(axis=1) == 17).all()
 
 
 def test_a_paired_difference_is_narrower_than_two_intervals():
@@ -128,13 +110,6 @@ def test_the_sweep_is_what_each_threshold_alone_would_give(protocol):
             (sweep.f1[i], alone.f1.point),
         ):
             assert found == pytest.approx(expected, nan_ok=True)
-
-
-def test_a_score_that_is_not_there_is_above_no_threshold():
-    run = Run(id="r", records=[], truth=Truth(outcome="failed", failure_step=9))
-    silent = Trace(detector="d", run_id="r", steps=np.array([1, 2]), scores=np.array([nan, nan]),
-                   alarms=np.zeros(2, dtype=bool))  # fmt: skip
-    assert threshold_sweep([run], [silent], [-np.inf], "published").hits[0] == 0
 
 
 def _cut(trace: Trace, threshold: float) -> Trace:

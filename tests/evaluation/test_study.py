@@ -92,24 +92,11 @@ def test_a_folder_without_logs_says_what_is_accepted(tmp_path):
         read_study(tmp_path)
 
 
-def test_a_mode_that_is_not_there_is_named(tmp_path):
-    write_study(tmp_path, modes=("FULL_METRIC", "SIGMA_ONLY"))
-    assert read_study(tmp_path).missing == ["LAMBDA_ONLY", "DELTA_L_ONLY"]
-
-
 def test_a_detector_whose_mode_is_not_there_is_left_out(tmp_path):
     write_study(tmp_path, make_runs()[:1], modes=("FULL_METRIC", "SIGMA_ONLY"))
     study = read_study(tmp_path)
     assert "r_metric_sigma" in Analysis.of(study).traces
     assert "r_metric_lambda" not in Analysis.of(study).traces
-
-
-def test_a_mode_that_lacks_a_run_is_compared_on_those_it_shares(folder):
-    min((folder / "logs_SIGMA_ONLY").iterdir()).unlink()
-    study = read_study(folder)
-    ours, theirs = study.paired("SIGMA_ONLY")
-    assert len(ours) == 14
-    assert [study.reference[i].id for i in ours] == [study.runs["SIGMA_ONLY"][i].id for i in theirs]
 
 
 CUT = {
@@ -222,19 +209,6 @@ def test_what_is_not_logged_is_undefined_and_not_nought(tmp_path):
     assert analysis.scores("never", "published").f1.point == 0
 
 
-def test_r_that_nobody_states_and_nothing_makes_up_is_undefined(tmp_path):
-    def empty(lines):
-        for entry in stated_only(lines):
-            entry.pop("r_metric", None)
-        return lines
-
-    write_study(tmp_path, modes=("FULL_METRIC",))
-    for path in tmp_path.rglob("*.jsonl"):
-        rewrite(path, empty)
-    analysis = Analysis.of(read_study(tmp_path), OF_THE_METRIC)
-    assert not analysis.is_measured("r_metric")
-
-
 def test_the_settings_that_a_log_states_are_used(folder):
     def other(lines):
         lines[0]["config"]["metric_settings"]["threshold"] = 5.0
@@ -318,12 +292,3 @@ def test_what_a_log_states_of_r_and_is_not_so_is_named(folder, change, mode, nam
     found = disagreements(read_study(folder))
     assert len(found) == bool(named)
     assert all(words in found[0] for words in named)
-
-
-@pytest.mark.slow
-def test_the_forests_are_the_same_in_any_number_of_processes():
-    runs = make_runs()[:4]
-    one, two = (trace_all("isolation_forest", runs, num_processes=n) for n in (1, 2))
-    for ours, theirs in zip(one, two, strict=True):
-        assert ours.run_id == theirs.run_id
-        assert (ours.scores == theirs.scores).all()

@@ -12,7 +12,7 @@ from rmetric.evaluation.scores import f1
 from rmetric.evaluation.traces import Trace
 from rmetric.metric import PAPER_WEIGHTS, Components, RMetric, RMetricConfig
 from rmetric.records import Run
-from studies.paper.transfer import halves_of, mean_loss, mean_overfit, transfers, weight_grids
+from studies.paper.transfer import halves_of, transfers, weight_grids
 from tests.evaluation.synthetic_study import ARCHITECTURES, make_runs
 
 
@@ -61,18 +61,6 @@ def test_no_weights_of_the_grid_beat_those_fitted(runs, grids):
     assert scores[best] == np.nanmax(scores)
 
 
-def test_among_equals_the_nearest_to_the_papers_weights_are_taken(grids):
-    grid = grids["published"]
-    nobody_failed = ~grid.outcomes.failed
-    # Nothing fails there, so no weights score above 0 and all that alarm are equal.
-    scores = f1(grid.outcomes.select(nobody_failed), np.ones(nobody_failed.sum()))
-    assert np.nanmax(scores) == 0
-    chosen = np.array(grid.weights(grid.fit(nobody_failed)))
-    equals = np.flatnonzero(scores == 0)
-    distances = ((grid.units[equals] / 20 - np.array(PAPER_WEIGHTS)) ** 2).sum(axis=1)
-    assert ((chosen - np.array(PAPER_WEIGHTS)) ** 2).sum() == pytest.approx(distances.min())
-
-
 def by_halves(runs, grid, fitted_on, tested_on, shift) -> list[tuple[Run, Trace]]:
     """Every run of one architecture, judged by what was fitted on a half of the other."""
     judged = []
@@ -117,25 +105,8 @@ def test_own_and_moved_weights_are_judged_on_the_half_they_were_not_fitted_on(
             assert one.loss_percent.point == pytest.approx(loss)
 
 
-def test_the_mean_losses_are_those_of_the_mean_scores(grids):
-    moved = transfers(grids["causal"])
-    seen, own, there = (
-        np.mean([getattr(one, f"{name}_f1").point for one in moved])
-        for name in ("seen", "own", "moved")
-    )
-    assert mean_loss(grids["causal"]).point == pytest.approx(100 * (1 - there / own))
-    assert mean_overfit(grids["causal"]).point == pytest.approx(100 * (1 - own / seen))
-
-
 def test_runs_without_a_repetition_are_halved_by_their_order(runs):
     alike = [replace(run, config={"model_type": run.config["model_type"]}) for run in runs[:5]]
     assert halves_of(alike).tolist() == [0, 1, 0, 1, 0]
     # Whatever the order, a stated repetition decides.
     assert halves_of(runs[::-1]).tolist() == [r.config["repetition"] % 2 for r in runs[::-1]]
-
-
-def test_an_architecture_with_runs_in_one_half_has_nothing_to_be_judged_on(runs):
-    even = [run for run in runs if run.config["repetition"] % 2 == 0]
-    grid = weight_grids(even, ("causal",))["causal"]
-    assert transfers(grid) == []
-    assert np.isnan(mean_overfit(grid).point)

@@ -206,23 +206,3 @@ def test_nobody_reaches_through_a_module_for_a_private_name_of_another_room():
             ):
                 wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}")
     assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ("from rmetric.logs import read_log", ("rmetric.logs", "read_log")),
-        ("from rmetric import logs", ("rmetric.logs", "")),
-        ("import rmetric.logs as them", ("rmetric.logs", "")),
-        ("def f():\n    from rmetric.logs import _take", ("rmetric.logs", "_take")),
-        ("from ..logs import read_log", ("rmetric.logs", "read_log")),
-        ("import_module('rmetric.logs')", ("rmetric.logs", "")),
-        ("import_module(f'rmetric.cli.{name}')", ("rmetric.cli", "")),
-    ],
-)
-def test_every_form_of_an_import_is_seen(line, found):
-    seen = [
-        (target, name)
-        for _, target, name in imported(line, "rmetric.signals.authors", is_package=False)
-    ]
-    assert found in seen

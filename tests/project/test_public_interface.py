@@ -198,24 +198,3 @@ def test_a_detector_by_its_name_or_class_has_the_scores_of_its_traces():
     assert by_name == rmetric.evaluate(runs, rmetric.CalibratedDetector)
     assert by_name == rmetric.evaluate(runs, trace_all("calibrated", runs), "causal")
     assert by_name.num_runs == 4
-
-
-def test_a_log_of_one_run_and_of_several(tmp_path):
-    log = tmp_path / "loss.csv"
-    log.write_text("step,loss\n1,2.5\n2,2.4\n")
-    assert [record.training_loss for record in rmetric.read_log(str(log)).run.records] == [2.5, 2.4]
-    log.write_text("run,step,loss\na,1,2.5\nb,1,2.4\n")
-    found = rmetric.read_log(log)
-    assert [run.id[-1] for run in found.runs] == ["a", "b"]
-    with pytest.raises(ValueError, match="2 runs"):
-        found.run  # noqa: B018
-
-
-def test_a_diagnosis_of_one_path_or_a_list_of_paths(tmp_path):
-    log = tmp_path / "train.log"
-    log.write_text("step 1 loss 2.5\ntorch.cuda.OutOfMemoryError: CUDA out of memory.\n")
-    alone = rmetric.diagnose(str(log))
-    assert alone == rmetric.diagnose([log])
-    assert alone.outcome == "failed"
-    assert alone.summary.startswith("FAILED")
-    assert len(alone.summary.splitlines()) <= 15

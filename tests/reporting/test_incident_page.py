@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rmetric.diagnosis.report.incident import Lane, Mark, around, incident_page, on_axis, timeline
+from rmetric.diagnosis.report.incident import incident_page
 from rmetric.diagnosis.result import Candidate, Diagnosis
 from rmetric.logs import LogError
 from rmetric.telemetry.lines import event_line
@@ -171,14 +171,6 @@ def test_the_logs_steps_are_drawn_into_the_loss(metrics):
     assert "Its alarms are not on the axis of time" in found.text
 
 
-def test_steps_of_another_count_are_said_and_not_drawn(metrics):
-    found = Found(incident_page(out_of_memory(iteration=10**7), metrics=metrics))
-    assert "the logs' last step" not in [one["label"] for one in found.data["lines"]]
-    assert "The logs' last step, 10,000,000, is not drawn: this log's steps are 1 to 431" in (
-        found.text
-    )
-
-
 def test_the_gpu_that_failed_is_set_beside_the_cause(telemetry):
     found = Found(incident_page(out_of_memory(), telemetry=telemetry))
     assert "GPU node-03:1: fatal" in found.text
@@ -211,13 +203,6 @@ def test_events_without_a_date_are_in_the_table_only():
     assert "nothing stands on an axis of time" in Found(incident_page(none)).text
 
 
-def test_a_file_is_nobody_who_speaks():
-    alone = evidence(who=("train.log",), file="train.log")
-    html = incident_page(out_of_memory(events=(alone,)))
-    assert "said by" not in html
-    assert html.count("train.log:8812") == 3
-
-
 def test_what_cannot_be_read_is_an_error_that_names_it(tmp_path):
     rubbish = tmp_path / "rubbish.jsonl"
     rubbish.write_text("no telemetry\n")
@@ -225,32 +210,3 @@ def test_what_cannot_be_read_is_an_error_that_names_it(tmp_path):
         incident_page(out_of_memory(), telemetry=rubbish)
     with pytest.raises(LogError, match=r"rubbish\.jsonl"):
         incident_page(out_of_memory(), metrics=rubbish)
-
-
-def test_marks_beyond_the_axis_are_left_out_and_stretches_cut():
-    def mark(start, end=None):
-        return Mark(start=start, end=end, kind="cause", label="")
-
-    shown = timeline(
-        [Lane(name="a", marks=[mark(-5.0), mark(-5.0, 5.0), mark(9.0)]),
-         Lane(name="b", marks=[mark(11.0)])],
-        0.0, 10.0,
-    )  # fmt: skip
-    assert [lane.name for lane in shown.lanes] == ["a"]
-    stretch, moment = shown.lanes[0].marks
-    assert (shown.place(stretch.start), shown.width(stretch)) == ("0%", "50%")
-    assert shown.place(moment.start) == "90%"
-
-
-def test_an_axis_of_its_own_only_for_moments_that_stick_together():
-    assert around([1000.0, 1010.0], 0.0, 10_000.0) == (995.0, 1015.0)
-    assert around([1000.0, 9000.0], 0.0, 10_000.0) is None
-    assert around([1000.0], 0.0, 10_000.0) is None
-    assert around([], 0.0, 10_000.0) is None
-
-
-@pytest.mark.parametrize("time", [None, float("nan"), float("inf"), 4821.5, 1e300, -1.0])
-def test_what_is_no_date_is_not_on_an_axis(time):
-    assert not on_axis(time)
-    html = incident_page(out_of_memory(events=(evidence(time=time),), time=time))
-    assert "A GPU ran out of memory" in html

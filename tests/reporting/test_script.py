@@ -12,35 +12,27 @@ from studies.paper.script import folder_for, say_what_was_read
 from studies.paper.tables import FEW_RUNS
 
 
-def study(*recipes: str) -> Study:
-    runs = [Run(id=str(i), records=[], config={"recipe": r}) for i, r in enumerate(recipes)]
+def study(*recipes: str | None) -> Study:
+    configs = [{} if recipe is None else {"recipe": recipe} for recipe in recipes]
+    runs = [Run(id=str(i), records=[], config=config) for i, config in enumerate(configs)]
     return Study(folder=Path(), runs={"FULL_METRIC": runs})
 
 
-def test_a_look_at_the_sample_does_not_replace_the_results_of_the_study():
-    for recipe in ("published", "emergent", "stress"):
-        assert folder_for(study(*[recipe] * 15), "tables") == Path("results/sample/tables")
-
-
 @pytest.mark.parametrize(
-    ("recipe", "folder"),
+    ("recipes", "folder"),
     [
-        ("published", "results/tables"),
-        ("somebody's", "results/tables"),
-        ("emergent", "results/emergent/tables"),
-        ("stress", "results/stress/tables"),
+        (["published"] * FEW_RUNS, "results/tables"),
+        (["somebody's"] * FEW_RUNS, "results/tables"),
+        (["emergent"] * FEW_RUNS, "results/emergent/tables"),
+        (["stress"] * FEW_RUNS, "results/stress/tables"),
+        (["emergent"] * FEW_RUNS + ["stress"], "results/tables"),
+        ([None] * FEW_RUNS, "results/tables"),
+        (["published"] * 15, "results/sample/tables"),
+        (["stress"] * 15, "results/sample/tables"),
     ],
 )
-def test_no_study_replaces_the_results_of_another(recipe, folder):
-    assert folder_for(study(*[recipe] * FEW_RUNS), "tables") == Path(folder)
-
-
-def test_runs_of_several_recipes_or_of_none_are_of_no_own_study():
-    pooled = ["emergent"] * FEW_RUNS + ["stress"]
-    assert folder_for(study(*pooled), "figures") == Path("results/figures")
-    runs = [Run(id=str(i), records=[]) for i in range(FEW_RUNS)]
-    unnamed = Study(folder=Path(), runs={"FULL_METRIC": runs})
-    assert folder_for(unnamed, "figures") == Path("results/figures")
+def test_no_study_and_no_look_at_a_sample_replaces_the_results_of_another(recipes, folder):
+    assert folder_for(study(*recipes), "tables") == Path(folder)
 
 
 def test_runs_of_two_studies_in_one_folder_are_named(capsys):

@@ -13,7 +13,6 @@ import pytest
 
 import run_modern_experiments
 from rmetric.evaluation import read_study
-from rmetric.logs import read_log
 from rmetric.metric import MODES, PAPER_WEIGHTS, RMetricConfig
 from rmetric.records import Run
 from rmetric.simulation.published import (
@@ -26,7 +25,6 @@ from rmetric.simulation.published import (
     published_specs,
     simulate_published,
 )
-from studies.paper.published_study import run_published_study
 from tests.authors_data import needs_authors_logs, seed_1
 from tests.studies.paper import small_study
 
@@ -140,13 +138,6 @@ def test_the_default_is_the_papers_weights_and_a_preset_the_authors(tmp_path):
     assert [found[name] for name in among_them] == [SEED_1[name] for name in among_them]
 
 
-def test_a_folder_of_one_preset_is_refused_by_the_other(tmp_path, capsys):
-    argv = ["--out", str(tmp_path), "--limit", "2"]
-    assert run_modern_experiments.main(argv) == 0
-    assert run_modern_experiments.main([*argv, "--preset", "authors_simulator"]) == 1
-    assert "another seed, recipe, preset or version" in capsys.readouterr().err
-
-
 def in_sample(spec: PublishedSpec) -> bool:
     return spec.mode == "FULL_METRIC" and spec.repetition == 1
 
@@ -191,10 +182,6 @@ def test_before_its_onset_a_fault_changes_nothing():
     assert struck[-1].training_loss > healthy[len(struck) - 1].training_loss
 
 
-def test_no_architecture_differs_from_another():
-    assert lone("LR_SPIKE").records == lone("LR_SPIKE", architecture="GPT-4-MoE").records
-
-
 # -- the recipe
 
 
@@ -212,23 +199,6 @@ def test_without_a_recipe_the_script_runs_the_published_study(tmp_path, capsys):
     assert run_modern_experiments.main([*argv, "--seed", "5"]) == 1
     assert "another run (another seed, recipe, preset or version)" in capsys.readouterr().err
     assert small_study.contents(tmp_path) == written
-
-
-def test_another_seed_is_refused_even_beyond_the_limit(tmp_path):
-    small_study.run_kind("published", tmp_path, 5)
-    for path in sorted((tmp_path / "logs_FULL_METRIC").iterdir())[:4]:
-        path.unlink()
-    with pytest.raises(RuntimeError, match="another run"):
-        list(run_published_study(tmp_path, seed=2, limit=2))
-    assert len(small_study.contents(tmp_path)) == 1
-
-
-def test_the_seed_is_that_of_pythons_random(tmp_path):
-    assert list(run_published_study(tmp_path, seed=1, limit=37)) == [False] * 37
-    run = read_log(tmp_path / "logs_FULL_METRIC/run_037_llama-3-8b_lr_spike_rep1.jsonl")
-    assert run.truth.failure_step == SEED_1["run_037_llama-3-8b_lr_spike_rep1"][1]
-    assert run.config["seed"] == 1
-    assert run.records == study(1)[36].records
 
 
 @pytest.mark.long

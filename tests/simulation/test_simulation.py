@@ -64,50 +64,10 @@ def test_without_faults_the_excess_loss_is_a_power_of_the_step(healthy):
 
 
 @pytest.mark.long
-def test_a_higher_learning_rate_fails_more_often():
-    multiples = (2, 5, 15, 25, 60)
-    rates = [
-        failure_rate(repeated(10, f"lr-{multiple}", fault="LR_SPIKE", severity=multiple))
-        for multiple in multiples
-    ]
-    assert rates[0] == rates[1] == 0.0  # below the stability limit not at all
-    assert rates[-1] == 1.0
-    assert all(a <= b for a, b in pairwise(rates))
-
-
-@pytest.mark.long
-def test_a_higher_learning_rate_breaks_the_loss_sooner():
-    """At the cadence of a failure's definition all of these are two evaluations; see the steps."""
-    steps = []
-    for multiple in (15, 25, 60):
-        runs = repeated(
-            12,
-            f"soon-{multiple}",
-            fault="LR_SPIKE",
-            severity=multiple,
-            evaluate_every=1,
-        )
-        losses = np.array([[r.validation_loss for r in run.records] for run in runs])
-        broken = losses[:, 499:] > losses[:, 499:500] + 0.5
-        steps.append(np.where(broken.any(axis=1), broken.argmax(axis=1), 500).mean())
-    assert all(a > b for a, b in pairwise(steps))
-
-
-@pytest.mark.long
-def test_more_workers_average_out_more_noise():
-    norms = []
-    for workers in (2, 4, 8, 16):
-        runs = repeated(4, f"workers-{workers}", num_workers=workers)
-        late = [r for run in runs for r in run.records if r.step > 500]
-        own = np.mean([np.mean(r.worker_gradient_norms) for r in late])
-        norms.append(np.mean([r.gradient_norm for r in late]) / own)
-    assert all(a > 1.1 * b for a, b in pairwise(norms))
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "severities"),
     [
+        ("LR_SPIKE", (2, 15, 60)),
         ("RMS_NORM_ERROR", (1.1, 1.5, 4.0)),
         ("GRADIENT_EXPLOSION", (10, 30, 100)),
         ("EXPERT_FAILURE", (1, 2, 4)),
@@ -241,28 +201,6 @@ def test_a_worker_whose_gradient_leaves_float32_ends_the_run():
 
 
 @pytest.mark.long
-def test_an_explosion_fails_where_it_outweighs_the_healthy_workers():
-    """W - 1 healthy workers hold a sick one of less than W - 1 times their weight."""
-    changes = {"fault": "GRADIENT_EXPLOSION", "duration_steps": 100}
-    rates = [
-        failure_rate(
-            repeated(8, f"explode-{workers}-{s}", severity=s, num_workers=workers, **changes)
-        )
-        for workers, s in ((8, 5), (8, 200), (4, 2), (4, 200))
-    ]
-    assert rates[0] == rates[2] == 0.0
-    assert min(rates[1], rates[3]) > 0.5
-
-
-@pytest.mark.long
-def test_a_run_is_booked_to_when_it_was_damaged_not_to_when_it_was_past_doubt():
-    for severity in (15, 25):
-        for run in repeated(12, f"booked-{severity}", fault="LR_SPIKE", severity=severity):
-            if run.truth.failure_kind == "diverged":
-                assert run.truth.failure_step <= run.truth.onset_step + 200
-
-
-@pytest.mark.long
 def test_a_lost_worker_ends_the_log_in_the_step_before():
     runs = repeated(6, "sick", fault="NODE_FAILURE", severity=50.0, evaluate_every=1)
     for run in runs:
@@ -282,17 +220,6 @@ def test_workers_norms_follow_one_law_whether_first_or_last():
     assert np.abs(correlation + 1 / 7).max() < 0.1  # of independent values about their mean
 
 
-def test_a_slow_link_slows_the_job_and_is_seen_in_its_events():
-    [slow] = simulate([spec("same", fault="NETWORK_DEGRADATION", severity=250)])
-    [control] = simulate([spec("same")])
-    assert slow.records[-1].time > control.records[-1].time + 100
-    retries = [e for r in slow.records for e in r.events if e.kind == "link_retry"]
-    assert len(retries) > 5
-    assert [r.validation_loss for r in slow.records] == [
-        r.validation_loss for r in control.records[: len(slow.records)]
-    ]
-
-
 def hardware(seed: int, process: str | None, severity: float, steps: int, begin: int, last: int):
     return simulate_hardware(
         np.random.default_rng(seed), num_workers=8, total_steps=steps, seconds_per_step=5.0,
@@ -307,14 +234,6 @@ def test_two_in_ten_sick_nodes_give_signs():
         workers = [e.worker for e in history.events if e.time > 2500.0]
         signs += any(workers.count(w) >= 5 for w in set(workers))
     assert 40 < signs < 110  # 80 expected, fewer where the node dies at once
-
-
-def test_hardware_times_rise_and_lie_within_the_run():
-    for process in (None, "sick_node", "slow_link"):
-        history = hardware(3, process, 20.0, 500, 100, 300)
-        times = [event.time for event in history.events]
-        assert times == sorted(times)
-        assert all(0 <= time <= history.end_seconds[-1] for time in times)
 
 
 def test_outcomes_are_what_their_definitions_say():

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
-from math import ceil, floor, inf
+from math import ceil, floor, inf, isfinite, nan
+from statistics import median
 from typing import Any, NamedTuple
 
 from rmetric._util import __version__
+from rmetric.detectors.calibrated.alarm_lifecycle import UNDER_WAY, YOUNG
 from rmetric.detectors.calibrated.detector import CalibratedDetector
-from rmetric.detectors.calibrated.failing_runs import SIGNALS
-from rmetric.detectors.calibrated.healthy_label_check import HealthyLabelCheck
 from rmetric.detectors.calibrated.thresholds import Thresholds, sources
-from rmetric.records import Run
+from rmetric.detectors.calibrated.training_loss import LEAST_RISE
+from rmetric.detectors.contract import FollowedLoss
+from rmetric.records import Record, Run
 
+#: Fields of `Record` that the detector reads and that the shipped runs hold where measured.
+SIGNALS = (
+    "training_loss",
+    "validation_loss",
+    "probe_loss",
+    "gradient_norm",
+    "learning_rate",
+    "update_norm",
+    "parameter_norm",
+    "non_finite_gradients",
+    "worker_gradient_norms",
+    "worker_gradient_cosines",
+)
 #: What is needed at least, in each statistic's own unit, however quiet the healthy runs are.
 FLOORS = Thresholds(
     alone={
@@ -48,6 +64,8 @@ FLOORS = Thresholds(
 MARGIN = 1.1
 #: An alarm by R on its loss alone needs 0.57 / 0.70 of the full scale.
 _FULL_SCALE = 1.25
+#: The end of a run: a tenth of its losses, at least 5 and at most 40.
+_SHARE, _LEAST, _MOST = 10, 5, 40
 
 
 class Shown(NamedTuple):
@@ -57,9 +75,9 @@ class Shown(NamedTuple):
     most: dict[str, float]  # by statistic
     pair: float  # of the second largest source
     score: float
-    judged: bool = True  # whether there was ever enough to judge by
-    failure: str = ""  # evidence that the run failed, see `HealthyLabelCheck`
-    signals: frozenset[str] = frozenset()  # fields of `Record` that it logs
+    judged: bool  # whether there was ever enough to judge by
+    failure: str  # evidence that the run failed, see `HealthyLabelCheck`
+    signals: frozenset[str]  # fields of `Record` that it logs
 
 
 class NotHealthy(ValueError):
@@ -72,16 +90,9 @@ def calibrate(runs: Iterable[Run], budget: float = 0.02) -> Thresholds:
     The floors hold until healthy runs go beyond them. `floor(budget n)` of the n
     runs, those with the highest scores under the floors, may alarm; for the rest
     a threshold alone is at least `MARGIN` times the most that they show, and no pair
-    of sources reaches its two. Which runs those are hangs on their ids where scores are
-    equal, and on nothing else: their order does not matter.
-
-    Every run counts as healthy here; `rmetric calibrate` leaves those out that `Shown.failure`
-    has evidence against, and compares the recall on failing runs (`Recall`).
-
-    Args:
-        runs: healthy, benign changes included: without those, benign changes alarm. Those
-            that are too short to be judged do not count.
-        budget: share of runs, from 0 to less than 1.
+    of sources reaches its two. The order of the runs does not matter. Those that are too short
+    to be judged do not count. Every other counts as healthy here: without benign changes among
+    them, benign changes alarm.
 
     Raises NotHealthy where there is no run, or one beyond the budget with values that are
     not finite; ValueError for a budget that is no such share.
@@ -154,3 +165,68 @@ def watch(run: Run) -> Shown:
 def rounded(x: float) -> float:
     """Up, to two digits after the point: a threshold file is read by people."""
     return inf if x == inf else ceil(x * 100 - 1e-9) / 100
+
+
+class HealthyLabelCheck:
+    """The judgement of a whole run, from the detector's own alarms under the floors.
+
+    A run failed if one of these holds:
+
+    1. a value was not finite, as `NotFinite` counts it;
+    2. an alarm older than ten records had the verdict ``failure under way``;
+    3. the log ends in an alarm;
+    4. the loss never came back: at the end (median of the last tenth) it is 10 % above
+       what was usual before the first alarm. An announced change begins this anew.
+
+    A spike that came back is none of these, and nor is a run that never alarmed.
+    """
+
+    def __init__(self) -> None:
+        self._followed = FollowedLoss()
+        self._last: deque[float] = deque(maxlen=_MOST)
+        self._num_losses = 0
+        self._age = 0
+        self._before = nan
+        self._alarmed_at = 0
+        self._not_finite = self._under_way = self._first = self._open = ""
+
+    def update(self, record: Record, detector: CalibratedDetector) -> None:
+        """Take a record that the detector has judged."""
+        loss = self._followed.of(record)
+        if record.planned_events:
+            self._before, self._first = nan, ""
+            self._last.clear()
+            self._num_losses = 0
+        if loss is not None and isfinite(loss):
+            self._last.append(loss)
+            self._num_losses += 1
+        if not detector.alarm:
+            self._age, self._open = 0, ""
+            return
+        self._age += 1
+        words = detector.measured.partition(": ")[2]
+        self._open = words
+        if not self._first:
+            self._first, self._alarmed_at = words, record.step
+            self._before = detector.usual_loss
+        if "not_finite" in detector.leading:
+            self._not_finite = self._not_finite or words
+        elif self._age > YOUNG and detector.verdict == UNDER_WAY and not self._under_way:
+            self._under_way = f"{UNDER_WAY} at step {record.step}: {words}"
+
+    @property
+    def failure(self) -> str:
+        """The evidence, in words; empty for a run that may be healthy."""
+        if self._not_finite:
+            return self._not_finite
+        end = median(list(self._last)[-max(_LEAST, self._num_losses // _SHARE) :] or [nan])
+        least = LEAST_RISE * abs(self._before)
+        back = not end - self._before >= least  # nan: there is nothing to compare
+        level = f"the loss is {end:.4g} at the end, {self._before:.4g} was usual before"
+        if self._under_way:
+            return self._under_way if back else f"{self._under_way}; {level}"
+        if self._open:
+            return f"the log ends in an alarm: {self._open}"
+        if not back:
+            return f"{level} the alarm at step {self._alarmed_at}: {self._first}"
+        return ""

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from math import inf, nan
 from typing import NamedTuple, TypeVar
 
-from rmetric.detectors.advice import roll_back
 from rmetric.detectors.calibrated.alarm_lifecycle import (
     RECOVERING,
     TOO_EARLY,
@@ -20,6 +19,7 @@ from rmetric.detectors.calibrated.rate_change import RateChange
 from rmetric.detectors.calibrated.source import EvidenceSource, clipped
 from rmetric.detectors.calibrated.thresholds import Thresholds, default_thresholds, sources
 from rmetric.detectors.calibrated.training_loss import TrainingLoss
+from rmetric.detectors.contract import roll_back
 from rmetric.metric import Components
 from rmetric.records import Record
 
@@ -52,8 +52,7 @@ class _Config(NamedTuple):
 class CalibratedDetector:
     """Alarms on evidence beyond that of healthy runs, and names the evidence.
 
-    Each source (training loss, validation loss, probe loss, updates, gradients,
-    hardware, non-finite values) gives statistics relative to the run's own rolling
+    Each source (see `sources`) gives statistics relative to the run's own rolling
     baseline. A statistic s has two thresholds, floors that are raised where healthy
     and benign runs exceed them: a solo threshold a, which alarms by itself, and a
     joint threshold b, which alarms together with another source. With u the largest
@@ -65,8 +64,7 @@ class CalibratedDetector:
     in healthy runs, or two of different kinds that are each unusual. Both must last for five
     steps: the least of their records counts. Values that are not finite
     and the training loss, whose statistics contain this, count at once, and so do two sources
-    of those that suffice together (`SUFFICES`). What is not
-    logged adds nothing; with only a loss it works on that.
+    of those that suffice together (`SUFFICES`). What is not logged adds nothing.
 
     An alarm of the losses stays open, with a score of 1.01, until the loss is back or its new level
     has become usual: one collapse is one alarm.
@@ -82,8 +80,6 @@ class CalibratedDetector:
         thresholds: those of `rmetric calibrate`; by default the shipped ones.
 
     Attributes:
-        score: 1 is the threshold; nan until there is anything to judge by.
-        alarm: whether the score is above 1.
         reason: the verdict; each piece of evidence with its usual value and since when; a jump of
             the learning rate where one that nobody announced came before; and a suggested action.
         verdict: ``healthy``; ``spike or failure, too early to tell`` in the first ten records of
@@ -93,11 +89,9 @@ class CalibratedDetector:
             before that and while there is an alarm.
         evidence: statistic -> its strength, 1 being enough for an alarm: alone, or, where
             it never alarms alone, beside another source.
-        statistics: what the sources give, in their own units.
         pair: strength of the second largest source, 1 being enough beside the largest; the least
             of the last records.
-        contributions: λ, σ² and ΔL from 0 to 1 as the calibrated R-Metric weighs them, where
-            1 is a quarter more than the limit or than healthy runs show; see `CalibratedRMetric`.
+        contributions: λ, σ² and ΔL from 0 to 1 as the calibrated R-Metric weighs them.
 
     >>> detector = CalibratedDetector()
     >>> for step in range(60):
@@ -125,7 +119,7 @@ class CalibratedDetector:
         self.step = 0
         self.ended = ""
         self._since: dict[str, int] = {}
-        self._course = AlarmLifecycle()  # named so in saved states
+        self._course = AlarmLifecycle()
         self._rate = RateChange()
         self._because_of_rate = ""
         self._rate_advice = ""
@@ -150,7 +144,7 @@ class CalibratedDetector:
         self._judge(again=again)
         if was and not self.alarm and not record.planned_events:
             names = {name for _, name in led}
-            if self._course.unfinished(names, self._loss):
+            if self._course.unfinished(names, self._source(TrainingLoss)):
                 self.score, self.alarm, self._leading = KEPT_OPEN, True, led
                 for name in names & since.keys():
                     self._since[name] = since[name]
@@ -159,10 +153,10 @@ class CalibratedDetector:
                 self.ended = ""
                 self._because_of_rate = self._rate.words()
                 self._rate_advice = self._rate.advice()
-            self._course.follow({name for _, name in self._leading}, self._loss)
+            self._course.follow({name for _, name in self._leading}, self._source(TrainingLoss))
         elif was:
             labels = {self._sources[index].LABEL: None for index, _ in led}
-            why = self._course.end({name for _, name in led}, labels, self._loss)
+            why = self._course.end({name for _, name in led}, labels, self._source(TrainingLoss))
             self.ended = "a change was announced" if record.planned_events else why
         return self
 
@@ -172,13 +166,11 @@ class CalibratedDetector:
         pairs: list[_Strength] = []
         at_once: list[_Strength] = []
         known = False
-        limits = self.config.limits
         for index, source in enumerate(self._sources):
             best: _Strength = 0.0, (0, "")
             soonest: _Strength = 0.0, (0, "")
-            statistics = source.statistics
-            for name, solo, joint in limits[index]:
-                value = statistics.get(name)
+            for name, solo, joint in self.config.limits[index]:
+                value = source.statistics.get(name)
                 if value is None:
                     self._since.pop(name, None)
                     continue
@@ -219,18 +211,14 @@ class CalibratedDetector:
         return next(source for source in self._sources if isinstance(source, kind))
 
     @property
-    def _loss(self) -> TrainingLoss:
-        return self._source(TrainingLoss)
-
-    @property
     def usual_loss(self) -> float:
         """Level that the newest loss is compared with, nats; nan or inf while undefined."""
-        return self._loss.before
+        return self._source(TrainingLoss).before
 
     @property
     def early_rise(self) -> float:
         """Share by which the last three losses are above all before; 0 once there is a baseline."""
-        return self._loss.early_rise
+        return self._source(TrainingLoss).early_rise
 
     @property
     def since(self) -> int | None:
@@ -255,14 +243,11 @@ class CalibratedDetector:
 
     @property
     def level(self) -> str:
-        """How far the evidence goes.
+        """``alarm``; ``watch`` while any statistic is above a threshold; else ``quiet``.
 
-        ``alarm``, which is to act on; ``watch`` while any statistic is above a threshold, which is
-        to look closer, some hundred records apart in healthy runs; else ``quiet``.
+        In healthy runs the second comes some hundred records apart.
         """
-        if self.alarm:
-            return "alarm"
-        return "watch" if self._since else "quiet"
+        return "alarm" if self.alarm else "watch" if self._since else "quiet"
 
     @property
     def odd_worker(self) -> int | None:

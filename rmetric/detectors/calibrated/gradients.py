@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import copysign, inf, isfinite, log, sqrt
 
-from rmetric.detectors.advice import roll_back
-from rmetric.detectors.calibrated.past import Deviation, LaggedPast
-from rmetric.detectors.calibrated.source import EvidenceSource, amount, clipped, times
+from rmetric.detectors.calibrated.source import (
+    Deviation,
+    EvidenceSource,
+    LaggedPast,
+    amount,
+    clipped,
+    times,
+)
+from rmetric.detectors.contract import roll_back
 from rmetric.records import Record
 from rmetric.signals.gradient_variance import population_variance
 

@@ -8,8 +8,8 @@ from math import inf, isfinite, log, nan, sqrt
 from pathlib import Path
 
 from rmetric._util.strict_json import parse_line
-from rmetric.detectors.advice import roll_back
 from rmetric.detectors.calibrated.source import EvidenceSource, bounded
+from rmetric.detectors.contract import roll_back
 from rmetric.records import Record
 
 PRIOR = Path(__file__).with_name("evaluation_prior.json")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import inf, isfinite
 
-from rmetric.detectors.advice import leave_out_or_roll_back, roll_back
 from rmetric.detectors.calibrated.source import EvidenceSource
+from rmetric.detectors.contract import leave_out_or_roll_back, roll_back
 from rmetric.records import Record
 
 #: Overflows in a row that a loss scaler does not explain any more.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from heapq import heappush, heappushpop
 from math import inf, log
 
-from rmetric.detectors.advice import roll_back
 from rmetric.detectors.calibrated.source import EvidenceSource
+from rmetric.detectors.contract import roll_back
 from rmetric.records import Record
 
 #: How many times larger or smaller a rate that jumped is, and one that is steady at most.

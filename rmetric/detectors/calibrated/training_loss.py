@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections import deque
 from math import inf, isfinite, nan
 
-from rmetric.detectors.advice import roll_back
-from rmetric.detectors.calibrated.past import Deviation, ExcursionLimit, LaggedPast, Resolution
-from rmetric.detectors.calibrated.source import LARGEST, EvidenceSource, bounded, clipped
-from rmetric.detectors.followed_loss import FollowedLoss
+from rmetric.detectors.calibrated.source import (
+    LARGEST,
+    Deviation,
+    EvidenceSource,
+    ExcursionLimit,
+    LaggedPast,
+    Resolution,
+    bounded,
+    clipped,
+)
+from rmetric.detectors.contract import FollowedLoss, roll_back
 from rmetric.records import Record
 
 #: Share of the usual loss: a smaller rise is never a jump, however quiet the run.

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from math import inf, log
 
-from rmetric.detectors.advice import roll_back
-from rmetric.detectors.calibrated.past import LaggedPast
-from rmetric.detectors.calibrated.source import EvidenceSource, amount, clipped, times
+from rmetric.detectors.calibrated.source import EvidenceSource, LaggedPast, amount, clipped, times
+from rmetric.detectors.contract import roll_back
 from rmetric.records import Record
 
 _SMOOTHING = 0.3

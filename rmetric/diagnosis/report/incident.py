@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from math import inf, isfinite
+from math import isfinite
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +24,6 @@ from rmetric.diagnosis.report.render import clock, excerpt, plain
 from rmetric.diagnosis.result import Diagnosis, Evidence
 from rmetric.readers import read_log
 from rmetric.replay.scored_run import ScoredRun, score_run
-from rmetric.reporting.decisions import decisions_of, short_words
 from rmetric.reporting.page import (
     DetectorTrace,
     monitor_events,
@@ -33,7 +32,7 @@ from rmetric.reporting.page import (
 )
 from rmetric.reporting.page.columns import charts_of
 from rmetric.reporting.page.render import MOST_ALARMS, listed, render_incident
-from rmetric.reporting.page.sentences import summarise
+from rmetric.reporting.page.sentences import decisions_of, short_words, summarise
 from rmetric.reporting.page.series import Charts, Line
 from rmetric.telemetry.lines import GpuVerdict
 from rmetric.telemetry.reading import LAST_TIME

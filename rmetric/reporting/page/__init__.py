@@ -1,8 +1,8 @@
 """One HTML page a run, and an index over many, that need no network and open from disk.
 
-traces.py: scores and alarms; columns.py: the panels; sentences.py: the text at
-the top; downsample.py: fewer points, the same picture; render.py: the file. What the
-browser does is chart.js and index.js, with uPlot (vendor/) under the charts.
+traces.py: scores and alarms; columns.py: the panels, of series.py; sentences.py: the text at the
+top; render.py: the file. What the browser does is chart.js and index.js, with uPlot (vendor/)
+under the charts.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import numpy as np
 from rmetric._util import __version__
 from rmetric.evaluation import RunVerdict, judge_run
 from rmetric.evaluation.verdict_words import SEVERITY, alarm_words, counted_runs
-from rmetric.records import LogEvent, Run
+from rmetric.records import LogEvent, Record, Run
 from rmetric.replay.scored_run import ScoredRun
-from rmetric.reporting.decisions import decisions_of, short_words, summed_up
 from rmetric.reporting.page.columns import OURS, charts_of
 from rmetric.reporting.page.render import (
     LONGEST_TEXT,
@@ -30,31 +29,30 @@ from rmetric.reporting.page.render import (
     render_index,
     render_run,
 )
-from rmetric.reporting.page.sentences import DetectorSummary, summarise, truth_sentences
+from rmetric.reporting.page.sentences import (
+    DetectorSummary,
+    decisions_of,
+    short_words,
+    summarise,
+    summed_up,
+    truth_sentences,
+)
 from rmetric.reporting.page.traces import (
-    Alarm,
     DetectorTrace,
     trace_of_r_metric,
     trace_of_stated,
     trace_with_reasons,
 )
-from rmetric.reporting.sparkline import MOST_POINTS, path_of
 
 __all__ = [
-    "PAGE_NAME",
-    "Alarm",
     "DetectorTrace",
     "Origin",
     "index_of",
-    "live_alarm",
     "monitor_events",
     "page_of",
-    "render_index",
-    "render_run",
     "trace_of_r_metric",
     "trace_of_stated",
     "trace_with_reasons",
-    "verdict_of",
 ]
 
 #: The file in a run's folder.
@@ -85,34 +83,27 @@ def page_of(
 ) -> str:
     """The page of a run; `traces` begin with the R-Metric's, see `trace_of_r_metric`.
 
-    `verdict` is that of `verdict_of`, which is asked where None is given.
-
-    R as the log states it has a card and a chart where it differs from ours anywhere; else a
-    sentence says that it does not.
-    The same input gives the same text. Whatever stands in the log is shown as text.
+    `verdict` is that of `verdict_of`, which is asked where None is given. R as the log states it
+    has a card and a chart where it differs from ours anywhere; else a sentence says that it does
+    not. The same input gives the same text. Whatever stands in the log is shown as text.
     """
     run = scored.run
     verdict = verdict_of(run, traces) if verdict is None else verdict
     notes, more_notes = listed(run.notes + scored.notes, _MOST_NOTES)
-    alarms = []
     # As published it stands last but for what the log states, as in the charts.
     ordered = [*traces[1:], traces[0]]
     stated = trace_of_stated(scored)
     if stated is not None and scored.stated_differs:
         ordered.append(stated)
         traces = [*traces, stated]
-    for trace in ordered:
-        shown, more = listed(trace.began, MOST_ALARMS)
-        alarms.append((trace, shown, more))
     return render_run(
         charts_of(scored, traces, verdict),
         run=run,
         verdict=verdict,
         live_alarm=live_alarm(verdict, traces),
-        scored=scored,
         truth_words=truth_sentences(run),
         sayings=[_summary(scored, trace) for trace in ordered],
-        alarms=alarms,
+        alarms=[(trace, *listed(trace.began, MOST_ALARMS)) for trace in ordered],
         notes=notes,
         more_notes=more_notes,
         origin=origin,
@@ -126,17 +117,17 @@ def page_of(
 
 def verdict_of(run: Run, traces: Sequence[DetectorTrace]) -> RunVerdict:
     """The verdict on a run, with the alarms of the calibrated detector among its traces."""
-    alarms = next((trace.alarm_steps for trace in traces if trace.name == OURS), [])
+    alarms = next((trace.alarm_steps for trace in traces if trace.detector == OURS), [])
     return judge_run(run.records, alarms, truth=run.truth, unread=run.unread, findings=run.findings)
 
 
 def live_alarm(verdict: RunVerdict, traces: Sequence[DetectorTrace]) -> str:
     """Where the calibrated detector alarmed live, or why not; empty where it did not watch."""
-    trace = next((trace for trace in traces if trace.name == OURS), None)
+    trace = next((trace for trace in traces if trace.detector == OURS), None)
     if trace is None:
         return ""
     judged = bool(trace.began) or bool(np.isfinite(trace.scores).any())
-    return alarm_words(verdict, trace.first_alarm, trace.num_alarms, judged=judged)
+    return alarm_words(verdict, trace.first_alert, len(trace.alarm_steps), judged=judged)
 
 
 def monitor_events(run: Run) -> dict[str, Any]:
@@ -160,7 +151,7 @@ def monitor_events(run: Run) -> dict[str, Any]:
 
 def _summary(scored: ScoredRun, trace: DetectorTrace) -> DetectorSummary:
     summary = summarise(scored.run, trace)
-    if trace.name == "r_metric" and scored.stated is not None and not scored.stated_differs:
+    if trace.detector == "r_metric" and scored.stated is not None and not scored.stated_differs:
         summary.details.append("The log states the same R.")
     return summary
 
@@ -189,6 +180,9 @@ def _as_text(config: Mapping[str, Any]) -> str:
 #: Key of a row of the index that holds its `Sparkline`.
 SPARK = "sparkline"
 _SPARK_BYTES = 600_000  # of all sparklines of an index
+#: Points of a sparkline, and its height in units of its drawing.
+MOST_POINTS, HEIGHT = 60, 24
+_WIDE = 20.0  # highest loss over the median, above which its scale is logarithmic
 #: Columns of the index: the row's name for it, and the heading.
 _INDEX = {
     "id": "Run",
@@ -211,28 +205,6 @@ _TEXTS = ("id", "verdict", "live_alarm", "outcome", "format", "source", "note")
 _NEEDED = ("id", "first_alert_step", "num_records", "max_r", "format", "source")
 
 
-def _worst_first(row: Mapping[str, Any]) -> tuple[int, list[str | int]]:
-    """Order of the index: by verdict, the worst first, and by name, numbers in it by size."""
-    kinds = list(SEVERITY)
-    kind = row.get("verdict_kind", "")
-    parts = re.split(r"([0-9]+)", str(row["id"]).casefold())
-    name = [int(part) if i % 2 else part for i, part in enumerate(parts)]
-    return kinds.index(kind) if kind in kinds else len(kinds), name
-
-
-def _run_of_index(
-    row: Mapping[str, Any], points: int, *, is_one_of_several: bool
-) -> dict[str, Any]:
-    spark = row.get(SPARK)
-    return dict(row) | {
-        "page": f"{quote(str(row['folder']))}/{PAGE_NAME}",
-        "file": row["source"] if is_one_of_several else "",
-        "severity": SEVERITY.get(row.get("verdict_kind", ""), ""),
-        "path": path_of(spark, points) if spark and points >= 8 else "",
-        "event": spark.event if spark else None,
-    }
-
-
 def index_of(rows: Sequence[Mapping[str, Any]]) -> str:
     """The page over the rows of a replay's index, those of failed files included.
 
@@ -240,12 +212,23 @@ def index_of(rows: Sequence[Mapping[str, Any]]) -> str:
     or none have a ``note``; of a run, ``folder`` holds its report.html. Columns that no run
     fills are left out.
     """
-    replayed = sorted((row for row in rows if not row["problem"]), key=_worst_first)
-    times = Counter(row["id"] for row in replayed)
+    times = Counter(row["id"] for row in rows if not row["problem"])
     points = min(MOST_POINTS, _SPARK_BYTES // (7 * max(1, len(rows))))
     kinds = Counter(row.get("verdict_kind") for row in rows)
-    # Of two runs with one id the files tell which is which.
-    runs = [_run_of_index(row, points, is_one_of_several=times[row["id"]] > 1) for row in replayed]
+    runs = []
+    for row in sorted((row for row in rows if not row["problem"]), key=_worst_first):
+        spark = row.get(SPARK)
+        runs.append(
+            dict(row)
+            | {
+                "page": f"{quote(str(row['folder']))}/{PAGE_NAME}",
+                # Of two runs with one id the files tell which is which.
+                "file": row["source"] if times[row["id"]] > 1 else "",
+                "severity": SEVERITY.get(row.get("verdict_kind", ""), ""),
+                "path": path_of(spark, points) if spark and points >= 8 else "",
+                "event": spark.event if spark else None,
+            }
+        )
     return render_index(
         runs=runs,
         failed=[row for row in rows if row["problem"]],
@@ -263,3 +246,82 @@ def index_of(rows: Sequence[Mapping[str, Any]]) -> str:
         numbers=[name for name in _INDEX if name not in _TEXTS],
         version=__version__,
     )
+
+
+def _worst_first(row: Mapping[str, Any]) -> tuple[int, list[str | int]]:
+    """Order of the index: by verdict, the worst first, and by name, numbers in it by size."""
+    kinds, kind = list(SEVERITY), row.get("verdict_kind", "")
+    parts = re.split(r"([0-9]+)", str(row["id"]).casefold())
+    name = [int(part) if i % 2 else part for i, part in enumerate(parts)]
+    return kinds.index(kind) if kind in kinds else len(kinds), name
+
+
+class Sparkline(NamedTuple):
+    """The course of a loss in equal stretches of a run, as a small picture.
+
+    Attributes:
+        heights: the highest loss of each stretch as a place from 0 (lowest) to `HEIGHT`; None
+            where none was logged or none was finite.
+        event: place of the verdict's event from 0 to 1; None without one.
+    """
+
+    heights: list[int | None]
+    event: float | None
+
+
+def sparkline_of(records: Sequence[Record], verdict: RunVerdict) -> Sparkline | None:
+    """The judged loss of a run; None where fewer than two values are finite."""
+    losses = [_loss_of(record, verdict) for record in records]
+    places = np.array([i for i, loss in enumerate(losses) if loss is not None], dtype=int)
+    values = np.array([losses[i] for i in places.tolist()], dtype=float)
+    finite = np.isfinite(values)
+    if finite.sum() < 2:
+        return None
+    count = min(MOST_POINTS, len(values))
+    stretches = np.minimum(count - 1, places * count // len(records))[finite]
+    values = values[finite]
+    if values.min() > 0 and values.max() > _WIDE * np.sort(values)[len(values) // 2]:
+        values = np.log(values)
+    highest = np.full(count, -np.inf)
+    np.maximum.at(highest, stretches, values)
+    # Halved, so that no difference overflows.
+    low, width = values.min() / 2, values.max() / 2 - values.min() / 2
+    shares = (highest / 2 - low) / width if width else np.full(count, 0.5)
+    heights = [
+        None if x == -np.inf else round(HEIGHT * share)
+        for x, share in zip(highest.tolist(), shares.tolist(), strict=True)
+    ]
+    event = None
+    if verdict.onset_step is not None:
+        reached = np.array([record.step for record in records]) >= verdict.onset_step
+        event = float(reached.argmax()) / len(records) if reached.any() else 1.0
+    return Sparkline(heights, event)
+
+
+def _loss_of(record: Record, verdict: RunVerdict) -> float | None:
+    name, part = verdict.loss, verdict.part
+    if name is None or name == "reward":
+        return (record.policy or {}).get("reward") if name else None
+    if part:
+        logged = part if name == "training_loss" else f"validation {part}"
+        return (record.loss_parts or {}).get(logged)
+    value: float | None = getattr(record, name)
+    return value
+
+
+def path_of(line: Sparkline, most: int = MOST_POINTS) -> str:
+    """The `d` of an SVG path, 100 wide and `HEIGHT` high, through at most `most` points.
+
+    >>> path_of(Sparkline([24, 12, None, 0, 6], None))
+    'M0 0L25 12M75 24L100 18'
+    """
+    stride = -(-len(line.heights) // max(1, most))
+    groups = [line.heights[i : i + stride] for i in range(0, len(line.heights), stride)]
+    parts, drawn = [], False
+    for i, group in enumerate(groups):
+        known = [height for height in group if height is not None]
+        if known:
+            x = round(100 * i / max(1, len(groups) - 1))
+            parts.append(f"{'L' if drawn else 'M'}{x} {HEIGHT - max(known)}")
+        drawn = bool(known)
+    return "".join(parts)

@@ -12,7 +12,7 @@ from rmetric.evaluation.verdict_words import RunVerdict
 from rmetric.metric import PAPER_WEIGHTS, RMetricConfig
 from rmetric.records import Record, Run
 from rmetric.replay.scored_run import ScoredRun
-from rmetric.reporting.decisions import decisions_of, short_words
+from rmetric.reporting.page.sentences import decisions_of, short_words
 from rmetric.reporting.page.series import Charts, Floats, Line, Panel, Series
 from rmetric.reporting.page.traces import STATED, SYMBOLS, DetectorTrace
 
@@ -91,22 +91,19 @@ def charts_of(
     logged = _logged(scored.run.records, verdict.part if verdict else "")
     groups: dict[str, list[Panel]] = {"What was logged": logged} if logged else {}
     # The R-Metric stands below the other detectors, and R as stated below ours.
-    for trace in (*(t for t in others if t.name != STATED), r_metric):
+    for trace in (*(t for t in others if t.detector != STATED), r_metric):
         of_trace = _of_r_metric(scored, trace) if trace is r_metric else _of_detector(trace)
         groups[trace.title] = of_trace
-    groups |= {trace.title: _of_detector(trace) for trace in others if trace.name == STATED}
+    groups |= {trace.title: _of_detector(trace) for trace in others if trace.detector == STATED}
     groups = {title: panels for title, panels in groups.items() if panels}
-    lines = _lines(scored, traces, verdict)
-    return Charts(steps=r_metric.steps, groups=groups, lines=lines, event=_stretches(verdict))
-
-
-def _stretches(verdict: RunVerdict | None) -> list[tuple[int, int | None]]:
-    """The stretches of the verdict's event; one that lasts has no end."""
-    if verdict is None or verdict.onset_step is None or verdict.kind not in EVENTS:
-        return []
-    if verdict.kind == "spike":
-        return list(zip(verdict.event_steps, verdict.event_end_steps, strict=True))
-    return [(verdict.onset_step, verdict.end_step)]
+    lines = _alarm_lines(scored.run, traces, verdict) + _decision_lines(scored.run)
+    stretches: list[tuple[int, int | None]] = []
+    if verdict is not None and verdict.onset_step is not None and verdict.kind in EVENTS:
+        lines = _event_lines(verdict, verdict.onset_step) + lines
+        stretches = [(verdict.onset_step, verdict.end_step)]
+        if verdict.kind == "spike":
+            stretches = list(zip(verdict.event_steps, verdict.event_end_steps, strict=True))
+    return Charts(steps=r_metric.steps, groups=groups, lines=lines, event=stretches)
 
 
 def _logged(records: Sequence[Record], judged: str) -> list[Panel]:
@@ -151,31 +148,24 @@ def _series(label: str, colour: str, logged: Sequence[float | None]) -> Series:
 
 def _workers(records: Sequence[Record]) -> list[Panel]:
     """Each worker's norm, or where they are many the smallest, the middle and the greatest."""
-    most = max((len(record.worker_gradient_norms or ()) for record in records), default=0)
-    if most == 0:
-        return []
-
     norms = [record.worker_gradient_norms or () for record in records]
+    most = max(map(len, norms), default=0)
     if most <= _FEW_WORKERS:
         series = [
             _series(f"worker {i}", f"e{i + 1}", [n[i] if len(n) > i else None for n in norms])
             for i in range(most)
         ]
-        hint = ""
-    else:
-        # All three hand a nan on: that one worker has it is to be seen.
-        named: tuple[tuple[str, str, Any], ...] = (
-            ("smallest", "e1", np.min),
-            ("median", "plain", np.median),
-            ("greatest", "e2", np.max),
-        )
-        series = [
-            _series(label, colour, [float(of(n)) if n else None for n in norms])
-            for label, colour, of in named
-        ]
-        hint = f"over {most} workers"
-    title = "Gradient norms of the workers" if hint else "Gradient norm of each worker"
-    return [Panel(name="workers", title=title, hint=hint, series=series, log=_is_wide(series))]
+        return _panel("workers", "Gradient norm of each worker", "", series)
+    # All three hand a nan on: that one worker has it is to be seen.
+    named: tuple[tuple[str, str, Any], ...] = (
+        ("smallest", "e1", np.min), ("median", "plain", np.median), ("greatest", "e2", np.max)
+    )  # fmt: skip
+    series = [
+        _series(label, colour, [float(of(n)) if n else None for n in norms])
+        for label, colour, of in named
+    ]
+    hint = f"over {most} workers"
+    return _panel("workers", "Gradient norms of the workers", hint, series)
 
 
 def _is_wide(series: Sequence[Series]) -> bool:
@@ -203,14 +193,13 @@ def _of_r_metric(scored: ScoredRun, trace: DetectorTrace) -> list[Panel]:
     normalised, raw = [], []
     for name, symbol in SYMBOLS.items():
         values = np.array([getattr(score.raw, name) for score in scored.scores], dtype=float)
-        defined = ~np.isnan(values)
         scaled = np.array([getattr(score.normalised, name) for score in scored.scores], dtype=float)
+        defined, label = ~np.isnan(values), f"n({symbol}) × {getattr(weights, name):g}"
         if not defined.any():
             if scaled.any():
-                label = f"n({symbol}) × {getattr(weights, name):g}, as the log states it"
+                label += ", as the log states it"
                 normalised.append(_column(label, _COLOURS[name], scaled))
             continue
-        label = f"n({symbol}) × {getattr(weights, name):g}"
         normalised.append(_column(label, _COLOURS[name], scaled, defined))
         first_loss = name == "loss_drift" and scored.config.variant == "authors_simulator"
         title, hint = _RAW["authors_simulator" if first_loss else name]
@@ -233,22 +222,24 @@ def _of_r_metric(scored: ScoredRun, trace: DetectorTrace) -> list[Panel]:
 
 
 def _of_detector(trace: DetectorTrace) -> list[Panel]:
-    tone = "alert" if trace.name == OURS else "neutral"
+    tone = "alert" if trace.detector == OURS else "neutral"
     hint = "" if trace.threshold is None else f"alarm above {trace.threshold:g}; "
-    score = _column("R" if trace.name == STATED else "score", "score", trace.scores)
+    score = _column("R" if trace.detector == STATED else "score", "score", trace.scores)
     if not len(score.values):
         return []
     panels = [
         Panel(
-            name=f"score_{trace.name}", series=[score],
-            title="R, as stated" if trace.name == STATED else f"{trace.title}: score",
+            name=f"score_{trace.detector}", series=[score],
+            title="R, as stated" if trace.detector == STATED else f"{trace.title}: score",
             hint=f"{hint}shaded where it alarms", threshold=trace.threshold, alarms=trace.alarms,
             log=False, tone=tone,
             cap=None if trace.threshold is None else _HIGHEST * trace.threshold,
         )
     ]  # fmt: skip
     if trace.evidence:
-        strongest = _strongest(trace.evidence)
+        peaks = {label: np.max(values, initial=0.0, where=~np.isnan(values))
+                 for label, values in trace.evidence.items()}  # fmt: skip
+        strongest = sorted(peaks, key=lambda label: -peaks[label])[:_NUM_COLOURS]
         series = [
             _column(label.replace("_", " "), f"e{i + 1}", trace.evidence[label])
             for i, label in enumerate(strongest)
@@ -257,7 +248,7 @@ def _of_detector(trace: DetectorTrace) -> list[Panel]:
         if len(strongest) < len(trace.evidence):
             hint += f"; the {len(strongest)} strongest of {len(trace.evidence)}"
         panels.append(
-            Panel(name=f"evidence_{trace.name}", title="Evidence", series=series, hint=hint,
+            Panel(name=f"evidence_{trace.detector}", title="Evidence", series=series, hint=hint,
                   threshold=1.0, log=False, tone=tone, cap=_HIGHEST)
         )  # fmt: skip
     if trace.contributions:
@@ -278,17 +269,10 @@ def _calibrated_r(trace: DetectorTrace) -> Panel:
         for name, values in parts.items()
     ]
     return Panel(
-        name=f"contributions_{trace.name}", title="The R-Metric's three ideas, calibrated",
+        name=f"contributions_{trace.detector}", title="The R-Metric's three ideas, calibrated",
         series=series, bounds=(0.0, 1.06 * sum(PAPER_WEIGHTS)), threshold=RMetricConfig().threshold,
         hint="0 is usual for this run, 1 more than healthy runs show; weights as published",
     )  # fmt: skip
-
-
-def _strongest(evidence: dict[str, Floats]) -> list[str]:
-    """The labels with the highest peaks, the highest first: as many as there are colours."""
-    peaks = {label: np.max(values, initial=0.0, where=~np.isnan(values))
-             for label, values in evidence.items()}  # fmt: skip
-    return sorted(peaks, key=lambda label: -peaks[label])[:_NUM_COLOURS]
 
 
 def _column(label: str, colour: str, values: Floats, defined: Any = None) -> Series:
@@ -299,13 +283,11 @@ def _column(label: str, colour: str, values: Floats, defined: Any = None) -> Ser
     )
 
 
-def _lines(
-    scored: ScoredRun, traces: Sequence[DetectorTrace], verdict: RunVerdict | None
+def _alarm_lines(
+    run: Run, traces: Sequence[DetectorTrace], verdict: RunVerdict | None
 ) -> list[Line]:
-    lines = []
-    if verdict is not None and verdict.onset_step is not None and verdict.kind in EVENTS:
-        lines += _event_lines(verdict, verdict.onset_step)
-    truth = scored.run.truth
+    """Onset and failure as the log states them, and the first alarm of each detector."""
+    lines, truth = [], run.truth
     if truth is not None and truth.onset_step is not None:
         lines.append(
             Line(step=truth.onset_step, kind="onset", label=f"onset of {truth.fault}", tag="fault")
@@ -313,19 +295,22 @@ def _lines(
     if truth is not None and truth.failed and truth.failure_step is not None:
         label = f"failure: {truth.failure_kind or 'of unknown kind'}"
         lines.append(Line(step=truth.failure_step, kind="failure", label=label, tag="failure"))
+    event = None if verdict is None else verdict.alarm_step
     for trace in traces:
-        if trace.first_alarm is not None:
-            kind = {OURS: "alarm", "r_metric": "published-alarm"}.get(trace.name, "own-alarm")
-            label = f"first alarm: {trace.title}"
-            tag = "alarm" if kind == "alarm" else ""
-            if tag and trace.num_alarms > 1:
-                tag = f"alarm (first of {trace.num_alarms})"
-            lines.append(Line(step=trace.first_alarm, kind=kind, label=label, tag=tag))
-            event = None if verdict is None else verdict.alarm_step
-            if kind == "alarm" and event is not None and event != trace.first_alarm:
-                label = f"alarm at the verdict's event: {trace.title}"
-                lines.append(Line(step=event, kind=kind, label=label, tag="alarm"))
-    return lines + _decision_lines(scored.run)
+        first, label = trace.first_alert, f"first alarm: {trace.title}"
+        if first is None:
+            continue
+        if trace.detector != OURS:
+            kind = "published-alarm" if trace.detector == "r_metric" else "own-alarm"
+            lines.append(Line(step=first, kind=kind, label=label))
+            continue
+        number = len(trace.alarm_steps)
+        tag = "alarm" if number == 1 else f"alarm (first of {number})"
+        lines.append(Line(step=first, kind="alarm", label=label, tag=tag))
+        if event is not None and event != first:
+            label = f"alarm at the verdict's event: {trace.title}"
+            lines.append(Line(step=event, kind="alarm", label=label, tag="alarm"))
+    return lines
 
 
 def _event_lines(verdict: RunVerdict, onset: int) -> list[Line]:

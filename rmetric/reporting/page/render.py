@@ -16,8 +16,15 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from rmetric.reporting.page.downsample import kept, merged, spans
-from rmetric.reporting.page.series import Charts, Floats, Panel, Series
+from rmetric.reporting.page.series import (
+    Charts,
+    Floats,
+    Panel,
+    Series,
+    kept,
+    merged,
+    spans,
+)
 from rmetric.reporting.page.traces import Alarm
 
 _HERE = Path(__file__).parent
@@ -40,25 +47,19 @@ _OF_DECISIONS = """
 
 
 def render_run(charts: Charts, **words: Any) -> str:
-    """The page of one run, from its charts and the values of templates/run.html.
-
-    A run of any length fits: its curves are thinned out until the page is below
-    `MOST_BYTES`.
-    """
+    """The page of one run, from its charts and the values of templates/run.html."""
     return _with_charts("run.html", charts, words)
 
 
 def render_incident(charts: Charts | None, **words: Any) -> str:
-    """The page of one incident, from its charts and the values of templates/incident.html.
-
-    Without charts it has no script.
-    """
+    """The page of one incident, without charts without a script; see templates/incident.html."""
     if charts is None:
         return _render("incident.html", "", charts=None, **words)
     return _with_charts("incident.html", charts, words)
 
 
 def _with_charts(template: str, charts: Charts, words: Mapping[str, Any]) -> str:
+    """The page, its curves thinned out until it is below `MOST_BYTES`."""
     count = max(1, sum(len(panel.series) for panel in charts.panels))
     buckets = min(_MOST_BUCKETS, max(_FEWEST_BUCKETS, _POINTS // (2 * count)))
     style = _OF_DECISIONS if any(line.kind == "decision" for line in charts.lines) else ""
@@ -72,12 +73,9 @@ def _with_charts(template: str, charts: Charts, words: Mapping[str, Any]) -> str
 
 
 def render_index(columns: Sequence[tuple[str, str]], numbers: Sequence[str], **words: Any) -> str:
-    """The page over many runs; see `rmetric.reporting.page.index_of`.
+    """The page over many runs, by names and headings of the `columns` of its table.
 
-    Args:
-        columns: of the table of runs, names and headings.
-        numbers: the names of those that hold numbers.
-        **words: the other values of templates/index.html.
+    `numbers` are the names of those that hold numbers, `words` the values of templates/index.html.
     """
     rules = []
     # By the place of the column, as a class in each of thousands of rows would add up.
@@ -97,17 +95,17 @@ def render_index(columns: Sequence[tuple[str, str]], numbers: Sequence[str], **w
 
 def drawn(charts: Charts, num_buckets: int) -> dict[str, Any]:
     """The data of chart.js, as JSON holds it; numbers to six digits."""
-    axis = charts.places
-    stretch = 1
-    for series in (series for panel in charts.panels for series in panel.series):
-        if len(series.values) > 2 * num_buckets:
-            stretch = max(stretch, -(-len(series.values) // num_buckets))
+    axis, last = charts.places, float(charts.places[-1])
+    counts = [len(series.values) for panel in charts.panels for series in panel.series]
     return {
         "byRecord": charts.by_record,
         "records": len(charts.steps),
         "range": [*charts.range],
-        "stretch": stretch,
-        "event": _event(charts),
+        "stretch": max((-(-n // num_buckets) for n in counts if n > 2 * num_buckets), default=1),
+        "event": [
+            [_rounded(charts.place(first)), _rounded(last if end is None else charts.place(end))]
+            for first, end in charts.event
+        ],
         "lines": [
             asdict(line) | {"x": _rounded(charts.place(line.step)), "label": _cut(line.label)}
             for line in charts.lines
@@ -116,24 +114,17 @@ def drawn(charts: Charts, num_buckets: int) -> dict[str, Any]:
     }
 
 
-def _event(charts: Charts) -> list[list[int | float]]:
-    last = float(charts.places[-1])
-    return [
-        [_rounded(charts.place(first)), _rounded(last if end is None else charts.place(end))]
-        for first, end in charts.event
-    ]
-
-
 def _panel(panel: Panel, charts: Charts, axis: Floats, num_buckets: int) -> dict[str, Any]:
     shaded: list[list[Any]] = []
     if panel.alarms is not None:
         places = merged(axis[spans(panel.alarms)], min(_MOST_SPANS, 2 * num_buckets))
         shaded = [[_rounded(a), _rounded(b)] for a, b in places.tolist()]
-    plain = ("name", "title", "threshold", "bounds", "log", "small", "cap", "tone")
-    return {name: getattr(panel, name) for name in plain} | {
-        "shaded": shaded,
-        "series": [_series(curve, charts, axis, num_buckets) for curve in panel.series],
+    found: dict[str, Any] = {
+        name: getattr(panel, name)
+        for name in ("name", "title", "threshold", "bounds", "log", "small", "cap", "tone")
     }
+    series = [_series(curve, charts, axis, num_buckets) for curve in panel.series]
+    return found | {"shaded": shaded, "series": series}
 
 
 def _series(series: Series, charts: Charts, axis: Floats, num_buckets: int) -> dict[str, Any]:
@@ -149,12 +140,8 @@ def _series(series: Series, charts: Charts, axis: Floats, num_buckets: int) -> d
     }
     if charts.by_record:
         found["steps"] = charts.steps[positions].tolist()
-    for name, strange in (
-        ("nan", np.isnan(values)),
-        ("inf", np.isposinf(values)),
-        ("-inf", np.isneginf(values)),
-    ):
-        if strange.any():
+    for name, test in (("nan", np.isnan), ("inf", np.isposinf), ("-inf", np.isneginf)):
+        if (strange := test(values)).any():
             found.setdefault("marks", {})[name] = [_rounded(place) for place in x[strange].tolist()]
     return found
 
@@ -228,20 +215,22 @@ def _source_hash(text: str) -> str:
 @cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=FileSystemLoader(_HERE / "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["cut"] = _cut
-    environment.filters["short"] = lambda text: _cut(str(text), 200)
-    environment.filters["outcome"] = lambda value: _cut(value or "not known", 200).replace("_", " ")
-    environment.filters["length_of"] = _length
-    environment.filters["file_name"] = lambda path: re.split(r"[/\\\\]", str(path))[-1]
-    environment.filters["in_parts"] = _in_parts
-    environment.filters["arrows"] = _arrows
-    environment.filters["thousands"] = lambda value: f"{value:,}"
+        loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters |= {
+        "cut": _cut,
+        "short": lambda text: _cut(str(text), 200),
+        "outcome": lambda value: _cut(value or "not known", 200).replace("_", " "),
+        "length_of": _length,
+        "file_name": lambda path: re.split(r"[/\\\\]", str(path))[-1],
+        "in_parts": _in_parts,
+        # No line ends within an arrow.
+        "arrows": lambda text: Markup(
+            str(escape(text)).replace("-&gt;", '<span class="arrow">-&gt;</span>')
+        ),
+        "thousands": lambda value: f"{value:,}",
+    }
     return environment
 
 
@@ -261,11 +250,6 @@ def _in_parts(text: str) -> tuple[str, str]:
     found = re.match(r"(\d+ )?[A-Z]{2,}( [A-Z]{2,})*", text)
     place = found.end() if found else 0
     return text[:place], text[place:]
-
-
-def _arrows(text: str) -> Markup:
-    """Text in which no line ends within an arrow."""
-    return Markup(str(escape(text)).replace("-&gt;", '<span class="arrow">-&gt;</span>'))
 
 
 def listed(values: Sequence[Any], most: int) -> tuple[Sequence[Any], int]:

@@ -1,7 +1,9 @@
-"""Sentences at the top of a page: first alarm, details and verdict of each detector."""
+"""Sentences of a page: on each detector, on the stated outcome, on the decisions of a rescue."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from math import isnan
 from typing import NamedTuple
 
@@ -11,7 +13,7 @@ from rmetric._util.printed import counted
 from rmetric.evaluation import judge
 from rmetric.metric import HEALTHY_ALARMED
 from rmetric.metric_settings import settings_of
-from rmetric.records import Run
+from rmetric.records import LogEvent, Run
 from rmetric.reporting.page.traces import DetectorTrace
 
 _CAUTION = (
@@ -21,16 +23,14 @@ _CAUTION = (
 
 
 class DetectorSummary(NamedTuple):
-    """Sentences on one detector.
+    """Sentences on one detector; empty where there is nothing to say.
 
     Attributes:
-        caution: what to keep in mind of this detector; empty where there is nothing.
-        headline: whether and where it alarms first.
-        reason: of that alarm; empty without one.
+        caution: what to keep in mind of this detector.
+        headline, reason: whether and where it alarms first, and why.
         details: sentences about the rest of the run.
-        judgement: how right it was, where the truth is known.
-        tone: ``good``, ``bad``, or ``plain`` where nobody knows.
-        alarmed: whether it ever alarmed.
+        judgement, tone: how right it was, where the truth is known; ``good``, ``bad``, or
+            ``plain`` where nobody knows.
     """
 
     name: str
@@ -46,15 +46,15 @@ class DetectorSummary(NamedTuple):
 
 def summarise(run: Run, trace: DetectorTrace) -> DetectorSummary:
     first = trace.began[0] if trace.began else None
-    judgement, tone = judged(run, trace)
-    scored = trace.name == "r_metric" and _has_scores(trace)
+    judgement, tone = _judged(run, trace)
+    scored = trace.detector == "r_metric" and _has_scores(trace)
     is_papers = scored and settings_of(run).config.variant == "paper"
     headline = "No alarm" if _has_scores(trace) else "Nothing to judge by"
     if first is not None:
         verdict = f": {first.verdict}" if first.verdict else ""
         headline = f"First alarm at step {first.step:,}{verdict}"
     return DetectorSummary(
-        name=trace.name,
+        name=trace.detector,
         title=trace.title,
         caution=_CAUTION if is_papers else "",
         headline=headline,
@@ -71,9 +71,8 @@ def truth_sentences(run: Run) -> str:
     truth = run.truth
     if truth is None:
         return ""
-    if truth.fault == "NONE":
-        sentences = ["No fault was injected."]
-    else:
+    sentences = ["No fault was injected."]
+    if truth.fault != "NONE":
         severity = "" if truth.severity is None else f", severity {truth.severity:g}"
         kind = "Benign change" if truth.benign else "Fault"
         sentences = [f"{kind}: {truth.fault}{severity}."]
@@ -85,27 +84,22 @@ def truth_sentences(run: Run) -> str:
 
 
 def _details(trace: DetectorTrace) -> list[str]:
-    details = []
+    details = _later(trace)
     if trace.began:
-        in_alarm = int(trace.alarms.sum())
-        times = counted(trace.num_alarms, "alarm")
-        details += _later(trace)
+        times, in_alarm = counted(len(trace.alarm_steps), "alarm"), int(trace.alarms.sum())
         details.append(f"{times}; in alarm at {in_alarm:,} of {len(trace.alarms):,} records.")
     known = ~np.isnan(trace.scores)
     if not known.any():
-        details.append("The log holds nothing that it works on.")
-        return details
+        return [*details, "The log holds nothing that it works on."]
     highest = int(np.nanargmax(np.where(known, trace.scores, -np.inf)))
     score, step = trace.scores[highest], int(trace.steps[highest])
     threshold = "" if trace.threshold is None else f"; the threshold is {trace.threshold:g}"
-    if score == 0:
-        details.append(f"Score 0 at every record{threshold}.")
-    else:
-        details.append(f"Highest score {score:.3g}, at step {step:,}{threshold}.")
-    return details
+    words = f"Highest score {score:.3g}, at step {step:,}" if score else "Score 0 at every record"
+    return [*details, f"{words}{threshold}."]
 
 
 def _later(trace: DetectorTrace) -> list[str]:
+    """What became of the first alarm."""
     later = []
     for before, alarm in zip([None, *trace.began], trace.began, strict=False):
         if before is not None and before.until == alarm.position and alarm.verdict:
@@ -117,12 +111,12 @@ def _later(trace: DetectorTrace) -> list[str]:
     return later
 
 
-def judged(run: Run, trace: DetectorTrace) -> tuple[str, str]:
+def _judged(run: Run, trace: DetectorTrace) -> tuple[str, str]:
     """Verdict by the causal rule, and its tone; empty where the truth is unknown."""
     if run.truth is None or not _has_scores(trace):
         return "", "plain"
-    truth, first = run.truth, trace.first_alarm
-    of_run = judge([run], [trace.as_trace(run.id)], "causal")
+    truth, first = run.truth, trace.first_alert
+    of_run = judge([run], [trace], "causal")
     if first is None:
         if not truth.failed:
             return "Right: the run did not fail.", "good"
@@ -136,13 +130,52 @@ def judged(run: Run, trace: DetectorTrace) -> tuple[str, str]:
         return f"A false alarm: the run did not fail{absorbed}.", "bad"
     if bool(of_run.false_alarm[0]):
         before = truth.onset_step - first if truth.onset_step is not None else 0
-        return (
-            f"A false alarm: {counted(before, 'step')} before the fault existed. The rule as "
-            "published counts it as a hit.",
-            "bad",
-        )
+        early = f"A false alarm: {counted(before, 'step')} before the fault existed."
+        return f"{early} The rule as published counts it as a hit.", "bad"
     return "Too late: the run had failed by then.", "bad"
 
 
 def _has_scores(trace: DetectorTrace) -> bool:
     return bool(trace.began) or not np.isnan(trace.scores).all()
+
+
+def decisions_of(run: Run) -> list[LogEvent]:
+    """The decisions of a rescue among the events of the run's log."""
+    return [event for event in run.log_events if event.kind == "decision"]
+
+
+def kind_words(name: str) -> str:
+    """Decisions of a kind, without their places."""
+    known = {"leave_out": "left out", "go_back": "went back", "hold": "held"}
+    return known.get(name, name.replace("_", " "))
+
+
+def short_words(event: LogEvent) -> str:
+    """A decision without step and reason.
+
+    >>> short_words(LogEvent(step=713, kind="decision", name="go_back", reason="", to=690))
+    'went back to 690'
+    """
+    place = {"go_back": "to", "hold": "at"}.get(event.name, "")
+    to = "" if event.to is None else f"{event.to:,}"
+    return f"{kind_words(event.name)} {place} {to}" if place else kind_words(event.name)
+
+
+def summed_up(decisions: Sequence[LogEvent]) -> str:
+    """The number of each kind, in one line.
+
+    >>> went = LogEvent(step=713, kind="decision", name="go_back", reason="", to=690)
+    >>> summed_up([went, went])
+    'Went back 2 times'
+    """
+    counts = Counter(event.name for event in decisions)
+    parts = []
+    if back := counts.pop("go_back", 0):
+        parts.append("went back once" if back == 1 else f"went back {back:,} times")
+    if left := counts.pop("leave_out", 0):
+        parts.append(f"{counted(left, 'step')} left out")
+    if counts.pop("hold", 0):
+        parts.append(short_words([event for event in decisions if event.name == "hold"][-1]))
+    parts += [f"{name.replace('_', ' ')}: {count:,}" for name, count in counts.items()]
+    words = ", ".join(parts)
+    return words[:1].upper() + words[1:]

@@ -1,4 +1,7 @@
-"""Panels of series over one step axis, before any is thinned out."""
+"""Panels of series over one step axis, and the points of them that a page draws.
+
+Of each stretch of a series its extremes are drawn, so that every spike survives.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,6 @@ class Series:
     """One curve.
 
     Attributes:
-        label: as the legend names it.
         colour: the name of a colour in page.css, without the dashes.
         positions: the records that it has values at, rising, shape (N,).
         values: at those records; nan and inf were logged so, shape (N,).
@@ -39,12 +41,9 @@ class Panel:
 
     Attributes:
         name: in the page's HTML, unique.
-        title, hint: above the panel.
-        threshold: drawn as a line.
         bounds: of the vertical axis; None fits it to what is shown.
         log: whether it starts on a logarithmic scale; None for no choice.
         alarms: at which records it is shaded, shape (T,).
-        small: drawn at less height.
         cap: on a linear scale what is above is drawn there, and marked; None draws all.
         tone: of threshold and shading: ``alert``, or ``neutral`` where an alarm means less.
     """
@@ -86,7 +85,6 @@ class Charts:
     Attributes:
         steps: of the records, shape (T,).
         groups: heading -> its panels.
-        lines: drawn through the panels.
         event: first step and end of each stretch of the verdict's event, shaded in the chart of
             the loss; None for the end of the log.
     """
@@ -114,10 +112,10 @@ class Charts:
         count = len(self.steps)
         if self.by_record:
             return np.arange(1, count + 1, dtype=float)
-        starts = np.flatnonzero(np.concatenate([[True], np.diff(self.steps) > 0]))
-        sizes = np.diff(np.append(starts, count))
-        number = np.arange(count) - np.repeat(starts, sizes)
-        places: Floats = self.steps + _WITHIN * number / np.repeat(sizes, sizes)
+        _, sizes = np.unique(self.steps, return_counts=True)
+        sizes_T = np.repeat(sizes, sizes)
+        number = np.arange(count) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        places: Floats = self.steps + _WITHIN * number / sizes_T
         return places
 
     def place(self, step: int) -> float:
@@ -134,3 +132,51 @@ class Charts:
         low, high = min([float(places[0]), *at]), max([float(places[-1]), *at])
         edge = 0.02 * (high - low) or 1.0
         return low - edge, high + edge
+
+
+def kept(values: Floats, num_buckets: int) -> NDArray[np.intp]:
+    """Which of `values`, shape (N,), to draw: their indices, rising.
+
+    The values are cut into stretches of equally many. Of each the smallest and the
+    greatest finite value stay, and the first nan, inf and -inf that it has; so do the
+    first and the last value of all. Up to two values a stretch, all stay.
+
+    >>> kept(np.array([1.0, 1.0, 9.0, 1.0, 1.0, 1.0, 0.5, 1.0]), 2).tolist()
+    [0, 2, 4, 6, 7]
+    """
+    count = len(values)
+    if count <= 2 * num_buckets:
+        return np.arange(count)
+    size = -(-count // num_buckets)
+    rows = -(-count // size)
+    # The last value again, as a filling, changes neither the extremes nor which comes first.
+    filled = np.concatenate([values, np.full(rows * size - count, values[-1])])
+    table = filled.reshape(rows, size)
+    finite = np.isfinite(table)
+    strange = (np.isnan(table), np.isposinf(table), np.isneginf(table))
+    chosen = [np.array([0, count - 1])]
+    for there, rank in ((finite, table), (finite, -table), *((kind, kind) for kind in strange)):
+        first = np.where(there, rank, -np.inf).argmax(axis=1)
+        having = np.flatnonzero(there.any(axis=1))
+        chosen.append(having * size + first[having])
+    return np.unique(np.minimum(np.concatenate(chosen), count - 1))
+
+
+def spans(alarms: Bools) -> NDArray[np.intp]:
+    """From which record to which each alarm holds, shape (N, 2).
+
+    An alarm holds until the next record, the last one until itself.
+    """
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], alarms, [False]]).astype(np.int8)))
+    return np.minimum(edges.reshape(-1, 2), max(len(alarms) - 1, 0))
+
+
+def merged(spans: Floats, most: int) -> Floats:
+    """At most about `most` spans, shape (N, 2): those with the least between them become one."""
+    if len(spans) <= most:
+        return spans
+    gaps = spans[1:, 0] - spans[:-1, 1]
+    split = np.sort(np.argsort(-gaps, kind="stable")[: most - 1])
+    starts = np.concatenate([[0], split + 1])
+    ends = np.concatenate([split, [len(spans) - 1]])
+    return np.column_stack([spans[starts, 0], spans[ends, 1]])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 from math import nan
 
 import numpy as np
@@ -17,11 +16,13 @@ from rmetric.evaluation.traces import SEED, generator_for
 from rmetric.metric import reason_for
 from rmetric.records import Run
 from rmetric.replay.scored_run import ScoredRun
-from rmetric.reporting.page.series import Bools, Floats
+from rmetric.reporting.page.series import Floats
 
 #: Name of the trace of R as a log states it.
 STATED = "stated"
 SYMBOLS = {"failure_rate": "λ", "gradient_variance": "σ²", "loss_drift": "ΔL"}
+#: Records between two calls of `on_records`.
+REPORTED_EVERY = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,53 +45,27 @@ class Alarm:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectorTrace:
-    """One detector on one run, with a row for each record.
+class DetectorTrace(Trace):
+    """One detector on one run, with a row for each record, and what it says of its alarms.
 
     Attributes:
-        name: in `DETECTORS`.
         title: for people.
         threshold: of the score; None where the detector states none.
-        scores: nan where there was nothing to judge by, shape (T,).
-        alarms: shape (T,).
         began: each time that it began to alarm, with its reason.
         evidence: label -> how unusual, in units of its threshold, shape (T,).
         contributions: of λ, σ² and ΔL to a calibrated R, by their names, shape (T,).
     """
 
-    name: str
     title: str
     threshold: float | None
-    steps: np.ndarray
-    scores: Floats
-    alarms: Bools
     began: list[Alarm]
     evidence: dict[str, Floats] = field(default_factory=dict)
     contributions: dict[str, Floats] = field(default_factory=dict)
 
     @property
-    def first_alarm(self) -> int | None:
-        return self.began[0].step if self.began else None
-
-    @property
-    def num_alarms(self) -> int:
-        """Number of alarms; a verdict that changes within an alarm does not begin another."""
-        return len(self.alarm_steps)
-
-    @property
     def alarm_steps(self) -> list[int]:
-        """The step at which each alarm began."""
-        began = self.alarms & ~np.concatenate([[False], self.alarms[:-1]])
-        return [int(step) for step in self.steps[began]]
-
-    def as_trace(self, run_id: str) -> Trace:
-        """As the protocols judge it."""
-        columns = {"steps": self.steps, "scores": self.scores, "alarms": self.alarms}
-        return Trace(detector=self.name, run_id=run_id, **columns)
-
-
-#: Records between two calls of `on_records`.
-REPORTED_EVERY = 4096
+        """The step at which each alarm began; a change of its verdict does not begin another."""
+        return [int(step) for step in self.steps[self.begins]]
 
 
 def trace_with_reasons(
@@ -135,11 +110,11 @@ def trace_with_reasons(
         parts = getattr(detector, "contributions", None)
         if parts is not None:
             _note(contributions, parts._asdict().items(), position, count)
-    stated = getattr(detector, "threshold", None)
     return DetectorTrace(
-        name=name,
+        detector=name,
+        run_id=run.id,
         title=entry.title,
-        threshold=1.0 if name == "calibrated" else stated,
+        threshold=1.0 if name == "calibrated" else getattr(detector, "threshold", None),
         steps=np.array([record.step for record in run.records], dtype=np.int64),
         scores=scores,
         alarms=alarms,
@@ -161,14 +136,11 @@ def _note(
 def trace_of_r_metric(scored: ScoredRun) -> DetectorTrace:
     """The trace of the R-Metric, which a replay has scored already."""
     return _trace_of(
-        scored,
-        name="r_metric",
-        title="R-Metric, as published",
-        threshold=scored.config.threshold,
+        scored, "r_metric", "R-Metric, as published", scored.config.threshold,
         scores=[score.score for score in scored.scores],
         alarms=[score.alarm for score in scored.scores],
         reason=lambda i: reason_for(scored.config, *scored.scores[i][1:4]),
-    )
+    )  # fmt: skip
 
 
 def trace_of_stated(scored: ScoredRun) -> DetectorTrace | None:
@@ -177,42 +149,34 @@ def trace_of_stated(scored: ScoredRun) -> DetectorTrace | None:
     if stated is None:
         return None
     return _trace_of(
-        scored,
-        name=STATED,
-        title="R as the log states it",
-        threshold=stated.threshold,
+        scored, STATED, "R as the log states it", stated.threshold,
         scores=[nan if score is None else score for score in stated.scores],
         alarms=stated.alarms,
         reason=lambda i: (
             f"R {stated.scores[i]:.2f} as the log states it, limit {stated.threshold_words}: "
             "compare the other detectors"
         ),
-    )
+    )  # fmt: skip
 
 
 def _trace_of(
-    scored: ScoredRun,
-    *,
-    name: str,
-    title: str,
-    threshold: float,
-    scores: Sequence[float],
-    alarms: Sequence[bool],
-    reason: Callable[[int], str],
-) -> DetectorTrace:
+    scored: ScoredRun, name: str, title: str, threshold: float, *, scores: Sequence[float],
+    alarms: Sequence[bool], reason: Callable[[int], str],
+) -> DetectorTrace:  # fmt: skip
     """A trace from the score and the alarm at each record; `reason` is that of an alarm there."""
-    steps = [score.step for score in scored.scores]
-    held = np.array(alarms, dtype=bool)
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], held]).astype(np.int8))).tolist()
+    steps, count = [score.step for score in scored.scores], len(alarms)
+    padded = np.concatenate([[False], np.array(alarms, dtype=bool), [False]]).astype(np.int8)
+    began = [
+        Alarm(position=i, step=steps[i], reason=reason(i), until=until if until < count else None)
+        for i, until in np.flatnonzero(np.diff(padded)).reshape(-1, 2).tolist()
+    ]
     return DetectorTrace(
-        name=name,
+        detector=name,
+        run_id=scored.run.id,
         title=title,
         threshold=threshold,
         steps=np.array(steps, dtype=np.int64),
         scores=np.array(scores, dtype=float),
-        alarms=held,
-        began=[
-            Alarm(position=i, step=steps[i], reason=reason(i), until=until)
-            for i, until in zip_longest(edges[::2], edges[1::2])
-        ],
+        alarms=np.array(alarms, dtype=bool),
+        began=began,
     )

@@ -9,8 +9,7 @@ import pytest
 
 from rmetric import Record, Run
 from rmetric.diagnosis.report.incident import incident_page
-from rmetric.reporting.page import SPARK, index_of
-from rmetric.reporting.sparkline import Sparkline
+from rmetric.reporting.page import index_of
 from tests.diagnosis.diagnoses import out_of_memory
 from tests.reporting.page.pages import HOSTILE, eventful_run, hostile_run, page
 from tests.reporting.page.test_page import row, spiked_run
@@ -207,30 +206,11 @@ def test_an_alarm_in_the_table_leads_to_its_step(browser):
     until(shown, lambda b: abs(b.execute_script(cursor) - step) < 1)
 
 
-def test_a_curve_can_be_hidden(browser):
-    shown = browser(page(eventful_run()))
-    until(shown, lambda b: inked(b, "workers") > 500)
-    before = inked(shown, "workers")
-    button = shown.find_element(By.CSS_SELECTOR, "[data-panel=workers] .legend button")
-    shown.execute_script("arguments[0].click()", button)
-    assert button.get_attribute("aria-pressed") == "false"
-    until(shown, lambda b: inked(b, "workers") < before)
-
-
 def test_a_run_named_as_a_script_runs_nothing(browser):
     for html in (page(hostile_run()), index_of([row(id=HOSTILE, source=HOSTILE)])):
         shown = browser(html)
         assert shown.execute_script("return window.hacked === undefined")
         assert HOSTILE in shown.find_element(By.TAG_NAME, "main").text
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_follows_the_reader_s_inked(browser, scheme):
-    shown = browser(page(eventful_run()), scheme=scheme)
-    red, green, blue = shown.execute_script(
-        "return getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
-    )
-    assert (red + green + blue > 600) == (scheme == "light")
 
 
 def test_on_a_phone_nothing_is_wider_than_the_screen(browser):
@@ -243,21 +223,6 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(browser):
     until(shown, lambda b: inked(b, "loss") > 300)
     assert not wide(shown)
     assert not wide(browser(index_of(rows), size=PHONE))
-
-
-def test_an_index_with_every_column_fits_a_screen_of_1280(browser):
-    step = 2_000_000
-    full = row(
-        id="run_001_llama3_router_imbalance", source="JSONL_run_001_llama3_router_imbalance.jsonl",
-        format="experiment log (JSONL)", num_records=500_000, outcome="not_applicable",
-        verdict="UNSTABLE from step 2,520 to 4,420, calm since", verdict_kind="unstable",
-        live_alarm="at step 2,510, 10 steps before the onset", onset_step=step, failure_step=step,
-        first_alert_step=step, calibrated_first_alarm_step=step, max_r=0.577, stated_max_r=0.577,
-        stated_first_alert_step=step,
-    )  # fmt: skip
-    shown = browser(index_of([full]), size=(1280, 900))
-    table = shown.find_element(By.CSS_SELECTOR, ".scroll")
-    assert int(table.get_property("scrollWidth")) <= int(table.get_property("clientWidth"))
 
 
 def test_a_finger_that_moves_sideways_zooms(browser):
@@ -322,24 +287,6 @@ def test_the_index_is_filtered_by_outcome_and_by_text(browser):
     assert order(shown) == []
 
 
-def test_the_index_is_filtered_by_alarms_and_finds_paths(browser):
-    rows = [
-        row(id="a", folder="a", source="deep/a.csv", calibrated_first_alarm_step=0),
-        row(id="b", folder="b", source="b.csv"),
-        row(problem="broken", source="bad.csv"),
-    ]
-    shown = browser(index_of(rows))
-    alarmed = shown.find_element(By.NAME, "alarmed")
-    for key, left, count in ((Keys.ARROW_DOWN, ["a"], "1 of 3 shown"),
-                             (Keys.ARROW_DOWN, ["b"], "1 of 3 shown"),
-                             (Keys.HOME, ["a", "b"], "")):  # fmt: skip
-        alarmed.send_keys(key)
-        until(shown, lambda b, left=left: order(b) == left)
-        assert shown.find_element(By.NAME, "count").text == count
-    shown.find_element(By.NAME, "text").send_keys("deep")
-    assert order(shown) == ["a"]
-
-
 def test_a_score_beyond_its_scale_is_cut_on_it_and_read_in_full(browser):
     shown = browser(page(spiked_run(), "calibrated"))
     top = (
@@ -353,29 +300,6 @@ def test_a_score_beyond_its_scale_is_cut_on_it_and_read_in_full(browser):
     shown.execute_script("rmetricPage.point(90)")
     value = shown.find_element(By.CSS_SELECTOR, "[data-panel=score_calibrated] .legend b")
     until(shown, lambda b: value.text == "100")
-
-
-def test_a_short_alarm_of_a_long_run_is_zoomed_to_where_it_fills_something(browser):
-    losses = [2.0] * 60 + [6.0] * 5 + [2.0] * 7000
-    records = [Record(step=10 * s, training_loss=x) for s, x in enumerate(losses, start=1)]
-    shown = browser(page(Run(id="long", records=records), "calibrated"))
-    link = shown.find_element(By.CSS_SELECTOR, ".alarms a")
-    step, length = (int(float(link.get_attribute(f"data-{name}"))) for name in ("step", "length"))
-    shown.execute_script("arguments[0].click()", link)
-    low, high = view(shown)
-    assert low <= step < step + length <= high
-    assert high - low < 1000
-
-
-def test_where_steps_fall_back_the_readout_has_record_and_step(browser):
-    steps = [10, 20, 30, 20, 30, 40]
-    run = Run(id="x", records=[Record(step=s, training_loss=1.0 + s) for s in steps])
-    shown = browser(page(run))
-    plot = shown.find_element(By.CSS_SELECTOR, "[data-panel=loss] .plot")
-    for _ in range(4):
-        plot.send_keys(Keys.ARROW_RIGHT)
-    where = shown.find_element(By.CLASS_NAME, "where")
-    until(shown, lambda b: where.text == "record 4, step 20")
 
 
 def incident(tmp_path) -> str:
@@ -399,23 +323,6 @@ def test_an_incident_draws_its_charts_and_fits(browser, tmp_path, size, scheme):
             .filter(one => one.checkVisibility()).map(one => one.getBoundingClientRect())
             .every(one => one.left >= box.left - 3 && one.right <= box.right + 3);"""
     assert shown.execute_script(inside)
-
-
-def test_a_click_on_an_alarm_of_an_incident_goes_there(browser, tmp_path):
-    shown = browser(incident(tmp_path))
-    whole = view(shown)
-    link = shown.find_element(By.CSS_SELECTOR, ".alarms [data-step]")
-    step = int(link.get_attribute("data-step"))
-    shown.execute_script("arguments[0].click()", link)
-    low, high = view(shown)
-    assert low <= step <= high
-    assert high - low < whole[1] - whole[0]
-
-
-def test_an_incident_without_a_training_log_complains_of_nothing(browser):
-    shown = browser(incident_page(out_of_memory()), PHONE)
-    assert not wide(shown)
-    assert "Lower the micro batch." in shown.find_element(By.TAG_NAME, "body").text
 
 
 @pytest.mark.parametrize("size", [(1280, 800), PHONE], ids=["desk", "phone"])
@@ -442,56 +349,4 @@ def test_verdict_and_loss_fill_the_first_screen(browser, size, kind):
     key = shown.find_element(By.CLASS_NAME, "key").text
     assert ("diverged from here, step 120" in key) == (kind == "diverged")
     assert "published" not in key
-    assert not wide(shown)
-
-
-def test_rows_of_an_index_differ_by_verdict_and_are_filtered_by_it(browser):
-    rows = [
-        row(id=kind, folder=kind, verdict_kind=kind, verdict=text) | {SPARK: line}
-        for kind, text, line in (
-            ("diverged", "DIVERGED at step 9: loss 2 -> 9", Sparkline([9, 3, 24, 24], 0.5)),
-            ("healthy", "HEALTHY: nothing", Sparkline([24, 9, 3, 0], None)),
-            ("spike", "SPIKE at 4", None),
-        )
-    ]
-    shown = browser(index_of(rows))
-    colours = shown.execute_script(
-        "return [...document.querySelectorAll('#runs tbody tr')].map(row => "
-        "getComputedStyle(row).backgroundColor + getComputedStyle(row.cells[0]).borderLeftColor)"
-    )
-    assert len(set(colours)) == 3
-    assert len(shown.find_elements(By.CSS_SELECTOR, "#runs .spark")) == 2
-    shown.find_element(By.NAME, "verdict").send_keys("healthy")
-    until(shown, lambda b: order(b) == ["healthy"])
-
-
-@pytest.mark.parametrize("size", [(1280, 800), PHONE], ids=["desk", "phone"])
-def test_numbers_left_of_a_chart_are_whole_and_all_panels_are_aligned(browser, size):
-    records = [
-        Record(step=i, training_loss=-0.00123 * (i % 7), learning_rate=1e-4) for i in range(60)
-    ]
-    shown = browser(page(Run(id="a", records=records, source="a.csv")), size=size)
-    until(shown, lambda b: inked(b, "loss") > 100)
-    missing, lefts = shown.execute_script(
-        """const charts = rmetricPage.panels.map(panel => panel.chart);
-        const missing = chart => {
-          chart.ctx.font = `${12 * uPlot.pxRatio}px system-ui, sans-serif`;
-          const widths = chart.axes[1]._values.map(text => chart.ctx.measureText(text).width);
-          return Math.max(...widths) / uPlot.pxRatio + 6 - chart.bbox.left / uPlot.pxRatio;
-        };
-        return [Math.max(...charts.map(missing)), charts.map(chart => chart.bbox.left)];"""
-    )
-    assert missing <= 0
-    assert len(set(lefts)) == 1
-
-
-def test_crosses_of_nan_stand_in_the_legend_and_buttons_keep_their_words(browser):
-    shown = browser(page(eventful_run()), size=PHONE)
-    until(shown, lambda b: inked(b, "loss") > 100)
-    legend = shown.find_element(By.CSS_SELECTOR, "[data-panel=loss] .legend").text
-    assert "×" in legend
-    assert "training nan" in legend
-    assert "training infinite" in legend
-    reset = shown.find_element(By.CSS_SELECTOR, "[data-do=reset]")
-    assert reset.size["height"] < 50, "its word is on one line"
     assert not wide(shown)

@@ -81,50 +81,40 @@ def test_the_line_has_the_form_of_the_schema():
 
 
 class TestPage:
-    def test_the_charts_mark_each_decision_and_a_table_has_its_reason(self, log):
-        html = page(read_log(log).runs[0])
-        found = Found(html)
+    def test_the_charts_mark_each_decision_and_card_and_table_tell_them(self, log):
+        found = Found(page(read_log(log).runs[0]))
         lines = [one for one in found.data["lines"] if one["kind"] == "decision"]
         assert [(one["x"], one["label"]) for one in lines] == [
             (698, "left out"),
             (713, "went back to 690"),
         ]
         assert "--decision:" in "".join(found.styles)
-        assert "Decisions and alerts in the log" in found.text
-        assert WHY in found.text
-        assert "waited" in found.text
+        text = " ".join(found.text.split())
+        for words in ("Decisions and alerts in the log", WHY, "waited",
+                      "Rescue Went back once, 1 step left out"):  # fmt: skip
+            assert words in text
         links = {value for _, name, value in found.attributes if name == "data-step"}
         assert {"697", "698", "713"} <= links
 
-    def test_equal_decisions_at_a_step_are_one_mark(self, tmp_path):
-        run = read_log(write_log(tmp_path / "run.jsonl", BACK, LEFT, BACK, BACK)).runs[0]
-        lines = [one for one in Found(page(run)).data["lines"] if one["kind"] == "decision"]
-        assert [one["label"] for one in lines] == ["went back to 690, 3 times", "left out"]
-
-    def test_a_card_names_the_numbers_and_the_last_decision(self, log):
-        text = " ".join(Found(page(read_log(log).runs[0])).text.split())
-        assert "Rescue Went back once, 1 step left out" in text
-
-    def test_a_hold_beyond_the_last_record_is_within_the_axis(self, tmp_path):
-        run = read_log(write_log(tmp_path / "run.jsonl", HELD, last=720)).runs[0]
-        data = Found(page(run)).data
-        [line] = [one for one in data["lines"] if one["kind"] == "decision"]
-        assert (line["x"], line["label"]) == (740, "held at 690")
-        assert data["range"][1] > 740
-
-    def test_reasons_are_text(self, tmp_path):
-        run = read_log(write_log(tmp_path / "run.jsonl", BACK | {"reason": HOSTILE})).runs[0]
-        html = page(run)
+    def test_equal_decisions_are_one_mark_and_a_hold_after_the_records_is_on_the_axis(
+        self, tmp_path
+    ):
+        entries = (BACK, LEFT, BACK, BACK | {"reason": HOSTILE}, HELD)
+        html = page(read_log(write_log(tmp_path / "run.jsonl", *entries, last=720)).runs[0])
+        found = Found(html)
+        lines = [one for one in found.data["lines"] if one["kind"] == "decision"]
+        assert [one["label"] for one in lines] == [
+            "went back to 690, 3 times", "left out", "held at 690"
+        ]  # fmt: skip
+        assert lines[-1]["x"] == 740 < found.data["range"][1]
         assert HOSTILE not in html
-        assert HOSTILE in Found(html).text
+        assert HOSTILE in found.text
 
     def test_a_page_of_very_many_stays_small_and_counts_them(self, tmp_path):
         left = [LEFT | {"step": step} for step in range(1, 901)]
-        run = read_log(write_log(tmp_path / "run.jsonl", *left, BACK)).runs[0]
-        found = Found(page(run))
+        found = Found(page(read_log(write_log(tmp_path / "run.jsonl", *left, BACK)).runs[0]))
         lines = [one for one in found.data["lines"] if one["kind"] == "decision"]
-        assert len(lines) == 30
-        assert lines[-1]["label"] == "went back to 690"
+        assert (len(lines), lines[-1]["label"]) == (30, "went back to 690")
         assert "801 more" in found.text
 
     @pytest.mark.parametrize("entries", [(), (ALERT,)], ids=["none", "alert"])
@@ -132,8 +122,6 @@ class TestPage:
         run = read_log(write_log(tmp_path / "run.jsonl", *entries)).runs[0]
         html = page(run)
         assert "--decision" not in html
-        assert not [one for one in Found(html).data["lines"] if one["kind"] == "decision"]
-        assert "Decisions and alerts in the log" not in html
         run.log_events = []
         assert page(run) == html
 
@@ -145,28 +133,22 @@ class TestPage:
         assert [one["step"] for one in summary["decisions"]] == [698, 713]
 
 
-def labels(run: Run) -> list[str]:
+@pytest.mark.parametrize(
+    ("entries", "last"),
+    [
+        ([LEFT, BACK], ["step 698: left out", "step 713: went back to 690"]),
+        ([LEFT] * 9 + [BACK], ["left out, 9 times", "step 713: went back to 690"]),
+        ([ALERT], ["training"]),
+    ],
+)
+def test_the_figure_names_few_decisions_and_counts_many(tmp_path, entries, last):
+    run = read_log(write_log(tmp_path / "run.jsonl", *entries)).runs[0]
     with style():
-        figure = plot_run(score_run(run))
-    return figure.axes[0].get_legend_handles_labels()[1]
-
-
-class TestFigure:
-    def test_few_decisions_are_named_with_their_steps(self, log):
-        run = read_log(log).runs[0]
-        assert labels(run)[-2:] == ["step 698: left out", "step 713: went back to 690"]
-
-    def test_many_of_a_kind_are_counted(self, tmp_path):
-        run = read_log(write_log(tmp_path / "run.jsonl", *[LEFT] * 9, BACK)).runs[0]
-        assert labels(run)[-2:] == ["left out, 9 times", "step 713: went back to 690"]
-        with style():
-            panels = plot_run(score_run(run)).axes
-        # As short marks at the upper edge, which hide no curve.
-        [marks] = [line for line in panels[0].lines if line.get_marker() == "|"]
-        assert list(marks.get_xdata()) == [698] * 9
-
-    def test_without_decisions_it_has_no_line_more(self, tmp_path):
-        assert labels(read_log(write_log(tmp_path / "run.jsonl", ALERT)).runs[0]) == ["training"]
+        axes = plot_run(score_run(run)).axes[0]
+    assert axes.get_legend_handles_labels()[1][-2:] == last
+    # Many are short marks at the upper edge, which hide no curve.
+    marks = [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "|"]
+    assert marks == [[698] * 9] * (entries.count(LEFT) == 9)
 
 
 def test_an_incident_s_page_has_the_decisions_on_its_charts_and_its_timeline(log):

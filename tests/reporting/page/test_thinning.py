@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from rmetric.reporting.page.downsample import kept, merged, spans
+from rmetric.reporting.page.series import kept, merged, spans
 
 VALUES = arrays(
     float,
