@@ -9,9 +9,8 @@ import torch
 from transformers import Qwen2ForCausalLM
 
 from studies.case_study import models
-from studies.case_study.models import byte_tokenizer, load_model, read_config, tiny_qwen
-from studies.case_study.recipe import Recipe, memory_needed
-from studies.case_study.settings import Settings
+from studies.case_study.models import Recipe, byte_tokenizer, load_model, memory_needed, read_config
+from studies.case_study.settings import TINY, Settings
 from tests.studies.case_study.runs import mini, run, write_examples, write_mini_model
 from tests.studies.case_study.test_recipe import RTX_4060
 
@@ -21,7 +20,7 @@ def test_without_bitsandbytes_it_says_what_to_install_before_anything_is_loaded(
 ):
     model = write_mini_model(tmp_path / "model")
     data = write_examples(tmp_path / "questions.jsonl", 60)
-    monkeypatch.setattr("studies.case_study.recipe.find_device", lambda kind, float16: RTX_4060)
+    monkeypatch.setattr("studies.case_study.models.find_device", lambda kind, float16: RTX_4060)
     monkeypatch.setattr(models, "is_bitsandbytes_available", lambda: False)
     monkeypatch.setattr(models, "_pretrained", lambda *_: pytest.fail("loaded"))
     result = run(*mini(model, data, tmp_path / "out"), "--qlora")
@@ -56,7 +55,7 @@ def model(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        Qwen2ForCausalLM(tiny_qwen()).save_pretrained(folder)
+        Qwen2ForCausalLM(read_config(TINY)).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return folder
 

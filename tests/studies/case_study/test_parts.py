@@ -9,12 +9,26 @@ import numpy as np
 import pytest
 import torch
 
-from studies.case_study import IGNORED
-from studies.case_study.bundled import examples
-from studies.case_study.data import Batch, Blocks, load_data, messages_of, read_rows, tokens_of
-from studies.case_study.faults import FAULTS, Fault, faults_of
-from studies.case_study.models import byte_tokenizer, tiny_qwen
-from studies.case_study.settings import BUNDLED, tiny_settings
+from studies.case_study.data import (
+    Batch,
+    Blocks,
+    examples,
+    load_data,
+    messages_of,
+    read_rows,
+    tokens_of,
+)
+from studies.case_study.models import byte_tokenizer, read_config
+from studies.case_study.settings import (
+    BUNDLED,
+    FAULTS,
+    IGNORED,
+    SMALL,
+    TINY,
+    Fault,
+    Settings,
+    faults_of,
+)
 from tests.studies.case_study.runs import write_examples
 
 TOKENIZER = byte_tokenizer()
@@ -31,7 +45,7 @@ def fault_of(asked: str, onset: int = 400, duration: int | None = None) -> Fault
 def test_the_tokenizer_s_folder_gives_back_the_same_tokenizer(tmp_path):
     from transformers import AutoTokenizer
 
-    tiny_qwen().save_pretrained(tmp_path)
+    read_config(TINY).save_pretrained(tmp_path)
     TOKENIZER.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=False)
     text = "def f(x):\n\treturn 'ä → 猫'  # 50 %"
@@ -106,10 +120,9 @@ def test_four_formats_and_a_folder_hold_the_same_rows(tmp_path):
 
 
 def blocks_of(sequence_length: int = 32, **changes: int) -> tuple[Blocks, Blocks]:
-    settings = tiny_settings(
-        sequence_length=sequence_length, max_steps=20, eval_sequences=3, **changes
-    )
-    data = load_data(settings, tiny_qwen(), TOKENIZER)
+    few = {"sequence_length": sequence_length, "max_steps": 20, "eval_sequences": 3}
+    settings = Settings(**SMALL | few | changes)
+    data = load_data(settings, read_config(TINY), TOKENIZER)
     return data.training, data.held_out
 
 

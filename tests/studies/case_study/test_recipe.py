@@ -12,18 +12,17 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rmetric.guard.planner.cluster import GIB, in_words
-from studies.case_study import CaseStudyError
-from studies.case_study.models import qwen_3b, tiny_qwen
-from studies.case_study.recipe import (
+from studies.case_study.models import (
     Device,
     Plan,
     Recipe,
     find_device,
     memory_needed,
     plan_training,
+    read_config,
 )
-from studies.case_study.runs import hardware_of
-from studies.case_study.settings import Settings
+from studies.case_study.report import hardware_of
+from studies.case_study.settings import QWEN_3B, TINY, CaseStudyError, Settings
 from tests.studies.case_study.runs import run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -46,12 +45,12 @@ RTX_4060 = gpu("NVIDIA GeForce RTX 4060", 7.6)
 @pytest.fixture(autouse=True)
 def large_host(monkeypatch):
     """The machine of the tests is not that of the GPU."""
-    monkeypatch.setattr("studies.case_study.recipe.check_fits", lambda *_: None)
+    monkeypatch.setattr("studies.case_study.models.check_fits", lambda *_: None)
 
 
 @cache
 def planned(device: Device, method: str = "auto") -> Plan:
-    return plan_training(qwen_3b(), Settings(), device, method)
+    return plan_training(read_config(QWEN_3B), Settings(), device, method)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +92,7 @@ def test_the_paper_s_model_gets_the_recipe_that_its_device_has_room_for(device, 
 )
 def test_what_does_not_fit_is_refused(device, method, length, said):
     with pytest.raises(CaseStudyError, match=said):
-        plan_training(qwen_3b(), Settings(sequence_length=length), device, method)
+        plan_training(read_config(QWEN_3B), Settings(sequence_length=length), device, method)
 
 
 def test_a_processor_is_never_given_4_bits():
@@ -108,13 +107,13 @@ def test_a_host_without_room_for_the_state_before_the_onset_is_said(monkeypatch)
         assert needed == 3 * 4 * NUMBER
         raise MemoryError(f"{what} do not fit")
 
-    monkeypatch.setattr("studies.case_study.recipe.check_fits", refuse)
+    monkeypatch.setattr("studies.case_study.models.check_fits", refuse)
     with pytest.raises(CaseStudyError, match="states from before the onset do not fit; --lora"):
-        plan_training(qwen_3b(), Settings(), H200)
+        plan_training(read_config(QWEN_3B), Settings(), H200)
 
 
 def test_too_little_memory_is_said_before_anything_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr("studies.case_study.recipe.find_device", lambda kind, float16: T4)
+    monkeypatch.setattr("studies.case_study.models.find_device", lambda kind, float16: T4)
     done = run("--random-weights", "--full", "--out", tmp_path / "out")
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert "too little memory on Tesla T4: full fine-tuning in float16" in done.err
@@ -130,13 +129,15 @@ def test_the_estimate_is_near_what_an_h100_took(study, recipe):
     summary = json.loads(path.read_text(encoding="utf-8"))
     assert summary["method"]["chosen"] == str(recipe)
     took = max(one["cost"]["peak_memory_bytes"] for one in summary["runs"].values())
-    memory = memory_needed(qwen_3b(), recipe, Settings())
+    memory = memory_needed(read_config(QWEN_3B), recipe, Settings())
     assert sum(memory.values()) - memory["cuda_context"] == pytest.approx(took, rel=0.01)
     assert memory["gradients"] == 4 * summary["method"]["trained_weights"]
 
 
 def test_the_estimate_of_activations_is_no_less_than_a_real_forward_pass_keeps():
-    config = Qwen2Config(**tiny_qwen().to_dict() | {"num_hidden_layers": 5, "layer_types": None})
+    config = Qwen2Config(
+        **read_config(TINY).to_dict() | {"num_hidden_layers": 5, "layer_types": None}
+    )
     recipe = replace(FULL, device="cpu", dtype=torch.float32)
     settings = Settings(sequence_length=64, micro_batch_size=2)
     estimated = memory_needed(config, recipe, settings)
@@ -159,7 +160,7 @@ def test_the_estimate_of_activations_is_no_less_than_a_real_forward_pass_keeps()
 
 def test_everything_that_saves_memory_is_seen_to_save_it():
     def needed(recipe: Recipe = FULL, **settings: int) -> dict[str, int]:
-        return memory_needed(qwen_3b(), recipe, Settings(**settings))
+        return memory_needed(read_config(QWEN_3B), recipe, Settings(**settings))
 
     full, lora, packed = needed(), needed(LORA), needed(replace(LORA, four_bit=True))
     assert (

@@ -22,12 +22,9 @@ from rmetric.reporting.page import trace_of_r_metric
 from rmetric.reporting.replay_report import replay_logs, verdicts
 from run_case_study import Training, train
 from studies.case_study.data import load_data
-from studies.case_study.faults import faults_of
-from studies.case_study.models import load_model, load_tokenizer, read_config
-from studies.case_study.recipe import Recipe
-from studies.case_study.report import table_of
-from studies.case_study.runs import NoHardware
-from studies.case_study.settings import Settings
+from studies.case_study.models import Recipe, load_model, load_tokenizer, read_config
+from studies.case_study.report import NoHardware, table_of
+from studies.case_study.settings import Settings, faults_of
 from tests.studies.case_study.runs import (
     LASTS,
     ONSET,
@@ -271,7 +268,7 @@ def test_the_source_of_hardware_events_is_closed_with_its_run(
             self.is_open = False
 
     hardware = Gpu()
-    monkeypatch.setattr("studies.case_study.runs.hardware_of", lambda device: (hardware, "a GPU"))
+    monkeypatch.setattr("studies.case_study.report.hardware_of", lambda device: (hardware, "a GPU"))
     training = trained(CPU, model, dataset, tmp_path / "x.jsonl")
     assert (training.hardware, hardware.is_open) == ("a GPU", False)
 
