@@ -10,10 +10,9 @@ from rmetric._util.strict_json import number
 from rmetric.evaluation.intervals import NUM_RESAMPLES, Estimate
 from studies.common.table import Cell, Table, numbered, percent
 from studies.detector_benchmark.benchmark import Results
-from studies.detector_benchmark.cases import BROKEN_NATS, SMOOTH_RECORDS, TREND_RECORDS
+from studies.detector_benchmark.cases import BROKEN_NATS, EARLY_STEPS, SMOOTH_RECORDS, TREND_RECORDS
 from studies.detector_benchmark.measure import QUARTILES
 from studies.detector_benchmark.real_logs import EARLY_INTERVALS, LATE_INTERVALS
-from studies.detector_benchmark.verdicts import EARLY_STEPS
 
 #: Detectors in the figures and the tables by fault; the csv files have all.
 FEATURED = (

@@ -25,13 +25,9 @@ GENERATED_WORDS = 60_000
 
 @dataclass(frozen=True)
 class Corpus:
-    """Two domains of text.
+    """Two domains of text: `home` is trained on, `held_out` of it evaluated.
 
-    Attributes:
-        home: the domain of the training.
-        held_out: of the same domain, for evaluation; never trained on.
-        other: the second domain, for a shift of the data mixture.
-        digest: sha256 of all of it.
+    `other` is for a shift of the data mixture; `digest` is the sha256 of all of it.
     """
 
     home: Bytes

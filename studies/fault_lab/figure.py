@@ -33,9 +33,7 @@ TICKS = (0, 3, 10, 30, 100, 300)
 def fault_figure(found: pd.DataFrame, seen: pd.DataFrame) -> Figure:
     """Left: one dot per run, at the steps from onset to failure. Right: response of each signal.
 
-    Args:
-        found: `tables.facts` of all runs.
-        seen: `tables.all_responses`; the map is blank where fewer than `FEWEST` runs failed.
+    `found` and `seen` are of `tables`; the map is blank where fewer than `FEWEST` runs failed.
     """
     groups = {name: rows for name, rows in by_fault(found).items() if name != "NONE"}
     with style.style():

@@ -9,8 +9,7 @@ from typing import Any
 from studies.fault_lab.corpus import CORPORA
 from studies.fault_lab.faults import Fault, fault
 from studies.fault_lab.models import ARCHITECTURES, SIZES
-from studies.fault_lab.optimizers import OPTIMIZERS
-from studies.fault_lab.training import CONTEXT, EVALUATE_EVERY, WARM_UP, WORKERS
+from studies.fault_lab.training import CONTEXT, EVALUATE_EVERY, OPTIMIZERS, WARM_UP, WORKERS
 
 SPLITS = ("calibration", "development", "test")
 SECOND_SPLITS = ("training2", "sealed2")
@@ -29,11 +28,9 @@ class LabSpec:
         fault: as in `faults.FAULTS`; None for a control.
         severity: in the fault's unit; None for its middle one.
         onset_step: first step under the fault, at which the run branches off.
-        duration_steps: duration; None for the fault's default, 0 for the rest of the run.
+        duration_steps: None for the fault's default, 0 for the rest of the run.
         peak_rate: learning rate after the warm-up.
-        text: one of `corpus.CORPORA`.
         context: planned bytes of a sequence.
-        restarts: of the cosine schedule.
     """
 
     run_id: str

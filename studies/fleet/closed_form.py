@@ -53,8 +53,7 @@ def most_an_emergency_saves(
 ) -> float:
     """Upper bound of the gain of warnings in the ratio, to first order in 1 / M.
 
-    Without warnings a failure loses half an interval and the time until the last save was
-    durable. A warning can save that, in `recall` of the failures, but not the restart.
+    Half an interval and the time until the last save was durable, in `recall` of the failures.
     """
     return recall * (interval / 2.0 + durable) / mtbf
 

@@ -21,10 +21,9 @@ from rmetric.telemetry.reading import LAST_TIME, Counters, Reading
 from rmetric.telemetry.risk import RiskScore
 from studies.common.table import Cell, Table, percent
 from studies.fleet.gpu_usage import HOUR, Floats
-from studies.fleet.predictors import PREDICTORS
-from studies.fleet.risk_estimates import median, poisson
+from studies.fleet.predictors import AS_CODED, PREDICTORS, as_coded
 from studies.fleet.risk_evaluation import HORIZONS, FailureWindows, JudgedAlarms
-from studies.fleet.vectorised_risk import AS_CODED, as_coded
+from studies.fleet.risk_tables import median, poisson
 
 #: A GPU by its node's name and its index.
 Key = tuple[str, int]

@@ -38,9 +38,8 @@ Bools = NDArray[np.bool_]
 class Draws:
     """Uniform numbers from [0, 1) that decide some runs.
 
-    Attributes:
-        rise_RE, blow_REW: of what a fault does to the loss and to the norms.
-        crash_RK: one at each step of the fault.
+    `rise_RE` and `blow_REW` are of what a fault does to loss and norms; `crash_RK` has one at each
+    of its steps.
     """
 
     training_RE: Floats
@@ -68,12 +67,9 @@ class Draws:
 
 @dataclass(frozen=True, kw_only=True)
 class Faults:
-    """Faults of the runs, shape (R,).
+    """Faults of the runs, shape (R,): whether they act, end the run, and their first step.
 
-    Attributes:
-        acts: it changes loss and gradients.
-        crashes: it ends the run; an acting fault without a crash ends after its longest time.
-        onset: its first step.
+    One that acts and does not crash ends after its longest time.
     """
 
     acts: Bools
@@ -86,8 +82,6 @@ class PublishedBatch:
     """The evaluations of some runs.
 
     Attributes:
-        steps_E: of the evaluations.
-        validation_RE, norms_REW: validation loss (nats) and the workers' gradient norms.
         seen_RE: False for evaluations after the end of the run.
         onset_R: first step under the fault, -inf without one.
         failure_R: step of the crash, inf without one.

@@ -22,8 +22,7 @@ class Slim:
     """Slim form of one table.
 
     Attributes:
-        heads: labels of the full table, with ``= label`` where it is another here; those that a
-            study has not are left out.
+        heads: labels of the full table, with ``= label`` where it is another here.
         both: as wide as both columns of the page, else as one.
         points: labels of the columns that are shown without their intervals.
         wraps: label -> width in cm of a column whose cells are wrapped.

@@ -63,11 +63,7 @@ class Parallel:
 
     The GPUs of the layout are the ranks of the process group, which must exist; no layout changes
     the initial weights. Raises ValueError for a layout that the shape cannot be cut into.
-
-    Attributes:
-        model: this rank's stage, its parameters sharded in place.
-        stage: of the pipeline, from 0.
-        first_sample, num_samples: this rank's slice of the global batch.
+    `first_sample` and `num_samples` are this rank's slice of the global batch.
     """
 
     def __init__(self, shape: Shape, layout: Layout, seed: int, device: torch.device) -> None:

@@ -22,6 +22,7 @@ from rmetric.simulation.published import (
     published_specs,
     simulate_published,
 )
+from studies.paper.analysis import metric_trace
 from studies.paper.anatomy import (
     ANATOMY,
     AUTHORS,
@@ -35,7 +36,6 @@ from studies.paper.anatomy import (
     r_metric,
     spread,
 )
-from studies.paper.metric_traces import metric_trace
 from studies.paper.published_batch import Draws, Faults, PublishedBatch, run_batch, scores
 from studies.paper.published_study import CONFIG
 

@@ -103,8 +103,7 @@ class ZClip(Treatment):
 class AdaGC(Treatment):
     """AdaGC (2025): each tensor's norm at most 1.05 times its moving mean (0.98).
 
-    The paper begins after 100 steps; here the moving means begin with the first step under the
-    rule, whose norms they are.
+    The paper begins after 100 steps; here with the first step under the rule.
     """
 
     every_step = True

@@ -36,9 +36,8 @@ MOST = 2
 class State(NamedTuple):
     """Everything that a branch is after a step.
 
-    Attributes:
-        executed: steps that were computed so far; the clock of the fault.
-        fault: its generator and memory.
+    `executed` steps were computed so far, the clock of the fault; `fault` is its generator and
+    memory.
     """
 
     training: Snapshot
@@ -47,12 +46,7 @@ class State(NamedTuple):
 
 
 class Lineage(NamedTuple):
-    """A run that is trained already.
-
-    Attributes:
-        records: of all its steps from the first one on.
-        states: step -> state after it, at some steps.
-    """
+    """A run that is trained already: all its records, and the states after some steps."""
 
     records: list[Record]
     states: dict[int, State]
@@ -61,9 +55,7 @@ class Lineage(NamedTuple):
 class Control(NamedTuple):
     """A control, which its branches and the policies start from.
 
-    Attributes:
-        training: reused for every branch.
-        losses: step -> validation loss on the whole held-out batch, at multiples of `EVERY`.
+    `losses` are on the whole held-out batch, at multiples of `EVERY`.
     """
 
     spec: LabSpec
@@ -79,8 +71,7 @@ class Outcome:
     Attributes:
         end: ``finished``, ``held`` or ``not_finite``.
         step: of the final weights.
-        above: nats of their validation loss above the twin's at the same step; nan if they are
-            not finite.
+        above: nats of their validation loss above the twin's at that step; nan if not finite.
         executed: steps that were computed, from the onset of the fault on.
         extra: of these, those beyond the steps that the run has advanced.
         actions: executed step, step, kind and words of what the policy did.
@@ -140,9 +131,7 @@ def _nearest(lineage: Lineage, step: int) -> State:
 class Branch:
     """One branch that is trained step by step: data by position, fault by time.
 
-    Attributes:
-        executed: steps that were computed so far.
-        left_out: stretches of batches that are not used, the end excluded.
+    `left_out` are stretches of batches that are not used, the end excluded.
     """
 
     def __init__(self, control: Control, spec: LabSpec) -> None:
@@ -240,12 +229,7 @@ def train_untreated(control: Control, spec: LabSpec) -> Untreated:
 
 
 class Seen(NamedTuple):
-    """What a training knows of a step before its update.
-
-    Attributes:
-        step: of the schedule.
-        loss, norm: of the mean of all workers.
-    """
+    """What a training knows of a step before its update; loss and norm are of all workers."""
 
     step: int
     loss: float
@@ -265,9 +249,7 @@ class Seen(NamedTuple):
 class Treatment:
     """One policy in one branch. It sees what a training sees, and changes what one can change.
 
-    Attributes:
-        every_step: it may change any gradient, so no step is shared with the untreated branch.
-        total_steps: of the run, set by `treat`.
+    With `every_step` it may change any gradient, so no step is shared with the untreated branch.
     """
 
     every_step = False
@@ -318,25 +300,16 @@ def treat(
     treatment: Treatment,
     trace: list[tuple[int, Record]] | None = None,
 ) -> Outcome:
-    """Run a branch under a policy to its end.
+    """Run a branch of `control` under a policy to its end.
 
-    Args:
-        control: that the branch starts from.
-        spec: of the branch.
-        untreated: the branch without a policy.
-        treatment: the policy.
-        trace: filled with (executed step, record) of every step that was taken or left out, from
-            the first step of the control on.
+    `trace` is filled with (executed step, record) of every step that was taken or left out, from
+    the first step of the control on.
     """
     return _Run(control, spec, untreated, treatment, [] if trace is None else trace).run()
 
 
 class _Run:
-    """The loop of `treat`.
-
-    The present lineage is that of the untreated branch, of the control, or None while the steps
-    are trained.
-    """
+    """The loop of `treat`; `lineage` is None while the steps are trained."""
 
     def __init__(
         self,

@@ -21,8 +21,8 @@ from rmetric.metric import Components
 from rmetric.metric_settings import settings_of
 from rmetric.records import Run, Truth
 from rmetric.reporting.style import FAILURE_LINE, FAILURE_MARK, MEANING, ONSET_LINE, TEXT_WIDTH
-from studies.paper.figures.outcomes import in_order, look_of, name_of
-from studies.paper.metric_traces import computed
+from studies.paper.analysis import computed
+from studies.paper.figures.failure_process import in_order, look_of, name_of
 from studies.paper.transfer import normalised_signals
 
 RULE = (
@@ -85,11 +85,7 @@ _MARGINS = {
 
 
 def example_runs(runs: Sequence[Run], traces: Sequence[Trace]) -> Figure:
-    """For each example its losses, the normalised signals, and R with its alerts.
-
-    Args:
-        traces: of R, in the order of `runs`.
-    """
+    """For each example its losses, the normalised signals, and R (`traces`) with its alerts."""
     examples = pick_examples(runs)
     scored = {run.id: trace for run, trace in zip(runs, traces, strict=True)}
     num_blocks = ceil(len(examples) / MOST_COLUMNS)

@@ -119,22 +119,6 @@ def test_a_dataset_that_cannot_be_used_says_why(model, tmp_path, name, text, sai
     assert said in error
 
 
-def test_a_dataset_that_is_not_there(model, tmp_path):
-    error = refused(*mini(model, tmp_path / "none.jsonl", tmp_path / "out"))
-    assert "there is no such file or folder" in error
-
-
-def test_longer_sequences_than_the_model_takes(model, dataset, tmp_path):
-    error = refused(*mini(model, dataset, tmp_path / "out"), "--sequence-length", "65")
-    assert "the model takes up to 64" in error
-
-
-def test_a_folder_with_something_else_in_it_is_left_alone(model, dataset, tmp_path):
-    (tmp_path / "thesis.txt").write_text("x")
-    assert "it is no empty folder" in refused(*mini(model, dataset, tmp_path))
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
-
-
 def test_results_that_cannot_be_written_are_exit_code_1(model, dataset, tmp_path):
     (tmp_path / "file").write_text("x")
     result = run(*mini(model, dataset, tmp_path / "file" / "out"))
@@ -164,16 +148,6 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
     )
-
-
-def test_without_torch_it_says_what_to_install():
-    done = python(
-        "import sys; sys.modules['torch'] = None\n"
-        "import run_case_study; sys.exit(run_case_study.main(['--tiny']))"
-    )
-    assert done.returncode == 2
-    assert done.stderr.endswith("error: torch is not installed: pip install -e '.[study,live]'\n")
-    assert "Traceback" not in done.stderr
 
 
 def test_help_does_not_pay_for_torch():

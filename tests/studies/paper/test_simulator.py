@@ -41,19 +41,6 @@ def test_the_fit_finds_the_power_it_is_shown(script, coefficient, exponent):
     assert found == pytest.approx((coefficient, exponent), rel=1e-6)
 
 
-def test_no_multiple_of_one_fails_and_forty_fails_soon(script):
-    runs = script.simulated(script.spike_specs())
-    assert np.isinf(script.times_to_failure(runs, 1)).all()
-    assert (script.times_to_failure(runs, 40) < 150).all()
-
-
-def test_averaging_quiets_the_gradient_and_leaves_the_workers_alone(script):
-    runs = script.simulated(script.worker_specs())
-    (few, own_of_few), (many, own_of_many) = (script.norms(runs, number) for number in (2, 32))
-    assert 2 < few / many <= 4.2
-    assert own_of_many == pytest.approx(own_of_few, rel=0.1)
-
-
 def test_every_fault_and_severity_has_its_bar(script):
     ends = script.outcome_counts(script.simulated(script.fault_specs()))
     assert {name for name, _ in ends} == set(FAULTS) - {"NONE"}
