@@ -103,10 +103,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Blocks:
-    """Sequences of one length, shapes (N, L); one example follows another in them.
-
-    A batch depends on the seed and its number alone, so each run sees the same ones.
-    """
+    """Sequences of one length, shapes (N, L); a batch depends on the seed and its number alone."""
 
     tokens_NL: Tokens
     labels_NL: Tokens
@@ -130,7 +127,6 @@ class Blocks:
         return Batch(self.tokens_NL[chosen], self.labels_NL[chosen])
 
     def in_order(self, size: int) -> Iterator[Batch]:
-        """All of them, once, `size` at a time."""
         for start in range(0, len(self), size):
             part = slice(start, start + size)
             yield Batch(self.tokens_NL[part], self.labels_NL[part])
@@ -160,14 +156,7 @@ def load_data(
             f"held-out sequences of {settings.sequence_length} tokens and one more to train on; "
             "--sequence-length and --eval-sequences can be less"
         )
-    known = config.get_text_config().vocab_size
-    highest = max(int(part.tokens_NL.max()) for part in (training, held_out))
-    if highest >= known:
-        raise CaseStudyError(
-            f"--model {settings.model}: its tokenizer gives token {highest} and the model knows "
-            f"{known}: they do not belong together"
-        )
-    return Data(training, held_out, min(len(tokenizer), known))
+    return Data(training, held_out, min(len(tokenizer), config.get_text_config().vocab_size))
 
 
 def _pack(texts: Iterator[tuple[list[int], list[int]]], wanted: int, settings: Settings) -> Blocks:
@@ -229,12 +218,7 @@ ASKING = (
 
 
 def examples(count: int, seed: int = 0) -> Iterator[dict[str, str]]:
-    """`count` rows with the columns instruction and output; the same for the same seed.
-
-    >>> row = next(examples(1))
-    >>> row["output"].startswith("def ")
-    True
-    """
+    """`count` rows with the columns instruction and output; the same for the same seed."""
     generator = np.random.default_rng(seed)
     for _ in range(count):
         kept, condition = CHOICES[generator.integers(len(CHOICES))]

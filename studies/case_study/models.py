@@ -51,11 +51,7 @@ class Device:
 
 
 def find_device(kind: str = "auto", *, float16: bool = False) -> Device:
-    """The device to train on: a GPU where there is one, unless `kind` says which.
-
-    `float16` leaves its bfloat16 unused. Raises CaseStudyError where CUDA is asked for and
-    torch cannot use it, and for float16 on a processor.
-    """
+    """A GPU where there is one, unless `kind` says which; `float16` leaves its bfloat16 unused."""
     if torch.cuda.is_available() and kind != "cpu":
         properties = torch.cuda.get_device_properties(0)
         # is_bf16_supported() is also True where bfloat16 is only emulated, as on a T4.
@@ -78,10 +74,7 @@ class Recipe:
     """A way to train.
 
     Attributes:
-        device: ``cuda`` or ``cpu``.
         dtype: of the arithmetic.
-        lora: train low-rank adapters in place of all weights.
-        gradient_checkpointing: compute activations again in the backward pass.
         four_bit: hold the weights under the adapters in 4 bits (QLoRA).
     """
 
@@ -133,7 +126,7 @@ def plan_training(
 ) -> Plan:
     """The first way to train `config` that fits: all weights, LoRA, or LoRA on 4-bit weights.
 
-    `method` is ``auto``, ``full``, ``lora`` or ``qlora``. Raises CaseStudyError where none fits.
+    `method` is ``auto``, ``full``, ``lora`` or ``qlora``.
     """
     longest = getattr(config.get_text_config(), "max_position_embeddings", None)
     if longest is not None and settings.sequence_length > longest:
@@ -174,10 +167,9 @@ def plan_training(
 def memory_needed(config: PreTrainedConfig, recipe: Recipe, settings: Settings) -> dict[str, int]:
     """About the bytes that training `config` takes at its highest, by purpose.
 
-    Weights are counted on the meta device, which holds shapes and no numbers. Of each layer and
-    token the backward pass needs some 56 bytes a hidden unit, norms are in float32, and four
-    vectors of the feed-forward layer; with checkpointing the layer's input, and one layer at a
-    time. 4-bit weights take 4.127 bits with their constants (Dettmers et al. 2023, QLoRA).
+    Of each layer and token the backward pass needs some 56 bytes a hidden unit, norms are in
+    float32, and four vectors of the feed-forward layer; with checkpointing the layer's input, and
+    one layer at a time. 4-bit weights take 4.127 bits with their constants (Dettmers et al. 2023).
     """
     text = config.get_text_config()
     with torch.device("meta"):
@@ -239,12 +231,7 @@ def quiet() -> None:
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte of UTF-8, 256 of them, and one that ends a text.
-
-    >>> tokenizer = byte_tokenizer()
-    >>> tokenizer.decode(tokenizer("1 → 2").input_ids), len(tokenizer)
-    ('1 → 2', 257)
-    """
+    """One token a byte of UTF-8, 256 of them, and one that ends a text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     bytes_alone = models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[])
     tokenizer = Tokenizer(bytes_alone)
@@ -277,7 +264,6 @@ def loaded(source: str, option: str, load: Callable[[str], Loaded]) -> Loaded:
 
 
 def read_config(source: str) -> PreTrainedConfig:
-    """The configuration of a model, without its weights."""
     if source in ARCHITECTURES:
         return Qwen2Config(tie_word_embeddings=True, **ARCHITECTURES[source])
     return loaded(source, "--model", lambda place: AutoConfig.from_pretrained(place, **SAFE))

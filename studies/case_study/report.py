@@ -45,7 +45,6 @@ PACKAGES = ("torch", "transformers", "peft", "datasets", "numpy")
 
 
 def run_id(settings: Settings, fault: Fault | None) -> str:
-    """Name of a run's files: model, fault and seed."""
     model = settings.model.rstrip("/\\").replace("\\", "/").rpartition("/")[2]
     return f"{safe_name(model)}_{fault.label if fault else 'NONE'}_s{settings.seed}"
 
@@ -83,26 +82,17 @@ def about_study(
         "fault_steps": [fault.duration for fault in faults],
         "learning_rate": settings.learning_rate or recipe.learning_rate,
     }
+    sequences = {f"{name}_sequences": len(getattr(data, name)) for name in ("training", "held_out")}
+    processor = {"architecture": platform.machine(), "cores": os.cpu_count()}
+    method = {"chosen": str(recipe), "reason": plan.reason}
     return {
         "runs": {},
         "settings": used,
         "recipe": asdict(recipe) | {"dtype": str(recipe.dtype).removeprefix("torch.")},
-        "data": {
-            "training_sequences": len(data.training),
-            "held_out_sequences": len(data.held_out),
-            "sha256": data.training.digest,
-        },
+        "data": sequences | {"sha256": data.training.digest},
         "device": asdict(device),
-        "processor": {
-            "architecture": platform.machine(),
-            "cores": os.cpu_count(),
-            "threads_used": torch.get_num_threads(),
-        },
-        "method": {
-            "chosen": str(recipe),
-            "reason": plan.reason,
-            "trained_weights": memory["gradients"] // 4,
-        },
+        "processor": processor | {"threads_used": torch.get_num_threads()},
+        "method": method | {"trained_weights": memory["gradients"] // 4},
         "memory_needed_bytes": memory | {"total": sum(memory.values())},
         "versions": versions([*PACKAGES, *["bitsandbytes"] * recipe.four_bit]),
         "commit": commit(),
@@ -120,10 +110,9 @@ class NoHardware:
 
 
 def hardware_of(device: str) -> tuple[Hardware | None, str]:
-    """The source of hardware events on `device`, ``cuda`` or ``cpu``, and what it is in words.
+    """The source of hardware events, and what it is in words.
 
-    None where there is a GPU that cannot be asked: then nothing is logged of it,
-    which is not the same as nothing having happened.
+    None where there is a GPU that cannot be asked: then nothing is logged of it.
     """
     if device == "cpu":
         return NoHardware(), "no GPU: no hardware events, λ is 0"
@@ -143,8 +132,7 @@ def finish_log(
 ) -> None:
     """Complete the monitor's log of a run: the steps before its own, the fault, how it went.
 
-    The monitor's own lines begin with `first_step`; those before it are taken from `twin`, the
-    log of the control (None for the control itself).
+    The steps before `first_step` are taken from `twin`, the control's log.
     """
     head, *own = path.read_bytes().splitlines(keepends=True)
     of_twin = twin.read_bytes().splitlines(keepends=True)[1:] if twin else []
@@ -164,9 +152,8 @@ def finish_log(
 def truth_of(injected: Truth, records: Sequence[Record], twin: Sequence[Record] | None) -> Truth:
     """`injected` with what became of the run: absorbed, non-finite, diverged or degraded.
 
-    Non-finite: the loss is nan or infinite, to the end; a gradient that overflows is no failure,
-    as a loss scale is found by it. The others are of `soft_failure`, against the records of the
-    same run without the fault, `twin`; None for that run itself.
+    Non-finite: the loss, to the end; a gradient that overflows is no failure, as a loss scale is
+    found by it. The others are of `soft_failure`, against the records of the control, `twin`.
     """
     failure = None
     for record in records:
@@ -200,10 +187,7 @@ HEADINGS = ("run", "fault at", "outcome", *TITLES)
 
 
 def write_report(summary: dict[str, Any], folder: Path) -> None:
-    """The plot, claims.md, the replayed pages, and the summary with the judgements.
-
-    `folder` has the logs. Raises OSError where it cannot be written.
-    """
+    """The plot, claims.md, the replayed pages, and the summary with the judgements."""
     done = summary["runs"]
     logs = {name: log_path(folder, run["id"]) for name, run in done.items()}
     scored = {name: score_run(read_log(log)) for name, log in logs.items()}
@@ -241,11 +225,10 @@ def _judged(run: Run, found: Trace) -> dict[str, Any]:
         phases = {"before_onset": (-inf, onset), after: (onset, failure or inf)}
     if onset is not None and failure is not None:
         phases["after_failure"] = (failure, inf)
+    since = [step for step in began.tolist() if onset is not None and step >= onset]
     verdicts: dict[str, Any] = {
         "first_alert_step": found.first_alert,
-        "first_alert_since_onset": next(
-            (step for step in began.tolist() if onset is not None and step >= onset), None
-        ),
+        "first_alert_since_onset": since[0] if since else None,
         "alerts": {
             phase: {
                 "alerts": int(((low <= began) & (began < high)).sum()),
@@ -267,7 +250,6 @@ def _judged(run: Run, found: Trace) -> dict[str, Any]:
 
 
 def rows_of(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """A row of text for each run, under `HEADINGS`."""
     rows = []
     for name, run in summary["runs"].items():
         judged = {key: of[name] for key, of in summary["other_detectors"].items()}
@@ -294,7 +276,6 @@ def verdict(run: Mapping[str, Any], first: int | None) -> str:
 
 
 def table_of(summary: Mapping[str, Any]) -> str:
-    """The rows in columns, below their headings."""
     rows = [HEADINGS, *rows_of(summary)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     padded = ([c.ljust(w) for c, w in zip(row, widths, strict=True)] for row in rows)

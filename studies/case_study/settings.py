@@ -1,7 +1,6 @@
 """The settings of a case study, its faults and its command line, checked before anything is loaded.
 
-A fault acts at one place of the step: the learning rate, a worker's batch, or a worker's
-gradient. A worker is a micro-batch; faults of one worker strike the first.
+A worker is a micro-batch; faults of one worker strike the first.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from math import inf, isfinite, nan
+from math import inf, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,8 +69,6 @@ class Settings:
     Attributes, beside those that their options explain:
         model: a name on the hub, a local folder, TINY or QWEN_3B.
         dataset: a name on the hub, a local file or folder, or BUNDLED.
-        fault: as `faults_of` reads it.
-        warm_up: steps over which the learning rate rises.
         micro_batches: of a step; each stands for a data-parallel worker.
     """
 
@@ -96,23 +93,17 @@ class Settings:
             value = getattr(self, name)
             if value is not None and least is not None and value < least:
                 raise CaseStudyError(f"{option} is {value}: at least {least} is needed")
-        if not 1 <= self.onset <= self.max_steps:
-            raise CaseStudyError(
-                f"--onset is {self.onset}: it must be from 1 to the last step, "
-                f"{self.max_steps} (--steps)"
-            )
-        if self.eval_every > self.max_steps:
-            raise CaseStudyError(
-                f"--eval-every is {self.eval_every}: the run has {self.max_steps} steps only "
-                "(--steps), so it would never be evaluated"
-            )
-        rate = self.learning_rate
-        if rate is not None and not (isfinite(rate) and rate > 0):
-            raise CaseStudyError(f"--learning-rate is {rate}: it must be above 0")
+        last, rate = self.max_steps, self.learning_rate
+        for name, value, good, accepted in (
+            ("onset", self.onset, 1 <= self.onset <= last, f"from 1 to the last step, {last}"),
+            ("eval-every", self.eval_every, self.eval_every <= last, f"at most --steps, {last}"),
+            ("learning-rate", rate, rate is None or 0 < rate < inf, "above 0"),
+        ):
+            if not good:
+                raise CaseStudyError(f"--{name} is {value}: it must be {accepted}")
 
     @property
     def onset(self) -> int:
-        """First step under the fault."""
         return max(1, self.max_steps // 2) if self.fault_step is None else self.fault_step
 
     def share_of_rate(self, steps: int, first: int = 1) -> float:
@@ -120,13 +111,13 @@ class Settings:
         return min(1.0, (first + steps) / self.warm_up) if self.warm_up else 1.0
 
     def generator(self, *numbers: int) -> np.random.Generator:
-        """The randomness of one purpose: of a step, and of what is drawn in it."""
+        """The randomness of a step, and of what is drawn in it."""
         return np.random.default_rng([self.seed, *numbers])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A fault of one kind, acting from `onset` for `duration` steps.
+    """A fault that acts from `onset` for `duration` steps at one place: rate, batch or gradient.
 
     Attributes:
         unit, limits: of the severity.
@@ -149,21 +140,15 @@ class Fault:
 
     @property
     def label(self) -> str:
-        """Name, with the severity if it is not the default; part of file names.
-
-        >>> faults_of("LR_SPIKE:25", onset=400)[0].label
-        'LR_SPIKE-25'
-        """
+        """Name, with the severity if it is not the default; part of file names."""
         usual = self.severity == FAULTS[self.name].severity
         return self.name if usual else f"{self.name}-{self.severity:g}"
 
     @property
     def truth(self) -> Truth:
         """What was injected, for the log."""
-        return Truth(
-            fault=self.name, severity=self.severity, onset_step=self.onset,
-            duration_steps=self.duration,
-        )  # fmt: skip
+        known = Truth(fault=self.name, severity=self.severity)
+        return replace(known, onset_step=self.onset, duration_steps=self.duration)
 
     def acts(self, step: int) -> bool:
         return self.onset <= step < self.onset + self.duration
@@ -211,10 +196,7 @@ FAULTS: dict[str, Fault] = {
 
 
 def faults_of(asked: str, onset: int, duration: int | None = None) -> list[Fault]:
-    """The faults NAME[:SEVERITY],... in their order, from `onset` on; None: the fault's duration.
-
-    Raises CaseStudyError for one that cannot be.
-    """
+    """The faults NAME[:SEVERITY],... in their order; without `duration` each has its own."""
     found: dict[str, Fault] = {}
     for one in map(str.strip, asked.split(",")):
         name, _, own = one.partition(":")
@@ -240,7 +222,6 @@ def faults_of(asked: str, onset: int, duration: int | None = None) -> list[Fault
 
 
 def parse_arguments(argv: list[str] | None, description: str | None) -> argparse.Namespace:
-    """The options of the command line; `description` begins its help."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -278,7 +259,6 @@ def parse_arguments(argv: list[str] | None, description: str | None) -> argparse
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
-    """The settings that were asked for; raises CaseStudyError for what cannot be."""
     names = {one.name for one in fields(Settings)} & vars(arguments).keys()
     asked: dict[str, Any] = {n: v for n in names if (v := getattr(arguments, n)) is not None}
     if arguments.tiny:

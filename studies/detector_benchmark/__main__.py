@@ -210,10 +210,7 @@ def stress_study(options: argparse.Namespace) -> DataSet:
 
 
 def check_same(opened: Results, again: Results) -> None:
-    """Check that a later opening of the sealed part equals the first one, whose date is kept.
-
-    Raises Refused if a detector's row differs.
-    """
+    """Check that a later opening of the sealed part equals the first one, whose date is kept."""
     for name, row in again["rows"].items():
         there = opened["rows"].get(name)
         now = encode({key: value for key, value in row.items() if key != "commit"})

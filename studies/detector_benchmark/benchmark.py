@@ -122,10 +122,7 @@ def results_of(
 
 
 def merged(path: Path, results: Results) -> Results:
-    """These results with the existing rows, in the order of the registry.
-
-    Raises ValueError if the existing rows have other inputs or costs.
-    """
+    """These results with the existing rows, in the order of the registry."""
     if not path.exists():
         return results
     try:

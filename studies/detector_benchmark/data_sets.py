@@ -75,8 +75,7 @@ def lab(
 ) -> DataSet:
     """The fault laboratory: real small models under real faults, branched from their twins.
 
-    A branch holds its control's records before the onset, so the seeds are the groups. Raises
-    Refused for a sealed part without `open_sealed`, and ValueError for parts of different sets.
+    A branch holds its control's records before the onset, so the seeds are the groups.
     """
     sets = (LAB_PARTS, SECOND_PARTS, THIRD_PARTS)
     if not any(set(parts) <= set(known) for known in sets):
@@ -110,10 +109,7 @@ def lab(
 
 
 def stress(folder: Path) -> DataSet:
-    """The simulator's stress study, each run a group.
-
-    Raises UnusableStudy for a folder without its logs.
-    """
+    """The simulator's stress study, each run a group."""
     study = read_study(folder)
     runs = study.reference
     cases = Cases.of(runs, [run.id for run in runs])

@@ -108,7 +108,7 @@ def provenance(found: dict[str, Results]) -> dict[str, Any]:
 def refresh(page: Path, folder: Path, found: dict[str, Results], captions: dict[str, str]) -> None:
     """Fill in the parts of the page by the names in their markers, such as `table lab scores`.
 
-    A part without results is marked as not measured. Raises ValueError for an unknown part.
+    A part without results is marked as not measured.
     """
     known = {table.name: table for results in found.values() for table in tables(results)}
     for name in ("views", "views2"):

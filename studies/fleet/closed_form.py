@@ -26,8 +26,7 @@ def exact_ettr(
 
         (D / M) exp(-(u + D + d) / M) / (1 - exp(-(D + w) / M))
 
-    which for d = w is Daly's (2006, equation 20). Raises ValueError for a save that is
-    not durable before the next begins.
+    which for d = w is Daly's (2006, equation 20).
     """
     most = interval + blocking
     wanted = f"from blocking, {blocking}, to interval + blocking, {most}"

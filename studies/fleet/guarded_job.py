@@ -64,7 +64,7 @@ def simulate(
 ) -> JobOutcome:
     """Simulate the job with given failures and false alarms, each in order of time.
 
-    Repairs and relapses are drawn from `rng`. Raises ValueError where it is needed and None.
+    Repairs and relapses are drawn from `rng`.
     """
     if rng is None and (job.fleet.repairs or job.fleet.relapse_share):
         raise ValueError("rng is None: repairs and relapses are drawn from a Generator")

@@ -31,11 +31,7 @@ COUNTERS = ("ecc_corrected_errors", "ecc_uncorrected_errors")
 
 
 def evaluate_recorded(readings: Path, failures: Path) -> Table:
-    """A table of all predictors on what was recorded.
-
-    Raises OSError for a file that cannot be read, ValueError with file and line for one that
-    holds something else, and for a failure of a GPU of which there is no reading.
-    """
+    """A table of all predictors on what was recorded."""
     heard, failed = read_events(readings), read_failures(failures)
     for node, gpu in failed.keys() - heard.keys():
         where = f" on node {node}" if node else ""

@@ -242,42 +242,34 @@ def _signs(strata: Strata) -> Table:
         sign: {"with_sign": [one for one in strata["with_sign"] if one.sign == sign]}
         for sign in MEDIAN_LEAD_HOURS
     }
+    rows: list[tuple[Cell, ...]] = []
+    for one in PREDICTORS:
+        found = (recall_in(part, "with_sign", horizon, one.name) for part in of_sign.values())
+        rows.append((one.title, *map(percent, found)))
     return Table(
         "risk_signs",
         f"Failures announced within {horizon}, by the sign before them (%)",
         ("Predictor", *(f"{sign} (n = {len(of_sign[sign]['with_sign'])}):0" for sign in of_sign)),
-        [
-            (
-                one.title,
-                *(
-                    percent(recall_in(part, "with_sign", horizon, one.name))
-                    for part in of_sign.values()
-                ),
-            )
-            for one in PREDICTORS
-        ],
+        rows,
         notes=["Signs, their mixture by cause and how strong they get are set by hand."],
     )
 
 
 def _sample(strata: Strata) -> Table:
     horizon, _ = HORIZONS
+    number = {name: len(histories) for name, histories in strata.items()}
     days = sum(one.judged[horizon]["never"].days for one in strata["healthy"])
-    failures = published.FAILURES_PER_GPU_DAY
+    of_contained = CONTAINED_DAYS * number["contained"], 1000 * CONTAINED_PER_GPU_DAY
+    failures = 1000 * published.FAILURES_PER_GPU_DAY
     return Table(
         "risk_sample",
         "What was sampled, and what it stands for",
         "Stratum | Histories | GPU-days:0 | Occurs a 1000 GPU-days:3",
         [
-            ("healthy", len(strata["healthy"]), days, None),
-            (
-                "contained error without a failure",
-                len(strata["contained"]),
-                CONTAINED_DAYS * len(strata["contained"]),
-                1000 * CONTAINED_PER_GPU_DAY,
-            ),
-            ("failure with a sign", len(strata["with_sign"]), None, 1000 * failures * SHARE),
-            ("failure without", len(strata["without"]), None, 1000 * failures * (1 - SHARE)),
+            ("healthy", number["healthy"], days, None),
+            ("contained error without a failure", number["contained"], *of_contained),
+            ("failure with a sign", number["with_sign"], None, failures * SHARE),
+            ("failure without", number["without"], None, failures * (1 - SHARE)),
         ],
         notes=[
             "A reading every 10 s. The other GPU-days of a failing GPU weigh as healthy ones do: "

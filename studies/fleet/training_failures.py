@@ -55,11 +55,7 @@ class Outcomes:
 
 
 def outcomes() -> Outcomes:
-    """Outcomes in the tables of the rescue study.
-
-    Raises OSError for a table that cannot be read, ValueError where a row, a column or a number is
-    not there.
-    """
+    """Outcomes in the tables of the rescue study."""
     shares, harm = RESULTS / "rescue.csv", RESULTS / "rescue_harm.csv"
     averted, good = (
         [_number(shares, POLICY, f"{name}, share{end}") for end in ("", " low", " high")]

@@ -138,10 +138,7 @@ def _uniform(limits: tuple[float, float], draws: Floats) -> Floats:
 
 
 def scores(batch: PublishedBatch, config: RMetricConfig) -> Floats:
-    """R at every evaluation, shape (R, E), as `RMetric` computes it; no λ is logged here.
-
-    Raises ValueError for settings that this form does not support.
-    """
+    """R at every evaluation, shape (R, E), as `RMetric` computes it; no λ is logged here."""
     num_evaluations = len(batch.steps_E)
     if num_evaluations > config.component_window:
         raise ValueError(

@@ -42,8 +42,7 @@ def run_published_study(
     """Write the logs below `out`; yields, run by run, whether its log was there.
 
     `seed` is of Python's `random`, through all runs; `limit` takes the first so many, in the order
-    of their draws; `config` is of the metric, without the mode. Raises StudyError, before anything
-    is written, where the folders hold another log.
+    of their draws; `config` is of the metric, without the mode.
     """
     specs = published_specs()
     _check_folders(out, specs, seed, config)

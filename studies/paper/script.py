@@ -82,7 +82,6 @@ def provenance(folder: Path, script: str, study: Study) -> Iterator[dict[str, An
 
     Yields its entries, to which others may be added. Where results and entries stay as they were,
     the last ones are kept, with the commit and versions by which these bytes were first made.
-    Raises OSError for a folder that cannot be written to.
     """
     folder.mkdir(parents=True, exist_ok=True)
     before, path = _results_in(folder), folder / PROVENANCE

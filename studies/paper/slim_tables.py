@@ -76,10 +76,7 @@ SLIM = {
 
 
 def slim_tex(table: Table) -> str:
-    """The slim form as LaTeX, which needs the packages array and booktabs.
-
-    Raises KeyError for a table without one.
-    """
+    """The slim form as LaTeX, which needs the packages array and booktabs."""
     slim = SLIM[table.name]
     places = {column.label: place for place, column in enumerate(table.columns)}
     labels = [label for label in slim.columns if label in places]

@@ -27,10 +27,7 @@ class TokenSource(Protocol):
 
 
 class Chain:
-    """Sequences of a seeded Markov chain: each token has a few successors, some likelier.
-
-    Raises ValueError for a vocabulary of fewer tokens than successors.
-    """
+    """Sequences of a seeded Markov chain: each token has a few successors, some likelier."""
 
     def __init__(self, vocabulary: int, length: int, seed: int) -> None:
         self.length, self.seed = length, seed
@@ -50,7 +47,7 @@ class TokenFile:
     """Windows of a local file of tokens, begun where the seed, the step and the index say.
 
     A ``.npy`` file holds whole numbers, shape (N,); a ``.bin`` file little-endian uint16; any other
-    bytes. Raises ValueError for a file that holds something else, or less than one sample.
+    bytes.
     """
 
     def __init__(self, path: Path, vocabulary: int, length: int, seed: int) -> None:

@@ -45,10 +45,7 @@ class CheckpointNotSavedError(RuntimeError):
 
 @reported
 def train(settings: TrainingSettings, device: torch.device) -> None:
-    """Train to the last step, or until a stop is requested.
-
-    Raises NonFiniteError, CheckpointNotSavedError, and RuntimeError where another rank is lost.
-    """
+    """Train to the last step, or until a stop is requested."""
     prepare(settings, device)
     training = ReferenceTraining(settings, device)
     with training.guard:

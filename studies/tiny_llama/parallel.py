@@ -62,8 +62,7 @@ class Parallel:
     """This rank's part of the model; all ranks make one, and call its methods together.
 
     The GPUs of the layout are the ranks of the process group, which must exist; no layout changes
-    the initial weights. Raises ValueError for a layout that the shape cannot be cut into.
-    `first_sample` and `num_samples` are this rank's slice of the global batch.
+    the initial weights. `first_sample` and `num_samples` are this rank's slice of the global batch.
     """
 
     def __init__(self, shape: Shape, layout: Layout, seed: int, device: torch.device) -> None:

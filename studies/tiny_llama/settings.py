@@ -202,10 +202,7 @@ class TrainingSettings:
 
 
 def settings_of(options: argparse.Namespace, ranks: int) -> TrainingSettings:
-    """Settings from command-line options for so many ranks.
-
-    Raises ValueError for an option that is invalid or does not fit the ranks.
-    """
+    """Settings from command-line options for so many ranks."""
     shape = shape_of(options)
     _at_least(options, 1, "steps", "print_every", "keep", "batch", "micro_batch", "threads")
     _at_least(options, 0, "warmup", "seed", "sleep")
@@ -269,10 +266,7 @@ def folder_of(given: Path | None) -> RunFolder:
 
 
 def layout_of(options: argparse.Namespace, folder: RunFolder, ranks: int) -> tuple[Layout, str]:
-    """Layout of the supervisor, if it wrote one, else of the command line; and its source.
-
-    Raises ValueError for a batch that the layout does not divide without `--uneven-batch`.
-    """
+    """Layout of the supervisor, if it wrote one, else of the command line; and its source."""
     if RunFolder.of_environment() is not None and folder.layout_file.exists():
         written = folder.layout()
         if written is None:

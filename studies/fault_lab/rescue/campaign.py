@@ -29,10 +29,10 @@ from studies.fault_lab.rescue.runner import (
     Control,
     Outcome,
     Seen,
+    Treated,
     Treatment,
     train_control,
     train_untreated,
-    treat,
 )
 from studies.fault_lab.spec import LabSpec, entries_of
 
@@ -146,7 +146,9 @@ def _rows(
         treatment = policy.make()
         if treatment.every_step and not truth.failed and turn % EVERY_STEP_TURN:
             continue
-        yield about | {"policy": name} | _entries(treat(control, spec, untreated, treatment))
+        yield (
+            about | {"policy": name} | _entries(Treated(control, spec, untreated, treatment).run())
+        )
 
 
 def _control_row(control: Control, policies: Sequence[str]) -> dict[str, Any]:

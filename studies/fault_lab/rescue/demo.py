@@ -122,7 +122,7 @@ def train_panel(panel: Panel, control_spec: LabSpec, spec: LabSpec) -> dict[str,
     import torch
 
     from studies.fault_lab.rescue.policies import POLICIES, RESCUE
-    from studies.fault_lab.rescue.runner import train_control, train_untreated, treat, twin_loss
+    from studies.fault_lab.rescue.runner import Treated, train_control, train_untreated, twin_loss
 
     assert spec.onset_step is not None
     assert spec.duration_steps is not None
@@ -135,10 +135,10 @@ def train_panel(panel: Panel, control_spec: LabSpec, spec: LabSpec) -> dict[str,
     )
     runs = {"fault alone": _entries(untreated.outcome, alone)}
     for label, key in ((panel.label, panel.rule), ("rescue", RESCUE)):
-        make, trace = POLICIES[key].make, list[tuple[int, "Record"]]()
+        make = POLICIES[key].make
         assert make is not None
-        outcome = treat(control, spec, untreated, make(), trace)
-        runs[label] = _entries(outcome, trace)
+        treated = Treated(control, spec, untreated, make())
+        runs[label] = _entries(treated.run(), treated.trace)
     for entries in runs.values():
         entries["final_loss"] = _rounded(entries["above"] + twin_loss(control, entries["step"]))
         entries["above"] = _rounded(entries["above"])

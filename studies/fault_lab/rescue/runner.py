@@ -293,34 +293,19 @@ class Treatment:
         """Restore what `state` gave."""
 
 
-def treat(
-    control: Control,
-    spec: LabSpec,
-    untreated: Untreated,
-    treatment: Treatment,
-    trace: list[tuple[int, Record]] | None = None,
-) -> Outcome:
-    """Run a branch of `control` under a policy to its end.
+class Treated:
+    """The run of a branch of `control` under a policy; `lineage` is None while it is trained.
 
-    `trace` is filled with (executed step, record) of every step that was taken or left out, from
-    the first step of the control on.
+    `trace` has (executed step, record) of every step that was taken or left out, from the first
+    step of the control on.
     """
-    return _Run(control, spec, untreated, treatment, [] if trace is None else trace).run()
-
-
-class _Run:
-    """The loop of `treat`; `lineage` is None while the steps are trained."""
 
     def __init__(
-        self,
-        control: Control,
-        spec: LabSpec,
-        untreated: Untreated,
-        treatment: Treatment,
-        trace: list[tuple[int, Record]],
+        self, control: Control, spec: LabSpec, untreated: Untreated, treatment: Treatment
     ) -> None:
         self.control, self.spec, self.untreated = control, spec, untreated
-        self.treatment, self.trace = treatment, trace
+        self.treatment = treatment
+        self.trace: list[tuple[int, Record]] = []
         treatment.total_steps = spec.total_steps
         self.branch = Branch(control, spec)
         self.actions: list[tuple[int, int, str, str]] = []
@@ -337,6 +322,7 @@ class _Run:
         self.limit = self.step + MOST * (spec.total_steps - self.step)
 
     def run(self) -> Outcome:
+        """To its end."""
         while self.step < self.spec.total_steps and self.branch.executed < self.limit:
             lineage = self.lineage
             if lineage is not None and self.step >= len(lineage.records):

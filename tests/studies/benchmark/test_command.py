@@ -15,7 +15,6 @@ from rmetric.records import Record
 from rmetric.reporting import style
 from studies.common.renderers import to_markdown
 from studies.detector_benchmark import __main__ as command
-from studies.detector_benchmark import report
 from studies.detector_benchmark.benchmark import read_results
 from studies.detector_benchmark.data_sets import lab
 from studies.detector_benchmark.measure import CEILINGS
@@ -225,16 +224,6 @@ def test_public_logs_that_are_not_there_are_said_and_the_rest_is_made(laboratory
 # -- the page
 
 
-def test_a_part_that_nobody_can_fill_is_an_error(results, tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("<!-- begin song lab -->\n<!-- end -->\n")
-    with pytest.raises(ValueError, match="cannot fill 'song lab'"):
-        refresh(results, page)
-    page.write_text("<!-- begin table lab songs -->\n<!-- end -->\n")
-    with pytest.raises(ValueError, match="no such table"):
-        refresh(results, page)
-
-
 def test_the_page_of_the_repository_holds_what_the_results_say():
     """Whoever measures anew makes the page anew."""
     folder = ROOT / "studies" / "detector_benchmark" / "results"
@@ -249,8 +238,3 @@ def test_the_page_of_the_repository_holds_what_the_results_say():
                 lines = to_markdown(table).split("\n")
                 rows = [line for line in lines[4:8] if line[:1] == "|"]
                 assert all(line in text for line in (lines[2], *rows)), table.name
-
-
-def refresh(folder: Path, page: Path) -> None:
-    found = {"lab": read_results(folder / "lab.json")}
-    report.refresh(page, folder, found, {"figure2_delay": "What it shows."})

@@ -120,15 +120,6 @@ def test_the_summary_tells_where_it_was_measured_and_what_it_cost(study):
         assert run_of["hardware"]["source"] == "no GPU: no hardware events, λ is 0"
 
 
-def test_a_folder_that_is_taken_is_refused(study, model, dataset):
-    before = {path.name: path.read_bytes() for path in study.iterdir() if path.is_file()}
-    result = run(*mini(model, dataset, study))
-    assert result.code == 2
-    assert "it is no empty folder; another --out makes a new one" in result.err
-    after = {path.name: path.read_bytes() for path in study.iterdir() if path.is_file()}
-    assert after == before
-
-
 def test_a_nan_that_reaches_the_weights_ends_the_run_as_non_finite(model, dataset, tmp_path):
     out = tmp_path / "out"
     result = run(*mini(model, dataset, out, "--fault", "nan_gradient"))

@@ -63,7 +63,6 @@ REPEATS, DROPS = FailurePredictor(repeats=True), FailurePredictor(drops=True)
 CASES: dict[str, tuple[Any, ...]] = {
     "without trouble only saves cost": (
         {}, [], [], dict(wall=3100, productive=3000, saving=100, lost=0)),
-    "no cost is one": ({"saves": saves(blocking=0.0)}, [], [], dict(ettr=1)),
     "no saves are one": ({"saves": NO_SAVES}, [], [], dict(ettr=1)),
     # The save at 1000 was durable at 1050.
     "a failure costs what was not saved and a restart": (
@@ -72,8 +71,6 @@ CASES: dict[str, tuple[Any, ...]] = {
         {}, struck(1049), [], dict(lost=1000, saving=149)),
     "an asynchronous save that is not durable": (
         {"saves": saves(durable=300.0)}, struck(1299), [], dict(lost=1249)),
-    "an asynchronous save that is durable": (
-        {"saves": saves(durable=300.0)}, struck(1301), [], dict(lost=251)),
     "a failure while restarting begins it again": (
         {}, struck(500, 560), [], dict(failures=2, lost=500, restarting=160)),
     "no warning": ({}, struck(1900), [], dict(lost=850)),
@@ -101,7 +98,6 @@ CASES: dict[str, tuple[Any, ...]] = {
         {"predictor": DROPS, "fleet": short()}, [], [FalseAlarm(500.0, 0, 30.0)],
         dict(saves_emergency=1, waiting=1000, restarting=100, lost=0)),
     "without a spare it waits": ({"fleet": short()}, struck(1555), [], dict(waiting=1000)),
-    "with one it does not": ({"fleet": short(num_spares=1)}, struck(1555), [], dict(waiting=0)),
     # From 600 at 3/4 of the speed; the save at 1000 steps is begun at 600 + 1000 * 4 / 3. It
     # restarts for the failure, and to grow.
     "shrunken it is slower and grows after a save": (
@@ -194,23 +190,6 @@ def test_more_failures_are_never_better(
     few = simulate(usual, [NodeFailure(time, 0) for time in some])
     many = simulate(usual, [NodeFailure(time, 0) for time in sorted({*some, *more})])
     assert many.wall >= few.wall
-
-
-@pytest.mark.parametrize("drops", [False, True])
-def test_recall_never_hurts_where_saves_are_free(drops: bool) -> None:
-    ettr = []
-    for recall in (0.0, 0.3, 0.6, 1.0):
-        free = job(
-            fleet=fleet(failures_per_node_day=3.0),
-            saves=saves(2000.0, 0.0),
-            predictor=FailurePredictor(recall=recall, mean_lead_seconds=100.0, drops=drops),
-            work_seconds=200_000.0,
-        )
-        outcomes = [replicate(free, seed) for seed in range(8)]
-        assert bool(recall) == any(one.counts.get("saves_emergency") for one in outcomes)
-        ettr.append(np.mean([one.ettr for one in outcomes]))
-    assert ettr == sorted(ettr)
-    assert ettr[-1] > ettr[0] + 0.02
 
 
 @given(jobs(), st.integers(0, 3))

@@ -193,14 +193,3 @@ def test_half_precision_overflows_beyond_its_range_only_and_a_router_can_be_bias
     assert plain.router_load < 1.99
     assert biased.router_load == pytest.approx(2.0)
     assert record_with("mixtral") == plain  # neither stays
-
-
-def test_a_step_that_is_left_out_is_evaluated_and_moves_no_weight():
-    training = TRAINED["llama"]
-    training.restore(SNAPSHOTS["llama"])
-    before_N, settings = training.model.weights_N.clone(), training.settings(3)
-    gradients_WN, losses_W = training.gradients(training.batch(3, settings), settings)
-    average = training.average(losses_W, gradients_WN)
-    record = training.finish_step(settings, average, update=False)
-    assert (training.step, record.update_norm, record.probe_loss) == (3, None, None)
-    assert torch.equal(training.model.weights_N, before_N)

@@ -16,10 +16,10 @@ from studies.fault_lab.rescue.__main__ import RESULTS
 from studies.fault_lab.rescue.policies import NOTHING, POLICIES, RESCUE, Rescue
 from studies.fault_lab.rescue.runner import (
     GO_ON,
+    Treated,
     Treatment,
     train_control,
     train_untreated,
-    treat,
 )
 from studies.fault_lab.rescue.tables import aims, by_fault, harm, outcome, policies
 from studies.fault_lab.spec import LabSpec
@@ -57,6 +57,10 @@ class Scripted(Treatment):
             skip = self.skip.pop(0) if self.skip else None
             return Decision(action=self.action, to=40, skip=skip, reason="scripted")
         return GO_ON
+
+
+def treat(*arguments):
+    return Treated(*arguments).run()
 
 
 @pytest.fixture(scope="module")

@@ -45,22 +45,6 @@ def test_the_files_are_there_and_what_is_printed_is_what_they_hold(results, tmp_
     assert printed[4].strip().startswith("went back from ")
 
 
-def test_a_curve_has_every_executed_step_and_goes_back_where_the_run_did(results):
-    runs = results["panels"][0]["runs"]
-    for run in runs.values():
-        backs = {action[0] for action in run["actions"] if action[2] == "go_back"}
-        assert bool(backs) == bool(run["extra"])
-        assert run["curve"][0][:2] == [1, 1]
-        assert run["curve"][-1][:2] == [run["step"] + run["extra"], run["step"]]
-        for (executed, step, _), (then, next_step, _) in zip(
-            run["curve"][:-1], run["curve"][1:], strict=True
-        ):
-            # The gradient with which an alarm is known is thrown away: one step without a record.
-            assert then == executed + (2 if executed in backs else 1)
-            assert next_step == step + 1 if executed not in backs else next_step < step
-    assert runs["rescue"]["extra"] > 0
-
-
 def test_numbers_that_are_not_there_are_an_error_that_names_them(tmp_path, capsys):
     assert demo.main(["--redraw", "--out", str(tmp_path)]) == 2
     assert "rescue.json" in capsys.readouterr().err

@@ -15,7 +15,6 @@ from itertools import combinations
 from pathlib import Path
 
 import matplotlib
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,9 +29,7 @@ from rmetric.records import Record, Run, Truth
 from rmetric.reporting.style import COLUMN_WIDTH, LEAST_POINTS, TEXT_WIDTH, style
 from rmetric.simulation import FAULTS, RunSpec
 from rmetric.simulation.study import run_study
-from studies.paper.anatomy import Anatomised, Condition, SeedScores, spread
 from studies.paper.figures import build_figures, diagram, diagrams, dot_version
-from studies.paper.figures.anatomy_figure import anatomy_figure
 from studies.paper.figures.diagram import by_columns, draw
 from studies.paper.figures.example_runs import pick_examples
 from studies.paper.figures.failure_process import MECHANISM, failure_process, name_of
@@ -346,27 +343,3 @@ def test_a_failure_without_a_known_onset_has_no_time_left_and_is_left_out():
 
 
 # figure 6
-
-
-def test_the_anatomy_shows_the_mean_and_95_percent_of_single_studies():
-    rng = np.random.default_rng(0)
-    results = [
-        Anatomised(
-            Condition(title=title),
-            SeedScores(rng.random(40), rng.random(40), *[np.zeros(40)] * 5),
-            None,
-        )
-        for title in ("As published", "Something else that takes more than one line to say")
-    ]
-    with style():
-        axes = anatomy_figure(results).axes[0]
-    spans = [line.get_xdata() for line in axes.lines]
-    for _, seeds, _ in results:
-        for values in (seeds.published_f1, seeds.causal_f1):
-            expected = spread(values)
-            assert any(x == pytest.approx([*expected][1:]) for x in spans if len(x) == 2)
-            assert any(expected.point == pytest.approx(x) for span in spans for x in span)
-    labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert [" ".join(label.split()) for label in labels] == [
-        found.condition.title for found in results
-    ]

@@ -17,7 +17,6 @@ import generate_paper_tables
 from rmetric.evaluation import Estimate, read_study
 from rmetric.logs import run_lines
 from rmetric.simulation.published import published_specs, simulate_published
-from studies.common.real_runs import NOT_MEASURED
 from studies.common.renderers import escape_tex, to_csv, to_markdown, to_tex
 from studies.common.table import Table, show
 from studies.paper import claims, published_tables, tables
@@ -184,13 +183,6 @@ def test_the_numbers_of_the_paper_stand_in_columns_that_say_so(analysis):
         values = [cell.point if isinstance(cell, Estimate) else cell for cell in ours]
         assert claims.PAPER_F1 not in values
         assert claims.PAPER_LEAD_STEPS not in values
-
-
-def test_claims_about_real_runs_are_not_measured_and_say_so(analysis):
-    rows = {str(row[0]): row for row in claims.claims(analysis).rows}
-    for claim in ("F1 on real runs", "Lead time at production speed", "Cost of monitoring"):
-        assert rows[claim][2] == NOT_MEASURED
-        assert rows[claim][3] is None
 
 
 def test_the_published_study_shows_the_published_number_beside_the_papers(published):
