@@ -124,10 +124,7 @@ def pattern(text: str) -> re.Pattern[str]:
 
 
 def uncovered(document: str, table: Table) -> list[str]:
-    """Numbers of a document that no claim has, each with the text around it.
-
-    Code, links and what is printed between two markers are left out.
-    """
+    """Numbers of a document that no claim has, each with the text around it; not those of code."""
     text = re.sub(r"```.*?```|^    .*?$", " ", document, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"\]\([^)]*\)", "]", text)
     text = flat(text)

@@ -72,10 +72,7 @@ def trace_detectors(
     num_processes: int = 1,
     advance: Callable[[int], Any] = lambda number: None,
 ) -> dict[str, list[Trace]]:
-    """Traces of every detector on every run; `advance` gets the number of finished runs.
-
-    They do not depend on the number of processes.
-    """
+    """Traces of every detector on every run; `advance` gets the number of finished runs."""
     chunks = [runs[i : i + CHUNK] for i in range(0, len(runs), CHUNK)]
     tasks = (delayed(_trace_chunk)(names, chunk) for chunk in chunks)
     found: dict[str, list[Trace]] = {name: [] for name in names}
@@ -197,10 +194,7 @@ def missed(data: DataSet, seen: Judged) -> list[dict[str, Any]]:
 
 
 def absorbed(data: DataSet, seen: Judged) -> dict[str, Any]:
-    """Validation loss above the twin's under absorbed faults: the maximum and that at the end.
-
-    Nats, with quartiles over the runs; the end is the mean of the last three evaluations.
-    """
+    """Nats of validation loss above the twin's under absorbed faults: the most, and at the end."""
     controls = {run.id: run for run in data.runs}
     alarmed = seen.alerts.first < inf
     groups: dict[str, list[tuple[float, float]]] = {"alarmed": [], "silent": []}
@@ -235,10 +229,7 @@ def _highest(trace: Trace, onset: float, failure: float) -> float:
 
 
 def left_out(healthy: Iterable[Run], judged: Sequence[Run]) -> dict[str, Any]:
-    """Kind of benign change -> runs and alarms, calibrated on `healthy` without that kind.
-
-    Of both, the controls and benign changes that did not fail are taken.
-    """
+    """Kind of benign change -> runs and alarms, calibrated on `healthy` without that kind."""
     shown: list[tuple[str, Shown]] = [(_fault(run), watch(run)) for run in healthy if _quiet(run)]
     kinds = sorted({_fault(run) for run in judged if _quiet(run)} - {"NONE"})
     rows: dict[str, Any] = {}

@@ -33,10 +33,7 @@ SMOOTH_RECORDS = 3  # whose median must be above: one bad batch is not broken
 
 
 def kind_of(truth: Truth) -> str:
-    """Kind of a run by its outcome: a benign change after which the run failed is a failure.
-
-    A fault without effect on this architecture is a control.
-    """
+    """Kind of a run by its outcome; a fault without effect on this architecture is a control."""
     if truth.failed:
         return "degraded" if truth.failure_kind == "degraded" else "acute"
     if truth.benign:
@@ -129,11 +126,7 @@ def visibly_broken(run: Run) -> float:
 
 
 def seen_before_step(run: Run) -> bool:
-    """True if the check between backward and the optimiser's step detects the failure.
-
-    Loss, gradient norm or gradient entries of its record are not finite (the rule ``non_finite`` of
-    `rmetric.monitor.rules`).
-    """
+    """True if loss, gradient norm or gradient entries of the failure's own step are not finite."""
     record = failure_record(run)
     measured = record and (record.training_loss, record.gradient_norm)
     return bool(record and record.non_finite_gradients) or any(
@@ -185,20 +178,14 @@ def strict(cases: Cases, alerts: Alerts, protocol: str = "causal") -> Outcomes:
 
 
 def neutral(cases: Cases, alerts: Alerts, protocol: str = "causal") -> Outcomes:
-    """As `strict`, but alarms on absorbed faults are neither hits nor false: the fault was real.
-
-    An alarm before the onset is false in every run.
-    """
+    """As `strict`, but alarms on absorbed faults are neither hits nor false: the fault was real."""
     outcomes = strict(cases, alerts, protocol)
     excused = real_but_absorbed(cases, alerts)
     return replace(outcomes, false_alarm=outcomes.false_alarm & ~excused)
 
 
 def with_check(cases: Cases, outcomes: Outcomes, alerts: Alerts) -> Outcomes:
-    """Verdicts on the detector together with the check before the step.
-
-    It detects a failure without any warning whose own loss or gradient is not finite.
-    """
+    """With the check before the step, which sees a failure whose loss or gradient is not finite."""
     quiet = alerts.first >= cases.windows.onset
     checked = cases.windows.failed & ~cases.warned & cases.seen_before_step & quiet
     return replace(outcomes, hit=outcomes.hit | checked)
@@ -237,10 +224,7 @@ def false_alarm_rate(cases: Cases, traces: Sequence[Trace]) -> Rate:
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """In minutes of training: of a false alarm, a missed failure, and what a step of lead saves.
-
-    Beyond `lead_cap` steps of lead nothing more is saved.
-    """
+    """In minutes of training; beyond `lead_cap` steps of lead nothing more is saved."""
 
     false_alarm: float = 30.0
     missed_failure: float = 120.0
@@ -260,18 +244,12 @@ class Costs:
         return saved - self.false_alarm * outcomes.false_alarm
 
     def utility(self, outcomes: Outcomes, oracle: Outcomes, counts_BR: Floats) -> Floats:
-        """Saving as a share of the oracle's, shape (B,): 0 without alarms, 1 for the oracle.
-
-        Below 0 if the false alarms cost more than the hits save; nan if nothing can be saved.
-        """
+        """Saving as a share of the oracle's, shape (B,); nan if nothing can be saved."""
         return ratio(self.gain(outcomes) @ counts_BR.T, self.gain(oracle) @ counts_BR.T)
 
 
 def oracle_trace(run: Run, windows: Windows, index: int, *, skip_onset: bool = False) -> Trace:
-    """Alarms of a detector that uses the truth: from onset to failure.
-
-    `skip_onset` leaves out the record of the onset step: it comes before that step's update.
-    """
+    """Alarms by the truth: from the onset (`skip_onset`: the step after) to the failure."""
     steps = np.array([record.step for record in run.records], dtype=np.int64)
     alarms = (windows.onset[index] + skip_onset <= steps) & (steps < windows.failure[index])
     alarms &= bool(windows.failed[index])

@@ -73,10 +73,7 @@ def lab(
     *,
     open_sealed: bool = False,
 ) -> DataSet:
-    """The fault laboratory: real small models under real faults, branched from their twins.
-
-    A branch holds its control's records before the onset, so the seeds are the groups.
-    """
+    """The fault laboratory; the seeds are the groups, as a branch holds its control's records."""
     sets = (LAB_PARTS, SECOND_PARTS, THIRD_PARTS)
     if not any(set(parts) <= set(known) for known in sets):
         known = "; ".join(", ".join(parts) for parts in sets)

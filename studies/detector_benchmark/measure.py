@@ -41,10 +41,7 @@ CEILINGS = {"ceiling": False, "ceiling_after_onset": True}
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """Alarms of one detector on a data set, and the causal verdicts on them, shape (R,).
-
-    The first alarm is latched.
-    """
+    """Alarms of one detector and the causal verdicts on the first ones, shape (R,)."""
 
     traces: Sequence[Trace]
     alerts: Alerts
@@ -80,10 +77,7 @@ def measure(
     references: dict[str, Judged],
     costs: Costs | None = None,
 ) -> Row:
-    """One detector on the laboratory or the stress study.
-
-    `oracle` is a detector that uses the truth; `references` are those to compare with, by name.
-    """
+    """One detector on the laboratory or the stress study; `oracle` is one that uses the truth."""
     cases, costs = data.cases, costs or Costs()
     failed = cases.windows.failed
     by_group = _grouped(cases)

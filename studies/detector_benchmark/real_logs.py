@@ -158,10 +158,7 @@ def _is_named(run: Run, path: Path, line: Listed) -> bool:
 
 
 def _parts(line: Listed, runs: list[Run]) -> list[Run]:
-    """Runs of a file with a second run appended.
-
-    All runs of a healthy file, else the first run with steps up to the onset.
-    """
+    """All runs of a healthy file, else the first run with steps up to the onset."""
     usable = [run for run in runs if run.records]
     if line.label == "healthy" or len(usable) < 2:
         return usable

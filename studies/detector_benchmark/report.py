@@ -38,11 +38,7 @@ NOT_YET = "*Not measured yet.*\n"
 def report(
     folder: Path, shown: Sequence[str] = DATA_SETS, page: Path | None = None
 ) -> Iterator[str]:
-    """Write tables, figures and provenance of the JSON files in `folder` into it; yields messages.
-
-    `shown` are the data sets whose short table is yielded; the generated parts of `page` are
-    replaced.
-    """
+    """Write tables, figures and provenance of the JSON files, fill `page`; yields messages."""
     found = {
         name: read_results(folder / f"{name}.json")
         for name in DATA_SETS
@@ -106,10 +102,7 @@ def provenance(found: dict[str, Results]) -> dict[str, Any]:
 
 
 def refresh(page: Path, folder: Path, found: dict[str, Results], captions: dict[str, str]) -> None:
-    """Fill in the parts of the page by the names in their markers, such as `table lab scores`.
-
-    A part without results is marked as not measured.
-    """
+    """Fill in the parts of the page by the names in their markers, such as `table lab scores`."""
     known = {table.name: table for results in found.values() for table in tables(results)}
     for name in ("views", "views2"):
         if (views := folder / f"{name}.json").exists():

@@ -258,10 +258,7 @@ def left_out(results: Results) -> Table:
 
 
 class Aim(NamedTuple):
-    """A goal on the sealed part, set before it was opened: the least value, or `most`.
-
-    `low` is the least lower end of the interval.
-    """
+    """A goal set before the opening: the least value, or `most`; `low` is of the interval."""
 
     key: str
     words: str

@@ -200,10 +200,7 @@ def judge(
     twin: Sequence[Record] | None = None,
     definitions: Definitions | None = None,
 ) -> Truth:
-    """The truth of a whole run under the injected fault, whose outcome is ignored.
-
-    `twin` are the records of the control; None for a control itself.
-    """
+    """The truth of a whole run under the injected fault; `twin`: records of its control."""
     failure = _failure(injected, records, twin, definitions or Definitions())
     if failure is not None:
         kind, step = failure

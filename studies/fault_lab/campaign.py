@@ -153,10 +153,7 @@ def counts(out: Path, specs: Sequence[LabSpec]) -> Iterator[str]:
 
 
 def pack(out: Path, specs: Sequence[LabSpec], archives: Path) -> dict[str, Any]:
-    """An archive for each split and a manifest, from a finished campaign; returns its entries.
-
-    The manifest describes the first set, and in its entry `SECOND` the second one.
-    """
+    """An archive for each split and a manifest, from a finished campaign; returns its entries."""
     archives.mkdir(parents=True, exist_ok=True)
     packed = {}
     for split in (*SPLITS, *SECOND_SPLITS):

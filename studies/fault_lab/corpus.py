@@ -25,10 +25,7 @@ GENERATED_WORDS = 60_000
 
 @dataclass(frozen=True)
 class Corpus:
-    """Two domains of text: `home` is trained on, `held_out` of it evaluated.
-
-    `other` is for a shift of the data mixture; `digest` is the sha256 of all of it.
-    """
+    """`home` is trained on, `held_out` of it evaluated; `other` is for a shift of data."""
 
     home: Bytes
     held_out: Bytes

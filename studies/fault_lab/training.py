@@ -36,10 +36,7 @@ SGD_DECAY = 1e-4  # part of the gradient, so that it suits rates near 1
 
 
 class Weights(NamedTuple):
-    """All weights, or one tensor of them, with what belongs to them; all of one shape.
-
-    Weights and moments are updated in place; `decayed` is 1 where weight decay acts, 0 elsewhere.
-    """
+    """All weights, or one tensor, and their moments; `decayed` is 1 where weight decay acts."""
 
     weights: Tensor
     first: Tensor
@@ -68,10 +65,7 @@ def muon(part: Weights, rate: float) -> None:
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """Roughly the nearest matrix with singular values of 1, in the precision of `matrix`.
-
-    torch.optim.Muon does the same in bfloat16, and for a single matrix only.
-    """
+    """Roughly the nearest matrix with singular values of 1, in the precision of `matrix`."""
     tall = matrix.shape[-2] > matrix.shape[-1]
     found = matrix.mT if tall else matrix
     found = found / torch.linalg.matrix_norm(found, keepdim=True).clamp(min=SMALLEST_NORM)

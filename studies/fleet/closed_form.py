@@ -50,10 +50,7 @@ def unsaved_ettr(*, mtbf: float, work: float, restart: float) -> float:
 def most_an_emergency_saves(
     *, mtbf: float, interval: float, durable: float, recall: float
 ) -> float:
-    """Upper bound of the gain of warnings in the ratio, to first order in 1 / M.
-
-    Half an interval and the time until the last save was durable, in `recall` of the failures.
-    """
+    """Upper bound of the gain of warnings in the ratio, to first order in 1 / M."""
     return recall * (interval / 2.0 + durable) / mtbf
 
 

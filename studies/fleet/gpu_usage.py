@@ -272,10 +272,7 @@ def fail(
 
 
 def contain(rng: np.random.Generator, life: GpuUsage, reading: int, until: int) -> Signs:
-    """An uncorrectable error that the hardware contains, without a failure after it.
-
-    The application is restarted; the row is remapped at a reset, which comes at `until`.
-    """
+    """An uncorrectable error that is contained; its row is remapped at `until`."""
     signs = Signs.none(life.work.size)
     _contained_once(rng, life, signs, reading)
     signs.remap_pending[reading:until] = True

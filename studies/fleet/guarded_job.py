@@ -62,10 +62,7 @@ def simulate(
     alarms: Iterable[FalseAlarm] = (),
     rng: np.random.Generator | None = None,
 ) -> JobOutcome:
-    """Simulate the job with given failures and false alarms, each in order of time.
-
-    Repairs and relapses are drawn from `rng`.
-    """
+    """Simulate the job with failures and false alarms in order of time; `rng` draws repairs."""
     if rng is None and (job.fleet.repairs or job.fleet.relapse_share):
         raise ValueError("rng is None: repairs and relapses are drawn from a Generator")
     return _Run(job, rng).outcome(node_failures, alarms)

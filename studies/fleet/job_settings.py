@@ -152,10 +152,7 @@ BLOCK = 256
 
 
 class NodeFailure(NamedTuple):
-    """Failure of the node in `slot`; a job shrunk to n nodes uses the slots below n.
-
-    `lead`: seconds by which a warning comes before it; None without a warning.
-    """
+    """Failure of the node in `slot`, `lead` seconds after its warning; None without one."""
 
     time: float
     slot: int
@@ -171,11 +168,7 @@ class FalseAlarm(NamedTuple):
 
 
 def failures(job: FleetJob, seed: int) -> Iterator[NodeFailure]:
-    """Endless sequence of failures, in order of time; relapses are drawn with the repairs.
-
-    Failure times depend on the seed only, not on saves, warnings or repairs; a higher
-    recall adds warnings and removes none.
-    """
+    """Endless failures in order of time; more recall adds warnings and changes nothing else."""
     fleet, predictor = job.fleet, job.predictor
     mean = fleet.seconds_between_failures / (1.0 - fleet.relapse_share)
     if isinf(mean):

@@ -176,10 +176,7 @@ class _Windows:
 
 
 def risk_values(history: GpuHistory, config: RiskConfig, coded: bool = False) -> Floats:
-    """`RiskScore.update(...).value` after each reading, shape (T,); nan where there is none.
-
-    With `coded` the readings are those that the original code sees, see `as_coded`.
-    """
+    """`RiskScore.update(...).value` after each reading, nan without; `coded`: see `as_coded`."""
     available = np.flatnonzero(history.available)
     columns = {name: column[available] for name, column in history.columns.items()}
     step = np.rint(history.times[available] / STEP_SECONDS).astype(np.int64)

@@ -112,10 +112,7 @@ def read_failures(path: Path) -> dict[Key, list[float]]:
 
 
 def stepwise_signals(heard: Iterable[TelemetryEvent]) -> tuple[Floats, dict[str, Floats]]:
-    """Times and signals of one GPU, one reading or sign at a time, as the guard would see them.
-
-    The signals are those of `predictors.signals`, and so are their values; shape (T,) each.
-    """
+    """Times and signals (`predictors.signals`) of one GPU as the guard sees them, shape (T,)."""
     watcher = _Watcher()
     rows = [(one.time, watcher.process(one)) for one in heard]
     times = np.array([time for time, _ in rows])

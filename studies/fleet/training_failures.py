@@ -141,10 +141,7 @@ def losses(rate: float, notice: float, found: Outcomes) -> Lost:
 
 
 def gain(rate: float, notice: float, found: Outcomes) -> Estimate:
-    """GPU-days of 1,000 that rescue saves beside asynchronous saves and fast restarts.
-
-    The bounds take the ends of both shares' intervals together.
-    """
+    """GPU-days of 1,000 that rescue saves beside asynchronous saves and fast restarts."""
     saved = []
     for averted, held in ((found.averted, found.held), *found.ends):
         lost = losses(rate, notice, replace(found, averted=averted, held=held))

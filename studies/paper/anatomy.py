@@ -410,10 +410,7 @@ def _f1_of(outcomes: Outcomes) -> float:
 
 
 class Anatomised(NamedTuple):
-    """The metric under one condition, by its weights, and by those of the authors' simulator.
-
-    `by_authors` is None where the weights are the change.
-    """
+    """The metric under one condition; `by_authors` is None where the weights are the change."""
 
     condition: Condition
     seeds: SeedScores

@@ -67,10 +67,7 @@ class Draws:
 
 @dataclass(frozen=True, kw_only=True)
 class Faults:
-    """Faults of the runs, shape (R,): whether they act, end the run, and their first step.
-
-    One that acts and does not crash ends after its longest time.
-    """
+    """Faults of the runs, shape (R,): whether they act, end the run, and their first step."""
 
     acts: Bools
     crashes: Bools
@@ -96,10 +93,7 @@ class PublishedBatch:
 
 
 def run_batch(dynamics: PublishedDynamics, faults: Faults, draws: Draws) -> PublishedBatch:
-    """Simulate the runs; each depends on its own row of `draws` alone.
-
-    Faults must begin early enough to reach their longest time.
-    """
+    """Simulate the runs; each depends on its own row of `draws` alone."""
     steps_E = np.array(dynamics.evaluation_steps, dtype=np.int64)
     ages_RE = steps_E - faults.onset[:, None] + 1
     acting_RE = faults.acts[:, None] & (ages_RE >= 1) & (ages_RE <= LONGEST_FAULT)

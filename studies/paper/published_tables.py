@@ -55,10 +55,7 @@ def is_published(study: Study) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedAnalysis:
-    """The published study: the one of the logs, and many drawn with other seeds.
-
-    `second_drift_share`: of the false and early alarms, those that come with the second ΔL.
-    """
+    """The published study: the one of the logs, and many drawn with other seeds."""
 
     metric: Analysis
     traces: dict[str, list[Trace]]

@@ -42,10 +42,7 @@ def parser(description: str | None, what: str) -> argparse.ArgumentParser:
 
 
 def folder_for(study: Study, what: str) -> Path:
-    """The default folder for the `what` of a study, by the recipe in its runs.
-
-    A sample, or another study, must not replace its results; several recipes count as published.
-    """
+    """The default folder for the `what` of a study; only its own recipe's results are replaced."""
     if len(study.reference) < FEW_RUNS:
         return Path("results", "sample", what)
     recipes = {run.config.get("recipe") for run in study.reference}

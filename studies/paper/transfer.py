@@ -70,10 +70,7 @@ class WeightGrid:
         return int((self.units == np.rint(np.array(weights) * STEPS)).all(axis=1).argmax())
 
     def fit(self, chosen_R: NDArray) -> int:
-        """The weights of highest F1 on some runs, as an index of the grid.
-
-        Ties go to the weights nearest to the paper's, then to the smaller λ, σ², ΔL.
-        """
+        """Index of the weights of highest F1 on some runs; of equal ones nearest to the paper's."""
         outcomes = self.outcomes.select(chosen_R)
         scores = np.nan_to_num(f1(outcomes, np.ones(outcomes.failed.shape)), nan=-1.0)
         paper = self.units[self.index(PAPER_WEIGHTS)]

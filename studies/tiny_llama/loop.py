@@ -219,10 +219,7 @@ class ReferenceTraining:
 
 
 def rate_at(step: int, rate: float, warmup: int) -> float:
-    """The learning rate of a step, from 1: a linear rise, then constant.
-
-    It does not ask how many steps there will be, so a run may be prolonged.
-    """
+    """The learning rate of a step, from 1: a linear rise, then constant."""
     return rate * min(1.0, step / warmup) if warmup else rate
 
 

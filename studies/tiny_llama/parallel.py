@@ -49,10 +49,7 @@ DIMENSIONS = ("pipeline", "replicas", "shards", "tensor")
 
 
 class StepTotals(NamedTuple):
-    """Totals of one step, the same on every rank.
-
-    The loss is in nats per token of the global batch, the norm that before clipping.
-    """
+    """Loss, in nats per token of the global batch, and norm before clipping, on every rank."""
 
     loss: float
     gradient_norm: float
@@ -184,10 +181,7 @@ class Parallel:
 
 
 def tensor_plan(model: Llama) -> dict[str, Any]:
-    """Tensor-parallel plan of each module, by name.
-
-    Norms are left whole: their inputs, and so their gradients, are the same on each rank.
-    """
+    """Tensor-parallel plan of each module, by name; norms are left whole."""
     plan: dict[str, Any] = {}
     if model.embedding is not None:
         plan["embedding"] = ColwiseParallel(output_layouts=Replicate())

@@ -44,10 +44,7 @@ ACTIONS = {
 
 
 class Panel(NamedTuple):
-    """One training of the demonstration: a failing run of the open seeds.
-
-    `rule` is the key of the policy in `policies.POLICIES` that rescue is compared with.
-    """
+    """One failing run of the open seeds; `rule` is the policy that rescue is compared with."""
 
     name: str
     title: str

@@ -182,10 +182,7 @@ class _WithSnapshots(Treatment):
 
 
 class RestartAtNan(_WithSnapshots):
-    """Restart from the last checkpoint, of every 50 steps, once the loss is not finite.
-
-    Weights that are not finite make the next loss so: it acts on them, a step earlier.
-    """
+    """Restart from a checkpoint, of every 50 steps, once loss or weights are not finite."""
 
     def __init__(self) -> None:
         super().__init__(every=50, keep=1)

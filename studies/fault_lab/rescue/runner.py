@@ -34,11 +34,7 @@ MOST = 2
 
 
 class State(NamedTuple):
-    """Everything that a branch is after a step.
-
-    `executed` steps were computed so far, the clock of the fault; `fault` is its generator and
-    memory.
-    """
+    """All that a branch is after a step; `executed` steps are the clock of the fault."""
 
     training: Snapshot
     executed: int
@@ -53,10 +49,7 @@ class Lineage(NamedTuple):
 
 
 class Control(NamedTuple):
-    """A control, which its branches and the policies start from.
-
-    `losses` are on the whole held-out batch, at multiples of `EVERY`.
-    """
+    """A control; `losses` are on the whole held-out batch, at multiples of `EVERY`."""
 
     spec: LabSpec
     training: Training
@@ -129,10 +122,7 @@ def _nearest(lineage: Lineage, step: int) -> State:
 
 
 class Branch:
-    """One branch that is trained step by step: data by position, fault by time.
-
-    `left_out` are stretches of batches that are not used, the end excluded.
-    """
+    """A branch trained step by step; `left_out` are batches not used: first, one after the last."""
 
     def __init__(self, control: Control, spec: LabSpec) -> None:
         onset, duration = spec.onset_step, spec.duration_steps
@@ -247,10 +237,7 @@ class Seen(NamedTuple):
 
 
 class Treatment:
-    """One policy in one branch. It sees what a training sees, and changes what one can change.
-
-    With `every_step` it may change any gradient, so no step is shared with the untreated branch.
-    """
+    """One policy in one branch; with `every_step` it may change any gradient: no step is shared."""
 
     every_step = False
     total_steps = 0
@@ -294,11 +281,7 @@ class Treatment:
 
 
 class Treated:
-    """The run of a branch of `control` under a policy; `lineage` is None while it is trained.
-
-    `trace` has (executed step, record) of every step that was taken or left out, from the first
-    step of the control on.
-    """
+    """The run of a branch under a policy; `trace`: executed step and record of each step."""
 
     def __init__(
         self, control: Control, spec: LabSpec, untreated: Untreated, treatment: Treatment

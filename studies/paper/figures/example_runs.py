@@ -52,10 +52,7 @@ class Example(NamedTuple):
 
 
 def pick_examples(runs: Sequence[Run]) -> list[Example]:
-    """One run of each kind that there is, by `RULE`.
-
-    A fault without effect on its architecture gives no example, unless there is no other run.
-    """
+    """One run of each kind that there is, by `RULE`; a fault without effect only if alone."""
     known = [run for run in runs if run.truth is not None]
     by_kind: dict[str, list[Run]] = {}
     for run in [run for run in known if run.truth and run.truth.applicable] or known:
@@ -199,10 +196,7 @@ def _mark_alerts(
 
 
 def _mark_truth(panels: Sequence[Axes], run: Run) -> None:
-    """Lines at onset and failure, each with a mark at one end of the first panel.
-
-    A failure a few steps after its onset is less than the width of a line away.
-    """
+    """Lines at onset and failure, each with a mark at one end of the first panel."""
     truth, above = run.truth or Truth(), panels[0].get_xaxis_transform()
     for step, height, line, mark in (
         (truth.failure_step, 1, FAILURE_LINE, FAILURE_MARK),
