@@ -114,6 +114,12 @@ def test_a_dataset_that_cannot_be_used_says_why(model, tmp_path, name, text, sai
     assert said in error
 
 
+def test_a_folder_with_something_else_in_it_is_left_alone(model, dataset, tmp_path):
+    (tmp_path / "thesis.txt").write_text("x")
+    assert "it is no empty folder" in refused(*mini(model, dataset, tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
 def test_results_that_cannot_be_written_are_exit_code_1(model, dataset, tmp_path):
     (tmp_path / "file").write_text("x")
     result = run(*mini(model, dataset, tmp_path / "file" / "out"))

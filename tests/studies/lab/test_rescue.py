@@ -127,6 +127,17 @@ def test_a_held_run_has_the_weights_of_the_snapshot(control, flipped):
     assert (ended.end, ended.step, ended.above) == ("held", 40, 0.0)
 
 
+def test_a_fault_to_the_end_lasts_however_often_steps_are_repeated(control):
+    spec = branch("LR_RUNAWAY", 1.05)
+    untreated = train_untreated(control, spec)
+    scripted = Scripted((60,))
+    repeated = treat(control, spec, untreated, scripted)
+    assert (repeated.extra, repeated.step) == (21, 70)
+    # The rate grows with each computed step, 21 of them more.
+    ratio = scripted.seen[-1].update_norm / untreated.lineage.records[-1].update_norm
+    assert ratio > 1.05**10
+
+
 @pytest.mark.parametrize("name", [name for name, policy in POLICIES.items() if policy.make])
 def test_every_policy_runs_on_a_fault_that_ends_with_nan(control, name):
     spec = branch("INFINITE_GRADIENT", 1.0)

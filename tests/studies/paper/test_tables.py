@@ -270,6 +270,15 @@ def test_a_log_that_contradicts_its_records_is_named_and_the_exit_code_says_so(t
     assert f"contradicts its records, from which R was recomputed: {path}" in result.err
 
 
+def test_an_empty_folder_is_one_clear_error(tmp_path):
+    result = run(tmp_path, tmp_path / "out")
+    assert result.code == 2
+    assert result.err.startswith("error: ")
+    assert result.err.count("\n") == 1
+    assert result.out == ""
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_out_folder_that_cannot_be_made_is_one_clear_error(logs, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
