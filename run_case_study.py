@@ -31,12 +31,14 @@ from typing import TYPE_CHECKING, Any
 from rmetric._util.errors import ends_at_once
 
 with ends_at_once():
-    from studies.case_study import IGNORED, CaseStudyError
-    from studies.case_study.faults import Fault, faults_of
     from studies.case_study.settings import (
         CONTROL,
+        IGNORED,
         TINY,
+        CaseStudyError,
+        Fault,
         Settings,
+        faults_of,
         parse_arguments,
         settings_of,
     )
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
 
     from rmetric.monitor.monitor import Monitor
     from studies.case_study.data import Batch, Data
-    from studies.case_study.recipe import Recipe
+    from studies.case_study.models import Recipe
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -87,16 +89,13 @@ def case_study(settings: Settings, arguments: Namespace) -> None:
     from rmetric.guard.planner.cluster import in_words
     from rmetric.logs import log_path
     from rmetric.records import Truth
+    from studies.case_study import models, report
     from studies.case_study.data import load_data
-    from studies.case_study.models import load_model, load_tokenizer, quiet, read_config
-    from studies.case_study.recipe import find_device, plan_training
-    from studies.case_study.report import table_of, write_report
-    from studies.case_study.runs import about_run, about_study, finish_log, run_id
 
     began = time.perf_counter()
-    quiet()
+    models.quiet()
     faults = faults_of(settings.fault, settings.onset, settings.fault_steps)
-    device = find_device(arguments.device, float16=arguments.float16)
+    device = models.find_device(arguments.device, float16=arguments.float16)
     # Here, not in results/, which keeps what was published.
     out = arguments.out or Path(f"case_study_{device.kind}")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
@@ -104,19 +103,19 @@ def case_study(settings: Settings, arguments: Namespace) -> None:
     if settings.model == TINY:
         torch.set_num_threads(1)  # more gain nothing here, and sum in another order
 
-    config = read_config(settings.model)
-    plan = plan_training(config, settings, device, arguments.method)
+    config = models.read_config(settings.model)
+    plan = models.plan_training(config, settings, device, arguments.method)
     print(f"device  {device.name}, {in_words(device.free)} free\n{plan}", flush=True)
-    data = load_data(settings, config, load_tokenizer(settings.model))
-    model = load_model(settings, config, plan.recipe)
+    data = load_data(settings, config, models.load_tokenizer(settings.model))
+    model = models.load_model(settings, config, plan.recipe)
 
     started = time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)
-    summary = about_study(settings, plan, device, faults, data)
-    control, branch = log_path(out, run_id(settings, None)), None
+    summary = report.about_study(settings, plan, device, faults, data)
+    control, branch = log_path(out, report.run_id(settings, None)), None
     for fault in (None, *faults):
-        log = log_path(out, run_id(settings, fault))
-        about = about_run(settings, plan, device, fault)
+        log = log_path(out, report.run_id(settings, fault))
+        about = report.about_run(settings, plan, device, fault)
         run = train(model, plan.recipe, settings, data, fault, log, about, branch)
         cost = run.cost()
         branch = branch or run.branch
@@ -127,7 +126,7 @@ def case_study(settings: Settings, arguments: Namespace) -> None:
             )
         truth = fault.truth if fault else Truth()
         twin = control if fault else None
-        finish_log(log, truth, cost["seconds_per_step"], twin, first_step=branch["step"])
+        report.finish_log(log, truth, cost["seconds_per_step"], twin, first_step=branch["step"])
         summary["runs"][fault.label if fault else CONTROL] = {
             "id": log.stem, "steps": run.step, "cost": cost, "hardware": {"source": run.hardware}
         }  # fmt: skip
@@ -138,8 +137,9 @@ def case_study(settings: Settings, arguments: Namespace) -> None:
         "set_up": started - began,
         "training": time.perf_counter() - started,
     }
-    write_report(summary, out)
-    print(f"\n{table_of(summary)}\n\n{out}: case_study.png and .pdf, claims.md, summary.json, for")
+    report.write_report(summary, out)
+    print(f"\n{report.table_of(summary)}\n")
+    print(f"{out}: case_study.png and .pdf, claims.md, summary.json, for")
     print("each run its log (.jsonl), and in replayed/index.html the interactive pages")
 
 
@@ -166,7 +166,7 @@ def train(
     from rmetric.metric import RMetricConfig
     from rmetric.monitor.config import MonitorConfig
     from rmetric.monitor.monitor import Monitor
-    from studies.case_study.runs import hardware_of
+    from studies.case_study.report import hardware_of
 
     gc.collect()  # the optimiser of the last twin
     on_gpu = recipe.device == "cuda"

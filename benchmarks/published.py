@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.report import write_report
 from rmetric.evaluation import judge, score
 from rmetric.simulation.published import published_specs, simulate_published
+from studies.paper.analysis import metric_trace
 from studies.paper.anatomy import AUTHORS, PUBLISHED, over_seeds, r_metric
-from studies.paper.metric_traces import metric_trace
 
 STUDIES, RUNS, TURNS = 300, 180, 3
 

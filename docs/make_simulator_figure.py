@@ -30,7 +30,7 @@ from rmetric.records import Run
 from rmetric.reporting.style import BLACK, BLUE, CYCLE, GREY, TEXT_WIDTH, style
 from rmetric.simulation import ARCHITECTURES, FAULTS, RunSpec, simulate
 from rmetric.simulation.study import batches
-from studies.paper.figures.outcomes import OUTCOMES, Outcome, in_order, look_of, name_of
+from studies.paper.figures.failure_process import OUTCOMES, Outcome, in_order, look_of, name_of
 
 Floats = NDArray[np.float64]
 

@@ -1,4 +1,4 @@
-"""From the rows of a dataset to the micro-batch of every step."""
+"""From the rows of a dataset, or the bundled text, to the micro-batch of every step."""
 
 from __future__ import annotations
 
@@ -13,23 +13,15 @@ from datasets import Dataset, load_dataset
 from numpy.typing import NDArray
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from studies.case_study import IGNORED, CaseStudyError
-from studies.case_study.bundled import examples
-from studies.case_study.models import loaded, place_of
-from studies.case_study.settings import BUNDLED, DATASET, Settings
+from studies.case_study.models import loaded
+from studies.case_study.settings import BUNDLED, DATASET, IGNORED, CaseStudyError, Settings
 
 DATASET_CONFIG = "educational_instruct"  # of DATASET
 NUM_EXAMPLES = 6000  # of the bundled text
 #: Suffix of a file -> the reader of `datasets`.
 READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 #: Columns that hold a question and its answer; the first pair that is there counts.
-PAIRS = (
-    ("instruction", "output"),
-    ("instruction", "response"),
-    ("prompt", "completion"),
-    ("prompt", "response"),
-    ("question", "answer"),
-)
+PAIRS = (("instruction", "output"), ("prompt", "completion"), ("question", "answer"))
 Messages = list[dict[str, str]]
 Tokens = NDArray[np.int64]
 
@@ -38,21 +30,20 @@ def read_rows(source: str, seed: int = 0) -> Any:
     """The rows of a local file or folder, of a dataset on the hub, or of the bundled text."""
     if source == BUNDLED:
         return Dataset.from_list(list(examples(NUM_EXAMPLES, seed)))
-    place = place_of(source, "--dataset")
-    path = Path(place)
+    path = Path(source).expanduser()
     if path.is_file():
         if path.suffix not in READERS:
             raise CaseStudyError(
                 f"--dataset {source}: {path.suffix or 'no suffix'} is not known; "
                 f"accepted are {', '.join(READERS)}"
             )
-        arguments: dict[str, Any] = dict(path=READERS[path.suffix], data_files=place)
+        arguments: dict[str, Any] = dict(path=READERS[path.suffix], data_files=str(path))
     elif path.is_dir():  # it may be a copy of DATASET
         inside = path / DATASET_CONFIG
         arguments = dict(path=str(inside if inside.is_dir() else path))
     else:
-        arguments = dict(path=place, name=DATASET_CONFIG if place == DATASET else None)
-    return loaded(lambda: load_dataset(**arguments, split="train"), source, "--dataset")
+        arguments = dict(path=source, name=DATASET_CONFIG if source == DATASET else None)
+    return loaded(source, "--dataset", lambda _: load_dataset(**arguments, split="train"))
 
 
 def messages_of(row: dict[str, Any], source: str) -> Messages:
@@ -85,26 +76,22 @@ def tokens_of(
     messages: Messages, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[int], list[int]]:
     """Token ids and labels, one each; those of all but the last message are IGNORED."""
-    read, learnt = (
-        tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
-        for text in _texts(messages, tokenizer)
-    )
-    if tokenizer.eos_token_id is not None and tokenizer.eos_token_id not in learnt[-2:]:
-        learnt = [*learnt, tokenizer.eos_token_id]
-    return [*read, *learnt], [*[IGNORED] * len(read), *learnt]
-
-
-def _texts(messages: Messages, tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
-    """What is read and learnt, in the form that the model was made for where it states one."""
     before, answer = messages[:-1], messages[-1]["content"] if messages else ""
-    if before and tokenizer.chat_template:
+    question = "".join(f"{message['content']}\n" for message in before)
+    if before and tokenizer.chat_template:  # the form that the model was made for
         shown: Any = tokenizer.apply_chat_template
         start = str(shown(before, tokenize=False, add_generation_prompt=True))
         last = {"role": "assistant", "content": answer}
         whole = str(shown([*before, last], tokenize=False))
         if whole.startswith(start):
-            return start, whole[len(start) :]
-    return "".join(f"{message['content']}\n" for message in before), answer
+            question, answer = start, whole[len(start) :]
+    read, learnt = (
+        tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
+        for text in (question, answer)
+    )
+    if tokenizer.eos_token_id is not None and tokenizer.eos_token_id not in learnt[-2:]:
+        learnt = [*learnt, tokenizer.eos_token_id]
+    return [*read, *learnt], [*[IGNORED] * len(read), *learnt]
 
 
 class Batch(NamedTuple):
@@ -116,10 +103,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Blocks:
-    """Sequences of one length, shapes (N, L); one example follows another in them.
-
-    A batch depends on the seed and its number alone, so each run sees the same ones.
-    """
+    """Sequences of one length, shapes (N, L); a batch depends on the seed and its number alone."""
 
     tokens_NL: Tokens
     labels_NL: Tokens
@@ -143,14 +127,12 @@ class Blocks:
         return Batch(self.tokens_NL[chosen], self.labels_NL[chosen])
 
     def in_order(self, size: int) -> Iterator[Batch]:
-        """All of them, once, `size` at a time."""
         for start in range(0, len(self), size):
             part = slice(start, start + size)
             yield Batch(self.tokens_NL[part], self.labels_NL[part])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Data:
+class Data(NamedTuple):
     """Training and held-out sequences; `vocabulary` is the number of tokens."""
 
     training: Blocks
@@ -174,14 +156,7 @@ def load_data(
             f"held-out sequences of {settings.sequence_length} tokens and one more to train on; "
             "--sequence-length and --eval-sequences can be less"
         )
-    known = config.get_text_config().vocab_size
-    highest = max(int(part.tokens_NL.max()) for part in (training, held_out))
-    if highest >= known:
-        raise CaseStudyError(
-            f"--model {settings.model}: its tokenizer gives token {highest} and the model knows "
-            f"{known}: they do not belong together"
-        )
-    return Data(training=training, held_out=held_out, vocabulary=min(len(tokenizer), known))
+    return Data(training, held_out, min(len(tokenizer), config.get_text_config().vocab_size))
 
 
 def _pack(texts: Iterator[tuple[list[int], list[int]]], wanted: int, settings: Settings) -> Blocks:
@@ -199,3 +174,62 @@ def _pack(texts: Iterator[tuple[list[int], list[int]]], wanted: int, settings: S
             del tokens[:length], labels[:length]
     whole_N2L = np.array(blocks, dtype=np.int64).reshape(len(blocks), 2, length)
     return Blocks(tokens_NL=whole_N2L[:, 0], labels_NL=whole_N2L[:, 1], seed=settings.seed)
+
+
+# -- the bundled text: questions about small Python functions
+
+#: What is kept of a list, in words and as a condition on x; {n} is a number.
+CHOICES = (
+    ("all items", ""),
+    ("the even numbers", " if x % 2 == 0"),
+    ("the odd numbers", " if x % 2 == 1"),
+    ("the numbers above {n}", " if x > {n}"),
+    ("the numbers below {n}", " if x < {n}"),
+    ("the multiples of {n}", " if x % {n} == 0"),
+    ("the numbers other than {n}", " if x != {n}"),
+)
+#: What is done to each, in words and as an expression of x.
+CHANGES = (
+    ("", "x"),
+    ("squares of ", "x * x"),
+    ("doubles of ", "2 * x"),
+    ("absolute values of ", "abs(x)"),
+    ("remainders by {m} of ", "x % {m}"),
+    ("texts of ", "str(x)"),
+    ("negatives of ", "-x"),
+)
+#: What becomes of the result: in words, the wrapped expression, and the end of the name.
+RESULTS = (
+    ("the sum", "sum({} for x in {}{})", "sum"),
+    ("the largest", "max({} for x in {}{})", "largest"),
+    ("the smallest", "min({} for x in {}{})", "smallest"),
+    ("a list", "[{} for x in {}{}]", "list"),
+    ("a sorted list", "sorted({} for x in {}{})", "sorted"),
+    ("the number", "len([{} for x in {}{}])", "count"),
+    ("a set", "{{{} for x in {}{}}}", "set"),
+)
+LISTS = ("numbers", "values", "items", "scores", "ages", "prices", "row", "data")
+ASKING = (
+    "Write a function that returns {}.",
+    "How do I get {} in Python?",
+    "Give me a Python function for {}.",
+    "I need {}. Show the code.",
+)
+
+
+def examples(count: int, seed: int = 0) -> Iterator[dict[str, str]]:
+    """`count` rows with the columns instruction and output; the same for the same seed."""
+    generator = np.random.default_rng(seed)
+    for _ in range(count):
+        kept, condition = CHOICES[generator.integers(len(CHOICES))]
+        change, expression = CHANGES[generator.integers(len(CHANGES))]
+        result, form, end = RESULTS[generator.integers(len(RESULTS))]
+        name = LISTS[generator.integers(len(LISTS))]
+        asking = ASKING[generator.integers(len(ASKING))]
+        numbers = {"n": int(generator.integers(2, 100)), "m": int(generator.integers(2, 10))}
+        wanted = f"{result} of the {change}{kept} in {name}".format(**numbers)
+        code = form.format(expression.format(**numbers), name, condition.format(**numbers))
+        yield {
+            "instruction": asking.format(wanted),
+            "output": f"def {end}_of_{name}({name}):\n    return {code}\n",
+        }

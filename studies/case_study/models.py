@@ -1,4 +1,4 @@
-"""A language model and its tokenizer, from a folder, the hub or an architecture of this file.
+"""A language model: the recipe by which a device can train it, and how it is loaded.
 
 Nothing that comes with a model is ever run: its own code is not asked for, and
 pickled weights, which can hold code, are not loaded.
@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import datasets
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -28,10 +31,187 @@ from transformers import (
 )
 from transformers.utils.import_utils import is_bitsandbytes_available
 
-from studies.case_study import CaseStudyError
-from studies.case_study.recipe import LORA_RANK, Recipe
-from studies.case_study.settings import QWEN_3B, TINY, Settings
+from rmetric._util.host_memory import available_memory, check_fits
+from rmetric.guard.planner.cluster import GIB, in_words
+from studies.case_study.settings import QWEN_3B, TINY, CaseStudyError, Settings
 
+#: Share of the free memory that may be planned for; allocators waste the rest.
+USABLE = 0.9
+LORA_RANK = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One GPU, ``cuda``, or the processor, ``cpu``, with its free memory in bytes."""
+
+    kind: str
+    name: str
+    free: int
+    has_bfloat16: bool
+
+
+def find_device(kind: str = "auto", *, float16: bool = False) -> Device:
+    """A GPU where there is one, unless `kind` says which; `float16` leaves its bfloat16 unused."""
+    if torch.cuda.is_available() and kind != "cpu":
+        properties = torch.cuda.get_device_properties(0)
+        # is_bf16_supported() is also True where bfloat16 is only emulated, as on a T4.
+        has_bfloat16 = properties.major >= 8 and not float16
+        free, _ = torch.cuda.mem_get_info(0)
+        return Device(kind="cuda", name=properties.name, free=free, has_bfloat16=has_bfloat16)
+    if kind == "cuda":
+        built = torch.version.cuda or "no CUDA"
+        raise CaseStudyError(
+            f"--device cuda: torch {torch.__version__} (built for {built}) finds no usable GPU; "
+            "--device cpu trains on the processor, --tiny a small model there"
+        )
+    if float16:
+        raise CaseStudyError("--float16: a processor computes in float32; it needs a GPU")
+    return Device(kind="cpu", name="CPU", free=available_memory() or 0, has_bfloat16=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A way to train.
+
+    Attributes:
+        dtype: of the arithmetic.
+        four_bit: hold the weights under the adapters in 4 bits (QLoRA).
+    """
+
+    device: str
+    dtype: torch.dtype
+    lora: bool
+    gradient_checkpointing: bool
+    four_bit: bool = False
+
+    @property
+    def weights_dtype(self) -> torch.dtype:
+        """Of the model's own weights. In bfloat16 small updates would be rounded away."""
+        return self.dtype if self.lora else torch.float32
+
+    @property
+    def scales_loss(self) -> bool:
+        """float16 gradients underflow without it."""
+        return self.dtype == torch.float16
+
+    @property
+    def learning_rate(self) -> float:
+        """The highest that is usual for fine-tuning a language model."""
+        return 1e-4 if self.lora else 1e-5
+
+    def __str__(self) -> str:
+        numbers = str(self.dtype).removeprefix("torch.")
+        scaling = " with loss scaling" if self.scales_loss else ""
+        trained = "LoRA" if self.lora else "full fine-tuning"
+        trained += " on 4-bit weights (NF4)" if self.four_bit else ""
+        kept = ", gradient checkpointing" if self.gradient_checkpointing else ""
+        return f"{trained} in {numbers}{scaling}{kept}"
+
+
+class Plan(NamedTuple):
+    """A recipe, why none that asks for more was taken, and bytes of memory by purpose."""
+
+    recipe: Recipe
+    reason: str
+    memory: dict[str, int]
+
+    def __str__(self) -> str:
+        parts = [f"{part.replace('_', ' ')} {in_words(n)}" for part, n in self.memory.items() if n]
+        whole = in_words(sum(self.memory.values()))
+        return f"method  {self.recipe}: {self.reason}\nmemory  about {whole}: {', '.join(parts)}"
+
+
+def plan_training(
+    config: PreTrainedConfig, settings: Settings, device: Device, method: str = "auto"
+) -> Plan:
+    """The first way to train `config` that fits: all weights, LoRA, or LoRA on 4-bit weights.
+
+    `method` is ``auto``, ``full``, ``lora`` or ``qlora``.
+    """
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if longest is not None and settings.sequence_length > longest:
+        raise CaseStudyError(
+            f"--sequence-length is {settings.sequence_length}: the model takes up to {longest}"
+        )
+    of_gpu = torch.bfloat16 if device.has_bfloat16 else torch.float16
+    dtype = of_gpu if device.kind == "cuda" else torch.float32
+    full = Recipe(device=device.kind, dtype=dtype, lora=False, gradient_checkpointing=False)
+    lora = replace(full, lora=True, gradient_checkpointing=True)
+    # Each needs less memory than the one before. Checkpointing costs a third more time, LoRA
+    # changes the training, 4-bit weights the model.
+    ways = {"full": [full, replace(full, gradient_checkpointing=True)], "lora": [lora]}
+    if device.kind == "cuda":
+        ways["qlora"] = [replace(lora, four_bit=True)]
+    elif method == "qlora":
+        raise CaseStudyError(
+            "--qlora needs an NVIDIA GPU that torch can use (CUDA), and the package bitsandbytes; "
+            "on a processor --lora or --full trains, --tiny a small model"
+        )
+    reason = "it fits"
+    for recipe in chain(*ways.values()) if method == "auto" else ways[method]:
+        memory = memory_needed(config, recipe, settings)
+        if sum(memory.values()) <= USABLE * device.free:
+            try:  # kept in host memory: weights and both moments
+                check_fits(3 * memory["gradients"], "the states from before the onset")
+            except MemoryError as error:
+                raise CaseStudyError(f"{error}; --lora keeps little") from None
+            return Plan(recipe, reason, memory)
+        reason = f"{recipe} needs {in_words(sum(memory.values()))}"
+    raise CaseStudyError(
+        f"too little memory on {device.name}: {reason}, and of the {in_words(device.free)} free "
+        f"{USABLE:.0%} can be planned for. What helps: --lora, on a GPU --qlora, a lower "
+        "--sequence-length; --tiny trains a small model on any machine"
+    )
+
+
+def memory_needed(config: PreTrainedConfig, recipe: Recipe, settings: Settings) -> dict[str, int]:
+    """About the bytes that training `config` takes at its highest, by purpose.
+
+    Of each layer and token the backward pass needs some 56 bytes a hidden unit, norms are in
+    float32, and four vectors of the feed-forward layer; with checkpointing the layer's input, and
+    one layer at a time. 4-bit weights take 4.127 bits with their constants (Dettmers et al. 2023).
+    """
+    text = config.get_text_config()
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    output = model.get_output_embeddings()
+    linear = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not output]
+    adapters = LORA_RANK * sum(layer.in_features + layer.out_features for layer in linear)
+    packed = sum(layer.weight.numel() for layer in linear) if recipe.four_bit else 0
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    trained, frozen = (adapters, weights - packed) if recipe.lora else (weights, 0)
+    size, tokens = recipe.dtype.itemsize, settings.micro_batch_size * settings.sequence_length
+    wide = getattr(text, "intermediate_size", 4 * text.hidden_size)
+    of_layer = 56 * text.hidden_size + 4 * size * wide
+    kept = text.num_hidden_layers * of_layer
+    if recipe.gradient_checkpointing:
+        kept = text.num_hidden_layers * size * text.hidden_size + of_layer
+    return {
+        "frozen_weights": round(frozen * size + packed * 4.127 / 8),
+        # In float32, with a copy to compute with.
+        "trained_weights": trained * (4 + (size if recipe.dtype != torch.float32 else 0)),
+        "gradients": 4 * trained,
+        "optimiser": 8 * trained,
+        "activations": tokens * kept,
+        "logits": 12 * tokens * text.vocab_size,  # in float32, with two gradients of their size
+        "cuda_context": GIB if recipe.device == "cuda" else 0,
+    }
+
+
+# -- loading
+
+#: Models that need no file: their weights are drawn, their tokens are bytes.
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    TINY: dict(
+        vocab_size=257, hidden_size=64, intermediate_size=160, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
+    ),
+    QWEN_3B: dict(
+        vocab_size=151936, hidden_size=2048, intermediate_size=11008, num_hidden_layers=36,
+        num_attention_heads=16, num_key_value_heads=2, max_position_embeddings=32768,
+        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
+    ),
+}  # fmt: skip
 #: One of them is in a folder that has a tokenizer.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 SAFE: dict[str, Any] = dict(trust_remote_code=False)
@@ -50,94 +230,55 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
 
 
-def tiny_qwen() -> Qwen2Config:
-    """A hundred thousand weights, which any processor trains in a minute."""
-    return Qwen2Config(
-        vocab_size=257, hidden_size=64, intermediate_size=160, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
-        tie_word_embeddings=True,
-    )  # fmt: skip
-
-
-def qwen_3b() -> Qwen2Config:
-    """The architecture of Qwen2.5-3B, for random weights where nothing can be downloaded."""
-    rope: Any = {"rope_type": "default", "rope_theta": 1_000_000.0}
-    return Qwen2Config(
-        vocab_size=151936, hidden_size=2048, intermediate_size=11008, num_hidden_layers=36,
-        num_attention_heads=16, num_key_value_heads=2, max_position_embeddings=32768,
-        tie_word_embeddings=True, rope_parameters=rope,
-    )  # fmt: skip
-
-
-#: Models that need no file: their weights are drawn, their tokens are bytes.
-ARCHITECTURES: dict[str, Callable[[], Qwen2Config]] = {TINY: tiny_qwen, QWEN_3B: qwen_3b}
-END = "<|endoftext|>"
-
-
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte of UTF-8, 256 of them, and one that ends a text.
-
-    >>> tokenizer = byte_tokenizer()
-    >>> tokenizer.decode(tokenizer("1 → 2").input_ids), len(tokenizer)
-    ('1 → 2', 257)
-    """
+    """One token a byte of UTF-8, 256 of them, and one that ends a text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     bytes_alone = models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[])
     tokenizer = Tokenizer(bytes_alone)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     build: Any = PreTrainedTokenizerFast
-    made: PreTrainedTokenizerFast = build(tokenizer_object=tokenizer, eos_token=END)
+    made: PreTrainedTokenizerFast = build(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
     return made
 
 
-def place_of(source: str, option: str) -> str:
-    """The path that `source` is, or a name on the hub; CaseStudyError if it can be neither."""
+def loaded(source: str, option: str, load: Callable[[str], Loaded]) -> Loaded:
+    """What `load` returns of a path or a name on the hub; whatever is against it is one line."""
     path = Path(source).expanduser()
-    if path.exists():
-        return str(path)
-    if source.startswith((".", "/", "~")) or source.count("/") != 1:
+    local = path.exists()
+    if not local and (source.startswith((".", "/", "~")) or source.count("/") != 1):
         raise CaseStudyError(f"{option} {source}: there is no such file or folder")
-    return source
-
-
-def loaded(load: Callable[[], Loaded], source: str, option: str) -> Loaded:
-    """What `load` returns; whatever a library says against `source` becomes one line."""
     try:
-        return load()
+        return load(str(path) if local else source)
     except Exception as error:  # there are as many kinds as there are formats
         vague = "while generating the dataset" in str(error)
         lines = str(error.__cause__ if vague else error).splitlines()
         reason = lines[0][:300] if lines else "it is empty or cannot be read"
-    hint = ""
-    if not Path(source).expanduser().exists():
+    if not local:
         kind = " --repo-type dataset" if option == "--dataset" else ""
-        hint = (
+        reason += (
             f" (where there is a network: hf download {source}{kind} --local-dir FOLDER; here: "
             f"{option} FOLDER; --tiny needs none)"
         )
-    raise CaseStudyError(f"{option} {source}: {reason}{hint}")
+    raise CaseStudyError(f"{option} {source}: {reason}")
 
 
 def read_config(source: str) -> PreTrainedConfig:
-    """The configuration of a model, without its weights."""
     if source in ARCHITECTURES:
-        return ARCHITECTURES[source]()
-    place = place_of(source, "--model")
-    return loaded(lambda: AutoConfig.from_pretrained(place, **SAFE), source, "--model")
+        return Qwen2Config(tie_word_embeddings=True, **ARCHITECTURES[source])
+    return loaded(source, "--model", lambda place: AutoConfig.from_pretrained(place, **SAFE))
 
 
 def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     if source in ARCHITECTURES:
         return byte_tokenizer()
-    place = place_of(source, "--model")
-    folder = Path(place)
+    folder = Path(source).expanduser()
     if folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise CaseStudyError(  # transformers would make one without a vocabulary
             f"--model {source}: it has no tokenizer (one of {', '.join(TOKENIZER_FILES)}); "
             "tokenizer.save_pretrained(folder) writes one"
         )
-    return loaded(lambda: AutoTokenizer.from_pretrained(place, **SAFE), source, "--model")
+    return loaded(source, "--model", lambda place: AutoTokenizer.from_pretrained(place, **SAFE))
 
 
 def load_model(settings: Settings, config: PreTrainedConfig, recipe: Recipe) -> Any:
@@ -151,14 +292,21 @@ def load_model(settings: Settings, config: PreTrainedConfig, recipe: Recipe) -> 
     drawn = settings.random_weights or settings.model in ARCHITECTURES
     model = _random(config, recipe) if drawn else _pretrained(settings.model, recipe)
     if recipe.lora:
-        model = with_lora(model)
+        from peft import LoraConfig, get_peft_model
+
+        # On all linear layers but the output's. Without dropout, a run and its twin differ by
+        # the fault alone.
+        adapters = LoraConfig(
+            r=LORA_RANK, lora_alpha=2 * LORA_RANK, lora_dropout=0.0, target_modules="all-linear",
+            task_type="CAUSAL_LM",
+        )  # fmt: skip
+        model = get_peft_model(model, adapters)
     # 4-bit weights are packed on their device while they are loaded.
     prepared: Any = model if recipe.four_bit else model.to(recipe.device)
     prepared.config.use_cache = False
     if recipe.gradient_checkpointing:
-        prepared.gradient_checkpointing_enable(
-            gradient_checkpointing_kwargs={"use_reentrant": False}
-        )
+        reentrant = {"use_reentrant": False}
+        prepared.gradient_checkpointing_enable(gradient_checkpointing_kwargs=reentrant)
     return prepared.train()
 
 
@@ -177,26 +325,10 @@ def _pretrained(source: str, recipe: Recipe) -> Any:
     options: dict[str, Any] = dict(dtype=recipe.weights_dtype, use_safetensors=True, **SAFE)
     if recipe.four_bit:  # the linear layers, as QLoRA has it
         build: Any = BitsAndBytesConfig
-        options |= {
-            "device_map": {"": recipe.device},
-            "quantization_config": build(
-                load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
-                bnb_4bit_compute_dtype=recipe.dtype,
-            ),
-        }  # fmt: skip
-    place = place_of(source, "--model")
-    return loaded(lambda: AutoModelForCausalLM.from_pretrained(place, **options), source, "--model")
-
-
-def with_lora(model: Any) -> Any:
-    """`model` frozen, with adapters on all linear layers but the output's.
-
-    No dropout, so that a run and its twin differ by the fault alone.
-    """
-    from peft import LoraConfig, get_peft_model
-
-    config = LoraConfig(
-        r=LORA_RANK, lora_alpha=2 * LORA_RANK, lora_dropout=0.0, target_modules="all-linear",
-        task_type="CAUSAL_LM",
-    )  # fmt: skip
-    return get_peft_model(model, config)
+        options["device_map"] = {"": recipe.device}
+        options["quantization_config"] = build(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=recipe.dtype,
+        )  # fmt: skip
+    load: Any = AutoModelForCausalLM.from_pretrained
+    return loaded(source, "--model", lambda place: load(place, **options))

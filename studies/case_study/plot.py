@@ -17,7 +17,9 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from rmetric.evaluation import Trace
+from rmetric.records import Truth
 from rmetric.replay.scored_run import ScoredRun
+from rmetric.reporting.page import trace_of_r_metric
 from rmetric.reporting.page.series import spans
 from rmetric.reporting.style import FAILURE_LINE, MEANING, ONSET_LINE, TEXT_WIDTH
 
@@ -34,6 +36,7 @@ FONT = 7.0  # points: the least that is read in print
 TEXT: dict[str, Any] = dict(
     fontsize=FONT, path_effects=(withStroke(linewidth=1.6, foreground="white"),)
 )
+ALERT = MEANING["alert"]
 
 
 def plot_twins(runs: Mapping[str, ScoredRun], calibrated: Mapping[str, Trace]) -> Figure:
@@ -53,19 +56,16 @@ def plot_twins(runs: Mapping[str, ScoredRun], calibrated: Mapping[str, Trace]) -
         losses, published, own = column
         _plot_losses(losses, scored, shown)
         top, threshold = 1.06 * sum(scored.config.weights), scored.config.threshold
-        points = [(one.step, one.score, one.alarm) for one in scored.scores]
-        _plot_score(published, points, threshold, top, (0, threshold, 1))
-        found = calibrated[name]
-        points = list(zip(found.steps, found.scores, found.alarms, strict=True))
+        r_metric = trace_of_r_metric(scored).as_trace(name)
+        _plot_score(published, r_metric, threshold, top, (0, threshold, 1))
         own.set_yscale("symlog", linthresh=1.0)
-        _plot_score(own, points, 1.0, 1.3 * highest, tuple(t for t in TICKS if t <= highest))
+        ticks = tuple(tick for tick in TICKS if tick <= highest)
+        _plot_score(own, calibrated[name], 1.0, 1.3 * highest, ticks)
         own.yaxis.set_minor_locator(NullLocator())
-        if not found.alarms.any():
+        if not calibrated[name].alarms.any():
             own.text(0.02, 0.94, "no alarm", transform=own.transAxes, va="top", fontsize=FONT)
-        truth = scored.run.truth
-        marks = (
-            ((truth.failure_step, FAILURE_LINE), (truth.onset_step, ONSET_LINE)) if truth else ()
-        )
+        truth = _truth(scored)
+        marks = ((truth.failure_step, FAILURE_LINE), (truth.onset_step, ONSET_LINE))
         for axes, (step, line) in product(column, marks):
             if step is not None:
                 axes.axvline(step, **line)
@@ -82,7 +82,7 @@ def plot_twins(runs: Mapping[str, ScoredRun], calibrated: Mapping[str, Trace]) -
     ):
         axes.set_ylabel(label)
     figure.align_ylabels(panels[:, 0])
-    handles = _legend(shown)
+    handles = _legend(any(_truth(scored).failed for scored in shown))
     figure.legend(
         handles=handles, loc="upper center", ncols=len(handles), fontsize=FONT,
         columnspacing=0.9, handletextpad=0.5,
@@ -90,41 +90,31 @@ def plot_twins(runs: Mapping[str, ScoredRun], calibrated: Mapping[str, Trace]) -
     return figure
 
 
-def _title(scored: ScoredRun) -> str:
-    """The fault with its severity and the outcome of the run, in two lines."""
-    truth = scored.run.truth
-    assert truth is not None
-    severity = "" if truth.severity is None else f" {truth.severity:g}"
-    fault = "control, no fault" if truth.fault == "NONE" else f"{truth.fault}{severity}"
-    kind = str(truth.failure_kind).replace("_", "-")
-    return f"{fault}\n{f'{kind} at {truth.failure_step}' if truth.failed else truth.outcome}"
-
-
-def _losses(scored: ScoredRun) -> dict[str, list[tuple[int, float]]]:
-    """Step and value of each kind of loss; one that is not finite is a gap."""
-    return {
-        name: [
-            (record.step, value if isfinite(value) else nan)
-            for record in scored.run.records
-            if (value := getattr(record, name)) is not None
-        ]
-        for name in LOSSES
-    }
+def _truth(scored: ScoredRun) -> Truth:
+    return scored.run.truth or Truth()
 
 
 def _plot_losses(axes: Axes, scored: ScoredRun, shown: Sequence[ScoredRun]) -> None:
     """On an axis that all runs share; a loss that leaves the others far behind leaves the axis."""
+    truth = _truth(scored)
+    severity = "" if truth.severity is None else f" {truth.severity:g}"
+    fault = "control, no fault" if truth.fault == "NONE" else f"{truth.fault}{severity}"
+    kind = str(truth.failure_kind).replace("_", "-")
+    end = f"{kind} at {truth.failure_step}" if truth.failed else truth.outcome
+    axes.set_title(f"{fault}\n{end}", loc="left")
+
+    def points(run: ScoredRun, name: str) -> list[tuple[int, float]]:
+        pairs = ((record.step, getattr(record, name)) for record in run.run.records)
+        return [(step, x if isfinite(x) else nan) for step, x in pairs if x is not None]
 
     def positive(*runs: ScoredRun) -> list[float]:
-        return [v for run in runs for points in _losses(run).values() for _, v in points if v > 0]
+        return [x for run in runs for name in LOSSES for _, x in points(run, name) if x > 0]
 
-    axes.set_title(_title(scored), loc="left")
-    for name, points in _losses(scored).items():
-        axes.plot(
-            *zip(*points, strict=True), color=MEANING[name], linewidth=LOSSES[name]
-        )  # fmt: skip
+    for name, width in LOSSES.items():
+        found = zip(*points(scored, name), strict=True)
+        axes.plot(*found, color=MEANING[name], linewidth=width)
     every = positive(*shown)
-    calm = positive(*(run for run in shown if not (run.run.truth and run.run.truth.failed)))
+    calm = positive(*(run for run in shown if not _truth(run).failed))
     low, high = min(every, default=1.0), max(every, default=2.0)
     if calm:
         high = min(high, ABOVE * max(calm))
@@ -138,41 +128,36 @@ def _plot_losses(axes: Axes, scored: ScoredRun, shown: Sequence[ScoredRun]) -> N
     axes.yaxis.set_major_formatter("{x:g}")  # 0.5 and 1000 instead of powers of ten
     most = max(positive(scored), default=0.0)
     if most > high:
-        axes.text(0.98, 0.97, f"up to {most:,.0f}", transform=axes.transAxes, ha="right", va="top",
-                  **TEXT)  # fmt: skip
+        place: dict[str, Any] = dict(transform=axes.transAxes, ha="right", va="top")
+        axes.text(0.98, 0.97, f"up to {most:,.0f}", **place, **TEXT)
 
 
 def _plot_score(
-    axes: Axes, points: Sequence[tuple[int, float, bool]], threshold: float, top: float,
-    ticks: tuple[float, ...],
-) -> None:  # fmt: skip
-    """A detector's score, of (step, score, alarm); an alarm is shaded until the next record."""
-    steps, values, alarms = zip(*points, strict=True)
-    pairs = spans(np.array(alarms, dtype=bool)).tolist()
-    bars = [(steps[a], steps[b] - steps[a]) for a, b in pairs]
-    axes.broken_barh(bars, (-0.06, top + 0.06), color=MEANING["alert"], alpha=SHADE, linewidth=0)
-    axes.step(steps, values, where="post", color=MEANING["score"], linewidth=0.6)
-    axes.axhline(threshold, color=MEANING["alert"], linestyle="--", linewidth=0.8)
-    first = [step for step, _, alarm in points if alarm][:1]
-    axes.plot(first, [top] * len(first), "v", color=MEANING["alert"], clip_on=False, markersize=4)
+    axes: Axes, found: Trace, threshold: float, top: float, ticks: tuple[float, ...]
+) -> None:
+    """A detector's score; an alarm is shaded until the next record."""
+    steps = found.steps
+    bars = [(steps[a], steps[b] - steps[a]) for a, b in spans(found.alarms).tolist()]
+    axes.broken_barh(bars, (-0.06, top + 0.06), color=ALERT, alpha=SHADE, linewidth=0)
+    axes.step(steps, found.scores, where="post", color=MEANING["score"], linewidth=0.6)
+    axes.axhline(threshold, color=ALERT, linestyle="--", linewidth=0.8)
+    first = found.alert_steps[:1].tolist()
+    axes.plot(first, [top] * len(first), "v", color=ALERT, clip_on=False, markersize=4)
     for step in first:
         side = "left" if step < 0.3 * steps[-1] else "right"
-        axes.annotate(f" {step} ", (step, top), ha=side, va="top", zorder=3,
-                      color=MEANING["alert"], **TEXT)  # fmt: skip
+        axes.annotate(f" {step} ", (step, top), ha=side, va="top", zorder=3, color=ALERT, **TEXT)
     axes.set(ylim=(-0.06, top), yticks=ticks)
     axes.yaxis.set_major_formatter("{x:g}")
 
 
-def _legend(runs: Sequence[ScoredRun]) -> list[Artist]:
-    colour = MEANING
-    failed = any(scored.run.truth is not None and scored.run.truth.failed for scored in runs)
+def _legend(some_failed: bool) -> list[Artist]:
     return [
-        Line2D([], [], color=colour["training_loss"], label="training loss"),
-        Line2D([], [], color=colour["validation_loss"], label="validation loss"),
+        Line2D([], [], color=MEANING["training_loss"], label="training loss"),
+        Line2D([], [], color=MEANING["validation_loss"], label="validation loss"),
         Line2D([], [], **ONSET_LINE, label="onset"),
-        *[Line2D([], [], **FAILURE_LINE, label="failure")] * failed,
-        Line2D([], [], color=colour["score"], linewidth=0.6, label="score"),
-        Line2D([], [], color=colour["alert"], linestyle="--", label="threshold"),
-        Line2D([], [], color=colour["alert"], linestyle="", marker="v", label="first alarm"),
-        Patch(color=colour["alert"], alpha=SHADE, linewidth=0, label="alarm"),
+        *[Line2D([], [], **FAILURE_LINE, label="failure")] * some_failed,
+        Line2D([], [], color=MEANING["score"], linewidth=0.6, label="score"),
+        Line2D([], [], color=ALERT, linestyle="--", label="threshold"),
+        Line2D([], [], color=ALERT, linestyle="", marker="v", label="first alarm"),
+        Patch(color=ALERT, alpha=SHADE, linewidth=0, label="alarm"),
     ]

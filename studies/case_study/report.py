@@ -1,26 +1,181 @@
-"""What came out of a case study: everything here is computed from its logs."""
+"""A run beside its training: its description, its log and hardware, and what came out of it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from math import inf, isnan
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from math import inf, isfinite, isnan
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from rmetric.detectors import DETECTORS, IN_PAPER
 from rmetric.evaluation import PROTOCOLS, Trace, judge, trace
-from rmetric.logs import log_path, read_log, write_atomically
-from rmetric.records import Run
+from rmetric.logs import (
+    encode_line,
+    fault_lines,
+    final_line,
+    log_path,
+    parse_line,
+    read_lines,
+    read_log,
+    write_atomically,
+)
+from rmetric.monitor.step_recorder import Hardware
+from rmetric.records import HardwareEvent, Record, Run, Truth
 from rmetric.replay.scored_run import score_run
 from rmetric.reporting.page import trace_of_r_metric
-from rmetric.reporting.replay_report import replay_logs
+from rmetric.reporting.replay_report import replay_logs, safe_name
 from rmetric.reporting.style import save, style
+from rmetric.simulation.outcome import soft_failure
+from studies.case_study.data import Data
+from studies.case_study.models import Device, Plan
 from studies.case_study.plot import plot_twins
+from studies.case_study.settings import Fault, Settings
+from studies.common.provenance import commit, versions
 from studies.common.real_runs import real_runs_table
 from studies.common.renderers import to_markdown
+
+PACKAGES = ("torch", "transformers", "peft", "datasets", "numpy")
+
+
+def run_id(settings: Settings, fault: Fault | None) -> str:
+    model = settings.model.rstrip("/\\").replace("\\", "/").rpartition("/")[2]
+    return f"{safe_name(model)}_{fault.label if fault else 'NONE'}_s{settings.seed}"
+
+
+def about_run(
+    settings: Settings, plan: Plan, device: Device, fault: Fault | None
+) -> dict[str, Any]:
+    """A run's description of itself, by the keys of docs/log_format.md."""
+    injected: dict[str, Any] = {"type": "NONE", "trigger_step": None, "params": {}}
+    if fault is not None:
+        params = {"severity": fault.severity, "severity_unit": fault.unit}
+        params["duration_steps"] = fault.duration
+        injected = {"type": fault.name, "trigger_step": fault.onset, "params": params}
+    return {
+        "model_type": settings.model,
+        "num_workers": settings.micro_batches,
+        "total_training_steps": settings.max_steps,
+        "seed": settings.seed,
+        "eval_every_n_steps": settings.eval_every,
+        "recipe": "case_study",
+        "device": device.name,
+        "training": str(plan.recipe),
+        "fault_injection": injected,
+    }
+
+
+def about_study(
+    settings: Settings, plan: Plan, device: Device, faults: Sequence[Fault], data: Data
+) -> dict[str, Any]:
+    """What was trained, where and with what: the summary before its runs."""
+    recipe, memory = plan.recipe, plan.memory
+    used = asdict(settings) | {
+        "fault": ",".join(f"{fault.name}:{fault.severity:g}" for fault in faults),
+        "fault_step": settings.onset,
+        "fault_steps": [fault.duration for fault in faults],
+        "learning_rate": settings.learning_rate or recipe.learning_rate,
+    }
+    sequences = {f"{name}_sequences": len(getattr(data, name)) for name in ("training", "held_out")}
+    processor = {"architecture": platform.machine(), "cores": os.cpu_count()}
+    method = {"chosen": str(recipe), "reason": plan.reason}
+    return {
+        "runs": {},
+        "settings": used,
+        "recipe": asdict(recipe) | {"dtype": str(recipe.dtype).removeprefix("torch.")},
+        "data": sequences | {"sha256": data.training.digest},
+        "device": asdict(device),
+        "processor": processor | {"threads_used": torch.get_num_threads()},
+        "method": method | {"trained_weights": memory["gradients"] // 4},
+        "memory_needed_bytes": memory | {"total": sum(memory.values())},
+        "versions": versions([*PACKAGES, *["bitsandbytes"] * recipe.four_bit]),
+        "commit": commit(),
+    }
+
+
+class NoHardware:
+    """A machine whose hardware reports nothing; λ is 0 on it, and known to be."""
+
+    def poll(self) -> tuple[HardwareEvent, ...]:
+        return ()
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def hardware_of(device: str) -> tuple[Hardware | None, str]:
+    """The source of hardware events, and what it is in words.
+
+    None where there is a GPU that cannot be asked: then nothing is logged of it.
+    """
+    if device == "cpu":
+        return NoHardware(), "no GPU: no hardware events, λ is 0"
+    from rmetric.telemetry.nvml import NvmlEvents
+
+    uuid = str(torch.cuda.get_device_properties(0).uuid)
+    events = NvmlEvents(devices=[f"GPU-{uuid}"])
+    if events.ready():
+        return events, "NVML: Xids, ECC errors, row remaps, throttling, temperature"
+    problem = events.problem
+    events.close()
+    return None, f"λ is not logged: {problem}"
+
+
+def finish_log(
+    path: Path, injected: Truth, seconds_per_step: float, twin: Path | None, first_step: int
+) -> None:
+    """Complete the monitor's log of a run: the steps before its own, the fault, how it went.
+
+    The steps before `first_step` are taken from `twin`, the control's log.
+    """
+    head, *own = path.read_bytes().splitlines(keepends=True)
+    of_twin = twin.read_bytes().splitlines(keepends=True)[1:] if twin else []
+    own = [line for line in of_twin if parse_line(line).get("step", first_step) < first_step] + own
+    records = read_lines(path, [head, *own]).records
+    truth = truth_of(injected, records, read_log(twin).records if twin else None)
+    start = parse_line(head)
+    start["config"]["seconds_per_step"] = seconds_per_step
+    lines, pending = [encode_line(start)], [*fault_lines(truth)]
+    for line in own:
+        if pending and parse_line(line).get("step", 0) >= injected.onset_step:
+            lines.append(pending.pop())
+        lines.append(line)
+    write_atomically(path, [*lines, *pending, final_line(truth, records)])
+
+
+def truth_of(injected: Truth, records: Sequence[Record], twin: Sequence[Record] | None) -> Truth:
+    """`injected` with what became of the run: absorbed, non-finite, diverged or degraded.
+
+    Non-finite: the loss, to the end; a gradient that overflows is no failure, as a loss scale is
+    found by it. The others are of `soft_failure`, against the records of the control, `twin`.
+    """
+    failure = None
+    for record in records:
+        losses = [x for x in (record.training_loss, record.validation_loss) if x is not None]
+        if losses and all(map(isfinite, losses)):
+            failure = None
+        elif losses and failure is None:
+            failure = "non_finite", record.step
+    if failure is None:
+        loss = {r.step: r.validation_loss for r in records if r.validation_loss is not None}
+        beside = {r.step: r.validation_loss for r in twin or ()}
+        twin_T = None if twin is None else np.array([beside[step] for step in loss])
+        # A loss that still falls fast has not diverged: one that also ends above its best has.
+        soft = soft_failure(np.array(list(loss.values()), dtype=float), twin_T, ends_there=True)
+        failure = (soft[0], list(loss)[soft[1]]) if soft else None
+    if failure is not None:
+        kind, step = failure
+        return replace(injected, outcome="failed", failure_kind=kind, failure_step=step)
+    return replace(injected, outcome="healthy" if injected.fault == "NONE" else "absorbed")
+
+
+# -- what came out of all runs, computed from their logs
 
 TRUTH = (
     "fault", "severity", "onset_step", "duration_steps", "outcome", "failure_kind", "failure_step",
@@ -32,21 +187,14 @@ HEADINGS = ("run", "fault at", "outcome", *TITLES)
 
 
 def write_report(summary: dict[str, Any], folder: Path) -> None:
-    """The plot, claims.md, the replayed pages, and the summary with the judgements.
-
-    `folder` has the logs. Raises OSError where it cannot be written.
-    """
+    """The plot, claims.md, the replayed pages, and the summary with the judgements."""
     done = summary["runs"]
     logs = {name: log_path(folder, run["id"]) for name, run in done.items()}
     scored = {name: score_run(read_log(log)) for name, log in logs.items()}
     for name, run in scored.items():
-        truth = run.run.truth
-        assert truth is not None
-        done[name] |= {
-            **{part: getattr(truth, part) for part in TRUTH},
-            "max_r": max(score.score for score in run.scores),
-            "r_metric": _judged(run.run, trace_of_r_metric(run)),
-        }
+        done[name] |= {part: getattr(run.run.truth, part) for part in TRUTH}
+        done[name]["max_r"] = max(score.score for score in run.scores)
+        done[name]["r_metric"] = _judged(run.run, trace_of_r_metric(run))
     others = {
         name: {of: trace(name, run.run) for of, run in scored.items()}
         for name, entry in (IN_PAPER | {CALIBRATED: DETECTORS[CALIBRATED]}).items()
@@ -67,19 +215,19 @@ def write_report(summary: dict[str, Any], folder: Path) -> None:
 
 def _judged(run: Run, found: Trace) -> dict[str, Any]:
     """A detector's alarms by phase, the first ones, and the verdict under each protocol."""
-    begins = found.alarms & ~np.concatenate([[False], found.alarms[:-1]])
-    began, in_alarm = found.steps[begins], found.steps[found.alarms]
-    onset = run.truth.onset_step if run.truth else None
-    failure = run.truth.failure_step if run.truth else None
-    later = [] if onset is None else began[began >= onset].tolist()
+    began, in_alarm = found.steps[found.begins], found.alert_steps
+    truth = run.truth or Truth()
+    onset, failure = truth.onset_step, truth.failure_step
     phases: dict[str, tuple[float, float]] = {"whole_run": (-inf, inf)}
     if onset is not None:
         after = "after_onset" if failure is None else "onset_to_failure"
         phases = {"before_onset": (-inf, onset), after: (onset, failure or inf)}
-        phases |= {"after_failure": (failure, inf)} if failure is not None else {}
+    if onset is not None and failure is not None:
+        phases["after_failure"] = (failure, inf)
+    since = [step for step in began.tolist() if onset is not None and step >= onset]
     verdicts: dict[str, Any] = {
         "first_alert_step": found.first_alert,
-        "first_alert_since_onset": later[0] if later else None,
+        "first_alert_since_onset": since[0] if since else None,
         "alerts": {
             phase: {
                 "alerts": int(((low <= began) & (began < high)).sum()),
@@ -101,7 +249,6 @@ def _judged(run: Run, found: Trace) -> dict[str, Any]:
 
 
 def rows_of(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """A row of text for each run, under `HEADINGS`."""
     rows = []
     for name, run in summary["runs"].items():
         judged = {key: of[name] for key, of in summary["other_detectors"].items()}
@@ -128,7 +275,6 @@ def verdict(run: Mapping[str, Any], first: int | None) -> str:
 
 
 def table_of(summary: Mapping[str, Any]) -> str:
-    """The rows in columns, below their headings."""
     rows = [HEADINGS, *rows_of(summary)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     padded = ([c.ljust(w) for c, w in zip(row, widths, strict=True)] for row in rows)

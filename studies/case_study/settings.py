@@ -1,23 +1,32 @@
-"""The settings of a case study and its command line, checked before anything is loaded."""
+"""The settings of a case study, its faults and its command line, checked before anything is loaded.
+
+A worker is a micro-batch; faults of one worker strike the first.
+"""
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, fields
-from math import isfinite
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from math import inf, nan
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from studies.case_study import CaseStudyError
-from studies.case_study.faults import FAULTS
+from rmetric.records import Truth
 
+if TYPE_CHECKING:  # the command line lists the faults before it pays for torch
+    from torch import Tensor
+
+    from studies.case_study.data import Batch
+
+IGNORED = -100  # the label of a token that is read and not learnt, as torch has it
 MODEL = "Qwen/Qwen2.5-3B-Instruct"
 TINY = "tiny"  # an architecture of `models`, as the next one
 QWEN_3B = "Qwen2.5-3B architecture"
 DATASET = "OpenCoder-LLM/opc-sft-stage2"
-BUNDLED = "bundled"  # the text of `bundled`
+BUNDLED = "bundled"  # the text of `data.examples`
 #: The paper's fault, which the runs measured so far absorb, and one that breaks them.
 FAULT = "LR_SPIKE,LR_RUNAWAY"
 CONTROL = "control"  # the run without a fault
@@ -42,6 +51,15 @@ NUMBERS: dict[str, tuple[str, int | None, str]] = {
     "eval_sequences": ("--eval-sequences", 1, "held-out sequences (default: 32)"),
     "seed": ("--seed", 0, "of weights, data and fault (default: 0)"),
 }  # fmt: skip
+#: With --tiny: a tenth of a million weights on bundled text, for any processor.
+SMALL: dict[str, Any] = dict(
+    model=TINY, dataset=BUNDLED, max_steps=400, eval_every=10, learning_rate=2e-3,
+    sequence_length=64, micro_batch_size=4, eval_sequences=32,
+)  # fmt: skip
+
+
+class CaseStudyError(ValueError):
+    """Something that the user has to change; one message, no traceback."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +69,6 @@ class Settings:
     Attributes, beside those that their options explain:
         model: a name on the hub, a local folder, TINY or QWEN_3B.
         dataset: a name on the hub, a local file or folder, or BUNDLED.
-        random_weights: weights drawn from the seed instead of the model's own.
-        fault: names in `faults.FAULTS` with commas between, each for a run of its own; one may
-            have a severity of its own, as in ``LR_SPIKE:25``.
-        warm_up: steps over which the learning rate rises.
         micro_batches: of a step; each stands for a data-parallel worker.
     """
 
@@ -79,23 +93,17 @@ class Settings:
             value = getattr(self, name)
             if value is not None and least is not None and value < least:
                 raise CaseStudyError(f"{option} is {value}: at least {least} is needed")
-        if not 1 <= self.onset <= self.max_steps:
-            raise CaseStudyError(
-                f"--onset is {self.onset}: it must be from 1 to the last step, "
-                f"{self.max_steps} (--steps)"
-            )
-        if self.eval_every > self.max_steps:
-            raise CaseStudyError(
-                f"--eval-every is {self.eval_every}: the run has {self.max_steps} steps only "
-                "(--steps), so it would never be evaluated"
-            )
-        rate = self.learning_rate
-        if rate is not None and not (isfinite(rate) and rate > 0):
-            raise CaseStudyError(f"--learning-rate is {rate}: it must be above 0")
+        last, rate = self.max_steps, self.learning_rate
+        for name, value, good, accepted in (
+            ("onset", self.onset, 1 <= self.onset <= last, f"from 1 to the last step, {last}"),
+            ("eval-every", self.eval_every, self.eval_every <= last, f"at most --steps, {last}"),
+            ("learning-rate", rate, rate is None or 0 < rate < inf, "above 0"),
+        ):
+            if not good:
+                raise CaseStudyError(f"--{name} is {value}: it must be {accepted}")
 
     @property
     def onset(self) -> int:
-        """First step under the fault."""
         return max(1, self.max_steps // 2) if self.fault_step is None else self.fault_step
 
     def share_of_rate(self, steps: int, first: int = 1) -> float:
@@ -103,21 +111,117 @@ class Settings:
         return min(1.0, (first + steps) / self.warm_up) if self.warm_up else 1.0
 
     def generator(self, *numbers: int) -> np.random.Generator:
-        """The randomness of one purpose: of a step, and of what is drawn in it."""
+        """The randomness of a step, and of what is drawn in it."""
         return np.random.default_rng([self.seed, *numbers])
 
 
-def tiny_settings(**changes: Any) -> Settings:
-    """A model of a tenth of a million weights on bundled text, for any processor."""
-    small: dict[str, Any] = dict(
-        model=TINY, dataset=BUNDLED, max_steps=400, eval_every=10, learning_rate=2e-3,
-        sequence_length=64, micro_batch_size=4, eval_sequences=32,
-    )  # fmt: skip
-    return Settings(**(small | changes))
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A fault that acts from `onset` for `duration` steps at one place: rate, batch or gradient.
+
+    Attributes:
+        unit, limits: of the severity.
+        all_workers: its `gradient` strikes every worker, not the first alone.
+        rate: (severity, steps under the fault, this one included) -> factor of the learning rate.
+        batch: (batch, severity, tokens of the vocabulary, generator) -> the batch that is read.
+        gradient: (gradient of one weight tensor, severity) -> what comes of it.
+    """
+
+    name: str
+    unit: str
+    severity: float = 1.0
+    onset: int = 1
+    duration: int = 20
+    limits: tuple[float, float] = (0.0, inf)
+    all_workers: bool = False
+    rate: Callable[[float, int], float] | None = None
+    batch: Callable[[Batch, float, int, np.random.Generator], Batch] | None = None
+    gradient: Callable[[Tensor, float], Tensor] | None = None
+
+    @property
+    def label(self) -> str:
+        """Name, with the severity if it is not the default; part of file names."""
+        usual = self.severity == FAULTS[self.name].severity
+        return self.name if usual else f"{self.name}-{self.severity:g}"
+
+    @property
+    def truth(self) -> Truth:
+        """What was injected, for the log."""
+        known = Truth(fault=self.name, severity=self.severity)
+        return replace(known, onset_step=self.onset, duration_steps=self.duration)
+
+    def acts(self, step: int) -> bool:
+        return self.onset <= step < self.onset + self.duration
+
+
+def _corrupt(batch: Batch, share: float, vocabulary: int, generator: np.random.Generator) -> Batch:
+    struck = generator.random(batch.tokens_BL.shape) < share
+    drawn = generator.integers(vocabulary, size=batch.tokens_BL.shape)
+    learnt = batch.labels_BL != IGNORED
+    return batch._replace(
+        tokens_BL=np.where(struck, drawn, batch.tokens_BL),
+        labels_BL=np.where(struck & learnt, drawn, batch.labels_BL),
+    )
+
+
+def _shuffle_labels(
+    batch: Batch, share: float, vocabulary: int, generator: np.random.Generator
+) -> Batch:
+    labels = batch.labels_BL.copy()
+    for row in np.flatnonzero(generator.random(len(labels)) < share):
+        learnt = labels[row] != IGNORED
+        labels[row, learnt] = generator.permutation(labels[row, learnt])
+    return batch._replace(labels_BL=labels)
+
+
+FAULTS: dict[str, Fault] = {
+    fault.name: fault
+    for fault in (
+        Fault(name="LR_SPIKE", unit="multiple of the scheduled learning rate", severity=15.0,
+              rate=lambda severity, step: severity),
+        Fault(name="LR_RUNAWAY", unit="growth of the learning rate a step", severity=1.1,
+              duration=100, rate=lambda severity, step: severity**step),
+        Fault(name="GRADIENT_SCALE", unit="multiple of one worker's gradient", severity=100.0,
+              gradient=lambda gradient, severity: gradient * severity),
+        Fault(name="SIGN_FLIP_ALL", unit="multiple of every worker's gradient, its sign turned",
+              all_workers=True, gradient=lambda gradient, severity: -severity * gradient),
+        Fault(name="NAN_GRADIENT", unit="none: any of it is enough", duration=1,
+              gradient=lambda gradient, _: gradient * nan),
+        Fault(name="DATA_CORRUPTION", unit="share of the tokens", severity=0.5, duration=100,
+              limits=(0.0, 1.0), batch=_corrupt),
+        Fault(name="LABEL_SHUFFLE", unit="share of the sequences", duration=100,
+              limits=(0.0, 1.0), batch=_shuffle_labels),
+    )
+}  # fmt: skip
+
+
+def faults_of(asked: str, onset: int, duration: int | None = None) -> list[Fault]:
+    """The faults NAME[:SEVERITY],... in their order; without `duration` each has its own."""
+    found: dict[str, Fault] = {}
+    for one in map(str.strip, asked.split(",")):
+        name, _, own = one.partition(":")
+        if name not in FAULTS:
+            raise CaseStudyError(f"--fault {name}: known are {', '.join(FAULTS)}, in any case")
+        kind = FAULTS[name]
+        low, high = kind.limits
+        try:
+            severity = float(own) if own else kind.severity
+        except ValueError:
+            severity = nan
+        if not (low <= severity <= high and severity < inf):
+            raise CaseStudyError(
+                f"--fault {one}: the severity of {name} ({kind.unit}) must be a number "
+                f"from {low:g} to {high:g}, as in {name}:{kind.severity:g}"
+            )
+        steps = duration or kind.duration
+        fault = replace(kind, severity=severity, onset=onset, duration=steps)
+        if fault.label in found:
+            raise CaseStudyError(f"--fault {asked}: {fault.label} is in it twice")
+        found[fault.label] = fault
+    return list(found.values())
 
 
 def parse_arguments(argv: list[str] | None, description: str | None) -> argparse.Namespace:
-    """The options of the command line; `description` begins its help."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -155,11 +259,10 @@ def parse_arguments(argv: list[str] | None, description: str | None) -> argparse
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
-    """The settings that were asked for; raises CaseStudyError for what cannot be."""
     names = {one.name for one in fields(Settings)} & vars(arguments).keys()
     asked: dict[str, Any] = {n: v for n in names if (v := getattr(arguments, n)) is not None}
     if arguments.tiny:
-        return tiny_settings(**asked)
-    if arguments.random_weights and arguments.model is None:
+        asked = SMALL | asked
+    elif arguments.random_weights and arguments.model is None:
         asked = {"model": QWEN_3B, "dataset": BUNDLED} | asked
     return Settings(**asked)

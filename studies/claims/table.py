@@ -23,12 +23,10 @@ class Source:
     """Results that a few commands make.
 
     Attributes:
-        name: key in claims.yaml.
         results: folder of the committed results.
         commands: arguments of Python; ``{out}`` is a folder, with the results in ``results``.
         minutes: run time on two cores, about.
         recomputed: `verify` runs the commands.
-        note: of what the commands need, or leave out.
     """
 
     name: str
@@ -44,11 +42,8 @@ class Claim:
     """A statement with numbers.
 
     Attributes:
-        name: unique.
         documents: paths of the documents that have it.
-        source: of its values.
-        text: the statement; ``{}`` for each number, ``*`` for a cell of a table row that is passed
-            over.
+        text: ``{}`` for each number, ``*`` for a cell of a table row that is passed over.
         values: where each number stands in the results.
         tolerance: absolute, of a recomputed value.
     """
@@ -65,11 +60,7 @@ class Claim:
         return self.read(ROOT / self.source.results)
 
     def read(self, folder: Path) -> list[float]:
-        """Values in a folder of results.
-
-        Raises:
-            ValueError: the folder lacks one of them.
-        """
+        """Values in a folder of results; raises ValueError if it lacks one of them."""
         return [_value(one, folder) for one in self.values]
 
     def shown(self, numbers: Sequence[float]) -> list[str]:
@@ -77,11 +68,7 @@ class Claim:
         return [_shown(n, one) for n, one in zip(numbers, self.values, strict=True)]
 
     def stated(self, document: str) -> list[str]:
-        """The numbers in the text of a document.
-
-        Raises:
-            ValueError: the document does not have the statement, or has it twice.
-        """
+        """The numbers in a document; raises ValueError unless it has the statement once."""
         found = [one.groups() for one in pattern(self.text).finditer(flat(document))]
         if len(set(found)) != 1:
             raise ValueError(f"{self.text!r} stands {len(found)} times")
@@ -90,13 +77,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Table:
-    """What claims.yaml has.
-
-    Attributes:
-        claims: in its order.
-        elsewhere: statement -> file of the test that checks it.
-        no_results: texts whose numbers are no results.
-    """
+    """Claims; statement -> file of the test that checks it; texts whose numbers are no results."""
 
     claims: tuple[Claim, ...]
     elsewhere: Mapping[str, str]
@@ -104,11 +85,7 @@ class Table:
 
 
 def load(path: Path = TABLE) -> Table:
-    """Read claims.yaml.
-
-    Raises:
-        ValueError: a claim names no source, or two have one name.
-    """
+    """Read claims.yaml; raises ValueError for an unknown source, and for a name used twice."""
     given = yaml.safe_load(path.read_text(encoding="utf-8"))
     sources = {
         name: Source(name=name, **{**one, "commands": tuple(one["commands"])})
@@ -147,10 +124,7 @@ def pattern(text: str) -> re.Pattern[str]:
 
 
 def uncovered(document: str, table: Table) -> list[str]:
-    """Numbers of a document that no claim has, each with the text around it.
-
-    Code, links and what is printed between two markers are left out.
-    """
+    """Numbers of a document that no claim has, each with the text around it; not those of code."""
     text = re.sub(r"```.*?```|^    .*?$", " ", document, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"\]\([^)]*\)", "]", text)
     text = flat(text)

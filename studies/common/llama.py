@@ -83,11 +83,7 @@ class Layer(nn.Module):
 
 
 class Llama(nn.Module):
-    """Layers of one pipeline stage; with a single stage the whole model.
-
-    Args:
-        shape: of the whole model.
-        stage, stages: which part of the layers this is, from 0; `stages` divides them.
+    """Layers of one pipeline stage (from 0, of `stages`); with a single stage the whole model.
 
     The first stage takes tokens, shape (B, S); the last one gives logits, shape (B, S, V);
     between them go hidden states, shape (B, S, D).

@@ -12,15 +12,8 @@ from rmetric.guard.layout import Layout
 class Shape:
     """Sizes of the model, all at least 1.
 
-    Attributes:
-        layers: in all stages together.
-        heads: of queries; they divide `hidden` into even parts.
-        kv_heads: of keys and values; they divide `heads`.
-        hidden: width of the residual stream.
-        ffn: width of the feed-forward blocks.
-        vocabulary: tokens that there are.
-        sequence: tokens that one sample predicts.
-        tied: whether the head is the embedding.
+    `heads` (of queries) divide `hidden` into even parts, `kv_heads` divide `heads`; `sequence` is
+    the number of tokens that a sample predicts; with `tied` the head is the embedding.
     """
 
     layers: int = 4

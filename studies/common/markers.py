@@ -13,11 +13,7 @@ _PART = re.compile(r"(<!-- begin ([\w ]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
 def fill(page: Path, made: Callable[[str], str | None], known: Iterable[str]) -> None:
-    """Put `made(NAME)` between each `<!-- begin NAME -->` and the `<!-- end -->` after it.
-
-    Raises ValueError where `made` has nothing for a name (None), with what is `known`, and
-    leaves the page as it was.
-    """
+    """Put `made(NAME)` between each `<!-- begin NAME -->` and the `<!-- end -->` after it."""
 
     def filled(part: re.Match[str]) -> str:
         text = made(part[2])

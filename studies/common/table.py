@@ -17,13 +17,7 @@ UNDEFINED = "–"
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A heading, and how its cells are shown.
-
-    Attributes:
-        label: with the unit.
-        digits: after the point, of numbers that are not counts.
-        wide: holds sentences, which are wrapped.
-    """
+    """A heading; digits after the point, except of counts; wide: sentences, wrapped."""
 
     label: str
     digits: int = 2
@@ -49,9 +43,7 @@ class Table:
 
     Attributes:
         name: of its files.
-        title: one line, without the number.
         heads: as `Column.of` reads them; in one text with bars between, or several such texts.
-        rows: every row as long as the columns.
         notes: in sentences, printed below.
         number: as people refer to it; 0 for one that has none.
         grouped: rows of equal first cell belong together; a rule parts the groups.

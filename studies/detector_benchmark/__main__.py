@@ -31,6 +31,8 @@ from studies.detector_benchmark.benchmark import (
     PACKAGES,
     Results,
     chosen_detectors,
+    hindsight,
+    left_out,
     merged,
     read_results,
     results_of,
@@ -38,6 +40,7 @@ from studies.detector_benchmark.benchmark import (
     with_references,
     write_results,
 )
+from studies.detector_benchmark.cases import Costs
 from studies.detector_benchmark.data_sets import (
     LAB_FOLDER,
     LAB_PARTS,
@@ -49,11 +52,9 @@ from studies.detector_benchmark.data_sets import (
     sha256,
     stress,
 )
-from studies.detector_benchmark.hindsight import hindsight, left_out
 from studies.detector_benchmark.measure import Judged
 from studies.detector_benchmark.peers import installed
 from studies.detector_benchmark.real_logs import MANIFEST, real
-from studies.detector_benchmark.verdicts import Costs
 
 FROZEN = Path(rmetric.detectors.__file__).parent  # holds what detectors were calibrated to
 DATA_SETS = ("stress", "lab", "real")
@@ -209,10 +210,7 @@ def stress_study(options: argparse.Namespace) -> DataSet:
 
 
 def check_same(opened: Results, again: Results) -> None:
-    """Check that a later opening of the sealed part equals the first one, whose date is kept.
-
-    Raises Refused if a detector's row differs.
-    """
+    """Check that a later opening of the sealed part equals the first one, whose date is kept."""
     for name, row in again["rows"].items():
         there = opened["rows"].get(name)
         now = encode({key: value for key, value in row.items() if key != "commit"})

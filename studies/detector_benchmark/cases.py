@@ -6,14 +6,17 @@ Shape suffixes: R runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from math import inf, isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rmetric.evaluation.protocols import Windows
+from rmetric._util.errors import require
+from rmetric.evaluation.protocols import Alerts, Outcomes, Windows, judge_alerts
+from rmetric.evaluation.scores import ratio
+from rmetric.evaluation.traces import Trace
 from rmetric.records import Record, Run, Truth
 
 Floats = NDArray[np.float64]
@@ -30,11 +33,7 @@ SMOOTH_RECORDS = 3  # whose median must be above: one bad batch is not broken
 
 
 def kind_of(truth: Truth) -> str:
-    """Kind of a run by its outcome: a benign change after which the run failed is a failure.
-
-    Such a change was planned, but it damaged the run. A fault without effect on this architecture
-    is a control.
-    """
+    """Kind of a run by its outcome; a fault without effect on this architecture is a control."""
     if truth.failed:
         return "degraded" if truth.failure_kind == "degraded" else "acute"
     if truth.benign:
@@ -48,7 +47,6 @@ class Cases:
 
     Attributes:
         windows: periods in which an alarm is a hit.
-        kinds: one of `KINDS`.
         groups: of runs that are not independent, numbered from 0.
         broken: step at which the training loss has visibly broken, or the failure if that
             comes first; inf for runs that did not fail.
@@ -108,13 +106,11 @@ def numbered(names: Sequence[Any]) -> NDArray[np.int64]:
 
 
 def visibly_broken(run: Run) -> float:
-    """The step at which the training loss has visibly broken.
+    """The first step from the onset on at which the training loss has visibly broken, or inf.
 
-    The first step at or after the onset at which the loss is not finite, or the median of
-    its last `SMOOTH_RECORDS` values is more than `BROKEN_NATS` above the trend, the median
-    of the last `TREND_RECORDS` finite ones before the onset. The falling trend is not
-    extrapolated, so the step is late rather than early. inf if the loss never breaks or is not
-    logged.
+    It is not finite, or the median of its last `SMOOTH_RECORDS` values is more than `BROKEN_NATS`
+    above the median of the last `TREND_RECORDS` finite ones before the onset. The falling trend is
+    not extrapolated, so the step is late rather than early.
     """
     onset = -inf if run.truth is None or run.truth.onset_step is None else run.truth.onset_step
     losses = [(r.step, r.training_loss) for r in run.records if r.training_loss is not None]
@@ -130,12 +126,7 @@ def visibly_broken(run: Run) -> float:
 
 
 def seen_before_step(run: Run) -> bool:
-    """True if the check between backward and the optimiser's step detects the failure.
-
-    In the record of the failure the loss, the gradient norm or single gradient entries are not
-    finite. These values are available before the weights change (the rule ``non_finite`` of
-    `rmetric.monitor.rules`).
-    """
+    """True if loss, gradient norm or gradient entries of the failure's own step are not finite."""
     record = failure_record(run)
     measured = record and (record.training_loss, record.gradient_norm)
     return bool(record and record.non_finite_gradients) or any(
@@ -167,3 +158,101 @@ def _healthy_steps(run: Run, truth: Truth) -> tuple[float, float]:
         if kind_of(truth) not in ("benign", "control"):
             end = min(end, truth.onset_step)
     return begin, max(begin, end)
+
+
+# -- verdicts
+
+#: An alarm at least this many steps before the loss has visibly broken is early.
+EARLY_STEPS = 5
+
+
+def real_but_absorbed(cases: Cases, alerts: Alerts) -> Bools:
+    """The first alarm came at or after the onset of a fault that the run absorbed, shape (X, R)."""
+    after = (cases.windows.onset <= alerts.first) & (alerts.first < inf)
+    return cases.of_kind("absorbed") & after
+
+
+def strict(cases: Cases, alerts: Alerts, protocol: str = "causal") -> Outcomes:
+    """Every alarm in a run that did not fail is false."""
+    return judge_alerts(cases.windows, alerts, protocol)
+
+
+def neutral(cases: Cases, alerts: Alerts, protocol: str = "causal") -> Outcomes:
+    """As `strict`, but alarms on absorbed faults are neither hits nor false: the fault was real."""
+    outcomes = strict(cases, alerts, protocol)
+    excused = real_but_absorbed(cases, alerts)
+    return replace(outcomes, false_alarm=outcomes.false_alarm & ~excused)
+
+
+def with_check(cases: Cases, outcomes: Outcomes, alerts: Alerts) -> Outcomes:
+    """With the check before the step, which sees a failure whose loss or gradient is not finite."""
+    quiet = alerts.first >= cases.windows.onset
+    checked = cases.windows.failed & ~cases.warned & cases.seen_before_step & quiet
+    return replace(outcomes, hit=outcomes.hit | checked)
+
+
+def early(cases: Cases, outcomes: Outcomes, alerts: Alerts) -> Bools:
+    """A hit at least `EARLY_STEPS` steps before the training loss has visibly broken."""
+    return outcomes.hit & (alerts.first <= cases.broken - EARLY_STEPS)
+
+
+class Rate(NamedTuple):
+    """False alarms in healthy steps, in time rather than in runs.
+
+    Attributes:
+        episodes_per_1000: periods of alarmed records, per 1000 steps; one that never ends is one.
+        episodes_per_1000_records: the same per 1000 records, for logs of different spacing.
+        share_alarmed: of the records.
+    """
+
+    episodes_per_1000: float
+    episodes_per_1000_records: float
+    share_alarmed: float
+
+
+def false_alarm_rate(cases: Cases, traces: Sequence[Trace]) -> Rate:
+    """Rate of false alarms in healthy steps, without latching."""
+    begun = alarmed = records = 0
+    for trace, begin, end in zip(traces, cases.healthy_from, cases.healthy_to, strict=True):
+        inside = (begin <= trace.steps) & (trace.steps < end)
+        begun += int((trace.begins & inside).sum())
+        alarmed += int((trace.alarms & inside).sum())
+        records += int(inside.sum())
+    steps = float((cases.healthy_to - cases.healthy_from).sum())
+    return Rate(*ratio([1000 * begun, 1000 * begun, alarmed], [steps, records, records]).tolist())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """In minutes of training; beyond `lead_cap` steps of lead nothing more is saved."""
+
+    false_alarm: float = 30.0
+    missed_failure: float = 120.0
+    lead_step: float = 1.0
+    lead_cap: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            require(name, value, value >= 0 and isfinite(value), "finite and at least 0")
+        if not (self.missed_failure or self.lead_step):
+            raise ValueError("missed_failure and lead_step are both 0: a hit is worth nothing")
+
+    def gain(self, outcomes: Outcomes) -> Floats:
+        """Minutes saved against a detector that never alarms, run by run, shape (X, R)."""
+        lead = np.clip(np.nan_to_num(outcomes.lead_steps), 0.0, self.lead_cap)
+        saved = outcomes.hit * (self.missed_failure + self.lead_step * lead)
+        return saved - self.false_alarm * outcomes.false_alarm
+
+    def utility(self, outcomes: Outcomes, oracle: Outcomes, counts_BR: Floats) -> Floats:
+        """Saving as a share of the oracle's, shape (B,); nan if nothing can be saved."""
+        return ratio(self.gain(outcomes) @ counts_BR.T, self.gain(oracle) @ counts_BR.T)
+
+
+def oracle_trace(run: Run, windows: Windows, index: int, *, skip_onset: bool = False) -> Trace:
+    """Alarms by the truth: from the onset (`skip_onset`: the step after) to the failure."""
+    steps = np.array([record.step for record in run.records], dtype=np.int64)
+    alarms = (windows.onset[index] + skip_onset <= steps) & (steps < windows.failure[index])
+    alarms &= bool(windows.failed[index])
+    return Trace(
+        detector="oracle", run_id=run.id, steps=steps, scores=alarms.astype(float), alarms=alarms
+    )

@@ -44,10 +44,8 @@ class DataSet:
     """Runs with known outcomes.
 
     Attributes:
-        cases: the facts of the runs, in their order.
         group: the resampling unit of the bootstrap, in words.
-        inputs: digests and parts that determine the runs; part of the provenance.
-        notes: notes for the tables, in sentences.
+        inputs: digests and parts that determine the runs.
         skipped: inputs that could not be used, each with the reason.
         confidence: of the label, shape (R,); None if the truth is known exactly.
         spacing: of the records in steps, shape (R,); None if times are in steps.
@@ -75,13 +73,7 @@ def lab(
     *,
     open_sealed: bool = False,
 ) -> DataSet:
-    """The fault laboratory: real small models under real faults, branched from their twins.
-
-    A branch holds its control's records before the onset, so a detector gives the same result
-    there in the control and in each branch. The groups are the seeds: a control and all its
-    branches are resampled together. Raises Refused for a sealed part without `open_sealed`, and
-    ValueError for parts of different sets.
-    """
+    """The fault laboratory; the seeds are the groups, as a branch holds its control's records."""
     sets = (LAB_PARTS, SECOND_PARTS, THIRD_PARTS)
     if not any(set(parts) <= set(known) for known in sets):
         known = "; ".join(", ".join(parts) for parts in sets)
@@ -114,11 +106,7 @@ def lab(
 
 
 def stress(folder: Path) -> DataSet:
-    """The simulator's stress study: every fault and benign change, random onsets.
-
-    Each run is simulated independently, so each is a group. Raises UnusableStudy for a folder
-    without its logs.
-    """
+    """The simulator's stress study, each run a group."""
     study = read_study(folder)
     runs = study.reference
     cases = Cases.of(runs, [run.id for run in runs])

@@ -42,8 +42,8 @@ def url_of(line: Listed, base_url: str = BASE_URL) -> str:
 def fetch(lines: Sequence[Listed], folder: Path, *, base_url: str = BASE_URL) -> Iterator[Fetched]:
     """Fetch each file once; existing files with the right bytes are kept.
 
-    A file that cannot be downloaded, or has other bytes than the manifest's, is yielded with its
-    problem, and the others continue. Raises ModuleNotFoundError without pooch.
+    One that cannot be downloaded, or has other bytes than the manifest's, is yielded with its
+    problem.
     """
     import pooch
 

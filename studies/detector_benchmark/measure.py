@@ -15,10 +15,8 @@ from rmetric.evaluation.intervals import Estimate, estimate, wilson
 from rmetric.evaluation.protocols import Alerts, Outcomes, alerts_of, first_alerts, judge_alerts
 from rmetric.evaluation.scores import f1, precision, ratio, recall
 from rmetric.evaluation.traces import Trace
-from studies.detector_benchmark.cases import Cases
-from studies.detector_benchmark.data_sets import DataSet
-from studies.detector_benchmark.real_logs import EARLY_INTERVALS
-from studies.detector_benchmark.verdicts import (
+from studies.detector_benchmark.cases import (
+    Cases,
     Costs,
     early,
     false_alarm_rate,
@@ -28,6 +26,8 @@ from studies.detector_benchmark.verdicts import (
     strict,
     with_check,
 )
+from studies.detector_benchmark.data_sets import DataSet
+from studies.detector_benchmark.real_logs import EARLY_INTERVALS
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -41,10 +41,7 @@ CEILINGS = {"ceiling": False, "ceiling_after_onset": True}
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """Alarms of one detector on a data set, and the causal verdicts on them, shape (R,).
-
-    The first alarm is latched.
-    """
+    """Alarms of one detector and the causal verdicts on the first ones, shape (R,)."""
 
     traces: Sequence[Trace]
     alerts: Alerts
@@ -80,10 +77,7 @@ def measure(
     references: dict[str, Judged],
     costs: Costs | None = None,
 ) -> Row:
-    """One detector on the laboratory or the stress study.
-
-    `oracle` is a detector that uses the truth; `references` are those to compare with, by name.
-    """
+    """One detector on the laboratory or the stress study; `oracle` is one that uses the truth."""
     cases, costs = data.cases, costs or Costs()
     failed = cases.windows.failed
     by_group = _grouped(cases)
@@ -136,11 +130,9 @@ def measure(
 def measure_real(data: DataSet, seen: Judged, *, references: dict[str, Judged]) -> Row:
     """One detector on real logs.
 
-    Plain rule: a run is caught if the first alarm came at most two logging intervals after the
-    labelled onset, or at any time before it. An alarm at the first step catches every run, so
-    compare with the healthy runs alarmed.
-
-    Causal rule: an alarm more than ten intervals before the onset is false, and the run is missed.
+    Plain rule: a run is caught by an alarm up to two logging intervals after the labelled onset,
+    also long before it: compare with the healthy runs alarmed. Causal rule: an alarm more than ten
+    intervals before the onset is false, and the run is missed.
     """
     cases = data.cases
     assert data.confidence is not None
@@ -229,8 +221,8 @@ def curve(
 ) -> Row:
     """The detector at every threshold on its score: for plots, not for choosing a threshold.
 
-    `spacing` is that of the records in steps, shape (R,), if delays are counted in records;
-    `before` the start of the windows before the onset, in the same unit.
+    `spacing` of the records in steps, shape (R,), if delays are counted in records; windows begin
+    `before` the onset, in the same unit.
     """
     bounds = thresholds(traces)
     steps = [trace.steps for trace in traces]
@@ -249,10 +241,9 @@ def operating(
 ) -> Row:
     """Coordinates of alternatives in the two figures, shape (X,).
 
-    `false_alarm_share` is the share of controls and benign runs with an alarm. `time_used` is the
-    share of the time from the onset to the failure (or deadline) that has passed at the first
-    alarm: the mean over the detectable failures, 1 for a missed one, 0 for an alarm that counts
-    as in time before the onset.
+    `false_alarm_share` is of controls and benign runs. `time_used` is the share of the time from
+    onset to failure (or deadline) that has passed at the first alarm: mean over the detectable
+    failures, 1 for a missed one, 0 for an alarm in time before the onset.
     """
     verdict = neutral(cases, alerts)
     once = np.ones(len(cases))

@@ -90,10 +90,9 @@ def _listed(path: Path, line: int, row: dict[str, Any]) -> Listed:
 def real(folder: Path, manifest: Path = MANIFEST) -> DataSet:
     """The listed logs that are in `folder` (or in raw/ below it); the others are named as skipped.
 
-    The runs are real, without injected faults. Each has a label, assigned by eye, of low to high
-    confidence, and most troubled runs have the step at which the trouble begins. The groups are
-    configurations. `Cases.windows` hold the causal rule (`EARLY_INTERVALS` before to
-    `LATE_INTERVALS` after the onset); `deadline` of the case is what the plain rule needs.
+    Labels are assigned by eye, with low to high confidence; most troubled runs have the step at
+    which the trouble begins. `Cases.windows` hold the causal rule (`EARLY_INTERVALS` before to
+    `LATE_INTERVALS` after the onset).
     """
     listed = read_manifest(manifest)
     runs: list[Run] = []
@@ -159,10 +158,7 @@ def _is_named(run: Run, path: Path, line: Listed) -> bool:
 
 
 def _parts(line: Listed, runs: list[Run]) -> list[Run]:
-    """Runs of a file with a second run appended.
-
-    All runs of a healthy file, else the first run with steps up to the onset.
-    """
+    """All runs of a healthy file, else the first run with steps up to the onset."""
     usable = [run for run in runs if run.records]
     if line.label == "healthy" or len(usable) < 2:
         return usable

@@ -10,10 +10,9 @@ from rmetric._util.strict_json import number
 from rmetric.evaluation.intervals import NUM_RESAMPLES, Estimate
 from studies.common.table import Cell, Table, numbered, percent
 from studies.detector_benchmark.benchmark import Results
-from studies.detector_benchmark.cases import BROKEN_NATS, SMOOTH_RECORDS, TREND_RECORDS
+from studies.detector_benchmark.cases import BROKEN_NATS, EARLY_STEPS, SMOOTH_RECORDS, TREND_RECORDS
 from studies.detector_benchmark.measure import QUARTILES
 from studies.detector_benchmark.real_logs import EARLY_INTERVALS, LATE_INTERVALS
-from studies.detector_benchmark.verdicts import EARLY_STEPS
 
 #: Detectors in the figures and the tables by fault; the csv files have all.
 FEATURED = (
@@ -259,10 +258,7 @@ def left_out(results: Results) -> Table:
 
 
 class Aim(NamedTuple):
-    """A goal on the sealed part, set before it was opened: the least value, or `most`.
-
-    `low` is the least lower end of the interval.
-    """
+    """A goal set before the opening: the least value, or `most`; `low` is of the interval."""
 
     key: str
     words: str

@@ -87,10 +87,7 @@ def seen_as(run: Run, keep: Callable[[Record], Record], every: int) -> Run:
 
 
 def measured(data: DataSet, *, num_processes: int = 1) -> dict[str, dict[str, Any]]:
-    """View -> detector -> F1, strict F1, F1 minus that of the reference, alarms in healthy runs.
-
-    The truth of the laboratory holds for every view.
-    """
+    """View -> detector -> F1, strict F1, F1 minus that of the reference, alarms in healthy runs."""
     cases = data.cases
     grouped = partial(estimate, num_runs=len(cases), groups_R=cases.groups)
 

@@ -116,7 +116,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def whole_campaign(arguments: argparse.Namespace) -> int:
     from studies.fault_lab import campaign, design
-    from studies.fault_lab.outcome import Definitions
+    from studies.fault_lab.branches import Definitions
 
     definitions = Definitions(diverged_ratio=arguments.diverged, degraded_nats=arguments.degraded)
     if arguments.set == "second":
@@ -152,8 +152,7 @@ def refuse_options_of_the_first_set(arguments: argparse.Namespace) -> None:
 def one_run(arguments: argparse.Namespace) -> int:
     import torch
 
-    from studies.fault_lab.branches import train_seed
-    from studies.fault_lab.outcome import Definitions
+    from studies.fault_lab.branches import Definitions, train_seed
     from studies.fault_lab.spec import LabSpec, control_id
 
     torch.set_num_threads(1)

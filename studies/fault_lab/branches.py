@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
+from math import isfinite
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from rmetric._util.errors import require
 from rmetric.records import Record, Run, Truth
+from rmetric.simulation.outcome import DEGRADED_NATS, DIVERGED_RATIO, soft_failure
 from studies.fault_lab.corpus import corpus
 from studies.fault_lab.faults import Turn, fault
-from studies.fault_lab.outcome import Definitions, is_finite, judge
 from studies.fault_lab.spec import LabSpec, config_of
 from studies.fault_lab.training import Settings, Training
 
@@ -21,12 +23,7 @@ DIGITS = 6  # of what is measured; all that is derived sees no more
 
 
 def train_seed(specs: Sequence[LabSpec], definitions: Definitions | None = None) -> Iterator[Run]:
-    """The control of one seed and its branches, each a whole run from step 1.
-
-    Args:
-        specs: the control, then its branches.
-        definitions: of failure.
-    """
+    """The control (the first of `specs`) and its branches, each a whole run from step 1."""
     control_spec, *branch_specs = specs
     training = Training(control_spec)
     onsets = {spec.onset_step for spec in branch_specs}
@@ -77,9 +74,8 @@ def train_branch(training: Training, spec: LabSpec) -> list[Record]:
 class Disturbance:
     """The fault of one branch, called at each place of each step.
 
-    Attributes:
-        state: generator and memory of the fault.
-        forever: it acts from the onset on without an end, for runs that repeat steps.
+    `state` is its generator and memory; with `forever` it acts from the onset on without an end,
+    for runs that repeat steps.
     """
 
     def __init__(self, spec: LabSpec) -> None:
@@ -131,12 +127,8 @@ def gradients(
 ) -> tuple[Settings, Tensor, Tensor]:
     """Settings, losses (workers,) and gradients (workers, parameters) of the next step.
 
-    Args:
-        training: the run.
-        disturbance: its fault, applied at each place of the step.
-        clock: executed steps, with this one; None where no step is repeated.
-        batch: number of the batch; None for that of the step.
-        adjust: called with the settings after the fault has changed them.
+    Where steps are repeated, `clock` counts the executed ones and `batch` is the number of the
+    batch. `adjust` is called with the settings after the fault has changed them.
     """
     step = training.step + 1
     settings = training.settings(step)
@@ -178,3 +170,86 @@ def _round(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _round(entry) for name, entry in value.items()}
     return value
+
+
+# -- outcomes
+
+#: Changes of the evaluation alone: what is evaluated under them says nothing of the weights.
+OF_THE_EVALUATION = ("NOISY_EVALUATION",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Definitions:
+    """Failed: to the end, the median of three evaluations stays too far above another loss.
+
+    That is `diverged_ratio` (above 1) times the best so far, or `degraded_nats` (above 0) above the
+    twin's.
+    """
+
+    diverged_ratio: float = DIVERGED_RATIO
+    degraded_nats: float = DEGRADED_NATS
+
+    def __post_init__(self) -> None:
+        require("diverged_ratio", self.diverged_ratio, self.diverged_ratio > 1, "above 1")
+        require("degraded_nats", self.degraded_nats, self.degraded_nats > 0, "above 0")
+
+
+def judge(
+    injected: Truth,
+    records: Sequence[Record],
+    twin: Sequence[Record] | None = None,
+    definitions: Definitions | None = None,
+) -> Truth:
+    """The truth of a whole run under the injected fault; `twin`: records of its control."""
+    failure = _failure(injected, records, twin, definitions or Definitions())
+    if failure is not None:
+        kind, step = failure
+        return replace(injected, outcome="failed", failure_kind=kind, failure_step=step)
+    outcome = "healthy" if injected.fault == "NONE" else "absorbed"
+    return replace(injected, outcome=outcome, failure_kind=None, failure_step=None)
+
+
+def is_finite(record: Record) -> bool:
+    """Whether loss, gradient and weights of a step are numbers."""
+    measured = (
+        record.training_loss,
+        record.gradient_norm,
+        record.parameter_norm,
+        record.validation_loss,
+    )
+    return all(value is None or isfinite(value) for value in measured)
+
+
+def _failure(
+    injected: Truth,
+    records: Sequence[Record],
+    twin: Sequence[Record] | None,
+    definitions: Definitions,
+) -> tuple[str, int] | None:
+    """Kind and step: not finite, else diverged or degraded."""
+    for record in records:
+        if not is_finite(record):
+            return "non_finite", record.step
+    losses = evaluations(injected, records)
+    steps, loss_T = list(losses), np.array(list(losses.values()))
+    twin_T = None
+    if twin is not None:
+        of_twin = evaluations(Truth(), twin)
+        twin_T = np.array([of_twin[step] for step in steps])
+    failure = soft_failure(
+        loss_T, twin_T, ratio=definitions.diverged_ratio, nats=definitions.degraded_nats
+    )
+    return failure and (failure[0], steps[failure[1]])
+
+
+def evaluations(injected: Truth, records: Sequence[Record]) -> dict[int, float]:
+    """Step -> validation loss, without evaluations under added noise."""
+    left_out = range(0)
+    if injected.fault in OF_THE_EVALUATION:
+        begin, duration = injected.onset_step or 0, injected.duration_steps or 0
+        left_out = range(begin, begin + duration)
+    return {
+        record.step: record.validation_loss
+        for record in records
+        if record.validation_loss is not None and record.step not in left_out
+    }

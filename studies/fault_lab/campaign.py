@@ -23,9 +23,8 @@ import torch
 from rmetric._util.workers import delayed
 from rmetric.logs import write_atomically
 from rmetric.readers.archive import SUFFIX, run_from_line, run_to_line, write_archive
-from studies.fault_lab.branches import train_seed
+from studies.fault_lab.branches import Definitions, train_seed
 from studies.fault_lab.corpus import corpus
-from studies.fault_lab.outcome import Definitions
 from studies.fault_lab.spec import SECOND_SPLITS, SPLITS, LabSpec, entries_of
 
 CAMPAIGN, SECONDS, MANIFEST = "campaign.json", "seconds.jsonl", "manifest.json"
@@ -154,11 +153,7 @@ def counts(out: Path, specs: Sequence[LabSpec]) -> Iterator[str]:
 
 
 def pack(out: Path, specs: Sequence[LabSpec], archives: Path) -> dict[str, Any]:
-    """An archive for each split and a manifest, from a finished campaign.
-
-    The manifest describes the first set, and in its entry `SECOND` the second one. The entries of
-    the set that is not packed stay. Returns the entries of the packed one.
-    """
+    """An archive for each split and a manifest, from a finished campaign; returns its entries."""
     archives.mkdir(parents=True, exist_ok=True)
     packed = {}
     for split in (*SPLITS, *SECOND_SPLITS):

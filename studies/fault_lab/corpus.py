@@ -25,14 +25,7 @@ GENERATED_WORDS = 60_000
 
 @dataclass(frozen=True)
 class Corpus:
-    """Two domains of text.
-
-    Attributes:
-        home: the domain of the training.
-        held_out: of the same domain, for evaluation; never trained on.
-        other: the second domain, for a shift of the data mixture.
-        digest: sha256 of all of it.
-    """
+    """`home` is trained on, `held_out` of it evaluated; `other` is for a shift of data."""
 
     home: Bytes
     held_out: Bytes

@@ -45,9 +45,8 @@ def campaign(
 ) -> list[LabSpec]:
     """The runs of a campaign: one control per seed, with faults and severities spread evenly.
 
-    Every fault and severity is run once on each architecture (faults of Mixtral alone four times
-    on it), `seeds / 160` times over. Severities of a fault are consecutive, so that they belong
-    to seeds of different splits.
+    Each once on each architecture (faults of Mixtral alone four times on it), `seeds / 160` times
+    over. Severities of a fault are consecutive, so that they belong to seeds of different splits.
     """
     if seeds < 1:
         raise ValueError(f"seeds is {seeds}: at least 1 is needed")

@@ -27,12 +27,8 @@ class Turn:
     """One step of a run under its fault.
 
     Attributes:
-        training: the run.
-        settings: of this step.
         age: steps since the onset, 0 at the onset.
-        severity: in the fault's unit.
         duration: steps that the fault acts.
-        rng: the run's own generator for its fault.
         memory: state of the fault between steps.
         batch: of the workers; from the place `batch` on.
         gradients_WN: the workers' own; at the place `gradients`.
@@ -60,17 +56,11 @@ class Fault:
     Attributes:
         name: as in the logs; the simulator's name if it has the same fault.
         act: applies it, once per step from the onset on.
-        severities: from mild to severe.
-        duration_steps: duration; 0 for the rest of the run.
-        unit: of the severity.
-        summary: its effect, in one sentence.
+        severities: from mild to severe, within `lowest` and `highest`; counts where `whole`.
+        duration_steps: 0 for the rest of the run.
         place: of the step where it acts, a key of `PLACES`.
-        lowest, highest: valid severities.
-        whole: the severity is a count.
-        benign: a change that a healthy run goes through.
         planned: the name of its announcement; None if it is not announced.
-        only: the architecture on which it can act; None for all.
-        optimizer: the optimiser on which it can act; None for all.
+        only, optimizer: the architecture and the optimiser on which it can act; None for all.
     """
 
     name: str

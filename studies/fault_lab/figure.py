@@ -31,12 +31,7 @@ TICKS = (0, 3, 10, 30, 100, 300)
 
 
 def fault_figure(found: pd.DataFrame, seen: pd.DataFrame) -> Figure:
-    """Left: one dot per run, at the steps from onset to failure. Right: response of each signal.
-
-    Args:
-        found: `tables.facts` of all runs.
-        seen: `tables.all_responses`; the map is blank where fewer than `FEWEST` runs failed.
-    """
+    """Left: one dot per run, at the steps from onset to failure. Right: response of each signal."""
     groups = {name: rows for name, rows in by_fault(found).items() if name != "NONE"}
     with style.style():
         figure = Figure(figsize=(style.TEXT_WIDTH, 0.15 * len(groups) + 1.9), layout="constrained")

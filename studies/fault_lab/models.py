@@ -111,13 +111,10 @@ def _router_with_bias(router: type[nn.Module]) -> type[nn.Module]:
 
 
 class FlatModel:
-    """A model whose weights are one vector.
-
-    `max_length` is that of the longest sequence that a run of it may need, in bytes.
+    """A model whose weights are one vector, for sequences of up to `max_length` bytes.
 
     Attributes:
         weights_N: all weights; the module's parameters are views of it.
-        names: of the parameters, in their order in the vector.
         decayed_N: 1 where weight decay acts (matrices), 0 elsewhere.
         between: of each parameter, whether it is a matrix between the embedding and the output.
     """
@@ -203,10 +200,9 @@ class FlatModel:
     ) -> Iterator[None]:
         """Forward passes in this context have arithmetic faults.
 
-        Args:
-            half_scale: every layer hands on its output, times this, in half precision; what
-                goes beyond 65504 becomes infinite, as in a real fp16 run. None: as it is.
-            router_bias: (expert, bias of its logit in every layer); None: none.
+        With `half_scale` every layer hands on its output, times this, in half precision; beyond
+        65504 it becomes infinite, as in a real fp16 run. `router_bias` is an expert and the bias of
+        its logit.
         """
         scale = half_scale or 1.0
         expert, bias = router_bias or (0, 0.0)

@@ -30,10 +30,7 @@ SMOOTHING = 0.2  # weight of the newest loss; single batches are noisy
 
 @dataclass(frozen=True)
 class Signal:
-    """A number at each step of a run, nan where not logged.
-
-    With `either_way` low values are as abnormal as high ones; otherwise higher is worse.
-    """
+    """A number at each step, nan where not logged; `either_way`: low is as abnormal as high."""
 
     label: str
     series: Callable[[Sequence[Record]], Floats]

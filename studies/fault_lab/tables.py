@@ -60,10 +60,7 @@ SIMULATED_WORKERS = 4
 
 
 def facts(runs: Iterable[Run]) -> pd.DataFrame:
-    """A row for each run: what was done to it, how it ended, and the steps from onset to failure.
-
-    `end` is a key of `ENDS`, or ``control`` for a run without a fault that did not fail.
-    """
+    """A row for each run: what was done to it, how it ended, and steps from onset to failure."""
     return pd.DataFrame(
         [
             {

@@ -22,7 +22,68 @@ from rmetric.monitor.workers import cosines_to_mean
 from rmetric.records import Record
 from studies.fault_lab.corpus import corpus, windows
 from studies.fault_lab.models import MAX_LENGTH, FlatModel
-from studies.fault_lab.optimizers import BETA1, BETA2, Weights, adamw, muon, sgd
+
+OPTIMIZERS = ("adamw", "muon", "sgd")
+BETA1, BETA2 = 0.9, 0.95
+WEIGHT_DECAY = 0.1  # of AdamW and Muon, times the rate
+EPSILON = 1e-8
+MUON_MOMENTUM = 0.95
+#: Of the Newton-Schulz iteration, as in torch.optim.Muon.
+COEFFICIENTS, ITERATIONS = (3.4445, -4.7750, 2.0315), 5
+SMALLEST_NORM = 1e-7
+SGD_MOMENTUM = 0.9
+SGD_DECAY = 1e-4  # part of the gradient, so that it suits rates near 1
+
+
+class Weights(NamedTuple):
+    """All weights, or one tensor, and their moments; `decayed` is 1 where weight decay acts."""
+
+    weights: Tensor
+    first: Tensor
+    second: Tensor
+    gradient: Tensor
+    decayed: Tensor
+
+
+def adamw(part: Weights, rate: float, beta1: float, beta2: float, step: int) -> None:
+    """One step of AdamW; `step` counts from 1."""
+    part.first.lerp_(part.gradient, 1.0 - beta1)
+    part.second.mul_(beta2).addcmul_(part.gradient, part.gradient, value=1.0 - beta2)
+    # The planned betas: an optimiser whose beta is wrong does not know it.
+    correction1, correction2 = 1.0 - BETA1**step, 1.0 - BETA2**step
+    part.weights.mul_(1.0 - rate * WEIGHT_DECAY * part.decayed)
+    root = (part.second / correction2).sqrt_().add_(EPSILON)
+    part.weights.addcdiv_(part.first, root, value=-rate / correction1)
+
+
+def muon(part: Weights, rate: float) -> None:
+    """One step of Muon on a matrix, or a stack of them, with the size of AdamW's usual updates."""
+    part.first.lerp_(part.gradient, 1.0 - MUON_MOMENTUM)
+    direction = orthogonal(part.gradient.lerp(part.first, MUON_MOMENTUM))
+    part.weights.mul_(1.0 - rate * WEIGHT_DECAY)
+    part.weights.add_(direction, alpha=-rate * 0.2 * max(direction.shape[-2:]) ** 0.5)
+
+
+def orthogonal(matrix: Tensor) -> Tensor:
+    """Roughly the nearest matrix with singular values of 1, in the precision of `matrix`."""
+    tall = matrix.shape[-2] > matrix.shape[-1]
+    found = matrix.mT if tall else matrix
+    found = found / torch.linalg.matrix_norm(found, keepdim=True).clamp(min=SMALLEST_NORM)
+    a, b, c = COEFFICIENTS
+    for _ in range(ITERATIONS):
+        gram = found @ found.mT
+        found = a * found + (b * gram + c * gram @ gram) @ found
+    return found.mT if tall else found
+
+
+def sgd(part: Weights, rate: float) -> None:
+    """One step of stochastic gradient descent with momentum, as in torch.optim.SGD."""
+    part.first.mul_(SGD_MOMENTUM).add_(part.gradient)
+    part.first.addcmul_(part.decayed, part.weights, value=SGD_DECAY)
+    part.weights.add_(part.first, alpha=-rate)
+
+
+# -- optimisers
 
 if TYPE_CHECKING:
     from studies.fault_lab.spec import LabSpec
@@ -44,13 +105,10 @@ class Settings:
     Attributes:
         scheduled_rate: learning rate of the schedule, as in the record.
         rate_factor: multiple of it that the optimiser uses.
-        beta1, beta2: of AdamW.
-        batch_size: sequences a worker.
-        length: tokens a sequence.
+        batch_size: sequences a worker, of `length` tokens.
         other_share: share of the sequences that come from the other domain.
-        evaluated: number of evaluated sequences of the held-out batch.
-        half_scale: activations pass through half precision at this scale; None: they do not.
-        router_bias: (expert, bias of its logit); None for none.
+        evaluated: sequences of the held-out batch.
+        half_scale, router_bias: see `FlatModel.disturbed`.
         planned: changes that the user announced at this step.
     """
 
@@ -76,11 +134,9 @@ class Batch:
 
 
 class Average(NamedTuple):
-    """Average of the workers' gradients, and their statistics.
+    """Average of the workers' gradients, and norm and cosine to it of each worker's own.
 
-    Attributes:
-        norms, cosines: of each worker's own gradient, the cosine to the mean.
-        non_finite: entries that are nan or inf, over all workers.
+    `non_finite` counts entries that are nan or inf, over all workers.
     """
 
     gradient_N: Tensor
@@ -103,11 +159,8 @@ class Snapshot:
 class Training:
     """A run that is trained step by step, before its first step.
 
-    Attributes:
-        step: steps taken so far.
-        first_N: the optimiser's first moments, or its momentum.
-        second_N: AdamW's second moments; 0 where the optimiser has none.
-        held_out: tokens and labels of the evaluations.
+    `first_N` has the optimiser's first moments, or its momentum; `second_N` AdamW's second moments,
+    0 where the optimiser has none.
     """
 
     def __init__(self, spec: LabSpec) -> None:

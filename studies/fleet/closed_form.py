@@ -26,8 +26,7 @@ def exact_ettr(
 
         (D / M) exp(-(u + D + d) / M) / (1 - exp(-(D + w) / M))
 
-    which for d = w is Daly's (2006, equation 20). Raises ValueError for a save that is
-    not durable before the next begins.
+    which for d = w is Daly's (2006, equation 20).
     """
     most = interval + blocking
     wanted = f"from blocking, {blocking}, to interval + blocking, {most}"
@@ -51,11 +50,7 @@ def unsaved_ettr(*, mtbf: float, work: float, restart: float) -> float:
 def most_an_emergency_saves(
     *, mtbf: float, interval: float, durable: float, recall: float
 ) -> float:
-    """Upper bound of the gain of warnings in the ratio, to first order in 1 / M.
-
-    Without warnings a failure loses half an interval and the time until the last save was
-    durable. A warning can save that, in `recall` of the failures, but not the restart.
-    """
+    """Upper bound of the gain of warnings in the ratio, to first order in 1 / M."""
     return recall * (interval / 2.0 + durable) / mtbf
 
 

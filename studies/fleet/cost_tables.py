@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any, NamedTuple
 
 from rmetric.evaluation import Estimate
@@ -175,19 +176,13 @@ def variant(get: Get, saves: str, lead: float, words: str, alarms: float) -> Est
 
 
 def _variants(get: Get) -> Table:
-    rows: list[tuple[Cell, ...]] = [
-        (
-            f"{lead / 60:.0f} min",
-            words,
-            *(
-                variant(get, saves, lead, words, alarms)
-                for saves in SAVES
-                for alarms in (0.0, TODAY.false_alarms_per_gpu_day)
-            ),
-        )
-        for lead in LEADS
-        for words in VARIANTS
+    rows: list[tuple[Cell, ...]] = []
+    columns = [
+        (saves, alarms) for saves in SAVES for alarms in (0.0, TODAY.false_alarms_per_gpu_day)
     ]
+    for lead, words in product(LEADS, VARIANTS):
+        cells = [variant(get, saves, lead, words, alarms) for saves, alarms in columns]
+        rows.append((f"{lead / 60:.0f} min", words, *cells))
     return Table(
         "variants",
         f"Gain (points of ETTR) of a recall of 0.5 on {BIG:,} GPUs, by what a warning does",
@@ -227,18 +222,16 @@ def ways(size: int) -> dict[str, FleetJob]:
 
 def _where_it_goes(get: Get) -> Table:
     shown = ("lost", "saving", "restarting", "waiting", "slow")
+    rows: list[tuple[Cell, ...]] = []
+    for words, job in ways(BIG).items():
+        found = get(job)
+        shares = (100 * float(found.shares_S[name].mean()) for name in shown)
+        rows.append((words, percent(found.ettr), *shares))
     return Table(
         "where_it_goes",
         f"Where the time of {BIG:,} GPUs goes (% of the time on the clock)",
         ("What is done | ETTR", *(f"{name.capitalize()}:1" for name in shown)),
-        [
-            (
-                words,
-                percent(get(job).ettr),
-                *(100 * float(get(job).shares_S[name].mean()) for name in shown),
-            )
-            for words, job in ways(BIG).items()
-        ],
+        rows,
         notes=[
             "Lost: computed and rolled back. Waiting: for a node. Slow: computing with fewer "
             "nodes, the part that is missing. One spare to 100 nodes, back after 24 h."
@@ -259,19 +252,15 @@ SPARES = {"none": 0.0, "1 %": 0.01, ALWAYS: None}
 
 
 def _shrinking(get: Get) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for size, (spares, share) in product(SIZES[1:], SPARES.items()):
+        ettr = (percent(get(job).ettr) for job in shrink_jobs(size, share).values())
+        rows.append((f"{size:,}", spares, *ettr))
     return Table(
         "shrinking",
         "ETTR (%) with spares and without, asynchronous saves, no warnings",
         ("GPUs | Spares", *shrink_jobs(64, 0.0)),
-        [
-            (
-                f"{size:,}",
-                spares,
-                *(percent(get(a).ettr) for a in shrink_jobs(size, share).values()),
-            )
-            for size in SIZES[1:]
-            for spares, share in SPARES.items()
-        ],
+        rows,
         notes=["A node that failed is back after 24 h. Growing costs a restart after a save."],
         grouped=True,
     )
@@ -314,15 +303,10 @@ def _checks(get: Get) -> Table:
             mtbf, interval = job.fleet.seconds_between_failures, job.saves.interval_seconds or 0.0
             blocking, durable = job.saves.blocking_seconds, job.saves.durable_seconds
             restart = job.fleet.restart_seconds
-            exact = 100 * exact_ettr(
-                mtbf=mtbf, interval=interval, blocking=blocking, durable=durable, restart=restart
-            )
-            published = 100 * expected_ettr(
-                interval,
-                save_seconds=blocking,
-                restart_seconds=restart,
-                failures_per_hour=3600 / mtbf,
-            )
+            costs = {"blocking": blocking, "durable": durable, "restart": restart}
+            exact = 100 * exact_ettr(mtbf=mtbf, interval=interval, **costs)
+            costs = {"save_seconds": blocking, "restart_seconds": restart}
+            published = 100 * expected_ettr(interval, failures_per_hour=3600 / mtbf, **costs)
             found = percent(get(job).ettr)
             apart = [100 * (found.point / form - 1) for form in (exact, published)]
             rows.append((f"{size:,}", saves, found, exact, apart[0], published, apart[1]))

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from rmetric.guard.policy import CheckpointPolicy, Vote
-from studies.fleet.event_sampling import FalseAlarm, NodeFailure, failures, false_alarms
-from studies.fleet.job_settings import FleetJob
+from studies.fleet.job_settings import FalseAlarm, FleetJob, NodeFailure, failures, false_alarms
 
 #: Shares of the wall time; they sum to it.
 SHARES = ("productive", "lost", "slow", "saving", "restarting", "waiting")
@@ -28,7 +27,7 @@ Events = Generator[Any, Any, None]
 
 @dataclass(frozen=True, kw_only=True)
 class JobOutcome:
-    """Outcome of one job. Effective training time ratio: `ettr` = productive / wall.
+    """Outcome of one job.
 
     Attributes:
         wall: seconds from the first step to the last.
@@ -53,7 +52,6 @@ class JobOutcome:
 
 
 def replicate(job: FleetJob, seed: int) -> JobOutcome:
-    """Simulate the job with the sampled events of one seed."""
     rng = np.random.default_rng([seed, 2])
     return simulate(job, failures(job, seed), false_alarms(job, seed), rng)
 
@@ -64,10 +62,7 @@ def simulate(
     alarms: Iterable[FalseAlarm] = (),
     rng: np.random.Generator | None = None,
 ) -> JobOutcome:
-    """Simulate the job with given failures and false alarms, each in order of time.
-
-    Repairs and relapses are drawn from `rng`. Raises ValueError where it is needed and None.
-    """
+    """Simulate the job with failures and false alarms in order of time; `rng` draws repairs."""
     if rng is None and (job.fleet.repairs or job.fleet.relapse_share):
         raise ValueError("rng is None: repairs and relapses are drawn from a Generator")
     return _Run(job, rng).outcome(node_failures, alarms)
@@ -189,7 +184,9 @@ class _Run:
         self._settle()
         if leaves:
             for key in suspects:
-                self._drop(key)
+                self.standing.pop(key, None)
+                self.dropped.add(key)
+                self._lose_node()
             raise _Leave
 
     def _steps_to_next_question(self) -> int:
@@ -263,11 +260,6 @@ class _Run:
         for reason in self.standing:
             key = f"{reason}, step {self.step}"
             self._the_policy().request("risk", reason, key=key)
-
-    def _drop(self, key: str) -> None:
-        self.standing.pop(key, None)
-        self.dropped.add(key)
-        self._lose_node()
 
     def _lose_node(self) -> None:
         if self.fleet.num_spares is not None:

@@ -1,9 +1,13 @@
-"""Settings of a simulated job: fleet, saves and failure predictor. Times in seconds."""
+"""A simulated job: settings of fleet, saves and predictor, and its events. Times in seconds."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from math import ceil, inf
+from math import ceil, gamma, inf, isinf
+from typing import NamedTuple
+
+import numpy as np
 
 from rmetric.guard.policy import PolicyConfig
 
@@ -112,10 +116,7 @@ class FleetJob:
     """A training job of `work_seconds` of computing at full speed.
 
     Attributes:
-        fleet: GPUs and their failures.
-        saves: checkpoint settings.
         work_seconds: above 0; rounded up to whole steps.
-        predictor: failure predictor.
         step_seconds: duration of a step at full speed; saves happen between steps.
         longest_seconds: wall time after which the job is given up.
     """
@@ -129,7 +130,6 @@ class FleetJob:
 
     @property
     def num_steps(self) -> int:
-        """Number of steps."""
         return ceil(self.work_seconds / self.step_seconds - 1e-9)
 
     def policy_config(self) -> PolicyConfig:
@@ -142,4 +142,67 @@ class FleetJob:
             interval_steps=interval,
             least_gap=self.saves.least_gap,
             most_per_hour=self.saves.most_per_hour,
+        )
+
+
+# -- sampled failures, warnings and false alarms
+
+#: Numbers drawn at once, since a Generator is slow for single numbers.
+BLOCK = 256
+
+
+class NodeFailure(NamedTuple):
+    """Failure of the node in `slot`, `lead` seconds after its warning; None without one."""
+
+    time: float
+    slot: int
+    lead: float | None = None
+
+
+class FalseAlarm(NamedTuple):
+    """Warning without a failure, on the node in `slot` from `time`, for `lasts` seconds."""
+
+    time: float
+    slot: int
+    lasts: float
+
+
+def failures(job: FleetJob, seed: int) -> Iterator[NodeFailure]:
+    """Endless failures in order of time; more recall adds warnings and changes nothing else."""
+    fleet, predictor = job.fleet, job.predictor
+    mean = fleet.seconds_between_failures / (1.0 - fleet.relapse_share)
+    if isinf(mean):
+        return
+    shape = fleet.weibull_shape
+    scale = mean / gamma(1.0 + 1.0 / shape)
+    time = 0.0
+    for gap, slot, mark, lead in _draws(np.random.default_rng([seed, 0]), shape, fleet):
+        time += scale * gap
+        warned = mark < predictor.recall
+        yield NodeFailure(time, slot, predictor.mean_lead_seconds * lead if warned else None)
+
+
+def false_alarms(job: FleetJob, seed: int) -> Iterator[FalseAlarm]:
+    """Endless sequence of false alarms, in order of time."""
+    fleet, predictor = job.fleet, job.predictor
+    if not predictor.false_alarms_per_gpu_day:
+        return
+    mean = DAY / (predictor.false_alarms_per_gpu_day * fleet.num_gpus)
+    time = 0.0
+    for gap, slot, _, lasts in _draws(np.random.default_rng([seed, 1]), 1.0, fleet):
+        time += mean * gap
+        yield FalseAlarm(time, slot, predictor.mean_lead_seconds * lasts)
+
+
+def _draws(
+    rng: np.random.Generator, shape: float, fleet: Fleet
+) -> Iterator[tuple[float, int, float, float]]:
+    """Gap (Weibull of scale 1), slot, mark (uniform), duration (exponential of mean 1)."""
+    while True:
+        yield from zip(
+            rng.weibull(shape, BLOCK).tolist(),
+            rng.integers(fleet.num_nodes, size=BLOCK).tolist(),
+            rng.random(BLOCK).tolist(),
+            rng.exponential(size=BLOCK).tolist(),
+            strict=True,
         )

@@ -21,10 +21,9 @@ from rmetric.telemetry.reading import LAST_TIME, Counters, Reading
 from rmetric.telemetry.risk import RiskScore
 from studies.common.table import Cell, Table, percent
 from studies.fleet.gpu_usage import HOUR, Floats
-from studies.fleet.predictors import PREDICTORS
-from studies.fleet.risk_estimates import median, poisson
+from studies.fleet.predictors import AS_CODED, PREDICTORS, as_coded
 from studies.fleet.risk_evaluation import HORIZONS, FailureWindows, JudgedAlarms
-from studies.fleet.vectorised_risk import AS_CODED, as_coded
+from studies.fleet.risk_tables import median, poisson
 
 #: A GPU by its node's name and its index.
 Key = tuple[str, int]
@@ -32,11 +31,7 @@ COUNTERS = ("ecc_corrected_errors", "ecc_uncorrected_errors")
 
 
 def evaluate_recorded(readings: Path, failures: Path) -> Table:
-    """A table of all predictors on what was recorded.
-
-    Raises OSError for a file that cannot be read, ValueError with file and line for one that
-    holds something else, and for a failure of a GPU of which there is no reading.
-    """
+    """A table of all predictors on what was recorded."""
     heard, failed = read_events(readings), read_failures(failures)
     for node, gpu in failed.keys() - heard.keys():
         where = f" on node {node}" if node else ""
@@ -117,10 +112,7 @@ def read_failures(path: Path) -> dict[Key, list[float]]:
 
 
 def stepwise_signals(heard: Iterable[TelemetryEvent]) -> tuple[Floats, dict[str, Floats]]:
-    """Times and signals of one GPU, one reading or sign at a time, as the guard would see them.
-
-    The signals are those of `predictors.signals`, and so are their values; shape (T,) each.
-    """
+    """Times and signals (`predictors.signals`) of one GPU as the guard sees them, shape (T,)."""
     watcher = _Watcher()
     rows = [(one.time, watcher.process(one)) for one in heard]
     times = np.array([time for time, _ in rows])

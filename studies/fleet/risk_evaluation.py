@@ -42,12 +42,7 @@ STRATA = ("healthy", "contained", "with_sign", "without")
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationPlan:
-    """Sample sizes; numbers of histories are at least 1 each, days at least 0.01.
-
-    Attributes:
-        gpus, days: healthy GPUs, and how long each is watched.
-        contained, with_sign, without: histories of the other strata.
-    """
+    """Healthy GPUs and their days (at least 0.01), and histories of the other strata."""
 
     gpus: int = 240
     days: float = 10.0
@@ -96,15 +91,10 @@ class GpuAlarms:
 
 
 class FailureWindows:
-    """Horizons before the failures of one GPU, against which alarms are judged causally.
+    """The `horizon` (seconds) before the failures of one GPU, in which an alarm is right.
 
     The first alarm of an incident counts: an alarm that began before the horizon is no
-    warning.
-
-    Args:
-        times: times of the readings, increasing, shape (T,).
-        failures: times of the failures.
-        horizon: time before a failure in which an alarm is correct, seconds.
+    warning. `times` of the readings are increasing, shape (T,).
     """
 
     def __init__(self, times: Floats, failures: Sequence[float], horizon: float) -> None:
@@ -148,7 +138,6 @@ def beginnings(times: Floats) -> Floats:
 
 
 def simulate(plan: EvaluationPlan, job: JobConditions, stratum: str, index: int) -> GpuHistory:
-    """One history of the sample; deterministic for the seed of the plan."""
     rng = np.random.default_rng([plan.seed, STRATA.index(stratum), index])
     if stratum == "healthy":
         return healthy(rng, gpu=index, days=plan.days, job=job)
@@ -160,7 +149,6 @@ def simulate(plan: EvaluationPlan, job: JobConditions, stratum: str, index: int)
 
 
 def watch(stratum: str, history: GpuHistory, predictors: Sequence[ThresholdPredictor]) -> GpuAlarms:
-    """The results of all predictors on one history."""
     found, failure = signals(history), history.failure
     failures = () if failure is None else (float(history.times[failure.reading]),)
     alarms = {one.name: one.alarms(found) for one in predictors}

@@ -1,16 +1,135 @@
-"""The tables of the risk evaluation."""
+"""Estimates of the risk evaluation from the sampled strata, and their tables.
+
+Shares have Wilson's interval, weighted sums of strata that of Zou and Donner (2008, "Construction
+of confidence intervals: a closed-form approach"), medians that of order statistics. A rate
+of false alarms has the wider of two intervals: a bootstrap over GPUs, which includes the
+correlation of alarms on one GPU, and the exact Poisson interval, which has a width even without
+alarms.
+"""
 
 from __future__ import annotations
 
-from rmetric.evaluation.intervals import Estimate, wilson
+from collections.abc import Sequence
+from math import exp, isnan, nan, sqrt
+
+import numpy as np
+from scipy.stats import binom, chi2
+
+from rmetric.evaluation.intervals import Estimate, estimate, wilson
 from studies.common.table import Cell, Table, numbered, percent
 from studies.fleet import published
-from studies.fleet import risk_estimates as estimates
-from studies.fleet.gpu_failures import MEDIAN_LEAD_HOURS
-from studies.fleet.gpu_usage import HOUR
+from studies.fleet.gpu_usage import DAY, HOUR, MEDIAN_LEAD_HOURS
 from studies.fleet.predictors import PREDICTORS
-from studies.fleet.risk_estimates import Strata
-from studies.fleet.risk_evaluation import HORIZONS, found_leads
+from studies.fleet.risk_evaluation import HORIZONS, LEAST_LEAD, GpuAlarms, found_leads
+
+Strata = dict[str, list[GpuAlarms]]
+
+#: Contained errors a GPU-day: the published rate, less those that ended a run.
+CONTAINED_PER_GPU_DAY = published.MEMORY_ERRORS_PER_GPU_DAY - (
+    (published.INTERRUPTIONS["hbm"] + published.INTERRUPTIONS["sram"]) / published.GPU_DAYS
+)
+CONTAINED_DAYS = 2.0  # of one history of that stratum
+
+
+def poisson(count: int, exposure: float) -> Estimate:
+    """A rate with its exact 95 % interval (Garwood 1936).
+
+    >>> [round(x, 2) for x in poisson(0, 1.0)]
+    [0.0, 0.0, 3.69]
+    """
+    low = chi2.ppf(0.025, 2 * count) / 2 if count else 0.0
+    high = chi2.ppf(0.975, 2 * count + 2) / 2
+    return Estimate(count / exposure, float(low) / exposure, float(high) / exposure)
+
+
+def weighted(parts: Sequence[tuple[float, Estimate]]) -> Estimate:
+    """Weighted sum of independent estimates, with weights of at least 0."""
+    point = sum(weight * part.point for weight, part in parts)
+    below = sqrt(sum((weight * (part.point - part.low)) ** 2 for weight, part in parts))
+    above = sqrt(sum((weight * (part.high - part.point)) ** 2 for weight, part in parts))
+    return Estimate(point, max(0.0, point - below), point + above)
+
+
+def recall_in(strata: Strata, stratum: str, horizon: str, name: str) -> Estimate:
+    """Share of the failures of one stratum that were announced."""
+    leads = [lead for one in strata[stratum] for lead in one.judged[horizon][name].leads]
+    return wilson(sum(not isnan(lead) for lead in leads), len(leads))
+
+
+def recall(strata: Strata, share: float, horizon: str, name: str) -> Estimate:
+    """Share of a GPU's failures that were announced, where `share` of them have a sign."""
+    parts = [
+        (share, recall_in(strata, "with_sign", horizon, name)),
+        (1 - share, recall_in(strata, "without", horizon, name)),
+    ]
+    return weighted(parts)
+
+
+def at_failure(strata: Strata, share: float, horizon: str, name: str) -> Estimate:
+    """Share of a GPU's failures that were not announced, but detected as they happened."""
+
+    def of(stratum: str) -> Estimate:
+        seen = [late for one in strata[stratum] for late in one.judged[horizon][name].at_failure]
+        return wilson(sum(seen), len(seen))
+
+    return weighted([(share, of("with_sign")), (1 - share, of("without"))])
+
+
+def false_alarms(strata: Strata, horizon: str, name: str) -> Estimate:
+    """False alarms a GPU-day."""
+    judged = [one.judged[horizon][name] for one in strata["contained"]]
+    numbers = np.array([one.num_false for one in judged], dtype=float)
+    a_window = estimate(lambda drawn: drawn @ numbers / drawn.sum(axis=1), numbers.size)
+    in_windows = CONTAINED_PER_GPU_DAY * CONTAINED_DAYS
+    return weighted(
+        [(1 - in_windows, _ordinary(strata, horizon, name)), (CONTAINED_PER_GPU_DAY, a_window)]
+    )
+
+
+def _ordinary(strata: Strata, horizon: str, name: str) -> Estimate:
+    judged = [one.judged[horizon][name] for one in strata["healthy"]]
+    numbers = np.array([one.num_false for one in judged], dtype=float)
+    days = np.array([one.days for one in judged])
+    exact = poisson(int(numbers.sum()), float(days.sum()))
+    drawn = estimate(lambda counts: (counts @ numbers) / (counts @ days), numbers.size)
+    return Estimate(exact.point, min(exact.low, drawn.low), max(exact.high, drawn.high))
+
+
+def precision(found: Estimate, false: Estimate) -> Estimate:
+    """Precision of the alarms; its interval combines the extremes of both rates."""
+
+    def share(recalled: float, alarms: float) -> float:
+        right = published.FAILURES_PER_GPU_DAY * recalled
+        return right / (right + alarms) if right + alarms > 0 else nan
+
+    point = share(found.point, false.point)
+    if isnan(point):
+        return Estimate(nan, nan, nan)
+    return Estimate(point, share(found.low, false.high), share(found.high, false.low))
+
+
+def by_chance(false: Estimate, horizon: str) -> float:
+    """Recall of alarms of the same rate at random times."""
+    return 1 - exp(-false.point * (HORIZONS[horizon] - LEAST_LEAD) / DAY)
+
+
+def firing(strata: Strata, horizon: str, name: str) -> Estimate:
+    """Share of the readings of healthy GPUs at which it alarms."""
+    shares = np.array([one.judged[horizon][name].firing for one in strata["healthy"]])
+    return estimate(lambda counts: counts @ shares / counts.sum(axis=1), shares.size)
+
+
+def median(values: Sequence[float]) -> Estimate:
+    """Median with an interval from order statistics; nan without values."""
+    if not values:
+        return Estimate(nan, nan, nan)
+    ordered = np.sort(values)
+    low = int(max(0, binom.ppf(0.025, ordered.size, 0.5) - 1))
+    high = int(min(ordered.size - 1, binom.ppf(0.975, ordered.size, 0.5)))
+    return Estimate(float(np.median(ordered)), float(ordered[low]), float(ordered[high]))
+
+
+# -- the tables
 
 #: The share of failures with a sign that is published, and others to see what hangs on it.
 SHARE = published.PRECURSORS_SEEN / published.PRECURSORS_ASKED
@@ -70,28 +189,28 @@ def _scores(strata: Strata, horizon: str) -> Table:
 
 
 def _score(strata: Strata, horizon: str, name: str, title: str) -> tuple[Cell, ...]:
-    found = estimates.recall(strata, SHARE, horizon, name)
-    false = estimates.false_alarms(strata, horizon, name)
+    found = recall(strata, SHARE, horizon, name)
+    false = false_alarms(strata, horizon, name)
     leads = [lead / HOUR for lead in found_leads(strata["with_sign"], horizon, name)]
     return (
         title,
         percent(found),
-        percent(estimates.recall_in(strata, "with_sign", horizon, name)),
-        percent(estimates.recall_in(strata, "without", horizon, name)),
-        100 * estimates.by_chance(false, horizon),
-        percent(estimates.at_failure(strata, SHARE, horizon, name)),
-        percent(estimates.precision(found, false)),
-        estimates.median(leads),
+        percent(recall_in(strata, "with_sign", horizon, name)),
+        percent(recall_in(strata, "without", horizon, name)),
+        100 * by_chance(false, horizon),
+        percent(at_failure(strata, SHARE, horizon, name)),
+        percent(precision(found, false)),
+        median(leads),
         len(leads),
         false,
         Estimate(*(1000 * bound for bound in false)),
-        percent(estimates.firing(strata, horizon, name)),
+        percent(firing(strata, horizon, name)),
     )
 
 
 def _shares(strata: Strata) -> Table:
     false = {
-        (horizon, one.name): estimates.false_alarms(strata, horizon, one.name)
+        (horizon, one.name): false_alarms(strata, horizon, one.name)
         for horizon in HORIZONS
         for one in PREDICTORS
     }
@@ -100,8 +219,8 @@ def _shares(strata: Strata) -> Table:
         for one in PREDICTORS:
             row: list[Cell] = [f"{100 * share:.0f} %", one.title]
             for horizon in HORIZONS:
-                found = estimates.recall(strata, share, horizon, one.name)
-                right = estimates.precision(found, false[horizon, one.name])
+                found = recall(strata, share, horizon, one.name)
+                right = precision(found, false[horizon, one.name])
                 row += [percent(found), percent(right)]
             rows.append(tuple(row))
     of_horizon = [
@@ -123,42 +242,34 @@ def _signs(strata: Strata) -> Table:
         sign: {"with_sign": [one for one in strata["with_sign"] if one.sign == sign]}
         for sign in MEDIAN_LEAD_HOURS
     }
+    rows: list[tuple[Cell, ...]] = []
+    for one in PREDICTORS:
+        found = (recall_in(part, "with_sign", horizon, one.name) for part in of_sign.values())
+        rows.append((one.title, *map(percent, found)))
     return Table(
         "risk_signs",
         f"Failures announced within {horizon}, by the sign before them (%)",
         ("Predictor", *(f"{sign} (n = {len(of_sign[sign]['with_sign'])}):0" for sign in of_sign)),
-        [
-            (
-                one.title,
-                *(
-                    percent(estimates.recall_in(part, "with_sign", horizon, one.name))
-                    for part in of_sign.values()
-                ),
-            )
-            for one in PREDICTORS
-        ],
+        rows,
         notes=["Signs, their mixture by cause and how strong they get are set by hand."],
     )
 
 
 def _sample(strata: Strata) -> Table:
     horizon, _ = HORIZONS
+    number = {name: len(histories) for name, histories in strata.items()}
     days = sum(one.judged[horizon]["never"].days for one in strata["healthy"])
-    failures = published.FAILURES_PER_GPU_DAY
+    of_contained = CONTAINED_DAYS * number["contained"], 1000 * CONTAINED_PER_GPU_DAY
+    failures = 1000 * published.FAILURES_PER_GPU_DAY
     return Table(
         "risk_sample",
         "What was sampled, and what it stands for",
         "Stratum | Histories | GPU-days:0 | Occurs a 1000 GPU-days:3",
         [
-            ("healthy", len(strata["healthy"]), days, None),
-            (
-                "contained error without a failure",
-                len(strata["contained"]),
-                estimates.CONTAINED_DAYS * len(strata["contained"]),
-                1000 * estimates.CONTAINED_PER_GPU_DAY,
-            ),
-            ("failure with a sign", len(strata["with_sign"]), None, 1000 * failures * SHARE),
-            ("failure without", len(strata["without"]), None, 1000 * failures * (1 - SHARE)),
+            ("healthy", number["healthy"], days, None),
+            ("contained error without a failure", number["contained"], *of_contained),
+            ("failure with a sign", number["with_sign"], None, failures * SHARE),
+            ("failure without", number["without"], None, failures * (1 - SHARE)),
         ],
         notes=[
             "A reading every 10 s. The other GPU-days of a failing GPU weigh as healthy ones do: "

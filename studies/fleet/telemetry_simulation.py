@@ -17,15 +17,18 @@ from numpy.typing import NDArray
 
 from rmetric.telemetry.reading import GpuSign, Reading
 from rmetric.telemetry.xid import xid_kind
-from studies.fleet.gpu_failures import GpuFailure, Signs, contain, fail
 from studies.fleet.gpu_usage import (
     DAY,
     HOUR,
     STEP_SECONDS,
     Bools,
     Floats,
+    GpuFailure,
     GpuUsage,
     JobConditions,
+    Signs,
+    contain,
+    fail,
     sample_usage,
 )
 
@@ -46,14 +49,12 @@ class GpuHistory:
     """Telemetry of one GPU, as arrays of one value per reading, shape (T,).
 
     Attributes:
-        times: seconds.
         columns: varying fields of `Reading`, by name.
         throttles: active throttle reasons, by name.
         available: a reading exists; False while the driver is unavailable.
         lost: the GPU no longer responds.
-        reloaded: the driver was reloaded at this reading.
         xids: time and number of each Xid, in order.
-        failure: ground truth; None for a healthy GPU.
+        failure: None for a healthy GPU.
     """
 
     gpu: int
@@ -65,11 +66,6 @@ class GpuHistory:
     reloaded: Bools
     xids: tuple[tuple[float, int], ...]
     failure: GpuFailure | None = None
-
-    @property
-    def days(self) -> float:
-        """Length of the history, days."""
-        return self.times.size * STEP_SECONDS / DAY
 
     def reading(self, index: int) -> Reading | None:
         """The reading at `index`; None if there is none."""
@@ -129,12 +125,9 @@ def _readings(seconds: float) -> int:
 
 
 def _history(
-    rng: np.random.Generator,
-    gpu: int,
-    life: GpuUsage,
-    signs: Signs,
+    rng: np.random.Generator, gpu: int, life: GpuUsage, signs: Signs,
     failure: GpuFailure | None = None,
-) -> GpuHistory:
+) -> GpuHistory:  # fmt: skip
     num = life.work.size
     clock = _slowed_by_heat(life, signs)
     power = _power(rng, life, signs, clock)

@@ -32,7 +32,7 @@ FAULT_STEPS, RUN_STEPS = 100, 220
 
 @dataclass(frozen=True, kw_only=True)
 class Outcomes:
-    """Measured outcomes of rescue; without any, of a rescue that does nothing.
+    """Measured outcomes of rescue, by default of one that does nothing.
 
     Attributes:
         averted, held: shares of the failing runs.
@@ -54,17 +54,9 @@ class Outcomes:
     ends: tuple[tuple[float, float], ...] = ()
 
 
-def outcomes(results: Path | None = None) -> Outcomes | None:
-    """Outcomes in a folder of the rescue study, or `RESULTS`; None if it has no tables yet.
-
-    Raises:
-        OSError: only one of the two tables can be read.
-        ValueError: a row, a column or a number is not there.
-    """
-    results = RESULTS if results is None else results
-    if not (results / "rescue.csv").exists():
-        return None
-    shares, harm = results / "rescue.csv", results / "rescue_harm.csv"
+def outcomes() -> Outcomes:
+    """Outcomes in the tables of the rescue study."""
+    shares, harm = RESULTS / "rescue.csv", RESULTS / "rescue_harm.csv"
     averted, good = (
         [_number(shares, POLICY, f"{name}, share{end}") for end in ("", " low", " high")]
         for name in ("Averted", "Averted or held")
@@ -72,7 +64,7 @@ def outcomes(results: Path | None = None) -> Outcomes | None:
     failing = _number(shares, POLICY, "Failing runs")
     others = _number(harm, POLICY, "Benign and absorbed")
     if not failing or not others:
-        raise ValueError(f"{results}: {POLICY!r} has no failing or no other runs; it needs both")
+        raise ValueError(f"{RESULTS}: {POLICY!r} has no failing or no other runs; it needs both")
     return Outcomes(
         averted=averted[0],
         held=good[0] - averted[0],
@@ -149,10 +141,7 @@ def losses(rate: float, notice: float, found: Outcomes) -> Lost:
 
 
 def gain(rate: float, notice: float, found: Outcomes) -> Estimate:
-    """GPU-days of 1,000 that rescue saves beside asynchronous saves and fast restarts.
-
-    The bounds take the ends of both shares' intervals together.
-    """
+    """GPU-days of 1,000 that rescue saves beside asynchronous saves and fast restarts."""
     saved = []
     for averted, held in ((found.averted, found.held), *found.ends):
         lost = losses(rate, notice, replace(found, averted=averted, held=held))
@@ -160,14 +149,12 @@ def gain(rate: float, notice: float, found: Outcomes) -> Estimate:
     return Estimate(saved[0], min(saved), max(saved))
 
 
-def table(found: Outcomes | None) -> Table:
+def table(found: Outcomes) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for rate in RATES:
         for words, notice in NOTICED.items():
-            lost = losses(rate, notice, found or Outcomes())
-            cells: list[Cell] = [lost.hourly, lost.quick]
-            cells += [lost.rescue, lost.false, gain(rate, notice, found)] if found else [None] * 3
-            rows.append((f"{rate:g}", 1000 / (rate * NUM_GPUS), words, *cells))
+            lost, saved = losses(rate, notice, found), gain(rate, notice, found)
+            rows.append((f"{rate:g}", 1000 / (rate * NUM_GPUS), words, *lost, saved))
     return Table(
         "training_failures",
         "GPU-days of 1,000 lost to failures of the training itself, "
@@ -182,7 +169,7 @@ def table(found: Outcomes | None) -> Table:
     )
 
 
-def _notes(found: Outcomes | None) -> Iterator[str]:
+def _notes(found: Outcomes) -> Iterator[str]:
     rates = "; ".join(
         f"{name} {1000 * count / days:.2g}"
         for name, (count, days) in published.TRAINING_FAILURES.items()
@@ -195,12 +182,6 @@ def _notes(found: Outcomes | None) -> Iterator[str]:
         "By hand: all GPUs train on spoiled weights until a person acts, who goes back to the save "
         "before the last one that may be good. The saves' own time is in tables 1 to 7."
     )
-    if found is None:
-        yield (
-            "Rescue is blank until `python -m studies.fault_lab.rescue --report` has left its "
-            "tables; no failure is noticed by its NaN then."
-        )
-        return
     yield (
         f"Measured on small models (studies/fault_lab): averted {found.averted:.2f}, held "
         f"{found.held:.2f}, restart at NaN alone averts {found.at_nan:.2f} of the failing runs; "

@@ -85,10 +85,7 @@ def training(
     name: str, *, watched: bool, steps: int = WARM_UP, wrap: Wrapper = same,
     shape: tuple[int, int] | None = None,
 ) -> Iterator[tuple[Trained, Callable[[int], torch.Tensor]]]:  # fmt: skip
-    """A model of `benchmarks.overhead` that clips its gradients, after `steps`; tokens of a turn.
-
-    `watched`: with the monitor.
-    """
+    """A model of `benchmarks.overhead` after `steps`, maybe with the monitor; tokens of a turn."""
     build, shape = overhead.MODELS[name][0], shape or shape_of(name)
     torch.manual_seed(0)
     with DEVICE:
@@ -175,10 +172,7 @@ def most_bytes(step: Callable[[], Any]) -> int:
 
 
 def measure_equal(*, tiny: bool) -> dict[str, Any]:
-    """Whether the weights after some steps are those of another training with the same data.
-
-    Without deterministic algorithms two trainings without the monitor may differ too.
-    """
+    """Whether the weights after some steps are those of another training with the same data."""
     name = next(iter(SMALL if tiny else LARGE))
     default, deterministic = (compared(name, deterministic=how) for how in (False, True))
     return {"model": name, "steps": COMPARED, "default": default, "deterministic": deterministic}
@@ -261,10 +255,7 @@ def tell(found: Any) -> None:
 def measure_checkpoints(
     *, tiny: bool, saves: int = SAVES, asynchronous: bool = True
 ) -> dict[str, Any]:
-    """Saves of the guard's checkpoints with AdamW's states, in the background or waited for.
-
-    Seconds of each save and of the steps before and beside it; bytes of host memory.
-    """
+    """Saves of the guard's checkpoints with AdamW's states, in the background or waited for."""
     name = "5M" if tiny else "qwen2.5-3B"
     costs = list[dict[str, Any]]()
     free = shutil.disk_usage(tempfile.gettempdir()).free

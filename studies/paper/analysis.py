@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import inf
+from math import inf, isclose, isnan, nan
 from typing import NamedTuple
 
 import numpy as np
@@ -22,13 +22,84 @@ from rmetric.evaluation.protocols import (
     judge_alerts,
 )
 from rmetric.evaluation.scores import Scores, f1_difference, score
-from rmetric.evaluation.study import Study
+from rmetric.evaluation.study import StatedScore, Study
 from rmetric.evaluation.traces import SEED, Trace, generator_for, trace_all, trace_by
-from rmetric.metric import PAPER_WEIGHTS, RMetric, RMetricConfig
-from rmetric.metric_settings import settings_of
+from rmetric.metric import PAPER_WEIGHTS, Components, RMetric, RMetricConfig
+from rmetric.metric_settings import settings_of, stated_threshold
 from rmetric.records import Run
-from studies.paper.metric_traces import computed, disagreements, metric_trace
 from studies.paper.transfer import WeightGrid, weight_grids
+
+
+def metric_trace(
+    name: str, run: Run, stated: Sequence[StatedScore] = (), config: RMetricConfig | None = None
+) -> Trace:
+    """R at every record of a run, by the settings that its log states, or by `config`.
+
+    Where the log lacks a signal that has a weight and states R (`stated`, one for each record), the
+    stated R is taken; where it lacks all of them and states nothing, R is nan.
+    """
+    own = settings_of(run).config
+    scores, missing = computed(run, config or own)
+    threshold = (config or own).threshold
+    if any(missing) and config is None and any(s.score is not None for s in stated):
+        scores = np.array([nan if s.score is None else s.score for s in stated], dtype=float)
+        own_threshold = stated_threshold(run.config)
+        threshold = threshold if own_threshold is None else own_threshold
+    elif all(missing):
+        scores = np.full(len(run.records), nan)
+    return Trace(
+        detector=name,
+        run_id=run.id,
+        steps=np.array([record.step for record in run.records], dtype=np.int64),
+        scores=scores,
+        alarms=scores > threshold,
+    )
+
+
+def computed(run: Run, config: RMetricConfig) -> tuple[np.ndarray, Components]:
+    """R after each record, shape (T,), and which signals with a weight the run never logged.
+
+    A signal without a weight counts as missing only where all others are.
+    """
+    metric, scores = RMetric(config), []
+    logged = [False] * 3
+    for record in run.records:
+        scores.append(metric.update(record).score)
+        sources = zip(logged, metric.sources, strict=True)
+        logged = [was or source is not None for was, source in sources]
+    weighted = [weight > 0 for weight in config.weights]
+    nothing = not any(was and counts for was, counts in zip(logged, weighted, strict=True))
+    missing = (
+        nothing or (counts and not was) for was, counts in zip(logged, weighted, strict=True)
+    )
+    return np.array(scores, dtype=float), Components(*missing)
+
+
+def _same(stated: float, ours: float) -> bool:
+    return isclose(stated, ours, abs_tol=1e-9) or (isnan(stated) and isnan(ours))
+
+
+def disagreements(
+    runs: Sequence[Run], stated: Sequence[list[StatedScore]], traces: Sequence[Trace]
+) -> list[str]:
+    """Logs whose own R, or alarm, is not what the metric gives for their records."""
+    found = []
+    for run, own, trace in zip(runs, stated, traces, strict=True):
+        for step, theirs, ours, alarm in zip(
+            trace.steps, own, trace.scores, trace.alarms, strict=True
+        ):
+            if theirs.score is not None and not _same(theirs.score, ours):
+                difference = f"r_metric is {theirs.score:.6g}, recomputed {ours:.6g}"
+            elif theirs.alarm is not None and theirs.alarm != alarm:
+                difference = f"the alert is {theirs.alarm}, recomputed {bool(alarm)}"
+            else:
+                continue
+            found.append(f"{run.source or run.id}, step {step}: {difference}")
+            break
+    return found
+
+
+# -- every detector
 
 REFERENCE_DETECTOR = "r_metric"
 #: Kinds of detectors that are the metric of the study itself, with the settings of its logs.
@@ -73,9 +144,8 @@ def outcome_counts(windows: Windows, alerts: Alerts) -> OutcomeCounts:
 def ceiling(runs: Sequence[Run], protocol: str, *, after_onset: bool = False) -> Outcomes:
     """The best outcomes that any detector can reach: by the truth, under a causal protocol.
 
-    It alarms at the first record from the onset up to the failure, and in failing runs only; a
-    run that failed before its next record is missed. With `after_onset` the record of the onset
-    step itself is excluded: it comes before the update of that step and cannot show a fault in it.
+    It alarms at the first record from the onset up to the failure. With `after_onset` the record of
+    the onset step is excluded: it comes before that step's update and cannot show a fault in it.
     """
     windows = Windows.of(runs)
     open_ = replace(windows, onset=windows.onset + after_onset)
@@ -95,12 +165,7 @@ def is_measured(traces: Sequence[Trace]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """A study and the traces of the detectors on it.
-
-    Attributes:
-        study: the runs.
-        traces: for each detector whose runs are there, in the order of `runs`.
-    """
+    """A study, and the traces of each detector whose runs are there, in the order of `runs`."""
 
     study: Study
     traces: dict[str, list[Trace]]

@@ -134,8 +134,7 @@ class Row(NamedTuple):
 
     Attributes:
         rule: its alarms on many runs at once; None if that would take hours.
-        registered: its name in `DETECTORS`, where a registered detector judges the logs; "" where
-            the rule does.
+        registered: its name in `DETECTORS`, where a registered one judges the logs; else "".
         redrawn: the registered detector is a metric that the logs of a mode of their own state.
     """
 
@@ -240,12 +239,8 @@ def runs_of_row(analysis: Analysis, name: str) -> Sequence[Run]:
 class SeedScores(NamedTuple):
     """Scores of one rule in each of many studies, shape (S,).
 
-    Attributes:
-        published_f1, causal_f1: by the two rules.
-        hits, false_alarms: TP and FP by the published rule.
-        early: failing runs alarmed before their fault.
-        lead_minutes: mean by the published rule; nan without a hit.
-        lead_steps_in_time: mean over the failing runs that were not alarmed early.
+    F1 by both rules; TP, FP and mean lead by the published rule; failing runs alarmed before their
+    fault (`early`); mean lead over those that were not.
     """
 
     published_f1: Floats
@@ -269,9 +264,8 @@ def spread(values_S: Floats) -> Estimate:
 class Condition:
     """A published study with something changed.
 
-    Attributes:
-        random_onset: the fault begins at a step drawn for each run.
-        absorbed: share of the acting faults that pass without a crash.
+    With `random_onset` the fault begins at a step drawn for each run; `absorbed` is the share of
+    the acting faults that pass without a crash.
     """
 
     title: str
@@ -416,13 +410,7 @@ def _f1_of(outcomes: Outcomes) -> float:
 
 
 class Anatomised(NamedTuple):
-    """The metric under one condition.
-
-    Attributes:
-        seeds: by the condition's weights, which are the paper's unless they are the change.
-        by_authors: the same studies by the weights of the authors' simulator; None where the
-            weights are the change.
-    """
+    """The metric under one condition; `by_authors` is None where the weights are the change."""
 
     condition: Condition
     seeds: SeedScores

@@ -38,9 +38,8 @@ Bools = NDArray[np.bool_]
 class Draws:
     """Uniform numbers from [0, 1) that decide some runs.
 
-    Attributes:
-        rise_RE, blow_REW: of what a fault does to the loss and to the norms.
-        crash_RK: one at each step of the fault.
+    `rise_RE` and `blow_REW` are of what a fault does to loss and norms; `crash_RK` has one at each
+    of its steps.
     """
 
     training_RE: Floats
@@ -68,13 +67,7 @@ class Draws:
 
 @dataclass(frozen=True, kw_only=True)
 class Faults:
-    """Faults of the runs, shape (R,).
-
-    Attributes:
-        acts: it changes loss and gradients.
-        crashes: it ends the run; an acting fault without a crash ends after its longest time.
-        onset: its first step.
-    """
+    """Faults of the runs, shape (R,): whether they act, end the run, and their first step."""
 
     acts: Bools
     crashes: Bools
@@ -86,8 +79,6 @@ class PublishedBatch:
     """The evaluations of some runs.
 
     Attributes:
-        steps_E: of the evaluations.
-        validation_RE, norms_REW: validation loss (nats) and the workers' gradient norms.
         seen_RE: False for evaluations after the end of the run.
         onset_R: first step under the fault, -inf without one.
         failure_R: step of the crash, inf without one.
@@ -102,10 +93,7 @@ class PublishedBatch:
 
 
 def run_batch(dynamics: PublishedDynamics, faults: Faults, draws: Draws) -> PublishedBatch:
-    """Simulate the runs; each depends on its own row of `draws` alone.
-
-    Faults must begin early enough to reach their longest time.
-    """
+    """Simulate the runs; each depends on its own row of `draws` alone."""
     steps_E = np.array(dynamics.evaluation_steps, dtype=np.int64)
     ages_RE = steps_E - faults.onset[:, None] + 1
     acting_RE = faults.acts[:, None] & (ages_RE >= 1) & (ages_RE <= LONGEST_FAULT)
@@ -144,10 +132,7 @@ def _uniform(limits: tuple[float, float], draws: Floats) -> Floats:
 
 
 def scores(batch: PublishedBatch, config: RMetricConfig) -> Floats:
-    """R at every evaluation, shape (R, E), as `RMetric` computes it; no λ is logged here.
-
-    Raises ValueError for settings that this form does not support.
-    """
+    """R at every evaluation, shape (R, E), as `RMetric` computes it; no λ is logged here."""
     num_evaluations = len(batch.steps_E)
     if num_evaluations > config.component_window:
         raise ValueError(

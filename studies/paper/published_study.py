@@ -39,15 +39,10 @@ SEED = 1
 def run_published_study(
     out: Path, seed: int = SEED, limit: int | None = None, config: RMetricConfig = CONFIG
 ) -> Iterator[bool]:
-    """Write the logs of the study; yields, run by run, whether its log was there.
+    """Write the logs below `out`; yields, run by run, whether its log was there.
 
-    Args:
-        out: the logs go to `logs_<MODE>/` below it.
-        seed: of Python's `random`, through all runs.
-        limit: only the first so many runs, in the order of their draws.
-        config: of the metric, without the mode.
-
-    Raises StudyError, before anything is written, where the folders hold another log.
+    `seed` is of Python's `random`, through all runs; `limit` takes the first so many, in the order
+    of their draws; `config` is of the metric, without the mode.
     """
     specs = published_specs()
     _check_folders(out, specs, seed, config)

@@ -55,15 +55,7 @@ def is_published(study: Study) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedAnalysis:
-    """The published study: one from the logs and many drawn with other seeds.
-
-    Attributes:
-        metric: the logged R, and the runs.
-        traces: of each row of `ROWS` with logs; `seeds`: each row over seeds.
-        fault_seeds: F1 of R over seeds, by rule and fault.
-        anatomy: R with one thing changed, over seeds.
-        second_drift_share: of the false and early alarms, those that come with the second ΔL.
-    """
+    """The published study: the one of the logs, and many drawn with other seeds."""
 
     metric: Analysis
     traces: dict[str, list[Trace]]

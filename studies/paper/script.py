@@ -42,11 +42,7 @@ def parser(description: str | None, what: str) -> argparse.ArgumentParser:
 
 
 def folder_for(study: Study, what: str) -> Path:
-    """The default folder for the `what` of a study, by the recipe in its runs.
-
-    A run on the sample must not replace the results of the study, nor one study those of
-    another. Runs of an unknown recipe, or of several, count as the published study.
-    """
+    """The default folder for the `what` of a study; only its own recipe's results are replaced."""
     if len(study.reference) < FEW_RUNS:
         return Path("results", "sample", what)
     recipes = {run.config.get("recipe") for run in study.reference}
@@ -81,9 +77,8 @@ def say(warning: str) -> None:
 def provenance(folder: Path, script: str, study: Study) -> Iterator[dict[str, Any]]:
     """Write the results of a study in `folder` inside; provenance.json of them comes last.
 
-    Yields its entries, to which others may be added. Where the last ones state the same, of
-    results that stay as they were, they are kept: their commit and versions are those by which
-    these bytes were first made. Raises OSError for a folder that cannot be written to.
+    Yields its entries, to which others may be added. Where results and entries stay as they were,
+    the last ones are kept, with the commit and versions by which these bytes were first made.
     """
     folder.mkdir(parents=True, exist_ok=True)
     before, path = _results_in(folder), folder / PROVENANCE

@@ -22,8 +22,7 @@ class Slim:
     """Slim form of one table.
 
     Attributes:
-        heads: labels of the full table, with ``= label`` where it is another here; those that a
-            study has not are left out.
+        heads: labels of the full table, with ``= label`` where it is another here.
         both: as wide as both columns of the page, else as one.
         points: labels of the columns that are shown without their intervals.
         wraps: label -> width in cm of a column whose cells are wrapped.
@@ -77,10 +76,7 @@ SLIM = {
 
 
 def slim_tex(table: Table) -> str:
-    """The slim form as LaTeX, which needs the packages array and booktabs.
-
-    Raises KeyError for a table without one.
-    """
+    """The slim form as LaTeX, which needs the packages array and booktabs."""
     slim = SLIM[table.name]
     places = {column.label: place for place, column in enumerate(table.columns)}
     labels = [label for label in slim.columns if label in places]

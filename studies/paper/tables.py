@@ -39,7 +39,7 @@ def build_tables(
     """The numbered tables of a study, and a sentence for each log that states another R-Metric.
 
     The recipe in the logs selects the tables. `case_studies` are summaries of the real runs that
-    table 5 reports; `num_processes` fit the isolation forests and draw the studies over seeds.
+    table 5 reports.
     """
     if published_tables.is_published(study):
         taken_apart = published_tables.PublishedAnalysis.of(study, num_processes=num_processes)

@@ -29,16 +29,10 @@ STEPS = 20
 class Transfer:
     """Weights fitted on the runs of one architecture, judged on those of another.
 
-    Cross-fitted: each half of the runs is judged by weights fitted on the other
-    half, of the one architecture or of the other, and both halves are pooled.
-
-    Attributes:
-        weights: as fitted on either half.
-        seen_f1, own_f1: F1 there of the weights fitted there, on the half they were fitted on, and
-            on the other half.
-        moved_f1: F1 there of the weights from elsewhere, on the other half.
-        overfit_percent: 100 (1 - own / seen), the loss out of sample.
-        loss_percent: 100 (1 - moved / own), paired, over the runs tested on.
+    Cross-fitted: each half of the runs is judged by weights fitted on the other half, of the one
+    architecture or of the other, and both halves are pooled. `seen_f1` is in sample, `own_f1` out
+    of sample, `moved_f1` of the weights from elsewhere; `overfit_percent` is 100 (1 - own / seen),
+    `loss_percent` 100 (1 - moved / own), paired.
     """
 
     fitted_on: str
@@ -60,7 +54,6 @@ class WeightGrid:
     Attributes:
         units: the weights in whole steps of the grid, shape (G, 3).
         outcomes: shape (G, R).
-        architectures: shape (R,).
         halves: which half of its architecture each run is in, 0 or 1, shape (R,).
     """
 
@@ -77,10 +70,7 @@ class WeightGrid:
         return int((self.units == np.rint(np.array(weights) * STEPS)).all(axis=1).argmax())
 
     def fit(self, chosen_R: NDArray) -> int:
-        """The weights of highest F1 on some runs, as an index of the grid.
-
-        Ties go to the weights nearest to the paper's, then to the smaller λ, σ², ΔL.
-        """
+        """Index of the weights of highest F1 on some runs; of equal ones nearest to the paper's."""
         outcomes = self.outcomes.select(chosen_R)
         scores = np.nan_to_num(f1(outcomes, np.ones(outcomes.failed.shape)), nan=-1.0)
         paper = self.units[self.index(PAPER_WEIGHTS)]

@@ -103,11 +103,7 @@ def _once(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def findings(folder: Path, module: str, one: Any, error: bool) -> list[dict[str, Any]]:
-    """Findings of all ranks of one training, each kind once of each severity, as entries.
-
-    Raises:
-        RuntimeError: a rank raised or did not end in time.
-    """
+    """Findings of all ranks of one training, each kind once of each severity, as entries."""
     if isinstance(one, Script):
         return of_script(one)
     name, ranks = one.name, one.ranks

@@ -27,10 +27,7 @@ class TokenSource(Protocol):
 
 
 class Chain:
-    """Sequences of a seeded Markov chain: each token has a few successors, some likelier.
-
-    Raises ValueError for a vocabulary of fewer tokens than successors.
-    """
+    """Sequences of a seeded Markov chain: each token has a few successors, some likelier."""
 
     def __init__(self, vocabulary: int, length: int, seed: int) -> None:
         self.length, self.seed = length, seed
@@ -49,9 +46,8 @@ class Chain:
 class TokenFile:
     """Windows of a local file of tokens, begun where the seed, the step and the index say.
 
-    A ``.npy`` file holds whole numbers, shape (N,); a ``.bin`` file unsigned 16-bit ones,
-    little-endian; any other file is read as bytes, one token each. Raises ValueError for a file
-    that holds something else, or less than one sample.
+    A ``.npy`` file holds whole numbers, shape (N,); a ``.bin`` file little-endian uint16; any other
+    bytes.
     """
 
     def __init__(self, path: Path, vocabulary: int, length: int, seed: int) -> None:

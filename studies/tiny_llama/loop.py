@@ -7,7 +7,13 @@ import os
 import time
 from datetime import timedelta
 from math import isfinite, nan
+from pathlib import Path
 from typing import Any
+
+from rmetric._util.strict_json import encode_line, parse_line
+from rmetric.logs import record_to_json, start_line
+from rmetric.metric import RMetricConfig
+from rmetric.records import Record
 
 # Read when CUDA's libraries are loaded: their results are to be the same each time.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -19,12 +25,9 @@ from torch.distributed.elastic.multiprocessing.errors import record as reported
 from rmetric.guard.checkpoints import Checkpoints, FailedSave
 from rmetric.guard.guard import Guard
 from rmetric.guard.training_state import ModelState
-from rmetric.records import Record
 from studies.tiny_llama.data import rows_of
-from studies.tiny_llama.injection import Injector
-from studies.tiny_llama.loss_log import LossLog
 from studies.tiny_llama.parallel import Parallel, StepTotals
-from studies.tiny_llama.settings import TrainingSettings
+from studies.tiny_llama.settings import Injector, TrainingSettings
 
 LOSSES = "losses.jsonl"
 MONITORED = "monitor.jsonl"
@@ -42,10 +45,7 @@ class CheckpointNotSavedError(RuntimeError):
 
 @reported
 def train(settings: TrainingSettings, device: torch.device) -> None:
-    """Train to the last step, or until a stop is requested.
-
-    Raises NonFiniteError, CheckpointNotSavedError, and RuntimeError where another rank is lost.
-    """
+    """Train to the last step, or until a stop is requested."""
     prepare(settings, device)
     training = ReferenceTraining(settings, device)
     with training.guard:
@@ -219,8 +219,51 @@ class ReferenceTraining:
 
 
 def rate_at(step: int, rate: float, warmup: int) -> float:
-    """The learning rate of a step, from 1: a linear rise, then constant.
-
-    It does not ask how many steps there will be, so a run may be prolonged.
-    """
+    """The learning rate of a step, from 1: a linear rise, then constant."""
     return rate * min(1.0, step / warmup) if warmup else rate
+
+
+# -- the log of the losses
+
+ENDS = ("EXPERIMENT_SUCCESS", "EXPERIMENT_FAILURE")
+
+
+class LossLog:
+    """Log in the format of docs/log_format.md, one line per step, written by one process.
+
+    A run that resumes after step s truncates its log to s. Each line is written to the
+    operating system before the step counts as done, so that it survives the process.
+    """
+
+    def __init__(self, path: Path, config: dict[str, Any], step: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if step == 0 or not path.exists():
+            first = start_line(config, "reference_training", RMetricConfig(), "FULL_METRIC")
+            path.write_bytes(first)
+        else:
+            cut_back(path, step)
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115
+
+    def write(self, record: Record) -> None:
+        self._file.write(encode_line(record_to_json(record)))
+
+    def close(self, step: int, *, finished: bool) -> None:
+        """Close the log after `step`; only a finished training gets a last line."""
+        if finished:
+            self._file.write(encode_line({"step": step, "event": ENDS[0]}))
+        self._file.close()
+
+
+def cut_back(path: Path, step: int) -> None:
+    """Remove the lines of later steps, the last line and an incomplete line."""
+    kept = 0
+    with open(path, "rb") as file:
+        for line in file:
+            try:
+                entry = parse_line(line)
+            except ValueError:
+                break
+            if not line.endswith(b"\n") or entry["event"] in ENDS or entry.get("step", 0) > step:
+                break
+            kept += len(line)
+    os.truncate(path, kept)

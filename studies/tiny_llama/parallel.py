@@ -49,10 +49,7 @@ DIMENSIONS = ("pipeline", "replicas", "shards", "tensor")
 
 
 class StepTotals(NamedTuple):
-    """Totals of one step, the same on every rank.
-
-    The loss is in nats per token of the global batch, the norm that before clipping.
-    """
+    """Loss, in nats per token of the global batch, and norm before clipping, on every rank."""
 
     loss: float
     gradient_norm: float
@@ -62,12 +59,7 @@ class Parallel:
     """This rank's part of the model; all ranks make one, and call its methods together.
 
     The GPUs of the layout are the ranks of the process group, which must exist; no layout changes
-    the initial weights. Raises ValueError for a layout that the shape cannot be cut into.
-
-    Attributes:
-        model: this rank's stage, its parameters sharded in place.
-        stage: of the pipeline, from 0.
-        first_sample, num_samples: this rank's slice of the global batch.
+    the initial weights. `first_sample` and `num_samples` are this rank's slice of the global batch.
     """
 
     def __init__(self, shape: Shape, layout: Layout, seed: int, device: torch.device) -> None:
@@ -189,10 +181,7 @@ class Parallel:
 
 
 def tensor_plan(model: Llama) -> dict[str, Any]:
-    """Tensor-parallel plan of each module, by name.
-
-    Norms are left whole: their inputs, and so their gradients, are the same on each rank.
-    """
+    """Tensor-parallel plan of each module, by name; norms are left whole."""
     plan: dict[str, Any] = {}
     if model.embedding is not None:
         plan["embedding"] = ColwiseParallel(output_layouts=Replicate())

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import re
+import signal
+import sys
+import time
 from dataclasses import asdict, dataclass
 from math import inf
 from pathlib import Path
@@ -13,11 +18,87 @@ from rmetric._util.errors import require
 from rmetric._util.options import layout_of as sizes_of
 from rmetric.guard.layout import Layout
 from rmetric.guard.policy import PolicyConfig
-from rmetric.guard.run_folder import FOLDER_VARIABLE, RunFolder
+from rmetric.guard.run_folder import FOLDER_VARIABLE, LAUNCH_VARIABLE, RunFolder
 from studies.common.command import command_parser
 from studies.common.llama_shape import Shape, check_layout, feed_forward_of
 from studies.tiny_llama.data import Chain, TokenFile, TokenSource
-from studies.tiny_llama.injection import KINDS, Injection
+
+KINDS = ("kill", "exception", "hang", "slow", "nan")
+SLOW_SECONDS = 3.0
+FOLDER = "injected"
+
+
+class InjectedError(RuntimeError):
+    """Raised for ``exception``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Injection:
+    """One injected failure, in place of `step` or in it; see docs/reference_training.md."""
+
+    kind: str
+    step: int
+    rank: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind}@{self.step}:{self.rank}"
+
+    @classmethod
+    def parsed(cls, text: str) -> Injection:
+        """Parse KIND@STEP[:RANK]. Raises ValueError for other input."""
+        found = re.fullmatch(rf"({'|'.join(KINDS)})@([1-9][0-9]*)(?::([0-9]+))?", text)
+        if not found:
+            raise ValueError(
+                f"--inject is {text!r}: KIND@STEP[:RANK] is accepted, with a step from 1 and a "
+                f"kind of {', '.join(KINDS)}"
+            )
+        kind, step, rank = found.groups()
+        return cls(kind=kind, step=int(step), rank=int(rank or 0))
+
+
+class Injector:
+    """Injects the failures of this rank, of those of all ranks, into a run folder."""
+
+    def __init__(self, folder: Path, injections: tuple[Injection, ...], rank: int) -> None:
+        self._folder = folder / FOLDER
+        self._own = [one for one in injections if one.rank == rank]
+
+    def before(self, step: int) -> None:
+        """Inject the failures that replace a step or precede it."""
+        if self._due("kill", step):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._due("exception", step):
+            raise InjectedError(f"injected at step {step}")
+        if self._due("slow", step):
+            time.sleep(SLOW_SECONDS)
+        if self._due("hang", step):
+            while True:
+                time.sleep(3600.0)
+
+    def corrupts_gradient(self, step: int) -> bool:
+        """A nan is injected into the gradient of this step."""
+        return self._due("nan", step)
+
+    def _due(self, kind: str, step: int) -> bool:
+        """An injection of this kind is due; it is recorded so that it happens once."""
+        return any(self._noted(one) for one in self._own if (one.kind, one.step) == (kind, step))
+
+    def _noted(self, injection: Injection) -> bool:
+        entry: dict[str, Any] = {
+            **asdict(injection),
+            "pid": os.getpid(),
+            "launch": os.environ.get(LAUNCH_VARIABLE, ""),
+            "time": time.time(),
+        }
+        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(self._folder / f"{injection}.json", "x") as file:
+                file.write(json.dumps(entry))
+        except FileExistsError:
+            return False
+        print(f"injected: {injection}", file=sys.stderr, flush=True)
+        return True
+
 
 #: What `--layout` names.
 SIZES = ("tensor", "pipeline", "data", "replicas")
@@ -121,10 +202,7 @@ class TrainingSettings:
 
 
 def settings_of(options: argparse.Namespace, ranks: int) -> TrainingSettings:
-    """Settings from command-line options for so many ranks.
-
-    Raises ValueError for an option that is invalid or does not fit the ranks.
-    """
+    """Settings from command-line options for so many ranks."""
     shape = shape_of(options)
     _at_least(options, 1, "steps", "print_every", "keep", "batch", "micro_batch", "threads")
     _at_least(options, 0, "warmup", "seed", "sleep")
@@ -188,10 +266,7 @@ def folder_of(given: Path | None) -> RunFolder:
 
 
 def layout_of(options: argparse.Namespace, folder: RunFolder, ranks: int) -> tuple[Layout, str]:
-    """Layout of the supervisor, if it wrote one, else of the command line; and its source.
-
-    Raises ValueError for a batch that the layout does not divide without `--uneven-batch`.
-    """
+    """Layout of the supervisor, if it wrote one, else of the command line; and its source."""
     if RunFolder.of_environment() is not None and folder.layout_file.exists():
         written = folder.layout()
         if written is None:

@@ -20,6 +20,7 @@ from rmetric.simulation.published import (
     published_specs,
     simulate_published,
 )
+from studies.paper.analysis import metric_trace
 from studies.paper.anatomy import (
     AUTHORS,
     PUBLISHED,
@@ -27,7 +28,6 @@ from studies.paper.anatomy import (
     judge_batch,
     r_metric,
 )
-from studies.paper.metric_traces import metric_trace
 from studies.paper.published_batch import Draws, Faults, PublishedBatch, run_batch, scores
 from studies.paper.published_study import CONFIG
 

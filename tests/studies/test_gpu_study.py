@@ -21,7 +21,6 @@ from studies.gpu.__main__ import (
     main,
     part_of,
     run_part,
-    step_seconds,
     steps_that_fit,
 )
 from tests.telemetry.fake_nvml import build, environment_of
@@ -58,12 +57,6 @@ def test_the_steps_of_the_twins_are_bounded_and_fit_where_they_can(seconds, a_st
     steps = steps_that_fit(seconds, a_step)
     assert FEWEST_STEPS <= steps <= MOST_STEPS
     assert steps == FEWEST_STEPS or 2.4 * steps * a_step <= seconds - SET_UP
-
-
-def test_the_step_of_the_largest_model_counts():
-    models = {"a": {"step_seconds_without": 0.1}, "b": {"step_seconds_without": 0.4}}
-    assert step_seconds({"overhead": {"measured": {"models": models}}}) == 0.4
-    assert step_seconds({"overhead": {"problem": "x"}}) > 0
 
 
 def test_the_twins_are_those_of_a_t4_and_of_newer_gpus(tmp_path):

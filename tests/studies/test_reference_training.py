@@ -20,11 +20,10 @@ from rmetric.guard.planner.model_shape import ModelShape
 from rmetric.guard.run_folder import FOLDER_VARIABLE, RunFolder
 from rmetric.logs import read_log
 from rmetric.records import Record
-from studies.common.llama_shape import Shape, check_layout, feed_forward_of
+from studies.common.llama_shape import Shape
 from studies.tiny_llama.__main__ import main
 from studies.tiny_llama.data import ENTROPY, SUCCESSION, Chain, TokenFile, rows_of
-from studies.tiny_llama.injection import InjectedError, Injection, Injector
-from studies.tiny_llama.loss_log import LossLog, cut_back
+from studies.tiny_llama.loop import LossLog, cut_back
 from studies.tiny_llama.settings import parser, settings_of
 
 torch = pytest.importorskip("torch")
@@ -79,11 +78,6 @@ def test_four_ranks_lose_what_one_plain_process_does(tmp_path, plain):
         assert largest_difference(tmp_path / name, plain) < CLOSE
 
 
-def test_one_rank_adds_its_micro_batches_up(tmp_path, plain):
-    on_ranks(train_on, tmp_path, ("one", ()), ranks=1)
-    assert largest_difference(tmp_path / "one", plain) < CLOSE
-
-
 DOUBLE = ("--precision=float64",)
 
 
@@ -91,13 +85,10 @@ DOUBLE = ("--precision=float64",)
 @pytest.mark.parametrize(
     ("same", "chain"),
     [
-        ((), [(2, "--layout=data=2")]),
         ((), [(2, "--layout=tensor=2")]),
         (("--tied",), [(4, "--layout=tensor=2")]),
         ((), [(2, "--layout=pipeline=2")]),
-        ((), [(3, "--micro-batch=2")]),
         ((), [(4, "--layout=tensor=2,pipeline=2")]),
-        ((), [(4, "--layout=replicas=2")]),
         ((), [(4, "--layout=replicas=2,pipeline=2")]),
         ((), [(4, "--layout=tensor=2,replicas=2")]),
         # Fewer micro-batches than stages.
@@ -132,12 +123,6 @@ def test_any_layouts_in_turn_lose_what_one_plain_process_does(tmp_path, same, ch
 
 
 # -- recovery
-
-
-def test_three_ranks_go_on_where_four_were_stopped(tmp_path, plain):
-    on_ranks(train_on, tmp_path, ("run", ("--layout=tensor=2", "--steps=3")), ranks=4)
-    on_ranks(train_on, tmp_path, ("run", ("--micro-batch=2",)), ranks=3)
-    assert largest_difference(tmp_path / "run", plain) < CLOSE
 
 
 def test_a_killed_run_logs_each_step_once(tmp_path, plain):
@@ -216,12 +201,6 @@ def without_a_folder(rank, folder):
 
 def test_a_run_whose_end_is_not_durable_has_not_finished(tmp_path):
     assert on_ranks(without_a_folder, tmp_path, ranks=1) == ["saving"]
-
-
-def test_a_checkpoint_of_another_model_is_refused(tmp_path):
-    on_ranks(train_on, tmp_path, ("run", ("--steps=1",)), ranks=1)
-    with pytest.raises(AssertionError, match=r"UnfitCheckpoint: .* is of another model: .*seed"):
-        on_ranks(train_on, tmp_path, ("run", ("--seed=1",)), ranks=1)
 
 
 # -- the model
@@ -306,12 +285,6 @@ def test_the_chain_has_the_entropy_that_is_said():
         assert taken == pytest.approx(share, abs=0.02)
 
 
-@given(st.integers(4, 60), st.integers(0, 9))
-def test_successors_of_a_token_differ(vocabulary, seed):
-    for row in Chain(vocabulary, 2, seed).successors_VK:
-        assert len(set(row)) == len(SUCCESSION)
-
-
 def test_windows_of_a_file(tmp_path):
     tokens = np.arange(300) % 250
     np.save(tmp_path / "a.npy", tokens)
@@ -345,12 +318,6 @@ def test_a_file_that_holds_something_else(tmp_path, content, problem):
         TokenFile(path, 256, 9, 0)
 
 
-def test_a_token_outside_of_the_vocabulary(tmp_path):
-    np.save(tmp_path / "tokens.npy", np.full(9, 61))
-    with pytest.raises(ValueError, match=r"tokens.npy: token 0 is 61; .* 0 to 60 are accepted"):
-        TokenFile(tmp_path / "tokens.npy", 61, 9, 0).sample(1, 0)
-
-
 # -- the log
 
 
@@ -377,23 +344,16 @@ def test_a_log_is_cut_back_wherever_it_broke_off(tmp_path_factory, step, broken)
     ("arguments", "ranks", "problem"),
     [
         ("--layout=tensor=3", 3, "tensor is 3, which does not divide heads = 4; .*kv_heads = 2"),
-        ("--layout=pipeline=3", 3, "pipeline is 3, which does not divide layers = 4"),
         ("--batch=16", 3, "--batch is 16: it must be a multiple of micro-batch x data = 1 x 3"),
-        ("--batch=2", 4, "--batch is 2: it must be a multiple"),
         ("--layout=tensor=2,data=2", 3, "there are 3 ranks .* from the command line, takes 4"),
-        ("--layout=tensor=2", 1, "there are 1 ranks .* takes 2"),
         ("--layout=pipeline=2 --tied", 2, "a tied head needs pipeline = 1"),
         ("--layout=pipeline=2 --monitor", 2, "--monitor needs tensor = 1 and pipeline = 1"),
         ("--layout=replicas=3", 4, "replicas is 3: it must be a divisor of data, 4"),
         ("--heads=3", 1, "heads is 3, which does not divide hidden = 64"),
-        ("--kv-heads=3", 1, "kv_heads is 3, which does not divide heads = 4"),
         ("--hidden=12", 1, "hidden / heads is 3: it must be even"),
-        ("--layers=0", 1, "layers is 0: it must be an int of at least 1"),
         ("--vocabulary=3", 1, "vocabulary is 3: a chain needs at least 4 tokens"),
         ("--steps=0", 1, "--steps is 0: it must be at least 1"),
-        ("--save-every=0", 1, "interval_steps is 0"),
         ("--rate=nan", 1, "--rate is nan: it must be above 0"),
-        ("--sleep=-1", 1, "--sleep is -1.0: it must be at least 0"),
         ("--inject=kill@0", 1, "--inject is 'kill@0': KIND@STEP"),
         ("--inject=burn@3", 1, "a kind of kill, exception, hang, slow, nan"),
     ],
@@ -405,17 +365,6 @@ def test_what_cannot_be_trained(tmp_path, capsys, monkeypatch, arguments, ranks,
     assert line.startswith("error: ")
     with pytest.raises(ValueError, match=problem):
         settings_of(parser().parse_args([*arguments.split(), "--folder", str(tmp_path)]), ranks)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there(tmp_path, capsys):
-    assert main(["--device=cuda", "--folder", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith("error: local rank 0 needs a GPU")
-
-
-def test_a_folder_is_needed():
-    with pytest.raises(ValueError, match="--folder is missing"):
-        settings_of(parser().parse_args([]), 1)
 
 
 def test_the_layout_of_a_supervisor_counts(tmp_path, monkeypatch):
@@ -431,58 +380,3 @@ def test_the_layout_of_a_supervisor_counts(tmp_path, monkeypatch):
     folder.layout_file.write_text("{")
     with pytest.raises(ValueError, match=r"layout.json holds no layout"):
         settings_of(asked, 2)
-
-
-@given(st.integers(1, 16), st.integers(1, 512))
-def test_what_divides_the_heads_divides_the_feed_forward(heads, hidden):
-    width = feed_forward_of(hidden, heads)
-    assert width % heads == 0
-    assert 8 * hidden <= 3 * width < 8 * hidden + 3 * heads
-
-
-def test_all_that_is_in_the_way_is_said_at_once():
-    with pytest.raises(ValueError, match=r"tensor is 3.*pipeline is 3.*context is 2"):
-        check_layout(Shape(), Layout(tensor=3, pipeline=3, context=2))
-
-
-def test_nothing_heavy_is_loaded_to_say_no(tmp_path):
-    code = (
-        "import sys; from studies.tiny_llama.__main__ import main; "
-        f"print(main(['--layers=0', '--folder={tmp_path}']), 'torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.split() == ["2", "False"]
-
-
-@given(st.sampled_from(["kill", "exception", "hang", "slow", "nan"]), st.integers(1, 99))
-def test_an_injection_is_read_as_it_is_written(kind, step):
-    injection = Injection(kind=kind, step=step, rank=step % 4)
-    assert Injection.parsed(str(injection)) == injection
-    assert Injection.parsed(f"{kind}@{step}") == Injection(kind=kind, step=step)
-
-
-class Slept(Exception):
-    pass
-
-
-@pytest.mark.parametrize(
-    ("kind", "happens"),
-    [("exception", InjectedError), ("slow", Slept), ("hang", Slept)],
-)
-def test_an_injection_strikes_one_rank_once(tmp_path, monkeypatch, capsys, kind, happens):
-    def sleep(seconds):
-        raise Slept(seconds)
-
-    monkeypatch.setattr("studies.tiny_llama.injection.time.sleep", sleep)
-    asked = (Injection(kind=kind, step=3, rank=1),)
-    Injector(tmp_path, asked, rank=0).before(3)
-    struck = Injector(tmp_path, asked, rank=1)
-    struck.before(2)
-    assert not list(tmp_path.iterdir())
-    with pytest.raises(happens):
-        struck.before(3)
-    assert capsys.readouterr().err == f"injected: {kind}@3:1\n"
-    assert (
-        json.loads((tmp_path / "injected" / f"{kind}@3:1.json").read_text())["pid"] == os.getpid()
-    )
-    Injector(tmp_path, asked, rank=1).before(3)

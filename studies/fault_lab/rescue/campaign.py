@@ -20,20 +20,19 @@ import torch
 from rmetric._util.workers import delayed
 from rmetric.logs import write_atomically
 from rmetric.readers.archive import read_runs
-from studies.fault_lab.branches import injected
+from studies.fault_lab.branches import injected, judge
 from studies.fault_lab.campaign import by_seed, digest
 from studies.fault_lab.design import campaign
 from studies.fault_lab.faults import fault
-from studies.fault_lab.outcome import judge
 from studies.fault_lab.rescue.policies import KNOWN, NOTHING
 from studies.fault_lab.rescue.runner import (
     Control,
     Outcome,
     Seen,
+    Treated,
     Treatment,
     train_control,
     train_untreated,
-    treat,
 )
 from studies.fault_lab.spec import LabSpec, entries_of
 
@@ -91,14 +90,7 @@ def digest_of(groups: Sequence[Sequence[LabSpec]]) -> str:
 def run(
     groups: Sequence[Sequence[LabSpec]], out: Path, *, policies: Sequence[str], num_processes: int
 ) -> Iterator[None]:
-    """Run every seed that has no file in `out` yet.
-
-    Args:
-        groups: a control and its branches, for each seed.
-        out: folder of the rows, one file a seed.
-        policies: names in `POLICIES` or `PARTS`.
-        num_processes: that run side by side.
-    """
+    """Run every seed (a control and its branches) that has no file of rows in `out` yet."""
     out.mkdir(parents=True, exist_ok=True)
     missing = [group for group in groups if not row_path(out, group[0].seed).exists()]
     parallel = joblib.Parallel(n_jobs=num_processes, return_as="generator_unordered")
@@ -154,7 +146,9 @@ def _rows(
         treatment = policy.make()
         if treatment.every_step and not truth.failed and turn % EVERY_STEP_TURN:
             continue
-        yield about | {"policy": name} | _entries(treat(control, spec, untreated, treatment))
+        yield (
+            about | {"policy": name} | _entries(Treated(control, spec, untreated, treatment).run())
+        )
 
 
 def _control_row(control: Control, policies: Sequence[str]) -> dict[str, Any]:

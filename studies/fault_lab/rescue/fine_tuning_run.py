@@ -42,12 +42,9 @@ NEVER = 10**9  # the onset of no fault
 class Run:
     """One fine-tuning and its fault.
 
-    Attributes:
-        rate: highest learning rate, after `warm_up` steps.
-        shape: of the schedule after them, ``cosine``, ``linear`` or ``constant``.
-        scheduler: whether rescue is given the scheduler.
-        onset: first executed step under the fault.
-        duration: executed steps; 0 for good.
+    The learning rate rises to `rate` over `warm_up` steps and then takes its `shape` (``cosine``,
+    ``linear``, ``constant``), by a scheduler that rescue is given or not. The fault acts from
+    executed step `onset` on, for `duration` of them; 0 for good.
     """
 
     seed: int
@@ -192,15 +189,11 @@ class Disturbed:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What came of one training.
+    """What came of one training: the step and the held-out loss of its final weights.
 
     Attributes:
-        step: of the final weights.
-        loss: held out, of the final weights; nan where they are not finite.
         losses: the same at multiples of `EVERY`, of the last pass.
-        held: rescue held it.
         executed: steps that were computed.
-        digest: of the final weights.
         decisions: kinds of what rescue did, with their numbers.
         alarm: executed step of the first alert from the onset on; 0 for none.
     """

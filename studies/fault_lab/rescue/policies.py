@@ -103,8 +103,7 @@ class ZClip(Treatment):
 class AdaGC(Treatment):
     """AdaGC (2025): each tensor's norm at most 1.05 times its moving mean (0.98).
 
-    The paper begins after 100 steps; here the moving means begin with the first step under the
-    rule, whose norms they are.
+    The paper begins after 100 steps; here with the first step under the rule.
     """
 
     every_step = True
@@ -183,10 +182,7 @@ class _WithSnapshots(Treatment):
 
 
 class RestartAtNan(_WithSnapshots):
-    """Restart from the last checkpoint, of every 50 steps, once the loss is not finite.
-
-    Weights that are not finite make the next loss so: it acts on them, a step earlier.
-    """
+    """Restart from a checkpoint, of every 50 steps, once loss or weights are not finite."""
 
     def __init__(self) -> None:
         super().__init__(every=50, keep=1)

@@ -34,12 +34,7 @@ MOST = 2
 
 
 class State(NamedTuple):
-    """Everything that a branch is after a step.
-
-    Attributes:
-        executed: steps that were computed so far; the clock of the fault.
-        fault: its generator and memory.
-    """
+    """All that a branch is after a step; `executed` steps are the clock of the fault."""
 
     training: Snapshot
     executed: int
@@ -47,24 +42,14 @@ class State(NamedTuple):
 
 
 class Lineage(NamedTuple):
-    """A run that is trained already.
-
-    Attributes:
-        records: of all its steps from the first one on.
-        states: step -> state after it, at some steps.
-    """
+    """A run that is trained already: all its records, and the states after some steps."""
 
     records: list[Record]
     states: dict[int, State]
 
 
 class Control(NamedTuple):
-    """A control, which its branches and the policies start from.
-
-    Attributes:
-        training: reused for every branch.
-        losses: step -> validation loss on the whole held-out batch, at multiples of `EVERY`.
-    """
+    """A control; `losses` are on the whole held-out batch, at multiples of `EVERY`."""
 
     spec: LabSpec
     training: Training
@@ -79,8 +64,7 @@ class Outcome:
     Attributes:
         end: ``finished``, ``held`` or ``not_finite``.
         step: of the final weights.
-        above: nats of their validation loss above the twin's at the same step; nan if they are
-            not finite.
+        above: nats of their validation loss above the twin's at that step; nan if not finite.
         executed: steps that were computed, from the onset of the fault on.
         extra: of these, those beyond the steps that the run has advanced.
         actions: executed step, step, kind and words of what the policy did.
@@ -138,12 +122,7 @@ def _nearest(lineage: Lineage, step: int) -> State:
 
 
 class Branch:
-    """One branch that is trained step by step: data by position, fault by time.
-
-    Attributes:
-        executed: steps that were computed so far.
-        left_out: stretches of batches that are not used, the end excluded.
-    """
+    """A branch trained step by step; `left_out` are batches not used: first, one after the last."""
 
     def __init__(self, control: Control, spec: LabSpec) -> None:
         onset, duration = spec.onset_step, spec.duration_steps
@@ -240,12 +219,7 @@ def train_untreated(control: Control, spec: LabSpec) -> Untreated:
 
 
 class Seen(NamedTuple):
-    """What a training knows of a step before its update.
-
-    Attributes:
-        step: of the schedule.
-        loss, norm: of the mean of all workers.
-    """
+    """What a training knows of a step before its update; loss and norm are of all workers."""
 
     step: int
     loss: float
@@ -263,12 +237,7 @@ class Seen(NamedTuple):
 
 
 class Treatment:
-    """One policy in one branch. It sees what a training sees, and changes what one can change.
-
-    Attributes:
-        every_step: it may change any gradient, so no step is shared with the untreated branch.
-        total_steps: of the run, set by `treat`.
-    """
+    """One policy in one branch; with `every_step` it may change any gradient: no step is shared."""
 
     every_step = False
     total_steps = 0
@@ -311,43 +280,15 @@ class Treatment:
         """Restore what `state` gave."""
 
 
-def treat(
-    control: Control,
-    spec: LabSpec,
-    untreated: Untreated,
-    treatment: Treatment,
-    trace: list[tuple[int, Record]] | None = None,
-) -> Outcome:
-    """Run a branch under a policy to its end.
-
-    Args:
-        control: that the branch starts from.
-        spec: of the branch.
-        untreated: the branch without a policy.
-        treatment: the policy.
-        trace: filled with (executed step, record) of every step that was taken or left out, from
-            the first step of the control on.
-    """
-    return _Run(control, spec, untreated, treatment, [] if trace is None else trace).run()
-
-
-class _Run:
-    """The loop of `treat`.
-
-    The present lineage is that of the untreated branch, of the control, or None while the steps
-    are trained.
-    """
+class Treated:
+    """The run of a branch under a policy; `trace`: executed step and record of each step."""
 
     def __init__(
-        self,
-        control: Control,
-        spec: LabSpec,
-        untreated: Untreated,
-        treatment: Treatment,
-        trace: list[tuple[int, Record]],
+        self, control: Control, spec: LabSpec, untreated: Untreated, treatment: Treatment
     ) -> None:
         self.control, self.spec, self.untreated = control, spec, untreated
-        self.treatment, self.trace = treatment, trace
+        self.treatment = treatment
+        self.trace: list[tuple[int, Record]] = []
         treatment.total_steps = spec.total_steps
         self.branch = Branch(control, spec)
         self.actions: list[tuple[int, int, str, str]] = []
@@ -364,6 +305,7 @@ class _Run:
         self.limit = self.step + MOST * (spec.total_steps - self.step)
 
     def run(self) -> Outcome:
+        """To its end."""
         while self.step < self.spec.total_steps and self.branch.executed < self.limit:
             lineage = self.lineage
             if lineage is not None and self.step >= len(lineage.records):

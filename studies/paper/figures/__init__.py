@@ -13,17 +13,23 @@ from rmetric.detectors import DETECTORS
 from rmetric.evaluation import Study, Trace, trace_all
 from rmetric.evaluation.study import REFERENCE
 from rmetric.metric_settings import settings_of
-from studies.paper.analysis import OWN_SETTINGS
+from studies.paper.analysis import OWN_SETTINGS, metric_trace
 from studies.paper.anatomy import ANATOMY_SEEDS, anatomy
 from studies.paper.claims import PAPER_F1
 from studies.paper.figures.anatomy_figure import anatomy_figure
-from studies.paper.figures.diagram import Diagram, Layout, by_columns, draw
-from studies.paper.figures.dot import by_dot, dot_version, kept
+from studies.paper.figures.diagram import (
+    Diagram,
+    Layout,
+    by_columns,
+    by_dot,
+    dot_version,
+    draw,
+    kept,
+)
 from studies.paper.figures.example_runs import RULE, example_runs, pick_examples
 from studies.paper.figures.failure_process import failure_process, system_diagram
 from studies.paper.figures.lead_times import lead_times
 from studies.paper.figures.threshold_curves import DETECTORS_NEEDED, threshold_curves
-from studies.paper.metric_traces import metric_trace
 from studies.paper.published_tables import is_published
 
 __all__ = ["build_figures", "diagrams", "dot_version", "kept"]

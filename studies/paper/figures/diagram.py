@@ -1,36 +1,38 @@
-"""A diagram as a value, its places in columns without Graphviz (`dot`), and how it is drawn.
+"""A diagram as a value, its places, and how it is drawn.
 
-A box stands in the column of its rank. Between two columns of boxes is a column for labels. An
-arrow has a stop in every column that it passes, so that no arrow runs through a box. A column is
-stacked about the middle, sorted once by the mean height of the items before.
+Graphviz places a diagram: it computes positions and nothing else. Its input are boxes and labels
+of the sizes that they have in matplotlib's own font. So neither the fonts of the machine nor the
+dates that Graphviz writes into its files matter. The places of the published study's diagrams are
+kept in placed.json, so that every machine draws the same.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from graphlib import TopologicalSorter
-from itertools import pairwise
-from statistics import fmean
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
 
+import graphviz
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
-from matplotlib.path import Path
+from matplotlib.path import Path as DrawnPath
 
 from rmetric.reporting.style import COLUMN_WIDTH, GREY, TEXT_WIDTH, style
 
 FONT_SIZE = 7.0
 # Inches: around the whole; between a text and its box, boxes above each other, and columns.
 MARGIN, PADDING, GAP, LAYER_GAP = 0.04, 0.06, 0.14, 0.15
-#: Smaller distances, in inches, count as none: the last piece of an arrow needs a direction.
-SAME = 1e-6
+PLAIN_GAP = 0.4  # between columns without Graphviz
 
 Point = tuple[float, float]
-#: The name of a box, or the number of an arrow and the column of its stop.
-Item = str | tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -64,15 +66,6 @@ class Diagram:
     nodes: dict[str, Node]
     edges: list[Edge] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        for edge in self.edges:
-            for name in (edge.tail, edge.head):
-                if name not in self.nodes:
-                    raise ValueError(
-                        f"an arrow names {name!r}: the boxes are {', '.join(self.nodes)}"
-                    )
-        self.ranks()
-
     @property
     def ends(self) -> list[str]:
         """The boxes that no arrow leaves."""
@@ -80,10 +73,7 @@ class Diagram:
         return [name for name in self.nodes if name not in tails]
 
     def ranks(self) -> dict[str, int]:
-        """Number of arrows from the start to each box, by the longest way; the ends are all last.
-
-        Raises graphlib.CycleError, a ValueError, for arrows that run in a circle.
-        """
+        """Arrows from the start to each box, by the longest way; the ends are all last."""
         before: dict[str, list[str]] = {name: [] for name in self.nodes}
         for edge in self.edges:
             before[edge.head].append(edge.tail)
@@ -97,12 +87,8 @@ class Diagram:
 class Layout:
     """Centres of boxes and labels, and the arrows' curves; inches, from the lower left.
 
-    Attributes:
-        width, height: of the whole.
-        centres: of each box.
-        curves: of each arrow in the diagram's order: a start, then three points for each
-            cubic Bézier piece.
-        labels: centre of each arrow's label; None where it has none.
+    A curve is a start, then three points for each cubic Bézier piece; curves and labels are in the
+    order of the arrows.
     """
 
     width: float
@@ -123,90 +109,32 @@ def text_size(text: str, font_size: float = FONT_SIZE) -> tuple[float, float]:
 
 
 def by_columns(diagram: Diagram) -> Layout:
-    """The layout in columns; equal diagrams have equal layouts."""
-    ranks = diagram.ranks()
-    sizes: dict[Item, Point] = {name: node.size for name, node in diagram.nodes.items()}
-    columns: list[list[Item]] = [[] for _ in range(2 * max(ranks.values()) + 1)]
-    for name in diagram.nodes:
-        columns[2 * ranks[name]].append(name)
-    chains: list[list[Item]] = []  # tail, a stop in each column between, head
-    for index, edge in enumerate(diagram.edges):
-        stops = [(index, at) for at in range(2 * ranks[edge.tail] + 1, 2 * ranks[edge.head])]
-        sizes |= dict.fromkeys(stops, (0.0, 0.0))
-        if edge.label:
-            sizes[stops[0]] = text_size(edge.label)
-        for stop in stops:
-            columns[stop[1]].append(stop)
-        chains.append([edge.tail, *stops, edge.head])
-    heights = _heights(columns, chains, sizes)
-    spans = _spans(columns, sizes)
-    low = min(heights[item] - size[1] / 2 for item, size in sizes.items())
-    high = max(heights[item] + size[1] / 2 for item, size in sizes.items())
-    centres = {item: (sum(spans[item]) / 2, heights[item] - low) for item in sizes}
+    """Without Graphviz: a column for each rank, stacked about the middle, and straight arrows."""
+    ranks, left = diagram.ranks(), 0.0
+    sizes = {name: node.size for name, node in diagram.nodes.items()}
+    tops: dict[str, float] = {}
+    centres: dict[str, Point] = {}
+    for rank in sorted(set(ranks.values())):
+        column = [name for name in diagram.nodes if ranks[name] == rank]
+        width = max(sizes[name][0] for name in column)
+        top = (sum(sizes[name][1] + GAP for name in column) - GAP) / 2
+        for name in column:
+            tops[name] = top
+            centres[name] = (left + width / 2, top - sizes[name][1] / 2)
+            top -= sizes[name][1] + GAP
+        left += width + PLAIN_GAP
+    height = 2 * max(tops.values())
+    centres = {name: (x, y + height / 2) for name, (x, y) in centres.items()}
+    curves, labels = [], []
+    for edge in diagram.edges:
+        (x, y), (to_x, to_y) = centres[edge.tail], centres[edge.head]
+        x, to_x = x + sizes[edge.tail][0] / 2, to_x - sizes[edge.head][0] / 2
+        line = [(x + part * (to_x - x), y + part * (to_y - y)) for part in (0, 1 / 3, 2 / 3, 1)]
+        curves.append(line)
+        labels.append(((x + to_x) / 2, (y + to_y) / 2) if edge.label else None)
     return Layout(
-        width=max(right for _, right in spans.values()),
-        height=high - low,
-        centres={name: centres[name] for name in diagram.nodes},
-        curves=[_curve(chain, sizes, spans, centres) for chain in chains],
-        labels=[
-            centres[chain[1]] if edge.label else None
-            for edge, chain in zip(diagram.edges, chains, strict=True)
-        ],
+        width=left - PLAIN_GAP, height=height, centres=centres, curves=curves, labels=labels
     )
-
-
-def _heights(
-    columns: list[list[Item]], chains: list[list[Item]], sizes: dict[Item, Point]
-) -> dict[Item, float]:
-    """The height of each item's centre: each column from top to bottom, its middle at 0."""
-    before: dict[Item, list[Item]] = {item: [] for item in sizes}
-    for chain in chains:
-        for item, following in pairwise(chain):
-            before[following].append(item)
-    heights: dict[Item, float] = {}
-    for column in columns:
-        wanted = {
-            item: fmean(heights[other] for other in before[item]) if before[item] else 0.0
-            for item in column
-        }
-        top = (sum(sizes[item][1] for item in column) + GAP * (len(column) - 1)) / 2
-        for item in sorted(column, key=lambda item: -wanted[item]):
-            heights[item] = top - sizes[item][1] / 2
-            top -= sizes[item][1] + GAP
-    return heights
-
-
-def _spans(columns: list[list[Item]], sizes: dict[Item, Point]) -> dict[Item, tuple[float, float]]:
-    """The left and right edge of each item's column; a column without any width takes no room."""
-    spans: dict[Item, tuple[float, float]] = {}
-    right = -LAYER_GAP
-    for column in columns:
-        width = max(sizes[item][0] for item in column)
-        left = right + LAYER_GAP if width else right
-        right = left + width
-        spans |= dict.fromkeys(column, (left, right))
-    return spans
-
-
-def _curve(
-    chain: list[Item],
-    sizes: dict[Item, Point],
-    spans: dict[Item, tuple[float, float]],
-    centres: dict[Item, Point],
-) -> list[Point]:
-    """Level across every column that the arrow passes, bent between them."""
-    tail, *stops, head = chain
-    levels = [(centres[tail][0] + sizes[tail][0] / 2, spans[tail][1], centres[tail][1])]
-    passed = [stop for stop in stops if spans[stop][0] < spans[stop][1]]
-    levels += [(*spans[stop], centres[stop][1]) for stop in passed]
-    levels += [(spans[head][0], centres[head][0] - sizes[head][0] / 2, centres[head][1])]
-    points = [(x, y) for left, right, y in levels for x in (left, right)]
-    curve = points[:1]
-    for (x, y), (next_x, next_y) in pairwise(points):
-        if next_x - x > SAME:
-            middle = (x + next_x) / 2
-            curve += [(middle, y), (middle, next_y), (next_x, next_y)]
-    return curve
 
 
 def draw(diagram: Diagram, layout: Layout) -> Figure:
@@ -232,10 +160,10 @@ def draw(diagram: Diagram, layout: Layout) -> Figure:
 
 
 def _arrow(axes: Axes, curve: list[Point], width: float) -> None:
-    codes = [Path.MOVETO, *[Path.CURVE4] * (len(curve) - 1)]
+    codes = [DrawnPath.MOVETO, *[DrawnPath.CURVE4] * (len(curve) - 1)]
     axes.add_patch(
         FancyArrowPatch(
-            path=Path(curve, codes), arrowstyle="-|>,head_width=1.6,head_length=3.2",
+            path=DrawnPath(curve, codes), arrowstyle="-|>,head_width=1.6,head_length=3.2",
             mutation_scale=1, linewidth=width, color="#404040",
             joinstyle="miter", capstyle="butt",
         )
@@ -266,3 +194,88 @@ def _text(
 def _paler(colour: str) -> tuple[float, float, float]:
     red, green, blue = (0.86 + 0.14 * part for part in to_rgb(colour))
     return red, green, blue
+
+
+# -- places by Graphviz
+
+POINTS_PER_INCH = 72
+PLACED = Path(__file__).with_name("placed.json")
+
+
+def dot_version() -> str | None:
+    """The version of Graphviz on this machine; None where there is no `dot` that works."""
+    try:
+        return ".".join(str(number) for number in graphviz.version())
+    except (graphviz.ExecutableNotFound, graphviz.CalledProcessError, RuntimeError):
+        return None
+
+
+def digest(diagram: Diagram) -> str:
+    return sha256(dot_source(diagram).source.encode()).hexdigest()
+
+
+def kept(diagram: Diagram) -> dict[str, Any] | None:
+    """`version` of Graphviz and `layout` that are kept of a diagram."""
+    found: dict[str, Any] | None = json.loads(PLACED.read_text("utf-8")).get(digest(diagram))
+    return found
+
+
+def keep(diagrams: Iterable[Diagram]) -> None:
+    """Make placed.json anew: `keep(diagrams(read_study(Path())))` of the package above."""
+    version = dot_version()
+    made = {digest(one): {"version": version, "layout": asdict(by_dot(one))} for one in diagrams}
+    PLACED.write_text(json.dumps(made) + "\n", encoding="utf-8")
+
+
+def by_dot(diagram: Diagram) -> Layout:
+    """As Graphviz places it. Raises graphviz.ExecutableNotFound without `dot`."""
+    placed = json.loads(dot_source(diagram).pipe(format="json0", encoding="utf-8"))
+    _, _, width, height = _numbers(placed["bb"])
+    boxes = {box["name"]: box for box in placed["objects"]}
+    lines = {line["id"]: line for line in placed.get("edges", [])}
+    in_order = [lines[f"e{index}"] for index in range(len(diagram.edges))]
+    return Layout(
+        width=width,
+        height=height,
+        centres={
+            name: _points(boxes[f"n{index}"]["pos"])[0] for index, name in enumerate(diagram.nodes)
+        },
+        curves=[_points(line["pos"]) for line in in_order],
+        labels=[_points(line["lp"])[0] if "lp" in line else None for line in in_order],
+    )
+
+
+def dot_source(diagram: Diagram) -> graphviz.Digraph:
+    """The diagram for Graphviz. Its names are numbers: ours may hold any character."""
+    graph = graphviz.Digraph(
+        graph_attr={"rankdir": "LR", "nodesep": f"{GAP}", "ranksep": f"{LAYER_GAP}"},
+        node_attr={"shape": "box", "fixedsize": "true", "label": ""},
+        edge_attr={"dir": "none"},
+    )
+    number = {name: f"n{index}" for index, name in enumerate(diagram.nodes)}
+    for name, node in diagram.nodes.items():
+        width, height = node.size
+        graph.node(number[name], width=f"{width:.4f}", height=f"{height:.4f}")
+    with graph.subgraph(graph_attr={"rank": "sink"}) as last:
+        for name in diagram.ends:
+            last.node(number[name])
+    for index, edge in enumerate(diagram.edges):
+        label = _empty_table(*text_size(edge.label)) if edge.label else ""
+        graph.edge(number[edge.tail], number[edge.head], id=f"e{index}", label=label)
+    return graph
+
+
+def _empty_table(width: float, height: float) -> str:
+    """A label that takes this room and holds no text."""
+    points = [round(POINTS_PER_INCH * side) + 2 for side in (width, height)]
+    sides = 'fixedsize="true" width="{}" height="{}"'.format(*points)
+    bare = 'border="0" cellborder="0" cellpadding="0" cellspacing="0"'
+    return f"<<table {bare} {sides}><tr><td></td></tr></table>>"
+
+
+def _points(text: str) -> list[Point]:
+    return [(x, y) for x, y in (_numbers(pair) for pair in text.split())]
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(number) / POINTS_PER_INCH for number in text.split(",")]

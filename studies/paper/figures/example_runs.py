@@ -21,8 +21,8 @@ from rmetric.metric import Components
 from rmetric.metric_settings import settings_of
 from rmetric.records import Run, Truth
 from rmetric.reporting.style import FAILURE_LINE, FAILURE_MARK, MEANING, ONSET_LINE, TEXT_WIDTH
-from studies.paper.figures.outcomes import in_order, look_of, name_of
-from studies.paper.metric_traces import computed
+from studies.paper.analysis import computed
+from studies.paper.figures.failure_process import in_order, look_of, name_of
 from studies.paper.transfer import normalised_signals
 
 RULE = (
@@ -52,10 +52,7 @@ class Example(NamedTuple):
 
 
 def pick_examples(runs: Sequence[Run]) -> list[Example]:
-    """One run of each kind that there is, by `RULE`.
-
-    A fault without effect on its architecture gives no example, unless there is no other run.
-    """
+    """One run of each kind that there is, by `RULE`; a fault without effect only if alone."""
     known = [run for run in runs if run.truth is not None]
     by_kind: dict[str, list[Run]] = {}
     for run in [run for run in known if run.truth and run.truth.applicable] or known:
@@ -85,11 +82,7 @@ _MARGINS = {
 
 
 def example_runs(runs: Sequence[Run], traces: Sequence[Trace]) -> Figure:
-    """For each example its losses, the normalised signals, and R with its alerts.
-
-    Args:
-        traces: of R, in the order of `runs`.
-    """
+    """For each example its losses, the normalised signals, and R (`traces`) with its alerts."""
     examples = pick_examples(runs)
     scored = {run.id: trace for run, trace in zip(runs, traces, strict=True)}
     num_blocks = ceil(len(examples) / MOST_COLUMNS)
@@ -203,10 +196,7 @@ def _mark_alerts(
 
 
 def _mark_truth(panels: Sequence[Axes], run: Run) -> None:
-    """Lines at onset and failure, each with a mark at one end of the first panel.
-
-    A failure a few steps after its onset is less than the width of a line away.
-    """
+    """Lines at onset and failure, each with a mark at one end of the first panel."""
     truth, above = run.truth or Truth(), panels[0].get_xaxis_transform()
     for step, height, line, mark in (
         (truth.failure_step, 1, FAILURE_LINE, FAILURE_MARK),

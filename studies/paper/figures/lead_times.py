@@ -15,7 +15,7 @@ from rmetric.evaluation import Trace, judge
 from rmetric.records import Run
 from rmetric.reporting.style import GREY, TEXT_WIDTH, VERMILION
 from studies.paper.claims import PAPER_LEAD_STEPS
-from studies.paper.figures.outcomes import in_order, look_of, name_of
+from studies.paper.figures.failure_process import in_order, look_of, name_of
 
 _MARGINS = {"left": 0.085, "right": 0.985, "bottom": 0.13, "top": 0.8, "wspace": 0.08}
 _TICKS = (0, 1, 10, 100, 1000, 10_000)
@@ -24,10 +24,9 @@ _TICKS = (0, 1, 10, 100, 1000, 10_000)
 def failures(runs: Sequence[Run], traces: Sequence[Trace]) -> pd.DataFrame:
     """The failing runs whose onset and failure are both known, in the order of the runs.
 
-    Columns: `kind` of the failure; `time_left`, steps from onset to failure; and leads in steps,
-    nan without an alarm: `published`, failure minus first alarm at any time; `causal`, the same
-    if that alarm came after the onset and before the failure; `any_alert`, failure minus the first
-    alarm between onset and failure.
+    `time_left` is from onset to failure; leads are failure minus first alarm, nan without one:
+    `published` at any time, `causal` if that alarm came in between, `any_alert` of those in
+    between.
     """
     found = pd.DataFrame({
         "kind": [name_of(run.truth) if run.truth else "" for run in runs],

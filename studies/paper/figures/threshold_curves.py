@@ -64,10 +64,7 @@ class Curve(NamedTuple):
 def threshold_sweep(
     runs: Sequence[Run], traces: Sequence[Trace], thresholds: Sequence[float], protocol: str
 ) -> pd.DataFrame:
-    """Counts and ratios of one detector with an alarm wherever its scores exceed each threshold.
-
-    A threshold selected from the sweep overestimates the detector on the runs of the sweep.
-    """
+    """Counts and ratios of one detector with an alarm wherever its scores exceed each threshold."""
     windows = Windows.of(runs)
     # nan is above nothing
     alarms = (trace.scores[:, None] > np.asarray(thresholds) for trace in traces)

@@ -15,7 +15,6 @@ from rmetric.records import Record
 from rmetric.reporting import style
 from studies.common.renderers import to_markdown
 from studies.detector_benchmark import __main__ as command
-from studies.detector_benchmark import report
 from studies.detector_benchmark.benchmark import read_results
 from studies.detector_benchmark.data_sets import lab
 from studies.detector_benchmark.measure import CEILINGS
@@ -112,18 +111,6 @@ def test_a_detector_is_added_to_those_that_are_there_and_gives_the_same_bytes(
         assert (tmp_path / path.name).read_bytes() == path.read_bytes(), path.name
 
 
-def test_a_peer_that_is_not_installed_here_keeps_its_row_and_version(results, options, tmp_path):
-    there = json.loads((results / "lab.json").read_text())
-    rows = {"loss_ewma": there["rows"]["loss_ewma"], "somebody": there["rows"]["always"]}
-    there["rows"] = rows | {name: there["rows"][name] for name in ("always", *CEILINGS)}
-    there["made"]["versions"]["somebody"] = "1.2.3"
-    (tmp_path / "lab.json").write_text(json.dumps(there))
-    assert run(tmp_path, *options, "never") == 0
-    now = json.loads((tmp_path / "lab.json").read_text())
-    assert list(now["rows"]) == ["loss_ewma", "somebody", "always", "never", *CEILINGS]
-    assert json.loads((tmp_path / "provenance.json").read_text())["versions"]["somebody"] == "1.2.3"
-
-
 def test_the_recipe_of_the_page_is_a_detector():
     page = (ROOT / "docs" / "benchmark.md").read_text(encoding="utf-8")
     recipe = page.split("## Add a detector")[1]
@@ -144,11 +131,6 @@ def test_rows_of_other_runs_or_costs_do_not_stand_side_by_side(results, options,
         assert run(results, *options, "never", *other) == 2
         assert "was made of other runs or costs" in capsys.readouterr().err
     assert (results / "lab.json").read_bytes() == before
-
-
-def test_an_unknown_detector_is_named_with_those_that_are_known(tmp_path, capsys):
-    assert run(tmp_path, "--data", "lab", "--detectors", "oracle") == 2
-    assert "unknown detector 'oracle': known are r_metric, " in capsys.readouterr().err
 
 
 # -- the seal
@@ -242,38 +224,6 @@ def test_public_logs_that_are_not_there_are_said_and_the_rest_is_made(laboratory
 # -- the page
 
 
-def test_the_page_is_filled_and_filled_again_alike(results, tmp_path):
-    page = tmp_path / "docs" / "page.md"
-    page.parent.mkdir()
-    page.write_text(
-        "before\n<!-- begin table lab scores -->\nstale words\n<!-- end -->\nbetween\n"
-        "<!-- begin figure figure2_delay -->\n<!-- end -->\n"
-        "<!-- begin notes lab -->\n<!-- end -->\n"
-        "<!-- begin table real caught -->\n<!-- end -->\nafter\n"
-    )
-    refresh(results, page)
-    once = page.read_text()
-    assert once.startswith("before\n")
-    assert "between" in once
-    assert once.endswith("after\n")
-    assert "stale words" not in once
-    assert "| EWMA of log loss | 1.00 [1.00, 1.00] |" in once
-    assert "/figure2_delay.png)\n\n*What it shows.*" in once
-    assert "*Not measured yet.*" in once
-    refresh(results, page)
-    assert page.read_text() == once
-
-
-def test_a_part_that_nobody_can_fill_is_an_error(results, tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("<!-- begin song lab -->\n<!-- end -->\n")
-    with pytest.raises(ValueError, match="cannot fill 'song lab'"):
-        refresh(results, page)
-    page.write_text("<!-- begin table lab songs -->\n<!-- end -->\n")
-    with pytest.raises(ValueError, match="no such table"):
-        refresh(results, page)
-
-
 def test_the_page_of_the_repository_holds_what_the_results_say():
     """Whoever measures anew makes the page anew."""
     folder = ROOT / "studies" / "detector_benchmark" / "results"
@@ -288,8 +238,3 @@ def test_the_page_of_the_repository_holds_what_the_results_say():
                 lines = to_markdown(table).split("\n")
                 rows = [line for line in lines[4:8] if line[:1] == "|"]
                 assert all(line in text for line in (lines[2], *rows)), table.name
-
-
-def refresh(folder: Path, page: Path) -> None:
-    found = {"lab": read_results(folder / "lab.json")}
-    report.refresh(page, folder, found, {"figure2_delay": "What it shows."})

@@ -9,14 +9,13 @@ import re
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from math import inf
 from pathlib import Path
 
 import pytest
 
 from benchmarks import real_logs as maker
 from rmetric.logs import LogError
-from studies.detector_benchmark.fetch import fetch, main, url_of
+from studies.detector_benchmark.fetch import fetch, main
 from studies.detector_benchmark.measure import Judged, measure_real
 from studies.detector_benchmark.real_logs import (
     COLUMNS,
@@ -135,32 +134,6 @@ def test_what_is_not_there_or_differs_is_skipped_with_a_line(tmp_path, folder):
     assert f"{1} of the 4" in data.notes[0]
 
 
-def test_files_may_lie_below_raw(tmp_path, folder, manifest):
-    (tmp_path / "up").mkdir()
-    folder.rename(tmp_path / "up" / "raw")
-    data = real(tmp_path / "up", manifest)
-    assert len(data.runs) == 2
-    assert not data.skipped
-
-
-def test_a_folder_without_any_of_them_is_an_error(tmp_path, manifest):
-    with pytest.raises(ValueError, match="none of the 2 logs"):
-        real(tmp_path, manifest)
-
-
-@with_logs
-def test_the_real_runs_are_cases_of_their_labels():
-    data = real(LOGS, ROOT / MANIFEST)
-    listed = read_manifest(ROOT / MANIFEST)
-    troubled = sum(entry.label != "healthy" for entry in listed)
-    assert data.cases.windows.failed.sum() <= troubled
-    if not data.skipped:
-        assert data.cases.windows.failed.sum() == troubled
-        assert len(data.runs) >= len(listed)  # an appended file is two runs
-    assert (data.spacing > 0).all()
-    assert data.num_groups > 30
-
-
 # -- what counts as caught
 
 
@@ -193,15 +166,6 @@ def test_caught_by_the_two_rules(folder, manifest, alert):
     assert row["delay_50"] == pytest.approx(1.0)
     assert row["episodes_per_1000"] == pytest.approx(1000 / 40)
     assert row["missed"]["alarmed"] == ["calm"]
-
-
-def test_without_an_onset_any_alert_counts(folder, tmp_path):
-    rows = [line("broken", BROKEN, label="collapse")]
-    data = real(folder, write_manifest(tmp_path / "m.csv", rows))
-    assert data.cases.windows.onset.tolist() == [-inf]
-    for alert in (10, 400):
-        assert measured(data, (alert,))["caught"].point == 1
-    assert measured(data, ())["caught"].point == 0
 
 
 # -- files from a server
@@ -269,17 +233,3 @@ def test_other_bytes_and_missing_files_are_said_and_the_rest_goes_on(
     printed = capsys.readouterr().out
     assert "broken.jsonl: is there" in printed
     assert printed.endswith(f"1 of 2 files are in {out}\n")
-
-
-def test_bytes_that_nobody_knows_are_kept_and_said_to_be_unchecked(served, tmp_path):
-    rows = [line("calm", b"the step lines alone", published_bytes="unknown")]
-    (calm,) = read_manifest(write_manifest(tmp_path / "m.csv", rows))
-    (got,) = fetch([calm], tmp_path / "fetched", base_url=served[0])
-    assert not got.problem
-    assert got.note.startswith("unchecked")
-
-
-def test_the_address_is_made_of_the_manifest():
-    for entry in read_manifest(ROOT / MANIFEST):
-        assert entry.commit in url_of(entry)
-        assert " " not in url_of(entry)

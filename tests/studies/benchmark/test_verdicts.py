@@ -11,23 +11,23 @@ from hypothesis import strategies as st
 
 from rmetric.detectors.calibrated import CalibratedDetector
 from rmetric.detectors.calibrated.calibration import calibrate
-from rmetric.evaluation.intervals import estimate, resample_counts
 from rmetric.evaluation.protocols import alerts_of
 from rmetric.evaluation.scores import f1
-from rmetric.records import Run, Truth
-from studies.detector_benchmark.cases import Cases, kind_of, seen_before_step, visibly_broken
-from studies.detector_benchmark.hindsight import left_out
-from studies.detector_benchmark.measure import Judged, curve, operating
-from studies.detector_benchmark.verdicts import (
+from rmetric.records import Run
+from studies.detector_benchmark.benchmark import left_out
+from studies.detector_benchmark.cases import (
+    Cases,
     Costs,
     early,
     false_alarm_rate,
     neutral,
     oracle_trace,
     real_but_absorbed,
+    seen_before_step,
     strict,
-    with_check,
+    visibly_broken,
 )
+from studies.detector_benchmark.measure import Judged, curve, operating
 from tests.studies.benchmark.runs import ONSET, STEPS, campaign, made_run, rising, said
 
 
@@ -79,16 +79,6 @@ def test_verdicts_by_hand(case):
     assert harsh.hit[0] == headline.hit[0]
 
 
-def test_the_kind_of_a_run_is_a_matter_of_fact():
-    runs = (CONTROL, ACUTE, DEGRADED, ABSORBED, BENIGN, FAILED_BENIGN)
-    expected = ["control", "acute", "degraded", "absorbed", "benign", "degraded"]
-    assert cases_of(*runs).kinds.tolist() == expected
-    assert kind_of(Truth(fault="EXPERT_FAILURE", applicable=False, outcome="not_applicable",
-                         onset_step=5)) == "control"  # fmt: skip
-    lost = Truth(fault="X", outcome="failed", failure_kind="lost_worker", failure_step=9)
-    assert kind_of(lost) == "acute"
-
-
 def test_the_loss_has_broken_where_the_median_of_three_is_half_a_nat_above_its_trend():
     # The trend is 3.0 and a little; two of three values above 3.6 make the median so.
     run = made_run("r", "acute", failure=90, training_loss={60: 3.9, 61: 3.0, 62: 3.9, 63: 3.9})
@@ -97,13 +87,6 @@ def test_the_loss_has_broken_where_the_median_of_three_is_half_a_nat_above_its_t
     assert visibly_broken(made_run("r", "acute", failure=90, training_loss={60: nan})) == 60
     before = dict.fromkeys(range(20, 30), 9.0)
     assert visibly_broken(made_run("r", "acute", failure=90, training_loss=before)) == inf
-
-
-def test_a_loss_that_never_breaks_counts_by_the_failure():
-    slow = made_run("slow", "acute", failure=90)
-    broken = made_run("broken", "acute", failure=90, training_loss=rising(60))
-    cases = cases_of(slow, broken, CONTROL)
-    assert cases.broken.tolist() == [90, 63, inf]
 
 
 def test_early_is_five_steps_before_the_loss_has_broken():
@@ -122,16 +105,6 @@ def test_instant_failures_are_told_apart_and_what_sees_them_is_said():
     assert cases.warned.tolist() == [False, False, False, True]
     assert cases.seen_before_step.tolist() == [True, True, False, False]
     assert not seen_before_step(CONTROL)
-
-
-def test_the_check_before_the_step_announces_what_it_sees_and_nothing_else():
-    instant = made_run("i", "acute", failure=ONSET, gradient_norm={ONSET: inf})
-    weights = made_run("w", "acute", failure=ONSET, parameter_norm={ONSET: inf})
-    runs = [instant, weights, ACUTE, CONTROL]
-    for early_alarm, expected in ((), [True, False, False, False]), ((3,), [False] * 4):
-        found = seen(runs, [early_alarm, (), (), ()])
-        cases = cases_of(*runs)
-        assert with_check(cases, found.neutral, found.alerts).hit.tolist() == expected
 
 
 def test_a_kind_that_is_left_out_is_judged_by_thresholds_that_never_saw_it():
@@ -180,14 +153,6 @@ def test_episodes_are_counted_once_and_in_healthy_steps_only():
     rate = false_alarm_rate(cases, traces)
     assert rate.episodes_per_1000 == pytest.approx(1000 * 3 / 151)
     assert rate.share_alarmed == pytest.approx(5 / 151)
-
-
-def test_an_alarm_that_goes_on_into_a_branch_is_not_a_new_episode_there():
-    control, *_, benign = campaign(1)
-    cases = cases_of(control, benign)
-    rate = false_alarm_rate(cases, [said(control, *range(1, 101)), said(benign, *range(1, 101))])
-    assert rate.episodes_per_1000 == pytest.approx(1000 / 151)
-    assert rate.share_alarmed == 1
 
 
 # -- laws
@@ -241,27 +206,6 @@ def test_costs_that_mean_nothing_are_refused(wrong):
         Costs(**wrong)
 
 
-def test_whole_groups_are_drawn():
-    groups = np.array([0, 0, 1, 2, 2, 2])
-    counts = resample_counts(int(groups.max()) + 1)[:, groups]
-    assert counts.shape[1] == 6
-    assert np.array_equal(counts[:, 0], counts[:, 1])
-    assert np.array_equal(counts[:, 3], counts[:, 5])
-    assert not np.array_equal(counts[:, 1], counts[:, 2])
-
-
-def test_runs_that_hang_together_give_a_wider_interval():
-    values = np.repeat(np.arange(10) % 2, 8).astype(float)
-
-    def share(counts):
-        return counts @ values / counts.sum(axis=1)
-
-    alone = estimate(share, 80)
-    together = estimate(share, 80, np.repeat(np.arange(10), 8))
-    assert alone.point == together.point
-    assert together.high - together.low > 2 * (alone.high - alone.low)
-
-
 def test_a_threshold_between_two_scores_is_the_detector_itself():
     runs = campaign(2)
     cases = cases_of(*runs)
@@ -272,12 +216,3 @@ def test_a_threshold_between_two_scores_is_the_detector_itself():
     for name, value in own.items():
         assert found[name][at] == pytest.approx(float(value), abs=1e-4)
         assert found["own"][name] == pytest.approx(float(value), abs=1e-4)
-
-
-def test_the_time_used_is_that_from_onset_to_failure_and_all_of_it_for_a_missed_one():
-    first, second = made_run("a", "acute", failure=90), made_run("b", "acute", failure=90)
-    cases = cases_of(first, second, CONTROL)
-    alerts = alerts_of(cases.windows, [said(first, 60), said(second), said(CONTROL)])
-    own = operating(cases, alerts)
-    assert own["time_used"] == pytest.approx((0.25 + 1.0) / 2)
-    assert own["false_alarm_share"] == 0

@@ -43,14 +43,6 @@ def test_a_view_keeps_its_signals_and_steps(title):
                 assert getattr(ours, name) == (getattr(theirs, name) if kept else None)
 
 
-def test_losses_times_a_factor_give_the_same_alarms():
-    plain, scaled = VIEWS["training loss"], VIEWS["training loss, times 0.03"]
-    for name in DETECTORS:
-        for run in RUNS:
-            first, other = (trace(name, seen_as(run, *view)) for view in (plain, scaled))
-            assert first.alarms.tolist() == other.alarms.tolist(), (name, run.id)
-
-
 def test_each_view_has_a_row_for_each_detector():
     cases = Cases.of(RUNS, [run.id for run in RUNS])
     data = DataSet(name="lab", title="made", runs=RUNS, cases=cases, group="runs", inputs={})

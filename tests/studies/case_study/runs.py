@@ -12,7 +12,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import run_case_study
-from studies.case_study.bundled import examples
+from studies.case_study.data import examples
 from studies.case_study.models import byte_tokenizer
 
 STEPS, EVAL_EVERY, ONSET, LASTS = 24, 4, 13, 3

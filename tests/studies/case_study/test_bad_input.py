@@ -41,17 +41,13 @@ def refused(*arguments: str | Path) -> str:
     [
         (["--steps", "0"], "--steps is 0: at least 1"),
         (["--onset", "401"], "--onset is 401: it must be from 1 to the last step, 400"),
-        (["--onset", "0"], "--onset is 0"),
-        (["--eval-every", "900"], "it would never be evaluated"),
-        (["--eval-every", "0"], "--eval-every is 0: at least 1"),
+        (["--eval-every", "900"], "--eval-every is 900: it must be at most --steps, 400"),
         (["--learning-rate", "nan"], "--learning-rate is nan"),
         (["--sequence-length", "2"], "--sequence-length is 2: at least 8"),
         (["--seed", "-1"], "--seed is -1"),
         (["--fault", "meteor"], "--fault METEOR: known are LR_SPIKE, "),
         (["--fault", "data_corruption:2"], "--fault DATA_CORRUPTION:2: the severity of "),
-        (["--fault", "data_corruption:2"], "must be a number from 0 to 1"),
         (["--fault", "lr_spike:nan"], "must be a number from 0 to inf, as in LR_SPIKE:15"),
-        (["--fault", "lr_spike:x"], "must be a number from 0 to inf, as in LR_SPIKE:15"),
         (["--fault", "lr_spike,lr_spike:15"], "LR_SPIKE is in it twice"),
         (["--float16"], "--float16: a processor computes in float32"),
     ],
@@ -101,7 +97,6 @@ def test_a_model_that_brings_its_own_code_is_refused(model, dataset, tmp_path):
     ("name", "text", "said"),
     [
         ("a.jsonl", '{"id": 1, "title": "x"}\n', "found id, title; accepted are instruction"),
-        ("a.csv", "id,title\n1,x\n", "found id, title"),
         ("a.jsonl", '{"text": "x"}\n{"text"\n', "JSON parse error"),
         ("a.jsonl", "", "it is empty or cannot be read"),
         ("a.txt", "x", ".txt is not known; accepted are .jsonl, .json, .csv, .parquet"),
@@ -117,16 +112,6 @@ def test_a_dataset_that_cannot_be_used_says_why(model, tmp_path, name, text, sai
                     "--sequence-length", "32")  # fmt: skip
     assert f"--dataset {path}" in error
     assert said in error
-
-
-def test_a_dataset_that_is_not_there(model, tmp_path):
-    error = refused(*mini(model, tmp_path / "none.jsonl", tmp_path / "out"))
-    assert "there is no such file or folder" in error
-
-
-def test_longer_sequences_than_the_model_takes(model, dataset, tmp_path):
-    error = refused(*mini(model, dataset, tmp_path / "out"), "--sequence-length", "65")
-    assert "the model takes up to 64" in error
 
 
 def test_a_folder_with_something_else_in_it_is_left_alone(model, dataset, tmp_path):
@@ -164,16 +149,6 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
     )
-
-
-def test_without_torch_it_says_what_to_install():
-    done = python(
-        "import sys; sys.modules['torch'] = None\n"
-        "import run_case_study; sys.exit(run_case_study.main(['--tiny']))"
-    )
-    assert done.returncode == 2
-    assert done.stderr.endswith("error: torch is not installed: pip install -e '.[study,live]'\n")
-    assert "Traceback" not in done.stderr
 
 
 def test_help_does_not_pay_for_torch():

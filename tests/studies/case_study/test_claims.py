@@ -11,7 +11,6 @@ from rmetric.logs import read_log
 from rmetric.replay.scored_run import score_run
 from studies.case_study.report import table_of
 from studies.common.real_runs import (
-    NOT_MEASURED,
     read_summaries,
     real_runs_rows,
 )
@@ -42,10 +41,6 @@ ALARM = judged(hit=False, false_alarm=True)
 CONTROL = run("healthy", NOTHING, NOTHING)
 
 
-def test_without_a_case_study_nothing_is_claimed():
-    assert {(row[MEASURED], row[NUMBER]) for row in real_runs_rows([])} == {(NOT_MEASURED, None)}
-
-
 def test_an_alarm_before_the_fault_is_a_hit_by_one_rule_and_two_runs_confirm_nothing():
     early = run("failed", judged(hit=True, false_alarm=False, lead=300), ALARM)
     found = rows(fault=early, control=CONTROL)
@@ -53,15 +48,6 @@ def test_an_alarm_before_the_fault_is_a_hit_by_one_rule_and_two_runs_confirm_not
     assert (found[F1][NUMBER], found[F1][VERDICT]) == (2, "undecided")
     assert found[CAUSAL_F1][MEASURED].startswith("0.00")
     assert found[LEAD][MEASURED] == "no hit"
-
-
-def test_where_nothing_failed_there_is_no_f1_to_compare():
-    assert rows(control=run("healthy", ALARM, ALARM))[F1][VERDICT] == "nothing failed"
-
-
-def test_a_lead_is_counted_within_the_time_from_fault_to_failure():
-    hit = judged(hit=True, false_alarm=False, lead=25)
-    assert "2.5" in rows(fault=run("failed", hit, hit))[LEAD][MEASURED]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmetric.records import Record, Truth
-from studies.case_study.runs import truth_of
+from studies.case_study.report import truth_of
 
 INJECTED = Truth(fault="LR_SPIKE", severity=15.0, onset_step=50, duration_steps=20)
 losses = st.lists(st.floats(0.1, 10.0), min_size=1, max_size=30)

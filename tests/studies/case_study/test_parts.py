@@ -9,12 +9,25 @@ import numpy as np
 import pytest
 import torch
 
-from studies.case_study import IGNORED
-from studies.case_study.bundled import examples
-from studies.case_study.data import Batch, Blocks, load_data, messages_of, read_rows, tokens_of
-from studies.case_study.faults import FAULTS, Fault, faults_of
-from studies.case_study.models import byte_tokenizer, tiny_qwen
-from studies.case_study.settings import BUNDLED, tiny_settings
+from studies.case_study.data import (
+    Batch,
+    Blocks,
+    examples,
+    load_data,
+    messages_of,
+    read_rows,
+    tokens_of,
+)
+from studies.case_study.models import byte_tokenizer, read_config
+from studies.case_study.settings import (
+    BUNDLED,
+    IGNORED,
+    SMALL,
+    TINY,
+    Fault,
+    Settings,
+    faults_of,
+)
 from tests.studies.case_study.runs import write_examples
 
 TOKENIZER = byte_tokenizer()
@@ -31,7 +44,7 @@ def fault_of(asked: str, onset: int = 400, duration: int | None = None) -> Fault
 def test_the_tokenizer_s_folder_gives_back_the_same_tokenizer(tmp_path):
     from transformers import AutoTokenizer
 
-    tiny_qwen().save_pretrained(tmp_path)
+    read_config(TINY).save_pretrained(tmp_path)
     TOKENIZER.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=False)
     text = "def f(x):\n\treturn 'ä → 猫'  # 50 %"
@@ -40,15 +53,6 @@ def test_the_tokenizer_s_folder_gives_back_the_same_tokenizer(tmp_path):
     assert len(ids) == len(text.encode())
     assert loaded.decode(ids) == text
     assert loaded.eos_token_id == TOKENIZER.eos_token_id == 256
-
-
-def test_the_bundled_text_is_python_and_the_same_for_the_same_seed():
-    rows = list(examples(200, seed=3))
-    assert rows == list(examples(200, seed=3))
-    assert rows != list(examples(200, seed=4))
-    for row in rows:
-        compile(row["output"], "bundled", "exec")
-    assert len({row["output"] for row in rows}) > 150
 
 
 def first_tokens(row: dict) -> tuple[list[int], list[int]]:
@@ -106,10 +110,9 @@ def test_four_formats_and_a_folder_hold_the_same_rows(tmp_path):
 
 
 def blocks_of(sequence_length: int = 32, **changes: int) -> tuple[Blocks, Blocks]:
-    settings = tiny_settings(
-        sequence_length=sequence_length, max_steps=20, eval_sequences=3, **changes
-    )
-    data = load_data(settings, tiny_qwen(), TOKENIZER)
+    few = {"sequence_length": sequence_length, "max_steps": 20, "eval_sequences": 3}
+    settings = Settings(**SMALL | few | changes)
+    data = load_data(settings, read_config(TINY), TOKENIZER)
     return data.training, data.held_out
 
 
@@ -118,13 +121,6 @@ def test_no_held_out_sequence_is_trained_on():
     trained = {tuple(row) for row in training.tokens_NL}
     assert len(held_out) == 3
     assert not any(tuple(row) in trained for row in held_out.tokens_NL)
-
-
-def test_every_sequence_has_something_to_learn():
-    for part in blocks_of():
-        assert ((part.labels_NL[:, 1:] != IGNORED).sum(axis=1) > 0).all()
-    assert blocks_of(seed=0)[0].digest == blocks_of(seed=0)[0].digest
-    assert blocks_of(seed=0)[0].digest != blocks_of(seed=1)[0].digest
 
 
 def test_an_epoch_shows_each_sequence_once_and_the_next_in_another_order():
@@ -151,17 +147,6 @@ def batch_of(size: int = 40, length: int = 50) -> Batch:
     labels = tokens.copy()
     labels[:, :10] = IGNORED
     return Batch(tokens, labels)
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_acts_from_its_onset_for_its_duration(name):
-    fault = fault_of(name, 100, duration=7)
-    assert [step for step in range(90, 120) if fault.acts(step)] == list(range(100, 107))
-
-
-def test_a_fault_acts_at_one_place():
-    for fault in FAULTS.values():
-        assert [fault.rate, fault.batch, fault.gradient].count(None) == 2, fault.name
 
 
 def test_faults_of_gradients_change_them_by_their_severity():
@@ -191,12 +176,3 @@ def test_shuffled_labels_are_the_same_ones_elsewhere():
     assert np.array_equal(np.sort(clean.labels_BL), np.sort(spoilt.labels_BL))
     moved = (clean.labels_BL != spoilt.labels_BL).any(axis=1)
     assert 0.3 < moved.mean() < 0.7
-
-
-def test_the_learning_rate_is_multiplied_or_runs_away():
-    spike, runaway = fault_of("LR_SPIKE"), fault_of("LR_RUNAWAY")
-    assert {spike.rate(spike.severity, step) for step in (1, 20)} == {15.0}
-    rates = [runaway.rate(runaway.severity, step) for step in range(1, 101)]
-    assert rates == sorted(rates)
-    assert rates[0] == 1.1
-    assert rates[-1] == pytest.approx(1.1**100)

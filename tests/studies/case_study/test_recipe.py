@@ -9,22 +9,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rmetric.guard.planner.cluster import GIB, in_words
-from studies.case_study import CaseStudyError
-from studies.case_study.models import qwen_3b, tiny_qwen
-from studies.case_study.recipe import (
+from studies.case_study.models import (
     Device,
     Plan,
     Recipe,
     find_device,
     memory_needed,
     plan_training,
+    read_config,
 )
-from studies.case_study.runs import hardware_of
-from studies.case_study.settings import Settings
-from tests.studies.case_study.runs import run
+from studies.case_study.report import hardware_of
+from studies.case_study.settings import QWEN_3B, CaseStudyError, Settings
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs/case_study.md").read_text(encoding="utf-8")
@@ -46,12 +43,12 @@ RTX_4060 = gpu("NVIDIA GeForce RTX 4060", 7.6)
 @pytest.fixture(autouse=True)
 def large_host(monkeypatch):
     """The machine of the tests is not that of the GPU."""
-    monkeypatch.setattr("studies.case_study.recipe.check_fits", lambda *_: None)
+    monkeypatch.setattr("studies.case_study.models.check_fits", lambda *_: None)
 
 
 @cache
 def planned(device: Device, method: str = "auto") -> Plan:
-    return plan_training(qwen_3b(), Settings(), device, method)
+    return plan_training(read_config(QWEN_3B), Settings(), device, method)
 
 
 @pytest.mark.parametrize(
@@ -93,14 +90,7 @@ def test_the_paper_s_model_gets_the_recipe_that_its_device_has_room_for(device, 
 )
 def test_what_does_not_fit_is_refused(device, method, length, said):
     with pytest.raises(CaseStudyError, match=said):
-        plan_training(qwen_3b(), Settings(sequence_length=length), device, method)
-
-
-def test_a_processor_is_never_given_4_bits():
-    with pytest.raises(CaseStudyError) as caught:
-        planned(replace(CPU, free=8 * GIB))
-    assert "4-bit" not in str(caught.value)
-    assert planned(H200, "qlora").recipe.four_bit
+        plan_training(read_config(QWEN_3B), Settings(sequence_length=length), device, method)
 
 
 def test_a_host_without_room_for_the_state_before_the_onset_is_said(monkeypatch):
@@ -108,17 +98,9 @@ def test_a_host_without_room_for_the_state_before_the_onset_is_said(monkeypatch)
         assert needed == 3 * 4 * NUMBER
         raise MemoryError(f"{what} do not fit")
 
-    monkeypatch.setattr("studies.case_study.recipe.check_fits", refuse)
+    monkeypatch.setattr("studies.case_study.models.check_fits", refuse)
     with pytest.raises(CaseStudyError, match="states from before the onset do not fit; --lora"):
-        plan_training(qwen_3b(), Settings(), H200)
-
-
-def test_too_little_memory_is_said_before_anything_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr("studies.case_study.recipe.find_device", lambda kind, float16: T4)
-    done = run("--random-weights", "--full", "--out", tmp_path / "out")
-    assert (done.code, done.err.count("\n")) == (2, 1)
-    assert "too little memory on Tesla T4: full fine-tuning in float16" in done.err
-    assert not (tmp_path / "out").exists()
+        plan_training(read_config(QWEN_3B), Settings(), H200)
 
 
 # -- how much memory that takes
@@ -130,56 +112,9 @@ def test_the_estimate_is_near_what_an_h100_took(study, recipe):
     summary = json.loads(path.read_text(encoding="utf-8"))
     assert summary["method"]["chosen"] == str(recipe)
     took = max(one["cost"]["peak_memory_bytes"] for one in summary["runs"].values())
-    memory = memory_needed(qwen_3b(), recipe, Settings())
+    memory = memory_needed(read_config(QWEN_3B), recipe, Settings())
     assert sum(memory.values()) - memory["cuda_context"] == pytest.approx(took, rel=0.01)
     assert memory["gradients"] == 4 * summary["method"]["trained_weights"]
-
-
-def test_the_estimate_of_activations_is_no_less_than_a_real_forward_pass_keeps():
-    config = Qwen2Config(**tiny_qwen().to_dict() | {"num_hidden_layers": 5, "layer_types": None})
-    recipe = replace(FULL, device="cpu", dtype=torch.float32)
-    settings = Settings(sequence_length=64, micro_batch_size=2)
-    estimated = memory_needed(config, recipe, settings)
-    model = Qwen2ForCausalLM(config)
-    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept = {}
-
-    def keep(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = (storage.nbytes(), tensor)
-        return tensor
-
-    tokens = torch.zeros((2, 64), dtype=torch.long)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        model(input_ids=tokens, labels=tokens, use_cache=False)
-    real = sum(size for size, _ in kept.values())
-    assert real <= estimated["activations"] <= 1.3 * real
-
-
-def test_everything_that_saves_memory_is_seen_to_save_it():
-    def needed(recipe: Recipe = FULL, **settings: int) -> dict[str, int]:
-        return memory_needed(qwen_3b(), recipe, Settings(**settings))
-
-    full, lora, packed = needed(), needed(LORA), needed(replace(LORA, four_bit=True))
-    assert (
-        full.items()
-        >= {
-            "frozen_weights": 0,
-            "trained_weights": NUMBER * (4 + 2),  # float32, and a copy in bfloat16
-            "gradients": 4 * NUMBER,
-            "optimiser": 8 * NUMBER,
-        }.items()
-    )
-    assert lora["frozen_weights"] == 2 * NUMBER
-    linear = 36 * (2 * 2048 * 2048 + 2 * 2048 * 256 + 3 * 2048 * 11008)
-    saved = lora["frozen_weights"] - packed["frozen_weights"]
-    assert saved == pytest.approx(linear * (16 - 4.127) / 8)
-    saving = needed(replace(FULL, gradient_checkpointing=True))
-    assert saving["activations"] < full["activations"]
-    assert lora["optimiser"] < full["optimiser"]
-    of_all = [sum(one.values()) for one in (needed(sequence_length=256), full, needed(seed=1))]
-    assert of_all[0] < of_all[1] == of_all[2] < sum(needed(micro_batch_size=2).values())
 
 
 # -- the device and its hardware events
@@ -209,12 +144,6 @@ def test_a_gpu_is_taken_where_there_is_one_and_not_where_the_processor_is_asked_
     monkeypatch.setattr(Properties, "major", 9)
     assert find_device().has_bfloat16
     assert not find_device(float16=True).has_bfloat16
-
-
-def test_a_processor_has_no_hardware_events_and_says_so():
-    hardware, words = hardware_of("cpu")
-    assert hardware.poll() == ()
-    assert "λ is 0" in words
 
 
 def test_a_gpu_that_nvml_does_not_answer_for_logs_no_events_at_all(t4, monkeypatch):

@@ -14,7 +14,7 @@ from rmetric.logs import read_log
 from rmetric.replay.scored_run import ScoredRun, score_run
 from rmetric.reporting.style import TEXT_WIDTH, style
 from studies.case_study.plot import plot_twins
-from studies.case_study.report import HEADINGS, rows_of, table_of, verdict
+from studies.case_study.report import verdict
 
 RESULTS = Path(__file__).resolve().parents[3] / "results/case_study_cpu_tiny"
 
@@ -82,23 +82,3 @@ def test_the_verdict_is_that_of_the_causal_rule(failure, first, said):
     # Without a fault each alarm is false, also where the run fails by itself.
     control = verdict(run | {"onset_step": None}, first)
     assert control == (said if first is None else f"{first}: false alarm")
-
-
-def test_the_table_has_each_run_with_its_outcome_and_both_verdicts():
-    def judged(**firsts: int | None) -> dict:
-        return {name: {"first_alert_step": first} for name, first in firsts.items()}
-
-    runs = {
-        "control": {"outcome": "healthy", "onset_step": None, "failure_step": None},
-        "A": {"outcome": "failed", "onset_step": ONSET, "failure_step": 230,
-              "failure_kind": "non_finite"},
-    }  # fmt: skip
-    for run, first in zip(runs.values(), (30, 215), strict=True):
-        run["r_metric"] = {"first_alert_step": first}
-    summary = {"runs": runs, "other_detectors": {"calibrated": judged(control=None, A=260)}}
-    assert rows_of(summary) == [
-        ("control", "-", "healthy", "30: false alarm", "no alarm"),
-        ("A", "200", "non-finite at 230", "215: 15 steps ahead", "260: too late"),
-    ]
-    assert table_of(summary).splitlines()[0].split("  ")[0] == HEADINGS[0]
-    assert len(table_of(summary).splitlines()) == 3

@@ -19,17 +19,13 @@ from rmetric.logs import read_log
 from rmetric.records import Record
 from rmetric.replay.scored_run import score_run
 from rmetric.reporting.page import trace_of_r_metric
-from rmetric.reporting.replay_report import replay_logs, verdicts
+from rmetric.reporting.replay_report import verdicts
 from run_case_study import Training, train
 from studies.case_study.data import load_data
-from studies.case_study.faults import faults_of
-from studies.case_study.models import load_model, load_tokenizer, read_config
-from studies.case_study.recipe import Recipe
+from studies.case_study.models import Recipe, load_model, load_tokenizer, read_config
 from studies.case_study.report import table_of
-from studies.case_study.runs import NoHardware
-from studies.case_study.settings import Settings
+from studies.case_study.settings import Settings, faults_of
 from tests.studies.case_study.runs import (
-    LASTS,
     ONSET,
     STEPS,
     mini,
@@ -98,23 +94,6 @@ def test_the_twins_are_equal_to_the_last_bit_before_the_fault_and_not_after(stud
         assert before != after
 
 
-def test_the_fault_is_the_learning_rate_times_fifteen_while_it_acts(study):
-    rates = {r.step: r.learning_rate for r in read_log(study / FAULT).records}
-    twin = {r.step: r.learning_rate for r in read_log(study / CONTROL).records}
-    for step, rate in rates.items():
-        factor = 15 if ONSET <= step < ONSET + LASTS else 1
-        assert rate == pytest.approx(factor * twin[step])
-
-
-def test_the_logs_replay_with_the_very_scores_that_they_state(study, tmp_path):
-    replayed = replay_logs([study / CONTROL, study / FAULT], tmp_path, most_plots=0)
-    assert replayed.num_runs == 2
-    assert not replayed.failed
-    for log in (CONTROL, FAULT):
-        notes = json.loads((tmp_path / Path(log).stem / "summary.json").read_text())["notes"]
-        assert any(f"equals the logged r_metric at all {STEPS} records" in note for note in notes)
-
-
 def test_the_summary_says_what_the_evaluation_says_of_the_logs(study):
     for run_of in summary(study)["runs"].values():
         scored = score_run(read_log(study / f"{run_of['id']}.jsonl"))
@@ -139,15 +118,6 @@ def test_the_summary_tells_where_it_was_measured_and_what_it_cost(study):
         assert cost["monitoring_percent"] == pytest.approx(100 * (ratio - 1))
         assert 0 < cost["percent_of_time_inside_monitor_calls"] < 100
         assert run_of["hardware"]["source"] == "no GPU: no hardware events, λ is 0"
-
-
-def test_a_folder_that_is_taken_is_refused(study, model, dataset):
-    before = {path.name: path.read_bytes() for path in study.iterdir() if path.is_file()}
-    result = run(*mini(model, dataset, study))
-    assert result.code == 2
-    assert "it is no empty folder; another --out makes a new one" in result.err
-    after = {path.name: path.read_bytes() for path in study.iterdir() if path.is_file()}
-    assert after == before
 
 
 def test_a_nan_that_reaches_the_weights_ends_the_run_as_non_finite(model, dataset, tmp_path):
@@ -207,21 +177,6 @@ def test_a_control_that_breaks_down_before_the_onset_ends_the_study(model, datas
     assert "error: the undisturbed run broke down at step 4, before the onset" in result.err
 
 
-def test_a_run_from_the_start_is_the_run_that_branched_off(model, dataset, tmp_path):
-    settings = {"steps": 12, "recipe": CPU, "model": model, "dataset": dataset}
-    control = trained(log=tmp_path / "control.jsonl", **settings)
-    options = settings | {"fault": "SIGN_FLIP_ALL"}
-    whole = trained(log=tmp_path / "whole.jsonl", **options)
-    branched = trained(log=tmp_path / "branched.jsonl", state=control.branch, **options)
-    again = trained(log=tmp_path / "again.jsonl", state=control.branch, **options)
-    last = measured(tmp_path / "whole.jsonl")[FIRST - 2 :]
-    assert len(last) == 12 - FIRST + 2
-    assert measured(tmp_path / "branched.jsonl") == measured(tmp_path / "again.jsonl") == last
-    for name, weights in whole.weights.items():
-        assert torch.equal(weights, branched.weights[name])
-        assert torch.equal(weights, again.weights[name])
-
-
 @pytest.mark.parametrize("fault", ["", "SIGN_FLIP_ALL"])
 def test_the_weights_are_equal_bit_for_bit_with_and_without_the_monitor(
     model, dataset, tmp_path, fault
@@ -261,21 +216,6 @@ def trained(
     return train(loaded, recipe, settings, data, struck, log, {}, state)
 
 
-def test_the_source_of_hardware_events_is_closed_with_its_run(
-    model, dataset, tmp_path, monkeypatch
-):
-    class Gpu(NoHardware):
-        is_open = True
-
-        def close(self) -> None:
-            self.is_open = False
-
-    hardware = Gpu()
-    monkeypatch.setattr("studies.case_study.runs.hardware_of", lambda device: (hardware, "a GPU"))
-    training = trained(CPU, model, dataset, tmp_path / "x.jsonl")
-    assert (training.hardware, hardware.is_open) == ("a GPU", False)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("lora", [True, False])
 def test_every_recipe_trains(dtype, lora, model, dataset, tmp_path):
@@ -290,21 +230,6 @@ def test_every_recipe_trains(dtype, lora, model, dataset, tmp_path):
     first, *_, last = read_log(tmp_path / "x.jsonl").records
     assert last.training_loss != first.training_loss
     assert 0 < last.gradient_norm < 100
-
-
-def test_lower_precision_and_checkpointing_change_the_losses_little(model, dataset, tmp_path):
-    def records(name: str, dtype: torch.dtype, *, saving: bool) -> list[Record]:
-        recipe = Recipe(device="cpu", dtype=dtype, lora=False, gradient_checkpointing=saving)
-        trained(recipe, model, dataset, tmp_path / name)
-        return read_log(tmp_path / name).records
-
-    exact = records("exact.jsonl", torch.float32, saving=False)
-    coarse = records("coarse.jsonl", torch.float16, saving=False)
-    thrifty = records("thrifty.jsonl", torch.float32, saving=True)
-    for a, b, c in zip(exact, coarse, thrifty, strict=True):
-        assert b.training_loss == pytest.approx(a.training_loss, rel=5e-3)
-        assert b.worker_gradient_norms == pytest.approx(a.worker_gradient_norms, rel=5e-2)
-        assert c.training_loss == a.training_loss
 
 
 def test_random_weights_need_no_weights_in_the_folder(model, dataset, tmp_path):

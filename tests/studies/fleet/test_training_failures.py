@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from studies.common.markers import parts
 from studies.fleet import cost_report, training_failures
-from studies.fleet.closed_form import gpu_days_lost, lost_by_hand, lost_with_rescue
-from studies.fleet.cost_findings import training_failure_lines
-from studies.fleet.training_failures import NOTICED, Outcomes, gain, losses, table
+from studies.fleet.closed_form import lost_with_rescue
+from studies.fleet.cost_report import training_failure_lines
+from studies.fleet.training_failures import Outcomes, gain, losses, table
 from studies.fleet.writing import bullets
 
 pytest.importorskip("simpy")
@@ -45,12 +45,6 @@ def test_more_failures_cost_more_and_never_all_of_the_time(rate, more, notice, f
     assert losses(0.0, notice, found) == (0, 0, 0, 0)
 
 
-@given(SECONDS, SECONDS, found_outcomes())
-def test_a_later_notice_costs_more(notice, later, found):
-    sooner, late = losses(0.1, notice, found), losses(0.1, notice + later, found)
-    assert all(a <= b * (1 + 1e-9) for a, b in zip(sooner[:3], late[:3], strict=True))
-
-
 @given(RATE, SECONDS, found_outcomes())
 def test_rescue_that_averts_nothing_costs_its_false_rescues(rate, notice, found):
     useless = replace(found, averted=0.0, held=0.0, extra=0.0)
@@ -62,30 +56,6 @@ def test_rescue_that_averts_nothing_costs_its_false_rescues(rate, notice, found)
     assert lost_with_rescue(
         averted=0.0, held=0.0, extra=0.0, waiting=notice, unrescued=7.0, false=3.0
     ) == pytest.approx(10.0)
-
-
-@given(RATE, st.floats(1.0, 1e5), SECONDS)
-def test_units(rate, num_gpus, lost_seconds):
-    """Half a day lost by 1,000 GPUs, at one failure in 1,000 GPU-days: a third of all time."""
-    assert gpu_days_lost(
-        failures_per_1000_gpu_days=1.0, num_gpus=1000, lost_seconds=43_200
-    ) == pytest.approx(1000 / 3)
-    lost = gpu_days_lost(
-        failures_per_1000_gpu_days=rate, num_gpus=num_gpus, lost_seconds=lost_seconds
-    )
-    # A job of twice the GPUs at half the rate has as many failures in a day.
-    assert lost == pytest.approx(
-        gpu_days_lost(
-            failures_per_1000_gpu_days=rate / 2, num_gpus=2 * num_gpus, lost_seconds=lost_seconds
-        )
-    )
-    assert lost <= rate * num_gpus * lost_seconds / 86_400 * (1 + 1e-9) + 1e-9
-
-
-def test_a_failure_that_ends_in_nan_needs_no_person():
-    settings = {"notice": 3600.0, "interval": 1000.0, "durable": 120.0, "restart": 60.0}
-    assert lost_by_hand(**settings) == 500 + 120 + 60 + 3600 + 1000
-    assert lost_by_hand(**settings, at_once=1.0) == 500 + 120 + 60
 
 
 def invented_rows() -> list[dict]:
@@ -121,7 +91,6 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_golden(results: Path):
     found = training_failures.outcomes()
-    assert found is not None
     assert replace(found, ends=()) == Outcomes(
         averted=pytest.approx(0.8), held=pytest.approx(0.15), at_nan=pytest.approx(0.2),
         extra=pytest.approx(0.3), false_runs=0.5, false_extra=pytest.approx(0.05), false_held=0.1,
@@ -145,14 +114,6 @@ def test_golden(results: Path):
         "which pays (+8.40 [+5.99, +9.56] GPU-days) before its snapshots: they may take 0.84 % of "
         "a step's time."
     )
-
-
-def test_without_outcomes_rescue_is_blank(tmp_path: Path):
-    assert training_failures.outcomes(tmp_path) is None
-    rows = table(None).rows
-    assert len(rows) == len(training_failures.RATES) * len(NOTICED)
-    assert all(row[5:] == (None, None, None) for row in rows)
-    assert rows[0][4] == losses(0.01, 600.0, Outcomes()).quick
 
 
 def test_tables_that_are_not_as_the_rescue_study_writes_them_are_refused(results: Path):

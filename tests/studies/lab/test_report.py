@@ -9,20 +9,18 @@ from math import inf, nan
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
-from sklearn.metrics import roc_auc_score
 
 from rmetric.readers.archive import run_to_line, write_archive
 from rmetric.records import Record, Run, Truth
 from rmetric.simulation.study import stress_specs
 from studies.fault_lab import __main__ as run_fault_lab
 from studies.fault_lab import tables
-from studies.fault_lab.signals import SIGNALS, area, response
-from studies.fault_lab.tables import by_fault, comparison, facts, outcomes, times, twins, wilson
+from studies.fault_lab.signals import SIGNALS, response
+from studies.fault_lab.tables import by_fault, facts, outcomes, times, twins, wilson
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = " ".join((ROOT / "docs/fault_lab.md").read_text(encoding="utf-8").split())
@@ -120,27 +118,6 @@ def test_nothing_at_or_after_the_failure_is_looked_at():
         assert response(signal, late, control) == response(signal, early, control)
 
 
-def test_a_run_like_its_twin_is_seen_by_nobody():
-    controls = [a_control(f"seed{n:03d}", n) for n in range(5)]
-    for signal in SIGNALS.values():
-        found = [response(signal, a_branch(c), c) for c in controls]
-        assert area(pd.DataFrame(found)) == 0.5
-
-
-def test_a_failure_with_no_step_before_it_is_seen_by_nobody():
-    control = a_control()
-    branch = a_branch(control, failure=ONSET)
-    assert response(SIGNALS["training_loss"], branch, control) == (-inf, -inf)
-
-
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=20))
-def test_the_area_is_that_of_scikit_learn(pairs):
-    found = pd.DataFrame(pairs, columns=["shown", "twin"])
-    scores = [a for a, _ in pairs] + [b for _, b in pairs]
-    labels = [1] * len(pairs) + [0] * len(pairs)
-    assert area(found) == pytest.approx(roc_auc_score(labels, scores))
-
-
 @given(st.integers(0, 40), st.integers(1, 40))
 def test_wilson_is_that_of_scipy(hits, more):
     interval = binomtest(hits, hits + more).proportion_ci(method="wilson")
@@ -164,16 +141,6 @@ def test_outcomes_are_counted_by_fault_those_that_fail_most_first():
     assert (name, kind, number, share.point, counts) == ("LR_SPIKE", "fault", 2, 1.0, [0, 0, 2])
     assert middle == (10 + 29) / 2
     assert rows["BAD_BATCH"][1] == "benign"
-
-
-def test_the_comparison_keeps_both_sides_apart():
-    control = a_control()
-    real = [a_branch(control, "ATTENTION_SCALE", failure=None)]
-    made = [a_branch(control, "GQA_MISMATCH")]
-    (row,) = [row for row in comparison(facts(real), facts(made)).rows if row[0] == "GQA_MISMATCH"]
-    _, severity, real_runs, real_share, _, made_runs, made_share, made_times = row
-    assert (severity, real_runs, made_runs) == ("5", 1, 1)
-    assert (real_share.point, made_share.point, made_times) == (0.0, 1.0, "29 (29 to 29)")
 
 
 def test_times_are_counted_from_the_onset_benign_failures_apart():
@@ -239,31 +206,12 @@ def test_the_page_states_the_times_of_table_7():
     )
 
 
-@pytest.mark.parametrize(
-    ("fault", "severity", "failed"),
-    [("LR_SPIKE", "5", 0), ("LR_SPIKE", "15", 4), ("BETA_FAULT", "0", 4), ("SIGN_FLIP", "3", 4),
-     ("ATTENTION_SCALE", "8", 0), ("ATTENTION_GROWTH", "1.2", 4), ("WEIGHT_BIT_FLIP", "16", 4),
-     ("DOMAIN_SHIFT", "0.3", 4), ("RATE_CUT", "0.5", 1), ("EXPERT_FAILURE", "4", 0)],
-)  # fmt: skip
-def test_what_the_page_calls_fatal_failed(fault, severity, failed):
-    row = rows_of("outcomes_by_severity")[fault, severity]
-    assert sum(int(row[kind]) for kind in ("Not finite", "Diverged", "Degraded")) == failed
-
-
 def test_the_page_states_the_size_of_the_archives():
     manifest = json.loads(
         (ROOT / "studies/fault_lab/data/manifest.json").read_text(encoding="utf-8")
     )
     size = sum(archive["bytes"] for archive in manifest["archives"].values())
     assert f"in the repository, {size / 1e6:.0f} MB" in PAGE
-
-
-def test_corrupt_data_is_hedged_as_the_page_says():
-    for (fault, severity), row in rows_of("twins").items():
-        if fault == "DATA_CORRUPTION" and float(severity) < 1:
-            lowest, _, highest = row["In the fault's last step"].partition(" to ")
-            hedge = -np.log(1 - float(severity))
-            assert 0.9 * hedge < float(lowest) <= float(highest or lowest) < 2 * hedge
 
 
 def write_part(folder, split: str, seeds, **worse) -> None:

@@ -16,11 +16,10 @@ from studies.fault_lab.rescue.__main__ import RESULTS
 from studies.fault_lab.rescue.policies import NOTHING, POLICIES, RESCUE, Rescue
 from studies.fault_lab.rescue.runner import (
     GO_ON,
-    Branch,
+    Treated,
     Treatment,
     train_control,
     train_untreated,
-    treat,
 )
 from studies.fault_lab.rescue.tables import aims, by_fault, harm, outcome, policies
 from studies.fault_lab.spec import LabSpec
@@ -60,6 +59,10 @@ class Scripted(Treatment):
         return GO_ON
 
 
+def treat(*arguments):
+    return Treated(*arguments).run()
+
+
 @pytest.fixture(scope="module")
 def control():
     torch.set_num_threads(1)
@@ -81,14 +84,6 @@ def test_shared_steps_are_those_that_would_be_trained(control, flipped, at):
     assert shared.seen == trained.seen
     assert (outcome == untreated.outcome) == (not at)
     assert untreated.outcome.above > 0
-
-
-def test_a_policy_of_every_step_begins_at_the_onset(control, flipped):
-    class Every(Treatment):
-        every_step = True
-
-    spec, untreated = flipped
-    assert treat(control, spec, untreated, Every()) == untreated.outcome
 
 
 def test_a_return_after_the_fault_ends_as_the_twin_bit_for_bit(control, flipped):
@@ -126,16 +121,6 @@ def test_data_that_are_left_out_are_not_used_again(control, flipped):
     assert again[5].training_loss != known[5].training_loss
 
 
-def test_stretches_that_are_left_out_follow_each_other(control, flipped):
-    branch_of = Branch(control, flipped[0])
-    branch_of.leave_out_data(46, 55)
-    assert [branch_of.batch_of(step) for step in (45, 46, 47)] == [45, 56, 57]
-    branch_of.leave_out_data(46, 50)  # as counted now: batches 56 to 60
-    assert [branch_of.batch_of(step) for step in (45, 46)] == [45, 61]
-    branch_of.leave_out_data(44, 46)  # around the others
-    assert [branch_of.batch_of(step) for step in (43, 44)] == [43, 62]
-
-
 def test_a_held_run_has_the_weights_of_the_snapshot(control, flipped):
     spec, untreated = flipped
     ended = treat(control, spec, untreated, Scripted((48,), action="hold"))
@@ -162,13 +147,6 @@ def test_every_policy_runs_on_a_fault_that_ends_with_nan(control, name):
     assert ended.end in ("finished", "not_finite")
     if name in (RESCUE, "leave_out_non_finite", "leave_out_outliers"):
         assert ended.end == "finished"
-
-
-def test_a_restart_at_nan_saves_a_run_whose_fault_is_over(control):
-    spec = replace(branch("INFINITE_GRADIENT", 1.0), onset_step=56)
-    untreated = train_untreated(control, spec)
-    ended = treat(control, spec, untreated, POLICIES["restart_at_nan"].make())
-    assert (ended.end, ended.above) == ("finished", 0.0)
 
 
 def test_rescue_ignores_a_control(control):

@@ -45,49 +45,6 @@ def test_the_files_are_there_and_what_is_printed_is_what_they_hold(results, tmp_
     assert printed[4].strip().startswith("went back from ")
 
 
-def test_rescue_ends_near_the_twin_and_the_fault_alone_does_not(results):
-    runs = results["panels"][0]["runs"]
-    assert runs["rescue"]["above"] < 0.05 < runs["fault alone"]["above"]
-
-
-def test_a_curve_has_every_executed_step_and_goes_back_where_the_run_did(results):
-    runs = results["panels"][0]["runs"]
-    for run in runs.values():
-        backs = {action[0] for action in run["actions"] if action[2] == "go_back"}
-        assert bool(backs) == bool(run["extra"])
-        assert run["curve"][0][:2] == [1, 1]
-        assert run["curve"][-1][:2] == [run["step"] + run["extra"], run["step"]]
-        for (executed, step, _), (then, next_step, _) in zip(
-            run["curve"][:-1], run["curve"][1:], strict=True
-        ):
-            # The gradient with which an alarm is known is thrown away: one step without a record.
-            assert then == executed + (2 if executed in backs else 1)
-            assert next_step == step + 1 if executed not in backs else next_step < step
-    assert runs["rescue"]["extra"] > 0
-
-
-def test_a_run_without_an_end_is_lost(results):
-    from studies.fault_lab.rescue.demo_figure import demo_figure
-
-    [panel] = results["panels"]
-    stopped = panel["runs"]["rescue"] | {"end": "not_finite", "step": 90}
-    assert demo.outcome_words(stopped) == "lost: stopped at step 90"
-    assert "not finite" in demo.outcome_words(stopped | {"above": None})
-    drawn = demo_figure([panel | {"runs": panel["runs"] | {"rescue": stopped}}])
-    assert "lost" in [text.get_text() for text in drawn.axes[0].texts]
-
-
-def test_the_demonstration_shows_open_seeds_alone():
-    runs = demo.open_runs()
-    assert {runs[panel.run][0].split for panel in demo.PANELS} <= {"calibration", "development"}
-
-
-def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    assert demo.main(["--out", str(tmp_path / "file" / "below")]) == 1
-    assert str(tmp_path / "file") in capsys.readouterr().err
-
-
 def test_numbers_that_are_not_there_are_an_error_that_names_them(tmp_path, capsys):
     assert demo.main(["--redraw", "--out", str(tmp_path)]) == 2
     assert "rescue.json" in capsys.readouterr().err

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from rmetric.reporting.style import TEXT_WIDTH
-from rmetric.simulation import FAULTS
 
 SCRIPT = Path(__file__).resolve().parents[3] / "docs" / "make_simulator_figure.py"
 
@@ -39,23 +38,3 @@ def test_the_fit_finds_the_power_it_is_shown(script, coefficient, exponent):
     tokens = np.geomspace(1e6, 1e10, 50)
     found = script.power_law(tokens, coefficient / tokens**exponent)
     assert found == pytest.approx((coefficient, exponent), rel=1e-6)
-
-
-def test_no_multiple_of_one_fails_and_forty_fails_soon(script):
-    runs = script.simulated(script.spike_specs())
-    assert np.isinf(script.times_to_failure(runs, 1)).all()
-    assert (script.times_to_failure(runs, 40) < 150).all()
-
-
-def test_averaging_quiets_the_gradient_and_leaves_the_workers_alone(script):
-    runs = script.simulated(script.worker_specs())
-    (few, own_of_few), (many, own_of_many) = (script.norms(runs, number) for number in (2, 32))
-    assert 2 < few / many <= 4.2
-    assert own_of_many == pytest.approx(own_of_few, rel=0.1)
-
-
-def test_every_fault_and_severity_has_its_bar(script):
-    ends = script.outcome_counts(script.simulated(script.fault_specs()))
-    assert {name for name, _ in ends} == set(FAULTS) - {"NONE"}
-    assert {counts.total() for counts in ends.values()} == {3}
-    assert all(ends[name, s]["absorbed"] == 3 for name, s in ends if FAULTS[name].benign)

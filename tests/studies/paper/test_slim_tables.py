@@ -81,11 +81,6 @@ def check(source: str) -> Typeset:
     return typeset
 
 
-def test_the_letters_are_as_wide_as_those_of_times():
-    # Of Adobe's metrics of Times-Roman: H 722, a 444, m 778, . 250 thousandths of the size.
-    assert width("HamHamHamHam.", 1000) == pytest.approx(4 * (722 + 444 + 778) + 250, rel=0.03)
-
-
 @pytest.mark.parametrize("study", ["tables", "emergent/tables", "stress/tables"])
 @pytest.mark.parametrize("name", SLIM)
 def test_a_slim_table_fits_and_its_numbers_are_those_of_the_full_one(name, study):
