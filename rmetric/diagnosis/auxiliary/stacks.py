@@ -73,10 +73,9 @@ _RECOMPUTES = re.compile(
 
 @dataclass(kw_only=True)
 class Stack:
-    """The main thread of one process.
+    """The main thread of one process, its innermost frame first.
 
     Attributes:
-        frames: the innermost first.
         stream: of the job, usually a rank; "" where it is not known.
         rank, local_rank, node, pid: as the file states them, None where it does not.
         stays: it did not move: taken after the process hung, or twice in one place.
@@ -218,14 +217,10 @@ def _stated(file: str, node: str | None, pid: str, command: str, above: Sequence
     ranks = _RANK_OF_COMMAND.findall(command) or _RANK_ABOVE.findall(text)[-1:]
     local = _LOCAL_ABOVE.findall(text)
     return Stack(
-        file=file,
-        frames=(),
-        rank=int(ranks[0]) if ranks else None,
-        local_rank=int(local[-1]) if local else None,
-        node=node,
+        file=file, frames=(), node=node, above="\n".join(above[-MAX_ABOVE:]),
+        rank=int(ranks[0]) if ranks else None, local_rank=int(local[-1]) if local else None,
         pid=int(pid) if pid.isdigit() else None,
-        above="\n".join(above[-MAX_ABOVE:]),
-    )
+    )  # fmt: skip
 
 
 def states_stack(text: str) -> bool:
