@@ -151,12 +151,9 @@ def holds_stacks(head: bytes) -> bool:
 
 
 def is_stack_dump(head: bytes) -> bool:
-    r"""True for the first bytes of a file with stacks of py-spy, and little else below the first.
+    """True for the first bytes of a file with stacks of py-spy, and little else below the first.
 
     A person's commands and what they printed may stand above it.
-
-    >>> is_stack_dump(b"Process 4711: python train.py\nPython v3.10.12 (/bin/python3.10)\n")
-    True
     """
     lines = _from_first(head)
     below = [line for line in lines[:-1] or lines if line.strip()]
@@ -224,11 +221,7 @@ def _stated(file: str, node: str | None, pid: str, command: str, above: Sequence
 
 
 def states_stack(text: str) -> bool:
-    r"""True for a log's entry that holds a stack of faulthandler.
-
-    >>> states_stack("Timeout!\nThread 0x00007f25 (most recent call first):\n  File ...")
-    True
-    """
+    """True for a log's entry that holds a stack of faulthandler."""
     return "(most recent call first)" in text and _FAULT_THREAD.search(text) is not None
 
 
