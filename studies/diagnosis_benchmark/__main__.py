@@ -58,10 +58,6 @@ def parser() -> argparse.ArgumentParser:
         help=f"holds the files of data/{MANIFEST.name} (default: {LOGS})",
     )  # fmt: skip
     out.add_argument(
-        "--injected", type=Path, default=JOBS, metavar="DIR",
-        help="holds archives of jobs with injected faults, and jobs.csv (default: those shipped)",
-    )  # fmt: skip
-    out.add_argument(
         "--out", type=Path, default=OUT, metavar="DIR", help=f"where results go (default: {OUT})"
     )
     out.add_argument(
@@ -97,7 +93,7 @@ def run(options: argparse.Namespace) -> None:
 def judge_written(options: argparse.Namespace) -> None:
     """The scores of other sets stay; those of a first look are kept and never written again."""
     with opened(options.sets) as cases:
-        _begin("written", len(cases))
+        print(f"written: {len(cases)} jobs", file=sys.stderr)
         jobs = mapped(score, cases, processes=options.jobs)
     judged, looked = {job.set for job in jobs}, {one.name for one in written_sets().values()
                                                  if one.commit}  # fmt: skip
@@ -127,24 +123,20 @@ def judge_real(options: argparse.Namespace) -> None:
 
 def judge_injected(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as work:
-        cases = injected_jobs(options.split, options.injected, Path(work))
-        files = [options.injected / name for name in ("jobs.csv", f"{options.split}.tar.xz")]
+        cases = injected_jobs(options.split, JOBS, Path(work))
+        files = [JOBS / name for name in ("jobs.csv", f"{options.split}.tar.xz")]
         _judge_methods("injected", cases, {"jobs_sha256": digest(files)}, options)
 
 
 def _judge_methods(
     source: str, cases: Any, inputs: dict[str, Any], options: argparse.Namespace
 ) -> None:
-    _begin(f"{source}, {options.split}", len(cases))
+    print(f"{source}, {options.split}: {len(cases)} jobs", file=sys.stderr)
     jobs = score_all(cases, options.jobs)
     results = Results(source=source, split=options.split, jobs=jobs)
     results.write(options.out)
     about = {"jobs": len(jobs), "lines": sum(job.lines for job in jobs)}
     note(options.out, results.name, inputs | about)
-
-
-def _begin(what: str, jobs: int) -> None:
-    print(f"{what}: {jobs} jobs", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from itertools import groupby
 from math import inf
-from typing import Any
 
 import msgspec
 
@@ -20,26 +20,22 @@ from studies.diagnosis_benchmark.scoring import Counts, Place, event_counts, hit
 ERROR = re.compile("error|exception|fail|fatal", re.IGNORECASE)
 #: Lines of `tail`, by default.
 LAST = 10
-Ranking = list[list[Hashable]]
+Ranking = Sequence[Collection[Hashable]]
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A method's answer on one job, scored; None for what it does not say or cannot be judged.
 
     Attributes:
-        shown: number of events shown.
         events: against lines labelled cause or symptom; None of a healthy job.
-        ranks, nodes: hit among the first of `TOPS`.
+        ranks: hit among the first of `TOPS`.
         score, basis: the confidence before its calibration, and the kind of its evidence.
         line_right: the first event shown has a line labelled cause or symptom.
         sure: it names a cause or an end from outside with a confidence of at least `SURE`.
-        named: number of suspects.
     """
 
-    shown: int | None = None
     events: Counts | None = None
     ranks: list[float] | None = None
-    nodes: list[float] | None = None
     outcome: str | None = None
     cause: str | None = None
     family: str | None = None
@@ -51,7 +47,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     basis: str | None = None
     line_right: bool | None = None
     sure: bool | None = None
-    named: int | None = None
 
 
 def of_diagnosis(case: Case, read: Read, said: Diagnosis) -> Answer:
@@ -60,9 +55,8 @@ def of_diagnosis(case: Case, read: Read, said: Diagnosis) -> Answer:
     places = [(one.file, one.line) for one in said.events]
     speaks = said.outcome in ("failed", "terminated") or said.cause is not None
     return Answer(
-        **_events(case, read, places),
+        events=_events(case, read, places),
         ranks=None if case.rank is None else hits(ranks_of(case, said), case.rank),
-        nodes=None if case.node is None else hits(nodes_of(case, said), case.node),
         outcome=said.outcome,
         cause=said.cause,
         family=said.family,
@@ -76,13 +70,12 @@ def of_diagnosis(case: Case, read: Read, said: Diagnosis) -> Answer:
         if case.labels
         else None,
         sure=speaks and said.confidence >= SURE,
-        named=len(said.nodes),
     )
 
 
 def ranks_of(case: Case, said: Diagnosis) -> Ranking:
     """The ranks that a diagnosis names; a node stands for those of its ranks not named before."""
-    out: Ranking = []
+    out: list[list[int]] = []
     seen: set[int] = set()
     for one in said.nodes:
         of_node = [rank for rank, its in case.node_of_rank.items() if its == one.node]
@@ -114,33 +107,30 @@ def last_lines(lines: Iterable[LogLine]) -> list[Place]:
     return [place for places in of_file.values() for place in places[-LAST:]]
 
 
-def error_time(lines: Sequence[LogLine], everyone: Sequence[Hashable], who: str) -> Ranking:
-    """Error_time of L4: the sooner somebody's first error, the more suspect.
+def error_time(lines: Sequence[LogLine], ranks: Sequence[int]) -> Ranking:
+    """Error_time of L4: the sooner a rank's first error, the more suspect.
 
-    By the time that lines state; by their number in the file where an error states none. Who
-    wrote no error comes last.
+    By the time that lines state; by their number in the file where an error states none. A rank
+    without an error comes last.
     """
-    errors = [line for line in lines if getattr(line, who) is not None and ERROR.search(line.text)]
+    errors = [line for line in lines if line.rank is not None and ERROR.search(line.text)]
     timed = all(line.time is not None for line in errors)
-    first: dict[Hashable, float] = {}
+    first: dict[int | None, float] = {}
     for line in errors:
         when = line.time if timed and line.time is not None else float(line.place[1])
-        first[getattr(line, who)] = min(first.get(getattr(line, who), inf), when)
-    return _by_score({one: -first.get(one, inf) for one in everyone})
+        first[line.rank] = min(first.get(line.rank, inf), when)
+    return _by_score(lambda rank: -first.get(rank, inf), ranks)
 
 
-def error_count(lines: Iterable[LogLine], everyone: Sequence[Hashable], who: str) -> Ranking:
+def error_count(lines: Iterable[LogLine], ranks: Sequence[int]) -> Ranking:
     """Error_count of L4: the more lines of errors, the more suspect."""
-    count = Counter(getattr(line, who) for line in lines if ERROR.search(line.text))
-    return _by_score({one: float(count[one]) for one in everyone})
+    count = Counter(line.rank for line in lines if ERROR.search(line.text))
+    return _by_score(lambda rank: count[rank], ranks)
 
 
-def _by_score(scores: Mapping[Hashable, float]) -> Ranking:
+def _by_score(score: Callable[[int], float], ranks: Iterable[int]) -> Ranking:
     """Who scores highest comes first, those of one score together."""
-    groups: dict[float, list[Hashable]] = {}
-    for who, score in scores.items():
-        groups.setdefault(score, []).append(who)
-    return [groups[score] for score in sorted(groups, reverse=True)]
+    return [list(some) for _, some in groupby(sorted(ranks, key=score, reverse=True), key=score)]
 
 
 #: Title -> which lines indicate the failure.
@@ -148,37 +138,28 @@ OF_EVENTS: dict[str, Callable[[Sequence[LogLine]], list[Place]]] = {
     "Grep for errors": grep,
     "Last ten lines": last_lines,
 }
-#: Title -> who of everybody is suspect, by "rank" or "node" of the lines. At random all come in any
-#: order, and what that scores on average is exact; always rank 0 has the others after it in order.
-OF_RANKS: dict[str, Callable[[Sequence[LogLine], Sequence[Hashable], str], Ranking]] = {
+#: Title -> which ranks are suspect. At random all come in any order, which scores exactly what it
+#: does on average; always rank 0 has the others after it in order.
+OF_RANKS: dict[str, Callable[[Sequence[LogLine], Sequence[int]], Ranking]] = {
     "Error_time": error_time,
     "Error_count": error_count,
-    "Random": lambda lines, everyone, who: [list(everyone)],
-    "Always rank 0": lambda lines, everyone, who: [[one] for one in everyone],
+    "Random": lambda lines, ranks: [list(ranks)],
+    "Always rank 0": lambda lines, ranks: [[rank] for rank in ranks],
 }
 
 
 def of_baselines(case: Case, read: Read) -> dict[str, Answer]:
     """Title -> scores of each answer that needs no method."""
-    events = {
-        title: Answer(**_events(case, read, find(read.lines))) for title, find in OF_EVENTS.items()
+    found = {
+        title: Answer(events=_events(case, read, find(read.lines)))
+        for title, find in OF_EVENTS.items()
     }
-    if case.rank is None:
-        return events
-    ranks = list(range(case.world_size)) if case.world_size else []
-    nodes = list(dict.fromkeys(case.node_of_rank[rank] for rank in sorted(case.node_of_rank)))
-    suspects = {
-        title: Answer(
-            ranks=hits(find(read.lines, ranks, "rank"), case.rank) if ranks else None,
-            nodes=hits(find(read.lines, nodes, "node"), case.node) if case.node else None,
-        )
-        for title, find in OF_RANKS.items()
-    }
-    return events | suspects
+    if case.rank is not None and case.world_size:
+        ranks = range(case.world_size)
+        for title, of_ranks in OF_RANKS.items():
+            found[title] = Answer(ranks=hits(of_ranks(read.lines, ranks), case.rank))
+    return found
 
 
-def _events(case: Case, read: Read, places: Sequence[Place]) -> dict[str, Any]:
-    out: dict[str, Any] = {"shown": len({read.event_of.get(one, one) for one in places})}
-    if not case.is_healthy:
-        out["events"] = event_counts(case.labels, places, read.event_of)
-    return out
+def _events(case: Case, read: Read, places: Sequence[Place]) -> Counts | None:
+    return None if case.is_healthy else event_counts(case.labels, places, read.event_of)

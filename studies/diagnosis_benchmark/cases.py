@@ -58,13 +58,10 @@ class Case:
 
     Attributes:
         group: jobs of one group are not independent and are drawn together.
-        kind: of the injected fault; "" for a healthy job and where nobody injected one.
         folder: holds the logs, in any depth.
-        outcome: of `OUTCOMES`.
-        published_outcome: as the publisher of the log counts it; "" where nobody did.
+        kind: of the injected fault; "" for a healthy job and where nobody injected one.
         stage, cause_class: as published; "" where not known.
-        rank, node: the faulty one; None where not known.
-        world_size: ranks of the job, None where not known.
+        rank, node: the faulty one.
         node_of_rank: rank -> node, as the launcher set it.
         healthy: folders of successful jobs of the same settings.
     """
@@ -74,7 +71,6 @@ class Case:
     folder: Path
     outcome: str
     kind: str = ""
-    published_outcome: str = ""
     stage: str = ""
     cause_class: str = ""
     rank: int | None = None
@@ -104,13 +100,13 @@ def real_jobs(split: str, logs: Path, work: Path, manifest: Path = MANIFEST) -> 
     """
     if split not in REAL:
         raise ValueError(f"split is {split!r}; {' and '.join(REAL)} are accepted")
-    rows = [row for row in _rows(manifest) if row["split"] == split]
     labels: dict[str, list[Row]] = defaultdict(list)
     for row in _rows(manifest.with_name(f"failure_labels_{split}.csv")):
         labels[row["file"]].append(row)
     of_job: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        of_job[row["job"]].append(row)
+    for row in _rows(manifest):
+        if row["split"] == split:
+            of_job[row["job"]].append(row)
     cases = [
         _real_case(files, labels, logs, work / f"{number:03d}")
         for number, files in enumerate(of_job.values())
@@ -144,16 +140,10 @@ def _real_case(files: list[Row], labels: dict[str, list[Row]], logs: Path, folde
             for label in labels[row["file"]]
         ]
     return Case(
-        name=first["job"],
-        group=first["case"],
-        folder=folder,
-        outcome=first["outcome"],
-        published_outcome=first["published_outcome"],
-        stage=first["stage"],
-        cause_class=first["cause_class"],
-        rank=faulty_rank(first["faulty"]),
+        name=first["job"], group=first["case"], folder=folder, outcome=first["outcome"],
+        stage=first["stage"], cause_class=first["cause_class"], rank=faulty_rank(first["faulty"]),
         labels=tuple(found),
-    )
+    )  # fmt: skip
 
 
 def _lay_out(row: Row, source: Path, target: Path, told: bool) -> None:
@@ -229,16 +219,12 @@ def injected_jobs(split: str, folder: Path, work: Path) -> list[Case]:
 
 def _injected_case(row: InjectedJob, rows: list[InjectedJob], work: Path) -> Case:
     nodes = {rank: f"node-{rank // row.ranks_per_node:02d}" for rank in range(row.world_size)}
+    shared = ("group", "outcome", "kind", "stage", "rank", "world_size")
     return Case(
+        **{name: getattr(row, name) for name in shared},
         name=row.job,
-        group=row.group,
         folder=work / row.job,
-        outcome=row.outcome,
-        kind=row.kind,
-        stage=row.stage,
-        rank=row.rank,
         node=None if row.rank is None else nodes[row.rank],
-        world_size=row.world_size,
         node_of_rank=nodes,
         labels=tuple(sorted(row.labels(), key=lambda label: (label.file, label.line))),
         healthy=tuple(work / one.job for one in rows if one.group == row.group and not one.judged),

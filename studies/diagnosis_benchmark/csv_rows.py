@@ -37,8 +37,7 @@ def write_rows(path: Path, kind: type[Row], rows: Iterable[Row]) -> None:
 def read_rows(path: Path, kind: type[Row]) -> list[Row]:
     """The rows of a file; none where there is no file.
 
-    Raises:
-        ValueError: a row is not as `write_rows` leaves it.
+    Raises ValueError: a row is not as `write_rows` leaves it.
     """
     if not path.exists():
         return []

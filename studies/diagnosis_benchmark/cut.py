@@ -9,7 +9,6 @@ left may no longer hold the cause: then the answer may be wrong, but not sure.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -24,14 +23,6 @@ from studies.diagnosis_benchmark.written_sets import WrittenCase
 Lines = list[bytes]
 #: Lines of a file from which the last ten are cut.
 LEAST_LINES = 40
-
-
-class Answered(NamedTuple):
-    """An answer to a job's logs after a cut."""
-
-    cut: str
-    right: bool
-    sure: bool
 
 
 def of_lines(change: Callable[[Lines, np.random.Generator], Lines]) -> Callable[..., Files]:
@@ -74,8 +65,8 @@ CUTS: dict[str, Callable[[Files, np.random.Generator], Files]] = {
 }
 
 
-def answered(job: WrittenCase, at: int) -> list[Answered]:
-    """The answers to the logs of a job, the `at`-th, after each cut."""
+def answered(job: WrittenCase, at: int) -> list[tuple[str, bool, bool]]:
+    """The cut, and whether the answer is right and is sure, for each cut of the `at`-th job."""
     found, files = [], files_of(job.case.folder)
     for number, (name, cut) in enumerate(CUTS.items()):
         if len(files) < 2 and cut in (without_one, one_alone):
@@ -84,14 +75,14 @@ def answered(job: WrittenCase, at: int) -> list[Answered]:
             said = diagnosed(cut(files, np.random.default_rng([at, number])))
         except LogError:  # nothing is left to read
             continue
-        found.append(Answered(name, scored(job, said).right, said.confidence >= SURE))
+        found.append((name, scored(job, said).right, said.confidence >= SURE))
     return found
 
 
 def table(jobs: Sequence[WrittenCase], cores: int) -> pd.DataFrame:
     """A row for each cut."""
     each = mapped(answered, jobs, range(len(jobs)), processes=cores)
-    found = pd.DataFrame([one for some in each for one in some], columns=Answered._fields)
+    found = pd.DataFrame([one for some in each for one in some], columns=["cut", "right", "sure"])
     found["sure and right"] = found["sure"] & found["right"]
     counts = found.groupby("cut").agg(
         **{"Jobs": ("right", "size"), "Right": ("right", "sum"), "Sure": ("sure", "sum"),

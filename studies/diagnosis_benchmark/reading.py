@@ -26,7 +26,6 @@ class LogLine(NamedTuple):
 
     place: Place
     rank: int | None
-    node: str | None
     time: float | None
     text: str
 
@@ -86,7 +85,6 @@ class _Recording(FilePass):
             yield LogLine(
                 place=(part.source.name, number),
                 rank=seat.rank,
-                node=seat.node,
                 time=None if entry is None else self.prefixes.time(entry[1]),
                 text=line.decode(errors="replace"),
             )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -49,20 +49,14 @@ TITLES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class JobScores:
-    """One job and what each method scored on it; facts of one name are those of `Case`."""
+    """One job and what each method scored on it."""
 
     name: str
     group: str
     kind: str
     outcome: str
-    published_outcome: str
-    stage: str
-    cause_class: str
-    rank: int | None
-    world_size: int | None
-    with_healthy: int
     lines: int
     answers: dict[str, Answer]
 
@@ -73,12 +67,7 @@ class JobScores:
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """A data set, judged.
-
-    Attributes:
-        source: "real" or "injected". split: "development", "held_out" or, of injected
-            jobs, "blind".
-    """
+    """A data set, judged: its source, "real" or "injected", and its split."""
 
     source: str
     split: str
@@ -127,27 +116,16 @@ def score_job(case: Case) -> JobScores:
         switches = Switches(**dict.fromkeys(off, False))
         said = decide(seen.job, library, healthy, switches=switches)
         answers[title] = of_diagnosis(case, seen, said)
-    facts = {one.name: getattr(case, one.name) for one in fields(JobScores)[:-3]}
-    return JobScores(
-        **facts,
-        with_healthy=len(case.healthy),
-        lines=seen.job.lines,
-        answers=answers | of_baselines(case, seen),
-    )
+    answers |= of_baselines(case, seen)
+    facts = (case.name, case.group, case.kind, case.outcome, seen.job.lines)
+    return JobScores(*facts, answers)
 
 
 def score_all(cases: Sequence[Case], processes: int) -> list[JobScores]:
     """In the order of the cases. Those of a group come one after another: they share siblings."""
-    groups: dict[str, list[Case]] = {}
-    for case in cases:
-        groups.setdefault(case.group, []).append(case)
-    done = mapped(_score_group, groups.values(), processes=processes)
-    by_name = {judged.name: judged for of_group in done for judged in of_group}
+    ordered = sorted(cases, key=lambda case: case.group)
+    by_name = {one.name: one for one in mapped(score_job, ordered, processes=processes)}
     return [by_name[case.name] for case in cases]
-
-
-def _score_group(cases: Sequence[Case]) -> list[JobScores]:
-    return [score_job(case) for case in cases]
 
 
 @lru_cache(maxsize=1)

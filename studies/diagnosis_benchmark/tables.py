@@ -48,23 +48,17 @@ def measures(found: Sequence[Results]) -> Table:
         ("F1 of events, all events", partial(_f1, over=micro_f1), 0.90),
         ("Faulty rank first", partial(_rank, place=TOP["first"]), 0.85),
         ("Faulty rank among five", partial(_rank, place=TOP["among five"]), 0.97),
-        *(
-            (
-                f"Faulty rank {words}, more often than {other}",
-                partial(difference, title=other, place=place),
-                0.0,
-            )
-            for words, place in TOP.items()
-            for other in BETTER_THAN
-        ),
-        (
-            "Cause class of classified crash logs",
-            partial(_share, right=lambda job, said: said.class_right),
-            0.90,
-        ),
-        ("Outcome", partial(_share, right=lambda job, said: said.outcome == job.outcome), None),
-        ("Stage", partial(_share, right=lambda job, said: said.stage_right), None),
     ]
+    for words, place in TOP.items():
+        for other in BETTER_THAN:
+            better = partial(_rank, place=place, than=other)
+            goals.append((f"Faulty rank {words}, more often than {other}", better, 0.0))
+    for title, right, goal in (
+        ("Cause class of classified crash logs", lambda job, said: said.class_right, 0.90),
+        ("Outcome", lambda job, said: said.outcome == job.outcome, None),
+        ("Stage", lambda job, said: said.stage_right, None),
+    ):
+        goals.append((title, partial(_share, right=right), goal))
     healthy = [sum(job.is_healthy for job in of.jobs) for of in found]
     counts = [f"{len(of.jobs) - well}, {well}" for of, well in zip(found, healthy, strict=True)]
     rows: list[tuple[Cell, ...]] = [
@@ -120,28 +114,23 @@ def _share(of: Results, right: Callable[[JobScores, Answer], bool | None]) -> Es
     return wilson(sum(known), len(known)) if known else None
 
 
-def hits_of(of: Results, title: str) -> list[tuple[JobScores, list[float]]]:
-    """The jobs of which a method was judged on its ranking, with the hits."""
-    found = [(job, job.answers.get(title, Answer()).ranks) for job in of.jobs]
-    return [(job, hits) for job, hits in found if hits is not None]
+def _hits(of: Results, title: str, place: int) -> dict[str, float]:
+    """Job -> hit at `TOPS[place]`, of the jobs of which a method was judged on its ranking."""
+    found = {job.name: job.answers.get(title, Answer()).ranks for job in of.jobs}
+    return {name: hits[place] for name, hits in found.items() if hits is not None}
 
 
-def _rank(of: Results, place: int, title: str | None = None) -> Estimate | None:
-    """Share of hits at `TOPS[place]`."""
-    found = hits_of(of, title or of.headline)
+def _rank(
+    of: Results, place: int, title: str | None = None, than: str | None = None
+) -> Estimate | None:
+    """Share of hits of injected jobs; minus those of the method `than` on the same jobs."""
+    found = _hits(of, title or of.headline, place)
+    if than is not None:
+        theirs = _hits(of, than, place)
+        found = {name: hit - theirs[name] for name, hit in found.items() if name in theirs}
     if of.source != "injected" or not found:
         return None
-    return mean([hits[place] for _, hits in found], [of.drawn_with(job) for job, _ in found])
-
-
-def difference(of: Results, title: str, place: int) -> Estimate | None:
-    """The headline's hits at `TOPS[place]` minus those of `title`, on the same jobs."""
-    ours = {job.name: hits[place] for job, hits in hits_of(of, of.headline)}
-    both = [(job, ours[job.name] - hits[place]) for job, hits in hits_of(of, title)
-            if job.name in ours]  # fmt: skip
-    if of.source != "injected" or not both:
-        return None
-    return mean([gap for _, gap in both], [of.drawn_with(job) for job, _ in both])
+    return mean([*found.values()], [*found])
 
 
 def methods(found: Sequence[Results]) -> Table:
@@ -195,8 +184,7 @@ def report(folder: Path, page: Path | None) -> list[Table]:
 
     Those of written jobs are also in written.md, that of the methods in methods.md.
 
-    Raises:
-        ValueError: a file of results cannot be used, or the page asks for a table not made.
+    Raises ValueError: a file of results cannot be used, or the page asks for a table not made.
     """
     found = [
         read_results(path)

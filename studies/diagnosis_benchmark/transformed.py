@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import pandas as pd
 from tqdm import tqdm
@@ -69,24 +68,14 @@ LOST: dict[str, Callable[[Lines], Lines]] = {
 }
 
 
-class Given(NamedTuple):
-    """An answer, as far as it is compared."""
-
-    outcome: str
-    cause: str | None
-    stage: str
-    step: int | None
-    place: str | None
-
-
-def answer(files: Files, change: Callable[[Lines], Lines] | None = None) -> Given:
-    """The diagnosis of some logs, changed."""
+def answer(files: Files, change: Callable[[Lines], Lines] | None = None) -> tuple[object, ...]:
+    """Outcome, cause, stage, step and first suspect of some logs, changed."""
     try:
         found = diagnosed({name: changed(name, data, change) for name, data in files.items()})
     except LogError as error:
-        return Given("refused", type(error).__name__, "", None, None)
+        return "refused", type(error).__name__
     place = found.nodes[0].name if found.nodes else None
-    return Given(found.outcome, found.cause, found.stage, found.iteration, place)
+    return found.outcome, found.cause, found.stage, found.iteration, place
 
 
 def changed(name: str, data: bytes, change: Callable[[Lines], Lines] | None) -> bytes:

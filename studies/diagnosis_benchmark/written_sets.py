@@ -108,8 +108,7 @@ def written_jobs(folder: Path) -> list[WrittenCase]:
 
     `Case.cause_class` is of `CAUSES`.
 
-    Raises:
-        ValueError: there is no job, or a manifest lacks something.
+    Raises ValueError: there is no job, or a manifest lacks something.
     """
     paths = sorted(folder.glob("*/manifest.json"))
     if not paths:

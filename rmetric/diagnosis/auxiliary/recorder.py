@@ -36,14 +36,7 @@ _SAME_SIZES = re.compile(rf"{_OF_ALL.pattern}|broadcast")
 
 
 class Collective(NamedTuple):
-    """One collective of one rank.
-
-    Attributes:
-        operation: without its backend: "all_reduce".
-        sizes: of the inputs, as text.
-        done: it ended.
-        words: operation, sizes and the line of the training program that called it.
-    """
+    """One collective of one rank; `words` have the line of the training program that called it."""
 
     operation: str
     sizes: str
@@ -56,7 +49,6 @@ class Dump:
     """The flight recorder of one rank.
 
     Attributes:
-        file: its name.
         groups: process group -> number -> collective.
         members: process group -> global ranks, of the groups that state them.
         ids: process group -> its key in `reached`.
@@ -86,15 +78,9 @@ class Dump:
 
 
 class Accused(NamedTuple):
-    """A rank that holds up others.
+    """A rank that holds up others, which wait for it or are ahead of it."""
 
-    Attributes:
-        how: "not ended", "not entered" or "other operation".
-        words: the same with the collective.
-        others: the ranks that wait for it, or are ahead of it.
-    """
-
-    how: str
+    how: str  # "not ended", "not entered" or "other operation"
     words: str
     others: frozenset[int]
 
@@ -110,43 +96,27 @@ class _Plain(pickle.Unpickler):
 
 
 def is_dump(head: bytes) -> bool:
-    """True for the first bytes of a dump, in either format.
-
-    >>> is_dump(b'{"comm_lib_version":"","entries":[{"collective_seq_id":1,')
-    True
-    """
+    """True for the first bytes of a dump, in either format."""
     return head[:1] in (_PICKLE, b"{") and any(key in head for key in _KEYS)
 
 
 def read_dump(path: Path, name: str) -> Dump:
-    """Read one rank's dump.
+    """One rank's dump, shown as `name`; the file's own name ends with the rank, as torch has it.
 
-    Args:
-        path: the file. Its name ends with the rank, as torch names it.
-        name: as it is shown.
-
-    Raises:
-        LogError: it cannot be read, holds objects, lacks its keys or names no rank.
+    Raises LogError: it cannot be read, holds objects, lacks its keys or names no rank.
     """
-    what = "a flight recorder's dump"
+    what, found = "a flight recorder's dump", _RANK.search(path.name)
+    dump = Dump(file=name, rank=int(found[1] or found[2]) if found else -1)
     try:
         size = path.stat().st_size
         if size > MAX_BYTES_OF_DUMP:
-            raise LogError(name, None, f"{what} of {size:,} bytes is too large")
+            raise ValueError(f"{size:,} bytes are too many")
         data = path.read_bytes()
-        loaded = _Plain(io.BytesIO(data)).load() if data.startswith(_PICKLE) else json.loads(data)
-    except LogError:
-        raise
+        _fill(dump, _Plain(io.BytesIO(data)).load() if data[:1] == _PICKLE else json.loads(data))
     except OSError as error:
         raise LogError(name, None, f"cannot be read: {error.strerror}") from None
     except Exception as error:  # a damaged pickle may raise any
-        raise LogError(name, None, f"no flight recorder's dump can be read: {error}") from None
-    found = _RANK.search(path.name)
-    dump = Dump(file=name, rank=int(found[1] or found[2]) if found else -1)
-    try:
-        _fill(dump, loaded)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise LogError(name, None, f"{what} without its entries ({error!r})") from None
+        raise LogError(name, None, f"no flight recorder's dump can be read: {error!r}") from None
     if dump.rank < 0:
         accepted = "a name such as nccl_trace_rank_3 is accepted"
         raise LogError(name, None, f"{what} of no rank; {accepted}")
@@ -201,10 +171,8 @@ def culprits(dumps: Sequence[Dump]) -> dict[int, Accused]:
 
     In each process group a rank does so that has not ended what others of the group ended, that is
     in another operation than most, or that never entered what they entered. Of the last those are
-    left out that wait elsewhere themselves: for a collective, or for a message of another rank.
-
-    Args:
-        dumps: one a rank; of several of one rank the last counts.
+    left out that wait elsewhere themselves: for a collective, or for a message of another rank. Of
+    several dumps of one rank the last counts.
     """
     by_rank = {one.rank: one for one in sorted(dumps, key=lambda one: one.rank)}
     ids = {group: key for one in dumps for group, key in one.ids.items()}
@@ -252,9 +220,7 @@ def _not_ended(group: str, key: str, dumps: Mapping[int, Dump]) -> Iterator[tupl
 def _not_entered(group: str, key: str, dumps: Mapping[int, Dump]) -> Iterator[tuple[int, Accused]]:
     """Ranks that are not in the first collective in which others of the group wait for them."""
     entered = {rank: one.last(group, key) for rank, one in dumps.items()}
-    for number in sorted(
-        {number for one in dumps.values() for number in one.groups.get(group, ())}
-    ):
+    for number in sorted({at for one in dumps.values() for at in one.groups.get(group, ())}):
         held = {rank: one.groups.get(group, {}).get(number) for rank, one in dumps.items()}
         here = {rank: one for rank, one in held.items() if one is not None}
         missing = [rank for rank, last in entered.items() if last < number]

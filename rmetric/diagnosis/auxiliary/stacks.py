@@ -73,10 +73,9 @@ _RECOMPUTES = re.compile(
 
 @dataclass(kw_only=True)
 class Stack:
-    """The main thread of one process.
+    """The main thread of one process, its innermost frame first.
 
     Attributes:
-        frames: the innermost first.
         stream: of the job, usually a rank; "" where it is not known.
         rank, local_rank, node, pid: as the file states them, None where it does not.
         stays: it did not move: taken after the process hung, or twice in one place.
@@ -152,12 +151,9 @@ def holds_stacks(head: bytes) -> bool:
 
 
 def is_stack_dump(head: bytes) -> bool:
-    r"""True for the first bytes of a file with stacks of py-spy, and little else below the first.
+    """True for the first bytes of a file with stacks of py-spy, and little else below the first.
 
     A person's commands and what they printed may stand above it.
-
-    >>> is_stack_dump(b"Process 4711: python train.py\nPython v3.10.12 (/bin/python3.10)\n")
-    True
     """
     lines = _from_first(head)
     below = [line for line in lines[:-1] or lines if line.strip()]
@@ -218,22 +214,14 @@ def _stated(file: str, node: str | None, pid: str, command: str, above: Sequence
     ranks = _RANK_OF_COMMAND.findall(command) or _RANK_ABOVE.findall(text)[-1:]
     local = _LOCAL_ABOVE.findall(text)
     return Stack(
-        file=file,
-        frames=(),
-        rank=int(ranks[0]) if ranks else None,
-        local_rank=int(local[-1]) if local else None,
-        node=node,
+        file=file, frames=(), node=node, above="\n".join(above[-MAX_ABOVE:]),
+        rank=int(ranks[0]) if ranks else None, local_rank=int(local[-1]) if local else None,
         pid=int(pid) if pid.isdigit() else None,
-        above="\n".join(above[-MAX_ABOVE:]),
-    )
+    )  # fmt: skip
 
 
 def states_stack(text: str) -> bool:
-    r"""True for a log's entry that holds a stack of faulthandler.
-
-    >>> states_stack("Timeout!\nThread 0x00007f25 (most recent call first):\n  File ...")
-    True
-    """
+    """True for a log's entry that holds a stack of faulthandler."""
     return "(most recent call first)" in text and _FAULT_THREAD.search(text) is not None
 
 

@@ -171,11 +171,7 @@ class SignatureLibrary:
 
 
 def _bare(text: str) -> str:
-    """An entry without the times before its lines, nor spaces before a set-in exception.
-
-    >>> _bare("2024-05-01T12:00:00.123Z tarfile.ReadError: unexpected end")
-    'tarfile.ReadError: unexpected end'
-    """
+    """An entry without the times before its lines, nor spaces before a set-in exception."""
     text = _BEFORE.sub("", text)
     traced = "Traceback (" in text and _SET_IN_TRACE.search(text)
     return _SET_IN.sub("", text) if traced else text

@@ -55,13 +55,7 @@ _START = ("initialise", "load data", "compile")
 
 
 def stated_stage(text: str, rules: Sequence[int] | None = None, *, may_step: bool = True) -> str:
-    """The stage that an entry states, of `job.STAGES`; "" where it states none.
-
-    >>> stated_stage("> building train, validation, and test datasets ...")
-    'load data'
-    >>> stated_stage("RuntimeError: CUDA error: an illegal memory access")
-    ''
-    """
+    """The stage that an entry states, of `job.STAGES`; "" where it states none."""
     text = text[:500]
     lower = text.lower()
     rules = possible_rules(lower.encode()) if rules is None else rules

@@ -67,13 +67,7 @@ _MIN_FILES = 4
 
 @dataclass
 class FileIdentity:
-    """Rank and node that a file name states.
-
-    Attributes:
-        rank: global rank; with a `local_rank`, one of the numbered nodes.
-        local_rank: rank within the node.
-        node: the node's name; its number where the name is a word and a number.
-    """
+    """Rank and node that a file name states; the node's number, where it is a word and a number."""
 
     rank: int | None = None
     local_rank: int | None = None
@@ -162,23 +156,20 @@ def _take_msrun(names: Sequence[str], files: list[FileIdentity]) -> None:
 
 def _take_counted(names: Sequence[str], files: list[FileIdentity]) -> None:
     """Numbers without a word, where the files that differ in nothing else count from 0."""
-    series: dict[tuple[str, str], dict[int, list[FileIdentity]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
+    series: dict[tuple[str, str], dict[int, list[FileIdentity]]] = defaultdict(dict)
     for name, file in zip(names, files, strict=True):
         for before, number, after in _unlabelled(name) if not file.ranked else ():
-            series[before, after][number].append(file)
+            series[before, after].setdefault(number, []).append(file)
     for (before, after), numbered in series.items():
         of_torchrun = after == "/*" and (not before or before.endswith("/"))
         least = 2 if of_torchrun else _MIN_FILES
         # Of a folder that torchrun makes some files may be missing.
         sure = of_torchrun and _ATTEMPT.search(before) is not None
         if sure or (len(numbered) >= least and sorted(numbered) == list(range(len(numbered)))):
-            for number, file in ((at, file) for at, those in numbered.items() for file in those):
-                if of_torchrun or file.node is not None:
-                    file.local_rank = number
-                else:
-                    file.rank = number
+            for number, files_of in numbered.items():
+                for file in files_of:
+                    local = of_torchrun or file.node is not None
+                    setattr(file, "local_rank" if local else "rank", number)
 
 
 def _unlabelled(name: str) -> Iterator[tuple[str, int, str]]:

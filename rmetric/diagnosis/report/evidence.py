@@ -55,13 +55,9 @@ def of_odd(
 
 
 def _evidence(
-    event: Event,
-    first: Occurrence,
-    ordering: Ordering,
-    who: Sequence[str],
-    why: str,
+    event: Event, first: Occurrence, ordering: Ordering, who: Sequence[str], why: str,
     signature: Signature | None = None,
-) -> Evidence:
+) -> Evidence:  # fmt: skip
     return Evidence(
         role=signature.role if signature else "odd",
         signature=signature.id if signature else "",

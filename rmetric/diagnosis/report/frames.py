@@ -52,14 +52,7 @@ _TRAINS = re.compile(r"^_?(?:inner_)?train(?:ing)?(?:_\w*(?:step|loop|batch|epoc
 
 
 def stage_of(text: str) -> str:
-    """The stage in which the entry's traceback was raised; "" where it is not known.
-
-    >>> stage_of('''Traceback (most recent call last):
-    ...   File "train.py", line 9, in train
-    ...   File "train.py", line 41, in save_checkpoint
-    ... OSError: no space''')
-    'checkpoint'
-    """
+    """The stage in which the entry's traceback was raised; "" where it is not known."""
     # The first of a chain of exceptions is the failure; the others are of handling it.
     chain = (_names(_frames(one)) for one in _CHAINED.split(text))
     stages = (
@@ -93,12 +86,6 @@ def raised(text: str) -> str:
     """The exception that ends an entry and the frame of the user's own code that led to it.
 
     The own frame is the innermost that lies in no library; "" where there is no exception.
-
-    >>> raised('''Traceback (most recent call last):
-    ...   File "plan.py", line 12, in make
-    ...   File "/env/lib/python3.10/site-packages/acme/slots.py", line 40, in take
-    ... acme.errors.SlotError: no room''')
-    'SlotError in make (plan.py:12): no room'
     """
     frames = list(_FRAME.finditer(text))
     behind = _RAISED.finditer(text, frames[-1].end() if frames else 0)

@@ -60,9 +60,7 @@ _MOST_GPUS = 16
 class Metric(NamedTuple):
     """A training log and the alarms of the calibrated detector.
 
-    Attributes:
-        offset: seconds from its records' times to the logs' clock; None where not known.
-        remarks: on how it joins the logs.
+    `offset`: seconds from its records' times to the logs' clock; `remarks` on how it joins them.
     """
 
     scored: ScoredRun
@@ -86,20 +84,13 @@ class Gpus(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A stretch of time, or with `end` None a moment.
-
-    Attributes:
-        start, end: seconds since 1970.
-        kind: of its colour: a role, a level, ``stage1`` to ``stage8``, ``alarm``, ``decision``.
-        label: shown where the pointer is on it.
-        shown: written into a stretch.
-    """
+    """A stretch of time in seconds since 1970, or with `end` None a moment."""
 
     start: float
-    kind: str
-    label: str
+    kind: str  # of its colour: a role, a level, "stage1" to "stage8", "alarm", "decision"
+    label: str  # shown where the pointer is on it
     end: float | None = None
-    shown: str = ""
+    shown: str = ""  # written into a stretch
 
     @property
     def until(self) -> float:
@@ -147,13 +138,8 @@ def incident_page(
 ) -> str:
     """The page, as HTML that needs nothing beside itself; the same input gives the same bytes.
 
-    Args:
-        diagnosis: as `diagnose` returns it.
-        metrics: a training log, any that `rmetric.readers.read_log` reads.
-        telemetry: what `rmetric telemetry --jsonl` recorded.
-
-    Raises:
-        LogError, OSError: a file cannot be read.
+    `metrics` is a training log, any that `rmetric.readers.read_log` reads; `telemetry` what
+    `rmetric telemetry --jsonl` recorded. Raises LogError, OSError: a file cannot be read.
     """
     metric = None if metrics is None else read_metric(metrics, diagnosis)
     gpus = None
@@ -299,8 +285,8 @@ def _gpu_lanes(gpus: Gpus | None) -> list[Lane]:
         for one, end in zip(own, ends, strict=True):
             label = f"{one.level}: {'; '.join(one.reasons)}".rstrip(": ")
             shown = "" if one.level == "healthy" else one.level
-            marks.append(Mark(one.time, one.level, label, end, shown))
-        lanes.append(Lane(f"GPU {key}", [one for one in marks if one.start >= FIRST_TIME]))
+            marks += [Mark(one.time, one.level, label, end, shown)] * (one.time >= FIRST_TIME)
+        lanes.append(Lane(f"GPU {key}", marks))
     return lanes
 
 

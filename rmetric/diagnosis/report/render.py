@@ -124,8 +124,6 @@ def around(text: str, most: int, *, point: str) -> str:
 
     >>> around("[E407 12:00:01.5 Watch.cpp:61] [Rank 3] timed out at 600 s", 32, point="timed out")
     '…[Rank 3] timed out at 600 s'
-    >>> around("OSError: No space left on device: '/a/b.pt'", 30, point="OSError")
-    'OSError: No space left on…'
     """
     if len(text) > most:
         text, point = _PATH.sub("…/", text), _PATH.sub("…/", point)
@@ -141,10 +139,10 @@ def around(text: str, most: int, *, point: str) -> str:
 
 def excerpt(evidence: Evidence) -> str:
     """Logged text on one line; of a traceback the exception, not the frames."""
-    lines = [line for line in evidence.text.splitlines() if line.strip()]
+    lines, point = [line for line in evidence.text.splitlines() if line.strip()], evidence.point
     raised, whole = _raised(lines), _without_frames(lines)
-    pointed = [one for one in raised if evidence.point and evidence.point in "\n".join(one)]
-    if not pointed and evidence.point and plain(evidence.point) in whole:
+    pointed = [one for one in raised if point and point in "\n".join(one)]
+    if not pointed and point and plain(point) in whole:
         return whole
     return _without_frames((pointed or raised or [[]])[0]) or whole or "(an empty line)"
 
@@ -179,8 +177,7 @@ def _without_frames(lines: Sequence[str]) -> str:
     kept = [
         line
         for before, line in zip(["", *lines], lines, strict=False)
-        if not _PLACE.match(line)
-        and not (_CODE_FOLLOWS.match(before) and line.startswith((" ", "\t")))
+        if not (_PLACE.match(line) or (_CODE_FOLLOWS.match(before) and line[:1] in " \t"))
     ]
     return plain(" ".join(kept or lines))
 
@@ -188,8 +185,7 @@ def _without_frames(lines: Sequence[str]) -> str:
 def plain(text: str) -> str:
     """On one line, control characters escaped."""
     # Not str.split alone: it also removes control characters that are to be shown.
-    words = text.replace("\t", " ").replace("\n", " ").split(" ")
-    return printable(" ".join(filter(None, words)))
+    return printable(" ".join(filter(None, re.split("[ \t\n]", text))))
 
 
 class _Part(NamedTuple):
@@ -235,14 +231,7 @@ def verdict(diagnosis: Diagnosis) -> str:
 
 
 def headline(diagnosis: Diagnosis) -> str:
-    """Cause, place and time on one line.
-
-    >>> print(headline(Diagnosis(
-    ...     outcome="failed", cause="cuda_out_of_memory", title="A GPU ran out of memory.",
-    ...     confidence=0.9, nodes=(Suspect(name="rank 12", rank=12, node="node-03", score=1.0,
-    ...     why=""),), iteration=431, stage="train", time=1714702447.0)))
-    FAILED: A GPU ran out of memory, rank 12 on node-03, at step 431 (train), 2024-05-03 02:14:07
-    """
+    """Cause, place and time on one line."""
     head, cause, place = f"{_outcome(diagnosis)}: ", what(diagnosis), where(diagnosis)
     # A rank that the title names is not named again.
     names = f", {place}" if place and place not in cause else ""
@@ -266,9 +255,10 @@ def what(diagnosis: Diagnosis) -> str:
         return title or plain(diagnosis.cause).replace("_", " ")
     if diagnosis.outcome == "unknown":  # the outcome is stated before
         title = re.sub(rf"^(?:{'|'.join(_UNKNOWN_PREFIXES)})[.:] ", "", title)
-        return title or "the logs do not say how the job ended"
-    healthy = diagnosis.outcome == "healthy"
-    return title or ("no failure found" if healthy else "the cause is not known")
+    unstated = {
+        "unknown": "the logs do not say how the job ended", "healthy": "no failure found",
+    }  # fmt: skip
+    return title or unstated.get(diagnosis.outcome, "the cause is not known")
 
 
 def _outcome(diagnosis: Diagnosis) -> str:
@@ -295,9 +285,8 @@ def where(diagnosis: Diagnosis) -> str:
     # The first stream of a symptom, an echo or an end from outside is no place of the failure.
     if diagnosis.cause is None or event is None or event.role != "cause":
         return ""
-    who = event.who
-    known = bool(who) and _is_known(who[0])
-    return f"{plain(who[0])}{' first' * (len(who) > 1)}" if known else ""
+    named = bool(event.who) and _is_known(event.who[0])
+    return plain(event.who[0]) + " first" * (len(event.who) > 1) if named else ""
 
 
 def _is_known(stream: str) -> bool:
@@ -313,11 +302,7 @@ def shown(diagnosis: Diagnosis) -> Evidence | None:
 
 
 def place(suspect: Suspect) -> str:
-    """A rank and its node.
-
-    >>> place(Suspect(name="rank 3", rank=3, node="gpu-07", score=0.9, why="it fell silent"))
-    'rank 3 on gpu-07'
-    """
+    """A rank and its node."""
     if suspect.rank is not None and suspect.node:
         return plain(f"rank {suspect.rank} on {suspect.node}")
     return _speaker(suspect.name)
@@ -354,13 +339,7 @@ def clock(seconds: float, *, date: bool = True) -> str:
 
 
 def sureness(diagnosis: Diagnosis) -> str:
-    """The confidence in a number and a word.
-
-    >>> sureness(Diagnosis(outcome="failed", cause="disk_full", confidence=0.92))
-    '92 % (sure)'
-    >>> sureness(Diagnosis(outcome="failed", confidence=0.7))
-    '70 % (likely) that the job failed'
-    """
+    """The confidence in a number and a word."""
     value = diagnosis.confidence
     word = "sure" if value >= SURE else "likely" if value >= LIKELY else "guess"
     # 99.6 % is not certain, and is not shown as 100.

@@ -187,9 +187,7 @@ def test_shares_rise_with_the_confidence_and_tell_from_where_an_answer_is_sure()
 def test_stored_answers_are_limited_by_the_model_of_today() -> None:
     answer = Answer(outcome="failed", cause="slurm_task_failed", family="launcher", confidence=0.45)
     known = JobScores(
-        name="a", group="g", kind="network", outcome="failed", published_outcome="", stage="",
-        cause_class="", rank=None, world_size=None, with_healthy=0, lines=1,
-        answers={WHOLE: answer},
+        name="a", group="g", kind="network", outcome="failed", lines=1, answers={WHOLE: answer},
     )  # fmt: skip
     old = Results(source="injected", split="development", jobs=[known])
     [found] = stated(old)
@@ -213,8 +211,7 @@ def test_an_answer_without_a_labelled_cause_is_right_by_outcome_and_line(
     answer: dict[str, object], right: bool
 ) -> None:
     known = JobScores(
-        name="a", group="g", kind="", outcome="failed", published_outcome="", stage="",
-        cause_class="", rank=None, world_size=None, with_healthy=0, lines=1, answers={},
+        name="a", group="g", kind="", outcome="failed", lines=1, answers={},
     )  # fmt: skip
     said = Answer(**{"outcome": "failed", "family": "disk full", **answer})  # type: ignore[arg-type]
     assert is_right(known, said) is right
