@@ -56,7 +56,7 @@ def plot_twins(runs: Mapping[str, ScoredRun], calibrated: Mapping[str, Trace]) -
         losses, published, own = column
         _plot_losses(losses, scored, shown)
         top, threshold = 1.06 * sum(scored.config.weights), scored.config.threshold
-        r_metric = trace_of_r_metric(scored).as_trace(name)
+        r_metric = trace_of_r_metric(scored)
         _plot_score(published, r_metric, threshold, top, (0, threshold, 1))
         own.set_yscale("symlog", linthresh=1.0)
         ticks = tuple(tick for tick in TICKS if tick <= highest)
