@@ -24,22 +24,22 @@ from rmetric.diagnosis.log_stream import (
     StepCounter,
 )
 from rmetric.diagnosis.patterns.iterations import IterationWatch
+from rmetric.diagnosis.places import Heads, LineShape, shape_reader
 from rmetric.diagnosis.reading.joining import TRANSITIONS, Kind
 from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix, PrefixParser
 from rmetric.diagnosis.reading.source import LogSource
 from rmetric.diagnosis.reading.steps import StepMatch
 from rmetric.diagnosis.reading.text import clean, unescaped
 from rmetric.diagnosis.signature import Signature
-from rmetric.diagnosis.templates.events import OTHERS
-from rmetric.diagnosis.templates.facts import (
+from rmetric.diagnosis.templates import (
     JOB_ID,
     MAX_ENTRIES,
+    OTHERS,
     SHORTEST_FORM,
     BoundedCache,
     Facts,
     LineAnalyser,
 )
-from rmetric.diagnosis.templates.places import Heads, LineShape, shape_reader
 
 #: Different masked texts of a file; further ones count as "<others>".
 MAX_TEXTS = 20_000

@@ -8,11 +8,11 @@ from typing import Any
 
 from rmetric.diagnosis.facts.job import MAX_NAMED, MAX_STACKS, STACKS_OF_RANK, STAGES, TAIL
 from rmetric.diagnosis.library.stages import next_stage
+from rmetric.diagnosis.places import Heads, LineShape, StepPlace
 from rmetric.diagnosis.reading.joining import EntryText, Kind, State
 from rmetric.diagnosis.reading.prefixes import Prefix
 from rmetric.diagnosis.reading.text import clean
-from rmetric.diagnosis.templates.facts import Facts
-from rmetric.diagnosis.templates.places import Heads, LineShape, StepPlace
+from rmetric.diagnosis.templates import Facts
 
 #: Entries in which a stream's first time is sought; at least `HEAD`.
 FIRST_ENTRIES = 50

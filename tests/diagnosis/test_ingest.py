@@ -13,14 +13,12 @@ from hypothesis import strategies as st
 from rmetric.diagnosis import entries
 from rmetric.diagnosis import ingest as ingesting
 from rmetric.diagnosis.facts.job import TAIL, Job
-from rmetric.diagnosis.ingest import ingest
+from rmetric.diagnosis.ingest import ingest, merged
 from rmetric.diagnosis.input_files import find, other_by_content
 from rmetric.diagnosis.library import SignatureLibrary
-from rmetric.diagnosis.merging import merged
 from rmetric.diagnosis.one_pass import FilePass
 from rmetric.diagnosis.reading import source as source_module
-from rmetric.diagnosis.templates.events import OTHERS
-from rmetric.diagnosis.templates.facts import BoundedCache, LineAnalyser
+from rmetric.diagnosis.templates import OTHERS, BoundedCache, LineAnalyser
 
 LIBRARY = SignatureLibrary.shipped()
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 79 GiB"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rmetric.diagnosis.facts.job import Event, Job, JobStream, Match, Occurrence
 from rmetric.diagnosis.pool import FREQUENT, Pool, learn, ordinary
-from rmetric.diagnosis.templates.events import OTHERS
+from rmetric.diagnosis.templates import OTHERS
 from rmetric.logs import LogError
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from rmetric.diagnosis.library.needed import any_digits
 from rmetric.diagnosis.reading.prefixes import NO_HOST
-from rmetric.diagnosis.reading.word_index import WordIndex
+from rmetric.diagnosis.reading.text import WordIndex
 
 #: More than the ranks of any communicator: for a rank that is stated as the job's own.
 MANY_RANKS = 1 << 30

@@ -11,8 +11,13 @@ from typing import Generic, TypeVar
 from rmetric.diagnosis.reading.prefixes import NO_PREFIX, PrefixParser
 from rmetric.diagnosis.reading.steps import StepMatch, match_step, never_states_step
 from rmetric.diagnosis.reading.timestamps import UNITS, may_state, stated
-from rmetric.diagnosis.templates.facts import BoundedCache, Facts, LineAnalyser
-from rmetric.diagnosis.templates.masks import plain_numbers, plain_pointers
+from rmetric.diagnosis.templates import (
+    BoundedCache,
+    Facts,
+    LineAnalyser,
+    plain_numbers,
+    plain_pointers,
+)
 
 Stream = TypeVar("Stream")
 
