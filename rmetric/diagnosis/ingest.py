@@ -117,8 +117,9 @@ def _files(
     from rmetric._util.workers import delayed
 
     # The largest first, so that no process is left with it at the end.
-    order = sorted(range(len(sources)), key=lambda at: -sources[at].size)
-    shares = _shares([sources[at] for at in order], 4 * cores)
+    order, number = sorted(sources, key=lambda one: -one.size), 4 * cores
+    # A process uses its caches for several files.
+    shares = [share for at in range(number) if (share := order[at::number])]
     read = Parallel(n_jobs=min(cores, len(shares)), return_as="generator_unordered")(
         delayed(_read)(share, library) for share in shares
     )
@@ -144,17 +145,6 @@ def _attempts_of(
     return FilePass(source, analyser, first.prefixes).read_attempts(starts=starts)
 
 
-def _shares(sources: Sequence[LogSource], number: int) -> list[list[LogSource]]:
-    """About equal shares, so that a process uses its caches for several files."""
-    shares: list[list[LogSource]] = [[] for _ in range(min(number, len(sources)))]
-    sizes = [0] * len(shares)
-    for source in sources:
-        least = sizes.index(min(sizes))
-        shares[least].append(source)
-        sizes[least] += source.size + 1
-    return shares
-
-
 def _read(sources: Sequence[LogSource], library: SignatureLibrary) -> list[list[Part]]:
     return list(_files(sources, library, 1, None))
 
@@ -171,24 +161,19 @@ def _job(parts: Sequence[Part], notes: Sequence[str]) -> Job:
         if part.source.lines == 0:
             of_files.append(f"{name}: empty")
         if part.unmatched:
-            of_files.append(
-                f"{name}: {part.unmatched:,} entries came after too many different ones and are "
-                f"counted as one event, {OTHERS}"
-            )
+            entries = f"{part.unmatched:,} entries came after too many different ones"
+            of_files.append(f"{name}: {entries} and are counted as one event, {OTHERS}")
         for number, line in part.job_ids.items():
             numbers.setdefault(number, f"{number} in {name}, line {line:,}")
     found += [*notes, *of_files, *job.notes]
     if len(numbers) > 1:
         few = "; ".join(list(numbers.values())[:4]) + ("; ..." if len(numbers) > 4 else "")
-        found.append(
-            f"there may be {len(numbers)} jobs in these logs, by the scheduler's numbers: {few}"
-        )
+        jobs = f"there may be {len(numbers)} jobs in these logs"
+        found.append(f"{jobs}, by the scheduler's numbers: {few}")
     if (both := two_jobs(job)) is not None:
         end, begin = map(clock, (job.spans[both[0]][1], job.spans[both[1]][0]))
-        found.append(
-            f"there may be two jobs in these logs, or one stood still: {both[0]} ends at "
-            f"{end} and {both[1]} begins at {begin}, with nothing between"
-        )
+        gap = f"{both[0]} ends at {end} and {both[1]} begins at {begin}, with nothing between"
+        found.append(f"there may be two jobs in these logs, or one stood still: {gap}")
     job.notes = list(dict.fromkeys(found))
     return job
 
@@ -200,10 +185,7 @@ MOST_LOCAL_RANKS = 64
 
 
 def merged(parts: Sequence[Part]) -> Job:
-    """One job of the parts of its files, which are in the order of the files; without notes.
-
-    The entries of the parts become those of the job.
-    """
+    """One job of the parts of its files, in the order of the files, whose entries it takes."""
     merging = _Merging(layout_of(parts))
     for part in parts:
         merging.add(part)
@@ -266,10 +248,8 @@ class _Merging:
         job, file, before = self.job, part.source.name, self.before
         self.before += part.first_line - 1 + part.lines
         seats = [self.layout.place(part.source, one.prefix) for one in part.streams]
-        names = {
-            one.stream.name: _name(seat, file)
-            for one, seat in zip(part.streams, seats, strict=True)
-        }
+        placed = [*zip(part.streams, seats, strict=True)]
+        names = {one.stream.name: _name(seat, file) for one, seat in placed}
         numbers = {at: self.events.number(one.text, one.cls) for at, one in part.templates.items()}
 
         # In place, and let go: of many files, two sets of entries would not fit into memory.
@@ -285,7 +265,7 @@ class _Merging:
             event.first, event.last = _earlier(event.first, first), _later(event.last, last)
             if is_not_finite(template.text):
                 job.not_finite = _earlier(job.not_finite or first, first)
-        for one, seat in zip(part.streams, seats, strict=True):
+        for one, seat in placed:
             self._add_stream(names[one.stream.name], seat, one, numbers)
         if part.succeeded is not None:
             job.succeeded = _later(job.succeeded or part.succeeded, part.succeeded)
@@ -365,10 +345,8 @@ class _Merging:
         job.rank_of_pid |= world.rank_of_pid
         job.notes = list(world.notes())
         if events.full:
-            job.notes.append(
-                f"{events.full:,} texts are unlike all others of the {len(events):,} events: "
-                "they count as one, <others>"
-            )
+            texts = f"{events.full:,} texts are unlike all others of the {len(events):,} events"
+            job.notes.append(f"{texts}: they count as one, {OTHERS}")
         return job
 
 

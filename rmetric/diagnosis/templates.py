@@ -63,11 +63,7 @@ def plain_pointers(plain: bytes) -> bytes:
 def masked(text: str) -> str:
     """A line's text with what varies masked, cut to `MAX_TEMPLATE` characters; no time in front.
 
-    Args:
-        text: with "0" for every number, as `plain_numbers` leaves it.
-
-    >>> masked("[0-0-0 0:0:0,0] rank 0 loads /data/x/part-0.bin from 0.0.0.0:0, sha 0f0a0c")
-    'rank <RANK> loads <PATH> from <IP>, sha <HASH>'
+    The text has "0" for every number, as `plain_numbers` leaves it.
     """
     found = _MASK.sub(lambda match: f"<{match.lastgroup}>", text[: 2 * MAX_TEMPLATE])
     return _TIME_FIRST.sub("", " ".join(found.split()))[:MAX_TEMPLATE]
@@ -118,12 +114,10 @@ class Facts:
         template: with what varies masked.
         cls: lines of different classes are different events, however similar: the level, and the
             key of a structured line.
-        level: as it states it.
-        stage: as it states it, "" for none.
-        look: a signature may match an entry with this line.
-        alone: one may match the line by itself.
-        step, job_id: it may state a step, the scheduler's number of the job.
-        world: what it may state of the size and the layout of the job.
+        level, stage: as it states them, "" for none.
+        look, alone: a signature may match an entry with this line, the line by itself.
+        step, job_id, world: it may state a step, the number of the scheduler's job, these of the
+            size and the layout of the job.
         exception: it holds an exception.
     """
 
@@ -151,14 +145,11 @@ class Facts:
 
 
 class LineAnalyser:
-    """Facts of lines and signatures of entries, with caches that the files of a process share.
-
-    Attributes:
-        readers: forms of prefixes -> the shapes of lines in files that use them.
-    """
+    """Facts of lines and signatures of entries, with caches that the files of a process share."""
 
     def __init__(self, library: SignatureLibrary) -> None:
         self.library = library
+        #: forms of prefixes -> the shapes of lines in files that use them (places.py)
         self.readers: dict[object, Any] = {}
         self._facts: BoundedCache[Facts] = BoundedCache()
         self._matches: BoundedCache[Matches] = BoundedCache(2048)
@@ -215,14 +206,11 @@ ANY = "<*>"
 
 
 class Events:
-    """Groups texts to events.
+    """Groups texts to events with Drain (drain3, in memory; no state is loaded).
 
     A text keeps the event that Drain gave it first. Texts of different classes never share one,
     nor do texts that differ in their first word. L4 states no settings of Drain (arXiv
-    2503.20263, section 4.1); these are ours.
-
-    Attributes:
-        full: number of texts that fit none of `max_events` events.
+    2503.20263, section 4.1); these are ours. `full` texts fit none of `max_events` events.
     """
 
     def __init__(self, max_events: int = MAX_JOB_EVENTS) -> None:

@@ -47,7 +47,7 @@ def read(folder: Path, library: SignatureLibrary) -> Read:
     """The logs in a folder as `ingest` reads them, with each of their lines."""
     analyser = LineAnalyser(library)
     passes = [_Recording(source, analyser) for source in find([folder]).sources]
-    parts = [one.read() for one in passes]
+    parts = [part for one in passes for part in one.read_attempts(starts=())]
     out, layout, events_of = Read(job=merged(parts)), layout_of(parts), Events()
     numbers = {  # class and text of a template -> its event, numbered as `merged` numbers them
         (one.cls, one.text): events_of.number(one.text, one.cls)

@@ -10,8 +10,14 @@ from rmetric.diagnosis.decide import diagnose
 from rmetric.diagnosis.reading.lines import _layers as wrapping
 from rmetric.diagnosis.reading.lines import unwrapped
 
-WRAPPED = ["> {line}", "> > {line}", "{at:6d}\t{line}", "{at}:{line}", "[{at}] {line}",
-           "[stdout] {line}", "    {line}", "> \t{line}"]  # fmt: skip
+WRAPPED = [
+    "> {line}",
+    "> > {line}",
+    "{at:6d}\t{line}",
+    "[stdout] {line}",
+    "    {line}",
+    "> \t{line}",
+]
 LOG = [
     "Traceback (most recent call last):", '  File "fit.py", line 3, in main', "    run()",
     "KeyError: 'x'", "", "step 3 loss 2.1", "[rank3] lost a peer", "srun: error: n7: task 3",

@@ -121,15 +121,10 @@ HEADER = (
 
 @cache
 def pattern_of(counted: frozenset[str], behind: frozenset[str] | None = None) -> re.Pattern[bytes]:
-    """The whole prefix of any line.
+    """The whole prefix of any line; arguments as those of `PrefixParser`.
 
     Four groups: the prefixes before a time, the node of a line of syslog, the prefixes behind
     either, and the prefix behind time and level.
-
-    Args:
-        counted: names of the counted forms that the file uses.
-        behind: a collector put a time before every line, which is part of the prefix, and these
-            counted forms stand behind it; None where it did not.
     """
     cut, some = _chain(counted)
     if behind is not None:
@@ -189,8 +184,6 @@ class Prefix:
         rank, local_rank: global rank, rank within its node.
         task: task number of srun or its like: a rank, or a node's number where each task launches
             several ranks.
-        node: the node's name or address.
-        pid: process number on its node.
         device: number of the GPU among those that the process sees.
     """
 
@@ -210,7 +203,7 @@ class PrefixParser:
     """The forms of prefixes that a file uses.
 
     Args:
-        counted: names of the forms that count in this file only (`COUNTED`).
+        counted: names of the forms of `COUNTED` that it uses.
         behind: as `counted`, behind the time that a collector put before every line; None where
             none did.
         tasks_launch: the tasks of srun are launchers of several ranks each.
@@ -242,11 +235,7 @@ class PrefixParser:
 
     @classmethod
     def learn(cls, lines: Iterable[bytes]) -> PrefixParser:
-        """The forms of a file, from a sample of it (`Source.sample`).
-
-        Forms that nothing else looks like count wherever they stand; those that prose may look
-        like ("3: ") only where the lines agree: most have one, and the numbers or hosts recur.
-        """
+        """The forms of a file, from a sample of it (`LogSource.sample`)."""
         lines = [line for line in lines if line.strip()]
         some = lines if len(lines) <= _LEARNT else Random(0).sample(lines, _LEARNT)
         heads = list(map(cls().pattern.match, some))
@@ -256,7 +245,9 @@ class PrefixParser:
         if _collected(_rests(heads, 1)):
             parser = cls(counted, behind=())
             behind = _counted([line[parser.split(line)[1] :] for line in some])
-        role_is_rank = any(b"]:[rank" in line and _two_ranks(line) for line in lines)
+        # Of another rank than torchrun's prefix states: "[rank3]:[rank11]:".
+        teed = (found for line in lines if (found := _TEED.search(line, 0, TIME_HEAD)))
+        role_is_rank = any(found[1] != found[2] for found in teed)
         launches = role_is_rank
         if "srun" in counted.union(behind or ()):
             learnt = cls(counted, behind=behind)
@@ -265,10 +256,7 @@ class PrefixParser:
         return cls(counted, behind=behind, tasks_launch=launches, role_is_rank=role_is_rank)
 
     def split(self, line: bytes) -> tuple[Prefix, int]:
-        """The prefix of a line and the offset of its text; `NO_PREFIX` (the object), 0 without one.
-
-        Equal prefixes give the same object: `Prefix` can be compared by `is` and be a dict's key.
-        """
+        """The prefix of a line (`NO_PREFIX`, the object, for none) and the offset of its text."""
         match = self.pattern.match(line)
         assert match is not None
         prefix = self._known.get(match.groups())
@@ -329,12 +317,6 @@ class PrefixParser:
             kinds.append("srun" if name == "labelled" else name)
             found |= fields
             at = one.end()
-
-
-def _two_ranks(line: bytes) -> bool:
-    """Return True for a line of another rank than torchrun's prefix states: "[rank3]:[rank11]:"."""
-    found = _TEED.search(line, 0, TIME_HEAD)
-    return found is not None and found[1] != found[2]
 
 
 def _launched(prefix: Prefix) -> bool:

@@ -50,11 +50,7 @@ def clean(line: bytes) -> str:
 
 
 def level(text: str) -> str:
-    """One of "error" (fatal and critical too), "warning", "info" (debug too), "" for none.
-
-    A word counts in brackets, before a colon, as the value of a key, or in capitals at the head of
-    the line, not in prose ("no error was found").
-    """
+    """One of "error" (fatal and critical too), "warning", "info" (debug too), "" for none."""
     head = text[:_HEAD]
     if match := _MARKED.search(head):
         return _LEVEL[match[match.lastgroup or 0].lower()]
@@ -86,8 +82,7 @@ RUN = 3
 class WordIndex(Generic[Item]):
     """Items by literals in lower case: the one prefilter of all patterns.
 
-    Each literal is filed under one run of letters of it that few others have; the runs of a line,
-    of which several indexes can make use, select those that are sought in it.
+    Each literal is filed under the run of letters of it that the fewest others have.
     """
 
     def __init__(self, literals: Iterable[tuple[bytes, Item]]) -> None:
