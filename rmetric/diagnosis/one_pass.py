@@ -22,8 +22,6 @@ from rmetric.diagnosis.reading.prefixes import Prefix
 from rmetric.diagnosis.reading.source import LogSource
 from rmetric.diagnosis.reading.text import clean
 
-#: Bytes of a line that are read, at its beginning and at its end.
-HALF_LINE = MAX_TEXT
 #: Lines with which a file begins, where they all differ.
 OPENING = 3
 
@@ -93,8 +91,7 @@ class FilePass(EntryPass):
 
         Args:
             on_progress: receives the number of bytes of each block.
-            starts: first lines of the later attempts; None for where the file's own first lines
-                recur.
+            starts: first lines of the later attempts; None for where the file's own recur.
         """
         found, opening, begun = list[Part](), list[bytes](), 0
         for lines in self.source.chunks():
@@ -187,11 +184,11 @@ def _recurrences(opening: list[bytes], keys: list[bytes]) -> list[int]:
 
 
 def _shortened(lines: list[bytes]) -> list[bytes]:
-    """Leave out the middle of long lines."""
-    if max(map(len, lines), default=0) <= 2 * HALF_LINE:
+    """Leave out the middle of long lines: `MAX_TEXT` bytes at either end are read."""
+    if max(map(len, lines), default=0) <= 2 * MAX_TEXT:
         return lines
     return [
-        line if len(line) <= 2 * HALF_LINE else line[:HALF_LINE] + b" ... " + line[-HALF_LINE:]
+        line if len(line) <= 2 * MAX_TEXT else line[:MAX_TEXT] + b" ... " + line[-MAX_TEXT:]
         for line in lines
     ]
 
@@ -259,6 +256,7 @@ class _PartBuilder:
             )
             for id, found in one.found.items()
         ]
+        usual = max(one.counters.values(), key=attrgetter("lines"), default=None)
         stream = JobStream(
             name=one.key,
             files={self.file.source.name},
@@ -269,9 +267,7 @@ class _PartBuilder:
             last_step=one.step,
             counts_samples=self.file.watch.counts_samples(one.key),
             last_step_at=None if one.last_step_at is None else self._entry(one.last_step_at),
-            longest_pause=max(one.counters.values(), key=attrgetter("lines")).longest_pause
-            if one.counters
-            else 0.0,
+            longest_pause=usual.longest_pause if usual else 0.0,
             stage=one.stage,
             stacks=[self._entry(raw) for raw in one.stacks],
         )

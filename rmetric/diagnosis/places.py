@@ -70,10 +70,7 @@ class ShapeReader:
         return shape
 
     def _place(self, line: bytes) -> re.Pattern[bytes]:
-        """Matches lines of the form up to where their prefix ends; its groups decide the stream.
-
-        Lines with like prefixes share it.
-        """
+        """Matches lines of the form up to where their prefix ends; its groups decide the stream."""
         found = self.prefixes.pattern.match(line)
         assert found is not None
         ends = [end for _, end in found.regs]
@@ -169,14 +166,10 @@ _step_match = partial(tuple.__new__, StepMatch)
 
 
 class StepPlace:
-    """Reads the step of lines of one form.
+    """Reads the step of lines of one form; `never`: none of them states one.
 
     Each number of the first line, from `start` on, is changed in turn, to find those that the step
-    depends on. If it is one alone, only that is read of further lines.
-
-    Args:
-        read: reads the step of any line.
-        never: no line states a step that differs from this in its digits alone.
+    depends on, as `read` reads any line. If it is one alone, only that is read of further lines.
     """
 
     def __init__(
@@ -216,11 +209,7 @@ class StepPlace:
 
 
 class TimePlace:
-    """Reads the time of lines of one form.
-
-    The text before the seconds and behind their fraction is looked up: most lines share it with
-    one before.
-    """
+    """Reads the time of lines of one form: the text around seconds and fraction is looked up."""
 
     def __init__(self, line: bytes, prefixes: PrefixParser) -> None:
         self._parse = prefixes.time

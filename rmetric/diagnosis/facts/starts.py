@@ -122,10 +122,9 @@ class StartMarks:
 
     def marks(self) -> list[Mark]:
         """All of them, in the order of their lines."""
-        ends, before, marks = self.ends(), 0, list[Mark]()
+        ends, marks = self.ends(), list[Mark]()
         for line, template, steps, last, rank in self._marks:
-            while before < len(ends) and ends[before] < line:
-                before += 1
+            before = bisect_left(ends, line)
             ended = before > 0 and ends[before - 1] >= last
             marks.append(Mark(line, template, steps, before, ended, rank))
         return marks
@@ -209,10 +208,6 @@ class _Beginning:
 
 def attempt_starts(marks: Sequence[Mark], *, last_end: int = 0) -> list[Mark]:
     """First entries of the second and later attempts in a file, in order; none for one attempt.
-
-    Args:
-        marks: occurrences of the entries of the beginning, by line.
-        last_end: line of the file's last failure or planned end.
 
     >>> first = [Mark(line, line, 0, 0) for line in (1, 2, 3)]
     >>> attempt_starts([*first, *(Mark(50 + one.line, one.template, 40, 1) for one in first)])
