@@ -94,9 +94,6 @@ def _few_collections() -> Iterator[None]:
     try:
         yield
     finally:
-        if not gc.get_freeze_count():  # what was made is old now, and not searched at once
-            gc.freeze()
-            gc.unfreeze()
         gc.set_threshold(*thresholds)
 
 
