@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
@@ -63,7 +62,6 @@ class Checkpoints:
         keep: clean good checkpoints of this model to retain, at least 1. Damaged ones are
             deleted first, then the oldest, once a newer one is good.
         keep_suspect: suspect ones to retain in addition, at least 1; see `set_alarm`.
-        group: gloo group over all ranks, used only here; None creates one.
         asynchronous: write in the background.
         fingerprint: identifies the model, the same on every rank and in every layout: a
             string, or a mapping of plain values.
@@ -81,7 +79,6 @@ class Checkpoints:
         *,
         keep: int = 3,
         keep_suspect: int = 2,
-        group: dist.ProcessGroup | None = None,
         asynchronous: bool = True,
         fingerprint: str | Mapping[str, Any],
         may_be_infinite: Collection[str] = (),
@@ -89,13 +86,11 @@ class Checkpoints:
         require("keep", keep, keep >= 1, "at least 1")
         require("keep_suspect", keep_suspect, keep_suspect >= 1, "at least 1")
         self.folder = Path(folder)
+        fingerprint = json.loads(json.dumps(fingerprint))
         self._directory = CheckpointDirectory(
-            self.folder,
-            keep=keep,
-            keep_suspect=keep_suspect,
-            fingerprint=json.loads(json.dumps(fingerprint)),
+            self.folder, keep=keep, keep_suspect=keep_suspect, fingerprint=fingerprint
         )
-        self.ranks = Ranks(group)
+        self.ranks = Ranks()
         self._asynchronous, self._may_be_infinite = asynchronous, tuple(may_be_infinite)
         self._stager = dcp.HostMemoryStager()
         self._save: dcp.Save | None = None
@@ -235,12 +230,9 @@ class Checkpoints:
         reader = dcp.IndexReader(good.path, good.files)
         try:
             load(
-                state,
-                storage_reader=reader,
-                planner=dcp.PlainLoadPlanner(),
-                process_group=self.ranks.group,
-                no_dist=self.ranks.single_process,
-            )
+                state, storage_reader=reader, planner=dcp.PlainLoadPlanner(),
+                process_group=self.ranks.group, no_dist=self.ranks.single_process,
+            )  # fmt: skip
         except CheckpointException as error:
             problem = reader.problem or dcp.error_text(error)
             raise ValueError(f"{good.path} does not fit: {problem}") from None

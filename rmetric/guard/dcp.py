@@ -362,12 +362,10 @@ class HostMemoryStager(DefaultStager):
         self._held = 0  # bytes of the largest state so far
         super().__init__(
             StagingOptions(
-                use_pinned_memory=self._cuda,
-                use_shared_memory=False,
-                use_async_staging=False,
-                use_non_blocking_copy=self._cuda,
+                use_pinned_memory=self._cuda, use_non_blocking_copy=self._cuda,
+                use_shared_memory=False, use_async_staging=False,
             )
-        )
+        )  # fmt: skip
 
     def copied(self, state: dict[str, Any]) -> dict[str, Any]:
         """Copy of the state in host memory; MemoryError if there is too little of it."""

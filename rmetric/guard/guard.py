@@ -116,13 +116,9 @@ class Guard:
         self._phase = self._logged_reason = ""
         self._grace_is_over = False
         self._requests = RequestSources(
-            signals=signals,
-            folder=self.folder if self.ranks.rank == 0 else None,
-            telemetry=telemetry,
-            grace_seconds=grace_seconds,
-            alarm_steps=alarm_steps,
-            clock=clock,
-        )
+            signals=signals, folder=self.folder if self.ranks.rank == 0 else None, clock=clock,
+            telemetry=telemetry, grace_seconds=grace_seconds, alarm_steps=alarm_steps,
+        )  # fmt: skip
         self._alarm_since: int | None = None
         self._beat("starting")
 
