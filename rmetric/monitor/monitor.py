@@ -575,12 +575,13 @@ class Monitor:
     def _judge_before_update(self, pending: Pending) -> tuple[Alert, ...]:
         if pending.sharded and pending.norm is None and self._whole_norm is None:
             self.protocol.tell("unknown_norm")
-        at_hand = pending is self._pending  # else it was judged when it was completed
-        self.weights_step -= at_hand
+        if pending is not self._pending:  # asked late: the step was judged when it was completed
+            return self._judge_rules(pending)
+        self.weights_step = pending.record.step - 1
         try:
             return self._judge_rules(pending)
         finally:
-            self.weights_step += at_hand
+            self.weights_step = pending.record.step
 
     @fail_safe(otherwise=tuple)
     def _judge_rules(self, pending: Pending) -> tuple[Alert, ...]:
