@@ -476,7 +476,7 @@ class Monitor:
             raise ArgumentError(f"state is {found(state)}: what state_dict gave is accepted")
         self._load(state)
         if state and self.is_open:
-            self._delivery.load_action_states(state["actions"])
+            self._delivery.load_action_states(state.get("actions", {}))
 
     @fail_safe()
     def _load(self, state: Mapping[str, Any]) -> None:
