@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from math import isfinite
 from os import PathLike
 from pathlib import Path
@@ -103,10 +104,7 @@ class Protocol:
                 logger.warning("rmetric: %s", SLIPS[slip].format(**found))
 
     def number(self, name: str, value: Any) -> Tensor | float | None:
-        """An argument that must be a number. A wrong one raises until a step has been checked.
-
-        Later the training, which is not ended, is under way: the slip is told, and it is None.
-        """
+        """A number; a wrong one raises until a step has been checked, then it is told, and None."""
         try:
             return number(name, value)
         except ArgumentError as error:
@@ -160,15 +158,13 @@ class Protocol:
 def number(name: str, value: Any) -> Tensor | float | None:
     """A number, a tensor with one element, or None, as it is. Raises ArgumentError for all else."""
     accepted = "a number or a tensor with one element is accepted"
-    if isinstance(value, Tensor):
-        if value.numel() != 1:
-            raise ArgumentError(f"{name} is {found(value)}: {accepted}, such as its mean")
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise ArgumentError(f"{name} is {found(value)}: {accepted}, such as its mean")
+    if value is None or isinstance(value, Tensor):
         return value
-    try:
+    with suppress(TypeError, ValueError):
         if not isinstance(value, str):
-            return None if value is None else float(value)
-    except (TypeError, ValueError):
-        pass
+            return float(value)
     raise ArgumentError(f"{name} is {found(value)}: {accepted}")
 
 
