@@ -67,7 +67,7 @@ def logs_among(files: Sequence[Path], root: Path) -> FolderFiles:
     latest = {max(found, key=_global_step) for found in states.values()}
     longer = _longer_logs(files, states, latest)
     latest -= {state for run in longer for state in states[run]}
-    kept, rest = [], []
+    kept, rest = list[Path](), list[Path]()
     for file in files:
         above = (folder for folder in file.parents if folder == root or root in folder.parents)
         run = next((folder for folder in above if folder in states), None)
