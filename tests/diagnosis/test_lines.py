@@ -17,7 +17,7 @@ from rmetric.diagnosis.reading.prefixes import PrefixParser
 from rmetric.diagnosis.reading.steps import match_step, may_state_step, never_states_step
 from rmetric.diagnosis.reading.text import level
 from rmetric.diagnosis.reading.timestamps import parse
-from rmetric.diagnosis.report.frames import raised, stage_of
+from rmetric.diagnosis.report.evidence import raised, stage_of
 from studies.diagnosis_benchmark.corpus import TABLES
 
 

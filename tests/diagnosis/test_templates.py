@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rmetric.diagnosis.facts.statements import STATEMENTS
 from rmetric.diagnosis.library import SignatureLibrary
-from rmetric.diagnosis.library.needed import any_digits
+from rmetric.diagnosis.library.load import any_digits
 from rmetric.diagnosis.reading.prefixes import PrefixParser
 from rmetric.diagnosis.reading.steps import StepMatch, match_step
 from rmetric.diagnosis.reading.word_index import WordIndex, runs_of
