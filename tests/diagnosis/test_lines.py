@@ -114,14 +114,6 @@ def test_what_tells_a_step_or_a_stage_passes_the_gates(pieces, gap):
     assert not stage or rules or step
 
 
-@given(
-    st.sampled_from(["step {}", "iteration {:8d}/ 99 |", "[step {}]", "'step': {}}}", "it={} a"]),
-    st.integers(min_value=0, max_value=10**9),
-)
-def test_the_number_is_read_whatever_it_is(text, step):
-    assert step_of(text.format(step)) == step
-
-
 BESIDE = st.sampled_from(
     [
         "step", "steps", "global_step", "iter", "iter(train)", "update", "batch", "it", "loss",

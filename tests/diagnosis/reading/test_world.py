@@ -165,14 +165,6 @@ def test_told_ranks_are_found_whatever_the_order_of_nodes(tmp_path_factory, data
     assert {one.rank: one.files for one in streams if one.rank is not None} == expected
 
 
-@given(st.text(max_size=200))
-def test_any_line_may_be_taken(text):
-    found = IdentityGraph("a.log")
-    found.take(text, NO_PREFIX)
-    World(found).node(NO_PREFIX, None)
-    assert World(found).size is None or World(found).size > 0
-
-
 PARTS = st.sampled_from(
     [
         "rank", "ranks[", "rankNum[", "nranks", "RANK=", "WORLD_SIZE=", "world", "size",
