@@ -21,7 +21,7 @@ from rmetric.diagnosis.report.render import (
     verdict,
 )
 from rmetric.diagnosis.result import OUTCOMES, Candidate, Diagnosis, Evidence, Suspect
-from tests.diagnosis.diagnoses import THEN, echo, evidence, out_of_memory, suspect
+from tests.diagnosis.diagnoses import THEN, evidence, out_of_memory, suspect
 
 WHOLE = """\
 FAILED: A GPU ran out of memory, rank 12 on node-03, at step 431 (train), 2024-05-03 02:14:07
@@ -221,20 +221,6 @@ def test_a_candidate_that_came_after_is_said_to():
     )  # fmt: skip
     assert "The job was cancelled (70 %): later, likely a consequence\n" in shown
     assert "The port is in use (40 %): later than: The job was cancelled\n" in shown
-
-
-def test_what_a_log_brought_along_cannot_move_the_terminal():
-    hostile = "a\x1b[2J\x07\r\nb\u202ec"
-    shown = verdict(
-        out_of_memory(
-            title=hostile, why=hostile, to_do=(hostile,), notes=(hostile,), stage=hostile,
-            events=(evidence(text=hostile, file=hostile), echo(why=hostile, who=(hostile,))),
-            nodes=(suspect(node=hostile, why=hostile),),
-            candidates=(Candidate(cause="", title=hostile, confidence=0.1, why=hostile),),
-        )
-    )  # fmt: skip
-    assert all(line.isprintable() for line in shown.split("\n"))
-    assert "a\\x1b[2J\\x07\\r b\\u202ec" in shown
 
 
 def test_a_time_that_is_none_is_still_shown():

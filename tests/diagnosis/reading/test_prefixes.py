@@ -148,17 +148,6 @@ def test_prose_has_no_prefixes(lines):
     assert all(learnt.split(line) == (NO_PREFIX, 0) for line in lines)
 
 
-def test_tasks_that_launch_ranks_are_no_ranks():
-    tasks = [b"%d: [default%d]: said" % (at % 2, at % 4) for at in range(40)]
-    who, start = PrefixParser.learn(tasks).split(b"1: [default3]: said")
-    assert (who.task, who.local_rank, who.rank, start) == (1, 3, None, len(b"1: [default3]: "))
-    command = [b"+ srun -l torchrun --nproc_per_node=8 train.py"] + [b"0: a", b"1: b"] * 20
-    assert PrefixParser.learn(command).split(b"1: said")[0] == Prefix(kinds=("srun",), task=1)
-    # The rank is known better inside.
-    ranks = [b"%d: [rank%d]: said" % (at % 2, at % 8) for at in range(40)]
-    assert PrefixParser.learn(ranks).split(b"1: [rank6]: x")[0].rank == 6
-
-
 LEFT_IN = {
     b"[E ProcessGroupNCCL.cpp:828] [Rank 3] Watchdog caught": {"rank": 3},
     b"[2024-07-03 19:15:16,379] [INFO] [logging.py:60:log_dist] [Rank 0] step": {"rank": 0},
