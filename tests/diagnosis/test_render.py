@@ -295,6 +295,8 @@ def test_prose_is_cut_at_its_end(text, most):
 @given(st.text(alphabet="ab /", max_size=60), st.text(alphabet="xyz", min_size=1, max_size=20),
        st.text(alphabet="ab /", max_size=60), st.integers(22, 60))  # fmt: skip
 def test_a_point_that_fits_is_kept(before, point, after, most):
+    line = "[E407 12:00:01.5 Watch.cpp:61] [Rank 3] timed out at 600 s"
+    assert around(line, 32, point="timed out") == "…[Rank 3] timed out at 600 s"
     short = around(f"{before}{point}{after}", most, point=point)
     assert len(short) <= most
     assert point in short
