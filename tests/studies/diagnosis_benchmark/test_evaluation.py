@@ -17,7 +17,7 @@ from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.result import SURE, Diagnosis, Evidence, Suspect
-from studies.diagnosis_benchmark import answers, restart_advice
+from studies.diagnosis_benchmark import answers, cause_meanings, restart_advice, scoring
 from studies.diagnosis_benchmark.__main__ import main
 from studies.diagnosis_benchmark.answers import Answer, nodes_of, of_diagnosis, ranks_of
 from studies.diagnosis_benchmark.cases import (
@@ -29,13 +29,6 @@ from studies.diagnosis_benchmark.cases import (
     real_jobs,
 )
 from studies.diagnosis_benchmark.cases import JOBS as ARCHIVES
-from studies.diagnosis_benchmark.cause_meanings import (
-    FAMILIES,
-    STAGES,
-    class_is_right,
-    faulty_rank,
-    stages_of,
-)
 from studies.diagnosis_benchmark.csv_rows import read_rows, write_rows
 from studies.diagnosis_benchmark.reading import LogLine, Read, read
 from studies.diagnosis_benchmark.results import (
@@ -47,15 +40,7 @@ from studies.diagnosis_benchmark.results import (
     read_results,
     score_job,
 )
-from studies.diagnosis_benchmark.scoring import (
-    TOPS,
-    Counts,
-    event_counts,
-    hits,
-    macro_f1,
-    mean,
-    micro_f1,
-)
+from studies.diagnosis_benchmark.scoring import TOPS, Counts, event_counts, hits
 from studies.diagnosis_benchmark.tables import measures, report
 from studies.diagnosis_benchmark.written_sets import packed, written_sets
 
@@ -123,17 +108,20 @@ def test_grep_and_last_lines() -> None:
 
 
 def test_each_class_is_right_by_one_family_only_and_stages_are_ours() -> None:
-    assert len(set(FAMILIES.values())) == len(FAMILIES)
-    assert set(FAMILIES.values()) <= {signature.family for signature in SignatureLibrary.shipped()}
-    assert class_is_right("cuda_oom", "out of GPU memory")
-    assert not class_is_right("cuda_oom", "host out of memory")
-    assert not class_is_right("a new class", "")
-    assert {one for stages in STAGES.values() for one in stages} <= set(OUR_STAGES)
-    assert stages_of("data loading (after run_start)") == ("load data",)
-    assert stages_of("") == ()
-    assert stages_of("somewhere") == ()
-    assert faulty_rank("rank 12") == 12
-    assert faulty_rank("all ranks; torchrun names local_rank as first failure") is None
+    assert len(set(cause_meanings.FAMILIES.values())) == len(cause_meanings.FAMILIES)
+    known = {signature.family for signature in SignatureLibrary.shipped()}
+    assert set(cause_meanings.FAMILIES.values()) <= known
+    assert cause_meanings.class_is_right("cuda_oom", "out of GPU memory")
+    assert not cause_meanings.class_is_right("cuda_oom", "host out of memory")
+    assert not cause_meanings.class_is_right("a new class", "")
+    assert set().union(*cause_meanings.STAGES.values()) <= set(OUR_STAGES)
+    assert cause_meanings.stages_of("data loading (after run_start)") == ("load data",)
+    assert cause_meanings.stages_of("") == ()
+    assert cause_meanings.stages_of("somewhere") == ()
+    assert cause_meanings.faulty_rank("rank 12") == 12
+    assert (
+        cause_meanings.faulty_rank("all ranks; torchrun names local_rank as first failure") is None
+    )
 
 
 def case(**known: object) -> Case:
@@ -197,14 +185,14 @@ def test_sure_of_a_failure(said: Diagnosis, sure: bool) -> None:
 
 def test_sums_by_hand() -> None:
     some = [Counts(2, 1, 1), Counts(0, 0, 0), Counts(1, 0, 3)]
-    assert micro_f1(some, "abc").point == pytest.approx(2 * 3 / (2 * 3 + 1 + 4))
-    assert macro_f1(some, "abc").point == pytest.approx((2 * 2 / 6 + 2 / 5) / 2)
+    assert scoring.micro_f1(some, "abc").point == pytest.approx(2 * 3 / (2 * 3 + 1 + 4))
+    assert scoring.macro_f1(some, "abc").point == pytest.approx((2 * 2 / 6 + 2 / 5) / 2)
 
 
 def test_jobs_of_one_group_are_drawn_together() -> None:
     values = [0.0, 0.0, 1.0, 1.0]
-    alone = mean(values, ["a", "b", "c", "d"])
-    alike = mean(values, ["a", "a", "a", "a"])
+    alone = scoring.mean(values, ["a", "b", "c", "d"])
+    alike = scoring.mean(values, ["a", "a", "a", "a"])
     assert alone.low < 0.5 < alone.high
     assert alike == (0.5, 0.5, 0.5)
 
