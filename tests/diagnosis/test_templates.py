@@ -88,10 +88,6 @@ def test_masks(line: str, expected: str) -> None:
 @given(LINES, SOME)
 def test_digits_do_not_matter_to_a_template(line: str, numbers: list[int]) -> None:
     assert template(with_numbers(line, numbers)) == template(line)
-
-
-@given(LINES)
-def test_no_number_is_left_and_length_is_bounded(line: str) -> None:
     found = template(line * 20)
     assert not NUMBERS.search(found)
     assert len(found) <= MAX_TEMPLATE

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -200,16 +198,3 @@ def test_any_line_can_be_split(line):
         prefixes.time(line)
         assert who is prefixes.split(line)[0]
         assert prefixes.split(b"2024-05-03 12:00:00 INFO said")[0] is NO_PREFIX
-
-
-LONG = [b"[", b"a.", b"1:", b"(", b"2024-05-03 12:00:00 ", b"[a] ", b" ", b"INFO ", b"a:1:1 [0] "]
-
-
-@pytest.mark.parametrize("part", LONG)
-def test_no_line_takes_long(part):
-    line = part * (60_000 // len(part))
-    prefixes = PrefixParser(forms.COUNTED)
-    began = time.process_time()
-    prefixes.split(line)
-    prefixes.time(line)
-    assert time.process_time() - began < 0.5
