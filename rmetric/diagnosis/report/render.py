@@ -275,8 +275,9 @@ def where(diagnosis: Diagnosis) -> str:
     # The first stream of a symptom, an echo or an end from outside is no place of the failure.
     if diagnosis.cause is None or event is None or event.role != "cause":
         return ""
-    named = bool(event.who) and _is_known(event.who[0])
-    return plain(event.who[0]) + " first" * (len(event.who) > 1) if named else ""
+    if not event.who or not _is_known(event.who[0]):
+        return ""
+    return plain(event.who[0]) + " first" * (len(event.who) > 1)
 
 
 def _is_known(stream: str) -> bool:
