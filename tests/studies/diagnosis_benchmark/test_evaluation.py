@@ -168,63 +168,52 @@ def test_a_diagnosis_is_scored_on_all_that_is_known() -> None:
     assert answer.line_right
 
 
-@pytest.mark.parametrize(
-    ("said", "sure"),
-    [
+def test_sure_of_a_failure() -> None:
+    well = case(outcome="healthy", rank=None, node=None)
+    for said, sure in (
+        (Diagnosis(outcome="healthy", confidence=0.97), False),
         (Diagnosis(outcome="failed", confidence=SURE - 0.01), False),
         (Diagnosis(outcome="failed", confidence=SURE), True),
         (Diagnosis(outcome="unknown", cause="x", confidence=SURE), True),
         (Diagnosis(outcome="unknown", confidence=SURE), False),
-    ],
-)
-def test_sure_of_a_failure(said: Diagnosis, sure: bool) -> None:
-    answer = of_diagnosis(case(outcome="healthy", rank=None, node=None), READ, said)
-    assert answer.sure is sure
-    assert answer.events is None
+    ):
+        answer = of_diagnosis(well, READ, said)
+        assert (answer.sure, answer.events) == (sure, None)
 
 
 def test_sums_by_hand() -> None:
     some = [Counts(2, 1, 1), Counts(0, 0, 0), Counts(1, 0, 3)]
     assert scoring.micro_f1(some, "abc").point == pytest.approx(2 * 3 / (2 * 3 + 1 + 4))
     assert scoring.macro_f1(some, "abc").point == pytest.approx((2 * 2 / 6 + 2 / 5) / 2)
-
-
-def test_jobs_of_one_group_are_drawn_together() -> None:
-    values = [0.0, 0.0, 1.0, 1.0]
-    alone = scoring.mean(values, ["a", "b", "c", "d"])
-    alike = scoring.mean(values, ["a", "a", "a", "a"])
+    # Jobs of one group are drawn together.
+    alone, alike = (scoring.mean([0.0, 0.0, 1.0, 1.0], groups) for groups in ("abcd", "aaaa"))
     assert alone.low < 0.5 < alone.high
     assert alike == (0.5, 0.5, 0.5)
 
 
-def judged(number: int, *, right: bool = True, outcome: str = "failed") -> JobScores:
-    top = [1.0] * 4 if right else [0.0, 0.0, 0.0, 1.0]
-    hurt = outcome != "healthy"
+FINE = Answer(outcome="healthy", confidence=0.9, sure=False)
+
+
+def failed(number: int, right: bool) -> JobScores:
     said = Answer(
-        events=Counts(2, 0 if right else 1, 0) if hurt else None,
-        ranks=top if hurt else None,
-        outcome=outcome,
-        cause="x" if hurt else None,
-        family="nan loss",
-        class_right=right if hurt else None,
-        confidence=0.9,
-        sure=hurt,
-    )
+        events=Counts(2, 1 - right, 0), ranks=[1.0] * 4 if right else [0.0, 0.0, 0.0, 1.0],
+        outcome="failed", cause="x", class_right=right, confidence=0.9, sure=True,
+    )  # fmt: skip
     others = {
         "Always rank 0": Answer(ranks=[0.0] * 4),
         "Error_time": Answer(ranks=[0.0, 0.5, 0.5, 1.0]),
         "Grep for errors": Answer(events=Counts(1, 3, 1)),
     }
-    return JobScores(
-        name=f"job-{number}", group=f"g{number % 2}", kind="kill" if hurt else "",
-        outcome=outcome, lines=10,
-        answers=dict.fromkeys(VARIANTS, said) | (others if hurt else {}),
-    )  # fmt: skip
+    answered = dict.fromkeys(VARIANTS, said) | others
+    return JobScores(f"job-{number}", "g", "kill", "failed", 10, answered)
 
 
 def results(wrong: int = 1) -> Results:
-    jobs = [judged(number, right=number >= wrong) for number in range(10)]
-    jobs += [judged(number, outcome="healthy") for number in range(10, 14)]
+    jobs = [failed(number, right=number >= wrong) for number in range(10)]
+    jobs += [
+        JobScores(f"job-{number}", "g", "", "healthy", 10, dict.fromkeys(VARIANTS, FINE))
+        for number in range(10, 14)
+    ]
     return Results(source="injected", split="held_out", jobs=jobs)
 
 
