@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from rmetric.diagnosis.aligning import aligned
-from rmetric.diagnosis.auxiliary.files import read_auxiliary
 from rmetric.diagnosis.clock import two_jobs
 from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.facts.starts import starts_of
-from rmetric.diagnosis.input_files import find
+from rmetric.diagnosis.input_files import find, read_auxiliary
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.merging import merged
 from rmetric.diagnosis.one_pass import FilePass, Part
