@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.report import write_report
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.library import SignatureLibrary
-from rmetric.diagnosis.templates.masks import MASKS
+from rmetric.diagnosis.templates import MASKS
 
 TURNS = 3
 GOAL_LINES, GOAL_TIMES, GOAL_MEMORY = 300_000, 5.0, 2e9

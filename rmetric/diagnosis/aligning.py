@@ -1,9 +1,8 @@
 """Which parts of files are of one attempt of a job, by times or by numbers in the files' names.
 
-Schedulers and scripts name a file by the job's or the attempt's number: "train_41700_0.out",
-"run3/rank_0.log". Files are of different attempts if such a number orders them in time, without an
-overlap, and if each attempt begins with lines of the same kind. A log that is rotated goes on where
-the last file ended, and does not begin again.
+Files are of different attempts if a number in their names ("train_41700_0.out", "run3/rank_0.log")
+orders them in time, without an overlap, and if each attempt begins with lines of the same kind. A
+log that is rotated goes on where the last file ended, and does not begin again.
 """
 
 from __future__ import annotations
@@ -26,6 +25,8 @@ COMPARED_ENTRIES = 8
 MIN_SHARED = 0.4
 #: Least seconds between the beginnings of two attempts; the ranks of one begin together.
 MIN_SECONDS_APART = 10.0
+#: Seconds by which the files of one attempt may begin before the file that has most attempts.
+SAME_START_SECONDS = 60.0
 #: Most attempts; more numbers are not of attempts.
 MAX_ATTEMPTS = 1000
 #: Numbers of a name that are looked at.
@@ -40,14 +41,12 @@ Group = Sequence[Part]
 
 
 def attempts_by_name(files: Sequence[Group]) -> list[list[Part]]:
-    """Parts of each attempt, the first one first; one list where the names tell of one attempt.
-
-    Files without the number, such as a kernel's log, are with the last attempt.
-    """
+    """Parts of each attempt, the first one first; one list where the names tell of one attempt."""
     parts = [one for each in files for one in each]
     for groups, of_jobs in _groupings(parts):
         if 1 < len(groups) <= MAX_ATTEMPTS and _are_attempts(groups, of_jobs=of_jobs):
             grouped = {id(part) for group in groups for part in group}
+            # Files without the number, such as a kernel's log, are with the last attempt.
             others = [part for part in parts if id(part) not in grouped]
             return [*map(list, groups[:-1]), [*groups[-1], *others]]
     return [parts]
@@ -154,10 +153,6 @@ def _beginning(group: Group) -> set[str]:
     return kinds
 
 
-#: Seconds by which the files of one attempt may begin before the file that has most attempts.
-SAME_START_SECONDS = 60.0
-
-
 def aligned(files: Sequence[Sequence[Part]]) -> list[list[Part]]:
     """Parts of each attempt of a job, from the attempts that each file has.
 
@@ -209,7 +204,7 @@ def _place(part: Part, begins: Sequence[float | None], place: int) -> int:
 def _leave_out_earlier(attempts: Sequence[Sequence[Part]]) -> None:
     """Leave out what events and kernels logged of earlier attempts, where their clock is the job's.
 
-    It is where something of them comes at the moment in which an attempt begins or ends.
+    It is so where something of them comes at the moment in which an attempt begins or ends.
     """
     spans = [_span_of_work(parts) for parts in attempts]
     if len(attempts) < 2 or spans[-1] is None:

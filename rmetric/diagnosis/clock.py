@@ -2,8 +2,7 @@
 
 Within one file the order of its lines decides, between files the times that they state, corrected
 by one offset for each file. Ranks wait for each other, so that they write the line of one step at
-about the same moment: where such moments disagree, the clocks do. Files that are far apart and
-share no moment are of two jobs.
+about the same moment: where such moments disagree, the clocks do.
 """
 
 from __future__ import annotations
@@ -75,20 +74,15 @@ class Ordering:
         return one.time if seconds is None else seconds + self.offsets.get(one.file, 0.0)
 
     def seconds(self, one: Occurrence) -> float | None:
-        """Corrected time, with the job's year; None where nothing states one.
-
-        An entry without one, a traceback, takes the time of the entry before it in its file.
-        """
+        """Corrected time, with the job's year; None where nothing states one."""
+        # A traceback takes the time of the entry before it in its file.
         time = one.time if one.time is not None else self._before(one)
         if time is not None and self.span and time < NO_YEAR[1] <= self.span[0]:
             time = _with_year(time, *self.span)
         return None if time is None else time - self.offsets.get(one.file, 0.0)
 
     def _before(self, one: Occurrence) -> float | None:
-        """Time of the last kept entry of the file, up to this one, that states a time.
-
-        None where the entries before it were not kept, or may stand in another file.
-        """
+        """Time of the last kept entry of the file, up to this one; None where one is missing."""
         stream = self.job.streams.get(one.stream)
         tail = stream.tail if stream is not None and len(stream.files) == 1 else ()
         if not any(entry.file == one.file and entry.order <= one.order for entry in tail):
@@ -97,11 +91,7 @@ class Ordering:
         return entries[at - 1].time if at else None
 
     def at_latest(self, one: Occurrence) -> Occurrence | None:
-        """The entry, or the next kept one of its file that states a time, if it states none itself.
-
-        The entry before it only tells when it came at the earliest. None where nothing behind it
-        states a time.
-        """
+        """The entry, or the next kept one of its file with a time if it has none; None without."""
         if one.time is not None:
             return one
         entries, at = self._place(one)
@@ -133,8 +123,7 @@ class Ordering:
     def later_by(self, one: Occurrence, other: Occurrence) -> float | None:
         """Seconds by which `one` is after `other`, negative before; None where unknown.
 
-        Within one file the order decides, as the clocks of its streams may differ; a difference
-        that the times contradict or do not state is `NEXT`.
+        Within one file the order decides; a difference that the times do not state is `NEXT`.
         """
         mine, others = self.seconds(one), self.seconds(other)
         seconds = None
@@ -196,8 +185,8 @@ def may_be_time_zone(seconds: float) -> bool:
 def clock_offsets(job: Job) -> dict[str, float]:
     """Map each file to the seconds that its clock is ahead of the job's median; 0 is omitted.
 
-    By the median of its differences from the middle clock at the entries of steps that both kept,
-    if those differences agree. Files of two jobs are compared by what tells of time zones alone.
+    By the median of its differences from the middle clock at entries of the same steps, if they
+    agree. Files of two jobs are compared by what tells of time zones alone.
     """
     if len(job.spans) < 2:
         return {}
@@ -211,10 +200,8 @@ def clock_offsets(job: Job) -> dict[str, float]:
 
 
 def _apart_at_steps(job: Job) -> dict[str, list[float]]:
-    """File -> seconds by which its clock is ahead of the one in the middle at each moment.
-
-    A moment is the first entry of a kind at a step.
-    """
+    """File -> seconds by which its clock is ahead of the one in the middle at each moment."""
+    # A moment is the first entry of a kind at a step.
     moments: dict[tuple[int, int], dict[str, float]] = defaultdict(dict)
     for stream in job.streams.values():
         for one in (*stream.head, *stream.tail, stream.last_step_at):
@@ -237,10 +224,8 @@ def _agreed(differences: Sequence[float]) -> float | None:
 
 
 def _by_zones(job: Job) -> Iterator[tuple[str, float]]:
-    """Files that are whole hours apart from others about the same process or node.
-
-    No process is taken down before its last step, and no rank outlives what is deadly.
-    """
+    """Files that are whole hours apart from others about the same process or node."""
+    # No process is taken down before its last step, and no rank outlives what is deadly.
     ends: dict[str | None, list[tuple[float, str]]] = {}
     for match in job.matches.values():
         own, hours, last = match.last, 0, job.streams[match.stream].last_step_at
@@ -276,10 +261,7 @@ def _later(times: Sequence[float], than: Occurrence) -> float:
 
 
 def is_deadly(job: Job, match: Match) -> bool:
-    """True for what no rank of its node outlives.
-
-    A lost or broken GPU, a link whose other end has no answer, or the kill of one of the ranks.
-    """
+    """True for what no rank of its node outlives: a lost GPU or link, the kill of a rank."""
     if "breaks the GPU" in match.traits:
         return True
     if "link down" in match.traits:
@@ -321,11 +303,7 @@ def clock_notes(offsets: Mapping[str, float]) -> list[str]:
 
 
 def two_jobs(job: Job, apart: float = MIN_JOB_GAP_SECONDS) -> tuple[str, str] | None:
-    """The files of two jobs, the last of the first and the first of the second; None of one job.
-
-    There is time between them. They are of one job, with clocks that differ, only if different
-    ranks or nodes of it write them.
-    """
+    """The last file of a first job and the first of a second, after a gap; None of one job."""
     # Seconds since boot, and times without a year, cannot be compared with others.
     dated = {name: span for name, span in job.spans.items() if min(span) >= NO_YEAR[1]}
     spans = sorted((begin, end, name) for name, (begin, end) in dated.items())
@@ -341,7 +319,10 @@ def two_jobs(job: Job, apart: float = MIN_JOB_GAP_SECONDS) -> tuple[str, str] | 
 
 
 def _one_job(job: Job, early: set[str], late: set[str]) -> bool:
-    """True if different ranks or nodes, no more than the job has, write early and late files."""
+    """True if different ranks or nodes, no more than the job has, write early and late files.
+
+    Their clocks differ then.
+    """
     seated = [one for one in job.streams.values() if one.rank is not None or one.node is not None]
     before = {one.name for one in seated if one.files & early}
     behind = {one.name for one in seated if one.files & late}

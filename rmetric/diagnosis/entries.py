@@ -24,22 +24,22 @@ from rmetric.diagnosis.log_stream import (
     StepCounter,
 )
 from rmetric.diagnosis.patterns.iterations import IterationWatch
-from rmetric.diagnosis.reading.joining import TRANSITIONS, Kind
+from rmetric.diagnosis.places import Heads, LineShape, ShapeReader
+from rmetric.diagnosis.reading.joining import MAX_LINES, TRANSITIONS, Kind, shortened
 from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix, PrefixParser
 from rmetric.diagnosis.reading.source import LogSource
 from rmetric.diagnosis.reading.steps import StepMatch
 from rmetric.diagnosis.reading.text import clean, unescaped
 from rmetric.diagnosis.signature import Signature
-from rmetric.diagnosis.templates.events import OTHERS
-from rmetric.diagnosis.templates.facts import (
+from rmetric.diagnosis.templates import (
     JOB_ID,
     MAX_ENTRIES,
+    OTHERS,
     SHORTEST_FORM,
     BoundedCache,
     Facts,
     LineAnalyser,
 )
-from rmetric.diagnosis.templates.places import Heads, LineShape, shape_reader
 
 #: Different masked texts of a file; further ones count as "<others>".
 MAX_TEXTS = 20_000
@@ -65,17 +65,14 @@ class EntryPass:
     """Joins lines to entries, and counts these by stream and template.
 
     Attributes:
-        marks: where attempts may begin.
         own: the stream of lines without a prefix.
         forms, short: forms by their key, or by the line itself where the key is too short.
         heads: pattern of a form of prefix -> the streams of such prefixes.
-        number, lines: number of lines before the block, and its lines.
+        number, line_before, lines: number of lines before the block, the last of them; its lines.
         block_forms: their forms, where these are known.
         template_of: (class, masked text) -> number of the template.
         first, last: of each template, within the attempt.
         unmatched: entries that were too different from all others.
-        first_line: number of the attempt's first line.
-        line_before: the last one before the block.
         final_template: template of an entry's first line -> that of the whole entry.
         continued: the last line that continued one of another stream, and that stream.
     """
@@ -84,7 +81,10 @@ class EntryPass:
         self, source: LogSource, analyser: LineAnalyser, prefixes: PrefixParser | None = None
     ) -> None:
         self.source, self.analyser = source, analyser
-        self.shapes = shape_reader(prefixes or PrefixParser.learn(source.sample()), analyser)
+        prefixes = prefixes or PrefixParser.learn(source.sample())
+        # Files whose prefixes are alike share it.
+        shapes = analyser.readers.setdefault(prefixes.forms, ShapeReader(prefixes, analyser))
+        self.shapes: ShapeReader = shapes
         self.prefixes = self.shapes.prefixes
         self.marks = StartMarks()
         self.forms: BoundedCache[LogLineForm] = BoundedCache()
@@ -173,10 +173,7 @@ class EntryPass:
     def _slow(
         self, number: int, line: bytes, form: LogLineForm, stream: LogStream, start: int
     ) -> None:
-        """Take a line that may be of an entry of several lines, or match a signature.
-
-        Its text begins at `start`; that is 0 too where the line has no prefix.
-        """
+        """Take a line that may be of an entry of several lines, or match a signature."""
         text, facts = line[start or self.prefixes.start(line) :], form.facts
         if stream is self.own and facts.kind in _SET_IN and len(self.streams) > 1:
             stream = self._stream_before(number)
@@ -190,10 +187,7 @@ class EntryPass:
         stream.slow = bool(stream.open or stream.state)
 
     def _stream_before(self, number: int) -> LogStream:
-        """The stream of what a set-in line without a prefix continues: the line before it.
-
-        A program that writes several lines at once puts its prefix before the first only.
-        """
+        """The stream of what a set-in line without a prefix continues: the line before it."""
         at = number - self.number - 2
         while at > 0 and _BETWEEN.match(self.lines[at], self.prefixes.split(self.lines[at])[1]):
             at -= 1
@@ -216,7 +210,7 @@ class EntryPass:
     def _joined(self, stream: LogStream, number: int, text: bytes, facts: Facts) -> bool:
         """Add a line to the stream's open entry; return False if it does not belong there."""
         entry = stream.open or self._reopened(stream)
-        if entry is None or entry.full:
+        if entry is None or len(entry.lines) >= MAX_LINES:
             return False
         if facts.kind == Kind.EXCEPTION:
             entry.leading_facts = facts
@@ -316,8 +310,9 @@ class EntryPass:
     def _close(self, stream: LogStream) -> None:
         entry = stream.open
         assert entry is not None
-        stream.open, whole_line = None, entry.whole_line
-        said, level = entry.text(), entry.facts.level
+        stream.open, whole = None, "\n".join(entry.lines)
+        said, level = shortened(whole), entry.facts.level
+        whole_line = len(entry.lines) == 1 and said is whole
         text = unescaped(said)
         look = entry.facts.alone if whole_line and text is said else entry.look
         found = self.analyser.find(text, level) if look else []

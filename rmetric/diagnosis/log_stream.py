@@ -8,11 +8,11 @@ from typing import Any
 
 from rmetric.diagnosis.facts.job import MAX_NAMED, MAX_STACKS, STACKS_OF_RANK, STAGES, TAIL
 from rmetric.diagnosis.library.stages import next_stage
-from rmetric.diagnosis.reading.joining import EntryText, Kind, State
+from rmetric.diagnosis.places import Heads, LineShape, StepPlace
+from rmetric.diagnosis.reading.joining import Kind, State
 from rmetric.diagnosis.reading.prefixes import Prefix
 from rmetric.diagnosis.reading.text import clean
-from rmetric.diagnosis.templates.facts import Facts
-from rmetric.diagnosis.templates.places import Heads, LineShape, StepPlace
+from rmetric.diagnosis.templates import Facts
 
 #: Entries in which a stream's first time is sought; at least `HEAD`.
 FIRST_ENTRIES = 50
@@ -32,8 +32,7 @@ class LogLineForm:
 
     Attributes:
         facts, shape: those that all files share.
-        heads: finds their stream; None where they have no prefix.
-        step: finds their step; None where they state none.
+        heads, step: find their stream and step; None where they have no prefix, state none.
         stays: the stages that they do not change; None where they state none.
         template: its number in the file; -1 before the first entry.
         slow: they need more than to be counted, and to have their step recorded.
@@ -61,20 +60,18 @@ class LogLineForm:
         self.plain = not (self.slow or self.told or self.step is not None)
 
 
-class OpenEntry(EntryText):
+class OpenEntry:
     """An entry that may have more lines.
 
     Attributes:
         facts, leading_facts: of its first line, and of its exception's line.
         look: a signature may match it.
-        last_line: number of its last line.
-        states_step: it states a step.
         watched: the watch over iterations has counted it.
         steps_before: number of the file's step lines before it.
     """
 
     def __init__(self, raw: RawEntry, facts: Facts, text: bytes) -> None:
-        super().__init__(clean(text))
+        self.lines = [clean(text)]
         self.raw, self.facts, self.leading_facts = raw, facts, facts
         self.look, self.states_step, self.watched = facts.look, False, False
         self.last_line, self.steps_before = raw[0], 0
@@ -88,7 +85,6 @@ class LogStream:
         places: the same entries, each as a line of the block or as it is kept.
         shown: how many of them the watch over iterations knows.
         changes: (pending entry, step and stage of the stream from there on).
-        stacks: the last entries that hold stacks, as in `JobStream`.
         number: the rank or task that the prefix states, -1 for none.
         counters: of its step lines, by their form.
         last_step_at, last_step_line: where the last step was first stated; its last line.
@@ -138,13 +134,7 @@ class LogStream:
 
 @dataclass(slots=True)
 class StepCounter:
-    """The step lines of one form in a stream.
-
-    Attributes:
-        last, time: of the last one.
-        longest_pause: seconds, between two.
-        lines: their number.
-    """
+    """The step lines of one form in a stream: the last one, and seconds between two."""
 
     last: int
     time: float | None

@@ -4,9 +4,6 @@ A block of lines is looked up by their keys, which are the lines without digits 
 a form that needs no action are appended to the pending entries of their stream, which `_settle`
 counts at the end of the block. Of the others, `_look` records the steps; those that may be of an
 entry of several lines, or match a signature, take the way of each by itself (entries.py).
-
-An `Occurrence` of a `Part` refers to its stream by the key that the pass gave it, to its event by
-the number of its template, and its order is its line. Only the kept entries are parsed again.
 """
 
 from __future__ import annotations
@@ -33,10 +30,9 @@ OPENING = 3
 
 @dataclass
 class StreamPart:
-    """One stream within one file.
+    """One stream within one file; its name is the key that the pass gave it.
 
     Attributes:
-        stream: its name is the key that the pass gave it.
         counts: number of template -> number of entries.
         stages: the stages that it entered, each with the entry that announces it.
     """
@@ -62,11 +58,14 @@ class Template(NamedTuple):
 class Part:
     """Content of one attempt in one file.
 
+    An `Occurrence` of it refers to its stream by the key that the pass gave it, to its event by the
+    number of its template, and its order is its line.
+
     Attributes:
         templates: by their number in this file.
         job_ids: numbers of scheduler's jobs that it names -> line.
         unmatched: entries that were too different from all others to be kept apart.
-        first_line, lines: of the attempt that was read; the whole file where there is one.
+        first_line, lines: of the attempt.
         entries: all of the above, each once.
     """
 
@@ -85,11 +84,6 @@ class Part:
 class FilePass(EntryPass):
     """Reads one file to the `Part` of each attempt in it."""
 
-    def read(self) -> Part:
-        """Read the whole file as one attempt."""
-        (part,) = self.read_attempts(starts=())
-        return part
-
     def read_attempts(
         self,
         on_progress: Callable[[int], None] | None = None,
@@ -99,8 +93,8 @@ class FilePass(EntryPass):
 
         Args:
             on_progress: receives the number of bytes of each block.
-            starts: first lines of the later attempts, as `starts_of(self.marks)` finds them; None
-                for where the file's own first lines recur, which are most often the same.
+            starts: first lines of the later attempts; None for where the file's own first lines
+                recur.
         """
         found, opening, begun = list[Part](), list[bytes](), 0
         for lines in self.source.chunks():

@@ -19,7 +19,7 @@ from rmetric._util.durable import write_atomically
 from rmetric._util.errors import LogError
 from rmetric._util.strict_json import refused
 from rmetric.diagnosis.facts.job import Event, Job
-from rmetric.diagnosis.templates.events import OTHERS, Events
+from rmetric.diagnosis.templates import OTHERS, Events
 
 #: An event that this share of the pool's jobs have is ordinary ("frequently" in L4).
 FREQUENT = 0.5

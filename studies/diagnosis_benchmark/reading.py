@@ -9,15 +9,14 @@ from typing import NamedTuple
 
 from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.facts.layout import RankLayout, RankPlacement
+from rmetric.diagnosis.ingest import layout_of, merged
 from rmetric.diagnosis.input_files import find
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.log_stream import LogStream, RawEntry
-from rmetric.diagnosis.merging import layout_of, merged
 from rmetric.diagnosis.one_pass import FilePass, Part
 from rmetric.diagnosis.reading.prefixes import Prefix
 from rmetric.diagnosis.reading.source import LogSource
-from rmetric.diagnosis.templates.events import Events
-from rmetric.diagnosis.templates.facts import LineAnalyser
+from rmetric.diagnosis.templates import Events, LineAnalyser
 from studies.diagnosis_benchmark.scoring import Place
 
 
@@ -48,7 +47,7 @@ def read(folder: Path, library: SignatureLibrary) -> Read:
     """The logs in a folder as `ingest` reads them, with each of their lines."""
     analyser = LineAnalyser(library)
     passes = [_Recording(source, analyser) for source in find([folder]).sources]
-    parts = [one.read() for one in passes]
+    parts = [part for one in passes for part in one.read_attempts(starts=())]
     out, layout, events_of = Read(job=merged(parts)), layout_of(parts), Events()
     numbers = {  # class and text of a template -> its event, numbered as `merged` numbers them
         (one.cls, one.text): events_of.number(one.text, one.cls)

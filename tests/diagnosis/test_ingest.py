@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from rmetric.diagnosis import entries
 from rmetric.diagnosis import ingest as ingesting
 from rmetric.diagnosis.facts.job import TAIL, Job
-from rmetric.diagnosis.ingest import ingest
+from rmetric.diagnosis.ingest import ingest, merged
 from rmetric.diagnosis.input_files import find, other_by_content
 from rmetric.diagnosis.library import SignatureLibrary
-from rmetric.diagnosis.merging import merged
 from rmetric.diagnosis.one_pass import FilePass
 from rmetric.diagnosis.reading import source as source_module
-from rmetric.diagnosis.templates.events import OTHERS
-from rmetric.diagnosis.templates.facts import BoundedCache, LineAnalyser
+from rmetric.diagnosis.reading.joining import MAX_LINES
+from rmetric.diagnosis.templates import OTHERS, BoundedCache, LineAnalyser
 
 LIBRARY = SignatureLibrary.shipped()
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 79 GiB"
@@ -57,7 +56,7 @@ def write(path: Path, lines: list[str]) -> Path:
 def in_one_pass(path: Path) -> Job:
     """Without the division into attempts."""
     [source] = find([path]).sources
-    return merged([FilePass(source, LineAnalyser(LIBRARY)).read()])
+    return merged(FilePass(source, LineAnalyser(LIBRARY)).read_attempts(starts=()))
 
 
 def read(path: Path) -> Job:
@@ -84,7 +83,8 @@ class _Slow(FilePass):
 
 def slowly(path: Path) -> Job:
     analyser = LineAnalyser(LIBRARY)
-    return merged([_Slow(source, analyser).read() for source in find([path]).sources])
+    passes = [_Slow(source, analyser) for source in find([path]).sources]
+    return merged([part for one in passes for part in one.read_attempts(starts=())])
 
 
 def test_ranks_in_one_file_are_read_apart(tmp_path: Path) -> None:
@@ -174,6 +174,11 @@ def test_a_match_has_its_count_its_first_and_its_last_entry(tmp_path: Path) -> N
     assert sum(event.count for event in job.events) == 12
     assert sum(one.entries for one in job.streams.values()) == 12
     assert job.lines == 18
+
+
+def test_an_entry_of_too_many_lines_is_two(tmp_path: Path) -> None:
+    lines = ["Traceback (most recent call last):", *['  File "a.py", line 3, in f'] * MAX_LINES]
+    assert [one.entries for one in read(write(tmp_path / "a.log", lines)).streams.values()] == [2]
 
 
 def test_what_digits_decide_is_looked_at_each_time(tmp_path: Path) -> None:
@@ -274,7 +279,7 @@ def test_memory_does_not_grow_with_lines(tmp_path: Path) -> None:
     path = write(tmp_path / "a.log", healthy_lines(steps=5_000))
     (source,) = find([path]).sources
     one = FilePass(source, LineAnalyser(LIBRARY))
-    one.read()
+    one.read_attempts(starts=())
     assert len(one.forms) < 100
     assert len(one.template_of) < 10
     assert all(len(stream.tail) <= TAIL for stream in one.streams.values())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.pool import FREQUENT, Pool, learn, ordinary
-from rmetric.diagnosis.templates.events import OTHERS
+from rmetric.diagnosis.templates import OTHERS
 from rmetric.logs import LogError
 from tests.diagnosis.jobs import Maker
 

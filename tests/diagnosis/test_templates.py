@@ -14,18 +14,25 @@ from hypothesis import strategies as st
 from rmetric.diagnosis.facts.statements import STATEMENTS
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.library.load import any_digits
-from rmetric.diagnosis.reading.prefixes import PrefixParser
-from rmetric.diagnosis.reading.steps import StepMatch, match_step
-from rmetric.diagnosis.reading.word_index import WordIndex, runs_of
-from rmetric.diagnosis.templates.events import OTHERS, Events
-from rmetric.diagnosis.templates.facts import LONGEST_KEY, BoundedCache, LineAnalyser
-from rmetric.diagnosis.templates.masks import MAX_TEMPLATE, masked, plain_numbers
-from rmetric.diagnosis.templates.places import (
+from rmetric.diagnosis.places import (
     MOST_HEADS,
     Heads,
     StepPlace,
     TimePlace,
     same_places,
+)
+from rmetric.diagnosis.reading.prefixes import PrefixParser
+from rmetric.diagnosis.reading.steps import StepMatch, match_step
+from rmetric.diagnosis.reading.text import WordIndex, runs_of
+from rmetric.diagnosis.templates import (
+    LONGEST_KEY,
+    MAX_TEMPLATE,
+    OTHERS,
+    BoundedCache,
+    Events,
+    LineAnalyser,
+    masked,
+    plain_numbers,
 )
 from studies.diagnosis_benchmark.corpus import corpus
 

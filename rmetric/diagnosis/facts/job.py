@@ -38,11 +38,7 @@ Place = TypeVar("Place")
 
 
 def short(node: str) -> str:
-    """A node's name without its domain, which some lines state and others do not.
-
-    >>> short("gpu-07.cluster.local"), short("10.0.0.7")
-    ('gpu-07', '10.0.0.7')
-    """
+    """A node's name without its domain: "gpu-07" of "gpu-07.cluster.local"; not of an address."""
     return node if node[:1].isdigit() else node.partition(".")[0]
 
 
@@ -87,19 +83,14 @@ class JobStream:
     Attributes:
         name: "rank 3", "node gpu-07" or the file's name; the key in `Job.streams`. A rank within
             a node that no line ties to a global one is "node gpu-07 local 3".
-        rank: global rank; None where not known.
-        node: the node's name; None where not known.
-        entries: number of entries.
-        first_time, last_time: seconds; None where it states no times.
+        rank: global rank.
+        entries: their number.
         head, tail: the first and the last entries, at most `HEAD` and `TAIL`.
         steps: how many step lines it wrote.
-        last_step: of its step lines.
         counts_samples: its steps are numbers of samples.
         last_step_at: the entry that first states the last step; heartbeats may repeat it.
         longest_pause: seconds, the longest between two of them; 0.0 where none is known.
-        stage: the stage in which it was last.
-        stacks: the last entries that hold stacks: `STACKS_OF_RANK` of a rank, `MAX_STACKS` of
-            ranks that share the stream.
+        stacks: the last entries that hold stacks.
     """
 
     name: str
@@ -135,7 +126,6 @@ class Event:
     Attributes:
         template: with <*> and named masks for what varies.
         counts: stream -> number of entries.
-        first, last: of all streams.
     """
 
     number: int
@@ -154,8 +144,7 @@ class Match:
     """A signature of the fault library found in one stream (the key is both).
 
     Attributes:
-        signature: id of the signature.
-        traits: of the signature.
+        signature: its id.
         events: numbers of the events that it matched.
         named: what the pattern's named groups caught, e.g. rank, xid: each different one once,
             in the order of their coming, at most `MAX_NAMED`.
@@ -171,11 +160,6 @@ class Match:
     named: list[dict[str, str]] = field(default_factory=list)
 
     @property
-    def fields(self) -> dict[str, str]:
-        """Named groups of the first match that has any."""
-        return self.named[0] if self.named else {}
-
-    @property
     def pids(self) -> set[str]:
         """Processes that its entries name."""
         return {fields["pid"] for fields in self.named if fields.get("pid")}
@@ -183,17 +167,10 @@ class Match:
 
 def span_of(streams: Iterable[JobStream]) -> tuple[float, float] | None:
     """First and last time with a year; without any, of all; None where nothing states one."""
-    ends = [
-        end
-        for one in streams
-        for end in (
-            one.first_time,
-            one.last_time,
-            None if one.last_step_at is None else one.last_step_at.time,
-        )
-        if end is not None
-    ]
-    return span_of_times(ends)
+    ends = list[float | None]()
+    for one in streams:
+        ends += one.first_time, one.last_time, one.last_step_at.time if one.last_step_at else None
+    return span_of_times([end for end in ends if end is not None])
 
 
 def span_of_times(times: Sequence[float]) -> tuple[float, float] | None:
@@ -208,8 +185,7 @@ class Iteration(Generic[Place]):
 
     Attributes:
         place: the step line that began it.
-        seconds, usual_seconds: its duration and the median of those before, where it took far
-            longer; None else.
+        seconds, usual_seconds: its duration and the median of those before, if it took far longer.
         recovered: many usual iterations followed.
     """
 
@@ -227,22 +203,18 @@ class Job:
     Attributes:
         files: name -> number of lines.
         spans: name -> first and last time, of the files that state any.
-        world_size: number of ranks; None where no line states it.
+        world_size, ranks_per_node: numbers of ranks, where lines state them.
         tasks_launch: a task of srun is no rank, but starts those of its node.
-        ranks_per_node: None where no line states it, or where nodes differ.
-        node_of_rank: rank -> node.
         nodes: in the order of their ranks, where a list was given.
         rank_of_gpu: (node, bus and device of its GPU: "bb:00") -> rank.
         rank_of_pid: (node, process) -> rank.
         matches: (signature, stream) -> match.
         odd_iterations: stream -> its first iteration that differs.
         stages: (stage, its first occurrence), whenever the job as a whole enters one.
-        beside: flight recorder dumps and stacks beside the logs; None without any.
+        beside: flight recorder dumps and stacks beside the logs.
         cut_off: names of files of which the end is missing.
-        succeeded: the entry that states the planned end; None without one.
-        not_finite: the first line of a training loss that is not finite; None without one.
-        notes: on the input: duplicates, two jobs in a folder, lines cut, bytes that were no text,
-            clocks that differ.
+        succeeded: the entry that states the planned end.
+        not_finite: the first line of a training loss that is not finite.
     """
 
     files: dict[str, int] = field(default_factory=dict)

@@ -23,12 +23,7 @@ Name = TypeVar("Name", bound=Hashable)
 
 @dataclass(frozen=True, kw_only=True)
 class RankPlacement:
-    """Rank and node of a stream, None where not known.
-
-    Attributes:
-        rank: global rank.
-        local_rank: rank within the node, where the global one is not known.
-    """
+    """Global rank and node of a stream; its rank within the node where the global is not known."""
 
     rank: int | None = None
     node: str | None = None
@@ -40,8 +35,7 @@ class _Node:
     """Ranks of a node, or of a file without a known node.
 
     Attributes:
-        stated: local rank -> the global ranks that its lines state.
-        by_prefix: local rank -> those in its lines' prefixes.
+        stated, by_prefix: local rank -> the global ranks that its lines, their prefixes state.
         numbers: of the node, by its agent.
         ranks: local rank -> global rank, where lines state it.
         first: global rank of local rank 0.
@@ -61,11 +55,9 @@ class _Node:
         return self.first + local_rank
 
     def resolve(self, world: World) -> None:
-        """Derive `ranks` and `first` from the ranks that streams state about themselves.
-
-        All streams of a node have the same distance between global and local rank. One that
-        states another distance than most names another rank, unless its prefix agrees.
-        """
+        """Derive `ranks` and `first` from the ranks that streams state about themselves."""
+        # All streams of a node have the same distance between global and local rank. One that
+        # states another distance than most names another rank, unless its prefix agrees.
         sure = _only(self.by_prefix)
         stated = {one: rank for one, rank in (_only(self.stated) | sure).items() if rank >= one}
         firsts = Counter(rank - one for one, rank in stated.items()).most_common(1)
@@ -102,12 +94,6 @@ class RankLayout:
 
     Of one node alone it is the global rank. Where no line tells of any node, it is what the names
     of files say. Else it is not known.
-
-    Args:
-        files: each with the prefixes in it and the graph of what its lines state.
-
-    Attributes:
-        world: as the lines of all files state it.
     """
 
     def __init__(self, files: Files) -> None:
@@ -143,8 +129,7 @@ class RankLayout:
             rank = self._only_rank.get(source.name)
         if rank is None and local is not None and of_node is not None:
             rank = of_node.rank(local)
-            if rank is None and self._by_names:
-                rank = source.rank
+            rank = source.rank if rank is None and self._by_names else rank
         elif rank is None:
             rank = self._rank_of_lines(source, prefix)
         node = self.world.node(prefix, rank) or source.node
@@ -183,12 +168,8 @@ class RankLayout:
         return "file", "" if by_file else _OUTPUT.sub("", source.name)
 
     def _add(self, source: LogSource, prefix: Prefix) -> None:
-        key, local, stream = (
-            self._key(source, prefix),
-            _local_rank(source, prefix),
-            (source.name, prefix),
-        )
-        node = self._nodes.setdefault(key, _Node(key))
+        key, local = self._key(source, prefix), _local_rank(source, prefix)
+        node, stream = self._nodes.setdefault(key, _Node(key)), (source.name, prefix)
         node.name = node.name or self.world.node(prefix, None) or source.node
         node.numbers.update(self._graph.of("stream number", stream))
         if local is None:

@@ -1,9 +1,8 @@
 """Find where a log begins anew: attempts of one job that were appended to one file.
 
-A restarted program writes its first lines again. So the entries of a log's beginning, before the
-first step, are recorded whenever they recur (`StartMarks`, during the pass); `attempt_starts`
-selects the places where most of them recur together after the training had made progress or had
-failed. No list of start-up messages is needed.
+A restarted program writes its first lines again. `StartMarks` records during the pass whenever an
+entry of the beginning, before the first step, recurs; `attempt_starts` selects the places where
+most of them recur together after the training had made progress or had failed.
 """
 
 from __future__ import annotations
@@ -43,11 +42,8 @@ class Mark(NamedTuple):
     """One entry of a beginning.
 
     Attributes:
-        line: from 1.
-        template: its number in the file.
-        steps: number of step lines before it.
-        ends: number of failures and planned ends before it.
-        ended: one of them stands after the last step line.
+        steps, ends: number of step lines, of failures and planned ends, before it.
+        ended: one of the latter stands after the last step line.
         rank: of the stream, where the line's prefix states it; -1 otherwise.
     """
 
@@ -60,14 +56,10 @@ class Mark(NamedTuple):
 
 
 class StartMarks:
-    """Records the entries of a log's beginning whenever they recur.
-
-    Attributes:
-        restarts: a launcher's lines that it starts its ranks again.
-        steps: number of step lines so far.
-    """
+    """Records the entries of a log's beginning whenever they recur."""
 
     def __init__(self) -> None:
+        #: a launcher's lines that it starts its ranks again
         self.restarts: list[Place] = []
         self.steps = self._last_step = 0
         #: (line, template, step lines before it, the last of them, rank) of each mark
@@ -181,12 +173,7 @@ def starts_of(found: StartMarks) -> tuple[int, ...]:
 
 
 def _of_launchers(restarts: Sequence[Place]) -> list[Place]:
-    """Restarts; where the launcher of each node states one after the same steps, the last.
-
-    >>> said = [(9, 40, "a"), (12, 40, "b"), (30, 40, "a"), (50, 60, ""), (51, 60, "")]
-    >>> [one.line for one in _of_launchers([Place(*one) for one in said])]
-    [12, 30, 50, 51]
-    """
+    """Restarts; where the launcher of each node states one after the same steps, the last."""
     found: list[Place] = []
     stated: set[str] = set()
     for one in restarts:
@@ -200,11 +187,7 @@ def _of_launchers(restarts: Sequence[Place]) -> list[Place]:
 
 
 class _Beginning:
-    """The entries from one mark on until the training makes progress or fails.
-
-    Attributes:
-        order: their templates; counts: template -> how often; once: those written once.
-    """
+    """The entries from one mark on until the training makes progress or fails."""
 
     def __init__(self, marks: Sequence[Mark], begin: int) -> None:
         steps, ends, end = marks[begin].steps + INTERLEAVED_STEPS, marks[begin].ends, begin
@@ -220,10 +203,7 @@ class _Beginning:
         return [*self.counts][:LEADS] == [*templates][:LEADS] and len(templates) >= LEADS
 
     def fails_at_once(self, again: _Beginning) -> bool:
-        """True for a head of entries that are written once, as a script's is, and recur.
-
-        A script writes its last lines too, such as the time: those are before no other failure.
-        """
+        """True for a head of entries that are written once, as a script's is, and recur."""
         return self.order[:LEADS] == self.once[:LEADS] and again.begins_with(self.order)
 
 
@@ -253,12 +233,8 @@ def attempt_starts(marks: Sequence[Mark], *, last_end: int = 0) -> list[Mark]:
         leads = mark.template in (*current.once[:LEADS], *first.once[:LEADS])
         news = leads or (mark.steps, mark.ends) != tried
         # A rank that had not written it begins later than others.
-        if (
-            under_way
-            and again
-            and news
-            and (mark.rank < 0 or (mark.template, mark.rank) in written)
-        ):
+        known = mark.rank < 0 or (mark.template, mark.rank) in written
+        if under_way and again and news and known:
             tried, found = (mark.steps, mark.ends), _Beginning(marks, at)
             before = (first,) if current is first else (current, first)
             if (mark.ended and mark.line < last_end and first.fails_at_once(found)) or any(

@@ -21,7 +21,7 @@ from typing import Any
 
 from rmetric.diagnosis.library.load import any_digits
 from rmetric.diagnosis.reading.prefixes import NO_HOST
-from rmetric.diagnosis.reading.word_index import WordIndex
+from rmetric.diagnosis.reading.text import WordIndex
 
 #: More than the ranks of any communicator: for a rank that is stated as the job's own.
 MANY_RANKS = 1 << 30
@@ -40,9 +40,6 @@ class Statement:
         ties: pairs of identities: "rank node, process member".
         gates: literals in lower case without digits, with | between; a match holds one.
         pattern: sought in the line without its prefix.
-
-    Attributes:
-        pattern: compiled.
     """
 
     __slots__ = ("_loose", "gates", "pattern", "ties")
@@ -173,13 +170,7 @@ _INFO_NODE = re.compile(r"[\"']([\w.-]+)[\"']: ?\[([\d, ]*)\]")
 def may_state(
     bare: str, form: bytes, words: Collection[bytes] | None = None
 ) -> tuple[Statement, ...]:
-    """What lines of a form may state, in the order of the table.
-
-    Args:
-        bare: a line of it without its digits.
-        form: the same in lower case.
-        words: those of the form (`runs_of`), where they are known.
-    """
+    """What lines may state that are `bare`, in lower case `form`, without their digits."""
     gated = (STATEMENTS[at] for at in sorted(set(_GATES.items(form, words))))
     return tuple(one for one in gated if one.may_match(bare))
 

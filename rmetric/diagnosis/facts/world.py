@@ -1,8 +1,4 @@
-"""The graph of identities that lines tie together, and what it says of the whole job.
-
-Each answer is that of the surest ties: what a line states of a rank precedes what launchers'
-defaults would make of a list of hosts, and a communicator of all ranks one of some.
-"""
+"""The graph of identities that lines tie together, and what its surest ties say of the job."""
 
 from __future__ import annotations
 
@@ -115,6 +111,18 @@ class World:
 
     def __init__(self, graph: IdentityGraph, prefixes: Collection[Prefix] = ()) -> None:
         self.graph, self._prefixes = graph, prefixes
+        stated = graph.of("job size").items()
+        self._sizes = {size: lines for size, lines in stated if 0 < size <= MAX_RANKS}
+        self._num_nodes = max(graph.of("job nodes"), default=0)
+        self._per_node = max(graph.of("job each"), default=0)
+        #: names of the nodes in the order of their numbers, of the longest list
+        self.nodes: list[str] = list(max(graph.of("job hosts"), key=len, default=()))
+        self._stated_nodes = graph.best("rank server") | graph.best("rank node")
+        #: process -> (ranks of a communicator, rank in it), the largest first
+        self._members: dict[tuple[str | None, int], list[tuple[int, int]]] = {
+            process: sorted(ties, key=lambda one: (one[0], ties[one]), reverse=True)
+            for process, ties in graph.all("process member")
+        }
 
     @cached_property
     def size(self) -> int | None:
@@ -128,30 +136,12 @@ class World:
         return max((size for size in groups if 0 < size <= MAX_RANKS), default=None)
 
     @cached_property
-    def _sizes(self) -> dict[int, int]:
-        sizes = self.graph.of("job size")
-        return {size: lines for size, lines in sizes.items() if 0 < size <= MAX_RANKS}
-
-    @cached_property
-    def _num_nodes(self) -> int:
-        return max(self.graph.of("job nodes"), default=0)
-
-    @cached_property
-    def _per_node(self) -> int:
-        return max(self.graph.of("job each"), default=0)
-
-    @cached_property
     def per_node(self) -> int | None:
         """Ranks of a node, where all have the same."""
         nodes = self._num_nodes or len(self.nodes)
         if not self._per_node and self.size and nodes and self.size % nodes == 0:
             return self.size // nodes
         return self._per_node or None
-
-    @cached_property
-    def nodes(self) -> list[str]:
-        """Names of the nodes in the order of their numbers, of the longest list."""
-        return list(max(self.graph.of("job hosts"), key=len, default=()))
 
     @property
     def several_nodes(self) -> bool:
@@ -165,15 +155,9 @@ class World:
         return tasks | self._stated_nodes
 
     @cached_property
-    def _stated_nodes(self) -> dict[int, str]:
-        return self.graph.best("rank server") | self.graph.best("rank node")
-
-    @cached_property
     def tasks_launch(self) -> bool:
-        """True if a task of srun is no rank, but starts those of its node.
-
-        A prefix states another rank, or lines place far other ranks on the task's node.
-        """
+        """True if a task of srun is no rank, but starts those of its node."""
+        # A prefix states another rank, or lines place far other ranks on the task's node.
         if any(one.task is not None and one.rank not in (None, one.task) for one in self._prefixes):
             return True
         ranks = defaultdict[str, list[int]](list)
@@ -219,14 +203,6 @@ class World:
                 found.setdefault((node, pid), local)
         return found
 
-    @cached_property
-    def _members(self) -> dict[tuple[str | None, int], list[tuple[int, int]]]:
-        """Process -> (ranks of a communicator, rank in it), the largest first."""
-        return {
-            process: sorted(ties, key=lambda one: (one[0], ties[one]), reverse=True)
-            for process, ties in self.graph.all("process member")
-        }
-
     def rank_of_process(self, prefix: Prefix, *, of_all: bool = False) -> int | None:
         """Rank in the largest communicator that a process reported; `of_all`: of all ranks."""
         if prefix.pid is None:
@@ -235,20 +211,16 @@ class World:
         return next((rank for of, rank in members if not of_all or of == self.size), None)
 
     def rank_of(self, file: str) -> int | None:
-        """The rank that the lines without prefix of a file state as their own ("global rank 3").
-
-        None where they state several, and where those of all files state the same one: lines of
-        rank 0 may stand in a file that all ranks share.
-        """
-        ranks = set(self.graph.of("stream rank", (file, NO_PREFIX)))
+        """The one rank that the lines without prefix of a file state as their own."""
+        ranks = [*self.graph.of("stream rank", (file, NO_PREFIX))]
         if len(ranks) != 1:
             return None
-        (rank,) = ranks
-        return rank if rank > 0 or self.size == 1 or len(self._all_own) > 1 else None
+        # Lines of rank 0 may stand in a file that all ranks share.
+        return ranks[0] if ranks[0] > 0 or self.size == 1 or self._several_own else None
 
     @cached_property
-    def _all_own(self) -> set[int]:
-        return {rank for _, ranks in self.graph.all("stream rank") for rank in ranks}
+    def _several_own(self) -> bool:
+        return len({rank for _, ranks in self.graph.all("stream rank") for rank in ranks}) > 1
 
     def node(self, prefix: Prefix, rank: int | None) -> str | None:
         """Node of a stream, from its prefix or from lines, with or without a global rank."""
@@ -256,15 +228,10 @@ class World:
             return prefix.node or self.node_of_rank[rank or 0]
         if prefix.task is not None and prefix.rank is None:  # a node's launcher
             return self._named(writer_node(prefix))
-        return None if rank is None else self._node_by_default(rank)
-
-    def _node_by_default(self, rank: int) -> str | None:
-        """Node of a rank that no line ties to one."""
-        number = len(self.nodes)
-        if self.size and number and self.size % number == 0:
-            # In blocks, the launchers' default.
-            return self.nodes[rank * number // self.size] if rank < self.size else None
-        return None
+        size, number = self.size, len(self.nodes)
+        if rank is None or not size or not number or size % number or rank >= size:
+            return None
+        return self.nodes[rank * number // size]  # in blocks, the launchers' default
 
     def _named(self, node: str | None) -> str | None:
         """A node by its name, where it is known as a task of srun and the list of nodes has it."""
@@ -275,11 +242,8 @@ class World:
         """Notes on contradicting sizes: two jobs in one folder, perhaps."""
         if len(self._sizes) < 2:
             return []
-        sizes = ", ".join(map(str, sorted(self._sizes)))
-        return [
-            f"the logs name different numbers of ranks ({sizes}): two jobs, or one restarted; "
-            f"{self.size} is taken"
-        ]
+        sizes = f"different numbers of ranks ({', '.join(map(str, sorted(self._sizes)))})"
+        return [f"the logs name {sizes}: two jobs, or one restarted; {self.size} is taken"]
 
 
 def _task(node: str | None) -> int | None:

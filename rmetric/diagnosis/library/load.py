@@ -12,7 +12,7 @@ from typing import Any
 import regex
 
 from rmetric.diagnosis.library.files import check, compiled, form_of, read, read_xids, wrong
-from rmetric.diagnosis.reading.word_index import WordIndex
+from rmetric.diagnosis.reading.text import WordIndex
 from rmetric.diagnosis.signature import ROLES, Signature
 from rmetric.telemetry.xid import TABLE
 

@@ -15,7 +15,7 @@ import yaml
 
 from rmetric.diagnosis.library.files import LOADER
 from rmetric.diagnosis.reading.steps import match_step
-from rmetric.diagnosis.reading.word_index import WordIndex
+from rmetric.diagnosis.reading.text import WordIndex
 
 
 class StageRule(NamedTuple):

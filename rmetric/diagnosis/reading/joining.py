@@ -159,25 +159,7 @@ def kind_of(line: bytes) -> Kind:
     return Kind[found.lastgroup or ""] if found else Kind.PLAIN
 
 
-class EntryText:
-    """The text of an entry of several lines: its first and its last characters are kept.
-
-    After `MAX_LINES` lines `full` is True: begin another entry.
-    """
-
-    def __init__(self, first: str) -> None:
-        self.lines = [first]
-
-    @property
-    def full(self) -> bool:
-        return len(self.lines) >= MAX_LINES
-
-    @property
-    def whole_line(self) -> bool:
-        """It is one line, nothing of which was cut."""
-        return len(self.lines) == 1 and len(self.lines[0]) <= MAX_TEXT
-
-    def text(self) -> str:
-        """At most `MAX_TEXT` characters; a line "..." stands for what was cut from the middle."""
-        text, half = "\n".join(self.lines), MAX_TEXT // 2
-        return text if len(text) <= MAX_TEXT else text[:half] + _CUT + text[len(_CUT) - half :]
+def shortened(text: str) -> str:
+    """At most `MAX_TEXT` characters; a line "..." stands for what was cut from the middle."""
+    half = MAX_TEXT // 2
+    return text if len(text) <= MAX_TEXT else text[:half] + _CUT + text[len(_CUT) - half :]

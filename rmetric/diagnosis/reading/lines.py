@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 
 from rmetric.diagnosis.reading.records import Export
 
@@ -34,21 +34,15 @@ _CLEANED: tuple[tuple[bytes, Callable[[bytes], bytes]], ...] = (
 _OVERWRITTEN = re.compile(
     rb"^([ ]*\d+: ?|\[[^\]\r\n]{1,80}\](?:<std\w+>)?:? ?|\([^)\r\n]{1,80}\) )?[^\n]*\r(?:\1)?"
 )
-
-
 #: Lines by which it is known what stands before every line, and how many are needed.
 SAMPLE, FEWEST = 200, 3
-#: What a mail, `cat -n`, `grep -n` or a viewer puts there. Numbers of lines are each one more than
-#: the last; those of the second and third may be of ranks or steps but before lines of many kinds.
+#: What `cat -n`, a mail or a viewer puts there, and the share of the lines that it needs.
 _MARKS = (
+    re.compile(rb"(?=[ \d]{6,}\t) *\d{1,9}\t"),
     re.compile(rb">(?: |(?=[^>\s])|$)"),
     re.compile(rb"(?i)(?:\[(?:stdout|stderr)\]|<(?:stdout|stderr)>|(?:stdout|stderr) ?[:|]) ?"),
 )
-_NUMBERS = (re.compile(rb"(?=[ \d]{6,}\t) *(\d{1,9})\t"), re.compile(rb"(\d{1,9})[:-]"),
-            re.compile(rb"\[(\d{1,9})\](?: |$)"))  # fmt: skip
-#: Share of the lines that a mark needs; lines, and their texts without digits, that numbers need.
-_MOST, _MANY, _MANY_KINDS = 0.9, 5, 6
-_DEEPEST = 3
+_MOST, _DEEPEST = 0.9, 3
 
 Layers = list[re.Pattern[bytes]]
 
@@ -59,10 +53,9 @@ class Lines:
 
     Attributes:
         layers: what stands before every line; None until the first lines are there.
-        count: lines so far.
+        count, nulls: lines so far, zero bytes left out.
         cut, foreign: number and first of the lines longer than `longest`, and of those with bytes
             that are not UTF-8.
-        nulls: zero bytes left out.
     """
 
     longest: int = LONGEST_LINE
@@ -147,7 +140,7 @@ def _layers(lines: Sequence[bytes]) -> Layers:
     while len(sample) >= FEWEST and len(layers) < _DEEPEST:
         enough = _MOST * len(sample)
         marks = (one for one in _MARKS if sum(map(bool, map(one.match, sample))) >= enough)
-        layer = next((one for one in _NUMBERS if _numbers(one, sample)), None) or next(marks, None)
+        layer = next(marks, None)
         blank = min(map(_indent, sample), key=len)
         blank = blank if all(line.startswith(blank) for line in sample) else b""
         if layer is None and len(blank.expandtabs()) > 1:  # one space Megatron's lines have
@@ -157,17 +150,6 @@ def _layers(lines: Sequence[bytes]) -> Layers:
         layers.append(layer)
         sample = [line for line in _without(layer, sample) if line.strip()]
     return layers
-
-
-def _numbers(form: re.Pattern[bytes], sample: Sequence[bytes]) -> bool:
-    numbers = [int(found[1]) for found in map(form.match, sample) if found]
-    if len(numbers) < len(sample) or any(b - a != 1 for a, b in pairwise(numbers)):
-        return False
-    rests = _without(form, sample)
-    kinds = {rest.translate(None, b"0123456789") for rest in rests}
-    many = len(rests) >= _MANY and len(kinds) >= min(_MANY_KINDS, len(rests) // 2 + 1)
-    set_in = form is _NUMBERS[1] and not any(rest[:1].strip() for rest in rests)
-    return form is _NUMBERS[0] or (many and not set_in)
 
 
 def _indent(line: bytes) -> bytes:

@@ -212,11 +212,7 @@ def _places(keys: tuple[str, ...]) -> list[str]:
 
 
 def place(keys: Iterable[str], known: Sequence[str]) -> str:
-    """The key that is known, or ends in a known one behind a dot; "" for none.
-
-    >>> place(["a.pod_name", "host"], WRITER_KEYS)
-    'a.pod_name'
-    """
+    """The key that is known, or ends in a known one behind a dot; "" for none."""
     keys = list(keys)
     ways = (key for name in known for key in keys if key == name or key.endswith(f".{name}"))
     return next(ways, "")
@@ -245,11 +241,9 @@ def _entry(record: Mapping[str, Any], raw: str) -> tuple[str, list[str]]:
 
 
 def _line(time: str, writer: str, text: str, before: str | None = None) -> str:
-    """A line as `kubectl logs --prefix --timestamps` prints it.
-
-    A writer without a number is none: a service of the platform.
-    """
+    """A line as `kubectl logs --prefix --timestamps` prints it."""
     if before is None:
+        # A writer without a number is none: a service of the platform.
         named = re.search("[0-9]", writer)
         before = f"[pod/{_FOREIGN.sub('-', writer)}] " if named else ""
         before += f"{time} " if time else ""
@@ -332,15 +326,10 @@ def _time(value: Any) -> str:
 
 
 class _Table(NamedTuple):
-    """A table of log lines, of which a line is made of each row.
+    """A table of log lines, of which a line is made of each row: the places of its columns.
 
-    The level is left out: collectors give that of the stream, "ERROR" for all of stderr.
-
-    Attributes:
-        columns: their number.
-        time, text: places of these columns.
-        writer: that of who wrote the line; None without one.
-        event: those of an event's kind and object, which its line begins with.
+    The level is left out: collectors give that of the stream, "ERROR" for all of stderr. `columns`
+    is their number; `event` are those of an event's kind and object, which its line begins with.
     """
 
     delimiter: str

@@ -130,12 +130,9 @@ def _alone(form: str, pattern: re.Pattern[str], text: str) -> StepMatch | None:
 
 
 class _Form(NamedTuple):
-    """One way to state a step; an entry in lower case with one of the parts and a match has it.
+    """One way to state a step: an entry in lower case with one of the parts and a match has it.
 
-    Attributes:
-        parts: every match of the pattern has one; to look for them is quicker.
-        pattern: survives the loss of digits: it matches "0" for any number.
-        read: the step of an entry with a match.
+    The parts are quicker to look for; the pattern matches "0" for any number too.
     """
 
     parts: tuple[str, ...]

@@ -1,8 +1,13 @@
-"""Clean the text of a line and read its log level."""
+"""The text of a line: cleaned, its log level, and which of many literals occur in it."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
 
 #: First words of an exception's report by Python.
 TRACEBACK = "Traceback (most recent call last)"
@@ -45,11 +50,7 @@ def clean(line: bytes) -> str:
 
 
 def level(text: str) -> str:
-    """One of "error" (fatal and critical too), "warning", "info" (debug too), "" for none.
-
-    A word counts in brackets, before a colon, as the value of a key, or in capitals at the head of
-    the line, not in prose ("no error was found").
-    """
+    """One of "error" (fatal and critical too), "warning", "info" (debug too), "" for none."""
     head = text[:_HEAD]
     if match := _MARKED.search(head):
         return _LEVEL[match[match.lastgroup or 0].lower()]
@@ -72,3 +73,34 @@ def unescaped(text: str) -> str:
     # What follows the exception is the rest of the JSON.
     begin = found.index(TRACEBACK)
     return found[:begin] + _QUOTE.sub('"', _REST.sub("", found[begin:]))
+
+
+#: Letters of a run; shorter literals are sought in every line.
+RUN = 3
+
+
+class WordIndex(Generic[Item]):
+    """Items by literals in lower case: the one prefilter of all patterns.
+
+    Each literal is filed under the run of letters of it that the fewest others have.
+    """
+
+    def __init__(self, literals: Iterable[tuple[bytes, Item]]) -> None:
+        literals = list(literals)
+        number = Counter(run for literal, _ in literals for run in runs_of(literal))
+        self._by_run: dict[bytes, list[tuple[bytes, Item]]] = defaultdict(list)
+        for literal, item in literals:
+            run = min(runs_of(literal), key=lambda one: (number[one], one), default=b"")
+            self._by_run[run].append((literal, item))
+        self._short = self._by_run.pop(b"", [])
+
+    def items(self, line: bytes, runs: Collection[bytes] | None = None) -> list[Item]:
+        """Items of the literals that occur in a line in lower case; an item may recur."""
+        found = self._by_run.keys() & (runs_of(line) if runs is None else runs)
+        candidates = [self._short, *map(self._by_run.__getitem__, found)]
+        return [item for each in candidates for literal, item in each if literal in line]
+
+
+def runs_of(line: bytes) -> set[bytes]:
+    """All runs of `RUN` bytes in a line, each once."""
+    return {line[at : at + RUN] for at in range(len(line) - RUN + 1)}

@@ -111,8 +111,7 @@ def stated(text: str) -> re.Match[str] | None:
 def parse(text: str) -> tuple[float, int] | None:
     """Seconds since 1970 (UTC where no zone is named) and where in `text` the time ends.
 
-    Seconds since boot in a kernel's log; a time without a year is in `NO_YEAR`, so that differences
-    are right within a year.
+    Seconds since boot in a kernel's log; a time without a year is in `NO_YEAR`.
     """
     match = stated(text)
     seconds = None if match is None else _seconds(match.groupdict(default=""))

@@ -7,13 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmetric.diagnosis.reading.joining import (
-    MAX_LINES,
     MAX_TEXT,
     TRANSITIONS,
-    EntryText,
     Kind,
     State,
     kind_of,
+    shortened,
 )
 from studies.diagnosis_benchmark.corpus import TABLES
 
@@ -85,24 +84,14 @@ def test_the_kind_does_not_depend_on_the_digits(line, digit):
 
 @given(st.lists(st.text(max_size=1500), min_size=1, max_size=30))
 def test_an_entry_keeps_its_beginning_and_its_end(lines):
-    entry = EntryText(lines[0])
-    for line in lines[1:]:
-        entry.lines.append(line)
-    whole, text = "\n".join(lines), entry.text()
+    whole = "\n".join(lines)
+    text = shortened(whole)
     assert len(text) <= MAX_TEXT
     if len(whole) <= MAX_TEXT:
         assert text == whole
     else:
         assert text[: MAX_TEXT // 2] == whole[: MAX_TEXT // 2]
         assert text[-1900:] == whole[-1900:]
-
-
-def test_an_entry_is_full_some_time():
-    entry = EntryText("first")
-    for number in range(1, MAX_LINES):
-        assert not entry.full
-        entry.lines.append(f"  {number}")
-    assert entry.full
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmetric.diagnosis.reading import forms
-from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix, PrefixParser
+from rmetric.diagnosis.reading.prefixes import COUNTED as COUNTED_FORMS
+from rmetric.diagnosis.reading.prefixes import CUT, NO_PREFIX, Prefix, PrefixParser
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
 
 #: Every form, written by its launcher for one speaker: what it looks like, and what it says.
@@ -62,7 +62,7 @@ TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\n\r"), max_size
 
 def test_every_form_is_tried_here():
     # "labelled" is that of srun, before a rank.
-    assert {"labelled", *WRITTEN, *COUNTED} == {*forms.CUT, *forms.COUNTED}
+    assert {"labelled", *WRITTEN, *COUNTED} == {*CUT, *COUNTED_FORMS}
 
 
 @pytest.mark.parametrize("form", list(WRITTEN))
@@ -192,7 +192,7 @@ def test_memory_is_bounded(monkeypatch):
 @given(st.binary(max_size=200))
 def test_any_line_can_be_split(line):
     line = line.replace(b"\n", b"")
-    for prefixes in (PrefixParser(), PrefixParser(forms.COUNTED)):
+    for prefixes in (PrefixParser(), PrefixParser(COUNTED_FORMS)):
         who, start = prefixes.split(line)
         assert 0 <= start <= len(line)
         prefixes.time(line)

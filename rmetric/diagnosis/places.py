@@ -11,8 +11,13 @@ from typing import Generic, TypeVar
 from rmetric.diagnosis.reading.prefixes import NO_PREFIX, PrefixParser
 from rmetric.diagnosis.reading.steps import StepMatch, match_step, never_states_step
 from rmetric.diagnosis.reading.timestamps import UNITS, may_state, stated
-from rmetric.diagnosis.templates.facts import BoundedCache, Facts, LineAnalyser
-from rmetric.diagnosis.templates.masks import plain_numbers, plain_pointers
+from rmetric.diagnosis.templates import (
+    BoundedCache,
+    Facts,
+    LineAnalyser,
+    plain_numbers,
+    plain_pointers,
+)
 
 Stream = TypeVar("Stream")
 
@@ -35,7 +40,7 @@ class LineShape:
 
     Attributes:
         heads: matches their prefix; None where they have none.
-        step, time: find their step and time; None before the first use.
+        step, time: find these; None before the first use.
         timed: number of times that were parsed.
     """
 
@@ -48,11 +53,7 @@ class LineShape:
 
 
 class ShapeReader:
-    """Shapes of the lines of all files whose prefixes are alike.
-
-    Attributes:
-        prefixes: of their lines.
-    """
+    """Shapes of the lines of all files whose prefixes are alike."""
 
     def __init__(self, prefixes: PrefixParser, analyser: LineAnalyser) -> None:
         self.prefixes, self._analyser = prefixes, analyser
@@ -60,7 +61,6 @@ class ShapeReader:
         self._places: dict[object, re.Pattern[bytes]] = {}
 
     def shape(self, line: bytes) -> LineShape:
-        """The shape of a line."""
         # Without its digits "0, a" would be ", a", and the first file would decide for all.
         key = plain_pointers(plain_numbers(line))
         shape = self._shapes.get(key)
@@ -107,24 +107,10 @@ class ShapeReader:
         return match_step(line[self.prefixes.split(line)[1] :].decode("utf-8", "replace"))
 
 
-def shape_reader(prefixes: PrefixParser, analyser: LineAnalyser) -> ShapeReader:
-    """The reader for files with these prefixes; those that are alike share it."""
-    if prefixes.forms not in analyser.readers:
-        analyser.readers[prefixes.forms] = ShapeReader(prefixes, analyser)
-    reader: ShapeReader = analyser.readers[prefixes.forms]
-    return reader
-
-
 def same_places(line: bytes, spans: Sequence[tuple[int, int]], text: int) -> re.Pattern[bytes]:
     """Finds the spans in lines that differ from this one in their digits, each as a group.
 
-    Args:
-        line: the first of them.
-        spans: in order, not overlapping.
-        text: a place between or behind them, which becomes the empty group "text".
-
-    >>> same_places(b"[rank3]: step 10 of 20", [(0, 9)], 9).match(b"[rank12]: step 11 of 20")[1]
-    b'[rank12]: '
+    The spans are in order; the place `text` between or behind them is the empty group "text".
     """
 
     def loose(text: bytes) -> bytes:
@@ -141,12 +127,8 @@ def same_places(line: bytes, spans: Sequence[tuple[int, int]], text: int) -> re.
 class Heads(Generic[Stream]):
     """Look-up of the stream for lines with one form of prefix.
 
-    A prefix that ends in no digit is looked up as it stands, unless there are so many that they
-    contain times.
-
-    Attributes:
-        lengths: of the prefixes in `known`.
-        known: prefix -> stream of the lines that begin with it.
+    A prefix that ends in no digit is looked up as it stands in `known`, by its `lengths`, unless
+    there are so many that they contain times.
     """
 
     def __init__(self, pattern: re.Pattern[bytes]) -> None:
@@ -193,13 +175,11 @@ _step_match = partial(tuple.__new__, StepMatch)
 class StepPlace:
     """Reads the step of lines of one form.
 
-    Each number of the first line is changed in turn, to find those that the step depends on. If
-    it is one alone, only that is read of further lines.
+    Each number of the first line, from `start` on, is changed in turn, to find those that the step
+    depends on. If it is one alone, only that is read of further lines.
 
     Args:
-        line: the first one.
         read: reads the step of any line.
-        start: offset of the first number that counts, behind the prefix.
         never: no line states a step that differs from this in its digits alone.
     """
 
