@@ -251,7 +251,7 @@ class Monitor:
             self._recorder.removers.append(self._timer.remove)
         self._arm_next_step()
         others = [other.protocol for other in _OPEN if other is not self and other.is_open]
-        self.protocol.begins(self.log_path, self._delivery.actions, others)
+        self.protocol.begins(self.log_path, self._delivery.actions, others, self.config.alert_on)
         self._delivery.each(lambda action: action.start(self))
 
     def _new_exchange(self, width: int, name: str) -> Exchange:

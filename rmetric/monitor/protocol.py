@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from rmetric._util.strict_json import encode_line
-from rmetric.monitor.actions.action import Action
+from rmetric.monitor.actions.action import RESCUE, Action
 from rmetric.monitor.config import MonitorConfig
 from rmetric.monitor.optimizer_steps import OptimizerSteps
 from rmetric.monitor.pending import Pending
@@ -47,6 +47,8 @@ SLIPS = {
     "give each a log of its own",
     "shared_action": "this {action} is an action of another monitor too, which is open: make one "
     "for each monitor",
+    "deaf_action": "{action} reacts to {sources}, of which this monitor raises no alert: name them "
+    "in MonitorConfig(alert_on=...)",
     "clipped": "the gradient norm was {largest:.4g} in {equal} of the last {of} steps and never "
     "larger: the gradients seem to be clipped before the check, so gradient_explosion sees "
     "nothing. Call check_before_step before clipping, or pass it gradient_norm=norm, which "
@@ -86,10 +88,15 @@ class Protocol:
         self._foreign = bool(moved) and moved.isdisjoint(map(id, model.parameters()))
 
     def begins(
-        self, log: Path | None, actions: Sequence[Action], others: Iterable[Protocol]
-    ) -> None:
-        """Look for a log or an action that another open monitor has."""
+        self, log: Path | None, actions: Sequence[Action], others: Iterable[Protocol],
+        alert_on: Iterable[str],
+    ) -> None:  # fmt: skip
+        """Look for a log or an action that another open monitor has, and one that hears nothing."""
         self._log, self._actions = log and log.resolve(), actions
+        for action in actions:
+            if unheard := sorted((action.on or frozenset()) - {*alert_on, RESCUE}):
+                sources = ", ".join(unheard)
+                self.tell("deaf_action", action=type(action).__name__, sources=sources)
         for other in others:
             if self._log is not None and self._log == other._log:
                 self.tell("same_log", path=log)
