@@ -3,8 +3,7 @@
 `state_of` turns a metric, a detector or anything else made of numbers,
 containers and rmetric's own objects into what JSON and a `weights_only` load of
 torch can hold; `restore_state` puts it back into an object that was made anew.
-What a class names in `SETTINGS` stays as it was made. `NEWER` has attributes
-that a state of an earlier version lacks, and the names that they had there.
+What a class names in `SETTINGS` stays as it was made.
 """
 
 from __future__ import annotations
@@ -91,12 +90,6 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 def _fill(target: Any, state: Any) -> None:
     attributes = _attributes(target)
-    if isinstance(state, dict):
-        state = dict(state)
-        for name, former in getattr(type(target), "NEWER", {}).items():
-            if name in attributes and name not in state:
-                held = [state.pop(one) for one in former if one in state]
-                state[name] = held[0] if held else attributes[name]
     if not isinstance(state, dict) or set(state) != set(attributes):
         raise ValueError(f"the state is not that of a {type(target).__name__} with these settings")
     settings = getattr(type(target), "SETTINGS", ())
