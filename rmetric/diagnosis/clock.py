@@ -193,8 +193,10 @@ def clock_offsets(job: Job) -> dict[str, float]:
     found = {}
     if two_jobs(job, MIN_OFFSET_OF_JOBS_SECONDS) is None:
         for name, differences in _apart_at_steps(job).items():
-            offset = _agreed(differences) or 0.0
-            if abs(offset) >= MIN_OFFSET_SECONDS:
+            offset = median(differences)
+            most = max(MAX_SPREAD_SECONDS, MAX_SPREAD_SHARE * abs(offset))
+            agreed = median(abs(one - offset) for one in differences) <= most
+            if agreed and abs(offset) >= MIN_OFFSET_SECONDS:
                 found[name] = round(offset, 3)
     return found | dict(_by_zones(job))
 
@@ -214,13 +216,6 @@ def _apart_at_steps(job: Job) -> dict[str, list[float]]:
         for name, time in times.items() if len(times) > 1 else ():
             found[name].append(time - usual)
     return found
-
-
-def _agreed(differences: Sequence[float]) -> float | None:
-    """Their median; None where they do not agree."""
-    middle = median(differences)
-    most = max(MAX_SPREAD_SECONDS, MAX_SPREAD_SHARE * abs(middle))
-    return middle if median(abs(one - middle) for one in differences) <= most else None
 
 
 def _by_zones(job: Job) -> Iterator[tuple[str, float]]:

@@ -12,8 +12,8 @@ from typing import Any
 
 from rmetric.diagnosis.auxiliary.stacks import states_stack
 from rmetric.diagnosis.facts.job import HEAD, TAIL
+from rmetric.diagnosis.facts.layout import IdentityGraph
 from rmetric.diagnosis.facts.starts import KERNEL_LINE, StartMarks
-from rmetric.diagnosis.facts.world import IdentityGraph
 from rmetric.diagnosis.library.stages import next_stage
 from rmetric.diagnosis.log_stream import (
     LogLineForm,
@@ -327,7 +327,7 @@ class EntryPass:
             stream.stacks.append(raw)
         if found:
             signature, fields = found[0]
-            stream.found.setdefault(signature.id, MatchTally(raw)).add(raw, fields)
+            stream.found.setdefault(signature.id, MatchTally(raw, raw)).add(raw, fields)
             if signature.role == "success":
                 self.succeeded = raw
             self._mark_match(stream, entry, signature)

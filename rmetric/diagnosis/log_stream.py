@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rmetric.diagnosis.facts.job import MAX_NAMED, MAX_STACKS, STACKS_OF_RANK, STAGES, TAIL
@@ -142,15 +142,15 @@ class StepCounter:
     lines: int = 1
 
 
+@dataclass(slots=True)
 class MatchTally:
     """Running summary of one stream's entries that matched one signature."""
 
-    __slots__ = ("count", "first", "last", "named", "templates")
-
-    def __init__(self, raw: RawEntry) -> None:
-        self.count, self.first, self.last = 0, raw, raw
-        self.named: list[dict[str, str]] = []
-        self.templates: set[int] = set()
+    first: RawEntry
+    last: RawEntry
+    count: int = 0
+    named: list[dict[str, str]] = field(default_factory=list)
+    templates: set[int] = field(default_factory=set)
 
     def add(self, raw: RawEntry, fields: dict[str, str]) -> None:
         self.count += 1

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from rmetric.diagnosis.entries import DIGITS, EntryPass
 from rmetric.diagnosis.facts.job import Iteration, JobStream, Match, Occurrence
-from rmetric.diagnosis.facts.world import IdentityGraph
+from rmetric.diagnosis.facts.layout import IdentityGraph
 from rmetric.diagnosis.log_stream import LogLineForm, LogStream, RawEntry
 from rmetric.diagnosis.reading.joining import MAX_TEXT
 from rmetric.diagnosis.reading.prefixes import Prefix

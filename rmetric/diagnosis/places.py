@@ -31,8 +31,6 @@ MOST_HEADS = 4096
 MOST_LENGTHS = 8
 #: Lines of one form whose time is parsed before the place of the time is learnt.
 PARSED_TIMES = 3
-#: Forms of prefixes whose patterns are remembered.
-MAX_PLACES = 4096
 
 
 class LineShape:
@@ -58,7 +56,7 @@ class ShapeReader:
     def __init__(self, prefixes: PrefixParser, analyser: LineAnalyser) -> None:
         self.prefixes, self._analyser = prefixes, analyser
         self._shapes: BoundedCache[LineShape] = BoundedCache()
-        self._places: dict[object, re.Pattern[bytes]] = {}
+        self._places: BoundedCache[re.Pattern[bytes]] = BoundedCache()
 
     def shape(self, line: bytes) -> LineShape:
         # Without its digits "0, a" would be ", a", and the first file would decide for all.
@@ -80,12 +78,12 @@ class ShapeReader:
         assert found is not None
         ends = [end for _, end in found.regs]
         key = plain_numbers(line[: max(ends)]), *(end < 0 for end in ends), ends[0] == max(ends)
-        if key not in self._places:
-            if len(self._places) >= MAX_PLACES:
-                self._places.clear()
+        place = self._places.get(key)
+        if place is None:
             spans = [found.span(at) for at in range(1, found.re.groups + 1) if found[at]]
-            self._places[key] = same_places(line, spans, found.end())
-        return self._places[key]
+            place = same_places(line, spans, found.end())
+            self._places.put(key, place)
+        return place
 
     def step_place(self, shape: LineShape, line: bytes, start: int) -> StepPlace:
         """Finds the step in lines of the shape; the text of this one begins at `start`."""
@@ -133,7 +131,7 @@ class Heads(Generic[Stream]):
 
     def __init__(self, pattern: re.Pattern[bytes]) -> None:
         self._pattern = pattern
-        self._by_groups: dict[tuple[bytes, ...], Stream] = {}
+        self._by_groups: BoundedCache[Stream] = BoundedCache(16 * MOST_HEADS)
         # A rank that is stated behind the prefix is no part of it.
         self._few = pattern.groupindex["text"] == pattern.groups
         self.lengths: tuple[int, ...] = ()
@@ -163,9 +161,7 @@ class Heads(Generic[Stream]):
     def learn(self, line: bytes, stream: Stream) -> None:
         found = self._pattern.match(line)
         if found is not None:
-            if len(self._by_groups) >= 16 * MOST_HEADS:
-                self._by_groups.clear()
-            self._by_groups[found.groups()] = stream
+            self._by_groups.put(found.groups(), stream)
 
 
 #: `StepMatch._make`, at a third of its cost.
@@ -230,7 +226,7 @@ class TimePlace:
         self._parse = prefixes.time
         self._find: re.Pattern[bytes] | None = None
         self._unit = 0.0
-        self._minutes: dict[bytes, float] = {}
+        self._minutes: BoundedCache[float] = BoundedCache(MOST_MINUTES)
         start, head = prefixes.head(line)
         match = stated(head) if head.isascii() else None
         plain = _NUMBER.sub(b"0", line[start:]).decode("utf-8", "replace")
@@ -263,7 +259,6 @@ class TimePlace:
             now = self._parse(line)
             if now is None:
                 return None
-            if len(self._minutes) >= MOST_MINUTES:
-                self._minutes.clear()
-            minute = self._minutes[before + behind] = float(floor(now) - int(whole))
+            minute = float(floor(now) - int(whole))
+            self._minutes.put(before + behind, minute)
         return minute + int(whole) + float(b"0." + fraction)

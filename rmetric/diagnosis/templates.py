@@ -91,14 +91,14 @@ SHORTEST_FORM = 8
 Value = TypeVar("Value")
 
 
-class BoundedCache(dict[bytes, Value]):
+class BoundedCache(dict[Any, Value]):
     """A dictionary that forgets everything when it is full."""
 
     def __init__(self, most: int = MAX_ENTRIES) -> None:
         super().__init__()
         self._most = most
 
-    def put(self, key: bytes, value: Value) -> None:
+    def put(self, key: Any, value: Value) -> None:
         if len(key) <= LONGEST_KEY:
             if len(self) >= self._most:
                 self.clear()

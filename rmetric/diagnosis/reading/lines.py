@@ -116,7 +116,10 @@ class Lines:
             self.cut = self._more(self.cut, long)
             lines = [line[: self.longest] for line in lines]
         if longest > LONGEST_NUMBER:
-            lines = [_with_short_numbers(line) for line in lines]
+            lines = [
+                _LONG_NUMBER.sub(rb"\1", line) if _LONG_ZEROS in line.translate(_ZEROS) else line
+                for line in lines
+            ]
         self.count += len(lines)
         return lines
 
@@ -141,7 +144,7 @@ def _layers(lines: Sequence[bytes]) -> Layers:
         enough = _MOST * len(sample)
         marks = (one for one in _MARKS if sum(map(bool, map(one.match, sample))) >= enough)
         layer = next(marks, None)
-        blank = min(map(_indent, sample), key=len)
+        blank = min((line[: -len(line.lstrip(b" \t"))] for line in sample), key=len)
         blank = blank if all(line.startswith(blank) for line in sample) else b""
         if layer is None and len(blank.expandtabs()) > 1:  # one space Megatron's lines have
             layer = re.compile(re.escape(blank))
@@ -150,10 +153,6 @@ def _layers(lines: Sequence[bytes]) -> Layers:
         layers.append(layer)
         sample = [line for line in _without(layer, sample) if line.strip()]
     return layers
-
-
-def _indent(line: bytes) -> bytes:
-    return line[: len(line) - len(line.lstrip(b" \t"))]
 
 
 def _without(layer: re.Pattern[bytes], lines: Sequence[bytes]) -> list[bytes]:
@@ -165,11 +164,6 @@ def _left(line: bytes) -> bytes:
     """Visible text of a line after its carriage returns."""
     line = line.rstrip(b"\r")
     return _OVERWRITTEN.sub(rb"\1", line) if b"\r" in line else line
-
-
-def _with_short_numbers(line: bytes) -> bytes:
-    long = len(line) > LONGEST_NUMBER and _LONG_ZEROS in line.translate(_ZEROS)
-    return _LONG_NUMBER.sub(rb"\1", line) if long else line
 
 
 def _is_utf8(text: bytes) -> bool:

@@ -195,6 +195,12 @@ class Prefix:
     pid: int | None = None
     device: int | None = None
 
+    @property
+    def of_several(self) -> bool:
+        """True if the rank is one of several of one task."""
+        other = bool(self.local_rank) or self.rank not in (None, self.task)
+        return self.task is not None and other
+
 
 NO_PREFIX = Prefix()
 
@@ -251,7 +257,7 @@ class PrefixParser:
         launches = role_is_rank
         if "srun" in counted.union(behind or ()):
             learnt = cls(counted, behind=behind)
-            launches |= any(_launched(learnt.split(line)[0]) for line in lines)
+            launches |= any(learnt.split(line)[0].of_several for line in lines)
             launches |= any(map(_LAUNCHES.search, lines))
         return cls(counted, behind=behind, tasks_launch=launches, role_is_rank=role_is_rank)
 
@@ -319,13 +325,6 @@ class PrefixParser:
             at = one.end()
 
 
-def _launched(prefix: Prefix) -> bool:
-    """Return True if the rank is one of several of one task."""
-    return prefix.task is not None and (
-        bool(prefix.local_rank) or prefix.rank not in (None, prefix.task)
-    )
-
-
 def _values(fields: Mapping[str, bytes | None]) -> dict[str, Any]:
     """The fields of a `Prefix` that a form states."""
     return {
@@ -352,16 +351,14 @@ def _collected(rests: list[bytes]) -> bool:
 
 def _counted(rests: list[bytes]) -> set[str]:
     """The counted forms, which a single line may have by chance, on which a file's lines agree."""
-    may = [rest for rest in rests if _ANY_COUNTED.match(rest, 0, _LONGEST_HEAD)]
-    return {name for name in COUNTED if _agree(name, may, len(rests))}
-
-
-def _agree(form: str, may: list[bytes], count: int) -> bool:
-    heads = [match for line in may if (match := _COMPILED[form].match(line, 0, _LONGEST_HEAD))]
-    share, distinct = len(heads) / max(count, 1), {match.groups() for match in heads}
-    if len(heads) < 3 or share < 0.1 or (len(distinct) >= 0.9 * len(heads) and share <= 0.9):
-        return False
-    return _ARE.get(form, _are_ranks)(heads, len(distinct), share)
+    may, agreed = [rest for rest in rests if _ANY_COUNTED.match(rest, 0, _LONGEST_HEAD)], set[str]()
+    for form in COUNTED:
+        heads = [match for line in may if (match := _COMPILED[form].match(line, 0, _LONGEST_HEAD))]
+        share, distinct = len(heads) / max(len(rests), 1), len({match.groups() for match in heads})
+        enough = len(heads) >= 3 and share >= 0.1
+        if enough and (distinct < 0.9 * len(heads) or share > 0.9):
+            agreed |= {form} if _ARE.get(form, _are_ranks)(heads, distinct, share) else set()
+    return agreed
 
 
 def _are_ranks(heads: list[re.Match[bytes]], distinct: int, share: float) -> bool:

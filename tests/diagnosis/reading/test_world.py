@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rmetric.diagnosis.facts.layout import IdentityGraph, World
 from rmetric.diagnosis.facts.statements import expanded, may_state
-from rmetric.diagnosis.facts.world import IdentityGraph, World
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.reading.file_names import identify_files
