@@ -268,13 +268,15 @@ class SlowRankDetector:
         own = all(row.exchange is not None and row.forward_backward is not None for row in times)
         if self._rows and len(self._rows[0][0]) != len(times):
             self._rows.clear()
-        if not (waited or own) or (self._own and not own and self._rows):
-            return []  # not measured at this step alone
+        measured = own if self._own and self._rows else waited or own
+        if not measured:
+            return []  # at this step alone
         if own != self._own:
             self._rows.clear()
             self._own = own
-        data = [(row.data_wait or 0.0) if waited else 0.0 for row in times]
-        passes = [(row.forward_backward or 0.0) if own else 0.0 for row in times]
+        nothing = [0.0] * len(times)
+        data = [row.data_wait or 0.0 for row in times] if waited else nothing
+        passes = [row.forward_backward or 0.0 for row in times] if own else nothing
         self._rows.append([data, passes, [max(row.total for row in times)] * len(times)])
         self._age -= 1
         if len(self._rows) < RANK_WINDOW or self._age > 0:

@@ -261,16 +261,8 @@ class OwnLoop(DataPosition):
             self.at_boundary(here, last=dry or self._at >= self._total)
             if self._is_over():
                 return
-            if self._used == 0 and not dry and self._at and not self.restores_itself:
-                logger.warning(
-                    "rmetric: rescue.steps begins at step %d with the first batch of the loader; "
-                    "after a restart the loader must be set to its place before", self._at + 1,
-                )  # fmt: skip
-            if self._used == 1 and not dry and self.rescue.monitor is None:
-                logger.warning(
-                    "rmetric: no monitor has this rescue, so it does nothing: pass it as "
-                    "Monitor(..., actions=[rescue])"
-                )
+            if not dry:
+                self._warn()
             try:
                 batches = [self.next_batch().value for _ in range(self.per_step)]
             except StopIteration:
@@ -300,6 +292,19 @@ class OwnLoop(DataPosition):
                 return True
             self._at = monitor.weights_step
         return self._at >= self._total
+
+    def _warn(self) -> None:
+        """Warn of a first batch that is not that of its step, and of a rescue without monitor."""
+        if self._used == 0 and self._at and not self.restores_itself:
+            logger.warning(
+                "rmetric: rescue.steps begins at step %d with the first batch of the loader; "
+                "after a restart the loader must be set to its place before", self._at + 1,
+            )  # fmt: skip
+        if self._used == 1 and self.rescue.monitor is None:
+            logger.warning(
+                "rmetric: no monitor has this rescue, so it does nothing: pass it as "
+                "Monitor(..., actions=[rescue])"
+            )
 
     def _require_check(self, monitor: Monitor | None, checked: int | None) -> None:
         """Raise RuntimeError where the monitor has checked none of the steps: they have no end."""

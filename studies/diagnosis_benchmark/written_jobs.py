@@ -14,6 +14,7 @@ from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.result import SURE, Diagnosis
 from studies.common.table import Cell, Table
 from studies.diagnosis_benchmark.answers import nodes_of, ranks_of
+from studies.diagnosis_benchmark.cases import Case
 from studies.diagnosis_benchmark.cause_meanings import CAUSES, Named, family_of, verdict
 from studies.diagnosis_benchmark.scoring import TOPS, hits, mean
 from studies.diagnosis_benchmark.written_sets import WrittenCase, written_sets
@@ -92,6 +93,13 @@ def score(job: WrittenCase) -> WrittenScores:
         return scored(job, REFUSED)
 
 
+def _hits(case: Case, said: Diagnosis) -> Sequence[float] | None:
+    """Hits of the label's rank, or of its node without one."""
+    if case.rank is not None:
+        return hits(ranks_of(case, said), case.rank)
+    return None if case.node is None else hits(nodes_of(case, said), case.node)
+
+
 def scored(job: WrittenCase, said: Diagnosis) -> WrittenScores:
     """The scores of a diagnosis of a job."""
     case, told, library = job.case, job.told, SignatureLibrary.shipped()
@@ -99,11 +107,7 @@ def scored(job: WrittenCase, said: Diagnosis) -> WrittenScores:
     others = [(one.cause, family_of(one.cause, library)) for one in said.candidates]
     named = [Named(*one, said.stage) for one in ((said.cause, said.family), *others)]
     verdicts = [verdict(one, classes) for one in named[:TOP_CAUSES]]
-    where = None  # hits of the label's rank, or of its node without one
-    if case.rank is not None:
-        where = hits(ranks_of(case, said), case.rank)
-    elif case.node is not None:
-        where = hits(nodes_of(case, said), case.node)
+    where = _hits(case, said)
     stages = [one for one in told["stages"] if one]
     refused = said is REFUSED
     ends = [] if refused else [one.outcome for one in said.attempts] or [said.outcome]

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmetric.diagnosis.reading import forms
 from rmetric.diagnosis.reading.joining import kind_of
-from rmetric.diagnosis.reading.prefixes import PrefixParser
+from rmetric.diagnosis.reading.prefixes import COUNTED, PrefixParser
 from rmetric.diagnosis.reading.text import clean, level
 from rmetric.diagnosis.reading.timestamps import NO_YEAR, parse
 
@@ -116,7 +115,7 @@ LONG = ["[", "1:", "2024-", "[a]", "a:", "(", " ", "1,", "12:00:01 ", "0", "a.",
 @pytest.mark.parametrize("part", LONG)
 def test_no_line_takes_long(part):
     text = part * (60_000 // len(part)) + "12:00:01"
-    prefixes = PrefixParser(forms.COUNTED)
+    prefixes = PrefixParser(COUNTED)
     began = time.process_time()
     parse(text)
     parse("12:00:01" + text)
