@@ -1,8 +1,7 @@
 """The METRICS line of a log: a `Record` and the state of the metric as JSON, and back.
 
-Each field has its type from `Record`; docs/log_format.md describes them. msgspec decodes lines of
-plain numbers, many at a time (`records_from_lines`). A line with a nan or an infinity, which are
-strings, or with an error is read field by field (`record_from_json`).
+msgspec decodes lines of plain numbers, many at a time (`records_from_lines`). A line with a nan or
+an infinity, which are strings, or with an error is read field by field (`record_from_json`).
 """
 
 from __future__ import annotations
@@ -216,9 +215,8 @@ def record_to_json(record: Record) -> dict[str, Any]:
 def metric_to_json(metric: RMetric) -> dict[str, Any]:
     """The state of the metric after its last record, under the names of the log.
 
-    A signal that this record does not hold is left out with its source, or a
-    replay would take it for one more value. One that has a source but is not
-    yet defined is left out too: nan would say that it was observed.
+    A signal that this record does not hold is left out with its source, or a replay would take it
+    for one more value; so is one that is not yet defined: nan would say that it was observed.
     """
     entry: dict[str, Any] = {}
     for key, value, source in zip(SIGNAL_KEYS.values(), metric.raw, metric.sources, strict=True):
@@ -253,10 +251,8 @@ def stated_alarm(entry: dict[str, Any]) -> bool | None:
 
 
 def _flag_or_step(value: Any) -> bool | int:
-    if isinstance(value, bool):
-        return value
     try:
-        step = whole_number(value)
+        step = value if isinstance(value, bool) else whole_number(value)
     except ValueError:
         step = -1
     if step < 0:

@@ -172,10 +172,10 @@ class LogReader:
             raise LogError(self._path, number_of_line, str(error)) from None
         try:
             self._take(mapping(entry))
-        except ValueError as error:
-            raise LogError(self._path, number_of_line, str(error)) from None
-        except RecursionError:
-            raise LogError(self._path, number_of_line, "nested too deeply to be read") from None
+        except (ValueError, RecursionError) as error:
+            is_deep = isinstance(error, RecursionError)
+            problem = "nested too deeply to be read" if is_deep else str(error)
+            raise LogError(self._path, number_of_line, problem) from None
         self._begun = True
         return self.run.records.pop() if self.run.records else None
 
@@ -207,13 +207,11 @@ class LogReader:
         """Keep an alert or a decision; without a step it has no place and is left out."""
         step, name = field(entry, "step", whole_number), field(entry, key, text) or ""
         reason, to = field(entry, "reason", text) or "", field(entry, "to", whole_number)
-        if step is None:
-            return
-        if len(self.run.log_events) >= MOST_LOG_EVENTS:
-            self._more_events += 1
-            return
-        event = LogEvent(step=step, kind=kind, name=name, reason=reason, to=to)
-        self.run.log_events.append(event)
+        if step is not None and len(self.run.log_events) < MOST_LOG_EVENTS:
+            event = LogEvent(step=step, kind=kind, name=name, reason=reason, to=to)
+            self.run.log_events.append(event)
+        else:
+            self._more_events += step is not None
 
     def finish(self) -> Run:
         """The run, of which all that its log says is known now."""

@@ -55,8 +55,8 @@ class HardwareEvent:
 
     Attributes:
         time: seconds since the run began.
-        kind: what was reported, e.g. ``ecc_corrected``, ``link_retry``; it begins
-            with ``application_`` where the training program did it to itself.
+        kind: e.g. ``ecc_corrected``, ``link_retry``; it begins with ``application_`` where the
+            training program did it to itself.
         worker: index of the data-parallel worker, or None where unknown.
     """
 
@@ -82,7 +82,6 @@ class Record:
         gradient_norm: L2 norm of the averaged gradient, before clipping.
         worker_gradient_norms: that norm for each data-parallel worker's own
             gradient, before averaging, shape (workers,).
-        learning_rate: as scheduled for this step.
         update_norm: L2 norm of the change the optimiser made to the weights.
         parameter_norm: L2 norm of the weights.
         events: hardware events since the previous record; None where the run
@@ -101,7 +100,6 @@ class Record:
         probe_loss: nats per token on a small batch that stays the same.
         planned_events: changes that the user announced for this step, such as
             ``learning_rate``, ``batch_size``, ``data_mixture``.
-        loss_scale: of mixed-precision training, as the scaler set it.
         skipped: whether the optimiser left this step out (an overflow, a guard).
         step_seconds: host time of the step, without pauses that are known as such.
         data_wait_seconds: of that, from the optimiser's step before to the forward pass.
@@ -205,10 +203,8 @@ class LogEvent:
     """An alert of the monitor or a decision of its rescue, as a log states it.
 
     Attributes:
-        step: at which it was found.
         kind: ``alert`` or ``decision``.
         name: source of the alert; ``leave_out``, ``go_back`` or ``hold`` of a decision.
-        reason: in words.
         to: step that a decision went back to; None for none.
     """
 
@@ -224,8 +220,6 @@ class AuditFinding:
     """What an audit of the live monitor found, as a log states it; docs/audits.md has the kinds.
 
     Attributes:
-        step: at which it was found.
-        kind: such as ``not_restored``.
         severity: ``error``, or ``hint`` for what may be on purpose.
         words: what was measured, and what to do; of a resume with the parts that differ.
         rows: parts of the state before and after a resume: ``part``, ``was``, ``now``,

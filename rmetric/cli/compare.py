@@ -18,7 +18,7 @@ from rmetric._util.lazy import check_installed
 from rmetric._util.options import path_in, path_out, refuse_input, share
 from rmetric._util.printed import printable
 from rmetric.cli.log_arguments import add_mapping
-from rmetric.evaluation.comparison import Side, compare, note
+from rmetric.evaluation.comparison import Comparison, Side, compare, note
 from rmetric.readers import find_logs, read_log
 from rmetric.records import Run
 from rmetric.reporting.comparison import as_page, write_gate
@@ -78,26 +78,34 @@ def run(options: argparse.Namespace) -> int:
     }
     for name, each in found.items():
         print(printable(f"{name}: {each.text}"))
-        ratios = {f"{speed} a second": ratio for speed, ratio in each.speeds.items()}
-        for what, ratio in (ratios | {"highest memory": each.memory}).items():
-            if ratio is not None:
-                print(f"    {what}: {ratio:.3g} times the reference's")
-        if any(each.alarms):
-            before, now = each.alarms
-            print(f"    alarms of the calibrated detector: {now}, the reference's {before}")
+        _print_beside(each)
     if words := note(found):
         print(words, file=sys.stderr)
     try:
-        for path in options.gate:
-            write_gate(path, names[0], found)
-            print(f"written: {path}", file=sys.stderr)
-        if options.page:
-            write_atomically(options.page, [as_page(names[0], found).encode()])
-            print(f"written: {options.page}", file=sys.stderr)
+        _write(options, names[0], found)
     except OSError as error:
         return fail(f"{error.filename}: cannot be written ({error.strerror})", FAILED)
     kinds = {each.kind for each in found.values()}
     return WORSE if "worse" in kinds else UNKNOWN if "cannot_tell" in kinds else 0
+
+
+def _print_beside(found: Comparison) -> None:
+    ratios = {f"{name} a second": ratio for name, ratio in found.speeds.items()}
+    for what, ratio in (ratios | {"highest memory": found.memory}).items():
+        if ratio is not None:
+            print(f"    {what}: {ratio:.3g} times the reference's")
+    if any(found.alarms):
+        before, now = found.alarms
+        print(f"    alarms of the calibrated detector: {now}, the reference's {before}")
+
+
+def _write(options: argparse.Namespace, reference: str, found: dict[str, Comparison]) -> None:
+    for path in options.gate:
+        write_gate(path, reference, found)
+        print(f"written: {path}", file=sys.stderr)
+    if options.page:
+        write_atomically(options.page, [as_page(reference, found).encode()])
+        print(f"written: {options.page}", file=sys.stderr)
 
 
 def _runs(logs: list[Path], mapping: dict[str, str]) -> list[Run]:

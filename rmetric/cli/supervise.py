@@ -197,12 +197,10 @@ def _supervisor(options: argparse.Namespace) -> Supervisor:
         for node in pool
     }
     program = Program(
-        arguments=tuple(options.command),
-        prefixes=prefixes,
+        arguments=tuple(options.command), prefixes=prefixes, resume=options.resume,
         visible=options.gpus is not None or _has_gpus(),
         master="" if any(prefixes.values()) else "127.0.0.1",
-        resume=options.resume,
-    )
+    )  # fmt: skip
     if len(pool) > 1 and not program.is_torchrun:
         raise ValueError(f"--nodes needs torchrun or ft_launcher, found {options.command[0]}")
     planner = _planner(options, pool, program.unit(pool))

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from rmetric.diagnosis.aligning import aligned
-from rmetric.diagnosis.auxiliary.files import read_auxiliary
 from rmetric.diagnosis.clock import two_jobs
 from rmetric.diagnosis.facts.job import (
     HEAD,
@@ -31,7 +30,7 @@ from rmetric.diagnosis.facts.job import (
 )
 from rmetric.diagnosis.facts.layout import Files, RankLayout, RankPlacement
 from rmetric.diagnosis.facts.starts import starts_of
-from rmetric.diagnosis.input_files import find
+from rmetric.diagnosis.input_files import find, read_auxiliary
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.one_pass import FilePass, Part, StreamPart
 from rmetric.diagnosis.patterns.values import is_not_finite

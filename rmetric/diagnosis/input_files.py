@@ -1,4 +1,7 @@
-"""Find the log files of a job among files and folders, and leave out files that are no logs."""
+"""Find the log files of a job among files and folders, and leave out files that are no logs.
+
+Dumps and stacks beside the logs, which state where ranks are, are read here.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,24 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
 from rmetric._util.durable import PACKED, PACKED_SUFFIXES, refuse_special
 from rmetric._util.errors import LogError
-from rmetric.diagnosis.auxiliary.files import AUXILIARY_SUFFIXES, is_auxiliary
-from rmetric.diagnosis.auxiliary.stacks import holds_stacks
+from rmetric.diagnosis.auxiliary.recorder import Dump, is_dump, read_dump
+from rmetric.diagnosis.auxiliary.stacks import Stack, holds_stacks, is_stack_dump, read_stacks
 from rmetric.diagnosis.reading.file_names import ATTEMPT, identify_files, natural
-from rmetric.diagnosis.reading.lines import utf16
+from rmetric.diagnosis.reading.lines import unwrapped, utf16
 from rmetric.diagnosis.reading.records import Export
 from rmetric.diagnosis.reading.source import LogSource
 
-#: Blocks of a file's beginning by which its kind is recognised.
+#: Blocks of a file's beginning by which its kind is recognised; bytes of one beside the logs.
 _SNIFFED = 2
+_SNIFFED_BESIDE = 4096
+#: Bytes that are read of stacks.
+_MOST_BESIDE = 1 << 26
 _TABLES = "settings and tables"
 #: Suffixes of other files in a folder of logs: read only where they are named.
 _OTHER = {
@@ -35,7 +41,7 @@ _OTHER = {
 }
 _SUFFIXES = {f".{suffix}": kind for kind, words in _OTHER.items() for suffix in words.split()}
 #: Those of them that may hold a log or stacks all the same, by their content.
-_MAY_BE_LOGS = (*AUXILIARY_SUFFIXES, ".csv", ".tsv", ".yaml", ".yml")
+_MAY_BE_LOGS = (".json", ".pkl", ".pickle", ".csv", ".tsv", ".yaml", ".yml")
 _NAMES = re.compile(
     r"(?i)(?:requirements.*|merges|vocab|license|readme|notice|authors|makefile|dockerfile)(?:\.txt)?"
 )
@@ -226,3 +232,41 @@ def other_by_content(head: bytes) -> str:
         head = re.sub(rb"\x1b\[[0-?]*[@-~]|\0{16,}", b"", head)
     control = len(head) - len(head.translate(None, _CONTROL))
     return "binary" if control > 0.02 * len(head) else ""
+
+
+@dataclass(kw_only=True)
+class AuxiliaryFiles:
+    """Content of the files beside the logs.
+
+    Attributes:
+        notes: files that could not be read.
+    """
+
+    dumps: list[Dump] = field(default_factory=list)
+    stacks: list[Stack] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def is_auxiliary(head: bytes) -> bool:
+    """True for the first bytes of a file that is read here."""
+    return is_dump(head) or is_stack_dump(head)
+
+
+def read_auxiliary(files: Sequence[LogSource]) -> AuxiliaryFiles:
+    """Read the files; one that cannot be read becomes a note."""
+    found = AuxiliaryFiles()
+    for one in files:
+        try:
+            with one.path.open("rb") as file:
+                head = file.read(_SNIFFED_BESIDE)
+                if is_dump(head):
+                    found.dumps.append(read_dump(one.path, one.name))
+                    continue
+                content = unwrapped(head + file.read(_MOST_BESIDE - len(head)))
+            text = content.decode("utf-8", "replace")
+            found.stacks += read_stacks(text, one.name, one.rank, one.node)
+        except LogError as error:
+            found.notes.append(str(error))
+        except OSError as error:
+            found.notes.append(f"{one.name}: cannot be read: {error.strerror}")
+    return found

@@ -26,7 +26,6 @@ TRAITS = {
     "waiting": "a rank still waits: nobody does so behind the last step",
     "timeout": "a rank timed out waiting for another one",
     "hearsay": "a timeout that a rank may log which only heard of another's",
-    "unknown name": "a name cannot be resolved: of the node that looks it up",
     "link down": "a port lost its link, by the kernel",
     "no answer": "what the ranks at both ends of a broken link log",
     # of machines

@@ -10,7 +10,7 @@ from rmetric.diagnosis.evidence.row import Scene
 from rmetric.diagnosis.facts.job import Job, JobStream, Match, Occurrence
 from rmetric.diagnosis.faults import Fault
 from rmetric.diagnosis.library.stages import awaited, next_stage
-from rmetric.diagnosis.report.frames import stage_of
+from rmetric.diagnosis.report.evidence import stage_of
 
 #: Stages in which launchers and streams without stages remain, and those with few stage lines.
 _LAUNCHING = ("", "launch")

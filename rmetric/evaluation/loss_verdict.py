@@ -221,24 +221,8 @@ def _lasting(
     loss, first, lasted = course.loss, rise.first, course.lasted(rise)
     later, end = course.level[first:], level_of(loss.values[first:][-WIDTH:])
     peak = float(np.max(later[np.isfinite(later)], initial=rise.base))
-    at_last, height, times = peak if end is None else end, peak - rise.base, ratio(peak, rise.base)
-    is_abrupt, is_step = course.is_abrupt(rise), course.is_step(rise, at_last)
-    fell = bool(earlier) or rise.fall > max(2 * course.spread, SHARE_OF_FALL * height)
-    from_start = rise.first <= max(WIDTH, ABRUPT_SHARE * len(loss.values)) and not fell
-    gradual = not is_abrupt and at_last - rise.base >= RISING_SHARE * height
-    lost = height / rise.fall if rise.fall > SPREADS * course.spread else np.inf
-    falls_again = is_step and times < FAR_RATIO and peak - at_last >= SHARE_OF_LEVEL * height
-    name = "level"
-    if lasted < min(LATE_SHARE * loss.length, LATE_STEPS) or len(loss.values) - first < WIDTH:
-        name = "recent rise"
-    elif loss.name == "validation_loss" and not is_abrupt:
-        name = "slow evaluation"
-    elif from_start and gradual and not is_loss:
-        name = "no loss"
-    elif (times >= RATIO and lost >= LOST and not falls_again) or (
-        not is_step and (times >= SLOW_RATIO or lost >= PARTLY_LOST)
-    ):
-        name = "diverged"
+    at_last, height = peak if end is None else end, peak - rise.base
+    name = _kind_of_lasting(course, rise, peak, at_last, fell=bool(earlier), is_loss=is_loss)
     finite, top, came = loss.values[first:][np.isfinite(loss.values[first:])], "", "never came back"
     if end is not None and ratio(peak, end) >= PEAK_RATIO:
         top = f", peak {short_number(float(np.max(finite, initial=peak)))}"
@@ -254,6 +238,30 @@ def _lasting(
         spikes=words.spikes_before(loss, earlier),
         after_alarm=words.after_alarm(loss, alarm_of(loss, first, alarms)),
     )  # fmt: skip
+
+
+def _kind_of_lasting(
+    course: Course, rise: Rise, peak: float, at_last: float, *, fell: bool, is_loss: bool
+) -> str:
+    """The verdict's name; `fell` is True if the loss is known to have fallen before."""
+    loss, height, times = course.loss, peak - rise.base, ratio(peak, rise.base)
+    is_late = course.lasted(rise) < min(LATE_SHARE * loss.length, LATE_STEPS)
+    if is_late or len(loss.values) - rise.first < WIDTH:
+        return "recent rise"
+    is_abrupt, is_step = course.is_abrupt(rise), course.is_step(rise, at_last)
+    if loss.name == "validation_loss" and not is_abrupt:
+        return "slow evaluation"
+    fell = fell or rise.fall > max(2 * course.spread, SHARE_OF_FALL * height)
+    from_start = rise.first <= max(WIDTH, ABRUPT_SHARE * len(loss.values)) and not fell
+    gradual = not is_abrupt and at_last - rise.base >= RISING_SHARE * height
+    if from_start and gradual and not is_loss:
+        return "no loss"
+    lost = height / rise.fall if rise.fall > SPREADS * course.spread else np.inf
+    falls_again = is_step and times < FAR_RATIO and peak - at_last >= SHARE_OF_LEVEL * height
+    if times >= RATIO and lost >= LOST and not falls_again:
+        return "diverged"
+    lasts = not is_step and (times >= SLOW_RATIO or lost >= PARTLY_LOST)
+    return "diverged" if lasts else "level"
 
 
 def _recovered(course: Course, alarms: Sequence[int]) -> RunVerdict:

@@ -5,18 +5,9 @@ share into the same number of micro-batches. DistributedDataParallel and FSDP av
 gradients of the copies with equal weight; the weights here make that the mean over all samples
 of the batch, whatever the number of copies. Needs no torch.
 
-A plain loop of FSDP2, with a loss that is a mean over its samples; in DistributedDataParallel
-all micro-batches but the last go under ``model.no_sync()`` instead:
-
-    parts = batch_share(1024, dist.get_world_size(), dist.get_rank()).micro_batches(4)
-    for number, part in enumerate(parts, start=1):
-        model.set_requires_gradient_sync(number == len(parts))
-        (mean_loss(model, batch[part.rows]) * part.weight).backward()
-    optimizer.step()
-
-`batch` is the global batch in the order of its samples. Where samples have different numbers of
-tokens and the loss is a mean over tokens, use sums of losses over the batch's number of tokens
-instead of these weights.
+docs/planner.md has the loop of a training. Where samples have different numbers of tokens and the
+loss is a mean over tokens, use sums of losses over the batch's number of tokens instead of these
+weights.
 """
 
 from __future__ import annotations

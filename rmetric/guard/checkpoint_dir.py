@@ -27,7 +27,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rmetric._util.durable import durable_file, no_follow, sync_folder, write_atomically
 from rmetric.guard.policy import SuspectMark, surplus, suspect_note, suspects_of
@@ -261,8 +261,7 @@ class CheckpointDirectory:
                 remove(one.path)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LastCheckpoint:
+class LastCheckpoint(NamedTuple):
     """Newest checkpoints of a folder, by step; None without one, or in a foreign format."""
 
     good: int | None = None  # newest with a readable manifest

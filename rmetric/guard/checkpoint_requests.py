@@ -28,10 +28,7 @@ SIGNALS: Mapping[int, str] = {signal.SIGTERM: STOP, signal.SIGUSR1: SAVE}
 
 
 class SignalListener:
-    """Records received signals and does nothing else inside the handler.
-
-    A handler that was installed before is not called until `close`; a warning is logged.
-    """
+    """Records received signals; a handler that was there before is not called until `close`."""
 
     def __init__(self, signals: Mapping[int, str]) -> None:
         wrong = set(signals.values()) - {STOP, SAVE}

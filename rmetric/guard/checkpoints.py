@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import threading
 import time
 import warnings
 from collections.abc import Collection, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
@@ -64,7 +62,6 @@ class Checkpoints:
         keep: clean good checkpoints of this model to retain, at least 1. Damaged ones are
             deleted first, then the oldest, once a newer one is good.
         keep_suspect: suspect ones to retain in addition, at least 1; see `set_alarm`.
-        group: gloo group over all ranks, used only here; None creates one.
         asynchronous: write in the background.
         fingerprint: identifies the model, the same on every rank and in every layout: a
             string, or a mapping of plain values.
@@ -82,7 +79,6 @@ class Checkpoints:
         *,
         keep: int = 3,
         keep_suspect: int = 2,
-        group: dist.ProcessGroup | None = None,
         asynchronous: bool = True,
         fingerprint: str | Mapping[str, Any],
         may_be_infinite: Collection[str] = (),
@@ -90,17 +86,16 @@ class Checkpoints:
         require("keep", keep, keep >= 1, "at least 1")
         require("keep_suspect", keep_suspect, keep_suspect >= 1, "at least 1")
         self.folder = Path(folder)
+        fingerprint = json.loads(json.dumps(fingerprint))
         self._directory = CheckpointDirectory(
-            self.folder,
-            keep=keep,
-            keep_suspect=keep_suspect,
-            fingerprint=json.loads(json.dumps(fingerprint)),
+            self.folder, keep=keep, keep_suspect=keep_suspect, fingerprint=fingerprint
         )
-        self.ranks = Ranks(group)
+        self.ranks = Ranks()
         self._asynchronous, self._may_be_infinite = asynchronous, tuple(may_be_infinite)
         self._stager = dcp.HostMemoryStager()
         self._save: dcp.Save | None = None
-        self._thread: threading.Thread | None = None
+        self._outcome: Future[SaveOutcome] = Future()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self._num_saves = 0
         self._launch = self._prepare()
 
@@ -155,30 +150,28 @@ class Checkpoints:
         try:
             written = self._written(save, plain)
             save.blocking_seconds = save.seconds()
-            thread = threading.Thread(target=self._finish, args=(save, written))
-            thread.start()
-            self._thread = thread
+            self._outcome = self._pool.submit(self._finish, save, written)
         except Exception as error:  # no thread available: the other ranks time out in gloo
-            save.outcome = FailedSave(step=step, problem=f"{type(error).__name__}: {error}")
-        if self._thread and not self._asynchronous:
-            self._thread.join()
+            self._outcome = Future()
+            problem = f"{type(error).__name__}: {error}"
+            self._outcome.set_result(FailedSave(step=step, problem=problem))
+        if not self._asynchronous:
+            wait([self._outcome])
             save.blocking_seconds = save.seconds()
 
     def poll(self) -> SaveOutcome | None:
         """Outcome of the save in flight, returned once; None while it runs or without one."""
-        if self._save is None or self._save.outcome is None:
+        if self._save is None or not self._outcome.done():
             return None
-        if self._thread is not None:
-            self._thread.join()
-        save, self._save, self._thread = self._save, None, None
-        if isinstance(save.outcome, SavedCheckpoint):  # until here the time of rank 0
-            return replace(save.outcome, blocking_seconds=save.blocking_seconds)
-        return save.outcome
+        save, self._save, outcome = self._save, None, self._outcome.result()
+        if isinstance(outcome, SavedCheckpoint):  # until here the time of rank 0
+            return replace(outcome, blocking_seconds=save.blocking_seconds)
+        return outcome
 
     def wait(self, timeout: float | None = None) -> SaveOutcome | None:
         """`poll` after at most `timeout` seconds; None waits without a limit."""
-        if self._thread is not None:
-            self._thread.join(timeout)
+        if self._save is not None:
+            wait([self._outcome], timeout)
         return self.poll()
 
     def set_alarm(self, since: int | None, reason: str, step: int) -> None:
@@ -237,12 +230,9 @@ class Checkpoints:
         reader = dcp.IndexReader(good.path, good.files)
         try:
             load(
-                state,
-                storage_reader=reader,
-                planner=dcp.PlainLoadPlanner(),
-                process_group=self.ranks.group,
-                no_dist=self.ranks.single_process,
-            )
+                state, storage_reader=reader, planner=dcp.PlainLoadPlanner(),
+                process_group=self.ranks.group, no_dist=self.ranks.single_process,
+            )  # fmt: skip
         except CheckpointException as error:
             problem = reader.problem or dcp.error_text(error)
             raise ValueError(f"{good.path} does not fit: {problem}") from None
@@ -269,15 +259,15 @@ class Checkpoints:
 
     # -- a save, in the background
 
-    def _finish(self, save: dcp.Save, written: Future[Any]) -> None:
+    def _finish(self, save: dcp.Save, written: Future[Any]) -> SaveOutcome:
         try:
             metadata = written.result()
             save.durable_seconds = save.seconds()
-            save.outcome = self._agreed(save, metadata)
+            return self._agreed(save, metadata)
         except BaseException as error:  # CheckpointException is not an Exception
             problem = dcp.error_text(error)
             self._clean(save)
-            save.outcome = FailedSave(step=save.step, problem=problem + dcp.free_space(self.folder))
+            return FailedSave(step=save.step, problem=problem + dcp.free_space(self.folder))
 
     def _agreed(self, save: dcp.Save, metadata: Any) -> SaveOutcome:
         files, problem, infinite = self._read_back(save, metadata)

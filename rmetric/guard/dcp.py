@@ -38,7 +38,6 @@ from torch.utils._pytree import tree_leaves
 
 from rmetric._util.durable import durable_file, no_follow
 from rmetric._util.host_memory import check_fits
-from rmetric.guard.checkpoint_dir import SaveOutcome
 from rmetric.guard.policy import SuspectMark
 from rmetric.guard.run_folder import Count
 from rmetric.guard.trust import TRUST_VARIABLE, distrusted_file, is_trusted_by_user
@@ -308,7 +307,6 @@ class Save:
     began: float = field(default_factory=time.perf_counter)
     blocking_seconds: float = 0.0
     durable_seconds: float = 0.0
-    outcome: SaveOutcome | None = None
 
     def seconds(self) -> float:
         return time.perf_counter() - self.began
@@ -364,12 +362,10 @@ class HostMemoryStager(DefaultStager):
         self._held = 0  # bytes of the largest state so far
         super().__init__(
             StagingOptions(
-                use_pinned_memory=self._cuda,
-                use_shared_memory=False,
-                use_async_staging=False,
-                use_non_blocking_copy=self._cuda,
+                use_pinned_memory=self._cuda, use_non_blocking_copy=self._cuda,
+                use_shared_memory=False, use_async_staging=False,
             )
-        )
+        )  # fmt: skip
 
     def copied(self, state: dict[str, Any]) -> dict[str, Any]:
         """Copy of the state in host memory; MemoryError if there is too little of it."""

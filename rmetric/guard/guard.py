@@ -40,20 +40,8 @@ class Guard:
     so that all save the same step. Nothing waits for a device unless a save begins. A
     failed save is reported and tried again; it never ends the training.
 
-        guard = Guard(
-            Checkpoints("checkpoints", fingerprint="tiny, 4 layers"),
-            policy=PolicyConfig(interval_steps=100),
-            state=lambda: {"training": ModelState(model, optimizer)},
-        )
-        resumed = guard.resume()
-        for step in range(resumed["step"] + 1 if resumed else 1, 1001):
-            train(step)
-            guard.step(step)
-            if guard.should_stop:
-                break
-        guard.close(finished=not guard.should_stop)
-
-    Without ``finished`` the supervisor starts a training that exits with 0 again. As a context
+    docs/checkpoints.md has the loop. It ends with ``guard.close(finished=not guard.should_stop)``:
+    without ``finished`` the supervisor starts a training that exits with 0 again. As a context
     manager the guard does the same at the end of the block.
 
     SIGTERM and a user's request to stop cause a last save at the next step. The guard
@@ -128,13 +116,9 @@ class Guard:
         self._phase = self._logged_reason = ""
         self._grace_is_over = False
         self._requests = RequestSources(
-            signals=signals,
-            folder=self.folder if self.ranks.rank == 0 else None,
-            telemetry=telemetry,
-            grace_seconds=grace_seconds,
-            alarm_steps=alarm_steps,
-            clock=clock,
-        )
+            signals=signals, folder=self.folder if self.ranks.rank == 0 else None, clock=clock,
+            telemetry=telemetry, grace_seconds=grace_seconds, alarm_steps=alarm_steps,
+        )  # fmt: skip
         self._alarm_since: int | None = None
         self._beat("starting")
 

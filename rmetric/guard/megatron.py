@@ -1,11 +1,4 @@
-"""Guard for Megatron-LM, which saves in its own format. Megatron is not imported here.
-
-from megatron.training import training
-from rmetric.guard.megatron import guard_megatron
-
-guard_megatron(training)
-pretrain(...)
-"""
+"""Guard for Megatron-LM, which saves in its own format. Megatron is not imported here."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from rmetric._util.errors import require
 SOURCES = ("risk", "rule", "alarm", "signal", "user")
 #: Sources that report a lasting condition; signals and user requests are single events.
 CONDITIONS = ("risk", "rule", "alarm")
-HOUR = 3600.0
+HOUR, LONGEST_RETRY_SECONDS = 3600.0, 600.0
 
 
 def check_source(source: str) -> None:
@@ -80,8 +80,8 @@ class PolicyConfig:
             of the interval, from 0 to 1.
         most_per_hour: emergency saves begun in any hour, at least 1; fatal ones are counted
             separately.
-        retry_seconds: wait after a failed save, doubled with each further failure, above 0.
-        longest_retry_seconds: upper bound of that wait.
+        retry_seconds: wait after a failed save, above 0, doubled with each further failure up to
+            `LONGEST_RETRY_SECONDS`.
     """
 
     interval_steps: int | None = None
@@ -89,7 +89,6 @@ class PolicyConfig:
     least_gap: float = 0.25
     most_per_hour: int = 6
     retry_seconds: float = 10.0
-    longest_retry_seconds: float = 600.0
 
     def __post_init__(self) -> None:
         steps, seconds = self.interval_steps, self.interval_seconds
@@ -103,11 +102,8 @@ class PolicyConfig:
             require(name, number, whole, "an int of at least 1")
         require("interval_seconds", seconds, seconds is None or 0 < seconds < inf, "above 0")
         require("least_gap", self.least_gap, 0 <= self.least_gap <= 1, "from 0 to 1")
-        if not 0 < self.retry_seconds <= self.longest_retry_seconds < inf:
-            raise ValueError(
-                f"retry_seconds is {self.retry_seconds} and longest_retry_seconds "
-                f"{self.longest_retry_seconds}: both above 0, the second at least the first"
-            )
+        in_range = 0 < self.retry_seconds <= LONGEST_RETRY_SECONDS
+        require("retry_seconds", self.retry_seconds, in_range, "above 0, at most 600")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +225,7 @@ class CheckpointPolicy:
         self._ended()
         wait = self.config.retry_seconds * 2.0 ** min(self._failures, 30)
         self._failures += 1
-        wait = min(wait, self.config.longest_retry_seconds)
+        wait = min(wait, LONGEST_RETRY_SECONDS)
         self._retry_at = now + wait
         return wait
 

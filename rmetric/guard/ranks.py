@@ -20,15 +20,13 @@ class Ranks:
     """Process group of the guard; a single process needs none.
 
     Collectives of one group must run in the same order on every rank, so each thread has
-    a group of its own.
-
-    Args:
-        group: gloo group over all ranks; None creates one, on all ranks together.
+    a gloo group of its own, which all ranks create together.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self) -> None:
         self.single_process = not (dist.is_available() and dist.is_initialized())
-        if group is None and not self.single_process:
+        group: dist.ProcessGroup | None = None
+        if not self.single_process:
             group = dist.new_group(backend="gloo", timeout=TIMEOUT)
         self.group = group
         self.rank = 0 if self.single_process else dist.get_rank(group)

@@ -102,9 +102,7 @@ class RMetricCallback(MonitorCallback, TrainerCallback):
         trainer.add_callback(saver)
         self._training.callback(trainer.pop_callback, saver)
 
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_epoch_begin(self, args: Any, state: TrainerState, *_: Any, **__: Any) -> None:
         if self.monitor is not None:
             self.monitor.paused()  # the workers of a data loader begin
             self.monitor.training.epoch = int(state.epoch or 0)
@@ -112,31 +110,15 @@ class RMetricCallback(MonitorCallback, TrainerCallback):
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         self._take(self._check, None)  # clipped by other means than the accelerator's
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
         self._checked = False
         if self._should_stop:
             control.should_training_stop = True
 
-    def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: dict[str, float] | None = None,
-        **_: Any,
-    ) -> None:
+    def on_evaluate(self, *_: Any, metrics: dict[str, float] | None = None, **__: Any) -> None:
         self._pass_validation_loss(metrics or {})
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **_: Any,
-    ) -> None:
+    def on_log(self, *_: Any, logs: dict[str, Any] | None = None, **__: Any) -> None:
         """What TRL's trainers log beside the loss: reward, KL divergence, length, ..."""
         logged = logs or {}
         columns = columns_among(tuple(logged), POLICY)

@@ -103,9 +103,7 @@ class GuardCallback(TrainerCallback):
                 run = self._closing_on_error()(getattr(owner, name))
                 follow(replaced(owner, name, run))
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         if self.guard is not None:
             self.guard.step(state.global_step)
             control.should_save |= self._saver.asked

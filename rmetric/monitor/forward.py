@@ -76,7 +76,7 @@ class ForwardProbes:
     def arm(self, *, attention: bool = True) -> None:
         """Measure the model's own forward passes in training mode, until `remove`.
 
-        To intercept attention functions makes a compiled part of the model be compiled anew.
+        To intercept `attention` makes a compiled part of the model be compiled anew.
         """
         self._attention = attention
         self._forget()
@@ -168,10 +168,7 @@ def forward_fields(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def entrances(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
-    """Where a forward pass may begin: the model and what it wraps, and its parts.
-
-    Nothing inside of what torch.compile has compiled is among them.
-    """
+    """Where a forward pass may begin: the model and what it wraps, and its parts; none compiled."""
     whole, parts = [model], list[nn.Module]()
     while not is_compiled(whole[-1]):
         parts = []
@@ -242,8 +239,8 @@ def _largest_logit(
 ) -> Tensor:
     """Of the first sequence, over the pairs that may attend to each other; a scalar.
 
-    Shapes: query (batch, heads, queries, size), key (batch, key heads, keys, size).
-    A block of queries at a time, so that the memory stays linear in their number.
+    Shapes: query (batch, heads, queries, size), key (batch, key heads, keys, size). A block of
+    queries at a time, so that the memory stays linear in their number.
     """
     factor = query.shape[-1] ** -0.5 if scale is None else scale
     query, key = query.detach()[:1].float() * factor, key.detach()[:1].float()

@@ -33,8 +33,7 @@ NORM_SECONDS = 60.0
 class Shards:
     """The gradient norm of a model of which each rank holds a part.
 
-    Nothing here is a collective unless the loop itself asks for clipping: the squares of the parts
-    travel with the monitors' messages and are added up there.
+    No collective, unless the loop asks for clipping: the monitors' messages have the squares.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -71,10 +70,7 @@ def known_to_all(norm: Tensor | float | None) -> Tensor | float | None:
 
 
 def share_of_whole(parameter: nn.Parameter) -> float:
-    """One over the ranks that hold the same numbers as this one does.
-
-    The squares of the norms, times these shares, add up to the square of the whole norm.
-    """
+    """One over the ranks that hold the same numbers as this one; for sums of squared norms."""
     if not isinstance(parameter, DTensor):
         return 1.0 / dist.get_world_size()
     mesh, copies = parameter.device_mesh, 1

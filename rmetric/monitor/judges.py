@@ -42,18 +42,15 @@ class RuleJudge:
         self, config: MonitorConfig, recorder: StepRecorder, delivery: AlertDelivery
     ) -> None:
         self.rules = StepRules(
-            factor=config.explosion_factor,
-            window=config.explosion_window,
-            overflows=config.overflows,
-            scaled=is_scaling(recorder.scaler),
-        )
+            factor=config.explosion_factor, window=config.explosion_window,
+            overflows=config.overflows, scaled=is_scaling(recorder.scaler),
+        )  # fmt: skip
         self._alert_on, self._recorder, self._delivery = config.alert_on, recorder, delivery
 
     def judge(self, pending: Pending, *, before_update: bool) -> tuple[Alert, ...]:
-        """Judge a step; the first call raises its alerts, which runs the actions.
+        """The alerts against taking a step, which the first call raises; none unless of all ranks.
 
-        `before_update`: the optimiser has not taken the step, so its gradient exists. Returns the
-        alerts against taking the step; none unless all ranks decide alike.
+        `before_update`: the optimiser has not taken the step, so its gradient exists.
         """
         step, rank_sync = pending.record.step, self._delivery.rank_sync
         if pending.broken_rules is None:

@@ -28,14 +28,9 @@ class MonitorLog:
 
     A disk that is full, slow or gone costs the log, never the training: the first `problem` is
     reported, and nothing more is written. An older log of the same name is moved aside, to the name
-    with ``.1``, ``.2`` ... after it, unless the run continues in it: after the step `resume_step`,
-    read at the first line; lines of later steps, which are about to be measured again, are left
-    out.
-
-    Args:
-        path: of the log, whose folder is made; None writes nothing.
-        background: the thread that writes.
-        start: the first line of a new log.
+    with ``.1``, ``.2`` ... after it, unless the run continues in it after the step `resume_step`;
+    lines of later steps, which are about to be measured again, are left out. `start` is the first
+    line of a new log; a `path` of None writes nothing.
     """
 
     def __init__(self, path: Path | None, background: Background, start: bytes) -> None:

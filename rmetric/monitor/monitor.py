@@ -6,7 +6,7 @@ import atexit
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -208,7 +208,7 @@ class Monitor:
         self._rank_sync: RankSync | None = None
         self._exchanges: list[Exchange] = []
         self._whole_norm: WholeNorm | None = None
-        self._depth, self._closed, self._ended = 0, False, False
+        self._depth, self._closed = 0, False
         self._pending: Pending | None = None
         self._awaiting: Pending | None = None  # read, but the other ranks' messages are missing
         _OPEN.add(self)
@@ -237,26 +237,22 @@ class Monitor:
             self._rank_sync.scaled = is_scaling(self.scaler)
             self._delivery.rank_sync, self._delivery.whole_norm = self._rank_sync, self._whole_norm
         ranks = self._rank_sync.exchange.ranks if self._rank_sync is not None else []
-        self._start_audits(ranks)
+        if self._auditor:
+            self.training.log = self.log_event
+            if ranks:
+                self.training.rank, self.training.ranks = self.rank, len(ranks)
+                channel = self._new_exchange(AUDIT_WIDTH, f"{self.run_id}-audits")
+                self.training.channel = channel
+                self._recorder.removers.append(channel.close)
+            self._recorder.removers += self._auditor.install()
         self._step_time_judge = StepTimeJudge(self.config, self._delivery, self.rank, ranks)
         if self.config.step_times:
             self._timer.install()
             self._recorder.removers.append(self._timer.remove)
         self._arm_next_step()
         others = [other.protocol for other in _OPEN if other is not self and other.is_open]
-        self.protocol.begins(self.log_path, self._delivery.actions, others)
+        self.protocol.begins(self.log_path, self._delivery.actions, others, self.config.alert_on)
         self._delivery.each(lambda action: action.start(self))
-
-    def _start_audits(self, ranks: Sequence[int]) -> None:
-        if not self._auditor:
-            return
-        self.training.log = self.log_event
-        if ranks:
-            self.training.rank, self.training.ranks = self.rank, len(ranks)
-            channel = self._new_exchange(AUDIT_WIDTH, f"{self.run_id}-audits")
-            self.training.channel = channel
-            self._recorder.removers.append(channel.close)
-        self._recorder.removers += self._auditor.install()
 
     def _new_exchange(self, width: int, name: str) -> Exchange:
         exchange = Exchange(
@@ -480,7 +476,7 @@ class Monitor:
             raise ArgumentError(f"state is {found(state)}: what state_dict gave is accepted")
         self._load(state)
         if state and self.is_open:
-            self._delivery.load_action_states(state["actions"])
+            self._delivery.load_action_states(state.get("actions", {}))
 
     @fail_safe()
     def _load(self, state: Mapping[str, Any]) -> None:
@@ -525,7 +521,10 @@ class Monitor:
         """Complete the last record and end the log; harmless when called again."""
         self._complete_last()
         self._detach()
-        self._end()
+        if self in _OPEN:
+            _OPEN.discard(self)
+            endings: list[Callable[[], Any]] = [action.close for action in self._delivery.actions]
+            _run_all([*endings, lambda: self.background.close(CLOSE_SECONDS)])
 
     def __enter__(self) -> Monitor:
         return self
@@ -554,10 +553,8 @@ class Monitor:
         self._recorder.after_optimizer(self._pending)
 
     def _use_scaler(self, scaler: Any) -> None:
-        logger.warning(
-            "rmetric: a GradScaler calls the optimiser and was not passed in: it is used from now "
-            "on; pass it as Monitor(scaler=...)"
-        )
+        words = "a GradScaler calls the optimiser and was not passed in: it is used from now on"
+        logger.warning("rmetric: %s; pass it as Monitor(scaler=...)", words)
         self.scaler = self._recorder.scaler = scaler
         self._rule_judge.rules.scaled = is_scaling(scaler)
         if self._rank_sync is not None:
@@ -602,9 +599,8 @@ class Monitor:
             pending.add_times(times)
         self._judge_rules(pending)
         self._pending = None
-        if self._rank_sync is not None and self._rank_sync.post(
-            pending.record.step, pending.message, leaving
-        ):
+        step, sync = pending.record.step, self._rank_sync
+        if sync is not None and sync.post(step, pending.message, leaving):
             self._awaiting = pending
         else:
             self._step_time_judge.judge(pending)
@@ -668,10 +664,8 @@ class Monitor:
     def disable(self, where: str, error: Exception) -> None:
         """End the measurements after an internal error and report it; training continues."""
         self.usable, self.problem = False, f"{where}: {type(error).__name__}: {error}"
-        logger.error(
-            "rmetric monitor disabled after an internal error; training continues. %s",
-            self.problem,
-        )
+        words = "rmetric monitor disabled after an internal error; training continues. %s"
+        logger.error(words, self.problem)
         self._detach()  # without the actions: the training would wait for what they still write
 
     def _detach(self) -> None:
@@ -683,20 +677,11 @@ class Monitor:
         if self._whole_norm is not None:
             endings.append(self._whole_norm.leave)
         if self._rank_sync is not None:
-            why = CLOSED if self.usable else DISABLED
-            endings.append(partial(self._rank_sync.leave, why))
+            endings.append(partial(self._rank_sync.leave, CLOSED if self.usable else DISABLED))
         endings.append(self._log.close)
         if close := getattr(self._recorder.events.hardware, "close", None):
             endings.append(close)
         _run_all(endings)
-
-    def _end(self) -> None:
-        if self._ended:
-            return
-        self._ended = True
-        _OPEN.discard(self)
-        endings: list[Callable[[], Any]] = [action.close for action in self._delivery.actions]
-        _run_all([*endings, lambda: self.background.close(CLOSE_SECONDS)])
 
 
 def _run_all(functions: Iterable[Callable[[], Any]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from math import isfinite
 from os import PathLike
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from rmetric._util.strict_json import encode_line
-from rmetric.monitor.actions.action import Action
+from rmetric.monitor.actions.action import RESCUE, Action
 from rmetric.monitor.config import MonitorConfig
 from rmetric.monitor.optimizer_steps import OptimizerSteps
 from rmetric.monitor.pending import Pending
@@ -46,6 +47,8 @@ SLIPS = {
     "give each a log of its own",
     "shared_action": "this {action} is an action of another monitor too, which is open: make one "
     "for each monitor",
+    "deaf_action": "{action} reacts to {sources}, of which this monitor raises no alert: name them "
+    "in MonitorConfig(alert_on=...)",
     "clipped": "the gradient norm was {largest:.4g} in {equal} of the last {of} steps and never "
     "larger: the gradients seem to be clipped before the check, so gradient_explosion sees "
     "nothing. Call check_before_step before clipping, or pass it gradient_norm=norm, which "
@@ -85,10 +88,15 @@ class Protocol:
         self._foreign = bool(moved) and moved.isdisjoint(map(id, model.parameters()))
 
     def begins(
-        self, log: Path | None, actions: Sequence[Action], others: Iterable[Protocol]
-    ) -> None:
-        """Look for a log or an action that another open monitor has."""
+        self, log: Path | None, actions: Sequence[Action], others: Iterable[Protocol],
+        alert_on: Iterable[str],
+    ) -> None:  # fmt: skip
+        """Look for a log or an action that another open monitor has, and one that hears nothing."""
         self._log, self._actions = log and log.resolve(), actions
+        for action in actions:
+            if unheard := sorted((action.on or frozenset()) - {*alert_on, RESCUE}):
+                sources = ", ".join(unheard)
+                self.tell("deaf_action", action=type(action).__name__, sources=sources)
         for other in others:
             if self._log is not None and self._log == other._log:
                 self.tell("same_log", path=log)
@@ -103,10 +111,7 @@ class Protocol:
                 logger.warning("rmetric: %s", SLIPS[slip].format(**found))
 
     def number(self, name: str, value: Any) -> Tensor | float | None:
-        """An argument that must be a number. A wrong one raises until a step has been checked.
-
-        Later the training, which is not ended, is under way: the slip is told, and it is None.
-        """
+        """A number; a wrong one raises until a step has been checked, then it is told, and None."""
         try:
             return number(name, value)
         except ArgumentError as error:
@@ -160,15 +165,13 @@ class Protocol:
 def number(name: str, value: Any) -> Tensor | float | None:
     """A number, a tensor with one element, or None, as it is. Raises ArgumentError for all else."""
     accepted = "a number or a tensor with one element is accepted"
-    if isinstance(value, Tensor):
-        if value.numel() != 1:
-            raise ArgumentError(f"{name} is {found(value)}: {accepted}, such as its mean")
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise ArgumentError(f"{name} is {found(value)}: {accepted}, such as its mean")
+    if value is None or isinstance(value, Tensor):
         return value
-    try:
+    with suppress(TypeError, ValueError):
         if not isinstance(value, str):
-            return None if value is None else float(value)
-    except (TypeError, ValueError):
-        pass
+            return float(value)
     raise ArgumentError(f"{name} is {found(value)}: {accepted}")
 
 

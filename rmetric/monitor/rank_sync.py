@@ -260,10 +260,8 @@ class RankSync:
     A message about step t is sent when step t+1 is checked, and has arrived when step t+2 is. All
     ranks then hold the same messages, raise the same alerts and complete the same record. Joint
     actions run at the check of step t+3: a rank whose messages are late by one step still runs them
-    with the others. Ranks at different steps send no message until all are at the same step again.
-
-    Its weakness: two steps pass before a rank receives another's alarm, and a rank whose messages
-    are late by two steps acts late.
+    with the others, one late by two acts late. Ranks at different steps send no message until all
+    are at the same step again.
     """
 
     def __init__(
@@ -290,8 +288,7 @@ class RankSync:
         return [i for i, rank in enumerate(self.exchange.ranks) if rank not in self.left_out]
 
     @property
-    def alive(self) -> bool:
-        """The ranks are in touch, or about to be."""
+    def alive(self) -> bool:  # the ranks are in touch, or about to be
         return not self.exchange.ended
 
     def agreed(self, check: int) -> bool:

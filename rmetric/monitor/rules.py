@@ -62,11 +62,8 @@ class StepRules:
         self._past.append(norm)
         if not 0.0 < usual * self.factor < norm:
             return []
-        reason = (
-            f"gradient norm {norm:.4g}, usual {usual:.4g} ({norm / usual:.3g} times the median of "
-            f"the last {past})"
-        )
-        return [("gradient_explosion", reason)]
+        times = f"{norm / usual:.3g} times the median of the last {past}"
+        return [("gradient_explosion", f"gradient norm {norm:.4g}, usual {usual:.4g} ({times})")]
 
 
 #: Times the scheduler's rate, and times the highest rate so far where there is no scheduler.
@@ -77,10 +74,7 @@ _FIRST, _SETTLED = 5, 5
 
 
 class OffPlan(NamedTuple):
-    """A group whose learning rate is not the planned one.
-
-    `planned` is of this step where a scheduler states it (`known`), else the rate used last.
-    """
+    """A group's learning rate off its plan: the scheduler's rate (`known`), or the last one."""
 
     group: int
     rate: float
@@ -90,10 +84,8 @@ class OffPlan(NamedTuple):
     def __str__(self) -> str:
         times = f"{self.rate / self.planned:.3g} times" if self.planned else "beside"
         whose = "the scheduler's" if self.known else "the last one before"
-        return (
-            f"the learning rate of group {self.group} is {self.rate:.4g}, {times} {whose} "
-            f"{self.planned:.4g}"
-        )
+        found = f"the learning rate of group {self.group} is {self.rate:.4g}"
+        return f"{found}, {times} {whose} {self.planned:.4g}"
 
 
 class LearningRates:

@@ -124,10 +124,7 @@ class StepTimeRules:
         ranks: Sequence[int] = (0,),
         planned: bool = False,
     ) -> list[StepTimeAlarm]:
-        """The alarms that begin with a step, by the times of each rank, or of this rank alone.
-
-        `planned`: a change was announced for this step.
-        """
+        """The alarms that begin with a step; `planned`: a change was announced for it."""
         if any(row.compiled for row in times):
             return []
         alarms = self._slow_rank.update(times, ranks) if len(times) > 1 else []
@@ -150,13 +147,10 @@ class StallDetector:
 
         limit = max(usual + `seconds`, f · usual),  f = exp(10 σ) within 2 ... 10
 
-    `usual` is the median over the last `WINDOW` steps and σ the robust standard deviation of
-    the log time (1.4826 times the median absolute deviation). Steps after one that is too
-    long belong to the same stall, as long as they are too long. From the third on, a pause at
-    the same distance as the two before is a habit of the loop (a checkpoint) and no stall.
-
-    Its weakness: of a habitual pause that the monitor cannot recognise, the first two raise
-    an alarm.
+    `usual` is the median over the last `WINDOW` steps and σ the robust standard deviation of the
+    log time (1.4826 times the median absolute deviation). Steps after one that is too long belong
+    to the same stall, as long as they are too long. From the third on, a pause at the same distance
+    as the two before is a habit of the loop (a checkpoint) and no stall; the first two alarm.
     """
 
     SETTINGS: ClassVar[frozenset[str]] = frozenset({"_seconds"})
@@ -256,10 +250,7 @@ class SlowRankDetector:
     wait for the others' gradients, where that is measured on all ranks. It is averaged over
     `RANK_WINDOW` steps without each rank's largest, so single stalls do not count. A rank is slow
     where two averages in a row exceed `factor` times the median of the others, by at least
-    `RANK_SHARE` of a step.
-
-    Its weakness: with asynchronous kernels the host's time is not the device's: no slow GPU is
-    named.
+    `RANK_SHARE` of a step. Its weakness: the host's time is not the device's: no slow GPU is named.
     """
 
     SETTINGS: ClassVar[frozenset[str]] = frozenset({"_factor"})
@@ -277,13 +268,15 @@ class SlowRankDetector:
         own = all(row.exchange is not None and row.forward_backward is not None for row in times)
         if self._rows and len(self._rows[0][0]) != len(times):
             self._rows.clear()
-        if not (waited or own) or (self._own and not own and self._rows):
-            return []  # not measured at this step alone
+        measured = own if self._own and self._rows else waited or own
+        if not measured:
+            return []  # at this step alone
         if own != self._own:
             self._rows.clear()
             self._own = own
-        data = [(row.data_wait or 0.0) if waited else 0.0 for row in times]
-        passes = [(row.forward_backward or 0.0) if own else 0.0 for row in times]
+        nothing = [0.0] * len(times)
+        data = [row.data_wait or 0.0 for row in times] if waited else nothing
+        passes = [row.forward_backward or 0.0 for row in times] if own else nothing
         self._rows.append([data, passes, [max(row.total for row in times)] * len(times)])
         self._age -= 1
         if len(self._rows) < RANK_WINDOW or self._age > 0:

@@ -26,11 +26,10 @@ class StepTimer:
     """Divides the time of each step into its parts.
 
     A forward pre-hook ends the wait for data, the check ends forward and backward, the optimiser's
-    post-step hook ends the optimiser's part. With several ranks (`several_ranks`), two callbacks at
-    the end of backward enclose the wait for the other ranks' gradients, which
-    DistributedDataParallel queues between them. Evaluations, checkpoints and other pauses are left
-    out: `pause` marks them, and so do forward passes between two steps without gradients, or of
-    whose output no backward pass takes the gradient.
+    post-step hook ends the optimiser's part. With several ranks, two callbacks at the end of
+    backward enclose the wait for the other ranks' gradients, which DistributedDataParallel queues
+    between them. Pauses are left out: `pause` marks them, and so do forward passes between two
+    steps without gradients, or of whose output no backward pass takes the gradient.
 
     Its weaknesses: the host's time in a part is not an accelerator's; what the host waits for is in
     `check`. A model that is compiled in place shows no forward pass: the wait for data is then part

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rmetric.monitor.gradients import plain, tensor_norm
+from rmetric.monitor.gradients import plain, tensor_norm, tensor_norms
 
 SAMPLED = 2**16  # gradient entries that a cosine is taken over
+TOGETHER = 2**28  # bytes of gradients that are kept, to be measured by few kernels
 
 Measured = tuple[Tensor, Tensor]  # norm, sample of the entries
 
@@ -101,21 +102,27 @@ class GradientListener:
 
     def _sample(self, gradient: Tensor) -> Tensor:
         """A copy: the gradient is accumulated and reduced in its place."""
-        spread = plain(gradient.detach()).flatten()[:: self._stride]
-        return spread.to(torch.float32, copy=True)
+        return self._spread(plain(gradient.detach())).to(torch.float32, copy=True)
+
+    def _spread(self, dense: Tensor) -> Tensor:
+        return dense.flatten()[:: self._stride]
 
 
 class MicroBatchWorkers(GradientListener):
     """Takes each micro-batch of an accumulated step for a worker.
 
     A hook on every parameter sees the gradient of one backward pass before it is added to the
-    others. Norms are scaled to what each micro-batch would have been alone: its loss is assumed to
-    be divided by their number.
+    others, and keeps it until `TOGETHER` bytes are there, which few kernels measure. Norms are
+    scaled to what each micro-batch would have been alone: its loss is assumed to be divided by
+    their number.
 
     Its weakness: micro-batches share the weights and the machine: no sick machine shows here.
     """
 
+    _kept: dict[int, Tensor]  # gradients that are not measured yet, by the place of the parameter
+
     def next(self) -> None:
+        self._quietly(self._measure_kept)
         if self._parts:
             self._micro_batches.append(self._parts)
             self._parts = {}
@@ -123,14 +130,32 @@ class MicroBatchWorkers(GradientListener):
     def _install(self) -> Iterable[Any]:
         for place, parameter in enumerate(self._parameters):
             if parameter.requires_grad:
-                hook = partial(self._quietly, self._measure, place)
+                hook = partial(self._quietly, self._keep, place)
                 yield parameter.register_hook(hook)  # type: ignore[no-untyped-call]
+
+    def _keep(self, place: int, gradient: Tensor) -> None:
+        self._kept[place] = dense = plain(gradient.detach())
+        self._kept_bytes += dense.nbytes
+        if self._kept_bytes >= TOGETHER:
+            self._measure_kept()
+
+    def _measure_kept(self) -> None:
+        kept = self._kept
+        self._kept, self._kept_bytes = {}, 0
+        if kept:
+            norms = tensor_norms([*kept.values()]).unbind()
+            spread = [self._spread(dense).float() for dense in kept.values()]
+            where = spread[0].device
+            together = torch.cat([sample.to(where) for sample in spread])
+            samples = torch.split(together, [*map(len, spread)])
+            self._parts.update(zip(kept, zip(norms, samples, strict=True), strict=True))
 
     def _statistics(self) -> WorkerStatistics | None:
         if len(self._micro_batches) < 2:
             return None
-        samples = [{i: part[1] for i, part in parts.items()} for parts in self._micro_batches]
-        rows = _aligned(samples)
+        rows = _aligned(
+            [{i: part[1] for i, part in parts.items()} for parts in self._micro_batches]
+        )
         if rows is None:
             return None
         whole = [_whole(parts.values()) for parts in self._micro_batches]
@@ -140,13 +165,16 @@ class MicroBatchWorkers(GradientListener):
     def _forget(self) -> None:
         super()._forget()
         self._micro_batches: list[dict[int, Measured]] = []
+        self._kept, self._kept_bytes = {}, 0
 
 
 class OwnGradient(GradientListener):
     """This rank's own gradient before DistributedDataParallel averages it, of shape (1,).
 
     A hook on every parameter runs once its gradient is accumulated: before the reduction, and after
-    the micro-batches under `no_sync` are summed. (A communication hook would divide elsewhere.)
+    the micro-batches under `no_sync` are summed. The reduced gradient stays bit for bit the same.
+    (A communication hook in place of the default divides in another place, and there can be only
+    one.)
 
     Its weakness: a gradient that a loop averages itself is compared with the mean only where it
     does so before the check; else the cosine is to itself.
@@ -200,7 +228,10 @@ def _whole(parts: Collection[Measured]) -> tuple[Tensor, Tensor]:
 
 
 def _aligned(samples: list[dict[int, Tensor]]) -> Tensor | None:
-    """One row a micro-batch, zero where it did not use a parameter; None for sparse gradients."""
+    """One row a micro-batch, zero where it did not use a parameter (an expert, say).
+
+    None where samples of a parameter differ in length, as those of sparse gradients do.
+    """
     known = {place: sample for row in samples for place, sample in row.items()}
     if any(len(sample) != len(known[place]) for row in samples for place, sample in row.items()):
         return None

@@ -58,31 +58,27 @@ def logs_among(files: Sequence[Path], root: Path) -> FolderFiles:
     what the program printed), a case study (its JSONL logs) and results of an earlier replay.
     """
     by_folder: dict[Path, set[str]] = defaultdict(set)
-    for file in files:
-        by_folder[file.parent].add(file.name)
     states: dict[Path, list[Path]] = defaultdict(list)  # of a Trainer's run, by its folder
     for file in files:
+        by_folder[file.parent].add(file.name)
         if file.name == _STATE:
             of_checkpoint = _CHECKPOINT.fullmatch(file.parent.name) is not None
             states[file.parent.parent if of_checkpoint else file.parent].append(file)
     latest = {max(found, key=_global_step) for found in states.values()}
     longer = _longer_logs(files, states, latest)
     latest -= {state for run in longer for state in states[run]}
-    kept, rest = [], []
+    kept, rest = list[Path](), list[Path]()
     for file in files:
-        beside = by_folder[file.parent]
         above = (folder for folder in file.parents if folder == root or root in folder.parents)
         run = next((folder for folder in above if folder in states), None)
-        if (
+        passed_over = (
             _is_no_log(file)
             or (file.name == _STATE and file not in latest)
             or (run is not None and _repeats_trainer(file, run, longer))
-            or _repeats_neighbour(file, beside)
+            or _repeats_neighbour(file, by_folder[file.parent])
             or _is_of_wandb(file, by_folder)
-        ):
-            rest.append(file)
-        else:
-            kept.append(file)
+        )
+        (rest if passed_over else kept).append(file)
     return FolderFiles(kept, rest)
 
 

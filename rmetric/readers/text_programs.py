@@ -197,10 +197,7 @@ def _mlperf_rows(lines: Lines) -> Iterator[Row]:
         for target, known in names.items():
             found = (_number(stats.get(name)) for name in known)
             put(cells, **{target: next((one for one in found if one is not None), None)})
-        metadata = entry.get("metadata")
-        metadata = metadata if isinstance(metadata, dict) else {}
-        counts = (_number(metadata.get(name)) for name in _COUNTERS)
-        step = next((int(n) for n in counts if n is not None and 0 <= n < FAR), None)
+        step = _mlperf_step(entry.get("metadata"))
         if step is not None and cells.keys() & {"loss", "eval_loss"}:
             put(cells, time=None if time is None or begun is None else (time - begun) / 1000)
             yield row(line, step, cells)
@@ -216,6 +213,11 @@ def _mlperf_entry(text: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return entry if isinstance(entry, dict) else {}
+
+
+def _mlperf_step(metadata: Any) -> int | None:
+    counts = (_number(metadata.get(n)) for n in _COUNTERS) if isinstance(metadata, dict) else ()
+    return next((int(n) for n in counts if n is not None and 0 <= n < FAR), None)
 
 
 def _number(value: Any) -> float | None:

@@ -38,9 +38,9 @@ def kind_of(record: Record) -> str:
 class Thinning:
     """Holds at most about `most` records of a log, spread evenly over each of its runs.
 
-    Where the limit is reached, every second record of the most numerous kind (`kind_of`) of a run
-    is dropped, so every 2nd, 4th, 8th ... of it is kept. The first of each kind in a run is kept in
-    any case, and so is the run's last record.
+    At the limit every second record of the most numerous kind (`kind_of`) is dropped, in the runs
+    that have the most of it, so every 2nd, 4th, 8th ... is kept. The first of each kind in a run is
+    kept in any case, and so is the run's last record.
     """
 
     def __init__(self, most: int) -> None:
@@ -70,14 +70,21 @@ class Thinning:
             self._last[id] = place, records[-1]
 
     def _thin(self) -> None:
-        key = max(self._kept, key=lambda key: len(self._kept[key]))
-        if len(self._kept[key]) == 1:
+        """Drop records of the kind that has the most, from the runs with the most of these."""
+        sizes: Counter[str] = Counter()
+        for (_, kind), kept in self._kept.items():
+            sizes[kind] += len(kept)
+        [(kind, _)] = sizes.most_common(1)
+        largest = max(len(kept) for key, kept in self._kept.items() if key[1] == kind)
+        if largest == 1:
             self._limit = 2 * self._held  # more runs than records are allowed: each keeps its first
             return
-        self._held -= len(self._kept[key])
-        self._every[key] *= 2
-        self._kept[key] = [one for one in self._kept[key] if one[0] % self._every[key] == 0]
-        self._held += len(self._kept[key])
+        for key, kept in self._kept.items():
+            if key[1] == kind and 2 * len(kept) > largest and len(kept) > 1:
+                self._every[key] *= 2
+                fewer = [one for one in kept if one[0] % self._every[key] == 0]
+                self._held -= len(kept) - len(fewer)
+                self._kept[key] = fewer
 
     def records(self, id: str) -> list[Record]:
         """The records of a run that are kept, in the order of the log."""
@@ -124,13 +131,16 @@ def collect(
     held: dict[str, list[Record]] = defaultdict(list)
     number, thinning = 0, None
     for id, batch in batches:
+        if thinning is not None:
+            held[id] = []
+            thinning.take(id, batch)
+            continue
         held[id] += batch
         number += len(batch)
-        if thinning is None and most is not None and number > most:
+        if most is not None and number > most:
             thinning = Thinning(most)
-        if thinning is not None:
-            for name, records in held.items():
-                thinning.take(name, records)
+            for name in held:
+                thinning.take(name, held[name])
                 held[name] = []
     if thinning is None:
         return held, {}

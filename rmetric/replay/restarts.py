@@ -46,8 +46,7 @@ class Restart:
     """One restart.
 
     Attributes:
-        step: first step after it.
-        reached: last step before it.
+        step, reached: first step after it, and last one before it.
         loss, rate, norm: median of the records before it, or of the same steps as they were, and
             median of the first ones after it; of the rate the one that was due and the first one.
             None where not both are logged and finite.
@@ -87,22 +86,14 @@ class Course(NamedTuple):
     rate: Floats
     norm: Floats
 
-    @classmethod
-    def of(cls, records: Sequence[Record]) -> Course:
-        rows = [
-            (r.step, r.training_loss, r.learning_rate, r.gradient_norm)
-            for r in records
-            if r.training_loss is not None
-        ]
-        return cls(*np.array(rows, float).reshape(-1, 4).T)
-
     def cut(self, which: slice | NDArray[np.bool_]) -> Course:
         return Course(*(column[which] for column in self))
 
-    def then(self, after: Course) -> Course:
-        """The course with another behind it, in place of what it has from its first step on."""
-        kept = self.cut(self.step < after.step[0])
-        return Course(*map(np.concatenate, zip(kept, after, strict=True)))
+
+def _course(records: Sequence[Record]) -> Course:
+    trained = [record for record in records if record.training_loss is not None]
+    names = ("step", "training_loss", "learning_rate", "gradient_norm")
+    return Course(*(np.array([getattr(r, name) for r in trained], float) for name in names))
 
 
 class Restarts:
@@ -122,7 +113,7 @@ class Restarts:
 
     def of(self, run: Run) -> list[Restart]:
         """The restarts of `run`, in its order. Later runs are compared with it too."""
-        course, self.continued = Course.of(run.records), None
+        course, self.continued = _course(run.records), None
         if len(course.step) < _FEWEST:
             return []
         parts = _parts(course)
@@ -144,7 +135,8 @@ class Restarts:
             if min(np.sum(before.step < after.step[0]), len(after.step)) >= _FEWEST:
                 of = log if number == 0 else ""
                 found.append(_compared(before, after, start, of))
-            before = before.then(after)
+            kept = before.cut(before.step < after.step[0])
+            before = Course(*map(np.concatenate, zip(kept, after, strict=True)))
         return found
 
 

@@ -13,7 +13,6 @@ from matplotlib.ticker import MaxNLocator
 from rmetric.evaluation import RunVerdict
 from rmetric.replay.scored_run import ScoredRun
 from rmetric.reporting.page.columns import charts_of
-from rmetric.reporting.page.sentences import decisions_of, kind_words, short_words
 from rmetric.reporting.page.series import Charts, Floats, Panel, Series, spans
 from rmetric.reporting.page.traces import DetectorTrace, trace_of_r_metric, trace_of_stated
 from rmetric.reporting.style import (
@@ -39,7 +38,6 @@ _VERDICT_LINE = 0.135  # inches, and letters of a line of the verdict
 _VERDICT_LETTERS = 56
 _LEGEND_LETTERS = 42  # that fit beside each other in one line
 _FEW = 60  # points up to which each is marked
-_NAMED_DECISIONS = 2  # of one kind, up to which each has its step in the legend
 
 
 def plot_run(
@@ -78,7 +76,6 @@ def plot_run(
             _draw_series(axes, stated, charts.places, None, label="R as logged",
                          color=MEANING["stated"], linestyle=(0, (4, 1.5)))  # fmt: skip
         _mark_lines(axes, charts, verdict, named=axes is panels[0])
-        _mark_decisions(axes, scored, charts, named=axes is panels[0])
         rows.append(_name_above(axes))
     panels[-1].set_xlabel("record" if charts.by_record else "step")
     panels[-1].xaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -160,23 +157,6 @@ def _mark_lines(axes: Axes, charts: Charts, verdict: RunVerdict | None, *, named
             is_named = named and (line.kind != "event" or line.step == charts.event[0][0])
             axes.axvline(charts.place(line.step), zorder=1, label=_plain(label) if is_named else "",
                          **looks[line.kind])  # fmt: skip
-
-
-def _mark_decisions(axes: Axes, scored: ScoredRun, charts: Charts, *, named: bool) -> None:
-    """A line at each decision of a rescue; many of a kind are short marks at the upper edge."""
-    decisions, colour = decisions_of(scored.run), MEANING["decision"]
-    for name in dict.fromkeys(event.name for event in decisions):
-        events = [event for event in decisions if event.name == name]
-        places = [charts.place(event.step) for event in events]
-        if len(events) > _NAMED_DECISIONS:
-            label = _plain(f"{kind_words(name)}, {len(events)} times") if named else None
-            axes.plot(places, [0.97] * len(events), "|", label=label, color=colour, markersize=6,
-                      markeredgewidth=0.8, transform=axes.get_xaxis_transform())  # fmt: skip
-            continue
-        for event, place in zip(events, places, strict=True):
-            label = _plain(f"step {event.step}: {short_words(event)}") if named else None
-            dashes = ":" if name == "leave_out" else "-."
-            axes.axvline(place, color=colour, linestyle=dashes, linewidth=0.8, label=label)
 
 
 def _name_above(axes: Axes) -> int:

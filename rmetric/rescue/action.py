@@ -259,6 +259,7 @@ class Rescue(Action):
             return {
                 "policy": self.policy.state_dict() | {"snapshots": []},
                 "ranks": self._workers.ranks,
+                "planned": self._planned.state_dict() if self.policy.state.settings else None,
                 "data": dict(self.data.resume_state()),
             }
 
@@ -276,6 +277,8 @@ class Rescue(Action):
         if state["ranks"] != self._workers.ranks:
             policy.state.out = {}
         self._start_policy(policy)
+        if state["planned"] is not None:
+            self._planned.load_state_dict(state["planned"])
         if isinstance(self.data, NoData):
             self._resumed = state["data"]
         elif state["data"]:

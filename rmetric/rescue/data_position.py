@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from rmetric.monitor.actions.action import is_distributed
 from rmetric.monitor.actions.checkpoint_file import plain, set_random_state, write_whole
 from rmetric.rescue.recent_batches import (
@@ -231,9 +233,9 @@ class DataPosition(ABC):
 class OwnLoop(DataPosition):
     """The course of `Rescue.steps`: epoch after epoch of a loader.
 
-    A loader with `state_dict` and `load_state_dict` is set back by them; of any other one the kept
-    batches come again. Each epoch begins with `set_epoch` of the loader's sampler, or of the
-    loader.
+    A loader with `state_dict` and `load_state_dict` is set back by them, and its next batch is
+    compared with the kept one; of any other one the kept batches come again. Each epoch begins
+    with `set_epoch` of the loader's sampler, or of the loader.
     """
 
     per_step: int
@@ -242,6 +244,8 @@ class OwnLoop(DataPosition):
         super().__init__(rescue)
         self.loader, self.per_step, self._total = loader, per_step, total
         self.restores_itself = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+        self._expected: Any = None  # the batch that a loader which was set back gave before
+        self._differed = False
         self._batches: Iterator[Any] | None = None
         self._at = 0  # step of the newest batches
         self._used = 0  # steps' batches, by now
@@ -257,11 +261,8 @@ class OwnLoop(DataPosition):
             self.at_boundary(here, last=dry or self._at >= self._total)
             if self._is_over():
                 return
-            if self._used == 1 and not dry and self.rescue.monitor is None:
-                logger.warning(
-                    "rmetric: no monitor has this rescue, so it does nothing: pass it as "
-                    "Monitor(..., actions=[rescue])"
-                )
+            if not dry:
+                self._warn()
             try:
                 batches = [self.next_batch().value for _ in range(self.per_step)]
             except StopIteration:
@@ -292,6 +293,19 @@ class OwnLoop(DataPosition):
             self._at = monitor.weights_step
         return self._at >= self._total
 
+    def _warn(self) -> None:
+        """Warn of a first batch that is not that of its step, and of a rescue without monitor."""
+        if self._used == 0 and self._at and not self.restores_itself:
+            logger.warning(
+                "rmetric: rescue.steps begins at step %d with the first batch of the loader; "
+                "after a restart the loader must be set to its place before", self._at + 1,
+            )  # fmt: skip
+        if self._used == 1 and self.rescue.monitor is None:
+            logger.warning(
+                "rmetric: no monitor has this rescue, so it does nothing: pass it as "
+                "Monitor(..., actions=[rescue])"
+            )
+
     def _require_check(self, monitor: Monitor | None, checked: int | None) -> None:
         """Raise RuntimeError where the monitor has checked none of the steps: they have no end."""
         idle = monitor is not None and monitor.is_open and monitor.step == checked
@@ -306,6 +320,17 @@ class OwnLoop(DataPosition):
     # -- the position
 
     def draw(self) -> Any:
+        batch = self._drawn()
+        expected, self._expected = self._expected, None
+        if expected is not None and not self._differed and differ(expected, batch):
+            self._differed = True
+            logger.warning(
+                "rmetric: rescue: the loader gives other data after load_state_dict, so the "
+                "training does not go on as it would have"
+            )
+        return batch
+
+    def _drawn(self) -> Any:
         for _ in range(2):
             if self._batches is None:
                 self._set_epoch()
@@ -334,7 +359,7 @@ class OwnLoop(DataPosition):
             self.loader.load_state_dict(copy.deepcopy(loop["loader"]))
             self._batches = iter(self.loader) if loop["begun"] else None
             self._epoch_drawn, self._in_epoch = loop["place"]
-            self.batches.go_to(loop["batch"])
+            self._expected = self.batches.go_to(loop["batch"])
 
     def resume_state(self) -> Mapping[str, Any]:
         return {"epoch": self.next_place()["epoch"], **super().resume_state()}
@@ -375,3 +400,14 @@ def plain_or_text(batch: Any) -> Any:
         return plain(batch, "batch")
     except TypeError:
         return repr(batch)
+
+
+def differ(batch: Any, other: Any) -> bool:
+    """True if two batches hold other numbers; False for what torch cannot compare."""
+    try:
+        torch.testing.assert_close(batch, other, rtol=0, atol=0, equal_nan=True)
+    except AssertionError:
+        return True
+    except Exception:  # texts, or a class of the user's own
+        return False
+    return False

@@ -32,6 +32,8 @@ REMEDIES = ("leave_out", "worker", "settings", "data", "retry", "hold")
 #: Of `RescueConfig.every`, and the distance that it begins with.
 AUTO, _EVERY = "auto", 10
 _PROBATION = 20
+#: Steps beyond the evidence of which the data are left out at most: each has to be drawn.
+_WIDEST = 4096
 #: Tries that the budget allows at least, however far apart the snapshots are.
 _TRIES = 4
 
@@ -332,7 +334,7 @@ class RescuePolicy:
             incident.window = evidence.step - evidence.since + 1
         if not incident.window:
             return None
-        incident.window *= 2
+        incident.window = min(2 * incident.window, _WIDEST)
         return evidence.since, evidence.step + incident.window
 
     def _target(self, incident: Incident, evidence: Evidence) -> int | None:

@@ -103,10 +103,13 @@ class RecentBatches:
         self.position = position
         return True
 
-    def go_to(self, position: int) -> None:
-        """The loader itself was set to a position."""
+    def go_to(self, position: int) -> Any:
+        """The loader itself was set to a position; the batch that was kept of it, if any."""
+        there = self.first <= position < self._drawn
+        before = self._kept[position - self.first].value if there else None
         self._kept.clear()
         self._bytes, self.position, self._drawn = 0, position, position
+        return before
 
     def skip(self, start: int, end: int) -> list[KeptBatch]:
         """Never use the batches from `start` to before `end` again.

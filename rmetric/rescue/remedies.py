@@ -41,6 +41,21 @@ class PlannedSettings:
             for key, value in planned.items():
                 put(group, key, value)
 
+    def state_dict(self) -> list[dict[str, Any]]:
+        """The planned settings that are numbers, as plain values."""
+        plain = [{k: plain_value(value) for k, value in group.items()} for group in self._groups]
+        return [{k: value for k, value in group.items() if value is not None} for group in plain]
+
+    def load_state_dict(self, groups: list[dict[str, Any]]) -> None:
+        """Restore what `state_dict` gave; the settings that it lacks stay as they are.
+
+        Without effect if the number of groups has changed.
+        """
+        if len(groups) == len(self._groups):
+            for group, planned in zip(self._groups, groups, strict=True):
+                for key, value in planned.items():
+                    put(group, key, tuple(value) if isinstance(value, list) else value)
+
     def _rates(self, schedulers: Iterable[Any]) -> list[Any] | None:
         for scheduler in schedulers:
             if hasattr(scheduler, "get_last_lr"):
@@ -48,6 +63,18 @@ class PlannedSettings:
                 if len(rates) == len(self._groups):
                     return rates
         return None
+
+
+def plain_value(value: Any) -> Any:
+    """A setting as a number or a list of numbers; None for what is neither."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.item()
+    if isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, (list, tuple)):
+        numbers = [plain_value(item) for item in value]
+        return None if None in numbers else numbers
+    return None
 
 
 class WorkersOut:

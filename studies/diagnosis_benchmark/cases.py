@@ -202,9 +202,7 @@ class InjectedJob:
 def injected_jobs(split: str, folder: Path, work: Path) -> list[Case]:
     """The judged jobs of a split, their logs unpacked below `work`.
 
-    Raises:
-        ValueError: the split is not known, or a row cannot be used.
-        OSError: there is no such archive.
+    Raises ValueError for an unknown split or a row of no use, OSError where there is no archive.
     """
     if split not in INJECTED:
         raise ValueError(f"split is {split!r}; {', '.join(INJECTED)} are accepted")

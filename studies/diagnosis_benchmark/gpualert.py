@@ -50,9 +50,7 @@ class Classified:
 def classified(folder: Path, processes: int) -> list[Classified]:
     """Each log of the corpus, diagnosed alone.
 
-    Raises:
-        ValueError: a label is of no class or of no log.
-        OSError: the folder lacks the corpus or its labels.
+    Raises ValueError for a label of no class or of no log, OSError without corpus or labels.
     """
     with TemporaryDirectory() as work, tarfile.open(folder / "corpus.tar.xz") as tar:
         labels: list[dict[str, str]] = []
@@ -72,10 +70,8 @@ def classified(folder: Path, processes: int) -> list[Classified]:
 
 def _classified(told: dict[str, str], log: Path) -> Classified:
     said = diagnose([log.parent], jobs=1)
-    return Classified(
-        told["id"], told["mode"], told["source"], said.outcome, said.cause or "", said.family,
-        said.confidence,
-    )  # fmt: skip
+    answer = (said.outcome, said.cause or "", said.family, said.confidence)
+    return Classified(told["id"], told["mode"], told["source"], *answer)
 
 
 def macro_f1(logs: Sequence[Classified]) -> float:

@@ -12,7 +12,6 @@ from rmetric._util.errors import LogError
 from rmetric.diagnosis.decide import diagnose
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.result import SURE, Diagnosis
-from rmetric.evaluation.intervals import Estimate
 from studies.common.table import Cell, Table
 from studies.diagnosis_benchmark.answers import nodes_of, ranks_of
 from studies.diagnosis_benchmark.cases import Case
@@ -94,8 +93,8 @@ def score(job: WrittenCase) -> WrittenScores:
         return scored(job, REFUSED)
 
 
-def _place_hits(case: Case, said: Diagnosis) -> list[float] | None:
-    """Hits of the label's rank, or of its node without one; None where it has neither."""
+def _hits(case: Case, said: Diagnosis) -> Sequence[float] | None:
+    """Hits of the label's rank, or of its node without one."""
     if case.rank is not None:
         return hits(ranks_of(case, said), case.rank)
     return None if case.node is None else hits(nodes_of(case, said), case.node)
@@ -105,12 +104,10 @@ def scored(job: WrittenCase, said: Diagnosis) -> WrittenScores:
     """The scores of a diagnosis of a job."""
     case, told, library = job.case, job.told, SignatureLibrary.shipped()
     classes = () if case.is_healthy else tuple(told["causes"])
-    named = [Named(said.cause, said.family, said.stage)]
-    named += [
-        Named(one.cause, family_of(one.cause, library), said.stage) for one in said.candidates
-    ]
+    others = [(one.cause, family_of(one.cause, library)) for one in said.candidates]
+    named = [Named(*one, said.stage) for one in ((said.cause, said.family), *others)]
     verdicts = [verdict(one, classes) for one in named[:TOP_CAUSES]]
-    where = _place_hits(case, said)
+    where = _hits(case, said)
     stages = [one for one in told["stages"] if one]
     refused = said is REFUSED
     ends = [] if refused else [one.outcome for one in said.attempts] or [said.outcome]
@@ -186,7 +183,9 @@ def written_tables(first: Rows, today: Rows) -> list[Table]:
     """The sets, the parts of the answers, and the misses by group of causes."""
     if not today:
         return []
-    return [of_sets(first, today), of_parts(first, today), of_groups(first, today)]
+    sets = {job.set for job in first}
+    looks = (first, [job for job in today if job.set in sets])
+    return [of_sets(first, today), of_parts(looks), of_groups(looks)]
 
 
 def values(rows: Rows, value: Value) -> list[float]:
@@ -225,35 +224,24 @@ def of_sets(first: Rows, today: Rows) -> Table:
     )
 
 
-def of_parts(first: Rows, today: Rows) -> Table:
+def of_parts(looks: Sequence[Rows]) -> Table:
     """Shares of all sets that had a first look."""
-    sets = {job.set for job in first}
-    looks = (first, [job for job in today if job.set in sets])
+    rows: list[tuple[Cell, ...]] = []
+    for words, value in PARTS.items():
+        known = [values(jobs, value) for jobs in looks]
+        counts = " → ".join(dict.fromkeys(str(len(one)) for one in known))
+        rows.append((words, counts, *(mean(one, [*map(str, range(len(one)))]) for one in known)))
     return Table(
         "parts",
         "All numbered sets together",
-        ("Part of the answer", "Jobs", "First look", "Today"),
-        [
-            (words, _jobs(looks, value), *(_share(values(rows, value)) for rows in looks))
-            for words, value in PARTS.items()
-        ],
+        "Part of the answer | Jobs | First look | Today",
+        rows,
         notes=["Brackets: 95 % intervals by bootstrap over jobs."],
     )
 
 
-def _jobs(looks: Sequence[Rows], value: Value) -> str:
-    counts = dict.fromkeys(str(len(values(rows, value))) for rows in looks)
-    return " → ".join(counts)
-
-
-def _share(known: Sequence[float]) -> Estimate:
-    return mean(known, [str(number) for number in range(len(known))])
-
-
-def of_groups(first: Rows, today: Rows) -> Table:
+def of_groups(looks: Sequence[Rows]) -> Table:
     """Misses by group of the labelled cause."""
-    sets = {job.set for job in first}
-    looks = (first, [job for job in today if job.set in sets])
     rows: list[tuple[Cell, ...]] = []
     for group in sorted({job.group for job in looks[1]}):
         own = [[job for job in rows if job.group == group] for rows in looks]

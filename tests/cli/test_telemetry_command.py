@@ -91,15 +91,6 @@ class TestPlayed:
         assert request.reason.startswith("GPU n7:1: risk 0.31, the limit is 0.20: ")
         assert request.fatal  # what the request before it asked for is kept
 
-    def test_a_further_sign_of_a_sick_gpu_is_no_further_request(self, tmp_path):
-        path = recorded(tmp_path / "r.jsonl")
-        lost = GpuSign(gpu=0, time=T + 296, kind="gpu_lost")
-        path.write_bytes(path.read_bytes() + event_line(lost, "n7"))
-        assert main(["telemetry", "--play", str(path), "--run", str(tmp_path), "--node", "a"]) == 3
-        assert RunFolder(tmp_path).request().number == 1
-        lines = (tmp_path / "telemetry" / "a.jsonl").read_bytes().splitlines()
-        assert read_line(lines[-1])[1].rules == ("gpu_lost", "xid_79")
-
     @pytest.mark.parametrize(
         ("arguments", "code", "problem"),
         [

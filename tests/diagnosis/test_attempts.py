@@ -80,16 +80,6 @@ def _content(job: Job) -> dict[str, object]:
     }
 
 
-def test_the_first_lines_of_a_log_may_recur_with_every_step(tmp_path):
-    banner = ["==== memory of the job ====", "allocated: 12 GiB", "reserved: 20 GiB"]
-    lines = [line for step in steps(1, 300) for line in (*banner, step)]
-    path = tmp_path / "job.log"
-    path.write_text("\n".join(lines) + "\n")
-    (job,) = ingest_attempts([path], SignatureLibrary.shipped())
-    (stream,) = job.streams.values()
-    assert (stream.entries, stream.steps) == (len(lines), 300)
-
-
 marks = st.lists(
     st.tuples(st.integers(0, 12), st.integers(0, 3), st.integers(0, 2), st.booleans()), max_size=60
 )
@@ -117,12 +107,3 @@ def test_a_beginning_that_is_repeated_whole_is_found_each_time(ranks, times, mad
             for _ in range(ranks):
                 found.append(Mark(len(found) + 1, template, made * attempt * 3, attempt, True))
     assert [one.line for one in attempt_starts(found)] == expected[1:]
-
-
-def test_ranks_that_begin_behind_another_ones_failure_begin_no_attempt():
-    """Each writes its beginning once, and the second attempt writes all of them again."""
-    ranks = [(template, rank) for rank in range(6) for template in range(3)]
-    again = [(line, *one) for line, one in enumerate([*ranks, *ranks], 1)]
-    found = [Mark(line, template, 0, (line > 9) + (line > 18), True, rank)
-             for line, template, rank in again]  # fmt: skip
-    assert [one.line for one in attempt_starts(found)] == [19]

@@ -64,11 +64,10 @@ def test_a_traceback_is_one_entry_of_its_pod_and_the_collectors_time_is_read(
 
 
 def test_a_node_of_several_ranks_is_none_of_them(tmp_path: Path) -> None:
-    path = tmp_path / "all.log"
     lines = [f"node-0{at % 2}: step {at} said, world_size=8\n" for at in range(40)]
     lines += [f"node-0{node}: [rank{4 * node}]: lost a peer\n" for node in range(2)]
-    path.write_text("".join(lines))
-    streams = ingest([path], SignatureLibrary.shipped()).streams
+    (tmp_path / "all.log").write_text("".join(lines))
+    streams = ingest([tmp_path], SignatureLibrary.shipped()).streams
     assert set(streams) == {"rank 0", "rank 4", "node node-00", "node node-01"}
 
 

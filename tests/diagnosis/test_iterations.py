@@ -199,16 +199,6 @@ def test_a_run_that_begins_again_is_counted_anew():
     assert training.step(20, DATA, GRADIENTS) == 20
 
 
-def test_streams_do_not_mix():
-    watch = IterationWatch()
-    first, second = Training(watch, "rank 0"), Training(watch, "rank 1")
-    for step in range(50):
-        first.step(step, DATA)
-        second.step(step, GRADIENTS, DATA)
-    second.step(50, GRADIENTS, WARNING, DATA)
-    assert set(watch.first_odd()) == {"rank 1"}
-
-
 def test_memory_is_bounded():
     training = Training()
     for step in range(40):

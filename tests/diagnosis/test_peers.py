@@ -1,9 +1,5 @@
 """Ranks that deviate from their peers: in their events, their numbers, their settings."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -86,17 +82,6 @@ def test_renaming_ranks_permutes_the_result(names, bad):
 def test_more_healthy_ranks_raise_none(world, more):
     for size in (world, world + more):
         assert {one.name for one in odd(failing(size, 2))} <= {"rank 2"}
-
-
-@pytest.mark.long
-def test_scikit_learn_is_not_imported_for_a_job_of_few_ranks():
-    code = (
-        "import sys; from rmetric.diagnosis import diagnose; "
-        "diagnose('studies/diagnosis_benchmark/logs/silent_rank', jobs=1); "
-        "sys.exit('sklearn' in sys.modules)"
-    )
-    root = Path(__file__).resolve().parents[2]
-    assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0
 
 
 # numbers

@@ -11,43 +11,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmetric.diagnosis.facts.job import Event, Job, JobStream, Match, Occurrence
+from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.pool import FREQUENT, Pool, learn, ordinary
 from rmetric.diagnosis.templates import OTHERS
 from rmetric.logs import LogError
+from tests.diagnosis.jobs import Maker
 
 
-def at(order: int, event: int = 0) -> Occurrence:
-    return Occurrence(
-        file="a.log", line=order, stream="a.log", time=None, order=order, event=event, text="x"
-    )
-
-
-def job(said: dict[str, int], matched: dict[str, str] | None = None, succeeded: bool = True) -> Job:
-    """A job that says these templates so often; `matched` is template -> signature."""
-    made = Job(streams={"a.log": JobStream(name="a.log")})
-    for number, (template, count) in enumerate(said.items()):
-        first = at(number, number)
-        made.events.append(
-            Event(
-                number=number, template=template, first=first, last=first, counts={"a.log": count}
-            )
-        )
-        signature = (matched or {}).get(template)
-        if signature:
-            made.matches[signature, "a.log"] = Match(
-                signature=signature, stream="a.log", count=count, first=first, last=first,
-                events={number},
-            )  # fmt: skip
-    made.stages = [("train", at(0))]
-    made.succeeded = at(99) if succeeded else None
-    return made
+def job(said: dict[str, int], matched: tuple[str, ...] = (), succeeded: bool = True) -> Job:
+    """A job that says these templates so often; a signature matches those in `matched`."""
+    maker = Maker()
+    for template, count in said.items():
+        for _ in range(count):
+            last = maker.say("a.log", template, signature="killed" if template in matched else "")
+    maker.job.stages = [("train", last)] if said else []
+    maker.job.succeeded = last if said and succeeded else None
+    return maker.job
 
 
 JOBS = [
     job({"opened <PATH>": 2, "step <N> done": 100}),
     job({"opened <PATH>": 4, "step <N> done": 100, "warned of <N> things": 1}),
-    job({"opened <PATH>": 0, "step <N> done": 400, "odd thing": 1}, succeeded=False),
+    job({"step <N> done": 400, "odd thing": 1}, succeeded=False),
 ]
 
 
@@ -83,7 +68,7 @@ def test_signatures_are_kept_apart() -> None:
     """A line that a signature matched is not what healthy jobs say in the same words."""
     pool = learn("a", [job({"exit code <N>": 1})])
     assert ordinary(job({"exit code <N>": 1}), pool) == {0}
-    assert ordinary(job({"exit code <N>": 1}, {"exit code <N>": "killed"}), pool) == set()
+    assert ordinary(job({"exit code <N>": 1}, ("exit code <N>",)), pool) == set()
 
 
 @given(

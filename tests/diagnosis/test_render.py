@@ -20,8 +20,8 @@ from rmetric.diagnosis.report.render import (
     partly,
     verdict,
 )
-from rmetric.diagnosis.result import OUTCOMES, Candidate, Diagnosis, Evidence, Suspect
-from tests.diagnosis.diagnoses import THEN, echo, evidence, out_of_memory, suspect
+from rmetric.diagnosis.result import OUTCOMES, Attempt, Candidate, Diagnosis, Evidence, Suspect
+from tests.diagnosis.diagnoses import THEN, evidence, out_of_memory, suspect
 
 WHOLE = """\
 FAILED: A GPU ran out of memory, rank 12 on node-03, at step 431 (train), 2024-05-03 02:14:07
@@ -223,20 +223,6 @@ def test_a_candidate_that_came_after_is_said_to():
     assert "The port is in use (40 %): later than: The job was cancelled\n" in shown
 
 
-def test_what_a_log_brought_along_cannot_move_the_terminal():
-    hostile = "a\x1b[2J\x07\r\nb\u202ec"
-    shown = verdict(
-        out_of_memory(
-            title=hostile, why=hostile, to_do=(hostile,), notes=(hostile,), stage=hostile,
-            events=(evidence(text=hostile, file=hostile), echo(why=hostile, who=(hostile,))),
-            nodes=(suspect(node=hostile, why=hostile),),
-            candidates=(Candidate(cause="", title=hostile, confidence=0.1, why=hostile),),
-        )
-    )  # fmt: skip
-    assert all(line.isprintable() for line in shown.split("\n"))
-    assert "a\\x1b[2J\\x07\\r b\\u202ec" in shown
-
-
 def test_a_time_that_is_none_is_still_shown():
     assert clock(4821.55) == "4821.6 s on its own clock"
     # No difference is told of times on two scales.
@@ -309,6 +295,8 @@ def test_prose_is_cut_at_its_end(text, most):
 @given(st.text(alphabet="ab /", max_size=60), st.text(alphabet="xyz", min_size=1, max_size=20),
        st.text(alphabet="ab /", max_size=60), st.integers(22, 60))  # fmt: skip
 def test_a_point_that_fits_is_kept(before, point, after, most):
+    line = "[E407 12:00:01.5 Watch.cpp:61] [Rank 3] timed out at 600 s"
+    assert around(line, 32, point="timed out") == "…[Rank 3] timed out at 600 s"
     short = around(f"{before}{point}{after}", most, point=point)
     assert len(short) <= most
     assert point in short
@@ -319,3 +307,57 @@ def test_a_headline_keeps_its_cause_however_long_a_nodes_name_is(length):
     node = suspect(node="a" * length, name=f"node {'a' * length}", rank=None)
     title = "The training hung after step 1210 and was ended 40 min later"
     assert title[:12] in headline(out_of_memory(title=title, nodes=(node,)))
+
+
+# advice on the next start
+
+FAILED = Diagnosis(
+    outcome="failed", cause="some_error", actor="framework", confidence=0.7, iteration=40
+)
+
+
+def attempt(number, cause="some_error", step=40):
+    return Attempt(
+        number=number, file="a.log", line=1, first_time=None, last_time=None, last_step=step,
+        outcome="failed", cause=cause, title="", confidence=0.7,
+    )  # fmt: skip
+
+
+SUSPECTS = tuple(
+    Suspect(name=f"node {node}", rank=None, node=node, score=score, why="")
+    for node, score in (("n1", 0.9), ("n2", 0.85), ("n3", 0.3))
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "action", "nodes"),
+    [
+        ({}, "restart", ()),
+        ({"actor": "user"}, "stop", ()),
+        ({"actor": "platform", "family": "disk full"}, "stop", ()),
+        ({"actor": "platform", "iteration": None}, "restart", ()),
+        ({"attempts": (attempt(1), attempt(2))}, "stop", ()),
+        ({"attempts": (attempt(1), attempt(2, step=41))}, "stop", ()),
+        ({"attempts": (attempt(1, step=None), attempt(2, step=None))}, "stop", ()),
+        ({"attempts": (attempt(1), attempt(2, step=None))}, "restart", ()),
+        ({"attempts": (attempt(1), attempt(2, step=80))}, "restart", ()),
+        ({"attempts": (attempt(1, cause="another"), attempt(2))}, "restart", ()),
+        ({"actor": "hardware"}, "restart", ()),
+        ({"actor": "hardware", "nodes": SUSPECTS[:1]}, "restart_without", ("n1",)),
+        ({"actor": "hardware", "nodes": SUSPECTS}, "restart_without", ("n1", "n2")),
+        ({"outcome": "terminated", "actor": "platform"}, "restart", ()),
+        ({"outcome": "terminated", "actor": "user", "family": "cancelled"}, "stop", ()),
+    ],
+)
+def test_the_advice_follows_from_the_diagnosis(changes, action, nodes):
+    advice = replace(FAILED, **changes).restart
+    assert (advice.action, advice.nodes, advice.confidence) == (action, nodes, 0.7)
+    assert ("--exclude=" + ",".join(nodes) in advice.text) == bool(nodes)
+    assert replace(FAILED, **changes).as_json()["restart"]["action"] == action
+
+
+def test_without_a_cause_there_is_no_advice():
+    diagnosis = Diagnosis(outcome="failed")
+    assert diagnosis.restart is None
+    assert diagnosis.as_json()["restart"] is None
+    assert "Restart" not in diagnosis.summary

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from rmetric.evaluation import evaluate, judge
-from rmetric.evaluation.scores import f1
 from rmetric.evaluation.traces import Trace
 from rmetric.metric import PAPER_WEIGHTS, Components, RMetric, RMetricConfig
 from rmetric.records import Run
@@ -51,14 +50,6 @@ def test_each_point_of_the_grid_is_the_metric_with_those_weights(runs, grids, we
     assert np.array_equal(found.hit, expected.hit)
     assert np.array_equal(found.false_alarm, expected.false_alarm)
     assert np.array_equal(found.lead_steps, expected.lead_steps, equal_nan=True)
-
-
-def test_no_weights_of_the_grid_beat_those_fitted(runs, grids):
-    grid = grids["causal"]
-    everyone = np.ones(len(runs), dtype=bool)
-    best = grid.fit(everyone)
-    scores = f1(grid.outcomes, np.ones(len(runs)))
-    assert scores[best] == np.nanmax(scores)
 
 
 def by_halves(runs, grid, fitted_on, tested_on, shift) -> list[tuple[Run, Trace]]:

@@ -97,24 +97,9 @@ def test_heartbeats_that_cannot_be_listed_are_reported(tmp_path, monkeypatch):
         assert folder.beats() == {}
 
 
-def test_a_trainer_checkpoint_that_goes_during_the_rotation_ends_nothing(
-    tmp_path, monkeypatch, caplog
-):
+def test_trainer_checkpoints_that_cannot_be_listed_end_nothing(tmp_path, monkeypatch, caplog):
     for step in (1, 2, 3):
         (tmp_path / f"checkpoint-{step}").mkdir()
-        (tmp_path / f"checkpoint-{step}" / checkpoint_dir.STATE_NAME).write_text("{}")
-    stat = Path.stat
-
-    def going(path, **more):
-        found = stat(path, **more)
-        if path.parent.name == "checkpoint-2":
-            path.unlink()
-        return found
-
-    with monkeypatch.context() as race:
-        race.setattr(Path, "stat", going)
-        found = checkpoint_dir.checkpoints_in(tmp_path)
-    assert {one.step for one in found} >= {1, 3}
     with monkeypatch.context() as broken:
         broken.setattr(Path, "iterdir", stale)
         checkpoint_dir.rotate(tmp_path, 1, None)

@@ -97,8 +97,6 @@ def test_an_alert_of_the_monitor_saves_and_one_that_is_not_finite_keeps_the_one_
         AskGuard(guard, fatal="non_finite")
 
 
-# -- the GPUs
-
 # -- the command
 
 

@@ -479,3 +479,10 @@ def test_a_slow_dashboard_costs_its_drawings_and_not_the_log(tmp_path, caplog):
     assert len(read_log(tmp_path / "run.jsonl").records) == 1500
     assert sum("does not keep up" in message for message in caplog.messages) == 1
     assert 0 < slow.drawn < 1500
+
+
+def test_only_an_alert_it_listens_to_ends_the_training():
+    monitor = train(make_model(), watched(Stop(on={"r_metric"})), spoil=nan_at(12))
+    assert not monitor.should_stop
+    assert monitor.step == 30
+    assert monitor.protocol.told == {"deaf_action"}  # r_metric is not in alert_on

@@ -72,7 +72,7 @@ def test_a_watch_feeds_a_trainings_log_and_lambda_and_judges_its_gpus(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", TRAINING, str(log)],
         env=os.environ | environment_of(tmp_path, history, gpus=2),
-        cwd=SOURCE.parents[1],
+        cwd=SOURCE.parents[2],
         capture_output=True,
         text=True,
     )

@@ -131,6 +131,29 @@ def test_micro_batches_are_what_each_would_have_been_alone():
     assert not workers.active
 
 
+@pytest.mark.parametrize("together", [0, 40, 10**9])
+def test_gradients_that_are_measured_together_are_measured_alike(monkeypatch, together):
+    monkeypatch.setattr("rmetric.monitor.workers.TOGETHER", together)
+    model = make_model().double().eval()
+    model[0].float()  # of another type than the rest
+    workers = MicroBatchWorkers(model.parameters(), size=20)
+    workers.start()
+    for seed in range(2):
+        torch.manual_seed(seed)
+        for parameter in model.parameters():
+            (parameter * torch.randn_like(parameter)).sum().backward()
+        workers.next()
+        rows = [p.grad for p in model.parameters()]
+    measured = workers.stop()
+    torch.manual_seed(0)
+    first = [torch.randn_like(p) for p in model.parameters()]
+    second = [row - before for row, before in zip(rows, first, strict=True)]
+    for place, own in enumerate((first, second)):
+        norm = 2 * sum(float(one.double().square().sum()) for one in own) ** 0.5
+        assert float(measured.norms[place]) == pytest.approx(norm, rel=1e-6)
+    assert workers._kept == {}
+
+
 def test_micro_batches_that_use_other_parameters_are_told_apart():
     one, other = (nn.Linear(3, 3, bias=False) for _ in range(2))
     workers = MicroBatchWorkers([*one.parameters(), *other.parameters()])
@@ -156,7 +179,7 @@ def test_a_failure_in_a_hook_ends_no_backward_pass(monkeypatch):
     def fail(_):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr("rmetric.monitor.workers.tensor_norm", fail)
+    monkeypatch.setattr("rmetric.monitor.workers.tensor_norms", fail)
     model = nn.Linear(2, 1)
     workers = MicroBatchWorkers(model.parameters())
     workers.start()

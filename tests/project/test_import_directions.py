@@ -184,25 +184,3 @@ def test_nobody_imports_a_private_name_of_another_room():
     """`_util` is a room for all of the house; the names in it are not for it alone."""
     wrong = [one.where for one in imports() if is_private(one.name)]
     assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.long
-def test_nobody_reaches_through_a_module_for_a_private_name_of_another_room():
-    wrong = []
-    for module, path in MODULES.items():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        names = {}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                for alias in node.names:
-                    names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-        for node in ast.walk(tree):
-            if (
-                isinstance(node, ast.Attribute)
-                and is_private(node.attr)
-                and isinstance(node.value, ast.Name)
-                and names.get(node.value.id) in MODULES
-                and room_of(names[node.value.id]) != room_of(module)
-            ):
-                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}")
-    assert not wrong, "\n".join(wrong)

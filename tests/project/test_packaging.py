@@ -1,6 +1,5 @@
 """The base installation is light, an extra is a range, and exact versions stand in one file."""
 
-import os
 import re
 import subprocess
 import sys
@@ -114,20 +113,3 @@ def test_what_needs_an_extra_names_it(missing):
     assert re.search(
         rf'{missing}(, which)? is not installed: pip install "rmetric\[{extra}\]"', last
     ), last
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("script", ["generate_paper_tables.py", "generate_all_figures.py"])
-def test_a_script_of_the_study_names_its_extra(script):
-    code = (
-        "import importlib.util, runpy, sys\n"
-        "found = importlib.util.find_spec\n"
-        "importlib.util.find_spec = lambda name, *_: None if name == 'seaborn' else found(name)\n"
-        f"runpy.run_path({script!r}, run_name='__main__')"
-    )
-    command, environment = [sys.executable, "-c", code], {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
-    assert done.returncode == 1
-    [line] = done.stderr.strip().splitlines()
-    assert line.startswith("error: the tables and figures need seaborn")
-    assert '".[study]"' in line

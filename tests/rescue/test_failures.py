@@ -16,10 +16,13 @@ from tests.rescue.test_action import ALWAYS, lasting
 from tests.rescue.trainings import (
     NANS,
     SMALL,
+    a_step,
     bad,
+    instead_of_detector,
     make_loader,
     make_model,
     make_optimizer,
+    parts,
     same,
     seed,
     train,
@@ -170,3 +173,24 @@ def test_a_training_of_other_groups_is_left_as_it_is(caplog):
     rescued = train(rescue, evidence_of=bad(23), at=at, steps=30, optimizer="sgd")
     assert "does not fit" in rescued["problem"]
     assert kept["before"] == kept["after"]
+
+
+def one_training(rescue, steps, state=None):
+    model, optimizer, monitor = parts(rescue)
+    if state is not None:
+        monitor.load_state_dict(state)
+    for _, batch in rescue.steps(make_loader(), steps):
+        a_step(model, optimizer, monitor, batch)
+    state = monitor.state_dict()
+    monitor.close()
+    return state
+
+
+def test_an_action_may_follow_one_training_after_the_other():
+    """Snapshots of the first are gone: the second never goes back to them."""
+    rescue = Rescue(SMALL)
+    state = one_training(rescue, 20)
+    with instead_of_detector(bad(22, since=21)):
+        one_training(rescue, 40, state)
+    assert rescue.problem == ""
+    assert [e["to"] for e in rescue.decisions] == [20]

@@ -1,5 +1,7 @@
 """Rescue where the loop around it does not fit: one clear message, and the training goes on."""
 
+import logging
+import os
 import re
 
 import pytest
@@ -10,6 +12,7 @@ from tests.rescue.trainings import (
     NANS,
     SMALL,
     a_step,
+    actions,
     bad,
     make_loader,
     parts,
@@ -134,15 +137,18 @@ def test_steps_that_the_data_leave_out_are_told(kind, per_step, count, nans, wor
 
 
 class RestoresItself:
-    """A loader with a state."""
+    """A loader with a state; where it is `wrong`, of its place and not of its random numbers."""
 
-    def __init__(self):
-        self.batches, self.place = [*make_loader()], 0
+    def __init__(self, wrong=False):
+        self.batches, self.place, self.wrong = [*make_loader()], 0, wrong
+        self.generator = torch.Generator().manual_seed(1)
 
     def __iter__(self):
         while self.place < len(self.batches):
             self.place += 1
-            yield self.batches[self.place - 1]
+            inputs, labels = self.batches[self.place - 1]
+            noise = torch.randn(inputs.shape, generator=self.generator)
+            yield inputs + noise if self.wrong else inputs, labels
         self.place = 0
 
     def state_dict(self):
@@ -172,3 +178,52 @@ def test_the_batches_that_are_left_out_are_named_and_saved(per_step, restores_it
     assert named == [*numbers]
     saved = torch.load(second["data"]["file"], weights_only=True)
     assert [18 * one["epoch"] + one["batch"] for one in saved] == [*numbers]
+
+
+def test_a_monitor_that_breaks_in_mid_run_leaves_the_loop_its_end():
+    rescue = Rescue(SMALL)
+    model, optimizer, monitor = parts(rescue)
+    steps = []
+    for step, batch in rescue.steps(make_loader(), 30):
+        steps.append(step)
+        a_step(model, optimizer, monitor, batch)
+        if step == 9:
+            monitor.disable("a test", OSError("it is broken"))
+    assert steps == [*range(1, 31)]
+
+
+@pytest.mark.parametrize("at", [0, 12])
+def test_a_resumed_loop_reports_where_its_data_begin(at, caplog):
+    model, optimizer, monitor = parts()
+    for _step, batch in Rescue(SMALL).steps(make_loader(), at):
+        a_step(model, optimizer, monitor, batch)
+    state = monitor.state_dict()
+    rescue = Rescue(SMALL)
+    model, optimizer, monitor = parts(rescue)
+    monitor.load_state_dict(state)
+    caplog.clear()
+    with caplog.at_level(logging.INFO, logger="rmetric"):
+        assert next(iter(rescue.steps(make_loader(), 40)))[0] == at + 1
+    found = messages(caplog, "first batch of the loader")
+    assert [f"step {at + 1}" in one for one in found] == [True] * bool(at)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_loader_that_comes_back_with_other_data_is_reported_once(wrong, caplog):
+    nans = [*NANS, *range(37, 41)]
+    outcome = train(Rescue(SMALL), nans=nans, loader=RestoresItself(wrong))
+    assert actions(outcome).count("go_back") == 2
+    assert len(messages(caplog, "other data")) == wrong
+
+
+def test_a_log_that_is_no_file_is_not_written(tmp_path, caplog):
+    """A return replaces the log: it must never replace a device or a pipe."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    outcome = train(Rescue(SMALL), nans=NANS, log=pipe)
+    assert outcome["problem"] == ""
+    assert outcome["usable"]
+    assert actions(outcome)[-1] == "go_back"
+    assert pipe.is_fifo()
+    [found] = messages(caplog, "cannot be written")
+    assert "it is not a file" in found

@@ -62,6 +62,7 @@ class Simulated:
             if decision.action in ("go_back", "hold"):
                 assert decision.to in self.snapshots
                 assert evidence is None or decision.to < evidence.since
+                assert decision.skip is None or decision.skip[1] <= at_hand + 4096
                 self.decisions.append(decision)
                 self.snapshots = {s for s in self.snapshots if s <= decision.to}
                 self.step = decision.to
@@ -165,6 +166,16 @@ def test_a_loss_that_is_back_does_not_excuse_what_it_cannot_show(kind):
     bad = dict.fromkeys(range(203, 2000), (kind, 0, False))
     run = Simulated(RescuePolicy(), bad, back=lambda executed: True).run()
     assert run.decisions[-1].action == "hold"
+
+
+def test_data_are_left_out_by_stretches_that_double_to_a_bound():
+    bad = dict.fromkeys(range(8, 2000, 8), ("data", 2, False))
+    run = Simulated(RescuePolicy(RescueConfig(every=100, probation=0, far=100)), bad).run()
+    ends = [d.skip[1] - d.skip[0] for d in run.tries if d.skip]
+    assert ends[:2] == [8, 14]
+    assert ends == sorted(ends)
+    assert len(ends) > 12
+    assert ends[-1] == 4098
 
 
 def test_snapshots_further_apart_leave_room_for_some_tries():

@@ -224,3 +224,28 @@ def test_the_trainer_resumes_without_the_batches_that_were_left_out(monkeypatch,
     rest = [plain.seen[i] for i in range(18 + 11, 36)]
     assert resumed.seen[: len(rest)] == rest
     assert resumed.steps == 54
+
+
+def test_planned_settings_are_set_after_a_restart_too():
+    """The checkpoint's optimiser has the wrong rate: it comes from what the rescue kept."""
+
+    def wrong(step, optimizer):
+        if step > 20:
+            optimizer.param_groups[0]["lr"] = 1.0
+            optimizer.param_groups[0]["betas"] = (0.5, 0.5)
+
+    found = bad(23, since=21, kind="settings")
+    state = run(Rescue(SMALL), Numbered(), 60, stop=30, evidence=found, at=wrong)["state"]
+    second, seen = Rescue(SMALL), []
+    prepare = second._prepare_update
+
+    def seen_after():
+        prepare()
+        group = second._monitor.optimizer.param_groups[0]
+        seen.append((group["lr"], group["betas"]))
+
+    second._prepare_update = seen_after
+    wrongly = partial(torch.optim.AdamW, lr=1.0, betas=(0.5, 0.5))
+    run(second, Numbered(), 40, state=state, at=wrong, make=wrongly)
+    assert len(seen) == 10
+    assert set(seen) == {(1e-2, (0.9, 0.999))}

@@ -81,9 +81,7 @@ class TrainingLoss(EvidenceSource):
         self._resolution = Resolution(lag=_LAG)
         self._past = LaggedPast(window=40, lag=_LAG, least=_LEAST)
         self._deviation = Deviation(self._past, relative=0.01)
-        self._recent: deque[float] = deque(maxlen=_EVERY_STEP)
-        self._rises: deque[float] = deque(maxlen=_EVERY_STEP)
-        self._spreads: deque[float] = deque(maxlen=_EVERY_STEP)
+        self._recent: deque[tuple[float, float, float]] = deque(maxlen=_EVERY_STEP)
         self._judged = _EVERY_STEP
         self._first: list[float] = []
         self.early_rise = 0.0
@@ -125,12 +123,10 @@ class TrainingLoss(EvidenceSource):
         scale = abs(deviation.usual)
         least = LEAST_RISE * scale
         jump = bounded(min(z, _SPREADS_PER_RISE * rise / least) if least > 0 else z)
-        self._recent.append(jump)
-        self._rises.append(rise)
-        self._spreads.append(z)
+        self._recent.append((jump, rise, z))
         needed = _EVERY_STEP if stride <= 1 else _SPARSE
         last = list(self._recent)[-needed:]
-        lasting = min(last) if len(last) == needed else 0.0
+        lasting = min(jump for jump, _, _ in last) if len(last) == needed else 0.0
         self._judged = needed
         if stride > 1 and _SINGLE * jump > lasting:
             lasting, self._judged = _SINGLE * jump, 1
@@ -207,8 +203,8 @@ class TrainingLoss(EvidenceSource):
         super().restart()
         self._deviation.forget()
         self._steps.forget()
-        for recent in (self._recent, self._rises, self._spreads, self._steps_of):
-            recent.clear()
+        self._recent.clear()
+        self._steps_of.clear()
         self._last.clear()
         self._lowest = inf
         self._count = 0
@@ -229,8 +225,7 @@ class TrainingLoss(EvidenceSource):
         if name == "loss_drift":
             drift = f"{self._smoothed_spreads:.2f} times the usual spread"
             return f"{what} ({drift} above it, smoothed)"
-        rise = min(list(self._rises)[-self._judged :])
-        spreads = min(list(self._spreads)[-self._judged :])
+        _, rise, spreads = map(min, zip(*list(self._recent)[-self._judged :], strict=True))
         above = f"{rise:.3g} above it, {spreads:.3g} times the usual spread"
         if self._judged == 1:
             return f"{what} ({above})"

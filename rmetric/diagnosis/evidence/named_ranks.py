@@ -33,16 +33,13 @@ def _of(scene: Scene, fault: Fault) -> Iterator[Row]:
         kind = "of two" if fault.signature.of_two else kind
         for match in own:
             yield Row(match.stream, kind, words, fault.confidence, entry=match.first)
-    first = len(own) == 1 or scene.ordering.after(own[1].first, own[0].first)
-    if first and fault.follows and fault.signature.reason_in:  # its reason was seen by others
+    if fault.follows and fault.signature.reason_in:  # its reason was seen by others
         yield Row(own[0].stream, "own cause", words)
 
 
 def _own_matches(scene: Scene, fault: Fault) -> list[Match]:
     """Those of streams of which a rank or a node can be told; none where they tell of another."""
     index = scene.index
-    if fault.has("stopped process"):
-        return []
     own = [match for match in fault.matches if match.stream in index.active]
     nodes = [match for match in fault.matches if match.stream.startswith("node ")]
     if nodes and (fault.signature.actor == "hardware" or fault.has("kernel record")):
@@ -78,15 +75,10 @@ _RAY_TASK = re.compile(r"\bray::\S+ \(pid=(?P<pid>\d{1,9}), ip=(?P<ip>[\d.a-f:]+
 
 def named_ranks(scene: Scene) -> Iterator[Row]:
     """Rows against the ranks that entries name."""
-    innocent, causes = _innocent(scene), [one for one in scene.faults if one.role == "cause"]
-    none_logged = all(one.count == 1 or one.follows for one in causes) and not any(
-        name in scene.index.ranks or name.startswith("node ")
-        for one in causes
-        for name in one.streams
-    )  # several may be of all ranks
+    innocent = _innocent(scene)
     for fault in scene.faults:
         if fault.role != "ending" and not _of_many(scene, fault):
-            yield from _implicated(scene, fault, innocent, none_logged)
+            yield from _implicated(scene, fault, innocent)
 
 
 def _innocent(scene: Scene) -> set[str]:
@@ -114,7 +106,7 @@ def _of_many(scene: Scene, exits: Fault) -> bool:
         return False
     if exits.has("task exit") and _behind_a_loss(scene, exits):
         return True  # whoever loses another one ends, the first as well as the last
-    if scene.index.ranks or any(signal_of(fields) for _, fields in exits.entries):
+    if scene.index.ranks:
         return False
     return any(
         scene.ordering.after(exits.first, one.first) and _is_of_all(one) for one in scene.faults
@@ -122,28 +114,25 @@ def _of_many(scene: Scene, exits: Fault) -> bool:
 
 
 def _behind_a_loss(scene: Scene, exits: Fault) -> bool:
-    """Connections were lost before, and no other cause is sure."""
+    """Connections were lost, and no other cause is sure."""
     lost = [one for one in scene.faults if one.has("lost connection")]
     sure = (one for one in scene.faults if one.role == "cause" and one.is_sure)
-    undated, after = exits.first.time is None, scene.ordering.after
-    behind = any(undated or after(exits.first, one.first) for one in lost)
-    return behind and all(one in lost for one in sure)
+    return bool(lost) and all(one in lost for one in sure)
 
 
 def _is_of_all(one: Fault) -> bool:
-    # The launcher that ends the others is an echo too, and says which was the first.
-    lost = one.role == "echo" and one.has("connection")
-    return lost or (one.signature.actor == "user" and one.count >= BY_ALL and not one.follows)
+    return one.has("connection") or (
+        one.signature.actor == "user" and one.count >= BY_ALL and not one.follows
+    )
 
 
-def _implicated(scene: Scene, fault: Fault, innocent: set[str], none_logged: bool) -> list[Row]:
+def _implicated(scene: Scene, fault: Fault, innocent: set[str]) -> list[Row]:
     """Rows against the ranks named in the entries; stronger where they are fewer.
 
     Args:
         scene: the job.
         fault: whose entries they are.
         innocent: streams that a launcher's report does not implicate.
-        none_logged: no rank or node is known to have logged a cause.
     """
     index, is_symptom, aborted = scene.index, fault.role == "symptom", False
     spared = innocent - _agreed(fault) if is_symptom else set[str]()
@@ -151,14 +140,14 @@ def _implicated(scene: Scene, fault: Fault, innocent: set[str], none_logged: boo
     for stream, fields in fault.entries:
         of = [name for name in index.implicated_ranks(fields, stream) if name not in spared]
         names |= dict.fromkeys(of)
-        aborted |= bool(of) and signal_of(fields) == signal.SIGABRT
+        aborted |= signal_of(fields) == signal.SIGABRT
     # A node may have left no log.
     implicated = [*filter(index.is_known, names)] or [*names]
     if not index.is_minority(len(implicated)):
         return []
     # A launcher reports consequences too, and watchdogs end processes by an abort. But the only
     # exit that no loss and no log of a rank explains is strong evidence.
-    alone = is_symptom and len(implicated) == 1 and (innocent or none_logged)
+    alone = is_symptom and len(implicated) == 1
     states = not fault.follows and not aborted
     kind = "accused" if states else "only exit" if alone else "implicated"
     return _against(implicated, kind, "named in: {}", fault)
@@ -203,7 +192,7 @@ def _owners(job: Job, fault: Fault) -> set[str]:
         if "pid" in fields and node != stream:  # of a kernel
             known = job.rank_of_pid.get((node, number))
             of = ({known} if known is not None else of) if blocked else set()
-            found |= {stream} if blocked and len(of) != 1 else set()
+            found |= {stream} if blocked else set()
         found |= {f"rank {min(of)}"} if len(of) == 1 else set()
     return found
 
@@ -231,8 +220,6 @@ def _on_its_node(job: Job, fault: Fault) -> list[Row]:
     ranks: dict[int, str] = {}
     for stream, fields in fault.entries:
         node = stream.removeprefix("node ")
-        if node == stream:
-            continue
         address = _PCI.search(fields.get("gpu", ""))
         number = int(pid) if (pid := fields.get("pid", "")).isdigit() else -1
         by_gpu = job.rank_of_gpu.get((node, address[1].lower())) if address else None
@@ -241,8 +228,6 @@ def _on_its_node(job: Job, fault: Fault) -> list[Row]:
             ranks[by_gpu] = "GPU"
         elif by_pid is not None:
             ranks[by_pid] = "process"
-    if len(fault.matches) > len(ranks):
-        return []  # another node's is not known
     words = f"its {{}} is named in: {fault.signature.title}"
     return divided(
         Row(f"rank {rank}", "kernel", words.format(what), fault.confidence)

@@ -17,8 +17,6 @@ _ENDS = ("local_host", "local_device", "remote_host", "remote_device")
 MIN_NAMING_SHARE = 0.75
 #: What the name of a host's network card has behind that of the host.
 _INTERFACE = re.compile(r"[-_.]?(?:ib|eth|hsn|bond|roce|opa)\d*$")
-#: NCCL's lines begin with the host, whatever its folder or file is called.
-_SPEAKER = re.compile(r"(?:^|\s)([A-Za-z][\w.-]*\d[\w.-]*):\d+:\d+ \[\d+\]")
 #: Host -> (stream, port) of the connections to it that were lost.
 Lost = defaultdict[str, set[tuple[str, str]]]
 _POD = re.compile(r"(?P<address>\d+-\d+-\d+-\d+)\.(?P<of>[a-z][\w-]*)\.")
@@ -36,8 +34,6 @@ def links(scene: Scene) -> list[Row]:
             places[stream, fields["local_device"]] = f"rank {min(of)}" if len(of) == 1 else stream
     down = {(name, each["down_device"]) for name, each in scene.entries if "down_device" in each}
     broken = [(name, device) for (of, device), name in places.items() if (of, device) in down]
-    if places and not broken and len(down) == 1:
-        broken = [one for one in down if one[0].startswith("node ")]
     if len(broken) != 1:
         return []
     ((name, device),) = broken
@@ -84,9 +80,7 @@ def _lost(scene: Scene) -> tuple[bool, Lost]:
     for match in (one for fault in scene.faults if fault.role == "echo" for one in fault.matches):
         stated = [fields for fields in match.named if fields.get("remote_host")]
         own = job.node_of(job.streams[match.stream])
-        reporting |= {short(own)} if own and stated else set()
-        if speaker := _SPEAKER.search(match.first.text):
-            reporting.add(short(speaker[1]))
+        reporting |= {short(own)} if own else set()
         for fields in stated:
             host = _node_of(fields["remote_host"])
             connection = match.stream, fields.get("port", "")

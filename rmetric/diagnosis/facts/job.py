@@ -16,7 +16,7 @@ import msgspec
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
 
 if TYPE_CHECKING:
-    from rmetric.diagnosis.auxiliary.files import AuxiliaryFiles
+    from rmetric.diagnosis.input_files import AuxiliaryFiles
 
 #: Different values of a signature's named groups that are kept of one stream.
 MAX_NAMED = 100

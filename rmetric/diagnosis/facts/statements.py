@@ -19,7 +19,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from rmetric.diagnosis.library.needed import any_digits
+from rmetric.diagnosis.library.load import any_digits
 from rmetric.diagnosis.reading.prefixes import NO_HOST
 from rmetric.diagnosis.reading.text import WordIndex
 

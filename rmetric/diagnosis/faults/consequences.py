@@ -75,8 +75,6 @@ MIN_CONFIDENCE_OF_FAILURE = 0.4
 #: Seconds between a broken device's record by the kernel and the communication that it broke,
 #: whichever is logged first.
 SAME_FAULT_SECONDS = 60.0
-#: Ends of a process by an abort, as launchers write them.
-_ABORTS = {"-6", "6", "SIGABRT", "Aborted"}
 
 
 def relate(live: Sequence[Fault], ordering: Ordering) -> None:
@@ -86,25 +84,17 @@ def relate(live: Sequence[Fault], ordering: Ordering) -> None:
         one.follows = next((other.signature.id for other in earlier), "")
 
 
-def _aborted(one: Fault) -> bool:
-    """True for processes ended by an abort, which is how a collective's watchdog ends its own."""
-    codes = {fields.get("signal") or fields.get("code") for _, fields in one.entries}
-    return one.has("abort") or (one.role == "symptom" and bool(codes) and codes <= _ABORTS)
-
-
 def _explains(other: Fault, one: Fault, ordering: Ordering) -> bool:
     """True if `one` is a likely consequence of `other`."""
-    ended_by = (one.role == "ending" and other.role in ("symptom", "echo")) or (
-        other.role == "echo" and (_aborted(one) or one.has("report"))
-    )
+    reported = one.has("abort") or one.has("report")
+    ended_by = one.role == "ending" or (other.role == "echo" and reported)
     if other is one or other.follows == one.signature.id or one.has("observed"):
         return False
     if not (ended_by or other.role in ("cause", "ending")):
         return False
     if other.confidence < (MIN_CONFIDENCE_OF_FAILURE if ended_by else GENERIC):
         return False
-    is_effect = _is_broken(one) and other.has("connection")
-    if is_effect or _met_lost_gpu(other, one) or _is_reason(one, other, ordering):
+    if _is_broken(one) and other.has("connection"):
         return False
     return _comes_before(other, one, ordering) and _is_near(other, one, ordering)
 
@@ -124,7 +114,6 @@ def _is_near(other: Fault, one: Fault, ordering: Ordering) -> bool:
     apart = ordering.later_by(one.first, other.last) or 0.0
     # Of one file a scheduler's clock may be that of another zone.
     of_zones = one.first.file == other.last.file and one.role == "ending"
-    of_zones = of_zones and not other.signature.survivable
     if apart > FOLLOWS_WITHIN and not (of_zones and may_be_time_zone(apart)):
         return False
     # The same fault, logged again in more precise words?
@@ -141,17 +130,10 @@ def _is_reason(one: Fault, other: Fault, ordering: Ordering) -> bool:
     """
     apart = abs(ordering.later_by(one.first, other.first) or 0.0)
     if other.has("meeting"):
-        own = not one.has("connection") or one.has("unknown name")
-        others = not set(other.streams) <= set(one.streams)
-        return one.role == "cause" and own and others and apart <= FOLLOWS_WITHIN
+        return one.role == "cause" and not set(other.streams) <= set(one.streams)
     if other.signature.reason_in:
         return one.signature.family in other.signature.reason_in and apart <= FOLLOWS_WITHIN
-    return (
-        other.has("signalled")
-        and not one.has("signalled")
-        and one.role == "ending"
-        and (apart <= SAME_FAULT_SECONDS or may_be_time_zone(apart))
-    )
+    return other.has("signalled") and not one.has("signalled") and one.role == "ending"
 
 
 def _is_broken(one: Fault) -> bool:
@@ -159,11 +141,8 @@ def _is_broken(one: Fault) -> bool:
 
     One of the network may be of a lost peer, too.
     """
-    return (
-        one.role == "cause"
-        and (one.signature.actor == "hardware" or one.has("machine broke"))
-        and not one.has("connection")
-    )
+    broke = one.signature.actor == "hardware" or one.has("machine broke")
+    return broke and not one.has("connection")
 
 
 def _met_lost_gpu(one: Fault, lost: Fault) -> bool:

@@ -68,11 +68,8 @@ class _Met:
     @property
     def steps_by_itself(self) -> bool:
         """True if the steps of its stream alone tell: they are many, and can be compared."""
-        at = self.own.last_step_at
-        # Steps without times cannot be compared with another file's lines.
-        timed = at is not None and self.ordering.seconds(at) is not None
         least = max(1.0, MIN_STEP_SHARE * self.job.most_steps)
-        return (self.is_of_steps or timed) and self.own.steps >= least
+        return self.is_of_steps and self.own.steps >= least
 
     @property
     def made_all_steps(self) -> bool:
@@ -104,7 +101,7 @@ def survived(
     if later_machine or _taken_back(met) or _closed_at_the_end(met):
         return True
     if signature.role == "ending":  # after the planned one it was of a server, or of a wait
-        of_servers = met.has("ends a step") and not met.own.steps and ends and met.made_all_steps
+        of_servers = met.has("ends a step") and ends and met.made_all_steps
         return bool(of_servers) or (met.has("interrupted") and met.is_behind_the_end)
     return _beside_a_training_that_ended_well(met) or _went_on(met)
 
@@ -150,13 +147,11 @@ def _closed_at_the_end(met: _Met) -> bool:
 
 
 def _beside_a_training_that_ended_well(met: _Met) -> bool:
-    """A file of errors without times, or since boot, beside a training that made all its steps."""
+    """Another file of errors beside a training that made all its steps."""
     furthest, last = met.furthest, met.match.last
     if not met.signature.survivable or met.own.steps or furthest is None:
         return False
-    apart = last.time is None or met.ordering.later_by(furthest, last) is None
-    ended = met.job.succeeded is not None or met.is_last_step(furthest)
-    return furthest.file != last.file and apart and ended
+    return furthest.file != last.file and met.is_last_step(furthest)
 
 
 def _went_on(met: _Met) -> bool:
@@ -201,8 +196,6 @@ def _after_the_match(met: _Met) -> Callable[[Occurrence], bool]:
     # What followed it in its stream must be kept, or the next time may be of much later.
     kept = own.tail and own.tail[0].order <= last.order
     latest = ordering.at_latest(last) if kept else last
-    if latest is None and ordering.seconds(last) is None:
-        latest = last  # of a log without times: by its step
 
     def is_later(one: Occurrence) -> bool:
         if one.file == last.file:

@@ -62,11 +62,7 @@ class SignatureError(ValueError):
 
 
 def form_of(text: str | bytes) -> bytes:
-    """A text as gates see it: lower case (of ASCII) and without digits.
-
-    >>> form_of("NVRM: Xid (PCI:0000:3b:00): 79")
-    b'nvrm: xid (pci::b:): '
-    """
+    """A text as gates see it: lower case (of ASCII) and without digits."""
     raw = text.encode("utf-8", "replace") if isinstance(text, str) else text
     return raw.lower().translate(None, _DIGITS)
 

@@ -9,8 +9,9 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+import regex
+
 from rmetric.diagnosis.library.files import check, compiled, form_of, read, read_xids, wrong
-from rmetric.diagnosis.library.needed import any_digits
 from rmetric.diagnosis.reading.text import WordIndex
 from rmetric.diagnosis.signature import ROLES, Signature
 from rmetric.telemetry.xid import TABLE
@@ -28,7 +29,33 @@ SPECIFIC = 6
 #: Forms of entries whose gates are remembered.
 FORMS = 4096
 _FOLDER = Path(__file__).parent / "signatures"
+#: A look, a border or a name, which go; an atom and how often it comes; the same of a group.
+_TOKEN = regex.compile(
+    r"\(\?<?[=!](?<in>(?:\\.|\[(?:\\.|[^\]\\])*\]|[^()\[\\]|\((?&in)\))*)\)|\\[bB]"
+    r"|(?<named>\(\?P?<\w+>)"
+    r"|(?<atom>\[\^?\]?(?:\\.|[^\]\\])*\]|\\x\w\w|\\u\w{4}|\\.|[.\d])"
+    r"(?<times>[+*?]|\{(?:\d*,)?(?<most>\d*)\})?|(?<other>\{[\d,]*\})"
+)
+#: Atoms that may take a digit.
+_TAKES_DIGITS = regex.compile(r"\\[dwS1-9]|[.\d]$|\[(?:\^|.*(?:\d|\\[dwWDS]|[ -/]-[^\]]))")
 _ROLE_ORDER = {role: place for place, role in enumerate(ROLES)}
+
+
+def any_digits(pattern: str) -> str:
+    """A looser pattern, for lines without their digits: what may take one may take nothing."""
+    return str(_TOKEN.sub(_without_digits, pattern))
+
+
+def _without_digits(token: Any) -> str:
+    atom, times = token["atom"], token["times"] or ""
+    if not atom:
+        return "(?:" if token["named"] else token["other"] or ""
+    if not _TAKES_DIGITS.match(atom):
+        return str(token[0])
+    if atom[0] == "\\" and atom[1].isdigit():
+        return r"[\s\S]*"
+    most = f"{{0,{token['most']}}}" if times[:1] == "{" else "*" if times in ("*", "+") else "?"
+    return f"{atom}{most}"
 
 
 class Pattern:

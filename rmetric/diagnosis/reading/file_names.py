@@ -97,20 +97,12 @@ def identify_files(names: Sequence[str]) -> list[FileIdentity]:
 
 
 def is_kernel_log(name: str) -> bool:
-    """Return True for the name of a machine's own log: dmesg, syslog, journal.
-
-    >>> is_kernel_log("logs/gpu-07.kern.log"), is_kernel_log("kernel_bench.log")
-    (True, False)
-    """
+    """Return True for the name of a machine's own log: dmesg, syslog, journal."""
     return _KERNEL_LOG.search(name) is not None
 
 
 def names_in(file: str, nodes: Collection[str]) -> list[str]:
-    """Those of several nodes whose whole names a file's name has in it, each once.
-
-    >>> names_in("hccn_gpu-04.txt", {"gpu-04", "gpu-041"})
-    ['gpu-04']
-    """
+    """Those of several nodes whose whole names a file's name has in it, each once."""
     words = list(_WORD.finditer(file))[:MAX_NAME_WORDS]
     # However many nodes there are, a name has few parts.
     parts = (

@@ -88,13 +88,7 @@ def shortened(text: str, most: int) -> str:
 
 
 def brief(text: str, most: int) -> str:
-    """Prose without its last clauses, else its beginning.
-
-    >>> brief("A kernel failed, most often an address out of range", 20)
-    'A kernel failed'
-    >>> brief("An operation over libfabric failed", 20)
-    'An operation over…'
-    """
+    """Prose without its last clauses, else its beginning."""
     if len(text) > most:
         text = _PATH.sub("…/", text)
     ends = [one.start() for one in _CLAUSE.finditer(text) if one.start() <= most]
@@ -120,11 +114,7 @@ def _begun(text: str, most: int, least: int = 0) -> str:
 
 
 def around(text: str, most: int, *, point: str) -> str:
-    """`text` with `point`: first go folders, then the head.
-
-    >>> around("[E407 12:00:01.5 Watch.cpp:61] [Rank 3] timed out at 600 s", 32, point="timed out")
-    '…[Rank 3] timed out at 600 s'
-    """
+    """`text` with `point`: first go folders, then the head."""
     if len(text) > most:
         text, point = _PATH.sub("…/", text), _PATH.sub("…/", point)
     at = text.find(point) if point else -1
@@ -325,11 +315,7 @@ def when(
 
 
 def clock(seconds: float, *, date: bool = True) -> str:
-    """Format a log's time.
-
-    >>> clock(1714702447.0), clock(73707247.0), clock(4821.55)
-    ('2024-05-03 02:14:07', '05-03 02:14:07', '4821.6 s on its own clock')
-    """
+    """Format a log's time."""
     if seconds < NO_YEAR[0]:
         return f"{seconds:.1f} s on its own clock"
     try:

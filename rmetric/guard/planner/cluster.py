@@ -149,8 +149,7 @@ class Cluster:
         return replace(self, nodes=tuple(kept))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Placement:
+class Placement(NamedTuple):
     """Node and GPU of each rank, consecutive on each node, and of those that no rank uses."""
 
     ranks: tuple[tuple[str, int], ...]

@@ -257,6 +257,7 @@ NOT_COUNTED = {
     "ssm_cfg": "state-space layers",
     "linear_num_value_heads": "linear attention",
     "encoder_layers": "an encoder",
+    "multi_latent_attention": "latent attention in Megatron's arguments",
 }
 
 
@@ -395,16 +396,6 @@ def _megatron(entry: dict[str, Any], sequence: int | None) -> ModelShape:
             "expert_ffn": _number(entry, "moe_ffn_hidden_size", default=ffn),
             "shared_expert_ffn": _number(entry, "moe_shared_expert_intermediate_size", default=0),
             "shared_expert_gate": _flag(entry, "moe_shared_expert_gate", False),
-        }
-    if _flag(entry, "multi_latent_attention", False):
-        rotary = _number(entry, "qk_pos_emb_head_dim", default=64)
-        given |= {
-            "kv_heads": heads,
-            "head_size": _number(entry, "qk_head_dim", default=128) + rotary,
-            "kv_lora_rank": _number(entry, "kv_lora_rank", default=32),
-            "q_lora_rank": _number(entry, "q_lora_rank", default=0),
-            "rope_head_size": rotary,
-            "value_head_size": _number(entry, "v_head_dim", default=128),
         }
     return ModelShape(
         layers=_number(entry, "num_layers"), hidden=hidden, heads=heads, ffn=ffn, gated=gated,

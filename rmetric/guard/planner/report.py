@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from itertools import groupby
 from textwrap import wrap
-from typing import Any
+from typing import Any, NamedTuple
 
 from rmetric._util.printed import counted, number_ranges, printable
 from rmetric.guard.layout import Layout
@@ -24,7 +23,7 @@ def as_json(answer: LayoutPlan) -> dict[str, Any]:
     problem, best = answer.problem, answer.best
     settings = None
     if best is not None:
-        launches = [asdict(each) for each in torchrun_launches(best.placement)]
+        launches = [each._asdict() for each in torchrun_launches(best.placement)]
         settings = {"torchrun": launches, problem.engine.name: _engine_settings(problem, best)}
     return {
         "model": problem.model.as_json(),
@@ -210,8 +209,7 @@ def _wrapped(text: str) -> list[str]:
     return wrap(text, WIDTH, subsequent_indent=margin + "  ")
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeLaunch:
+class NodeLaunch(NamedTuple):
     """torchrun command of one node; `arguments` come before the training script."""
 
     node: str
@@ -239,7 +237,7 @@ def torchrun_launches(placement: Placement) -> list[NodeLaunch]:
         # CUDA counts the fastest first by default; the numbers here are NVML's.
         environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": visible}
         arguments = (f"--nnodes={len(per_node)}", f"--nproc-per-node={count}", *rendezvous)
-        launches.append(NodeLaunch(node=node, environment=environment, arguments=arguments))
+        launches.append(NodeLaunch(node, environment, arguments))
     return launches
 
 

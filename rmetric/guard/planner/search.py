@@ -440,14 +440,13 @@ def _remarks(found: Option, current: Layout | None) -> tuple[str, ...]:
 
 def _why_idle(layout: Layout, problem: Problem) -> str:
     """Reason that one copy more is not in the layout, if the batch is the reason."""
+    batch = problem.batch
     copies = problem.cluster.num_gpus * layout.data // layout.num_gpus
-    samples = problem.batch.samples
-    if problem.uneven_batch and -(-samples // copies) == layout.fullest_copy:
-        return f": with {copies} copies too the fullest has {layout.fullest_copy} samples"
-    unit = copies * layout.micro_batch
-    if copies == layout.data or problem.uneven_batch or samples % unit == 0:
+    divides = batch.samples % (copies * layout.micro_batch) == 0
+    if problem.uneven_batch or batch.largest_change or divides:
         return ""
-    return f": {copies} copies of micro-batch {layout.micro_batch} do not divide {samples} samples"
+    unit = f"{copies} copies of micro-batch {layout.micro_batch}"
+    return f": {unit} do not divide {batch.samples} samples"
 
 
 def _freed(problem: Problem) -> dict[str, Problem]:

@@ -52,9 +52,9 @@ class Allocation:
     def per_node(self) -> int:
         return len(next(iter(self.gpus.values())))
 
-    def gpu_of(self, rank: int) -> Gpu | None:
+    def gpu_of(self, rank: int | None) -> Gpu | None:
         found = all_of(self.gpus)
-        return found[rank] if 0 <= rank < len(found) else None
+        return found[rank] if rank is not None and 0 <= rank < len(found) else None
 
 
 #: Maps the usable GPUs and the current layout to an allocation; raises NothingFitsError.

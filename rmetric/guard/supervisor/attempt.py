@@ -201,13 +201,10 @@ class Attempt:
         warm = process is not None
         try:
             process = process or subprocess.Popen(
-                self.program.behind(node, command, variables),
-                env={**os.environ, **variables},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
+                self.program.behind(node, command, variables), env={**os.environ, **variables},
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                 start_new_session=True,
-            )
+            )  # fmt: skip
         except OSError as error:
             log.write(f"{command[0]} cannot be started: {error}\n".encode())
             self._on_exit(self.number, node, 127)

@@ -169,36 +169,19 @@ def launch_log(launch: int) -> str:
     return f"logs/launch-{launch}.log"
 
 
-class JournalLine(msgspec.Struct, kw_only=True):
-    """A line of the journal: the types of the fields that are read again; others are ignored."""
-
-    event: str
-    time: Time
-    words: str = ""
-    token: str | None = None
-    command: list[str] | None = None
-    #: By node; of `dropped` a list.
-    gpus: dict[str, tuple[Count, ...]] | list[tuple[str, Count]] | None = None
-    pids: dict[str, Count] | None = None
-    launch: Count | None = None
-    step: Count | None = None
-    at: Time | None = None
-    passed_over: Count | None = None
-    number: Count | None = None
-    source: str | None = None
-    reason: str | None = None
-    stop: bool = False
-    action: str | None = None
-    kind: str = ""
-    gpu: tuple[str, Count] | None = None
-    last_sign: Time | None = None
-    checkpoint: Count | None = None
-    found: Count | None = None
-    killed: Count | None = None
-    left: Count | None = None
-    unreachable: list[str] | None = None
-    seconds: Time | None = None
-    outcome: str | None = None
+#: The fields of a line that are read again, with their types; others are ignored. `gpus` are by
+#: node, those of `dropped` a list.
+_FIELDS: list[Any] = [
+    ("event", str), ("time", Time), ("words", str, ""), ("kind", str, ""), ("stop", bool, False),
+    ("command", list[str] | None, None), ("unreachable", list[str] | None, None),
+    ("gpus", dict[str, tuple[Count, ...]] | list[tuple[str, Count]] | None, None),
+    ("gpu", tuple[str, Count] | None, None), ("pids", dict[str, Count] | None, None),
+    *((n, Count | None, None) for n in ("launch", "step", "passed_over", "number", "checkpoint")),
+    *((n, Count | None, None) for n in ("found", "killed", "left")),
+    *((n, Time | None, None) for n in ("at", "last_sign", "seconds")),
+    *((n, str | None, None) for n in ("token", "source", "reason", "action", "outcome")),
+]  # fmt: skip
+JournalLine: Any = msgspec.defstruct("JournalLine", _FIELDS, kw_only=True)
 
 
 #: Event -> fields that it must have, and its text; without a text it is a minor one. A name in the
@@ -228,7 +211,7 @@ _EVENTS = {
 _SOURCE_NAMES = {"user": "a user", "risk": "telemetry", "rule": "telemetry", "alarm": "an alarm"}
 
 
-def _parts(line: JournalLine, unit: str) -> dict[str, str]:
+def _parts(line: Any, unit: str) -> dict[str, str]:
     """Parts of the texts; each is empty where its fields are missing."""
     pool = _pool_name(line.gpus, unit)
     parts = {
@@ -261,7 +244,7 @@ def _if(value: object, text: str) -> str:
     return "" if value is None else text.format(value)
 
 
-def typed_line(line: Any) -> JournalLine:
+def typed_line(line: Any) -> Any:
     """A decoded line. Raises ValueError unless it is an event with fields of the right types."""
     found = converted(line, JournalLine)
     for name in _EVENTS.get(found.event, ("", ""))[0].split():

@@ -107,7 +107,7 @@ def explain_exit(
         words = f"the {'launcher' if launcher else 'program'} was killed by {signal_name(code)}"
         return LaunchFailure(kind="signal", words=words, code=code, node=node)
     at = code if root_code is None else root_code
-    gpu = allocation.gpu_of(rank) if rank is not None else None
+    gpu = allocation.gpu_of(rank)
     who = "the training" if rank is None else f"rank {rank}"
     beat = beats.get(rank) if rank is not None else None
     step = f", last seen at step {beat.step}" if beat else ""
@@ -162,7 +162,7 @@ def explain_hang(
         gpu = gpu if named == rank and states[named] in GONE else None
         who += f"; rank {named} (process {beats[named].pid}) is {states[named]}"
     words = f"no heartbeat for {silent:.0f} s while {first.phase}, the limit is {limit:g}; {who}"
-    node = (allocation.gpu_of(-1 if named is None else named) or ("",))[0]
+    node = (allocation.gpu_of(named) or ("",))[0]
     return LaunchFailure(kind="hang", words=words, rank=named, gpu=gpu, node=node)
 
 

@@ -223,12 +223,9 @@ class WarmSpare:
             with open(self.log, "wb", opener=no_follow) as log:
                 self.process = subprocess.Popen(
                     [*interpreter, "-u", str(SCRIPT), ",".join(self.preload)],
-                    env={**os.environ, **variables},
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
+                    env={**os.environ, **variables}, stdin=subprocess.PIPE, stdout=log,
+                    stderr=subprocess.STDOUT, start_new_session=True,
+                )  # fmt: skip
             self._launch = launch
 
     def take(

@@ -2,8 +2,8 @@
 
 A look is a folder of the run folder, ``stacks/N``, that `rmetric diagnose` reads: of each rank of
 this node the stack of its main thread in the form of py-spy (`rank_3.txt`), its flight recorder
-(`nccl_trace_rank_3`), and in `processes-NODE.log` its last step and whether it is stopped. Nothing
-is stopped or ended.
+(`nccl_trace_rank_3`), and in `processes-NODE.log` its last step, whether it is stopped, and what
+NCCL's RAS service says of it, whose reply is `nccl_ras-NODE.txt`. Nothing is stopped or ended.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from typing import Any
 from rmetric._util.durable import no_follow, write_atomically
 from rmetric._util.errors import error_text
 from rmetric.guard.run_folder import STACK_SIGNAL, Heartbeat, RunFolder
+from rmetric.guard.supervisor import nccl_ras
 from rmetric.guard.supervisor.journal import launch_log, read_journal
 from rmetric.guard.supervisor.processes import GONE, STOPPED, Program, require_psutil, states_of
 from rmetric.guard.trust import make_private
+from rmetric.telemetry.nvml import NvmlEvents
 
-#: Seconds that py-spy, a rank's answer to the signal and its recorder may take.
-PY_SPY_SECONDS, ANSWER_SECONDS, RECORDER_SECONDS = 10.0, 1.0, 2.0
+#: Seconds that py-spy, a rank's answer to the signal, its recorder and NVML may take.
+PY_SPY_SECONDS, ANSWER_SECONDS, RECORDER_SECONDS, NVML_SECONDS = 10.0, 1.0, 2.0, 3.0
 _RMETRIC = (sys.executable, "-m", "rmetric")
 _PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 _DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
@@ -40,14 +42,15 @@ _FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+) in (\S+)', re.MULTILINE)
 def collect(folder: RunFolder, into: Path) -> list[str]:
     """Look at the ranks of the last launch that are on this node, and write files to `into`.
 
-    Returns a line about each rank; nothing if no rank of this node has a heartbeat. Raises OSError
-    if `into` cannot be written, ModuleNotFoundError without psutil.
+    Returns a line about each rank, those of NCCL's RAS service, and one about the GPUs where NVML
+    answers; nothing if no rank of this node has a heartbeat. Raises OSError if `into` cannot be
+    written, ModuleNotFoundError without psutil.
     """
     require_psutil()
     here, every = os.uname().nodename, folder.beats().values()
     newest = max(every, key=lambda beat: beat.time, default=None)
-    of_launch = (beat for beat in every if newest and beat.launch == newest.launch)
-    beats = {beat.rank: beat for beat in of_launch if beat.node == here}
+    launch = [beat for beat in every if newest and beat.launch == newest.launch]
+    beats = {beat.rank: beat for beat in launch if beat.node == here}
     if not beats:
         return []
     make_private(into)
@@ -72,11 +75,14 @@ def collect(folder: RunFolder, into: Path) -> list[str]:
         )
 
     with ThreadPoolExecutor(8) as pool:
+        asked = pool.submit(_state_by_ras, launch, here, into)
         looks = list(pool.map(look, beats.values()))
+    stated = asked.result()
     lines = [f"[rank{rank}]: step {beat.step}\n" for rank, beat in beats.items()]
     lines += [f"[rank{r}]: State:\tT (stopped)\n" for r in beats if states[r] in STOPPED]
+    lines += [f"{line}\n" for line in stated]
     write_atomically(into / f"processes-{here}.log", ["".join(lines).encode()])
-    return looks
+    return looks + stated + _gpu_use()
 
 
 def new_look(folder: RunFolder) -> Path:
@@ -122,12 +128,28 @@ def _await_growth(path: Path, size: int, seconds: float) -> None:
     time.sleep(0.3)
 
 
+def _environ(beat: Heartbeat) -> dict[str, str]:
+    pairs = Path(f"/proc/{beat.pid}/environ").read_bytes().decode("utf-8", "replace").split("\0")
+    return dict(pair.partition("=")[::2] for pair in pairs)
+
+
+def _state_by_ras(launch: Sequence[Heartbeat], here: str, into: Path) -> list[str]:
+    """Lines of NCCL's RAS service about the ranks of a launch; its reply is saved."""
+    address = nccl_ras.ADDRESS
+    for beat in launch:
+        with suppress(OSError):
+            own = _environ(beat) if beat.node == here else {}
+            address = own.get("NCCL_RAS_ADDR") or address
+    if reply := nccl_ras.ask(address):
+        write_atomically(into / f"nccl_ras-{here}.txt", [reply.encode()])
+    return nccl_ras.findings(reply, launch)
+
+
 def _recorder(beat: Heartbeat, into: Path) -> str:
     """Copy the dump of a rank's flight recorder, asked for where torch listens; words about it."""
     process, name = Path(f"/proc/{beat.pid}"), f"nccl_trace_rank_{beat.rank}"
     with suppress(OSError):
-        pairs = (process / "environ").read_bytes().decode("utf-8", "replace").split("\0")
-        environ = dict(pair.partition("=")[::2] for pair in pairs)
+        environ = _environ(beat)
         prefix = next(filter(None, map(environ.get, _DUMPS)), "/tmp/nccl_trace_rank_")
         dump = Path(f"{prefix}{beat.rank}")
         if environ.get(_PIPE):
@@ -141,6 +163,14 @@ def _recorder(beat: Heartbeat, into: Path) -> str:
                 write_atomically(into / name, file)
             return f"; {name}"
     return ""
+
+
+def _gpu_use() -> list[str]:
+    if not any(Path("/dev").glob("nvidia[0-9]*")):
+        return []
+    with NvmlEvents() as hardware:
+        hardware.ready(NVML_SECONDS)
+        return [f"GPU {one.gpu}: {one.utilisation_percent} % busy" for one in hardware.readings()]
 
 
 class Adviser:

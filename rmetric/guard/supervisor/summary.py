@@ -1,14 +1,11 @@
 """Summary of a run folder, computed from its journal. Pure.
 
-ETTR, the effective training time ratio of arXiv 2410.21680, is productive time over wall
-time. Here, exactly:
+ETTR, the effective training time ratio of arXiv 2410.21680, is productive over wall time.
 
-- Productive: for each launch the time from its first heartbeat in training, at the step
-  where it resumed, to the last step that no later launch repeated; times between two
-  reported steps are interpolated. Starting, loading, lost steps, hangs and waiting are
-  not productive. Time in which a save blocks the steps is, since heartbeats do not show it.
-- Wall: from the first start of a supervisor to the last line, less the time between the
-  end of a supervisor (finished, stopped, gave up) and the start of the next.
+- Productive: for each launch the time from its first heartbeat in training to the last step that
+  no later launch repeated; times between two reported steps are interpolated. Time in which a save
+  blocks the steps is productive, since heartbeats do not show it.
+- Wall: from the first start of a supervisor to the last line, less the time between supervisors.
 """
 
 from __future__ import annotations

@@ -356,21 +356,13 @@ class Supervisor:
         self._timer_at = 0.0
         try:
             self._attempt = attempt.Attempt(
-                action,
-                f"{self._token}-{action.number}",
-                self.program,
-                self.folder,
-                self.settings,
-                write=self._record,
-                on_exit=partial(self._later, self._on_exit),
-                now=time.monotonic(),
-                spare=self._spare,
-            )
+                action, f"{self._token}-{action.number}", self.program, self.folder, self.settings,
+                write=self._record, on_exit=partial(self._later, self._on_exit),
+                now=time.monotonic(), spare=self._spare,
+            )  # fmt: skip
         except OSError as error:  # a full disk, for example
-            failure = LaunchFailure(
-                kind="exit", words=with_disk_full_first(f"it cannot be started: {error}")
-            )
-            now = time.monotonic()
+            words = with_disk_full_first(f"it cannot be started: {error}")
+            failure, now = LaunchFailure(kind="exit", words=words), time.monotonic()
             self._later(self._send, self.core.launch_exited, now, failure=failure)
 
     def _ask(self, action: core.RequestCheckpoint) -> None:

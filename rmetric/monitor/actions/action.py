@@ -40,13 +40,12 @@ class Action:
 
     Attributes:
         needs_verdict_now: the alert must be known before the optimiser's step (one read a step).
-        on_all_ranks: it changes what all ranks must do alike. With several ranks it
-            acts when every one of them has received the alert, or, if it needs
-            the verdict now, on nothing but what all of them see at that step.
+        on_all_ranks: it changes what all ranks must do alike. With several ranks it acts when every
+            one of them has received the alert, or, if it needs the verdict now, on what all see.
         once_an_episode: it is not called at each bad step although it needs the verdict now.
-        notifies: it reports and changes nothing. Only such an action reacts to the times of
-            steps (``stall``, ``slow_rank``, ``slow_drift``) and to ``memory`` without being given
-            them as `on`: neither is a reason to skip, stop, or distrust the weights.
+        notifies: it reports and changes nothing. Only such an action reacts to the times of steps
+            and to ``memory`` without being given them as `on`: neither is a reason to skip, stop,
+            or distrust the weights.
         severe: sources that are worse than the other ones of their episode.
 
     Args:
@@ -98,8 +97,7 @@ class Action:
     def decided(self, entry: Mapping[str, Any], monitor: Monitor) -> None:
         """Another action has changed the training, or is about to hold it; called on all ranks.
 
-        The entry is that of the log: ``step``, ``action``, ``reason``, ``to``, ``repeated``, ...
-        After a return `monitor.step` is that of the snapshot.
+        The entry is that of the log. After a return `monitor.step` is that of the snapshot.
         """
 
     def state_dict(self) -> Mapping[str, Any]:

@@ -68,8 +68,7 @@ def plain_states(
 ) -> dict[str, Any]:
     """State of each part by its name, as plain values; None for a part that is None.
 
-    A part without such a state is None in the result, and `left_out` receives its name and why:
-    the weights are worth saving without it.
+    So is a part without such a state, and `left_out` receives its name and why.
     """
     found: dict[str, Any] = {}
     for name, state in states.items():
@@ -83,7 +82,7 @@ def plain_states(
 def checkpoint_content(
     model: nn.Module, step: int, random: Any, left_out: Mapping[str, str], **more: Any
 ) -> dict[str, Any]:
-    """What `restore` takes; names in the log what is left out."""
+    """What `restore` takes; `logging` names what is left out."""
     for name, why in left_out.items():
         logger.error("rmetric: the checkpoint of step %d is without %s: %s", step, name, why)
     return {
@@ -211,11 +210,9 @@ class EmergencyCheckpoint(Action):
     (python, numpy, torch, CUDA), the monitor, and the number of steps taken, which gives the place
     in the data. A resumed training then has the same weights as one that was never interrupted.
 
-    Only weights and optimiser states that are all finite are saved; else that is reported with the
-    last good checkpoint. The training waits for the copy to host memory; a thread writes the file,
-    under another name until it is whole. A full disk costs the checkpoint. Every file loads with
-    ``torch.load(weights_only=True)``; the file ``last_good`` names the newest. The first rank alone
-    writes.
+    Only weights and optimiser states that are all finite are saved. The training waits for the copy
+    to host memory; a thread of the first rank writes the file, under another name until it is
+    whole. Every file loads with ``torch.load(weights_only=True)``; ``last_good`` names the newest.
 
     A checkpoint of a step after the onset of an open alarm is suspect: its name ends in
     ``.suspect.pt``, and it never causes the deletion of a clean one.

@@ -34,9 +34,8 @@ LEFT_OUT = {"step", "time", "events", "failure_rate", "gradient_variance", "loss
 class Dashboard(Action):
     """Hands records, alerts and decisions to a writer in the background, on the first rank.
 
-    The executed step of a record, which is the step plus those repeated so far in this process,
-    rises also after a return. What fails there is reported once, and nothing more is written. A
-    writer that does not keep up with its thread costs its own drawings.
+    The executed step of a record, which includes those repeated so far in this process, rises also
+    after a return. What fails is reported once, and nothing more is written.
     """
 
     notifies = True

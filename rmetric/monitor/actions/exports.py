@@ -56,13 +56,10 @@ class Webhook(Action):
     ``pagerduty+https://...`` chooses another. PagerDuty's key is the parameter ``routing_key`` of
     the URL.
 
-    It posts from a thread of its own: a server that hangs delays neither the training nor the log.
-    Of one source of alerts, and of one kind of decision, at most one message is sent in
-    `min_interval`; the next has the number of those held back. The first rank alone posts. The
-    address is a secret: it appears in no log, no repr and no exception.
-
-    Its weakness: a message that the server does not take is reported in the log and not sent again;
-    alerts held back last appear in no message.
+    It posts from a thread of its own, on the first rank alone. Of one source of alerts, and of one
+    kind of decision, at most one message is sent in `min_interval`; the next has the number of
+    those held back. The address is a secret: it appears in no log, no repr and no exception. A
+    message that the server does not take is reported in the log and not sent again.
 
     Args:
         url: http or https.
@@ -132,14 +129,10 @@ class Webhook(Action):
 
 
 class Prometheus(Action):
-    """Exports the last record, and counts alerts and the decisions of a rescue.
+    """Exports the last record, and counts alerts and the decisions of a rescue, on the first rank.
 
-    Gauges are ``rmetric_step``, ``rmetric_loss``, ``rmetric_gradient_norm``, ``rmetric_r_metric``,
-    ``rmetric_detector_score{detector}`` and ``rmetric_detector_level{detector}`` (0 quiet,
-    1 watch, 2 alarm). Counters, from 0 in each process, are
-    ``rmetric_alerts_total{source}``, ``rmetric_rescue_decisions_total{action}`` and
-    ``rmetric_steps_repeated_total``. All have the label ``run``. A value that was not measured
-    has no sample. The first rank alone exports.
+    The metrics, those of `_METRICS`, have the label ``run``. Counters begin at 0 in each process. A
+    value that was not measured has no sample.
 
     Args:
         port: TCP port of the HTTP server; 0 for any free one; None for no server.

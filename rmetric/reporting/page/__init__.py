@@ -215,20 +215,11 @@ def index_of(rows: Sequence[Mapping[str, Any]]) -> str:
     times = Counter(row["id"] for row in rows if not row["problem"])
     points = min(MOST_POINTS, _SPARK_BYTES // (7 * max(1, len(rows))))
     kinds = Counter(row.get("verdict_kind") for row in rows)
-    runs = []
-    for row in sorted((row for row in rows if not row["problem"]), key=_worst_first):
-        spark = row.get(SPARK)
-        runs.append(
-            dict(row)
-            | {
-                "page": f"{quote(str(row['folder']))}/{PAGE_NAME}",
-                # Of two runs with one id the files tell which is which.
-                "file": row["source"] if times[row["id"]] > 1 else "",
-                "severity": SEVERITY.get(row.get("verdict_kind", ""), ""),
-                "path": path_of(spark, points) if spark and points >= 8 else "",
-                "event": spark.event if spark else None,
-            }
-        )
+    runs = [
+        # Of two runs with one id the files tell which is which.
+        _run_of_index(row, points) | {"file": row["source"] if times[row["id"]] > 1 else ""}
+        for row in sorted((row for row in rows if not row["problem"]), key=_worst_first)
+    ]
     return render_index(
         runs=runs,
         failed=[row for row in rows if row["problem"]],
@@ -246,6 +237,16 @@ def index_of(rows: Sequence[Mapping[str, Any]]) -> str:
         numbers=[name for name in _INDEX if name not in _TEXTS],
         version=__version__,
     )
+
+
+def _run_of_index(row: Mapping[str, Any], points: int) -> dict[str, Any]:
+    spark = row.get(SPARK)
+    return dict(row) | {
+        "page": f"{quote(str(row['folder']))}/{PAGE_NAME}",
+        "severity": SEVERITY.get(row.get("verdict_kind", ""), ""),
+        "path": path_of(spark, points) if spark and points >= 8 else "",
+        "event": spark.event if spark else None,
+    }
 
 
 def _worst_first(row: Mapping[str, Any]) -> tuple[int, list[str | int]]:

@@ -172,9 +172,7 @@ def _is_wide(series: Sequence[Series]) -> bool:
     """True if a linear scale would show one peak and nothing else."""
     values = np.concatenate([np.zeros(0), *(curve.values for curve in series)])
     values = values[np.isfinite(values)]
-    if not len(values) or values.min() <= 0:
-        return False
-    return bool(values.max() > _WIDE * np.median(values))
+    return bool(len(values) and values.min() > 0 and values.max() > _WIDE * np.median(values))
 
 
 def _of_r_metric(scored: ScoredRun, trace: DetectorTrace) -> list[Panel]:

@@ -144,21 +144,15 @@ def decisions_of(run: Run) -> list[LogEvent]:
     return [event for event in run.log_events if event.kind == "decision"]
 
 
-def kind_words(name: str) -> str:
-    """Decisions of a kind, without their places."""
-    known = {"leave_out": "left out", "go_back": "went back", "hold": "held"}
-    return known.get(name, name.replace("_", " "))
-
-
 def short_words(event: LogEvent) -> str:
     """A decision without step and reason.
 
     >>> short_words(LogEvent(step=713, kind="decision", name="go_back", reason="", to=690))
     'went back to 690'
     """
-    place = {"go_back": "to", "hold": "at"}.get(event.name, "")
     to = "" if event.to is None else f"{event.to:,}"
-    return f"{kind_words(event.name)} {place} {to}" if place else kind_words(event.name)
+    known = {"leave_out": "left out", "go_back": f"went back to {to}", "hold": f"held at {to}"}
+    return known.get(event.name, event.name.replace("_", " "))
 
 
 def summed_up(decisions: Sequence[LogEvent]) -> str:

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rmetric.diagnosis.reading.joining import kind_of
+from rmetric.diagnosis.reading.prefixes import COUNTED, PrefixParser
 from rmetric.diagnosis.reading.text import clean, level
 from rmetric.diagnosis.reading.timestamps import NO_YEAR, parse
 
@@ -106,16 +108,22 @@ def test_any_text_can_be_asked(text):
     assert found is None or 0 < found[1] <= len(text)
 
 
-@pytest.mark.parametrize(
-    "part", ["[", "1:", "2024-", "[a]", "a:", "(", " ", "1,", "12:00:01 ", "0"]
-)
-def test_no_text_takes_long(part):
-    text = part * 5000 + "12:00:01"
+LONG = ["[", "1:", "2024-", "[a]", "a:", "(", " ", "1,", "12:00:01 ", "0", "a.", "A", "Error", "=",
+        "#1 ", "a ", "2024-05-03 12:00:00 ", "[a] ", "INFO ", "a:1:1 [0] "]  # fmt: skip
+
+
+@pytest.mark.parametrize("part", LONG)
+def test_no_line_takes_long(part):
+    text = part * (60_000 // len(part)) + "12:00:01"
+    prefixes = PrefixParser(COUNTED)
     began = time.process_time()
     parse(text)
     parse("12:00:01" + text)
     level(text)
-    assert time.process_time() - began < 0.2
+    prefixes.split(text.encode())
+    prefixes.time(text.encode())
+    kind_of(text.encode())
+    assert time.process_time() - began < 0.8
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=80))

@@ -90,12 +90,6 @@ def test_the_node_that_most_lines_state_is_a_ranks():
     assert world(*lines).node_of_rank == {3: "gpu-08"}
 
 
-def test_workers_of_ray_by_their_process():
-    found = world("- (node_id=a1, ip=10.0.0.2, pid=77) world_rank=3, local_rank=3")
-    assert found.rank_of_process(Prefix(kinds=("ray",), pid=77, node="10.0.0.2")) == 3
-    assert found.rank_of_process(Prefix(kinds=("ray",), pid=78, node="10.0.0.2")) is None
-
-
 def test_a_file_that_says_which_rank_it_is():
     found = together(
         *(graph(f"init process group: rank {rank}", file=f"{rank}.log") for rank in range(3))
@@ -163,14 +157,6 @@ def test_told_ranks_are_found_whatever_the_order_of_nodes(tmp_path_factory, data
         expected |= {number * each + local: {f"node-{at}.log"} for local in range(each)}
     streams = ingest([folder], SignatureLibrary.shipped()).streams.values()
     assert {one.rank: one.files for one in streams if one.rank is not None} == expected
-
-
-@given(st.text(max_size=200))
-def test_any_line_may_be_taken(text):
-    found = IdentityGraph("a.log")
-    found.take(text, NO_PREFIX)
-    World(found).node(NO_PREFIX, None)
-    assert World(found).size is None or World(found).size > 0
 
 
 PARTS = st.sampled_from(

@@ -39,7 +39,7 @@ def gradient_of(model):
 
 
 def gradients_on(rank, at_most):
-    """As the documentation of `batch_share` has the two loops."""
+    """As docs/planner.md has the loop."""
     inputs, targets = global_batch()
     found = []
     for how in ("ddp", "fsdp2"):

@@ -12,7 +12,7 @@ from rmetric.diagnosis.report.incident import incident_page
 from rmetric.reporting.page import index_of
 from tests.diagnosis.diagnoses import out_of_memory
 from tests.reporting.page.pages import HOSTILE, eventful_run, hostile_run, page
-from tests.reporting.page.test_page import row, spiked_run
+from tests.reporting.page.test_page import row
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 from selenium.webdriver import ActionChains, Keys  # noqa: E402
@@ -285,21 +285,6 @@ def test_the_index_is_filtered_by_outcome_and_by_text(browser):
     text.clear()
     text.send_keys("nothing like it")
     assert order(shown) == []
-
-
-def test_a_score_beyond_its_scale_is_cut_on_it_and_read_in_full(browser):
-    shown = browser(page(spiked_run(), "calibrated"))
-    top = (
-        "const p = rmetricPage.panels.find(p => p.spec.name === 'score_calibrated');"
-        "return [p.chart.scales.y.max, p.beyond(p.spec.series[0])]"
-    )
-    until(shown, lambda b: b.execute_script(top)[0])
-    high, beyond = shown.execute_script(top)
-    assert 5 <= high < 6
-    assert beyond == [63, 86]
-    shown.execute_script("rmetricPage.point(90)")
-    value = shown.find_element(By.CSS_SELECTOR, "[data-panel=score_calibrated] .legend b")
-    until(shown, lambda b: value.text == "100")
 
 
 def incident(tmp_path) -> str:

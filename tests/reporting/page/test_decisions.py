@@ -13,10 +13,7 @@ from rmetric.diagnosis.report.incident import incident_page
 from rmetric.logs import LogError, run_lines
 from rmetric.readers import open_log, read_log
 from rmetric.records import LogEvent
-from rmetric.replay.scored_run import score_run
 from rmetric.reporting.replay_report import replay_logs
-from rmetric.reporting.run_plot import plot_run
-from rmetric.reporting.style import style
 from tests.diagnosis.diagnoses import THEN, out_of_memory
 from tests.reporting.page.pages import HOSTILE, Found, page
 
@@ -131,24 +128,6 @@ class TestPage:
         assert WHY in Found((folder / "report.html").read_text()).text
         summary = json.loads((folder / "summary.json").read_text())
         assert [one["step"] for one in summary["decisions"]] == [698, 713]
-
-
-@pytest.mark.parametrize(
-    ("entries", "last"),
-    [
-        ([LEFT, BACK], ["step 698: left out", "step 713: went back to 690"]),
-        ([LEFT] * 9 + [BACK], ["left out, 9 times", "step 713: went back to 690"]),
-        ([ALERT], ["training"]),
-    ],
-)
-def test_the_figure_names_few_decisions_and_counts_many(tmp_path, entries, last):
-    run = read_log(write_log(tmp_path / "run.jsonl", *entries)).runs[0]
-    with style():
-        axes = plot_run(score_run(run)).axes[0]
-    assert axes.get_legend_handles_labels()[1][-2:] == last
-    # Many are short marks at the upper edge, which hide no curve.
-    marks = [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "|"]
-    assert marks == [[698] * 9] * (entries.count(LEFT) == 9)
 
 
 def test_an_incident_s_page_has_the_decisions_on_its_charts_and_its_timeline(log):

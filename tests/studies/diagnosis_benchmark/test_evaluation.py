@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import itertools
 import re
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rmetric.diagnosis.decide import diagnose
 from rmetric.diagnosis.facts.job import STAGES as OUR_STAGES
@@ -21,7 +17,7 @@ from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.result import SURE, Diagnosis, Evidence, Suspect
-from studies.diagnosis_benchmark import answers, restart_advice
+from studies.diagnosis_benchmark import answers, cause_meanings, restart_advice, scoring
 from studies.diagnosis_benchmark.__main__ import main
 from studies.diagnosis_benchmark.answers import Answer, nodes_of, of_diagnosis, ranks_of
 from studies.diagnosis_benchmark.cases import (
@@ -33,13 +29,6 @@ from studies.diagnosis_benchmark.cases import (
     real_jobs,
 )
 from studies.diagnosis_benchmark.cases import JOBS as ARCHIVES
-from studies.diagnosis_benchmark.cause_meanings import (
-    FAMILIES,
-    STAGES,
-    class_is_right,
-    faulty_rank,
-    stages_of,
-)
 from studies.diagnosis_benchmark.csv_rows import read_rows, write_rows
 from studies.diagnosis_benchmark.reading import LogLine, Read, read
 from studies.diagnosis_benchmark.results import (
@@ -51,15 +40,7 @@ from studies.diagnosis_benchmark.results import (
     read_results,
     score_job,
 )
-from studies.diagnosis_benchmark.scoring import (
-    TOPS,
-    Counts,
-    event_counts,
-    hits,
-    macro_f1,
-    mean,
-    micro_f1,
-)
+from studies.diagnosis_benchmark.scoring import TOPS, Counts, event_counts, hits
 from studies.diagnosis_benchmark.tables import measures, report
 from studies.diagnosis_benchmark.written_sets import packed, written_sets
 
@@ -84,20 +65,12 @@ def test_an_event_is_true_by_any_of_its_lines_and_neutral_by_echo_or_context() -
     assert event_counts([], [("b", 9)], EVENTS) == Counts(0, 1, 0)
 
 
-@given(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.data())
-def test_hits_among_ties_are_the_mean_over_all_orders(
-    sizes: list[int], data: st.DataObject
-) -> None:
-    names = iter(range(sum(sizes)))
-    ranking = [[next(names) for _ in range(size)] for size in sizes]
-    truth = data.draw(st.integers(0, sum(sizes) - 1))
-    orders = [
-        list(itertools.chain(*order))
-        for order in itertools.product(*(itertools.permutations(group) for group in ranking))
-    ]
-    expected = [np.mean([truth in order[:top] for order in orders]) for top in TOPS]
-    assert hits(ranking, truth) == pytest.approx(expected)
-    assert hits(ranking, -1) == [0.0] * len(TOPS)
+def test_hits_among_ties_are_the_mean_over_all_orders() -> None:
+    assert TOPS == (1, 3, 5, 8)
+    assert hits([[3], [5]], 5) == [0.0, 1.0, 1.0, 1.0]
+    assert hits([[1, 2], [5]], 2) == [0.5, 1.0, 1.0, 1.0]
+    assert hits([[1], [2, 3, 4, 5]], 4) == [0.0, 0.5, 1.0, 1.0]
+    assert hits([[3], [4]], 5) == [0.0] * 4
 
 
 LINES = [
@@ -135,26 +108,20 @@ def test_grep_and_last_lines() -> None:
 
 
 def test_each_class_is_right_by_one_family_only_and_stages_are_ours() -> None:
-    assert len(set(FAMILIES.values())) == len(FAMILIES)
-    assert set(FAMILIES.values()) <= {signature.family for signature in SignatureLibrary.shipped()}
-    assert class_is_right("cuda_oom", "out of GPU memory")
-    assert not class_is_right("cuda_oom", "host out of memory")
-    assert not class_is_right("a new class", "")
-    assert {one for stages in STAGES.values() for one in stages} <= set(OUR_STAGES)
-    assert stages_of("data loading (after run_start)") == ("load data",)
-    assert stages_of("") == ()
-    assert stages_of("somewhere") == ()
-
-
-@pytest.mark.parametrize(
-    ("words", "rank"),
-    [
-        ("w_1 device-1", 1), ("rank 12", 12), ("this node", None), ("", None),
-        ("all ranks; torchrun names local_rank as first failure", None),
-    ],
-)  # fmt: skip
-def test_the_faulty_rank_in_a_manifests_words(words: str, rank: int | None) -> None:
-    assert faulty_rank(words) == rank
+    assert len(set(cause_meanings.FAMILIES.values())) == len(cause_meanings.FAMILIES)
+    known = {signature.family for signature in SignatureLibrary.shipped()}
+    assert set(cause_meanings.FAMILIES.values()) <= known
+    assert cause_meanings.class_is_right("cuda_oom", "out of GPU memory")
+    assert not cause_meanings.class_is_right("cuda_oom", "host out of memory")
+    assert not cause_meanings.class_is_right("a new class", "")
+    assert set().union(*cause_meanings.STAGES.values()) <= set(OUR_STAGES)
+    assert cause_meanings.stages_of("data loading (after run_start)") == ("load data",)
+    assert cause_meanings.stages_of("") == ()
+    assert cause_meanings.stages_of("somewhere") == ()
+    assert cause_meanings.faulty_rank("rank 12") == 12
+    assert (
+        cause_meanings.faulty_rank("all ranks; torchrun names local_rank as first failure") is None
+    )
 
 
 def case(**known: object) -> Case:
@@ -201,73 +168,52 @@ def test_a_diagnosis_is_scored_on_all_that_is_known() -> None:
     assert answer.line_right
 
 
-@pytest.mark.parametrize(
-    ("said", "sure"),
-    [
+def test_sure_of_a_failure() -> None:
+    well = case(outcome="healthy", rank=None, node=None)
+    for said, sure in (
         (Diagnosis(outcome="healthy", confidence=0.97), False),
         (Diagnosis(outcome="failed", confidence=SURE - 0.01), False),
         (Diagnosis(outcome="failed", confidence=SURE), True),
         (Diagnosis(outcome="unknown", cause="x", confidence=SURE), True),
         (Diagnosis(outcome="unknown", confidence=SURE), False),
-    ],
-)
-def test_sure_of_a_failure(said: Diagnosis, sure: bool) -> None:
-    answer = of_diagnosis(case(outcome="healthy", rank=None, node=None), READ, said)
-    assert answer.sure is sure
-    assert answer.events is None
+    ):
+        answer = of_diagnosis(well, READ, said)
+        assert (answer.sure, answer.events) == (sure, None)
 
 
-counts = st.builds(Counts, st.integers(0, 4), st.integers(0, 4), st.integers(0, 4))
-
-
-@given(st.lists(counts, min_size=1, max_size=8))
-def test_sums_by_hand(some: list[Counts]) -> None:
-    groups = [str(number) for number in range(len(some))]
-    found, wrong, missed = (sum(one[at] for one in some) for at in range(3))
-    if found + wrong + missed:
-        expected = 2 * found / (2 * found + wrong + missed)
-        assert micro_f1(some, groups).point == pytest.approx(expected)
-    each = [2 * a / (2 * a + b + c) for a, b, c in some if a + b + c]
-    if each:
-        assert macro_f1(some, groups).point == pytest.approx(np.mean(each))
-
-
-def test_jobs_of_one_group_are_drawn_together() -> None:
-    values = [0.0, 0.0, 1.0, 1.0]
-    alone = mean(values, ["a", "b", "c", "d"])
-    alike = mean(values, ["a", "a", "a", "a"])
+def test_sums_by_hand() -> None:
+    some = [Counts(2, 1, 1), Counts(0, 0, 0), Counts(1, 0, 3)]
+    assert scoring.micro_f1(some, "abc").point == pytest.approx(2 * 3 / (2 * 3 + 1 + 4))
+    assert scoring.macro_f1(some, "abc").point == pytest.approx((2 * 2 / 6 + 2 / 5) / 2)
+    # Jobs of one group are drawn together.
+    alone, alike = (scoring.mean([0.0, 0.0, 1.0, 1.0], groups) for groups in ("abcd", "aaaa"))
     assert alone.low < 0.5 < alone.high
     assert alike == (0.5, 0.5, 0.5)
 
 
-def judged(number: int, *, right: bool = True, outcome: str = "failed") -> JobScores:
-    top = [1.0] * 4 if right else [0.0, 0.0, 0.0, 1.0]
-    hurt = outcome != "healthy"
+FINE = Answer(outcome="healthy", confidence=0.9, sure=False)
+
+
+def failed(number: int, right: bool) -> JobScores:
     said = Answer(
-        events=Counts(2, 0 if right else 1, 0) if hurt else None,
-        ranks=top if hurt else None,
-        outcome=outcome,
-        cause="x" if hurt else None,
-        family="nan loss",
-        class_right=right if hurt else None,
-        confidence=0.9,
-        sure=hurt,
-    )
+        events=Counts(2, 1 - right, 0), ranks=[1.0] * 4 if right else [0.0, 0.0, 0.0, 1.0],
+        outcome="failed", cause="x", class_right=right, confidence=0.9, sure=True,
+    )  # fmt: skip
     others = {
         "Always rank 0": Answer(ranks=[0.0] * 4),
         "Error_time": Answer(ranks=[0.0, 0.5, 0.5, 1.0]),
         "Grep for errors": Answer(events=Counts(1, 3, 1)),
     }
-    return JobScores(
-        name=f"job-{number}", group=f"g{number % 2}", kind="kill" if hurt else "",
-        outcome=outcome, lines=10,
-        answers=dict.fromkeys(VARIANTS, said) | (others if hurt else {}),
-    )  # fmt: skip
+    answered = dict.fromkeys(VARIANTS, said) | others
+    return JobScores(f"job-{number}", "g", "kill", "failed", 10, answered)
 
 
 def results(wrong: int = 1) -> Results:
-    jobs = [judged(number, right=number >= wrong) for number in range(10)]
-    jobs += [judged(number, outcome="healthy") for number in range(10, 14)]
+    jobs = [failed(number, right=number >= wrong) for number in range(10)]
+    jobs += [
+        JobScores(f"job-{number}", "g", "", "healthy", 10, dict.fromkeys(VARIANTS, FINE))
+        for number in range(10, 14)
+    ]
     return Results(source="injected", split="held_out", jobs=jobs)
 
 
