@@ -315,8 +315,8 @@ def test_paths_that_are_none(tmp_path):
 
 # What a tool puts before every line
 
-WRAPPED = ["> {line}", "> > {line}", "{at:6d}\t{line}", "{at}:{line}", "[{at}] {line}",
-           "[stdout] {line}", "    {line}", "> \t{line}"]  # fmt: skip
+WRAPPED = ["> {line}", "> > {line}", "{at:6d}\t{line}", "[stdout] {line}", "    {line}",
+           "> \t{line}"]  # fmt: skip
 LOG = [
     "Traceback (most recent call last):", '  File "fit.py", line 3, in main', "    run()",
     "KeyError: 'x'", "", "step 3 loss 2.1", "[rank3] lost a peer", "srun: error: n7: task 3",
