@@ -33,7 +33,7 @@ IMPORTS = {
     "audits": "",
     "telemetry": "_util records",
     "simulation": "_util records metric logs",
-    "readers": "_util records metric metric_settings log_entries logs",
+    "readers": "_util records metric_settings log_entries logs",
     "replay": "_util records metric metric_settings detectors readers",
     "evaluation": "_util records metric log_entries logs detectors",
     "monitor": "_util audits records metric log_entries logs detectors",
