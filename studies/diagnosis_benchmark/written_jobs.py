@@ -100,13 +100,19 @@ def _hits(case: Case, said: Diagnosis) -> Sequence[float] | None:
     return None if case.node is None else hits(nodes_of(case, said), case.node)
 
 
-def scored(job: WrittenCase, said: Diagnosis) -> WrittenScores:
-    """The scores of a diagnosis of a job."""
-    case, told, library = job.case, job.told, SignatureLibrary.shipped()
-    classes = () if case.is_healthy else tuple(told["causes"])
+def _verdicts(said: Diagnosis, classes: tuple[str, ...]) -> list[str]:
+    """Of the causes that are named, the likeliest first."""
+    library = SignatureLibrary.shipped()
     others = [(one.cause, family_of(one.cause, library)) for one in said.candidates]
     named = [Named(*one, said.stage) for one in ((said.cause, said.family), *others)]
-    verdicts = [verdict(one, classes) for one in named[:TOP_CAUSES]]
+    return [verdict(one, classes) for one in named[:TOP_CAUSES]]
+
+
+def scored(job: WrittenCase, said: Diagnosis) -> WrittenScores:
+    """The scores of a diagnosis of a job."""
+    case, told = job.case, job.told
+    classes = () if case.is_healthy else tuple(told["causes"])
+    verdicts = _verdicts(said, classes)
     where = _hits(case, said)
     stages = [one for one in told["stages"] if one]
     refused = said is REFUSED

@@ -12,8 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Package -> lines of Python and files, at most.
 LARGEST = {
-    "rmetric": (58_824, 309),
-    "studies": (22_769, 130),
+    "rmetric": (58_825, 309),
+    "studies": (22_775, 130),
     "tests": (47_359, 263),
 }
 #: Words of docs/*.md, at most.

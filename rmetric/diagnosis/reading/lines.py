@@ -116,10 +116,7 @@ class Lines:
             self.cut = self._more(self.cut, long)
             lines = [line[: self.longest] for line in lines]
         if longest > LONGEST_NUMBER:
-            lines = [
-                _LONG_NUMBER.sub(rb"\1", line) if _LONG_ZEROS in line.translate(_ZEROS) else line
-                for line in lines
-            ]
+            lines = [_with_short_numbers(line) for line in lines]
         self.count += len(lines)
         return lines
 
@@ -134,6 +131,10 @@ class Lines:
         kept = text.translate(None, b"\0")
         self.nulls += len(text) - len(kept)
         return kept
+
+
+def _with_short_numbers(line: bytes) -> bytes:
+    return _LONG_NUMBER.sub(rb"\1", line) if _LONG_ZEROS in line.translate(_ZEROS) else line
 
 
 def _layers(lines: Sequence[bytes]) -> Layers:
