@@ -40,7 +40,7 @@ def suspects(scene: Scene, rows: Sequence[Row], weights: Features) -> tuple[Susp
     scores = {target: score(its, weights) for target, its in features.items()}
     innocent, node_of_all, found = scores[NOBODY], only_node(scene.job), []
     for target, against in grouped(rows, "target").items():
-        its = {one.kind: one for one in against}
+        its = {one.kind: one for one in sorted(against, key=lambda row: row.strength)}
         carried = sorted(its.values(), key=lambda one: -weights.get(one.kind, 0.0) * one.strength)
         stream = scene.job.streams.get(target) or _without_logs(target)
         found.append(

@@ -64,7 +64,8 @@ class GuardCallback(TrainerCallback):
     Args:
         policy: when to save; None for the Trainer's `save_steps` as the interval.
         folder: run folder; None for the supervisor's.
-        telemetry, signals: see `Guard`.
+        telemetry: see `Guard`.
+        signals: see `Guard`.
         read_back: verify the weights after each save.
 
     Attributes:

@@ -28,13 +28,18 @@ class MonitorCallback:
     """Keeps the settings of a `Monitor`, and makes one for each training.
 
     Args:
-        log, config, actions, probe, about: see `Monitor`.
-        hardware: where hardware events come from, or what makes such a source when a training
-            begins, such as the class `NvmlEvents`; None where none are logged.
+        log: JSONL file; None for none.
+        config: see `MonitorConfig`.
+        actions: called on an alert; a plain function is called with it.
+        hardware: where hardware events come from, or what makes such a source when
+            a training begins, such as the class `NvmlEvents`; None where none are logged.
+        probe: returns the loss on a small fixed batch, nats per token.
         run_id: names the run in the log; by default the log's own name.
-        validation_loss: name of the validation loss among the metrics of an evaluation, nats per
-            token; None for the usual name.
-        audits: see `Monitor`; here all by default.
+        validation_loss: name of the validation loss among the metrics of an evaluation,
+            nats per token; None for the usual name.
+        about: further keys for the log's description of the run.
+        audits: look for silent errors (`rmetric.audits`); True for all, names of some, or names
+            with a minus (``"-resume"``) of those that are left out.
 
     Attributes:
         monitor: of the training under way, or the last one; None before the first.

@@ -362,7 +362,8 @@ class OwnLoop(DataPosition):
             self._expected = self.batches.go_to(loop["batch"])
 
     def resume_state(self) -> Mapping[str, Any]:
-        return {"epoch": self.next_place()["epoch"], **super().resume_state()}
+        epoch, batch = self.next_place()["epoch"], self.resumed_place()
+        return {"epoch": epoch, "batch": batch, **super().resume_state()}
 
     def resumed_place(self) -> int:
         # A loader that restores itself, and an iterator, go on where they are. Any other one is
@@ -372,7 +373,7 @@ class OwnLoop(DataPosition):
 
     def resume(self, state: Mapping[str, Any]) -> None:
         super().resume(state)
-        self._epoch_drawn = state["epoch"]
+        self._epoch_drawn, self._in_epoch = state["epoch"], state["batch"]
 
     def _set_epoch(self) -> None:
         for owner in (getattr(self.loader, "sampler", None), self.loader):

@@ -12,12 +12,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Package -> lines of Python and files, at most.
 LARGEST = {
-    "rmetric": (58_825, 309),
+    "rmetric": (58_832, 309),
     "studies": (22_775, 130),
-    "tests": (47_359, 263),
+    "tests": (47_372, 263),
 }
 #: Words of docs/*.md, at most.
-MOST_WORDS = 59_879
+MOST_WORDS = 59_884
 #: As radon counts branches: from 21 on a function has the grade D.
 MOST_BRANCHES = 20
 _BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.Assert, ast.Lambda)

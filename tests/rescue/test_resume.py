@@ -156,7 +156,11 @@ def skipping(loader, stop):
 def test_batches_that_are_left_out_stay_out_in_the_next_process():
     """The loader begins its epoch anew, as one without a state does: the same batches are out."""
     state = skipping(Numbered(), 40)["state"]
-    assert state["actions"]["Rescue"]["data"] == {"epoch": 0, "left_out": [[20, 29]]}
+    assert state["actions"]["Rescue"]["data"] == {
+        "epoch": 0,
+        "batch": 0,
+        "left_out": [[20, 29]],
+    }
     again = run(Rescue(SMALL), Numbered(), 70, state=state)["used"]
     assert [batch for _, batch in again] == [*range(20), *range(29, 39)]
 
@@ -172,7 +176,7 @@ def test_a_loader_that_restores_itself_leaves_out_what_is_to_come():
     assert used == [0, 1]
     course.data.left_out = [(3, 6)]
     told = course.data.resume_state()
-    assert told == {"epoch": 0, "left_out": [[1, 4]]}
+    assert told == {"epoch": 0, "batch": 2, "left_out": [[1, 4]]}
     resumed = Stateful()
     resumed.load_state_dict(course.data.loader.state_dict())
     after = Course(resumed)
@@ -249,3 +253,12 @@ def test_planned_settings_are_set_after_a_restart_too():
     run(second, Numbered(), 40, state=state, at=wrong, make=wrongly)
     assert len(seen) == 10
     assert set(seen) == {(1e-2, (0.9, 0.999))}
+
+
+def test_a_loader_that_restores_itself_goes_on_behind_the_end_of_an_epoch():
+    loader = Stateful()
+    state = run(Rescue(SMALL), loader, 120, stop=60)["state"]
+    second = Stateful()
+    second.load_state_dict(loader.state_dict())
+    used = run(Rescue(SMALL), second, 120, state=state)["used"]
+    assert used == [(61 + at, at) for at in range(60)]
