@@ -279,6 +279,10 @@ SAMPLES = {
 }
 
 
+def test_each_text_format_has_a_sample():
+    assert {own.name for own, _, _ in SAMPLES.values()} == {own.name for own in OWN}
+
+
 def cells_of(reader, text: str, mapping: Mapping[str, str] | None = None) -> Cells:
     lines = enumerate(text.split("\n"), start=1)
     found = reader.rows(lines, mapping) if mapping else reader.rows(lines)
