@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LARGEST = {
     "rmetric": (58_832, 309),
     "studies": (22_775, 130),
-    "tests": (47_376, 263),
+    "tests": (47_379, 263),
 }
 #: Words of docs/*.md, at most.
 MOST_WORDS = 59_884

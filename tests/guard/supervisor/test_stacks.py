@@ -142,7 +142,7 @@ def test_a_flight_recorder_is_asked_for_through_its_pipe(tmp_path):
     }
     os.mkfifo(tmp_path / "ask_3.pipe")
     answer = (
-        f"pipe = open({str(tmp_path / 'ask_3.pipe')!r}); print('open'); pipe.read(1)\n"
+        f"pipe = open({str(tmp_path / 'ask_3.pipe')!r}, 'r+b', buffering=0); pipe.read(1)\n"
         f"    open({str(tmp_path / 'trace_3')!r}, 'w').write('a dump'); time.sleep(600)"
     )
     folder = RunFolder(tmp_path / "run")
@@ -150,7 +150,10 @@ def test_a_flight_recorder_is_asked_for_through_its_pipe(tmp_path):
     os.utime(tmp_path / "trace_3", (0, 0))
     with rank(folder, "time.sleep(600)", 3, **variables):
         assert "nccl_trace" not in look(folder)[0][0]
-    with rank(folder, answer, 3, **variables):
+    with rank(folder, answer, 3, **variables) as process:
+        descriptors = Path(f"/proc/{process.pid}/fd")
+        while not any(one.resolve().name == "ask_3.pipe" for one in descriptors.iterdir()):
+            time.sleep(0.01)
         (seen,), into = look(folder)
         assert seen.endswith("; nccl_trace_rank_3")
         assert (into / "nccl_trace_rank_3").read_text() == "a dump"
