@@ -119,7 +119,9 @@ def hypotheses(scene: Scene, rows: Sequence[Row], ranked: Sequence[Suspect]) -> 
     found = [_known(fault, HUNG in by_cause) for fault in scene.faults]
     for cause, its in by_cause.items():
         its.sort(key=lambda one: -suspected.get(one.target, 0.0))
-        features = {cause: 1.0} | {row.kind: 1.0 for row in its if row.kind == "hang"}
+        features = {cause: 1.0}
+        if any(row.kind == "hang" for row in its):
+            features["hang"] = 1.0
         found.append(Hypothesis(id=cause, group="inferred", features=features, rows=tuple(its)))
     ended = scene.job.succeeded is not None and not scene.alone
     if ended or scene.job.trained or not found:

@@ -96,7 +96,7 @@ class Signature(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         role: of `ROLES`.
         actor: who should act; "" for roles without one (success, harmless).
         patterns: regular expressions, any of which matches within one entry; named groups
-            (`rank`, `node`, `xid`, `gpu`, `path`, `signal`, `code`, ...) become `Match.fields`,
+            (`rank`, `node`, `xid`, `gpu`, `path`, `signal`, `code`, ...) become `Match.named`,
             and a `rank` or `node` so named is the subject of the entry.
         gates: literals of which each pattern's match contains at least one, in lower case and
             without digits: what is looked for first, in every new kind of line.

@@ -99,12 +99,12 @@ def _innocent(scene: Scene) -> set[str]:
 def _of_many(scene: Scene, exits: Fault) -> bool:
     """Return True for plain exits of which others may have been the first.
 
-    They stand behind the report of a lost peer, or behind an error of the program that was logged
+    They stand beside the report of a lost peer, or behind an error of the program that was logged
     many times, by ranks that cannot be told.
     """
     if exits.role != "symptom":
         return False
-    if exits.has("task exit") and _behind_a_loss(scene, exits):
+    if exits.has("task exit") and _has_lost_peers(scene):
         return True  # whoever loses another one ends, the first as well as the last
     if scene.index.ranks:
         return False
@@ -113,7 +113,7 @@ def _of_many(scene: Scene, exits: Fault) -> bool:
     )
 
 
-def _behind_a_loss(scene: Scene, exits: Fault) -> bool:
+def _has_lost_peers(scene: Scene) -> bool:
     """Connections were lost, and no other cause is sure."""
     lost = [one for one in scene.faults if one.has("lost connection")]
     sure = (one for one in scene.faults if one.role == "cause" and one.is_sure)
@@ -127,12 +127,9 @@ def _is_of_all(one: Fault) -> bool:
 
 
 def _implicated(scene: Scene, fault: Fault, innocent: set[str]) -> list[Row]:
-    """Rows against the ranks named in the entries; stronger where they are fewer.
+    """Rows against the ranks that a fault's entries name; stronger where they are fewer.
 
-    Args:
-        scene: the job.
-        fault: whose entries they are.
-        innocent: streams that a launcher's report does not implicate.
+    A launcher's report does not implicate the innocent.
     """
     index, is_symptom, aborted = scene.index, fault.role == "symptom", False
     spared = innocent - _agreed(fault) if is_symptom else set[str]()
@@ -140,13 +137,13 @@ def _implicated(scene: Scene, fault: Fault, innocent: set[str]) -> list[Row]:
     for stream, fields in fault.entries:
         of = [name for name in index.implicated_ranks(fields, stream) if name not in spared]
         names |= dict.fromkeys(of)
-        aborted |= signal_of(fields) == signal.SIGABRT
+        aborted |= bool(of) and signal_of(fields) == signal.SIGABRT
     # A node may have left no log.
     implicated = [*filter(index.is_known, names)] or [*names]
     if not index.is_minority(len(implicated)):
         return []
-    # A launcher reports consequences too, and watchdogs end processes by an abort. But the only
-    # exit that no loss and no log of a rank explains is strong evidence.
+    # A launcher reports consequences too, and watchdogs end processes by an abort. But one exit
+    # alone is strong evidence.
     alone = is_symptom and len(implicated) == 1
     states = not fault.follows and not aborted
     kind = "accused" if states else "only exit" if alone else "implicated"
@@ -220,6 +217,8 @@ def _on_its_node(job: Job, fault: Fault) -> list[Row]:
     ranks: dict[int, str] = {}
     for stream, fields in fault.entries:
         node = stream.removeprefix("node ")
+        if node == stream:
+            continue
         address = _PCI.search(fields.get("gpu", ""))
         number = int(pid) if (pid := fields.get("pid", "")).isdigit() else -1
         by_gpu = job.rank_of_gpu.get((node, address[1].lower())) if address else None
@@ -228,6 +227,8 @@ def _on_its_node(job: Job, fault: Fault) -> list[Row]:
             ranks[by_gpu] = "GPU"
         elif by_pid is not None:
             ranks[by_pid] = "process"
+    if len(fault.matches) > len(ranks):
+        return []  # another node's is not known
     words = f"its {{}} is named in: {fault.signature.title}"
     return divided(
         Row(f"rank {rank}", "kernel", words.format(what), fault.confidence)

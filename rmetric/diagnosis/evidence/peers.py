@@ -57,13 +57,9 @@ def unlike_numbers(scene: Scene) -> list[Row]:
 
     Numbers at several steps tell more than one in an exception, which counts operations mostly.
     """
+    kinds = {True: "numbers", False: "number in an error"}
     return divided(
-        Row(
-            one.stream,
-            "numbers" if one.steps > 1 else "number in an error",
-            compared(one),
-            entry=one.place,
-        )
+        Row(one.stream, kinds[one.steps > 1], compared(one), entry=one.place)
         for one in scene.number_outliers
     )
 

@@ -130,10 +130,12 @@ def _is_reason(one: Fault, other: Fault, ordering: Ordering) -> bool:
     """
     apart = abs(ordering.later_by(one.first, other.first) or 0.0)
     if other.has("meeting"):
-        return one.role == "cause" and not set(other.streams) <= set(one.streams)
+        others = not set(other.streams) <= set(one.streams)
+        return one.role == "cause" and others and apart <= FOLLOWS_WITHIN
     if other.signature.reason_in:
         return one.signature.family in other.signature.reason_in and apart <= FOLLOWS_WITHIN
-    return other.has("signalled") and not one.has("signalled") and one.role == "ending"
+    ends = other.has("signalled") and not one.has("signalled") and one.role == "ending"
+    return ends and (apart <= SAME_FAULT_SECONDS or may_be_time_zone(apart))
 
 
 def _is_broken(one: Fault) -> bool:

@@ -67,7 +67,7 @@ class _Met:
 
     @property
     def steps_by_itself(self) -> bool:
-        """True if the steps of its stream alone tell: they are many, and can be compared."""
+        """True if the steps of its stream alone tell: they are many, and in one file."""
         least = max(1.0, MIN_STEP_SHARE * self.job.most_steps)
         return self.is_of_steps and self.own.steps >= least
 

@@ -126,11 +126,14 @@ def check(path: Path, one: Signature) -> None:
     """
 
     def found(text: str) -> list[Any]:
+        return [match for each in patterns if (match := searched(each, text))]
+
+    def searched(pattern: Any, text: str) -> Any:
         try:
-            return [match for each in patterns if (match := each.search(text, timeout=1.0))]
+            return pattern.search(text, timeout=1.0)
         except TimeoutError:
-            accepted = "some that end on the signature's own examples within a second"
-            raise wrong(path, one.id, "patterns", repr(one.patterns), accepted) from None
+            accepted = "one that ends on the signature's own examples within a second"
+            raise wrong(path, one.id, "patterns", repr(pattern.pattern), accepted) from None
 
     patterns = []
     for pattern in one.patterns:
@@ -138,8 +141,9 @@ def check(path: Path, one: Signature) -> None:
             patterns.append(compiled(pattern))
         except regex.error as error:
             raise wrong(path, one.id, "patterns", f"{pattern!r} ({error})", "a pattern") from None
-    if found(""):
-        raise wrong(path, one.id, "patterns", repr(one.patterns), "some that need some text")
+    for match in found(""):
+        accepted = "one that needs some text"
+        raise wrong(path, one.id, "patterns", repr(match.re.pattern), accepted)
     for text in one.matches:
         if not (matches := found(text)):
             raise wrong(path, one.id, "matches", repr(text), "a text that a pattern matches")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 
 from rmetric.diagnosis.reading.records import Export
 
@@ -36,13 +36,16 @@ _OVERWRITTEN = re.compile(
 )
 #: Lines by which it is known what stands before every line, and how many are needed.
 SAMPLE, FEWEST = 200, 3
-#: What `cat -n`, a mail or a viewer puts there, and the share of the lines that it needs.
+#: What a mail, `cat -n`, `grep -n` or a viewer puts there. Numbers of lines are each one more than
+#: the last; those of the second and third may be of ranks or steps but before lines of many kinds.
 _MARKS = (
-    re.compile(rb"(?=[ \d]{6,}\t) *\d{1,9}\t"),
     re.compile(rb">(?: |(?=[^>\s])|$)"),
     re.compile(rb"(?i)(?:\[(?:stdout|stderr)\]|<(?:stdout|stderr)>|(?:stdout|stderr) ?[:|]) ?"),
 )
-_MOST, _DEEPEST = 0.9, 3
+_NUMBERS = (re.compile(rb"(?=[ \d]{6,}\t) *(\d{1,9})\t"), re.compile(rb"(\d{1,9})[:-]"),
+            re.compile(rb"\[(\d{1,9})\](?: |$)"))  # fmt: skip
+#: Share of the lines that a mark needs; lines, and their texts without digits, that numbers need.
+_MOST, _MANY, _MANY_KINDS, _DEEPEST = 0.9, 5, 6, 3
 
 Layers = list[re.Pattern[bytes]]
 
@@ -144,7 +147,7 @@ def _layers(lines: Sequence[bytes]) -> Layers:
     while len(sample) >= FEWEST and len(layers) < _DEEPEST:
         enough = _MOST * len(sample)
         marks = (one for one in _MARKS if sum(map(bool, map(one.match, sample))) >= enough)
-        layer = next(marks, None)
+        layer = next((one for one in _NUMBERS if _numbers(one, sample)), None) or next(marks, None)
         blank = min((line[: -len(line.lstrip(b" \t"))] for line in sample), key=len)
         blank = blank if all(line.startswith(blank) for line in sample) else b""
         if layer is None and len(blank.expandtabs()) > 1:  # one space Megatron's lines have
@@ -154,6 +157,17 @@ def _layers(lines: Sequence[bytes]) -> Layers:
         layers.append(layer)
         sample = [line for line in _without(layer, sample) if line.strip()]
     return layers
+
+
+def _numbers(form: re.Pattern[bytes], sample: Sequence[bytes]) -> bool:
+    numbers = [int(found[1]) for found in map(form.match, sample) if found]
+    if len(numbers) < len(sample) or any(b - a != 1 for a, b in pairwise(numbers)):
+        return False
+    rests = _without(form, sample)
+    kinds = {rest.translate(None, b"0123456789") for rest in rests}
+    many = len(rests) >= _MANY and len(kinds) >= min(_MANY_KINDS, len(rests) // 2 + 1)
+    set_in = form is _NUMBERS[1] and not any(rest[:1].strip() for rest in rests)
+    return form is _NUMBERS[0] or (many and not set_in)
 
 
 def _without(layer: re.Pattern[bytes], lines: Sequence[bytes]) -> list[bytes]:

@@ -77,7 +77,7 @@ CUT = {
     # worker.log-11454- of grep over several files
     "grep": r"[\w./@+-]+\.(?:log|txt|out|err)[-:]\d+[-:]",
 }
-#: Prefixes that prose may look like: they count only where the file's lines agree (prefixes.py).
+#: Prefixes that prose may look like: they count only where the file's lines agree (`_counted`).
 COUNTED = {
     # [node-07:5]
     "node_rank": rf"\[(?P<node>{_HOST}):(?P<local_rank>\d{{1,4}})\]:? ",
