@@ -15,11 +15,11 @@ from rmetric.diagnosis.evidence.peers import Unusual, unusual
 from rmetric.diagnosis.facts.job import Job, Occurrence
 from rmetric.diagnosis.faults import LOSS, Fault
 from rmetric.diagnosis.hypotheses import HEALTHY, Hypothesis, early_stop, named
-from rmetric.diagnosis.inferred import HUNG, NOT_FINITE, inferred_causes
 from rmetric.diagnosis.library.load import SPECIFIC
 from rmetric.diagnosis.model import Model, reasons
 from rmetric.diagnosis.report.evidence import MAX_EVENTS, how_often, of_causes, of_odd, raised
 from rmetric.diagnosis.result import FOLLOWS, LIKELY, Candidate, Diagnosis, Evidence, Suspect
+from rmetric.diagnosis.signature import HUNG, NOT_FINITE, inferred_causes
 from rmetric.diagnosis.stage import stage_of_failure
 
 MAX_CANDIDATES = 5

@@ -9,10 +9,10 @@ from math import exp, log, log1p
 from rmetric.diagnosis.evidence.row import Row, Scene, grouped, strongest
 from rmetric.diagnosis.facts.job import Job, JobStream
 from rmetric.diagnosis.faults import Fault
-from rmetric.diagnosis.inferred import HUNG
 from rmetric.diagnosis.model import Features, score
 from rmetric.diagnosis.reading.steps import planned_steps
 from rmetric.diagnosis.result import MAX_NODES, Suspect
+from rmetric.diagnosis.signature import HUNG
 
 #: From this score on a suspect is named: it is likelier than that nobody is at fault.
 NAMED = 0.5
@@ -26,7 +26,7 @@ def candidates(rows: Iterable[Row]) -> dict[str, dict[str, float]]:
     """Target -> its features: the strongest row of each kind; `NOBODY` is one of the targets."""
     found: dict[str, dict[str, float]] = {NOBODY: {"nobody": 1.0}}
     for target, against in grouped(rows, "target").items():
-        found[target] = its = strongest(against)
+        found[target] = its = {kind: row.strength for kind, row in strongest(against).items()}
         if target.startswith("node "):
             its["a node"] = 1.0
         elif not target.startswith("rank "):
@@ -40,8 +40,8 @@ def suspects(scene: Scene, rows: Sequence[Row], weights: Features) -> tuple[Susp
     scores = {target: score(its, weights) for target, its in features.items()}
     innocent, node_of_all, found = scores[NOBODY], only_node(scene.job), []
     for target, against in grouped(rows, "target").items():
-        its = {one.kind: one for one in sorted(against, key=lambda row: row.strength)}
-        carried = sorted(its.values(), key=lambda one: -weights.get(one.kind, 0.0) * one.strength)
+        its = strongest(against).values()
+        carried = sorted(its, key=lambda one: -weights.get(one.kind, 0.0) * one.strength)
         stream = scene.job.streams.get(target) or _without_logs(target)
         found.append(
             Suspect(

@@ -17,8 +17,8 @@ from collections.abc import Collection
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from rmetric.diagnosis.inferred import inferred_causes
 from rmetric.diagnosis.library import SignatureLibrary
+from rmetric.diagnosis.signature import inferred_causes
 
 #: Class -> (group, meaning).
 CAUSES: dict[str, tuple[str, str]] = {

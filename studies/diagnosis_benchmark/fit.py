@@ -34,11 +34,11 @@ from rmetric._util.options import add_jobs
 from rmetric.diagnosis.decide import Gathered, gathered, weigh
 from rmetric.diagnosis.facts.job import Job, short
 from rmetric.diagnosis.hypotheses import HEALTHY, NOBODY, candidates
-from rmetric.diagnosis.inferred import inferred_causes
 from rmetric.diagnosis.ingest import ingest_attempts
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.model import Features, Knots, Model
 from rmetric.diagnosis.result import SURE
+from rmetric.diagnosis.signature import inferred_causes
 from rmetric.logs import write_atomically
 from studies.common.command import command_parser
 from studies.common.processes import mapped

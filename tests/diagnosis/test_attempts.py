@@ -107,3 +107,12 @@ def test_a_beginning_that_is_repeated_whole_is_found_each_time(ranks, times, mad
             for _ in range(ranks):
                 found.append(Mark(len(found) + 1, template, made * attempt * 3, attempt, True))
     assert [one.line for one in attempt_starts(found)] == expected[1:]
+
+
+def test_ranks_that_begin_behind_another_ones_failure_begin_no_attempt():
+    """Each writes its beginning once, and the second attempt writes all of them again."""
+    ranks = [(template, rank) for rank in range(6) for template in range(3)]
+    again = [(line, *one) for line, one in enumerate([*ranks, *ranks], 1)]
+    found = [Mark(line, template, 0, (line > 9) + (line > 18), True, rank)
+             for line, template, rank in again]  # fmt: skip
+    assert [one.line for one in attempt_starts(found)] == [19]

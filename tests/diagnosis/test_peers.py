@@ -1,5 +1,9 @@
 """Ranks that deviate from their peers: in their events, their numbers, their settings."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -191,3 +195,14 @@ def test_whoever_differs_alone_is_found_but_not_where_it_does_in_a_healthy_job(r
     (found,) = setting_outliers(job)
     assert (found.stream, found.others) == (f"rank {rank}", ranks - 1)
     assert setting_outliers(job, [job]) == []
+
+
+@pytest.mark.long
+def test_scikit_learn_is_not_imported_for_a_job_of_few_ranks():
+    code = (
+        "import sys; from rmetric.diagnosis import diagnose; "
+        "diagnose('studies/diagnosis_benchmark/logs/silent_rank', jobs=1); "
+        "sys.exit('sklearn' in sys.modules)"
+    )
+    root = Path(__file__).resolve().parents[2]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0

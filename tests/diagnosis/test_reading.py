@@ -20,6 +20,7 @@ from rmetric.diagnosis.input_files import find
 from rmetric.diagnosis.reading.lines import Lines, _layers, decoded, unwrapped
 from rmetric.diagnosis.reading.source import LogSource
 from rmetric.logs import LogError
+from studies.diagnosis_benchmark.written_sets import opened
 
 TEXT = b"step 1 loss 2.5\nstep 2 loss 2.4\nValueError: no\n"
 
@@ -315,12 +316,34 @@ def test_paths_that_are_none(tmp_path):
 
 # What a tool puts before every line
 
-WRAPPED = ["> {line}", "> > {line}", "{at:6d}\t{line}", "[stdout] {line}", "    {line}",
-           "> \t{line}"]  # fmt: skip
+WRAPPED = ["> {line}", "> > {line}", "{at:6d}\t{line}", "{at}:{line}", "[{at}] {line}",
+           "[stdout] {line}", "    {line}", "> \t{line}"]  # fmt: skip
 LOG = [
     "Traceback (most recent call last):", '  File "fit.py", line 3, in main', "    run()",
     "KeyError: 'x'", "", "step 3 loss 2.1", "[rank3] lost a peer", "srun: error: n7: task 3",
 ]  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("form", [*WRAPPED, "\x1b[32m{line}\x1b[0m", "{line}  "])
+def test_an_answer_is_that_of_the_log_without_it(tmp_path, form):
+    def answer(job, wrap):
+        to = tmp_path / job.case.name / wrap.encode().hex()
+        for path in sorted(job.case.folder.rglob("*.*")):
+            data = path.read_bytes()
+            if data.count(b"\n") >= 3 and b"\r" not in data and path.suffix != ".gz":
+                lines = enumerate(data.decode().splitlines(), 1)
+                text = "".join(f"{wrap.format(at=at, line=one)}\n" for at, one in lines)
+                copy = to / path.relative_to(job.case.folder)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                copy.write_text(text)
+        found = diagnose([to], jobs=1)
+        where = [one.name for one in found.nodes]
+        return found.outcome, found.title, found.stage, found.iteration, where
+
+    with opened(["development"]) as jobs:
+        for job in jobs[::5]:
+            assert answer(job, form) == answer(job, "{line}")
 
 
 @given(st.integers(1, 10**6), st.sampled_from(WRAPPED))
@@ -361,3 +384,20 @@ def test_what_was_done_is_told(tmp_path):
 def test_lines_without_it_stay_as_they_are():
     lines = ["> a", "> b", "> c"] * 9 + ["d", "  e"]
     assert unwrapped("\n".join(lines).encode()).decode().split("\n")[-2:] == ["d", "  e"]
+
+
+def test_two_folders_with_files_of_one_name(tmp_path):
+    for folder in ("first", "second"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "train.log").write_bytes(folder.encode())
+    names = [s.name for s in find([tmp_path / "first", tmp_path / "second"]).sources]
+    assert len(set(names)) == 2
+    assert all(name.endswith("train.log") for name in names)
+
+
+def test_a_log_that_begins_with_a_hole_is_found(tmp_path):
+    """As one that was emptied while its writer went on."""
+    lines, one = read(tmp_path / "a.log", b"\0" * 100_000 + TEXT)
+    assert lines == TEXT.split(b"\n")[:-1]
+    assert one.notes == ["100,000 zero bytes were left out"]
+    assert len(find([tmp_path]).sources) == 1

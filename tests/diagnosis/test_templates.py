@@ -259,3 +259,19 @@ def test_structured_lines_are_classed_by_their_key() -> None:
 def test_an_exception_is_seen_wherever_it_stands() -> None:
     for line in (b"ValueError: bad", b"junk File torch.cuda.OutOfMemoryError: out of memory"):
         assert FACTS(line).exception
+
+
+@pytest.mark.parametrize(
+    ("line", "level"),
+    [
+        ("I0909 11:58:44.151896    1256 xla_bridge.py:689] Unable to initialize backend", "info"),
+        ("E0612 05:33:34.893694    1054 rendezvous.cc:100] waiting", "error"),
+        ("[rank0]:[W520 07:02:58.112233445 ProcessGroupNCCL.cpp:4561] using GPU 0", "warning"),
+        ("I20240501-12:00:00.123456 41 api.cc:7] ready", "info"),
+        ("W0000 of the model", ""),
+    ],
+)
+def test_the_level_of_a_form_is_that_of_its_lines(line, level):
+    """Forms have 0 for every number, whose digits the level's letter stands before."""
+    facts = LineAnalyser(SignatureLibrary.shipped()).facts(line.encode())
+    assert facts.level == level

@@ -14,8 +14,8 @@ from rmetric.diagnosis.clock import Ordering
 from rmetric.diagnosis.evidence.row import Row, Scene
 from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.faults import IN_FLIGHT
-from rmetric.diagnosis.inferred import SILENT
 from rmetric.diagnosis.patterns.spatial import Peer, peers, robust_deviation
+from rmetric.diagnosis.signature import SILENT
 
 #: Largest share of the peers that are outliers (or one peer).
 MAX_OUTLIER_SHARE = 0.25

@@ -24,8 +24,8 @@ from rmetric.diagnosis.evidence.standing import (
 )
 from rmetric.diagnosis.facts.job import JobStream, Occurrence
 from rmetric.diagnosis.faults import Fault
-from rmetric.diagnosis.inferred import HUNG
 from rmetric.diagnosis.reading.timestamps import names_zone
+from rmetric.diagnosis.signature import HUNG
 
 #: A hang is at least so many seconds, and so many times the longest pause between two steps.
 MIN_SECONDS = 120.0
@@ -50,12 +50,7 @@ def hang(scene: Scene) -> list[Row]:
 
 @dataclass
 class _Ended:
-    """What is known of a job before it was ended from outside.
-
-    Attributes:
-        ending: what ended it.
-        end: when, in seconds.
-    """
+    """What is known of a job before `ending` ended it from outside, at `end`, in seconds."""
 
     scene: Scene
     ending: Fault

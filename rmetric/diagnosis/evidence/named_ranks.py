@@ -82,10 +82,7 @@ def named_ranks(scene: Scene) -> Iterator[Row]:
 
 
 def _innocent(scene: Scene) -> set[str]:
-    """Streams of those that waited for another or lost it, whatever a launcher reports of them.
-
-    They did not end of themselves. Nor did the first of all ranks that fail in the same way.
-    """
+    """Streams that waited for another, lost it, or failed in the same way as most."""
     stated = (
         one
         for one in scene.faults
@@ -99,8 +96,7 @@ def _innocent(scene: Scene) -> set[str]:
 def _of_many(scene: Scene, exits: Fault) -> bool:
     """Return True for plain exits of which others may have been the first.
 
-    They stand beside the report of a lost peer, or behind an error of the program that was logged
-    many times, by ranks that cannot be told.
+    They stand beside the report of a lost peer, or behind an error that ranks logged many times.
     """
     if exits.role != "symptom":
         return False
@@ -127,10 +123,7 @@ def _is_of_all(one: Fault) -> bool:
 
 
 def _implicated(scene: Scene, fault: Fault, innocent: set[str]) -> list[Row]:
-    """Rows against the ranks that a fault's entries name; stronger where they are fewer.
-
-    A launcher's report does not implicate the innocent.
-    """
+    """Rows against the ranks that entries name, the stronger the fewer; a symptom spares some."""
     index, is_symptom, aborted = scene.index, fault.role == "symptom", False
     spared = innocent - _agreed(fault) if is_symptom else set[str]()
     names: dict[str, None] = {}

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from rmetric.diagnosis.auxiliary.recorder import culprits
 from rmetric.diagnosis.evidence.row import Row, Scene, divided
 from rmetric.diagnosis.facts.job import Iteration, Occurrence
-from rmetric.diagnosis.inferred import (
+from rmetric.diagnosis.patterns.values import NumberOutlier, loss_not_finite, setting_outliers
+from rmetric.diagnosis.reading.text import level
+from rmetric.diagnosis.signature import (
     DIFFERENT,
     ELSEWHERE,
     FINISHED_ALONE,
@@ -16,8 +18,6 @@ from rmetric.diagnosis.inferred import (
     NOT_FINITE,
     STARTED_OTHERWISE,
 )
-from rmetric.diagnosis.patterns.values import NumberOutlier, loss_not_finite, setting_outliers
-from rmetric.diagnosis.reading.text import level
 
 #: Share of its strength that evidence of a recorder has where hardly any other waits.
 LEAST_SHARE = 0.9

@@ -121,9 +121,9 @@ def grouped(rows: Iterable[Row], field: str) -> dict[str, list[Row]]:
     return found
 
 
-def strongest(rows: Iterable[Row]) -> dict[str, float]:
-    """Kind -> the greatest strength of its rows."""
-    return {row.kind: row.strength for row in sorted(rows, key=lambda one: one.strength)}
+def strongest(rows: Iterable[Row]) -> dict[str, Row]:
+    """Kind -> its strongest row."""
+    return {row.kind: row for row in sorted(rows, key=lambda one: one.strength)}
 
 
 def divided(rows: Iterable[Row]) -> list[Row]:

@@ -10,7 +10,7 @@ from rmetric.diagnosis.evidence.ranks import MAX_COMMON_SHARE
 from rmetric.diagnosis.evidence.row import Row, Scene, divided
 from rmetric.diagnosis.facts.job import short
 from rmetric.diagnosis.faults import Fault
-from rmetric.diagnosis.inferred import DIFFERENT, SILENT
+from rmetric.diagnosis.signature import DIFFERENT, SILENT
 
 _ENDS = ("local_host", "local_device", "remote_host", "remote_device")
 #: Least share of the ranks that lost a connection to a host, for it to be the one.

@@ -139,10 +139,7 @@ def _is_reason(one: Fault, other: Fault, ordering: Ordering) -> bool:
 
 
 def _is_broken(one: Fault) -> bool:
-    """True for the record of a broken device or of a kernel's kill.
-
-    One of the network may be of a lost peer, too.
-    """
+    """True for the record of a kernel's kill or a broken device, but none of the network."""
     broke = one.signature.actor == "hardware" or one.has("machine broke")
     return broke and not one.has("connection")
 

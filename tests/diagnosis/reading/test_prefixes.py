@@ -108,6 +108,11 @@ def test_a_role_called_rank_states_the_rank_within_the_node():
     assert [(one.local_rank, one.rank) for one in found] == [(3, 11), (3, None), (2, None)]
     frame = b'[rank3]:  File "a.py", line 3, in read'  # nothing but the indent stands before it
     assert frame[parser.split(frame)[1] :].startswith(b"  File")
+    labelled = PrefixParser.learn([b"1: " + line for line in lines])
+    who = labelled.split(b"1: [rank3]:Fatal Python error: Aborted")[0]
+    assert (who.task, who.local_rank, who.rank) == (1, 3, None)
+    megatron = b"[rank3]:  [2026-11-26 23:08:22] iteration       22/      30"
+    assert megatron[parser.split(megatron)[1] :].startswith(b" [2026")
     of_first_node = PrefixParser.learn([b"[rank3]:[rank3]:[W] slow", *lines[1:]])
     assert of_first_node.split(lines[1])[0].rank == 3
 
@@ -198,3 +203,14 @@ def test_any_line_can_be_split(line):
         prefixes.time(line)
         assert who is prefixes.split(line)[0]
         assert prefixes.split(b"2024-05-03 12:00:00 INFO said")[0] is NO_PREFIX
+
+
+def test_tasks_that_launch_ranks_are_no_ranks():
+    tasks = [b"%d: [default%d]: said" % (at % 2, at % 4) for at in range(40)]
+    who, start = PrefixParser.learn(tasks).split(b"1: [default3]: said")
+    assert (who.task, who.local_rank, who.rank, start) == (1, 3, None, len(b"1: [default3]: "))
+    command = [b"+ srun -l torchrun --nproc_per_node=8 train.py"] + [b"0: a", b"1: b"] * 20
+    assert PrefixParser.learn(command).split(b"1: said")[0] == Prefix(kinds=("srun",), task=1)
+    # The rank is known better inside.
+    ranks = [b"%d: [rank%d]: said" % (at % 2, at % 8) for at in range(40)]
+    assert PrefixParser.learn(ranks).split(b"1: [rank6]: x")[0].rank == 6

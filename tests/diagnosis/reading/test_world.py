@@ -181,3 +181,11 @@ def test_what_a_form_cannot_state_no_line_of_it_states(pieces, gap, rank):
     every.take(text, who)
     some.take(text, who, may_state(bare, form))
     assert vars(every) == vars(some)
+
+
+@given(st.text(max_size=200))
+def test_any_line_may_be_taken(text):
+    found = IdentityGraph("a.log")
+    found.take(text, NO_PREFIX)
+    World(found).node(NO_PREFIX, None)
+    assert World(found).size is None or World(found).size > 0

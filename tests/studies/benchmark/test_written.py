@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from rmetric.diagnosis.inferred import inferred_causes
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.model import Model
 from rmetric.diagnosis.result import Attempt, Candidate, Diagnosis, Suspect
+from rmetric.diagnosis.signature import inferred_causes
 from studies.diagnosis_benchmark import gpualert
 from studies.diagnosis_benchmark.__main__ import main
 from studies.diagnosis_benchmark.answers import Answer
