@@ -31,7 +31,7 @@ WRITTEN, FIRST_LOOKS, GPUALERT = "written.csv", "first_looks.csv", "gpualert.csv
 #: Tables that are stored as they are shown.
 STORED = {
     "held_out": "First looks at held-out real and injected jobs",
-    "injected": "Injected jobs: the code before the rebuilding → that without rules",
+    "injected": "Injected jobs: the code before the rebuilding → today",
     "cut": "Written jobs of which a part was cut away",
 }
 #: Words -> their place in `TOPS`.
