@@ -21,7 +21,10 @@ NUM_EXAMPLES = 6000  # of the bundled text
 #: Suffix of a file -> the reader of `datasets`.
 READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 #: Columns that hold a question and its answer; the first pair that is there counts.
-PAIRS = (("instruction", "output"), ("prompt", "completion"), ("question", "answer"))
+PAIRS = (
+    ("instruction", "output"), ("instruction", "response"), ("prompt", "completion"),
+    ("prompt", "response"), ("question", "answer"),
+)  # fmt: skip
 Messages = list[dict[str, str]]
 Tokens = NDArray[np.int64]
 
@@ -156,7 +159,14 @@ def load_data(
             f"held-out sequences of {settings.sequence_length} tokens and one more to train on; "
             "--sequence-length and --eval-sequences can be less"
         )
-    return Data(training, held_out, min(len(tokenizer), config.get_text_config().vocab_size))
+    known = config.get_text_config().vocab_size
+    highest = max(int(part.tokens_NL.max()) for part in (training, held_out))
+    if highest >= known:
+        raise CaseStudyError(
+            f"--model {settings.model}: its tokenizer gives token {highest} and the model knows "
+            f"{known}: they do not belong together"
+        )
+    return Data(training, held_out, min(len(tokenizer), known))
 
 
 def _pack(texts: Iterator[tuple[list[int], list[int]]], wanted: int, settings: Settings) -> Blocks:

@@ -10,7 +10,7 @@ from rmetric._util.errors import require
 from studies.fault_lab.corpus import CORPORA
 from studies.fault_lab.faults import Fault, fault
 from studies.fault_lab.models import ARCHITECTURES
-from studies.fault_lab.training import CONTEXT, EVALUATE_EVERY, WARM_UP, WORKERS
+from studies.fault_lab.training import CONTEXT, EVALUATE_EVERY, OPTIMIZERS, WARM_UP, WORKERS
 
 SPLITS = ("calibration", "development", "test")
 SECOND_SPLITS = ("training2", "sealed2")
@@ -50,7 +50,8 @@ class LabSpec:
     restarts: int = AXES["restarts"]
 
     def __post_init__(self) -> None:
-        for name, known in (("architecture", ARCHITECTURES), ("text", CORPORA)):
+        choices = {"architecture": ARCHITECTURES, "text": CORPORA, "optimizer": OPTIMIZERS}
+        for name, known in choices.items():
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"unknown {name} {value!r}: known are {', '.join(known)}")
         require("total_steps", self.total_steps, self.total_steps >= 1, "at least 1")

@@ -19,18 +19,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from rmetric._util.errors import exit_code_of, exit_with, fail
 from rmetric._util.options import add_jobs
 from rmetric._util.workers import delayed
 from rmetric.logs import write_atomically
-from rmetric.reporting import style
 from studies.common.command import command_parser
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
     from rmetric.records import Record
     from studies.fault_lab.rescue.runner import Outcome
     from studies.fault_lab.spec import LabSpec
@@ -188,7 +187,6 @@ def _rounded(value: float | None) -> float | None:
 def show(results: dict[str, Any], out: Path) -> None:
     """Write the numbers and the picture to `out`, and print what happened."""
     from rmetric.reporting import style
-    from studies.fault_lab.rescue.demo import demo_figure
 
     write_atomically(out / RESULTS, [text_of(results).encode()])
     with style.style():
@@ -251,18 +249,29 @@ def action_words(run: dict[str, Any]) -> str:
 
 BEFORE = 60  # steps shown before the fault
 HEIGHT = 1.5  # nats shown at most; a curve may leave the picture at the top
-TWIN, ALONE, RULE, RESCUE = style.BLACK, style.VERMILION, style.ORANGE, style.BLUE
-COLOURS = (ALONE, RULE, RESCUE)
-FAULT = "#f6e7e0"
-#: Height of the rows of marks, as a share of the panel.
-ROWS = {RULE: 0.89, RESCUE: 0.95}
+FAULT_COLOUR = "#f6e7e0"
+#: Height of the rows of marks, as a share of the panel; the fault alone has none.
+ROWS = (np.nan, 0.89, 0.95)
 #: Rows and columns of the table below a panel, as shares of it.
 FIRST_ROW, ROW_HEIGHT = -0.29, 0.082
 NAME, ABOVE, EXTRA = 0.09, 0.84, 1.0
 
 
+def _looks() -> list[dict[str, Any]]:
+    """Of the lines: the twin's, the fault's alone, the rule's and rescue's."""
+    from rmetric.reporting import style
+
+    colours, widths = (style.VERMILION, style.ORANGE, style.BLUE), (0.9, 0.9, 1.4)
+    runs = [{"color": c, "linewidth": w} for c, w in zip(colours, widths, strict=True)]
+    return [{"color": style.BLACK, "linewidth": 2.6, "alpha": 0.3}, *runs]
+
+
 def demo_figure(panels: Sequence[dict[str, Any]]) -> Figure:
     """One panel a fault. A mark shows where a run went back; the table, where each run ended."""
+    from matplotlib.figure import Figure
+
+    from rmetric.reporting import style
+
     figure = Figure(figsize=(style.TEXT_WIDTH, 3.2))
     figure.subplots_adjust(left=0.06, right=0.985, top=0.855, bottom=0.355, wspace=0.17)
     row = np.atleast_1d(figure.subplots(1, len(panels)))
@@ -285,15 +294,19 @@ def _title(panels: Sequence[dict[str, Any]]) -> str:
 
 
 def _panel(axes: Axes, panel: dict[str, Any]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    from rmetric.reporting.style import GREY
+
     first, runs = panel["onset"] - BEFORE, panel["runs"]
-    axes.axvspan(panel["onset"], panel["fault_end"] + 1, color=FAULT, linewidth=0)
-    _line(axes, panel["twin"]["curve"], first, color=TWIN, linewidth=2.6, alpha=0.3)
-    for run, colour in zip(runs.values(), COLOURS, strict=True):
-        _line(axes, run["curve"], first, color=colour, linewidth=_width(colour))
-        if colour in ROWS:
-            backs = [action[0] for action in run["actions"] if action[2] == "go_back"]
-            axes.plot(backs, [ROWS[colour]] * len(backs), "<", color=colour, markersize=3.2,
-                      markeredgewidth=0, transform=axes.get_xaxis_transform())  # fmt: skip
+    axes.axvspan(panel["onset"], panel["fault_end"] + 1, color=FAULT_COLOUR, linewidth=0)
+    twin, *looks = _looks()
+    _line(axes, panel["twin"]["curve"], first, **twin)
+    for run, look, height in zip(runs.values(), looks, ROWS, strict=True):
+        _line(axes, run["curve"], first, **look)
+        backs = [action[0] for action in run["actions"] if action[2] == "go_back"]
+        axes.plot(backs, [height] * len(backs), "<", color=look["color"], markersize=3.2,
+                  markeredgewidth=0, transform=axes.get_xaxis_transform())  # fmt: skip
     shown = [
         loss for run in (panel["twin"], *runs.values())
         for executed, _, loss in run["curve"] if executed >= first and loss is not None
@@ -303,12 +316,10 @@ def _panel(axes: Axes, panel: dict[str, Any]) -> None:
     axes.set_ylim(low - 0.12 * height, low + 1.2 * height)
     axes.set_xlim(first, max(run["curve"][-1][0] for run in runs.values()) + 8)
     axes.yaxis.set_major_locator(MaxNLocator(5))
-    small: dict[str, Any] = dict(
-        color=style.GREY, fontsize=6.5, transform=axes.get_xaxis_transform()
-    )
+    small: dict[str, Any] = dict(color=GREY, fontsize=6.5, transform=axes.get_xaxis_transform())
     middle = (panel["onset"] + panel["fault_end"] + 1) / 2
     axes.text(middle, 0.02, "fault", ha="center", va="bottom", **small)
-    axes.text(panel["onset"] - 3, sum(ROWS.values()) / 2, "goes\nback", ha="right", va="center",
+    axes.text(panel["onset"] - 3, (ROWS[1] + ROWS[2]) / 2, "goes\nback", ha="right", va="center",
               linespacing=0.9, **small)  # fmt: skip
     axes.set_title(panel["title"])
     axes.set_xlabel("computed steps (with repeated ones)", labelpad=2)
@@ -317,6 +328,7 @@ def _panel(axes: Axes, panel: dict[str, Any]) -> None:
 
 def _table(axes: Axes, runs: dict[str, Any]) -> None:
     """Legend of a panel, with the numbers of its runs."""
+    from rmetric.reporting.style import GREY
 
     def write(row: int, x: float, words: str, **look: Any) -> None:
         y = FIRST_ROW - ROW_HEIGHT * row
@@ -326,14 +338,15 @@ def _table(axes: Axes, runs: dict[str, Any]) -> None:
         y = FIRST_ROW - ROW_HEIGHT * row
         axes.plot([0, NAME - 0.02], [y, y], transform=axes.transAxes, clip_on=False, **look)
 
-    write(0, ABOVE, "nats above\nthe twin", ha="right", color=style.GREY, linespacing=0.95)
-    write(0, EXTRA, "extra\nsteps", ha="right", color=style.GREY, linespacing=0.95)
-    draw(1, color=TWIN, linewidth=2.6, alpha=0.3)
+    write(0, ABOVE, "nats above\nthe twin", ha="right", color=GREY, linespacing=0.95)
+    write(0, EXTRA, "extra\nsteps", ha="right", color=GREY, linespacing=0.95)
+    twin, *looks = _looks()
+    draw(1, **twin)
     write(1, NAME, "twin: no fault")
-    for row, ((label, run), colour) in enumerate(zip(runs.items(), COLOURS, strict=True), start=2):
-        weight = "bold" if colour is RESCUE else "normal"
+    for row, ((label, run), look) in enumerate(zip(runs.items(), looks, strict=True), start=2):
+        weight = "bold" if label == "rescue" else "normal"
         above = "lost" if _is_lost(run) else f"{run['above']:+.3f}"
-        draw(row, color=colour, linewidth=_width(colour))
+        draw(row, **look)
         write(row, NAME, label, fontweight=weight)
         write(row, ABOVE, above, ha="right", fontweight=weight)
         write(row, EXTRA, str(run["extra"]), ha="right", fontweight=weight)
@@ -341,10 +354,6 @@ def _table(axes: Axes, runs: dict[str, Any]) -> None:
 
 def _is_lost(run: dict[str, Any]) -> bool:
     return run["end"] == "not_finite"
-
-
-def _width(colour: str) -> float:
-    return 1.4 if colour is RESCUE else 0.9
 
 
 def _line(axes: Axes, curve: Sequence[Sequence[Any]], first: int, **look: Any) -> None:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from graphlib import TopologicalSorter
 from hashlib import sha256
+from math import dist
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from rmetric.reporting.style import COLUMN_WIDTH, GREY, TEXT_WIDTH, style
 FONT_SIZE = 7.0
 # Inches: around the whole; between a text and its box, boxes above each other, and columns.
 MARGIN, PADDING, GAP, LAYER_GAP = 0.04, 0.06, 0.14, 0.15
-PLAIN_GAP = 0.4  # between columns without Graphviz
+PLAIN_GAP = 0.4  # between columns without Graphviz, at most
 
 Point = tuple[float, float]
 
@@ -112,29 +113,38 @@ def by_columns(diagram: Diagram) -> Layout:
     """Without Graphviz: a column for each rank, stacked about the middle, and straight arrows."""
     ranks, left = diagram.ranks(), 0.0
     sizes = {name: node.size for name, node in diagram.nodes.items()}
+    rights: list[float] = []
     tops: dict[str, float] = {}
     centres: dict[str, Point] = {}
-    for rank in sorted(set(ranks.values())):
-        column = [name for name in diagram.nodes if ranks[name] == rank]
-        width = max(sizes[name][0] for name in column)
+    columns: list[list[str]] = [[] for _ in range(max(ranks.values()) + 1)]
+    for name in diagram.nodes:
+        columns[ranks[name]].append(name)
+    widths = [max(sizes[name][0] for name in column) for column in columns]
+    room = (TEXT_WIDTH - 3 * MARGIN - sum(widths)) / max(1, len(widths) - 1)
+    gap = max(LAYER_GAP, min(PLAIN_GAP, room))
+    for column, width in zip(columns, widths, strict=True):
         top = (sum(sizes[name][1] + GAP for name in column) - GAP) / 2
         for name in column:
             tops[name] = top
             centres[name] = (left + width / 2, top - sizes[name][1] / 2)
             top -= sizes[name][1] + GAP
-        left += width + PLAIN_GAP
+        rights.append(left + width)
+        left += width + gap
     height = 2 * max(tops.values())
     centres = {name: (x, y + height / 2) for name, (x, y) in centres.items()}
-    curves, labels = [], []
+    curves: list[list[Point]] = []
+    labels: list[Point | None] = []
     for edge in diagram.edges:
         (x, y), (to_x, to_y) = centres[edge.tail], centres[edge.head]
         x, to_x = x + sizes[edge.tail][0] / 2, to_x - sizes[edge.head][0] / 2
         line = [(x + part * (to_x - x), y + part * (to_y - y)) for part in (0, 1 / 3, 2 / 3, 1)]
         curves.append(line)
-        labels.append(((x + to_x) / 2, (y + to_y) / 2) if edge.label else None)
-    return Layout(
-        width=left - PLAIN_GAP, height=height, centres=centres, curves=curves, labels=labels
-    )
+        # Beside the tail's column, where no box is, and apart from the labels before it.
+        across = [rights[ranks[edge.tail]] + part * gap for part in (0.5, 0.8, 0.2)]
+        places = [(at, y + (to_y - y) * (at - x) / (to_x - x)) for at in across]
+        apart = [min([GAP, *(dist(place, one) for one in labels if one)]) for place in places]
+        labels.append(places[apart.index(max(apart))] if edge.label else None)
+    return Layout(width=left - gap, height=height, centres=centres, curves=curves, labels=labels)
 
 
 def draw(diagram: Diagram, layout: Layout) -> Figure:

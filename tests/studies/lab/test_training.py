@@ -17,7 +17,7 @@ from studies.fault_lab.corpus import CORPORA, corpus, generated_text  # noqa: E4
 from studies.fault_lab.design import campaign  # noqa: E402
 from studies.fault_lab.models import ARCHITECTURES, BALANCE, FlatModel, build_module  # noqa: E402
 from studies.fault_lab.spec import AXES, LabSpec, config_of, entries_of  # noqa: E402
-from studies.fault_lab.training import Settings, Training, Weights, muon, schedule, sgd  # noqa: E402  # noqa: E402
+from studies.fault_lab.training import Settings, Training, Weights, muon, schedule, sgd  # noqa: E402
 from tests.studies.lab.training import branch, control, trained  # noqa: E402
 
 
@@ -227,6 +227,7 @@ SPIKE, DEAD = ({"fault": name, "onset_step": 9} for name in ("LR_SPIKE", "DEAD_W
         ({"total_steps": 0}, "total_steps is 0: it must be at least 1"),
         ({"architecture": "gpt"}, "unknown architecture 'gpt': known are llama, "),
         ({"text": "wiki"}, "unknown text 'wiki'"),
+        ({"optimizer": "lion"}, "unknown optimizer 'lion': known are adamw, muon, sgd"),
         ({"seed": -1}, "seed is -1"),
         ({"fault": "GREMLIN"}, "unknown fault 'GREMLIN'"),
         (SPIKE | {"onset_step": 21}, r"onset_step is 21: .* from 1 to .*\(20\)"),

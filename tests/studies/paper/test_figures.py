@@ -212,11 +212,13 @@ def figure_named(name, study):
         return next(figure for each, _, figure in figures if each == name)
 
 
-@pytest.mark.skipif(dot_version() is None, reason="Graphviz is not installed")
-def test_no_text_is_small_or_covers_another_or_leaves_the_page(study):
+@pytest.mark.parametrize("with_dot", [False, True])
+def test_no_text_is_small_or_covers_another_or_leaves_the_page(study, with_dot):
     """A figure is printed without scaling: it is as wide as one column, or as both."""
+    if with_dot and dot_version() is None:
+        pytest.skip("Graphviz is not installed")
     with style():
-        for name, _, figure in build_figures(study, with_dot=True):
+        for name, _, figure in build_figures(study, with_dot=with_dot):
             assert figure.get_figwidth() in (pytest.approx(COLUMN_WIDTH), pytest.approx(TEXT_WIDTH))
             texts = texts_drawn(figure)
             assert len(texts) > 10
