@@ -24,6 +24,8 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -100,25 +102,29 @@ def reproduce() -> None:
         print(f"  {what:8} {where}")
 
 
-def case_study() -> None:
-    set_up("study,live")
-    run([str(PYTHON), "run_case_study.py", *(sys.argv[2:] or ["--tiny"])])
+#: Tasks that pass further arguments on -> the command that takes them.
+PASSED_ON = {
+    "case-study": "run_case_study.py",
+    "benchmark": "-m studies.detector_benchmark",
+    "demo-guard": "-m studies.tiny_llama.guard_demo",
+    "demo-rescue": "-m studies.fault_lab.rescue.demo",
+    "test": "-m pytest",
+    "docs": "-m mkdocs build --strict",
+}
+#: Of these, tasks that are one command -> what it needs, and its arguments where none are given.
+ALONE: dict[str, tuple[str, list[str]]] = {
+    "case-study": ("study,live", ["--tiny"]),
+    "benchmark": ("study", ["--data", "lab", "stress", "--out", "results/sample/detection"]),
+    "demo-guard": ("study,live,guard", []),
+    "demo-rescue": ("study,live", []),
+    "docs": ("docs", []),
+}
 
 
-def benchmark() -> None:
-    set_up("study")
-    given = sys.argv[2:] or ["--data", "lab", "stress", "--out", "results/sample/detection"]
-    run([str(PYTHON), "-m", "studies.detector_benchmark", *given])
-
-
-def demo_guard() -> None:
-    set_up("study,live,guard")
-    run([str(PYTHON), "-m", "studies.tiny_llama.guard_demo", *sys.argv[2:]])
-
-
-def demo_rescue() -> None:
-    set_up("study,live")
-    run([str(PYTHON), "-m", "studies.fault_lab.rescue.demo", *sys.argv[2:]])
+def pass_on(task: str) -> None:
+    extra, usual = ALONE[task]
+    set_up(extra)
+    run([str(PYTHON), *PASSED_ON[task].split(), *(sys.argv[2:] or usual)])
 
 
 def test() -> None:
@@ -143,36 +149,16 @@ def check() -> None:
 
 def verify() -> None:
     set_up("study,diagnosis,live")
-    run([str(PYTHON), "-m", "studies.claims", *sys.argv[2:]])
+    run([str(PYTHON), "-m", "studies.claims"])
 
 
-def docs() -> None:
-    set_up("docs")
-    run([str(PYTHON), "-m", "mkdocs", "build", "--strict", *sys.argv[2:]])
-
-
-TASKS = {
+TASKS: dict[str, Callable[[], None]] = {
     "reproduce": reproduce,
-    "case-study": case_study,
-    "benchmark": benchmark,
-    "demo-guard": demo_guard,
-    "demo-rescue": demo_rescue,
+    **{task: partial(pass_on, task) for task in ALONE},
     "test": test,
     "check": check,
     "verify": verify,
-    "docs": docs,
     "setup": lambda: set_up("dev"),
-}
-
-
-#: Tasks that pass further arguments on -> the command that takes them.
-PASSED_ON = {
-    "case-study": "run_case_study.py",
-    "benchmark": "-m studies.detector_benchmark",
-    "demo-guard": "-m studies.tiny_llama.guard_demo",
-    "demo-rescue": "-m studies.fault_lab.rescue.demo",
-    "test": "-m pytest",
-    "docs": "-m mkdocs build",
 }
 
 

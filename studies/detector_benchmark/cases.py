@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from math import inf, isfinite
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pandas import factorize
 
 from rmetric._util.errors import require
 from rmetric.evaluation.protocols import Alerts, Outcomes, Windows, judge_alerts
@@ -81,7 +82,7 @@ class Cases:
         return cls(
             windows=windows,
             kinds=np.array([kind_of(truth) for truth in truths], dtype=np.str_),
-            groups=numbered(group_names),
+            groups=factorize(np.array(group_names, dtype=object))[0],
             broken=np.array(
                 [min(visibly_broken(run), end) if bad else inf for run, _, end, bad in spans],
                 dtype=float,
@@ -97,12 +98,6 @@ class Cases:
             healthy_from=np.array([begin for begin, _ in healthy], dtype=float),
             healthy_to=np.array([end for _, end in healthy], dtype=float),
         )
-
-
-def numbered(names: Sequence[Any]) -> NDArray[np.int64]:
-    """Equal names get equal numbers, from 0 in the order of first occurrence."""
-    numbers: dict[Any, int] = {}
-    return np.array([numbers.setdefault(name, len(numbers)) for name in names], dtype=np.int64)
 
 
 def visibly_broken(run: Run) -> float:

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from pandas import factorize
 
 from rmetric.evaluation.protocols import Windows
 from rmetric.logs import LogError
 from rmetric.readers import read_log
 from rmetric.records import Run
-from studies.detector_benchmark.cases import Cases, numbered
+from studies.detector_benchmark.cases import Cases
 from studies.detector_benchmark.data_sets import DataSet, sha256
 
 MANIFEST = Path(__file__).parent / "data" / "real_logs.csv"
@@ -185,7 +186,7 @@ def cases_of(runs: Sequence[Run], lines: Sequence[Listed]) -> Cases:
             failed=failed, onset=onset, failure=deadline, seconds_per_step=np.ones(len(runs))
         ),
         kinds=kinds,
-        groups=numbered([line.group for line in lines]),
+        groups=factorize(np.array([line.group for line in lines], dtype=object))[0],
         broken=np.full(len(runs), inf),
         warned=failed & np.isfinite(onset),
         seen_before_step=np.zeros(len(runs), dtype=bool),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from rmetric._util.errors import LogError
 from rmetric.diagnosis.decide import diagnose
@@ -149,14 +150,11 @@ Rows = Sequence[WrittenScores]
 Value = Callable[[WrittenScores], float | None]
 
 
-def _failed(value: Value) -> Value:
-    return lambda job: value(job) if job.causes else None
-
-
 def _when(holds: Callable[[WrittenScores], bool], value: Value) -> Value:
     return lambda job: value(job) if holds(job) else None
 
 
+_failed = partial(_when, lambda job: bool(job.causes))
 #: Parts of an answer, with a column in the table of sets.
 COUNTED: dict[str, Value] = {
     "Outcome": lambda job: job.outcome_right,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,7 +78,6 @@ def run(options: argparse.Namespace) -> int:
     write(options.out, made, {FIGURE: figure}, about, PACKAGES)
     if options.out == OUT and PAGE.exists():
         refresh(PAGE, OUT, (FIGURE, CAPTION), sentences(found.__getitem__))
-    print("\n".join(to_text(table) for table in made))
     print(f"tables, figure and provenance.json: {options.out}")
     return 0
 
@@ -267,16 +266,9 @@ def build_figure(get: Get, points: Sequence[Point]) -> Figure:
 def _gains(axes: Axes, get: Get, saves: str, drops: bool, title: str) -> None:
     base = get(a_job(BIG, saves))
     for recall in RECALLS:
-        gains = [
-            get(
-                a_job(
-                    BIG,
-                    saves,
-                    FailurePredictor(recall=recall, false_alarms_per_gpu_day=alarms, drops=drops),
-                )
-            ).gain(base)
-            for alarms in ALARMS
-        ]
+        predictor = FailurePredictor(recall=recall, drops=drops)
+        warned = (replace(predictor, false_alarms_per_gpu_day=alarms) for alarms in ALARMS)
+        gains = [get(a_job(BIG, saves, one)).gain(base) for one in warned]
         point, low, high = np.array(gains).T
         axes.plot(ALARMS, point, "o-", color=COLOURS[recall], label=f"{recall:g}")
         axes.fill_between(ALARMS, low, high, color=COLOURS[recall], alpha=0.2, lw=0)

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from studies.common.renderers import to_text
 from studies.common.table import Table, percent
 from studies.fleet.cost import a_job, measure, one_percent
 from studies.fleet.cost_report import PACKAGES
@@ -96,5 +95,4 @@ def run(options: argparse.Namespace) -> int:
     )  # fmt: skip
     digest = hashlib.sha256(options.trace.read_bytes()).hexdigest()
     write(options.out, [made], {}, {"sha256": digest, "seeds": REPLICATIONS}, PACKAGES)
-    print(to_text(made))
     return 0

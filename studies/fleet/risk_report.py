@@ -77,7 +77,6 @@ def run(options: argparse.Namespace) -> int:
     write(options.out, made, {NAME: figure}, provenance(plan, job), PACKAGES)
     if options.out == OUT and PAGE.exists():
         refresh(PAGE, OUT, (NAME, CAPTION), {"summary": bullets(summary(made, strata))})
-    print("\n".join(to_text(table) for table in made))
     print(f"tables, figure and provenance.json: {options.out}")
     return 0
 

@@ -13,7 +13,7 @@ from rmetric.logs import write_atomically
 from rmetric.reporting.style import save, style
 from studies.common.markers import fill, relative_figure
 from studies.common.provenance import commit, versions
-from studies.common.renderers import write_tables
+from studies.common.renderers import to_text, write_tables
 from studies.common.table import Table
 
 
@@ -21,8 +21,9 @@ def write(
     folder: Path, made: Sequence[Table], figures: Mapping[str, Figure], about: dict[str, Any],
     packages: Sequence[str],
 ) -> None:  # fmt: skip
-    """The tables, the figures and provenance.json: `about`, versions of packages, commit."""
+    """The tables, which are printed too, the figures, and provenance.json: `about`, versions."""
     write_tables(made, folder)
+    print("\n".join(map(to_text, made)))
     for name, figure in figures.items():
         with style():
             save(figure, folder / name)

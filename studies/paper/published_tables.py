@@ -328,10 +328,7 @@ def _where_they_differ(ours: SeedScores, theirs: SeedScores | None) -> list[Cell
     """F1 of `theirs` by each rule where its mean is not that of `ours`."""
     if theirs is None:
         return [None] * len(RULES)
-    pairs = (
-        (spread(ours.published_f1), spread(theirs.published_f1)),
-        (spread(ours.causal_f1), spread(theirs.causal_f1)),
-    )
+    pairs = ([spread(getattr(one, f"{rule}_f1")) for one in (ours, theirs)] for rule in RULES)
     return [there if abs(there.point - here.point) > DIFFER else None for here, there in pairs]
 
 

@@ -13,7 +13,6 @@ labels.yaml accepts for it; any finding of severity error in a control or a soun
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -133,4 +132,4 @@ def write_summary(folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_with(main))
+    exit_with(main)

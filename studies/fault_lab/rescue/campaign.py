@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -139,16 +139,13 @@ def _rows(
         "failed": truth.failed,
     }
     for name in policies:
-        policy = KNOWN[name]
-        if policy.make is None:
-            yield about | {"policy": name} | _entries(untreated.outcome)
-            continue
-        treatment = policy.make()
-        if treatment.every_step and not truth.failed and turn % EVERY_STEP_TURN:
-            continue
-        yield (
-            about | {"policy": name} | _entries(Treated(control, spec, untreated, treatment).run())
-        )
+        make, outcome = KNOWN[name].make, untreated.outcome
+        if make is not None:
+            treatment = make()
+            if treatment.every_step and not truth.failed and turn % EVERY_STEP_TURN:
+                continue
+            outcome = Treated(control, spec, untreated, treatment).run()
+        yield about | {"policy": name} | _entries(outcome)
 
 
 def _control_row(control: Control, policies: Sequence[str]) -> dict[str, Any]:
@@ -175,12 +172,8 @@ def first_action(control: Control, treatment: Treatment) -> int | None:
 
 
 def _entries(outcome: Outcome) -> dict[str, Any]:
-    return {
-        "end": outcome.end,
-        "step": outcome.step,
+    return asdict(outcome) | {
         "above": round(outcome.above, 5) if isfinite(outcome.above) else None,
-        "executed": outcome.executed,
-        "extra": outcome.extra,
         "actions": len(outcome.actions),
         "first": list(outcome.actions[0]) if outcome.actions else None,
         "last": list(outcome.actions[-1]) if outcome.actions else None,

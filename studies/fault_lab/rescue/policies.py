@@ -161,8 +161,9 @@ class Spam(Treatment):
 class _WithSnapshots(Treatment):
     """Keeps the snapshots of the last `keep` steps at multiples of `every`."""
 
-    def __init__(self, every: int, keep: int) -> None:
-        self.every, self.keep = every, keep
+    every, keep = EVERY, 8
+
+    def __init__(self) -> None:
         self._steps: list[int] = []
 
     def snapshot_due(self, step: int) -> bool:
@@ -184,8 +185,7 @@ class _WithSnapshots(Treatment):
 class RestartAtNan(_WithSnapshots):
     """Restart from a checkpoint, of every 50 steps, once loss or weights are not finite."""
 
-    def __init__(self) -> None:
-        super().__init__(every=50, keep=1)
+    every, keep = 50, 1
 
     def before(self, seen: Seen) -> Decision:
         return GO_ON if isfinite(seen.loss) else self._restart(seen.step)
@@ -202,8 +202,8 @@ class RestartAtNan(_WithSnapshots):
 
 
 class _OnAlarm(_WithSnapshots):
-    def __init__(self, every: int, keep: int) -> None:
-        super().__init__(every, keep)
+    def __init__(self) -> None:
+        super().__init__()
         self.detector = CalibratedDetector()
         self._was = False
 
@@ -228,9 +228,6 @@ class Palm(_OnAlarm):
 
     BACK, SKIP = 20, 40
 
-    def __init__(self) -> None:
-        super().__init__(every=EVERY, keep=8)
-
     def alarmed(self, step: int) -> Decision:
         to = self._back_to(step - self.BACK)
         if to is None:
@@ -241,8 +238,10 @@ class Palm(_OnAlarm):
 class HalveRate(_OnAlarm):
     """Halve the learning rate at each alarm, for the rest of the run."""
 
-    def __init__(self, every: int = 10**9, keep: int = 1) -> None:
-        super().__init__(every, keep)
+    every, keep = 10**9, 1
+
+    def __init__(self) -> None:
+        super().__init__()
         self._factor = 1.0
 
     def alarmed(self, step: int) -> Decision:
@@ -261,9 +260,7 @@ class GoBackAndHalve(HalveRate):
     """OPT (2022): go back to a checkpoint before the alarm and lower the rate, here by half."""
 
     BACK = 20
-
-    def __init__(self) -> None:
-        super().__init__(every=EVERY, keep=8)
+    every, keep = EVERY, 8
 
     def alarmed(self, step: int) -> Decision:
         to = self._back_to(step - self.BACK)
