@@ -126,7 +126,7 @@ def plan_training(
 ) -> Plan:
     """The first way to train `config` that fits: all weights, LoRA, or LoRA on 4-bit weights.
 
-    `method` is ``auto``, ``full``, ``lora`` or ``qlora``.
+    `method` is ``auto``, ``full``, ``lora`` or ``qlora``. Raises CaseStudyError where none fits.
     """
     longest = getattr(config.get_text_config(), "max_position_embeddings", None)
     if longest is not None and settings.sequence_length > longest:

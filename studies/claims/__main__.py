@@ -142,7 +142,7 @@ def line(claim: Claim, problem: str, fine: str) -> None:
 
 
 def printed() -> dict[str, str]:
-    """Run the commands in a folder of their own; returns what stands between the markers."""
+    """Run the commands elsewhere; what stands between the markers. RuntimeError where one fails."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in ("simulator.py", "studies"):
@@ -167,7 +167,7 @@ def printed() -> dict[str, str]:
 def page(table: Table) -> str:
     """Text of docs/claims.md."""
     parts = [INTRODUCTION]
-    for source in dict.fromkeys(claim.source for claim in table.claims):
+    for source in dict.fromkeys(claim.source for claim in table.claims if claim.listed):
         commands = "`, then `".join(f"python {one}" for one in source.commands)
         again = "recomputed by `verify`" if source.recomputed else "not recomputed by `verify`"
         note = f" {source.note[0].upper()}{source.note[1:]}." if source.note else ""
@@ -178,7 +178,7 @@ def page(table: Table) -> str:
             "| Statement | Value | Tolerance | Where |",
             "| --- | --- | ---: | --- |",
         ]
-        for claim in (one for one in table.claims if one.source == source):
+        for claim in (one for one in table.claims if one.listed and one.source == source):
             places = ", ".join(_link(document) for document in claim.documents)
             text = claim.text.replace("|", "\\|").replace("{}", "…")
             values = ", ".join(claim.shown(claim.committed()))

@@ -46,6 +46,7 @@ class Claim:
         text: ``{}`` for each number, ``*`` for a cell of a table row that is passed over.
         values: where each number stands in the results.
         tolerance: absolute, of a recomputed value.
+        listed: on the page of claims.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Claim:
     text: str
     values: tuple[Any, ...]
     tolerance: float
+    listed: bool = True
 
     def committed(self) -> list[float]:
         """Values in the committed results."""
@@ -103,6 +105,7 @@ def load(path: Path = TABLE) -> Table:
                 text=one["text"],
                 values=tuple(one["values"]),
                 tolerance=float(one["tolerance"]),
+                listed=one.get("listed", True),
             )
         )
     names = [claim.name for claim in claims]
@@ -155,7 +158,7 @@ def _value(value: Any, folder: Path) -> float:
         return more - less
     if "ceiling" in value:
         return math.ceil(_cell(value["ceiling"][0], folder))
-    return sum(_cell(one, folder) for one in value["sum"])
+    return value.get("times", 1) * sum(_cell(one, folder) for one in value["sum"])
 
 
 def _cell(place: str, folder: Path) -> float:

@@ -1,4 +1,7 @@
-"""The generated parts of a page of docs: what stands between two markers is replaced."""
+"""The generated parts of a page of docs: what stands between two markers is replaced.
+
+Where there is nothing for a name, `fill` raises ValueError with the known ones, and writes nothing.
+"""
 
 from __future__ import annotations
 

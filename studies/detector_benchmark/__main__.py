@@ -210,7 +210,7 @@ def stress_study(options: argparse.Namespace) -> DataSet:
 
 
 def check_same(opened: Results, again: Results) -> None:
-    """Check that a later opening of the sealed part equals the first one, whose date is kept."""
+    """Raise Refused unless a later opening of the sealed part equals the first; keep its date."""
     for name, row in again["rows"].items():
         there = opened["rows"].get(name)
         now = encode({key: value for key, value in row.items() if key != "commit"})

@@ -119,7 +119,7 @@ def results_of(
 
 
 def merged(path: Path, results: Results) -> Results:
-    """These results with the existing rows, in the order of the registry."""
+    """These results and the existing rows in the registry's order; ValueError for other inputs."""
     if not path.exists():
         return results
     try:

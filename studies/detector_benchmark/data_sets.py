@@ -106,7 +106,7 @@ def lab(
 
 
 def stress(folder: Path) -> DataSet:
-    """The simulator's stress study, each run a group."""
+    """The simulator's stress study, each run a group. Raises UnusableStudy, as `read_study`."""
     study = read_study(folder)
     runs = study.reference
     cases = Cases.of(runs, [run.id for run in runs])

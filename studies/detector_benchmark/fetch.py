@@ -43,7 +43,7 @@ def fetch(lines: Sequence[Listed], folder: Path, *, base_url: str = BASE_URL) ->
     """Fetch each file once; existing files with the right bytes are kept.
 
     One that cannot be downloaded, or has other bytes than the manifest's, is yielded with its
-    problem.
+    problem. Raises ModuleNotFoundError without pooch.
     """
     import pooch
 

@@ -35,10 +35,13 @@ class TrainProof:
         score = 0 pass, 1 warn, 2 fail, of the last verdict
 
     It judges a log as a whole; here at every tenth record, and after 500 records whenever the log
-    has grown by a fiftieth. It uses training loss, validation loss (as ``eval_loss``; as ``loss``
-    where a run logs no training loss), gradient norm, learning rate and time. Weaknesses: a loss
-    that "never got better" fails after ten records; a last loss far above the lowest fails a noisy
-    run; it keeps the whole log. Source: trainproof 0.22.0 on PyPI, "A deterministic linter for ML
+    has grown by a fiftieth; in between the last verdict is kept. It uses training loss, validation
+    loss (as ``eval_loss``; as ``loss`` where a run logs no training loss), gradient norm, learning
+    rate and time. A run fails by nan or inf in loss or norm, a loss or norm that is exactly 0, a
+    loss that is flat, that never got 5 % better than its first five, or that ends above 1.5 times
+    its least, and by a learning rate of 0 throughout. Weaknesses: "never got better" is tested
+    after only ten records; the comparison of the last loss with the lowest makes a noisy run fail;
+    it keeps the whole log. Source: trainproof 0.22.0 on PyPI, "A deterministic linter for ML
     training runs".
     """
 
@@ -103,10 +106,12 @@ class TrainPulse:
 
         score = the most severe alert of this record: 0 none, 1 warning, 2 critical
 
-    It uses the followed loss (as ``loss``), the gradient norm and the learning rate. Its plateau
-    notices are not counted. Weaknesses: fixed ratios and absolute norms for every run; one nan
-    disables the mean of the loss for 50 steps; it keeps every value. Source: trainpulse 0.4.0 on
-    PyPI, "Lightweight training health monitor".
+    It uses the followed loss (as ``loss``), the gradient norm and the learning rate, and gets no
+    step times. Its rules: nan or inf anywhere, a loss of five times the mean of the last 50, a norm
+    above 100 or below 1e-7, a learning rate that changes tenfold at once. Its plateau notices are
+    not counted. Weaknesses: fixed ratios and absolute norms for every run; one nan disables the
+    mean of the loss for 50 steps; it keeps every value. Source: trainpulse 0.4.0 on PyPI,
+    "Lightweight training health monitor".
     """
 
     __slots__ = ("_followed", "_monitor", "reason", "score")
@@ -151,9 +156,10 @@ class TrainScope:
         score = |its score|, 0 without one;    alarm if there is one
 
     A two-sided CUSUM of the loss about the median of the last 200, in robust standard deviations,
-    with slack 1 and limit 6, from the 31st loss on. A loss that is not finite is not passed on.
-    Weakness: it is two-sided, so any steady decrease of the loss alarms. Source: trainscope 1.8.1
-    on PyPI, "Post-mortem debugger for LLM training loss spikes".
+    with slack 1 and limit 6, from the 31st loss on. A loss that is not finite is not passed on, as
+    in its recorder, which in a live training also hooks layers and optimiser: these values cause no
+    alert. Weakness: it is two-sided, so any steady decrease of the loss alarms. Source: trainscope
+    1.8.1 on PyPI, "Post-mortem debugger for LLM training loss spikes".
     """
 
     __slots__ = ("_detector", "_followed", "score")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import time
 from collections import Counter
@@ -20,6 +21,7 @@ from typing import Any
 import joblib
 import torch
 
+from benchmarks.report import processor
 from rmetric._util.workers import delayed
 from rmetric.logs import write_atomically
 from rmetric.readers.archive import SUFFIX, run_from_line, run_to_line, write_archive
@@ -172,7 +174,7 @@ def pack(out: Path, specs: Sequence[LabSpec], archives: Path) -> dict[str, Any]:
     made = json.loads((out / CAMPAIGN).read_bytes()) | {
         "archives": packed,
         "machine": platform.machine(),
-        "processor": _processor(),
+        "processor": f"{os.cpu_count()} x {processor()}",
         "process_seconds": round(sum(seconds)),
     }
     path = archives / MANIFEST
@@ -183,15 +185,6 @@ def pack(out: Path, specs: Sequence[LabSpec], archives: Path) -> dict[str, Any]:
         manifest = made | {key: there[key] for key in (SECOND,) if key in there}
     write_atomically(path, [_json(manifest)])
     return made
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{len(names)} x {names[0]}" if names else platform.processor()
 
 
 def _json(value: Any) -> bytes:

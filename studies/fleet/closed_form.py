@@ -26,7 +26,7 @@ def exact_ettr(
 
         (D / M) exp(-(u + D + d) / M) / (1 - exp(-(D + w) / M))
 
-    which for d = w is Daly's (2006, equation 20).
+    which for d = w is Daly's (2006, equation 20). Raises ValueError for saves that overlap.
     """
     most = interval + blocking
     wanted = f"from blocking, {blocking}, to interval + blocking, {most}"

@@ -33,7 +33,7 @@ def read_faults(path: Path) -> dict[str, Any]:
     """The settings of a `Fleet` that a trace as InfiniteHBD's has: repairs and relapses, seconds.
 
     Overlapping faults of a node are one, to the first end. The share is of the repaired nodes that
-    are followed for `WINDOW_DAYS`.
+    are followed for `WINDOW_DAYS`. Raises ValueError for files without repairs or relapses.
     """
     try:
         rows = [(float(one["event_time"]), one["event_type"] == "fault_start", one["node_id"])

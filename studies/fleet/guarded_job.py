@@ -173,7 +173,8 @@ class _Run:
     def _save(self, vote: Vote) -> Events:
         policy = self._the_policy()
         suspects = [one.reason for one in policy.pending.values() if self.job.predictor.drops]
-        leaves = bool(suspects) or self._could_grow()
+        grows = self.fleet.grows and self.fleet.nodes_for(self._available()) > self.nodes
+        leaves = bool(suspects) or grows
         policy.begin(self.env.now, self.step, vote)
         self.counts[f"saves_{vote.name.lower()}"] += 1
         self.durable_at = self.env.now + self.job.saves.durable_seconds
@@ -314,9 +315,6 @@ class _Run:
         if self.fleet.num_spares is None:
             return self.fleet.num_nodes
         return self.fleet.num_nodes + self.fleet.num_spares - self.down
-
-    def _could_grow(self) -> bool:
-        return self.fleet.grows and self.fleet.nodes_for(self._available()) > self.nodes
 
     def _step_takes(self) -> float:
         return self.job.step_seconds * self.fleet.num_nodes / self.nodes

@@ -114,7 +114,8 @@ def _any(seen: list[Bools], num: int) -> Floats:
 
 def _kinds(history: GpuHistory) -> dict[str, Bools]:
     """At which readings each kind of sign is new or holds, in the words of the rules."""
-    kinds = {name: history.columns[name] & history.available for name in REMAPS}
+    remaps = ("row_remap_pending", "row_remap_failed")
+    kinds = {name: history.columns[name] & history.available for name in remaps}
     kinds["gpu_lost"] = history.lost
     for time, number in history.xids:
         at = int(np.searchsorted(history.times, time))
@@ -123,9 +124,6 @@ def _kinds(history: GpuHistory) -> dict[str, Bools]:
     for kind, other in EXPLAINED_BY.items():
         kinds[kind] &= ~kinds.get(other, np.zeros(history.times.size, dtype=bool))
     return kinds
-
-
-REMAPS = ("row_remap_pending", "row_remap_failed")
 
 
 def _rises(history: GpuHistory, counter: str) -> Floats:

@@ -92,7 +92,7 @@ def read_events(path: Path) -> dict[Key, list[TelemetryEvent]]:
 
 
 def read_failures(path: Path) -> dict[Key, list[float]]:
-    """Times of the failures of each GPU."""
+    """Times of the failures of each GPU. Raises ValueError with file and line for another form."""
     found: dict[Key, list[float]] = {}
     for line_number, line in enumerate(path.read_bytes().splitlines(), start=1):
         if not line.strip():

@@ -42,7 +42,7 @@ def run_published_study(
     """Write the logs below `out`; yields, run by run, whether its log was there.
 
     `seed` is of Python's `random`, through all runs; `limit` takes the first so many, in the order
-    of their draws; `config` is of the metric, without the mode.
+    of their draws; `config` is of the metric, without the mode. Raises StudyError before it writes.
     """
     specs = published_specs()
     _check_folders(out, specs, seed, config)

@@ -92,7 +92,10 @@ def main(argv: list[str] | None = None) -> int:
     labels = yaml.safe_load((FOLDER / "labels.yaml").read_text(encoding="utf-8"))
     lines = options.out / f"{options.set}.jsonl"
     seen = []
-    for entry in _read(lines) if options.report else looked_at(options.set, options.only):
+    entries = looked_at(options.set, options.only)
+    if options.report:
+        entries = map(json.loads, lines.read_text(encoding="utf-8").splitlines())
+    for entry in entries:
         seen.append(entry)
         shown = entry["found"] if "found" in entry else entry["control"]
         kinds = [f"{one['kind']}@{one['step']}" for one in shown]
@@ -106,10 +109,6 @@ def main(argv: list[str] | None = None) -> int:
         )
         print(write_summary(options.out), end="")
     return int(any("problem" in entry for entry in seen))
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def write_summary(folder: Path) -> str:

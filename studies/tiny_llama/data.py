@@ -47,7 +47,7 @@ class TokenFile:
     """Windows of a local file of tokens, begun where the seed, the step and the index say.
 
     A ``.npy`` file holds whole numbers, shape (N,); a ``.bin`` file little-endian uint16; any other
-    bytes.
+    bytes. Raises ValueError for a file of anything else, or of too few tokens.
     """
 
     def __init__(self, path: Path, vocabulary: int, length: int, seed: int) -> None:
@@ -74,7 +74,7 @@ class TokenFile:
 
 
 def distinct(vocabulary: int, generator: np.random.Generator) -> Tokens:
-    """Distinct successors of each token, shape (V, K)."""
+    """Distinct successors of each token, shape (V, K); ValueError for fewer tokens than that."""
     count = len(SUCCESSION)
     if vocabulary < count:
         raise ValueError(f"vocabulary is {vocabulary}: a chain needs at least {count} tokens")

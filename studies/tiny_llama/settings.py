@@ -202,7 +202,7 @@ class TrainingSettings:
 
 
 def settings_of(options: argparse.Namespace, ranks: int) -> TrainingSettings:
-    """Settings from command-line options for so many ranks."""
+    """Settings from command-line options for so many ranks; ValueError for what does not fit."""
     shape = shape_of(options)
     _at_least(options, 1, "steps", "print_every", "keep", "batch", "micro_batch", "threads")
     _at_least(options, 0, "warmup", "seed", "sleep")

@@ -24,7 +24,7 @@ from studies.common.llama_shape import Shape
 from studies.tiny_llama.__main__ import main
 from studies.tiny_llama.data import ENTROPY, SUCCESSION, Chain, TokenFile, rows_of
 from studies.tiny_llama.loop import LossLog, cut_back
-from studies.tiny_llama.settings import parser, settings_of
+from studies.tiny_llama.settings import InjectedError, Injection, Injector, parser, settings_of
 
 torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():
@@ -153,6 +153,22 @@ def test_a_gradient_that_is_not_finite_never_reaches_the_weights(tmp_path, plain
     assert losses_of(tmp_path / "run")[5][1] == "NaN"
     on_ranks(train_on, tmp_path, ("run", more), ranks=1)
     assert largest_difference(tmp_path / "run", plain) < CLOSE
+
+
+@pytest.mark.parametrize("kind", ["exception", "slow", "hang"])
+def test_an_injection_strikes_one_rank_once(tmp_path, monkeypatch, capsys, kind):
+    monkeypatch.setattr("studies.tiny_llama.settings.time.sleep", lambda seconds: 1 / 0)
+    asked = (Injection(kind=kind, step=3, rank=1),)
+    Injector(tmp_path, asked, rank=0).before(3)
+    struck = Injector(tmp_path, asked, rank=1)
+    struck.before(2)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(InjectedError if kind == "exception" else ZeroDivisionError):
+        struck.before(3)
+    assert capsys.readouterr().err == f"injected: {kind}@3:1\n"
+    entry = json.loads((tmp_path / "injected" / f"{kind}@3:1.json").read_text())
+    assert entry["pid"] == os.getpid()
+    Injector(tmp_path, asked, rank=1).before(3)
 
 
 @pytest.mark.slow

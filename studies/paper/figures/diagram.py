@@ -74,7 +74,7 @@ class Diagram:
         return [name for name in self.nodes if name not in tails]
 
     def ranks(self) -> dict[str, int]:
-        """Arrows from the start to each box, by the longest way; the ends are all last."""
+        """Arrows from the start to each box, by the longest way; ends last. Raises CycleError."""
         before: dict[str, list[str]] = {name: [] for name in self.nodes}
         for edge in self.edges:
             before[edge.head].append(edge.tail)
@@ -116,9 +116,8 @@ def by_columns(diagram: Diagram) -> Layout:
     rights: list[float] = []
     tops: dict[str, float] = {}
     centres: dict[str, Point] = {}
-    columns: list[list[str]] = [[] for _ in range(max(ranks.values()) + 1)]
-    for name in diagram.nodes:
-        columns[ranks[name]].append(name)
+    order = sorted(set(ranks.values()))
+    columns = [[name for name in diagram.nodes if ranks[name] == rank] for rank in order]
     widths = [max(sizes[name][0] for name in column) for column in columns]
     room = (TEXT_WIDTH - 3 * MARGIN - sum(widths)) / max(1, len(widths) - 1)
     gap = max(LAYER_GAP, min(PLAIN_GAP, room))

@@ -26,6 +26,7 @@ from studies.detector_benchmark.cases import (
     seen_before_step,
     strict,
     visibly_broken,
+    with_check,
 )
 from studies.detector_benchmark.measure import Judged, curve, operating
 from tests.studies.benchmark.runs import ONSET, STEPS, campaign, made_run, rising, said
@@ -105,6 +106,12 @@ def test_instant_failures_are_told_apart_and_what_sees_them_is_said():
     assert cases.warned.tolist() == [False, False, False, True]
     assert cases.seen_before_step.tolist() == [True, True, False, False]
     assert not seen_before_step(CONTROL)
+    # The check before the step announces what it sees, and not where a false alarm came first.
+    runs = [instant, entries, weights, ACUTE, CONTROL]
+    for alarms, expected in (((), [True, True]), ((3,), [False, True])):
+        found, cases = seen(runs, [alarms, (), (), (), ()]), cases_of(*runs)
+        hit = with_check(cases, found.neutral, found.alerts).hit.tolist()
+        assert hit == [*expected, False, False, False]
 
 
 def test_a_kind_that_is_left_out_is_judged_by_thresholds_that_never_saw_it():

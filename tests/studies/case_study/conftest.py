@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import datasets
 import pytest
 import torch
+
+from tests.studies.case_study.runs import write_examples, write_mini_model
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -20,3 +24,13 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory) -> Path:
+    return write_mini_model(tmp_path_factory.mktemp("mini") / "model")
+
+
+@pytest.fixture(scope="session")
+def dataset(tmp_path_factory) -> Path:
+    return write_examples(tmp_path_factory.mktemp("data") / "questions.jsonl", 120)

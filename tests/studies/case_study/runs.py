@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
-from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -14,28 +12,16 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 import run_case_study
 from studies.case_study.data import examples
 from studies.case_study.models import byte_tokenizer
+from tests.studies.paper.small_study import captured
 
 STEPS, EVAL_EVERY, ONSET, LASTS = 24, 4, 13, 3
 
-
-class Result(NamedTuple):
-    """What the script did."""
-
-    code: int
-    out: str
-    err: str
+run = partial(captured, run_case_study.main)
 
 
-def run(*arguments: str | Path) -> Result:
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        code = run_case_study.main([str(argument) for argument in arguments])
-    return Result(code, out.getvalue(), err.getvalue())
-
-
-def write_mini_model(folder: Path) -> Path:
-    """Eight thousand weights, with a tokenizer: a folder as users have."""
-    config = Qwen2Config(
+def write_mini_model(folder: Path, config: Qwen2Config | None = None) -> Path:
+    """Eight thousand weights, or those of `config`, with a tokenizer: a folder as users have."""
+    config = config or Qwen2Config(
         vocab_size=257,
         hidden_size=16,
         num_hidden_layers=2,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,19 +13,9 @@ import huggingface_hub
 import pytest
 import torch
 
-from tests.studies.case_study.runs import mini, run, write_examples, write_mini_model
+from tests.studies.case_study.runs import mini, run
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return write_mini_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory) -> Path:
-    return write_examples(tmp_path_factory.mktemp("data") / "questions.jsonl", 60)
 
 
 def refused(*arguments: str | Path) -> str:
@@ -81,16 +72,21 @@ def test_a_folder_that_is_no_model_says_what_it_lacks(model, dataset, tmp_path):
 
 
 def test_a_model_that_brings_its_own_code_is_refused(model, dataset, tmp_path):
-    folder = tmp_path / "model"
-    folder.mkdir()
-    for path in model.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
+    folder = Path(shutil.copytree(model, tmp_path / "model"))
     config = json.loads((folder / "config.json").read_text())
     config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     refused(*mini(folder, dataset, tmp_path / "out"))
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_tokenizer_of_another_model_is_refused(model, dataset, tmp_path):
+    folder = Path(shutil.copytree(model, tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text()) | {"vocab_size": 200}
+    (folder / "config.json").write_text(json.dumps(config))
+    error = refused(*mini(folder, dataset, tmp_path / "out"))
+    assert f"{folder}: its tokenizer gives token 256 and the model knows 200: they do not" in error
 
 
 @pytest.mark.parametrize(
@@ -145,17 +141,13 @@ def test_without_a_network_it_says_what_to_fetch_and_where_it_goes(model, datase
     assert not out.exists()
 
 
-def python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-
-
 def test_help_does_not_pay_for_torch():
-    done = python(
+    code = (
         "import sys, run_case_study\n"
         "try: run_case_study.main(['--help'])\n"
         "except SystemExit: print([m for m in ('torch', 'matplotlib') if m in sys.modules])"
     )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert "--micro-batch-size" in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"

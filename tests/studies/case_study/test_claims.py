@@ -10,10 +10,7 @@ import pytest
 from rmetric.logs import read_log
 from rmetric.replay.scored_run import score_run
 from studies.case_study.report import table_of
-from studies.common.real_runs import (
-    read_summaries,
-    real_runs_rows,
-)
+from studies.common.real_runs import read_summaries, real_runs_rows
 
 F1, CAUSAL_F1, LEAD, COST = range(4)
 MEASURED, NUMBER, VERDICT = 2, 3, 4
@@ -80,31 +77,6 @@ SUMMARY = json.loads((RESULTS / "summary.json").read_text(encoding="utf-8"))
 
 def test_the_page_has_the_table_of_the_summary():
     assert table_of(SUMMARY) in (ROOT / "docs/case_study.md").read_text(encoding="utf-8")
-
-
-def test_the_page_says_what_the_summary_says():
-    runs = SUMMARY["runs"]
-    r = {name: run["r_metric"] for name, run in runs.items()}
-    own = {
-        name: judged["first_alert_step"] or "none"
-        for name, judged in SUMMARY["other_detectors"]["calibrated"].items()
-    }
-    whole = r["control"]["alerts"]["whole_run"]["alerts"]
-    first = r["control"]["first_alert_step"]
-    assert f"| control | healthy | {first}, {whole} in all | {own['control']} |" in PAGE
-    for name, until, outcome in (
-        ("LR_SPIKE", "after_onset", "absorbed"),
-        ("LR_RUNAWAY", "onset_to_failure", f"diverged at {runs['LR_RUNAWAY']['failure_step']}"),
-    ):
-        before, after = (r[name]["alerts"][phase]["alerts"] for phase in ("before_onset", until))
-        row = f"{r[name]['first_alert_step']}, {before} / {after} | {own[name]} |"
-        assert f"| `{name}` | {outcome} | {row}" in PAGE
-    lead = r["LR_RUNAWAY"]["published"]["lead_steps"]
-    assert f"first alarm comes at step {first} of every run" in PAGE
-    assert f"a lead of {lead} steps in the run that fails" in PAGE
-    calibrated = SUMMARY["other_detectors"]["calibrated"]["LR_RUNAWAY"]["causal"]
-    assert calibrated["hit"]
-    assert f"alarms {calibrated['lead_steps']} steps before the failure" in PAGE
 
 
 def test_the_page_says_what_the_logs_say():

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen2ForCausalLM
 
 from studies.case_study import models
-from studies.case_study.models import Recipe, byte_tokenizer, load_model, memory_needed, read_config
+from studies.case_study.models import Recipe, load_model, memory_needed, read_config
 from studies.case_study.settings import TINY, Settings
 from tests.studies.case_study.runs import mini, run, write_examples, write_mini_model
 from tests.studies.case_study.test_recipe import RTX_4060
@@ -52,12 +51,7 @@ RECIPE = Recipe(
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
     """A model of which each tensor is a whole number of blocks, in its folder."""
-    folder = tmp_path_factory.mktemp("model")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        Qwen2ForCausalLM(read_config(TINY)).save_pretrained(folder)
-    byte_tokenizer().save_pretrained(folder)
-    return folder
+    return write_mini_model(tmp_path_factory.mktemp("model"), read_config(TINY))
 
 
 def bytes_of(weight: torch.nn.Parameter) -> int:

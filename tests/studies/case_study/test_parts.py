@@ -60,7 +60,8 @@ def first_tokens(row: dict) -> tuple[list[int], list[int]]:
 
 
 def test_the_same_words_are_the_same_tokens_whatever_the_columns_are_called():
-    pairs = [("instruction", "output"), ("prompt", "completion"), ("question", "answer")]
+    pairs = [("instruction", "output"), ("instruction", "response"), ("prompt", "completion"),
+             ("prompt", "response"), ("question", "answer")]  # fmt: skip
     said = [{"role": "user", "content": "why?"}, {"role": "assistant", "content": "so."}]
     rows = [{q: "why?", a: "so.", "id": 1} for q, a in pairs] + [{"messages": said}]
     assert len({str(first_tokens(row)) for row in rows}) == 1
@@ -147,6 +148,13 @@ def batch_of(size: int = 40, length: int = 50) -> Batch:
     labels = tokens.copy()
     labels[:, :10] = IGNORED
     return Batch(tokens, labels)
+
+
+def test_the_learning_rate_is_multiplied_or_runs_away():
+    spike, runaway = fault_of("LR_SPIKE"), fault_of("LR_RUNAWAY")
+    assert {spike.rate(spike.severity, step) for step in (1, 20)} == {15.0}
+    rates = [runaway.rate(runaway.severity, step) for step in range(1, 101)]
+    assert rates == pytest.approx([1.1**step for step in range(1, 101)])
 
 
 def test_faults_of_gradients_change_them_by_their_severity():

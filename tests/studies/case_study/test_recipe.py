@@ -22,6 +22,7 @@ from studies.case_study.models import (
 )
 from studies.case_study.report import hardware_of
 from studies.case_study.settings import QWEN_3B, CaseStudyError, Settings
+from tests.studies.case_study.runs import run
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs/case_study.md").read_text(encoding="utf-8")
@@ -101,6 +102,14 @@ def test_a_host_without_room_for_the_state_before_the_onset_is_said(monkeypatch)
     monkeypatch.setattr("studies.case_study.models.check_fits", refuse)
     with pytest.raises(CaseStudyError, match="states from before the onset do not fit; --lora"):
         plan_training(read_config(QWEN_3B), Settings(), H200)
+
+
+def test_too_little_memory_is_said_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("studies.case_study.models.find_device", lambda kind, float16: T4)
+    done = run("--random-weights", "--full", "--out", tmp_path / "out")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "too little memory on Tesla T4: full fine-tuning in float16" in done.err
+    assert not (tmp_path / "out").exists()
 
 
 # -- how much memory that takes

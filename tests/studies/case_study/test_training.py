@@ -23,29 +23,17 @@ from rmetric.reporting.replay_report import verdicts
 from run_case_study import Training, train
 from studies.case_study.data import load_data
 from studies.case_study.models import Recipe, load_model, load_tokenizer, read_config
-from studies.case_study.report import table_of
+from studies.case_study.report import NoHardware, table_of
 from studies.case_study.settings import Settings, faults_of
 from tests.studies.case_study.runs import (
     ONSET,
     STEPS,
     mini,
     run,
-    write_examples,
-    write_mini_model,
 )
 
 ROOT = Path(__file__).parents[3]
 CONTROL, FAULT = "model_NONE_s0.jsonl", "model_LR_SPIKE_s0.jsonl"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return write_mini_model(tmp_path_factory.mktemp("mini") / "model")
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory) -> Path:
-    return write_examples(tmp_path_factory.mktemp("data") / "questions.jsonl", 120)
 
 
 @pytest.fixture(scope="module")
@@ -70,17 +58,8 @@ def summary(folder: Path) -> dict:
 
 
 def test_everything_that_is_promised_is_there_and_nothing_else(study):
-    assert sorted(path.name for path in study.iterdir()) == sorted(
-        [
-            "summary.json",
-            "case_study.png",
-            "case_study.pdf",
-            "claims.md",
-            "replayed",
-            CONTROL,
-            FAULT,
-        ]
-    )
+    files = {"summary.json", "case_study.png", "case_study.pdf", "claims.md", "replayed"}
+    assert {path.name for path in study.iterdir()} == files | {CONTROL, FAULT}
     for log in (CONTROL, FAULT):
         assert (study / "replayed" / Path(log).stem / "report.html").stat().st_size > 1000
     assert (study / "replayed/index.html").is_file()
@@ -177,6 +156,20 @@ def test_a_control_that_breaks_down_before_the_onset_ends_the_study(model, datas
     assert "error: the undisturbed run broke down at step 4, before the onset" in result.err
 
 
+def test_a_run_from_the_start_is_the_run_that_branched_off(model, dataset, tmp_path):
+    settings = {"steps": 12, "recipe": CPU, "model": model, "dataset": dataset}
+    control = trained(log=tmp_path / "control.jsonl", **settings)
+    options = settings | {"fault": "SIGN_FLIP_ALL"}
+    whole = trained(log=tmp_path / "whole.jsonl", **options)
+    last = measured(tmp_path / "whole.jsonl")[FIRST - 2 :]
+    assert len(last) == 12 - FIRST + 2
+    for name in ("branched.jsonl", "again.jsonl"):
+        branched = trained(log=tmp_path / name, state=control.branch, **options)
+        assert measured(tmp_path / name) == last
+        for weight, ours in whole.weights.items():
+            assert torch.equal(ours, branched.weights[weight])
+
+
 @pytest.mark.parametrize("fault", ["", "SIGN_FLIP_ALL"])
 def test_the_weights_are_equal_bit_for_bit_with_and_without_the_monitor(
     model, dataset, tmp_path, fault
@@ -216,6 +209,21 @@ def trained(
     return train(loaded, recipe, settings, data, struck, log, {}, state)
 
 
+def test_the_source_of_hardware_events_is_closed_with_its_run(
+    model, dataset, tmp_path, monkeypatch
+):
+    class Gpu(NoHardware):
+        is_open = True
+
+        def close(self) -> None:
+            self.is_open = False
+
+    hardware = Gpu()
+    monkeypatch.setattr("studies.case_study.report.hardware_of", lambda device: (hardware, "a GPU"))
+    training = trained(CPU, model, dataset, tmp_path / "x.jsonl")
+    assert (training.hardware, hardware.is_open) == ("a GPU", False)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("lora", [True, False])
 def test_every_recipe_trains(dtype, lora, model, dataset, tmp_path):
@@ -244,13 +252,9 @@ def test_random_weights_need_no_weights_in_the_folder(model, dataset, tmp_path):
 
 @pytest.mark.slow
 def test_tiny_runs_to_the_end_and_needs_nothing(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "run_case_study.py", "--tiny", "--device", "cpu", "--out", tmp_path / "o"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "run_case_study.py", "--tiny", "--device", "cpu"]
+    command += ["--out", str(tmp_path / "o")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     runs = summary(tmp_path / "o")["runs"]
     assert {name: run["outcome"] for name, run in runs.items()} == {

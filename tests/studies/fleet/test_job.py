@@ -125,6 +125,11 @@ def test_what_a_failure_or_a_warning_costs(words: str) -> None:
     assert found == pytest.approx(expected)
 
 
+def test_a_shrunken_job_has_whole_replicas() -> None:
+    pairs = fleet(num_spares=0, shrinks=True, replica_nodes=2)
+    assert [pairs.nodes_for(n) for n in (9, 5, 4, 3, 2, 1, 0, -1)] == [4, 4, 4, 2, 2, 0, 0, 0]
+
+
 def test_a_repaired_node_fails_again_and_as_many_fail_in_all() -> None:
     apart = job(fleet=fleet(num_spares=1, repairs=(50.0,)), work_seconds=3e6, longest_seconds=3e6)
     relapses = {"relapse_share": 0.9, "relapse_gaps": (300.0,)}
@@ -234,6 +239,17 @@ def test_agrees_with_renewal_theory(interval: float, blocking: float, durable: f
         mtbf=3600.0, interval=interval, blocking=blocking, durable=durable, restart=300.0
     )
     assert simulated(10_000, interval, blocking, durable) == pytest.approx(exact, rel=0.01)
+
+
+def test_without_saves_a_job_starts_from_zero_and_saves_that_overlap_have_no_form() -> None:
+    hourly = fleet(failures_per_node_day=6.0, restart_seconds=300.0)
+    unsaved = job(fleet=hourly, saves=NO_SAVES, work_seconds=7200.0)
+    walls = [replicate(unsaved, seed).wall for seed in range(2000)]
+    expected = closed_form.unsaved_ettr(mtbf=3600.0, work=7200.0, restart=300.0)
+    assert 7200.0 / np.mean(walls) == pytest.approx(expected, rel=0.05)
+    assert closed_form.unsaved_ettr(mtbf=1.0, work=1e6, restart=0.0) == 0.0
+    with pytest.raises(ValueError, match="durable is 500"):
+        closed_form.exact_ettr(mtbf=1e4, interval=400.0, blocking=20.0, durable=500.0, restart=1.0)
 
 
 def test_a_false_alarm_costs_less_than_its_save_and_a_hit_what_is_said() -> None:

@@ -120,10 +120,10 @@ def test_a_branch_without_its_control_is_named(stored):
         list(read_runs(path))
 
 
-def test_reading_needs_no_torch(stored):
+def test_reading_needs_no_torch_and_the_rescue_demo_starts_without_matplotlib(stored):
     code = (
-        "import sys; from studies.fault_lab import read_runs\n"
+        "import sys, studies.fault_lab.rescue.demo; from studies.fault_lab import read_runs\n"
         f"assert len(list(read_runs({str(stored[0])!r}))) == 2\n"
-        "assert 'torch' not in sys.modules"
+        "assert not {'torch', 'matplotlib'} & {*sys.modules}"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from dataclasses import replace
 from math import inf, nan
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,9 +18,6 @@ from studies.fault_lab import __main__ as run_fault_lab
 from studies.fault_lab import tables
 from studies.fault_lab.signals import SIGNALS, response
 from studies.fault_lab.tables import by_fault, facts, outcomes, times, twins, wilson
-
-ROOT = Path(__file__).resolve().parents[3]
-PAGE = " ".join((ROOT / "docs/fault_lab.md").read_text(encoding="utf-8").split())
 
 STEPS = 160
 ONSET = 101
@@ -73,10 +67,7 @@ def a_branch(control: Run, fault: str = "LR_SPIKE", failure: int | None = 130, *
         failure_kind="degraded" if failure else None,
         failure_step=failure,
     )
-    config = {
-        "branch_of": control.id,
-        "fault_injection": {"type": fault, "trigger_step": ONSET},
-    }
+    config = {"branch_of": control.id, "fault_injection": {"type": fault, "trigger_step": ONSET}}
     return Run(id=f"{control.id}_{fault}", records=records, config=config, truth=truth)
 
 
@@ -169,49 +160,7 @@ def test_twins_are_subtracted_at_the_onset_later_and_at_the_end():
     assert spreads == ["3.00", "1.00 to 1.20", "11.00 to 11.20", "20.00 to 20.20", "60.00 to 60.20"]
 
 
-# -- what docs/fault_lab.md says
-
-
-def rows_of(name: str) -> dict[tuple[str, str], dict[str, str]]:
-    """By the first two cells."""
-    with open(ROOT / f"studies/fault_lab/results/{name}.csv", encoding="utf-8", newline="") as file:
-        return {tuple(row.values())[:2]: row for row in csv.DictReader(file)}
-
-
-def test_the_page_counts_the_runs_that_the_tables_count():
-    rows = rows_of("outcomes")
-    faults, benign = rows["all faults", "fault"], rows["all benign changes", "benign"]
-    controls = rows["NONE", "control"]
-    runs = [int(row["Runs"]) for row in (faults, benign, controls)]
-    assert f"{sum(runs)} real training runs of tiny language models, {runs[2]} of them" in PAGE
-    failed = [sum(int(row[k]) for k in ("Not finite", "Diverged", "Degraded"))
-              for row in (faults, benign, controls)]  # fmt: skip
-    share = wilson(failed[0], runs[0])
-    shares = [f"{100 * x:.0f}" for x in (share.point, share.low, share.high)]
-    said = "({} %, {} to {} %)".format(*shares)
-    assert f"{failed[0]} of {runs[0]} faults fail {said}" in PAGE
-    assert f"{failed[1]} of {runs[1]} benign runs end as failures" in PAGE
-    assert failed[2] == 0
-    assert f"at most {wilson(0, runs[2]).high:.0%}".replace("%", " %") in PAGE
-
-
-def test_the_page_states_the_times_of_table_7():
-    (row,) = [row for (kind, _), row in rows_of("times").items() if kind == "all"]
-    shown = [f"{float(row[f'{p} %']):.1f}".removesuffix(".0") for p in (10, 25, 50, 75)]
-    last = f"{float(row['90 %']):.0f}"
-    assert f"at {', '.join(shown)} and {last} steps." in PAGE
-    instant, soon = row["In the step of the onset"], row["Within 30 steps"]
-    assert (
-        f"{instant} of {row['Runs']} fail in the very step of the fault, {soon} within 30" in PAGE
-    )
-
-
-def test_the_page_states_the_size_of_the_archives():
-    manifest = json.loads(
-        (ROOT / "studies/fault_lab/data/manifest.json").read_text(encoding="utf-8")
-    )
-    size = sum(archive["bytes"] for archive in manifest["archives"].values())
-    assert f"in the repository, {size / 1e6:.0f} MB" in PAGE
+# -- the whole report
 
 
 def write_part(folder, split: str, seeds, **worse) -> None:
@@ -230,11 +179,8 @@ def write_part(folder, split: str, seeds, **worse) -> None:
 @pytest.fixture
 def few_simulated(monkeypatch):
     """A simulated study of seconds instead of a minute."""
-    monkeypatch.setattr(
-        tables,
-        "stress_specs",
-        lambda seed: [s for s in stress_specs(seed) if s.fault == "LR_SPIKE"][:3],
-    )
+    few = [spec for spec in stress_specs() if spec.fault == "LR_SPIKE"][:3]
+    monkeypatch.setattr(tables, "stress_specs", lambda seed: few)
 
 
 def test_the_report_does_not_open_the_test_parts_signals(tmp_path, few_simulated, capsys):

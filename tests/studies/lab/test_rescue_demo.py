@@ -45,6 +45,15 @@ def test_the_files_are_there_and_what_is_printed_is_what_they_hold(results, tmp_
     assert printed[4].strip().startswith("went back from ")
 
 
+def test_a_run_without_an_end_is_lost(results):
+    [panel] = results["panels"]
+    stopped = panel["runs"]["rescue"] | {"end": "not_finite", "step": 90}
+    assert demo.outcome_words(stopped) == "lost: stopped at step 90"
+    assert "not finite" in demo.outcome_words(stopped | {"above": None})
+    drawn = demo.demo_figure([panel | {"runs": panel["runs"] | {"rescue": stopped}}])
+    assert "lost" in [text.get_text() for text in drawn.axes[0].texts]
+
+
 def test_numbers_that_are_not_there_are_an_error_that_names_them(tmp_path, capsys):
     assert demo.main(["--redraw", "--out", str(tmp_path)]) == 2
     assert "rescue.json" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from dataclasses import asdict, replace
+from math import nan
 
 import pytest
 
@@ -37,11 +38,13 @@ def found(rescue, *, nothing=3.0, twin=2.0, held=False, step=60):
         (found(2.24), "lost", 0.0),
         (found(9.0, held=True, step=0), "held", 0.0),
         (found(2.0, nothing=1.9), "averted", 0.0),
+        (found(nan, nothing=nan), "lost", 0.0),
     ],
 )
 def test_a_run_is_judged_beside_its_twin_and_the_run_without_rescue(row, end, harm):
     assert fine_tuning.ending(row) == end
     assert fine_tuning.harm(row) == pytest.approx(harm)
+    assert fine_tuning.failed(row) == (row["nothing"]["loss"] != 1.9)
 
 
 SMALL = Run(

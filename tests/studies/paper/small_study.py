@@ -62,18 +62,22 @@ class Result(NamedTuple):
     code: int
     out: str
     err: str
-    folder: Path
+    folder: Path = Path()
 
     def bytes_of(self, *names: str) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in sorted(self.folder.iterdir())
                 if not names or path.stem in names}  # fmt: skip
 
 
-def run_script(main: Callable[[list[str]], int], logs: Path, folder: Path) -> Result:
+def captured(main: Callable[[list[str]], int], *arguments: str | Path) -> Result:
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
-        code = main(["--logs", str(logs), "--out", str(folder)])
-    return Result(code, out.getvalue(), err.getvalue(), folder)
+        code = main([str(argument) for argument in arguments])
+    return Result(code, out.getvalue(), err.getvalue())
+
+
+def run_script(main: Callable[[list[str]], int], logs: Path, folder: Path) -> Result:
+    return captured(main, "--logs", logs, "--out", folder)._replace(folder=folder)
 
 
 if __name__ == "__main__":

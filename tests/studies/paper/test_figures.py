@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
+from PIL import Image
 
 import generate_all_figures
 from rmetric.evaluation import evaluate, read_study, trace_all
@@ -116,6 +117,14 @@ def test_it_writes_every_figure_in_both_forms(drawn):
     assert files == {f"{n}.{kind}" for n in FIGURES for kind in ("pdf", "png")} | {
         "provenance.json", "README.md",
     }  # fmt: skip
+    for name in FIGURES:  # ready to print, and without a date
+        content = (drawn.folder / f"{name}.pdf").read_bytes()
+        assert content.startswith(b"%PDF")
+        assert b"/FontFile2" in content
+        assert not {word for word in (b"/Type3", b"/CreationDate") if word in content}
+        with Image.open(drawn.folder / f"{name}.png") as image:
+            assert image.info["dpi"] == pytest.approx((300, 300), abs=0.1)
+            assert "Software" not in image.info
 
 
 def test_the_same_logs_give_the_same_bytes_in_any_process(drawn, logs):
