@@ -45,6 +45,9 @@ def test_an_alarm_before_the_fault_is_a_hit_by_one_rule_and_two_runs_confirm_not
     assert (found[F1][NUMBER], found[F1][VERDICT]) == (2, "undecided")
     assert found[CAUSAL_F1][MEASURED].startswith("0.00")
     assert found[LEAD][MEASURED] == "no hit"
+    hit = judged(hit=True, false_alarm=False, lead=25)
+    assert "2.5" in rows(fault=run("failed", hit, hit))[LEAD][MEASURED]
+    assert rows(control=run("healthy", ALARM, ALARM))[F1][VERDICT] == "nothing failed"
 
 
 @pytest.mark.parametrize(
