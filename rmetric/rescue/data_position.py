@@ -256,8 +256,7 @@ class OwnLoop(DataPosition):
         self.rescue.data = self
         while True:
             monitor = self.rescue.monitor
-            is_open = monitor is not None and monitor.is_open
-            here = monitor.weights_step if monitor is not None and is_open else self._at
+            here = monitor.weights_step if monitor is not None and monitor.is_open else self._at
             self.at_boundary(here, last=dry or self._at >= self._total)
             if self._is_over():
                 return
