@@ -88,6 +88,7 @@ class Finding:
         severity: ``error``, the training does not do what it should; ``hint``, a fact that is on
             purpose in some trainings.
         words: what was measured, and what to do.
+        step: at which it was found.
         ranks, parameters: all that it is about.
         rows: what was compared, part by part.
     """

@@ -50,7 +50,7 @@ class ForwardProbes:
         self._measuring = ExitStack()  # hooks and interception of the pass under way
         self._routers = _routers(model)
         activations, load, self._intercept = (
-            OwnHook(torch.no_grad()(measure))
+            OwnHook(torch.no_grad()(measure), "a forward probe")
             for measure in (self._measure_activations, self._measure_load, self._measure_attention)
         )
         linear = (
@@ -84,7 +84,7 @@ class ForwardProbes:
         # the caller's own `with torch.device(...)`.
         for module in chain(*entrances(self._model)):
             self._armed += [
-                module.register_forward_pre_hook(OwnHook(self._enter)),
+                module.register_forward_pre_hook(OwnHook(self._enter, "the forward probes' hook")),
                 module.register_forward_hook(OwnHook(self._leave), always_call=True),
             ]
 
