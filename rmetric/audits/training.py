@@ -59,7 +59,7 @@ class OwnHook:
     It does nothing in a copy of the model, and after its first exception.
     """
 
-    def __init__(self, call: Callable[..., None] | None = None, what: str = "a hook") -> None:
+    def __init__(self, call: Callable[..., Any] | None = None, what: str = "an audit hook") -> None:
         self._call, self._what = call, what
 
     def __call__(self, *args: Any) -> None:
