@@ -20,7 +20,7 @@ from rmetric.guard.checkpoint_dir import (
 )
 from rmetric.guard.checkpoint_requests import SIGNALS, RequestSources
 from rmetric.guard.policy import CheckpointPolicy, PolicyConfig, Vote, check_source
-from rmetric.guard.ranks import Ranks
+from rmetric.guard.ranks import Ranks, restarts_on_a_shared_store
 from rmetric.guard.run_folder import RESUME_VARIABLE, RESUMES, RunFolder
 from rmetric.telemetry.sources import VerdictSource
 
@@ -101,6 +101,8 @@ class Guard:
         self.folder = folder or RunFolder.of_environment()
         self.checkpoints = self._saver(checkpoints, fingerprint)
         self.ranks = Ranks()
+        if self.ranks.rank == 0 and (why := restarts_on_a_shared_store()):
+            logger.warning("rmetric: %s", why)
         self.policy = CheckpointPolicy(policy, now=clock(), step=0)
         self.should_stop = False
         self.resumed: CheckpointManifest | None = None
