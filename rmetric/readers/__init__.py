@@ -255,7 +255,7 @@ def read_log(
         UnknownFormat: a LogError; no reader recognises the file.
     """
     log = open_log(Path(path), mapping, on_bytes=on_bytes)
-    records, thinned = collect(log._batches(), most_records)
+    records, thinned = collect(log._batches(), log.runs, most_records)
     for name, run in log.runs.items():
         run.records += records.get(name, [])
         run.notes += [thinned[name]] if name in thinned else []
