@@ -70,7 +70,7 @@ def _is_document(entry: Mapping[str, Any]) -> bool:
 def stream(source: Source, mapping: Mapping[str, str]) -> Stream:
     lines = _Lines(source, mapping)
     return replace(
-        stream_rows(source, lines.columns, lines.rows(), lines.notes),
+        stream_rows(source, lines.columns, lines.rows(), lines.notes, of_table=False),
         guessed=lambda: [*lines.columns.notes, *unused_notes(lines.columns, lines.names)],
     )
 

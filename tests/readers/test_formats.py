@@ -328,6 +328,7 @@ def test_a_small_log_is_read_and_what_was_done_is_said(tmp_path, name):
         ("step,loss\n1,\n2,\n", "no row holds a measurement"),
         ('{"step": 1, "loss": true}\n', "line 1: 'loss' is True"),
         ('{"step": 1, "loss": [1, 2]}\n', "line 1: 'loss' is"),
+        ('{"loss": 2.0}\n{"loss": "oops"}\n{"loss": 1.8}\n', "line 2: 'loss' is 'oops'"),
         ('seed,train_loss\n1,"[4, 3"\n', "line 2: 'train_loss' is no list"),
         ('{"log_history": []}', "'log_history' is empty"),
         ('{"log_history": [1, 2]}', "list of objects"),
@@ -439,6 +440,22 @@ def test_lists_in_cells_are_placed_by_what_they_count(tmp_path):
     assert rows(second) == [(0, 4.1, None, None), (1, 3.6, 3.7, None)]
     assert (first.id, second.id) == ("runs__row0", "runs__row1")
     assert said(first, "placed along 'train_loss' by 'tokens_val'")
+
+
+def test_the_columns_of_each_run_are_chosen_by_themselves(tmp_path):
+    document = {
+        "a": {"loss": [3.0, 2.5], "lr": [0.1, 0.2]},
+        "b": {"train_loss": [4.0, 3.5], "learning_rate": [0.3]},
+    }
+    first, second = read(tmp_path, json.dumps(document), "runs.json")
+    assert rows(first) == curve((0, 3.0), (1, 2.5))
+    assert rows(second) == curve((0, 4.0), (1, 3.5))
+    rates = [[record.learning_rate for record in run.records] for run in (first, second)]
+    assert rates == [[0.1, 0.2], [None, 0.3]]
+    assert said(second, "spread evenly")
+    assert not said(first, "spread evenly")
+    with pytest.raises(LogError, match="--map loss=train_loss: no such column"):
+        read(tmp_path, json.dumps(document), "runs.json", loss="train_loss")
 
 
 # Laws

@@ -381,6 +381,12 @@ def test_a_table_of_r_alone_is_a_log(tmp_path, name):
     assert not scored.is_defined
 
 
+def test_the_scores_of_a_replay_are_no_log(tmp_path):
+    replayed(tmp_path, log(tmp_path / "a.jsonl", *only_r(0.1, 0.9), experiment_id="a"))
+    with pytest.raises(LogError, match="the scores that a replay wrote"):
+        read_log(tmp_path / "out" / "a" / "scores.csv")
+
+
 # Two files, one id
 
 
