@@ -178,8 +178,7 @@ def replay(options: argparse.Namespace) -> int:
 
 def _refused(out: Path) -> int:
     """Make the folder of the results; returns an exit code where it cannot be used, else 0."""
-    kept = out.resolve()
-    if (kept / INDEX).exists() and not {"source", "problem"} <= _index(kept)[0]:
+    if (kept := out.resolve() / INDEX).exists() and not _is_index(kept):
         return fail(f"--out {out}: its {INDEX} is of no replay, and would be lost")
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -194,7 +193,7 @@ def free_folder(folder: Path, logs: Sequence[Path]) -> Path:
     """`folder`, or the same with a number where its index holds runs of other logs."""
     given = {str(path) for path in logs}
     number, place = 1, folder
-    while not _index(place)[1] <= given:
+    while not _sources(place) <= given:
         number += 1
         place = folder.with_name(f"{folder.name}-{number}")
     if place != folder:
@@ -202,14 +201,21 @@ def free_folder(folder: Path, logs: Sequence[Path]) -> Path:
     return place
 
 
-def _index(folder: Path) -> tuple[set[str], set[str]]:
-    """The columns of the index in a folder, and the logs in it; none where there is no index."""
+def _is_index(path: Path) -> bool:
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            return {"source", "problem"} <= set(next(csv.reader(file), ()))
+    except (OSError, ValueError, csv.Error):
+        return False
+
+
+def _sources(folder: Path) -> set[str]:
+    """The logs in the index of earlier results; empty where there is none."""
     try:
         with open(folder / INDEX, newline="", encoding="utf-8") as file:
-            rows = csv.DictReader(file)
-            return {*(rows.fieldnames or ())}, {row.get("source") or "" for row in rows}
+            return {row.get("source") or "" for row in csv.DictReader(file)}
     except (OSError, ValueError, csv.Error):
-        return set(), set()
+        return set()
 
 
 def code_of(result: Replayed, code: int) -> int:
