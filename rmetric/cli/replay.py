@@ -12,7 +12,8 @@ import csv
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -178,7 +179,8 @@ def replay(options: argparse.Namespace) -> int:
 
 def _refused(out: Path) -> int:
     """Make the folder of the results; returns an exit code where it cannot be used, else 0."""
-    if (kept := out.resolve() / INDEX).exists() and not _is_index(kept):
+    kept = out.resolve()
+    if (kept / INDEX).exists() and not {"source", "problem"} <= {*next(_index(kept), ())}:
         return fail(f"--out {out}: its {INDEX} is of no replay, and would be lost")
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -201,21 +203,17 @@ def free_folder(folder: Path, logs: Sequence[Path]) -> Path:
     return place
 
 
-def _is_index(path: Path) -> bool:
-    try:
-        with open(path, newline="", encoding="utf-8") as file:
-            return {"source", "problem"} <= set(next(csv.reader(file), ()))
-    except (OSError, ValueError, csv.Error):
-        return False
+def _index(folder: Path) -> Iterator[list[str]]:
+    """The header and the rows of the index in a folder, as far as it can be read."""
+    errors = suppress(OSError, ValueError, csv.Error)
+    with errors, open(folder / INDEX, newline="", encoding="utf-8") as file:
+        yield from filter(None, csv.reader(file))
 
 
 def _sources(folder: Path) -> set[str]:
     """The logs in the index of earlier results; empty where there is none."""
-    try:
-        with open(folder / INDEX, newline="", encoding="utf-8") as file:
-            return {row.get("source") or "" for row in csv.DictReader(file)}
-    except (OSError, ValueError, csv.Error):
-        return set()
+    header, *rows = [*_index(folder)] or [[]]
+    return {dict(zip(header, row, strict=False)).get("source", "") for row in rows}
 
 
 def code_of(result: Replayed, code: int) -> int:

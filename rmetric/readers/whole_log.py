@@ -86,14 +86,14 @@ class Thinning:
 
     def __init__(self, most: int, runs: Mapping[str, Run]) -> None:
         self.most = self._limit = most
-        self._known, self._runs = runs, dict[str, _KeptRun]()
+        self._known, self.runs = runs, dict[str, _KeptRun]()
         self._held = 0
 
     def take(self, id: str, records: Sequence[Record]) -> None:
         """Take the next records of a run."""
-        if id not in self._runs:
-            self._runs[id] = _KeptRun(self._known.get(id))
-        run = self._runs[id]
+        if id not in self.runs:
+            self.runs[id] = _KeptRun(self._known.get(id))
+        run = self.runs[id]
         for record in records:
             self._held += run.take(record)
             while self._held > self._limit:
@@ -102,10 +102,10 @@ class Thinning:
     def _thin(self) -> None:
         """Drop records of the kind that has the most, from the runs with the most of these."""
         sizes: Counter[str] = Counter()
-        for run in self._runs.values():
+        for run in self.runs.values():
             sizes.update({kind: len(kept) for kind, kept in run.kept.items()})
         [(kind, _)] = sizes.most_common(1)
-        runs = [run for run in self._runs.values() if kind in run.kept]
+        runs = [run for run in self.runs.values() if kind in run.kept]
         largest = max(len(run.kept[kind]) for run in runs)
         if largest == 1:
             self._limit = 2 * self._held  # more runs than records are allowed: each keeps its first
@@ -116,14 +116,14 @@ class Thinning:
 
     def records(self, id: str) -> list[Record]:
         """The records of a run that are kept, in the order of the log."""
-        run = self._runs[id]
+        run = self.runs[id]
         kept = {place: record for some in run.kept.values() for _, place, record in some}
         kept |= {} if run.last is None else {run.length - 1: run.last}
         return [kept[place] for place in sorted(kept)]
 
     def note(self, id: str) -> str:
         """What was done to a run, as a sentence; empty if all of its records are kept."""
-        run = self._runs[id]
+        run = self.runs[id]
         if all(every == 1 for every in run.every.values()):
             return ""
         words = {
@@ -160,22 +160,17 @@ def collect(
     held: dict[str, list[Record]] = defaultdict(list)
     number, thinning = 0, None
     for id, batch in batches:
-        if thinning is not None:
-            held[id] = []
-            thinning.take(id, batch)
-            continue
         held[id] += batch
         number += len(batch)
         if most is not None and number > most:
-            thinning = Thinning(most, runs)
-            for name in held:
-                thinning.take(name, held[name])
-                held[name] = []
+            thinning = thinning or Thinning(most, runs)
+            for name, records in held.items():
+                thinning.take(name, records)
+            held.clear()
     if thinning is None:
         return held, {}
-    notes = {id: thinning.note(id) for id in held}
-    kept = {id: thinning.records(id) for id in held}
-    return kept, {id: note for id, note in notes.items() if note}
+    notes = {id: note for id in thinning.runs if (note := thinning.note(id))}
+    return {id: thinning.records(id) for id in thinning.runs}, notes
 
 
 _JOINED = "{} evaluations stand after the training records in the file: each was put at its step"

@@ -97,12 +97,9 @@ class ScoredRun:
     @property
     def alert_steps(self) -> list[int]:
         """The steps at which the metric began to alert, each time that it did."""
-        return _begun(self.scores, [score.alarm for score in self.scores])
-
-    @property
-    def stated_alert_steps(self) -> list[int]:
-        """The same of R as the log states it."""
-        return _begun(self.scores, self.stated.alarms if self.stated else [])
+        was = [False, *(score.alarm for score in self.scores)]
+        both = zip(self.scores, was, strict=False)
+        return [score.step for score, before in both if score.alarm and not before]
 
     @property
     def stated_differs(self) -> bool:
@@ -112,11 +109,6 @@ class ScoredRun:
             one is not None and not is_same_r(ours.score, one)
             for one, ours in zip(stated, self.scores, strict=False)
         )
-
-
-def _begun(scores: Sequence[Score], alarms: Sequence[bool]) -> list[int]:
-    before = [False, *alarms]
-    return [s.step for s, now, was in zip(scores, alarms, before, strict=False) if now and not was]
 
 
 def stated_by(run: Run) -> StatedMetric | None:

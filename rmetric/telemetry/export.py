@@ -21,6 +21,7 @@ from rmetric.telemetry.reading import Reading
 from rmetric.telemetry.sources import JudgedGpus
 
 MEGA = 1e6
+_Samples = dict[str, Mapping[str, float | None]]
 
 
 class JsonlFile:
@@ -130,14 +131,18 @@ class PrometheusCollector:
     def collect(self) -> Iterator[Any]:
         readings = self._watched.readings()
         gpus = [
-            ([verdict.node, str(verdict.gpu)], readings.get(key), verdict)
+            (
+                [verdict.node, str(verdict.gpu)],
+                readings.get(key),
+                _other_samples(readings.get(key), verdict),
+            )
             for key, verdict in sorted(self._watched.verdicts().items())
         ]
         for metric in METRICS:
             samples = [
                 (place + ([label] if metric.label else []), value)
-                for place, reading, verdict in gpus
-                for label, value in _samples(metric, reading, verdict)
+                for place, reading, others in gpus
+                for label, value in _samples(metric, reading, others)
             ]
             labels = ["node", "gpu"] + ([metric.label] if metric.label else [])
             name = f"gpu_{metric.name}"
@@ -145,10 +150,10 @@ class PrometheusCollector:
 
 
 def _samples(
-    metric: _Metric, reading: Reading | None, verdict: GpuVerdict
+    metric: _Metric, reading: Reading | None, others: _Samples
 ) -> Iterator[tuple[str, float | None]]:
     """(label, value) of one GPU."""
-    samples = _other_samples(reading, verdict).get(metric.name)
+    samples = others.get(metric.name)
     if samples is None:
         fields = metric.fields or {metric.name: ""}
         samples = {label: getattr(reading, name, None) for name, label in fields.items()}
@@ -156,9 +161,7 @@ def _samples(
         yield label, None if value is None else float(value) * metric.scale
 
 
-def _other_samples(
-    reading: Reading | None, verdict: GpuVerdict
-) -> dict[str, Mapping[str, float | None]]:
+def _other_samples(reading: Reading | None, verdict: GpuVerdict) -> _Samples:
     """Metric -> label -> value, of those that are no fields of a reading."""
     reasons = reading.throttle_reasons if reading else None
     recovery = reading.recovery_action if reading else None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic, time
+from typing import Protocol
 
 from rmetric._util.errors import LogError, require
 from rmetric.telemetry.judge import GONE, Judge
@@ -15,11 +16,25 @@ from rmetric.telemetry.reading import Reading
 from rmetric.telemetry.risk import RiskConfig
 
 
-class VerdictSource:
-    """A source of GPU verdicts, of which it keeps the latest of each GPU.
+class VerdictSource(Protocol):
+    """A source of GPU verdicts. No method blocks or raises, whatever the state of the GPUs."""
 
-    No method blocks or raises, whatever the state of the GPUs.
-    """
+    @property
+    def problem(self) -> str | None:
+        """Reason why the source has no current verdicts; None if it has."""
+
+    def poll(self) -> tuple[GpuVerdict, ...]:
+        """Verdicts that are new or have another `gist` since the last poll, in order."""
+
+    def verdicts(self) -> dict[str, GpuVerdict]:
+        """The latest verdict of each GPU, by its `key`."""
+
+    def close(self) -> None:
+        """Stop; a second call does nothing."""
+
+
+class VerdictStore:
+    """A `VerdictSource` of what is added to it, the base of others."""
 
     def __init__(self) -> None:
         self._latest: dict[str, GpuVerdict] = {}
@@ -28,20 +43,17 @@ class VerdictSource:
 
     @property
     def problem(self) -> str | None:
-        """Reason why the source has no current verdicts; None if it has."""
         return self._problem
 
     def poll(self) -> tuple[GpuVerdict, ...]:
-        """Verdicts that are new or have another `gist` since the last poll, in order."""
         changed, self._changed = tuple(self._changed), []
         return changed
 
     def verdicts(self) -> dict[str, GpuVerdict]:
-        """The latest verdict of each GPU, by its `key`."""
         return dict(self._latest)
 
     def close(self) -> None:
-        """Stop; a second call does nothing."""
+        pass
 
     def add(self, verdict: GpuVerdict) -> None:
         before = self._latest.get(verdict.key)
@@ -50,7 +62,7 @@ class VerdictSource:
             self._changed.append(verdict)
 
 
-class JudgedGpus(VerdictSource):
+class JudgedGpus(VerdictStore):
     """Judges of all GPUs, with their verdicts and last readings.
 
     `record` is called with the node and each event before it is judged.
@@ -100,11 +112,10 @@ class JudgedGpus(VerdictSource):
         return self._judges[node, gpu]
 
 
-class AllSources(VerdictSource):
+class AllSources:
     """Several sources combined, such as local GPUs and the files of other nodes."""
 
     def __init__(self, sources: Iterable[VerdictSource]) -> None:
-        super().__init__()
         self._sources = tuple(sources)
 
     @property
@@ -225,7 +236,7 @@ def _read(path: Path) -> list[tuple[str, TelemetryEvent]]:
     return found
 
 
-class VerdictFiles(VerdictSource):
+class VerdictFiles(VerdictStore):
     """A `VerdictSource` that follows the files ``*.jsonl`` of a folder (see `lines`).
 
     `rmetric telemetry --run FOLDER` writes FOLDER/telemetry/NODE.jsonl; this reads what
