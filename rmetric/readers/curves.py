@@ -10,11 +10,11 @@ from typing import Any
 
 from rmetric._util.errors import LogError
 from rmetric.logs import parse_line
-from rmetric.readers.assembler import Assembler, Batches
-from rmetric.readers.columns import choose_columns, listed, plain_name
+from rmetric.readers.assembler import Batches
+from rmetric.readers.columns import Columns, choose_columns, listed, plain_name
 from rmetric.readers.rows import Row, UnknownFormat
 from rmetric.readers.source import Source
-from rmetric.readers.stream import RUN, Reader, Stream, check_has_loss
+from rmetric.readers.stream import RUN, Reader, Stream, check_has_loss, stream_rows
 from rmetric.readers.table import Table, header_of
 from rmetric.records import Run
 
@@ -33,23 +33,18 @@ def stream_curves(
     placed = [_placed(source, *run, mapping) for run in runs_of_curves]
 
     def batches() -> Batches:
-        for assembler, rows in placed:
-            assembler.columns.notes += notes
-            for row in rows:
-                complete = assembler.take(row)
-                runs.update(assembler.runs)
-                if complete is not None:
-                    yield complete
-            yield from assembler.finish()
-            source.foreign_lines.good += len(rows)
-        source.foreign_lines.check(source.path)
+        for columns, rows in placed:
+            stream = stream_rows(source, columns, rows, notes, of_table=False)
+            for complete in stream.batches:
+                runs.update(stream.runs)
+                yield complete
 
     return Stream(batches=batches(), runs=runs)
 
 
 def _placed(
     source: Source, run: str | None, line: int | None, curves: Curves, mapping: Mapping[str, str]
-) -> tuple[Assembler, list[Row]]:
+) -> tuple[Columns, list[Row]]:
     """One run's curves as rows in the order of their steps."""
     try:
         columns = choose_columns(list(curves), mapping)
@@ -75,8 +70,7 @@ def _placed(
                 here.append(cells := {_STEP: steps[place], RUN: run})
             cells[name] = value
     chosen |= {"step": _STEP, "run": RUN}
-    rows = [Row(line, cells) for place in sorted(placed) for cells in placed[place]]
-    return Assembler(source.path, columns), rows
+    return columns, [Row(line, cells) for place in sorted(placed) for cells in placed[place]]
 
 
 def _places(name: str, main: str, curves: Curves, notes: list[str]) -> Sequence[int]:

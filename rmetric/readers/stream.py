@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -52,7 +52,7 @@ def stream_rows(
     source: Source,
     columns: Columns,
     rows: Iterable[Row],
-    notes: list[str] | None = None,
+    notes: Sequence[str] = (),
     *,
     of_table: bool = True,
 ) -> Stream:
@@ -78,13 +78,13 @@ def stream_rows(
         foreign.check(source.path)
         yield from assembler.finish()
         for run in assembler.all_runs():
-            run.notes += notes or []
+            run.notes += notes
 
     return Stream(
         batches=batches(),
         runs=assembler.runs,
         held=assembler.held,
-        guessed=lambda: [*columns.notes, *(notes or [])],
+        guessed=lambda: [*columns.notes, *notes],
     )
 
 
@@ -92,7 +92,7 @@ def stream_wide(
     path: Path,
     rows: Callable[[], Iterable[Row]],
     mapping: Mapping[str, str],
-    notes: list[str] | None = None,
+    notes: Sequence[str] = (),
     own: Mapping[str, str] = MappingProxyType({}),
     empty: str = "it holds no values",
 ) -> Stream:

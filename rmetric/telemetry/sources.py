@@ -33,8 +33,8 @@ class VerdictSource(Protocol):
         """Stop; a second call does nothing."""
 
 
-class VerdictStore:
-    """A `VerdictSource` of what is added to it, the base of others."""
+class VerdictStore(VerdictSource):
+    """A source of what is added to it, the base of others."""
 
     def __init__(self) -> None:
         self._latest: dict[str, GpuVerdict] = {}
@@ -51,9 +51,6 @@ class VerdictStore:
 
     def verdicts(self) -> dict[str, GpuVerdict]:
         return dict(self._latest)
-
-    def close(self) -> None:
-        pass
 
     def add(self, verdict: GpuVerdict) -> None:
         before = self._latest.get(verdict.key)
