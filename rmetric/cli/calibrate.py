@@ -18,19 +18,8 @@ from rmetric._util.printed import counted, printable
 from rmetric._util.strict_json import encode
 from rmetric.cli.log_arguments import add_mapping
 from rmetric.detectors.calibrated import thresholds_to_json
-from rmetric.detectors.calibrated.calibration import (
-    NotHealthy,
-    Shown,
-    thresholds_from,
-    watch,
-)
-from rmetric.detectors.calibrated.recall import (
-    Recall,
-    failing_runs,
-    logged_by,
-    raised_by,
-    recall,
-)
+from rmetric.detectors.calibrated.calibration import NotHealthy, Shown, thresholds_from, watch
+from rmetric.detectors.calibrated.recall import Recall, failing_runs, logged_by, raised_by, recall
 from rmetric.detectors.calibrated.thresholds import Thresholds, read_thresholds
 from rmetric.readers import find_logs, read_runs
 from rmetric.records import Run

@@ -30,7 +30,7 @@ from rmetric.readers import (
     wandb_file,
 )
 from rmetric.readers.assembler import Batches
-from rmetric.readers.columns import TARGETS
+from rmetric.readers.names import TARGETS
 from rmetric.readers.rows import BadRow, UnknownFormat
 from rmetric.readers.run_folders import FolderFiles, logs_among
 from rmetric.readers.source import HEAD, LONGEST_LINE, Source

@@ -11,7 +11,8 @@ from typing import Any
 from rmetric._util.errors import LogError
 from rmetric.logs import parse_line
 from rmetric.readers.assembler import Batches
-from rmetric.readers.columns import Columns, choose_columns, listed, plain_name
+from rmetric.readers.columns import Columns, choose_columns, listed
+from rmetric.readers.names import plain_name
 from rmetric.readers.rows import Row, UnknownFormat
 from rmetric.readers.source import Source
 from rmetric.readers.stream import RUN, Reader, Stream, check_has_loss, stream_rows

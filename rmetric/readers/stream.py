@@ -49,13 +49,9 @@ class Reader(NamedTuple):
 
 
 def stream_rows(
-    source: Source,
-    columns: Columns,
-    rows: Iterable[Row],
-    notes: Sequence[str] = (),
-    *,
+    source: Source, columns: Columns, rows: Iterable[Row], notes: Sequence[str] = (), *,
     of_table: bool = True,
-) -> Stream:
+) -> Stream:  # fmt: skip
     """The stream of a format that yields rows; `notes` go to every run at the end.
 
     A row `of_table` without any number is none: words with as many commas as the header has.

@@ -48,7 +48,6 @@ class _KeptRun:
         self.every: dict[str, int] = defaultdict(lambda: 1)
         self.seen: Counter[str] = Counter()
         self.length = 0
-        self.last: Record | None = None
         own = stated_threshold(run.config) if run is not None else None
         self._threshold = RMetricConfig().threshold if own is None else own
         self._alarm = False
@@ -118,7 +117,7 @@ class Thinning:
         """The records of a run that are kept, in the order of the log."""
         run = self.runs[id]
         kept = {place: record for some in run.kept.values() for _, place, record in some}
-        kept |= {} if run.last is None else {run.length - 1: run.last}
+        kept[run.length - 1] = run.last
         return [kept[place] for place in sorted(kept)]
 
     def note(self, id: str) -> str:

@@ -95,13 +95,6 @@ class ScoredRun:
         return not all(isnan(score.score) for score in self.scores)
 
     @property
-    def alert_steps(self) -> list[int]:
-        """The steps at which the metric began to alert, each time that it did."""
-        was = [False, *(score.alarm for score in self.scores)]
-        both = zip(self.scores, was, strict=False)
-        return [score.step for score, before in both if score.alarm and not before]
-
-    @property
     def stated_differs(self) -> bool:
         """True if the log states an R that differs from the computed one."""
         stated = self.stated.scores if self.stated else []

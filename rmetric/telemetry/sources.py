@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic, time
@@ -22,6 +23,7 @@ class VerdictSource(Protocol):
     @property
     def problem(self) -> str | None:
         """Reason why the source has no current verdicts; None if it has."""
+        return None
 
     def poll(self) -> tuple[GpuVerdict, ...]:
         """Verdicts that are new or have another `gist` since the last poll, in order."""
@@ -31,6 +33,7 @@ class VerdictSource(Protocol):
 
     def close(self) -> None:
         """Stop; a second call does nothing."""
+        return
 
 
 class VerdictStore(VerdictSource):
@@ -39,11 +42,6 @@ class VerdictStore(VerdictSource):
     def __init__(self) -> None:
         self._latest: dict[str, GpuVerdict] = {}
         self._changed: list[GpuVerdict] = []
-        self._problem: str | None = None
-
-    @property
-    def problem(self) -> str | None:
-        return self._problem
 
     def poll(self) -> tuple[GpuVerdict, ...]:
         changed, self._changed = tuple(self._changed), []
@@ -130,7 +128,7 @@ class AllSources:
             source.close()
 
 
-class GpuWatch(JudgedGpus):
+class GpuWatch(JudgedGpus, AbstractContextManager["GpuWatch"]):
     """A `VerdictSource` of the NVIDIA GPUs of this machine.
 
     `NvmlEvents` reads them on its own thread; `poll` judges the new readings, which takes
@@ -186,9 +184,6 @@ class GpuWatch(JudgedGpus):
     def close(self) -> None:
         self.hardware.close()
 
-    def __enter__(self) -> GpuWatch:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -242,6 +237,8 @@ class VerdictFiles(VerdictStore):
     beginning. Limit: the last verdicts of a dead node stay.
     """
 
+    problem: str | None = None
+
     def __init__(self, folder: Path | str) -> None:
         super().__init__()
         self._folder = Path(folder)
@@ -262,13 +259,13 @@ class VerdictFiles(VerdictStore):
         try:
             lines = self._new_lines(path)
         except OSError as error:
-            self._problem = f"{path}: {error.strerror or error}"
+            self.problem = f"{path}: {error.strerror or error}"
             return
         for line in lines:
             try:
                 entry = read_line(line)
             except ValueError as error:
-                self._problem = f"{path}: {error}"
+                self.problem = f"{path}: {error}"
                 continue
             if entry is not None and isinstance(entry[1], GpuVerdict):
                 self.add(entry[1])

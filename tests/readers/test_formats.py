@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rmetric import HardwareEvent, Record, RMetricConfig, Run, Truth
 from rmetric.logs import LogError, run_lines
 from rmetric.readers import READERS, UnknownFormat, find_logs, read_log, read_runs
-from rmetric.readers.columns import TARGETS, plain_name
+from rmetric.readers.names import TARGETS, plain_name
 from rmetric.readers.text_readers import LAST_READERS, TEXT_FORMATS
 
 HISTORY = [

@@ -17,7 +17,8 @@ from rmetric.log_entries import stated_alarm
 from rmetric.logs import LogError, metrics_line, run_lines
 from rmetric.metric import reason_for
 from rmetric.readers import open_log, read_log
-from rmetric.readers.columns import STATED, TARGETS, choose_columns
+from rmetric.readers.columns import STATED, choose_columns
+from rmetric.readers.names import TARGETS
 from rmetric.replay.scored_run import score_run
 from rmetric.reporting.page.traces import trace_of_stated
 from rmetric.reporting.replay_report import Replayed, replay_logs
