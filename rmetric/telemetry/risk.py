@@ -122,7 +122,9 @@ class Risk:
         value: 0 to 1; None while no factor is known.
         reachable: the most that the known factors could give, 0 to 1.
         factors: by name, 0 to 1; None for one unknown.
-        measured: what each factor was made of, see `RiskScore`; None where unknown.
+        measured: what each factor was made of: °C, share of memory, errors as shares of a full
+            rise, standard deviation of power over its mean, share of utilisation lost, °C per
+            minute; None where unknown.
     """
 
     value: float | None
