@@ -173,7 +173,8 @@ class TestLive:
             "--run", run,
         )  # fmt: skip
         try:
-            url = re.fullmatch(r"metrics: (http://127\.0\.0\.1:\d+/metrics)\n", read(running))[1]
+            said = running.stdout.readline()
+            url = re.fullmatch(r"metrics: (http://127\.0\.0\.1:\d+/metrics)\n", said)[1]
             end = time.monotonic() + 30
             while RunFolder(run).request() is None and time.monotonic() < end:
                 time.sleep(0.02)
@@ -193,10 +194,6 @@ class TestLive:
         assert any(isinstance(one, GpuSign) and one.kind == "xid_119" for one in heard)
         assert any(isinstance(one, GpuVerdict) and one.level == "fatal" for one in heard)
         assert all(abs(one.time - time.time()) < 120 for one in heard)
-
-
-def read(process):
-    return process.stdout.readline()
 
 
 @pytest.mark.long

@@ -326,6 +326,7 @@ def test_a_small_log_is_read_and_what_was_done_is_said(tmp_path, name):
         ("step,loss,lr\n1,3.0\n2,2.0\n", "line 2: 2 cells, the header has 3"),
         ("step,loss\n1,3.0,7\n", "line 2: 3 cells, the header has 2"),
         ("step,loss\n1,\n2,\n", "no row holds a measurement"),
+        ("step,ppl\n1,20\n", "the columns are 'step', 'ppl'; --map loss=COLUMN says which"),
         ('{"step": 1, "loss": true}\n', "line 1: 'loss' is True"),
         ('{"step": 1, "loss": [1, 2]}\n', "line 1: 'loss' is"),
         ('{"loss": 2.0}\n{"loss": "oops"}\n{"loss": 1.8}\n', "line 2: 'loss' is 'oops'"),
@@ -406,12 +407,6 @@ def test_what_was_guessed_is_said_and_a_map_needs_no_guess(tmp_path):
     assert not said(mapped, "guessed")
 
 
-def test_a_table_without_a_known_loss_says_its_columns_and_the_remedy(tmp_path):
-    with pytest.raises(UnknownFormat, match=r"'ppl'.*--map loss=COLUMN"):
-        read(tmp_path, "step,ppl\n1,20\n")
-    assert rows(only(read(tmp_path, "step,ppl\n1,20\n", loss="ppl"))) == [(1, 20.0, None, None)]
-
-
 def test_rows_of_one_step_are_one_record_though_both_know_the_time(tmp_path):
     lines = [
         '{"step": 5, "wallclock": 1.5, "loss": 2}',
@@ -442,14 +437,14 @@ def test_lists_in_cells_are_placed_by_what_they_count(tmp_path):
     assert said(first, "placed along 'train_loss' by 'tokens_val'")
 
 
-def test_the_columns_of_each_run_are_chosen_by_themselves(tmp_path):
+def test_a_document_may_hold_several_runs_and_each_chooses_its_columns(tmp_path):
     document = {
-        "a": {"loss": [3.0, 2.5], "lr": [0.1, 0.2]},
+        "a": {"loss": [3, nan], "lr": [0.1, 0.2]},
         "b": {"train_loss": [4.0, 3.5], "learning_rate": [0.3]},
     }
     first, second = read(tmp_path, json.dumps(document), "runs.json")
-    assert rows(first) == curve((0, 3.0), (1, 2.5))
-    assert rows(second) == curve((0, 4.0), (1, 3.5))
+    assert (first.id, rows(first)) == ("runs__a", curve((0, 3.0), (1, "nan")))
+    assert (second.id, rows(second)) == ("runs__b", curve((0, 4.0), (1, 3.5)))
     rates = [[record.learning_rate for record in run.records] for run in (first, second)]
     assert rates == [[0.1, 0.2], [None, 0.3]]
     assert said(second, "spread evenly")

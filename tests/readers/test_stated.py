@@ -45,8 +45,7 @@ def only_r(*scores):
 
 
 def read(path, **mapping):
-    (run,) = read_log(path, mapping).runs
-    return run
+    return read_log(path, mapping).run
 
 
 def replayed(tmp_path, *paths) -> tuple[Replayed, list[dict]]:
