@@ -64,6 +64,11 @@ class TestPlayed:
         assert main(["telemetry", "--play", str(recorded(tmp_path / "r.jsonl"))]) == 3
         assert capsys.readouterr().out == PLAYED
 
+    def test_a_day_without_a_sick_gpu_ends_with_0(self, tmp_path, capsys):
+        path = recorded(tmp_path / "r.jsonl", last="application_xid_13")
+        assert main(["telemetry", "--play", str(path)]) == 0
+        assert "healthy: Xid 13: illegal instruction" in capsys.readouterr().out
+
     def test_a_run_is_asked_for_a_checkpoint_and_gets_the_verdicts(self, tmp_path, capsys):
         run = tmp_path / "run"
         run.mkdir()

@@ -32,6 +32,21 @@ def written(path: Path, entries: Iterator[dict[str, float]]) -> Path:
     return path
 
 
+def test_of_a_log_with_more_records_every_kth_is_kept(tmp_path):
+    log = read_log(written(tmp_path / "run.jsonl", plain(9000)), most_records=1000)
+    evaluated = set(range(999, 9000, 1000))
+    assert [r.step for r in log.run.records] == sorted({*range(0, 9000, 16), *evaluated})
+    assert {r.step for r in log.run.records if r.validation_loss is not None} == evaluated
+    assert [r.training_loss for r in log.run.records[:2]] == [2.0, 2 + 16 % 7 / 10]
+    note = (
+        "every 16th of 9,000 records was judged, and also all 9 records with an evaluation; the "
+        "log holds more than --most-records 1,000; steps between them were not seen; windows "
+        "count records and span 16 times as many steps"
+    )
+    assert note in log.run.notes
+    assert log.thinned == {log.run.id: note}
+
+
 def test_a_log_below_the_limit_is_read_as_without_it(tmp_path):
     path = written(tmp_path / "run.jsonl", plain(3000))
     limited, free = read_log(path, most_records=3000), read_log(path)
