@@ -69,7 +69,7 @@ def said(run: Run, words: str) -> bool:
     return any(words in note for note in run.notes)
 
 
-def own_run(id: str = "run") -> Run:
+def own_log(id: str = "run") -> bytes:
     records = [
         Record(
             step=step,
@@ -83,11 +83,8 @@ def own_run(id: str = "run") -> Run:
     ]
     truth = Truth(fault="LR_SPIKE", onset_step=12, outcome="failed", failure_kind="diverged")
     truth.failure_step = 19
-    return Run(id=id, records=records, truth=truth)
-
-
-def own_log(id: str = "run") -> bytes:
-    return b"".join(run_lines(own_run(id), RMetricConfig()))
+    run = Run(id=id, records=records, truth=truth)
+    return b"".join(run_lines(run, RMetricConfig()))
 
 
 # The format is seen from the content

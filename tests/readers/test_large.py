@@ -105,20 +105,14 @@ def test_an_experiment_log_is_bounded_too(tmp_path):
     assert list(log.thinned) == ["own"]
 
 
-@pytest.fixture
-def packed(tmp_path: Path) -> Path:
+def test_replay_judges_a_log_of_too_many_records_and_says_what_it_did(tmp_path, capsys):
     entries = list(plain(9000))
     for entry in entries[5008:]:
         if "loss" in entry:
             entry["loss"] = nan
-    path = tmp_path / "run.jsonl.gz"
+    packed, out = tmp_path / "run.jsonl.gz", tmp_path / "out"
     lines = "".join(json.dumps(entry) + "\n" for entry in entries)
-    path.write_bytes(gzip.compress(lines.encode()))
-    return path
-
-
-def test_replay_judges_a_log_of_too_many_records_and_says_what_it_did(packed, tmp_path, capsys):
-    out = tmp_path / "out"
+    packed.write_bytes(gzip.compress(lines.encode()))
     command = ["replay", str(packed), "--out", str(out), "--plots", "none"]
     assert main([*command, "--most-records", "2000"]) == 0
     printed = capsys.readouterr()
