@@ -12,14 +12,7 @@ from hypothesis import strategies as st
 
 from rmetric import Record, RMetric, RMetricConfig, Run, Truth
 from rmetric.log_entries import OUTCOMES
-from rmetric.logs import (
-    LogError,
-    log_path,
-    metrics_line,
-    read_lines,
-    read_log,
-    run_lines,
-)
+from rmetric.logs import LogError, log_path, metrics_line, read_lines, read_log, run_lines
 from rmetric.metric import MODES
 from tests.detectors.streams import CONFIGS, ODDITIES, TAME, WILD, streams
 

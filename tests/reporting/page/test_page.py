@@ -268,7 +268,7 @@ def test_every_signal_has_its_curve_and_its_values(judging):
     )
     assert [(line["kind"], line["x"]) for line in data["lines"]] == [
         ("event", 321), ("onset", 200), ("failure", 360),
-        ("published-alarm", scored.alert_steps[0]), ("own-alarm", 11),
+        ("published-alarm", trace_of_r_metric(scored).alarm_steps[0]), ("own-alarm", 11),
     ]  # fmt: skip
 
 

@@ -83,7 +83,7 @@ def test_the_summary_says_what_the_evaluation_says_of_the_logs(study):
             assert run_of["r_metric"][protocol].items() >= verdict.items()
         assert set(PROTOCOLS) <= set(run_of["r_metric"])
         alerts = [phase["alerts"] for phase in run_of["r_metric"]["alerts"].values()]
-        assert sum(alerts) == len(scored.alert_steps)
+        assert sum(alerts) == len(trace_of_r_metric(scored).alarm_steps)
 
 
 def test_the_summary_tells_where_it_was_measured_and_what_it_cost(study):
