@@ -260,14 +260,37 @@ def _every_other(seen):
     )
 
 
-@pytest.mark.parametrize("name", detectors.__all__)
-@pytest.mark.parametrize("value", [nan, -1])
-def test_settings_out_of_range_are_refused_by_name(name, value):
-    kind = getattr(detectors, name)
-    if not isinstance(kind, type) or kind.__module__ in NO_NUMBERS:
-        return
-    drawn = {"generator": np.random.default_rng(0)} if kind is detectors.Random else {}
+#: Those of the classes that take numbers.
+SETTINGS = [
+    (name, setting, value)
+    for name in detectors.__all__
+    if isinstance(kind := getattr(detectors, name), type) and kind.__module__ not in NO_NUMBERS
+    for setting in sorted(inspect.signature(kind).parameters.keys() - {"generator"})
+    for value in (nan, -1)
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "value"),
+    [
+        *SETTINGS,
+        ("LossRise", "times", 0), ("LossSlope", "window", 2), ("LossZScore", "least", 21),
+        ("GradientNorm", "factor", 1.0), ("GradientNorm", "least", 21),
+        ("RobustGradientNorm", "threshold", 0), ("RobustGradientNorm", "least", 101),
+        ("WorkerDispersion", "threshold", inf), ("WorkerDispersion", "least", 1),
+        ("LossEwma", "smoothing", 0), ("LossEwma", "least", 101), ("LossCusum", "limit", 0),
+        ("PageHinkley", "least", 0), ("PageHinkley", "slack", inf), ("PageHinkley", "limit", 0),
+        ("PageHinkley", "forgetting", 1.5), ("BayesianChangePoint", "hazard", 1),
+        ("BayesianChangePoint", "recent", 0), ("OnlineIsolationForest", "threshold", 1.0),
+        ("OnlineIsolationForest", "least", 2), ("LightningSpike", "factor", 0),
+        ("LightningSpike", "window", 0),
+        ("LlmFoundrySpike", "factor", 1.0), ("LlmFoundrySpike", "window", 0),
+        ("Random", "probability", 1.5),
+    ],
+)  # fmt: skip
+def test_settings_out_of_range_are_refused_by_name(name, setting, value):
+    drawn = {"generator": np.random.default_rng(0)} if name == "Random" else {}
     # A window is at least as long as what is needed of it, which names that.
-    for setting in inspect.signature(kind).parameters.keys() - {"window", "generator"}:
-        with pytest.raises(ValueError, match=f"{setting} is {value}"):
-            kind(**drawn, **{setting: value})
+    found = "window (is|of)" if setting == "window" else f"{setting} is"
+    with pytest.raises(ValueError, match=f"{found} {value}"):
+        getattr(detectors, name)(**drawn, **{setting: value})
