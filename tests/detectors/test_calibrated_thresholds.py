@@ -22,7 +22,7 @@ from rmetric.detectors.calibrated import (
     read_thresholds,
     thresholds_to_json,
 )
-from rmetric.detectors.calibrated.calibration import FLOORS, NotHealthy, calibrate
+from rmetric.detectors.calibrated.calibration import FLOORS, MARGIN, NotHealthy, calibrate
 from rmetric.detectors.calibrated.thresholds import sources
 from rmetric.readers.archive import read_runs
 from rmetric.records import HardwareEvent, Record, Run
@@ -177,6 +177,23 @@ def test_the_runs_that_it_was_made_of_alarm_within_the_budget(seed, number, budg
     assert thresholds.provenance["runs"] == number
 
 
+def test_rough_runs_raise_what_they_go_beyond_and_nothing_alone_else():
+    runs = runs_of(1, 12)
+    assert num_alarmed(runs, FLOORS) > 3
+    thresholds = calibrate(runs, 0.0)
+    most = thresholds.provenance["most_in_the_others"]
+    raised = {name for name, x in thresholds.alone.items() if x > FLOORS.alone[name]}
+    assert raised
+    for name, x in thresholds.alone.items():
+        if name in raised:
+            assert x == pytest.approx(MARGIN * most[name], abs=0.012)
+        else:
+            assert MARGIN * most[name] <= x + 1e-3
+    factors = {thresholds.together[n] / x for n, x in FLOORS.together.items()}
+    assert min(factors) > 1
+    assert max(factors) < 1.02 * min(factors)  # pairs are raised as a whole
+
+
 def test_quiet_runs_leave_the_floors_as_they_are():
     quiet = [
         Run(id=str(n), records=[Record(step=s, training_loss=2.0, events=()) for s in range(60)])
@@ -203,6 +220,12 @@ def test_a_larger_budget_never_raises_a_threshold():
 def test_the_order_of_the_runs_does_not_matter():
     runs = runs_of(4, 10)
     assert calibrate(runs, 0.2) == calibrate(iter(runs[::-1]), 0.2)
+
+
+def test_a_budget_of_29_per_cent_gives_up_29_of_100():
+    loud = [Record(step=s, training_loss=2.0 if s < 40 else 9.0) for s in range(60)]
+    runs = [Run(id=f"{n:03}", records=loud) for n in range(100)]
+    assert len(calibrate(runs, 0.29).provenance["given_up"]) == 29
 
 
 @pytest.mark.parametrize("budget", [-0.1, 1.0, nan, inf])

@@ -251,13 +251,8 @@ def test_each_run_has_its_own_chance():
 
 def _every_other(seen):
     assert np.array_equal(seen.scores[::2], seen.scores[1::2], equal_nan=True)
-    return type(seen)(
-        detector=seen.detector,
-        run_id=seen.run_id,
-        steps=seen.steps[::2],
-        scores=seen.scores[::2],
-        alarms=seen.alarms[::2],
-    )
+    halves = {name: getattr(seen, name)[::2] for name in ("steps", "scores", "alarms")}
+    return replace(seen, **halves)
 
 
 #: Those of the classes that take numbers.

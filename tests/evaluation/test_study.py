@@ -53,24 +53,25 @@ def rewrite(path: Path, change) -> None:
     path.write_text("".join(json.dumps(entry) + "\n" for entry in change(lines)))
 
 
-def test_every_run_of_every_mode_is_read_and_nothing_said(folder):
+def test_every_run_of_every_mode_is_read_whole_and_nothing_said(folder):
     study = read_study(folder)
     assert study.num_logs == 60
-    assert {run.id for run in study.reference} == {run.id for run in make_runs()}
-    assert (study.missing, study.skipped) == ([], [])
-
-
-def test_the_records_and_the_truth_come_back_whole(folder):
     written = {run.id: run for run in make_runs()}
-    for run in read_study(folder).reference:
+    assert {run.id for run in study.reference} == written.keys()
+    assert (study.missing, study.skipped) == ([], [])
+    for run in study.reference:
         assert run.records == written[run.id].records
         assert run.truth == written[run.id].truth
 
 
-def test_a_difference_is_taken_on_the_shared_runs(folder):
+def test_a_mode_that_lacks_a_run_is_compared_on_those_it_shares(folder):
     min((folder / "logs_SIGMA_ONLY").iterdir()).unlink()
     study = read_study(folder)
     shared = [run for run in study.reference if run.id in {r.id for r in study.runs["SIGMA_ONLY"]}]
+    ours, theirs = study.paired("SIGMA_ONLY")
+    assert [study.reference[i] for i in ours] == shared
+    assert [study.runs["SIGMA_ONLY"][i].id for i in theirs] == [run.id for run in shared]
+    assert len(shared) == 14
     names = ("r_metric_sigma", "r_metric")
     alone = f1_difference(*(judge(shared, trace_all(n, shared), "causal_unlatched") for n in names))
     found = metric_alone(study).f1_difference("r_metric_sigma", "causal_unlatched")
@@ -292,3 +293,12 @@ def test_what_a_log_states_of_r_and_is_not_so_is_named(folder, change, mode, nam
     found = disagreements(read_study(folder))
     assert len(found) == bool(named)
     assert all(words in found[0] for words in named)
+
+
+@pytest.mark.slow
+def test_the_forests_are_the_same_in_any_number_of_processes():
+    runs = make_runs()[:4]
+    one, two = (trace_all("isolation_forest", runs, num_processes=n) for n in (1, 2))
+    for ours, theirs in zip(one, two, strict=True):
+        assert ours.run_id == theirs.run_id
+        assert (ours.scores == theirs.scores).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import tempfile
 from collections.abc import Callable, Sequence
@@ -136,6 +137,13 @@ def test_a_log_whose_last_lines_could_not_be_read_is_not_healthy(tmp_path, form)
     ]
     path.write_text(head + "".join(again))
     assert judged(path).kind == "healthy", "what a crash prints is no line of the log"
+
+
+def test_a_packed_log_that_is_cut_off_is_not_healthy(tmp_path):
+    whole = gzip.compress(jsonl(course()).encode())
+    path = tmp_path / "run.jsonl.gz"
+    path.write_bytes(whole[: len(whole) - len(whole) // 4])
+    assert judged(path).text.startswith("CANNOT TELL: the compressed file is damaged or cut off")
 
 
 # At the command line

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rmetric.diagnosis.report.incident import incident_page
+from rmetric.diagnosis.report.incident import incident_page, on_axis
 from rmetric.diagnosis.result import Candidate, Diagnosis
 from rmetric.logs import LogError
 from rmetric.telemetry.lines import event_line
@@ -161,7 +161,7 @@ def test_an_alarm_is_placed_by_the_step_that_both_logs_tell(metrics):
     assert place == pytest.approx(100 * (time - first) / (last - first), abs=0.01)
 
 
-def test_the_logs_steps_are_drawn_into_the_loss(metrics):
+def test_the_logs_steps_are_drawn_into_the_loss_and_those_of_another_count_said(metrics):
     found = Found(incident_page(out_of_memory(), metrics=metrics))
     lines = {one["label"]: one["step"] for one in found.data["lines"]}
     assert lines["the logs' last step"] == 431
@@ -169,6 +169,10 @@ def test_the_logs_steps_are_drawn_into_the_loss(metrics):
     assert not any("as published" in label for label in lines)
     assert [panel["name"] for panel in found.data["panels"]] == ["loss", "score_calibrated"]
     assert "Its alarms are not on the axis of time" in found.text
+    other = Found(incident_page(out_of_memory(iteration=10**7), metrics=metrics))
+    assert "the logs' last step" not in [one["label"] for one in other.data["lines"]]
+    said = "The logs' last step, 10,000,000, is not drawn: this log's steps are 1 to 431"
+    assert said in other.text
 
 
 def test_the_gpu_that_failed_is_set_beside_the_cause(telemetry):
@@ -210,3 +214,10 @@ def test_what_cannot_be_read_is_an_error_that_names_it(tmp_path):
         incident_page(out_of_memory(), telemetry=rubbish)
     with pytest.raises(LogError, match=r"rubbish\.jsonl"):
         incident_page(out_of_memory(), metrics=rubbish)
+
+
+@pytest.mark.parametrize("time", [None, float("nan"), float("inf"), 4821.5, 1e300, -1.0])
+def test_what_is_no_date_is_not_on_an_axis(time):
+    assert not on_axis(time)
+    html = incident_page(out_of_memory(events=(evidence(time=time),), time=time))
+    assert "A GPU ran out of memory" in html

@@ -18,6 +18,7 @@ from rmetric.metric import Components
 from rmetric.replay.scored_run import score_run
 from rmetric.reporting.page import index_of, trace_of_r_metric, trace_with_reasons
 from rmetric.reporting.page.columns import charts_of
+from rmetric.reporting.page.render import drawn
 from rmetric.reporting.page.sentences import summarise
 from rmetric.reporting.page.series import Charts, Panel, Series
 from rmetric.reporting.replay_report import INDEX_COLUMNS
@@ -170,6 +171,13 @@ def test_an_alarm_at_step_11_is_judged_by_the_causal_rule(judging, truth, said, 
     assert said in summary.judgement
     assert bool(summary.judgement) == bool(said)
     assert summary.tone == tone
+
+
+@pytest.mark.parametrize(("outcome", "tone"), [("failed", "bad"), ("healthy", "good")])
+def test_silence_is_judged_too(outcome, tone):
+    run = flat_run(outcome=outcome)
+    summary = summarise(run, trace_with_reasons("never", run))
+    assert (summary.headline, summary.tone, summary.alarmed) == ("No alarm", tone, False)
 
 
 def test_an_alarm_that_is_judged_anew_is_listed_again_but_is_one_alarm(judging):
@@ -355,6 +363,12 @@ def test_a_million_records_stay_below_two_megabytes_and_spikes_survive(monkeypat
         assert max(y for y in series["y"] if y is not None) == 1e9
         assert len(series["marks"]["nan"]) == 1
         assert len(panel["shaded"]) <= 1000
+
+
+def test_columns_name_how_many_values_a_point_stands_for():
+    assert drawn(long_charts(10_000, 1), 100)["stretch"] == 100
+    scored = score_run(flat_run())
+    assert drawn(charts_of(scored, [trace_of_r_metric(scored)]), 100)["stretch"] == 1
 
 
 # The index
