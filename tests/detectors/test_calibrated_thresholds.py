@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from itertools import chain
 from math import inf, nan
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmetric._util.strict_json import encode
-from rmetric.cli.calibrate import _may_be_healthy
+from rmetric.cli.main import main
 from rmetric.detectors.calibrated import (
     CalibratedDetector,
     Thresholds,
@@ -23,9 +22,9 @@ from rmetric.detectors.calibrated import (
     thresholds_to_json,
 )
 from rmetric.detectors.calibrated.calibration import FLOORS, MARGIN, NotHealthy, calibrate
-from rmetric.detectors.calibrated.thresholds import sources
-from rmetric.readers.archive import read_runs
+from rmetric.detectors.calibrated.thresholds import DEFAULT, sources
 from rmetric.records import HardwareEvent, Record, Run
+from tests.detectors.calibrated_streams import records, scores
 
 ROOT = Path(__file__).parents[2]
 LAB = ROOT / "studies/fault_lab/data"
@@ -99,10 +98,8 @@ def test_null_is_never_and_what_is_absent_too(tmp_path):
     content = {"alone": {"loss_jump": None}, "together": {}, "full_scale": {}}
     thresholds = read_thresholds(written(tmp_path / "t.json", content))
     assert thresholds.alone == {"loss_jump": inf}
-    detector = CalibratedDetector(thresholds)
-    for step in range(100):
-        detector.update(Record(step=step, training_loss=2.0 if step < 60 else 90.0))
-        assert not detector.alarm
+    stream = records([2.0] * 60 + [90.0] * 40)
+    assert not any(x > 1 for x in scores(stream, CalibratedDetector(thresholds)))
 
 
 def test_the_shipped_thresholds_are_the_floors_or_above():
@@ -118,11 +115,10 @@ def test_the_shipped_thresholds_are_the_floors_or_above():
 
 
 @pytest.mark.slow
-def test_the_shipped_thresholds_come_from_the_laboratorys_open_parts():
-    parts = [LAB / "calibration.tar.xz", LAB / "development.tar.xz"]
-    runs = (run for run in chain.from_iterable(map(read_runs, parts)) if _may_be_healthy(run))
-    made, shipped = calibrate(runs, budget=0.01), default_thresholds()
-    assert thresholds_to_json(made) == thresholds_to_json(shipped)
+def test_the_shipped_thresholds_are_what_the_command_makes_of_the_laboratorys_open_parts(tmp_path):
+    parts = [str(LAB / f"{part}.tar.xz") for part in ("calibration", "development")]
+    assert main(["calibrate", *parts, "--budget", "0.01", "--out", str(tmp_path / "t.json")]) == 0
+    assert (tmp_path / "t.json").read_bytes() == DEFAULT.read_bytes()
 
 
 # Calibration
@@ -142,26 +138,19 @@ def runs_of(seed: int, number: int, *, noise: float = 0.3, steps: int = 90) -> l
             norms = rough[step, :4] * (1 + 3 * (n % 5 == 0))
             records.append(
                 Record(
-                    step=step + 1,
-                    training_loss=2 + 0.1 * float(rough[step, 4]) + up,
-                    probe_loss=2 + up / 2,
-                    gradient_norm=float(rough[step, 5]) * (1 + 4 * up),
-                    worker_gradient_norms=tuple(norms.tolist()),
+                    step=step + 1, training_loss=2 + 0.1 * float(rough[step, 4]) + up,
+                    probe_loss=2 + up / 2, gradient_norm=float(rough[step, 5]) * (1 + 4 * up),
+                    worker_gradient_norms=tuple(norms.tolist()), learning_rate=1e-3,
                     update_norm=float(rough[step, 4]) * (1 + up),
-                    learning_rate=1e-3,
                     events=(HardwareEvent(0.0, "ecc"),) * (step == at),
                 )
-            )
+            )  # fmt: skip
         runs.append(Run(id=f"run{n:02}", records=records))
     return runs
 
 
 def num_alarmed(runs: list[Run], thresholds: Thresholds) -> int:
-    number = 0
-    for run in runs:
-        detector = CalibratedDetector(thresholds)
-        number += max(detector.update(record).alarm for record in run.records)
-    return number
+    return sum(any(x > 1 for x in scores(r.records, CalibratedDetector(thresholds))) for r in runs)
 
 
 @settings(max_examples=8)

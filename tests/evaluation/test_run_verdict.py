@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import replace
 from math import inf, isfinite, nan
 from pathlib import Path
 
@@ -12,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmetric import Record, Truth
-from rmetric.evaluation import RunVerdict, judge_run
+from rmetric import Record, Run, Truth
+from rmetric.evaluation import RunVerdict, Side, compare, judge_run
 from rmetric.evaluation.verdict_words import SEVERITY, alarm_words
 from rmetric.metric import HEALTHY_ALARMED
 
@@ -169,6 +168,20 @@ def test_a_verdict_has_its_steps():
     assert verdict(TWICE).event_steps == (301, 702)
     assert verdict(course()).event_steps == ()
     assert verdict([*course(400), 9.5]).onset_step == 401
+
+
+def test_a_side_is_judged_once_however_often_it_is_compared(monkeypatch):
+    judged = []
+
+    def judge(records, **how) -> RunVerdict:
+        judged.append(records)
+        return judge_run(records, **how)
+
+    monkeypatch.setattr("rmetric.evaluation.comparison.judge_run", judge)
+    reference = Side([Run(id="a", records=records(course(400)))])
+    failed = Run(id="b", records=records(diverged(300, 400)))
+    assert [compare(reference, [failed]).kind for _ in range(3)] == ["worse"] * 3
+    assert judged == [failed.records, reference.runs[0].records, *[failed.records] * 2]
 
 
 def test_a_step_that_the_optimiser_skipped_is_no_value():
@@ -408,55 +421,34 @@ FALLS = [3.0, 2.6, 2.4, 2.3, 2.2, 2.15, 2.1, 2.05, 2.03, 2.01, 2.0, 1.98, 1.97, 
 SHORT = {
     "an early rise that never came back": (
         [2.05, 2.03, 3.4, 2.9, 2.75, 2.6, 2.5, 2.4, 2.4, 2.4, 2.35, 2.3, 2.3, 2.25, 2.25, 2.2, 2.2],
-        [2.95, 2.7, 2.6, 2.55],
-        "unstable", "UNSTABLE from step 21 to ",
-    ),
+        [2.95, 2.7, 2.6, 2.55], "unstable", "UNSTABLE from step 21 to "),
     "a slow rise": (
         [*CALM, 1.95, 2.03, 2.0, 2.0, 2.1, 2.1, 2.2, 2.27, 2.33, 2.25, 2.28, 2.26],
-        [2.29, 2.29, 2.5, 2.6],
-        "level_rose", "WORSE THAN AT THE START",
-    ),
+        [2.29, 2.29, 2.5, 2.6], "level_rose", "WORSE THAN AT THE START"),
     "a fall and then a slow rise": (
-        [*FALLS, *np.linspace(1.98, 2.2, 16)], [], "level_rose", "LEVEL ROSE since step ",
-    ),
+        [*FALLS, *np.linspace(1.98, 2.2, 16)], [], "level_rose", "LEVEL ROSE since step "),
     "worse from the start on": (
-        list(np.linspace(2.0, 2.3, 20) + 0.01 * (np.arange(20) % 3)),
-        [],
-        "level_rose", "WORSE THAN AT THE START",
-    ),
+        list(np.linspace(2.0, 2.3, 20) + 0.01 * (np.arange(20) % 3)), [],
+        "level_rose", "WORSE THAN AT THE START"),
     "worse evaluations alone": (
-        FLAT, [2.3, 2.34, 2.37, 2.4, 2.42, 2.44],
-        "level_rose", "WORSE THAN AT THE START",
-    ),
+        FLAT, [2.3, 2.34, 2.37, 2.4, 2.42, 2.44], "level_rose", "WORSE THAN AT THE START"),
     "evaluations that jump": (
-        FLAT, [2.3, 2.2, 2.9, 3.0, 3.0],
-        "level_rose", "LEVEL ROSE since step ",
-    ),
+        FLAT, [2.3, 2.2, 2.9, 3.0, 3.0], "level_rose", "LEVEL ROSE since step "),
     "the same while the training loss falls": (
-        FALLS, [2.3, 2.2, 2.9, 3.0, 3.0],
-        "overfitting", "OVERFITTING since step ",
-    ),
+        FALLS, [2.3, 2.2, 2.9, 3.0, 3.0], "overfitting", "OVERFITTING since step "),
     "a little of it, beyond the noise": (
-        FALLS, [2.3, 2.35, 2.39, 2.44, 2.48, 2.53],
-        "overfitting", "OVERFITTING since step ",
-    ),
+        FALLS, [2.3, 2.35, 2.39, 2.44, 2.48, 2.53], "overfitting", "OVERFITTING since step "),
     "one last evaluation": (FALLS, [2.3, 2.2, 2.1, 9.0], "cannot_tell", "CANNOT TELL: the last "),
     "it explodes": (
         [*CALM, 2.7, 14.0, 2528.0, 1.3e5, 2.6e6, 5.4e6, 6.4e6, 6.7e6, 6.8e6, 6.8e6],
-        [2.3, 4.5, 6.1e6, 6.7e6],
-        "diverged", "DIVERGED at step 8",
-    ),
+        [2.3, 4.5, 6.1e6, 6.7e6], "diverged", "DIVERGED at step 8"),
     "it climbs from the first steps on, and so do the evaluations": (
-        list(np.linspace(2.0, 6.0, 20)), [2.3, 3.0, 4.0, 5.0],
-        "diverged", "DIVERGED at step ",
-    ),
+        list(np.linspace(2.0, 6.0, 20)), [2.3, 3.0, 4.0, 5.0], "diverged", "DIVERGED at step "),
     "it may be no loss": (list(np.linspace(2.0, 6.0, 20)), [], "cannot_tell", "CANNOT TELL: the v"),
     "healthy": (CALM + [x - 0.05 for x in CALM], [2.3, 2.28, 2.26, 2.26], "healthy", "HEALTHY"),
     "an early rise that was over": (
         [2.05, 2.8, 7.6, 5.8, 3.8, 2.4, 2.15, 2.07, *CALM, 1.93, 1.93],
-        [2.86, 2.32, 2.3, 2.29],
-        "healthy", "HEALTHY",
-    ),
+        [2.86, 2.32, 2.3, 2.29], "healthy", "HEALTHY"),
 }  # fmt: skip
 
 
@@ -489,10 +481,8 @@ def test_a_training_loss_that_was_lost_first_sets_the_checkpoint():
 def test_overfitting_is_told_beside_a_spike():
     losses = with_part(course(), 200, [9.0] * 6)
     records = [Record(step=i, training_loss=x) for i, x in enumerate(losses, start=1)]
-    for i, x in zip(
-        range(50, 1000, 50), [3.0, 2.5, *(2.5 + 0.1 * k for k in range(17))], strict=True
-    ):
-        records[i - 1] = replace(records[i - 1], validation_loss=x)
+    for n, x in enumerate([3.0, 2.5, *(2.5 + 0.1 * k for k in range(17))], start=1):
+        records[50 * n - 1].validation_loss = x
     found = judge_run(records)
     assert found.kind == "spike"
     assert "; and overfitting since step 100: validation loss 2.5 -> 4.1" in found.detail
@@ -509,10 +499,8 @@ def test_a_live_alarm_is_told_with_its_reason():
     )
     assert words(nan_tail, [901]) == "at step 901, at the onset"
     assert words(nan_tail, [902]) == "at step 902, 1 step after the onset"
-    assert (
-        words(nan_tail, [951])
-        == "at step 951, 50 steps after the onset: the rise was too small for it before"
-    )
+    late = "at step 951, 50 steps after the onset: the rise was too small for it before"
+    assert words(nan_tail, [951]) == late
     assert words(nan_tail, [300, 895]) == (
         "at step 300 (first of 2): an earlier, brief rise; at the event again, at step 895, "
         "6 steps before the onset"
@@ -526,9 +514,8 @@ def test_a_live_alarm_is_told_with_its_reason():
 
 
 def test_an_alarm_among_several_spikes_says_which():
-    twice = with_part(with_part(course(), 701, [7.0] * 4), 300, [9.0] * 5)
-    assert words(twice, [703]) == "at step 703, in spike 2 of 2, 1 step after its onset"
-    assert words(twice, [500]) == "at step 500: a brief rise, none of the verdict's spikes"
+    assert words(TWICE, [703]) == "at step 703, in spike 2 of 2, 1 step after its onset"
+    assert words(TWICE, [500]) == "at step 500: a brief rise, none of the verdict's spikes"
 
 
 def test_silence_has_a_reason_for_every_verdict():

@@ -29,6 +29,7 @@ from studies.paper.anatomy import (
     PUBLISHED,
     ROWS,
     alerts_of_batch,
+    anatomy,
     judge_batch,
     over_seeds,
     r_metric,
@@ -224,12 +225,27 @@ def test_the_same_seed_draws_the_same_noise_under_every_condition():
 @pytest.mark.parametrize(
     ("title", "published", "causal"),
     [("As published", 0.985, 0.963), ("(a) ΔL from the true moving average", 0.785, 0.497),
-     ("(b) Onset at a random step", 0.169, 0.116), ("Evaluation noise × 4", 0.847, 0.640)],
+     ("(b) Onset at a random step", 0.169, 0.116), ("Onset one step later (2501)", 0.038, 0.0),
+     ("Half of the faults absorbed", 0.648, 0.633), ("Evaluation noise × 2", 0.951, 0.884),
+     ("Evaluation noise × 4", 0.847, 0.640), ("All noise of the loss × 2", 0.843, 0.636),
+     ("All noise of the loss × 4", 0.691, 0.280), ("Evaluation every 10 steps", 0.577, 0.014),
+     ("(a) and (b)", 0.423, 0.044)],
 )  # fmt: skip
 def test_one_change_takes_the_number_apart(title, published, causal):
     """By the authors' weights, against a prototype written from the specification by another."""
     [condition] = [condition for condition in ANATOMY if condition.title == title]
+    number = 8 if condition.dynamics.evaluate_every < 100 else 50
     config = replace(condition.config, weights=AUTHORS.weights)
-    [found] = over_seeds(condition, [r_metric(config)], 50)
+    [found] = over_seeds(condition, [r_metric(config)], number)
     assert found.published_f1.mean() == pytest.approx(published, abs=0.02)
     assert found.causal_f1.mean() == pytest.approx(causal, abs=0.025)
+
+
+def test_the_anatomy_has_the_authors_weights_beside_the_papers(monkeypatch):
+    kept = [PUBLISHED, next(c for c in ANATOMY if c.title.startswith("Weights"))]
+    monkeypatch.setattr("studies.paper.anatomy.ANATOMY", kept)
+    published, other_weights = anatomy(4)
+    rules = [r_metric(CONFIG), r_metric(AUTHORS)]
+    for found, expected in zip(published[1:], over_seeds(PUBLISHED, rules, 4), strict=True):
+        assert [list(x) for x in found] == [list(x) for x in expected]
+    assert other_weights.by_authors is None
