@@ -48,9 +48,11 @@ def disagreements(study: Study) -> list[str]:
     return metric_alone(study).disagreements
 
 
-def rewrite(path: Path, change) -> None:
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    path.write_text("".join(json.dumps(entry) + "\n" for entry in change(lines)))
+def rewrite(where: Path, change) -> None:
+    """Change the entries of a log, or of all logs in a folder."""
+    for path in where.rglob("*.jsonl") if where.is_dir() else [where]:
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(entry) + "\n" for entry in change(lines)))
 
 
 def test_every_run_of_every_mode_is_read_whole_and_nothing_said(folder):
@@ -122,15 +124,11 @@ SPOILT = {
     "a binary file": (bytes(range(256)) * 8, "line 1"),
     "a step cost that is no number": (
         b'{"event":"EXPERIMENT_START","config":{"seconds_per_step":"five"}}\n'
-        b'{"event":"EXPERIMENT_SUCCESS"}\n',
-        "seconds_per_step",
-    ),
-    "an R that is no number": (
-        b'{"step":1,"event":"METRICS","r_metric":[1]}\n{"event":"EXPERIMENT_SUCCESS"}\n',
-        "r_metric",
-    ),
+        b'{"event":"EXPERIMENT_SUCCESS"}\n', "seconds_per_step"),
+    "an R that is no number": (b'{"step":1,"event":"METRICS","r_metric":[1]}\n'
+        b'{"event":"EXPERIMENT_SUCCESS"}\n', "r_metric"),
     "a failure without a step": (b'{"event":"EXPERIMENT_FAILURE"}\n', "at which step"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("content", "says"), SPOILT.values(), ids=SPOILT.keys())
@@ -177,18 +175,15 @@ def test_the_threshold_that_a_log_states_counts_for_its_own_r(tmp_path):
         return lines
 
     write_study(tmp_path, modes=("FULL_METRIC",))
-    for path in tmp_path.rglob("*.jsonl"):
-        rewrite(path, deaf)
-    assert (
-        Analysis.of(read_study(tmp_path), OF_THE_METRIC).scores("r_metric", "published").hits == 0
-    )
+    rewrite(tmp_path, deaf)
+    analysis = Analysis.of(read_study(tmp_path), OF_THE_METRIC)
+    assert analysis.scores("r_metric", "published").hits == 0
 
 
 def test_r_that_is_stated_counts_where_nothing_else_is_logged(folder, tmp_path_factory):
     bare = tmp_path_factory.mktemp("bare")
     write_study(bare)
-    for path in bare.rglob("*.jsonl"):
-        rewrite(path, stated_only)
+    rewrite(bare, stated_only)
     whole, stated = (Analysis.of(read_study(path), OF_THE_METRIC) for path in (folder, bare))
     assert stated.disagreements == []
     for name in whole.traces:
@@ -199,8 +194,7 @@ def test_r_that_is_stated_counts_where_nothing_else_is_logged(folder, tmp_path_f
 
 def test_what_is_not_logged_is_undefined_and_not_nought(tmp_path):
     write_study(tmp_path, modes=("FULL_METRIC",))
-    for path in tmp_path.rglob("*.jsonl"):
-        rewrite(path, stated_only)
+    rewrite(tmp_path, stated_only)
     analysis = Analysis.of(read_study(tmp_path))
     for name in ("isolation_forest", "loss_rise", "gradient_norm", "r_metric_first_loss"):
         scores = analysis.scores(name, "published")
@@ -217,8 +211,7 @@ def test_the_settings_that_a_log_states_are_used(folder):
             entry.pop("alerts", None)
         return lines
 
-    for path in (folder / "logs_FULL_METRIC").iterdir():
-        rewrite(path, other)
+    rewrite(folder / "logs_FULL_METRIC", other)
     analysis = Analysis.of(read_study(folder), OF_THE_METRIC)
     assert analysis.scores("r_metric", "published").hits == 0
     assert analysis.weight_grids["published"].outcomes.hit.sum() == 0

@@ -68,8 +68,3 @@ def test_work_is_constant_a_value_and_memory_is_the_window(shape):
         scale.update(Counted(shape(i)))
         assert max(len(scale._recent), len(scale._lows), len(scale._highs)) <= 100
     assert 0 < Counted.comparisons <= 4 * 3000
-
-
-def test_a_window_without_room_is_refused():
-    with pytest.raises(ValueError, match="window is 0: it must be at least 1 value"):
-        SlidingMinMax(0)

@@ -56,17 +56,6 @@ def telemetry(tmp_path):
     return path
 
 
-def lanes(found: Found) -> list[str]:
-    return [value for tag, name, value in found.attributes if (tag, name) == ("svg", "aria-label")]
-
-
-def policy(html: str) -> str:
-    values = [
-        value for tag, name, value in Found(html).attributes if (tag, name) == ("meta", "content")
-    ]
-    return values[0]
-
-
 def test_it_says_what_the_verdict_says():
     found = Found(incident_page(out_of_memory()))
     for words in (
@@ -83,7 +72,7 @@ def test_it_says_what_the_verdict_says():
 def test_without_a_training_log_there_is_no_script():
     html = incident_page(out_of_memory())
     assert "script" not in Found(html).tags
-    assert "script-src 'none'" in policy(html)
+    assert "script-src 'none'" in Found(html).values("meta", "content")[0]
 
 
 @pytest.mark.parametrize(
@@ -135,12 +124,12 @@ def test_it_needs_nothing_beside_itself_and_is_the_same_each_time(metrics, telem
     found = Found(html)
     links = [value for _, name, value in found.attributes if name in ("src", "href", "action")]
     assert all(value.startswith(("#", "data:")) for value in links)
-    assert "default-src 'none'" in policy(html)
+    assert "default-src 'none'" in Found(html).values("meta", "content")[0]
 
 
 def test_all_that_has_a_time_stands_on_one_axis(metrics, telemetry):
     found = Found(incident_page(out_of_memory(job=job()), metrics=metrics, telemetry=telemetry))
-    assert lanes(found) == [
+    assert found.values("svg", "aria-label") == [
         "Stage", "Alarms of the calibrated detector", "GPU node-03:1",
         "What indicates the failure",
         # around the failure: the alarm was before
@@ -192,7 +181,7 @@ def test_a_recording_of_another_day_is_said(telemetry):
     )  # fmt: skip
     found = Found(incident_page(later, telemetry=telemetry))
     assert "does not overlap with the logs' times" in found.text
-    assert lanes(found) == ["1. cause: A GPU ran out of memory"]
+    assert found.values("svg", "aria-label") == ["1. cause: A GPU ran out of memory"]
 
 
 def test_events_without_a_date_are_in_the_table_only():
