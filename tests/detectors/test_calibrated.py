@@ -118,6 +118,8 @@ def test_an_announcement_forgets_all_that_was_usual_and_no_nan():
         ours, theirs = detector.update(record).statistics, fresh.update(record).statistics
         ours.pop("hardware_events", None)  # the hardware does not know of it
         assert ours == theirs
+        ours, theirs = ([one.begun for one in each._sources] for each in (detector, fresh))
+        assert ours == theirs
     detector.update(Record(step=1200, training_loss=nan))
     detector.update(Record(step=1201, planned_events=("batch_size",)))
     assert detector.reason == (
@@ -244,6 +246,7 @@ def test_a_loss_scaler_may_leave_out_seven_steps_and_not_eight():
     assert alarmed(*stream[:8], Record(step=8, validation_loss=2.0))[-1]
     # Nor does it make an alarm of gradients that the scaler left out.
     assert alarmed(*stream[:3], Record(step=3, validation_loss=2.0)) == [False] * 4
+    assert alarmed(stream[0], skip(2, training_loss=nan)) == [False, True]
 
 
 def test_nothing_logged_is_nothing_known():
@@ -427,6 +430,14 @@ def test_since_of_a_log_that_skips_steps_is_the_first_of_one_or_two_records(heig
     assert ("the last 2 records at least" in last_words(*stream)) == (heights == [0.5, 0.5])
 
 
+def test_since_of_an_evaluation_is_the_first_that_rose():
+    detector = CalibratedDetector(replace(FLOORS, alone={"validation_rise": 4.5}))
+    for step in range(0, 220, 10):
+        loss = 2.0 + 0.01 * (step // 10 % 2) + (step >= 200)
+        detector.update(Record(step=step, training_loss=2.0, validation_loss=loss))
+    assert since_of(detector.reason) == detector.since == 200
+
+
 @pytest.mark.parametrize(
     ("runaway", "evaluation", "step"), [(1.3, 3.04, 48), (1.0, 3.04, None), (1.3, 1.90, None)]
 )
@@ -458,17 +469,17 @@ def test_since_of_what_is_smoothed_is_the_first_value_of_the_stretch_that_is_unu
 def test_since_begins_anew_with_other_workers():
     """What is said of three workers has not been so since there were four."""
     detector, since = CalibratedDetector(), []
-    for begin, workers in ((0, 4), (100, 3)):
+    for begin, workers, odd in ((0, 4, -0.9), (100, 3, -0.9), (160, 3, 0.9)):
         for step in range(begin, begin + 60):
-            cosines = (-0.9,) + (0.9,) * (workers - 1)
+            cosines = (odd,) + (0.9,) * (workers - 1)
             norms = (1.0,) * workers
             detector.update(
                 Record(step=step, gradient_norm=0.6, worker_gradient_norms=norms,
                        worker_gradient_cosines=cosines)
             )  # fmt: skip
-        assert detector.alarm
-        since.append(since_of(detector.reason))
-    assert since == [0, 100]
+        assert detector.alarm == (odd < 0)
+        since += [since_of(detector.reason)] if detector.alarm else []
+    assert (since, detector.ended) == ([0, 100], "no longer unusual: gradients")
 
 
 def test_one_batch_that_is_better_by_chance_is_no_recovery():
@@ -477,6 +488,16 @@ def test_one_batch_that_is_better_by_chance_is_no_recovery():
     detector = CalibratedDetector()
     verdicts = {detector.update(record).verdict for record in records(losses)}
     assert verdicts == {"healthy", TOO_EARLY, UNDER_WAY}
+
+
+def test_gradients_alone_are_no_recovering_spike():
+    """Only where somebody's own thresholds let them alarm alone."""
+    detector = CalibratedDetector(replace(FLOORS, alone={"gradient_norm": 1.0}))
+    losses = np.where(np.arange(130) < 100, 2.0, 2.03)
+    losses[103:] = 2.0
+    norms = np.where(np.arange(130) < 100, 1.0, 50.0)
+    verdicts = {detector.update(record).verdict for record in records(losses, norms)}
+    assert verdicts == {"healthy", UNDER_WAY}
 
 
 def test_hardware_alone_never_alarms_and_is_told_beside_a_loss():
