@@ -279,13 +279,10 @@ def gradient_records(rng, workers, number, *, turned=None):
         others = (vectors.sum(axis=0) - vectors) / (workers - 1)
         cosines.append(np.sum(vectors * others, axis=1) / lengths / np.linalg.norm(others, axis=1))
         records.append(
-            Record(
-                step=step,
-                gradient_norm=float(np.linalg.norm(mean)),
-                worker_gradient_norms=tuple(lengths.tolist()),
-                worker_gradient_cosines=tuple(to_mean.tolist()),
-            )
-        )
+            Record(step=step, gradient_norm=float(np.linalg.norm(mean)),
+                   worker_gradient_norms=tuple(lengths.tolist()),
+                   worker_gradient_cosines=tuple(to_mean.tolist()))
+        )  # fmt: skip
     return records, np.array(cosines)
 
 

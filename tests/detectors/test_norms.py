@@ -24,6 +24,7 @@ def test_the_norm_is_held_against_scipys_median_deviation(norms):
     detector = RobustGradientNorm(window=9, least=3)
     for i, norm in enumerate(norms):
         score = detector.update(Record(step=i, gradient_norm=norm)).score
+        detector.update(Record(step=i, gradient_norm=0.0))  # is left out
         past = np.log(norms[max(0, i - 9) : i])
         if len(past) < 3:
             assert isnan(score)
@@ -37,6 +38,9 @@ def test_the_workers_are_held_against_their_own_past(rows):
     detector, dispersions = WorkerDispersion(window=8, least=3), []
     for i, row in enumerate(rows):
         score = detector.update(Record(step=i, worker_gradient_norms=row)).score
+        for silent in ((), (1.0,), (0.0, 0.0), (-1.0, -1.1)):  # nothing of dispersion
+            detector.update(Record(step=i, worker_gradient_norms=silent))
+        assert repr(detector.score) == repr(score)
         past = np.array(dispersions[-8:])
         dispersions.append(np.std(row) / np.mean(row))
         if len(past) < 3:
@@ -44,6 +48,8 @@ def test_the_workers_are_held_against_their_own_past(rows):
         elif (mad := stats.median_abs_deviation(past)) > 1e-6:
             expected = (dispersions[-1] - np.median(past)) / (1.4826 * mad)
             assert score == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    detector.update(Record(step=99, worker_gradient_norms=(1.0, float("nan"))))
+    assert detector.reason.startswith("a worker's gradient norm is not finite: ")
 
 
 @given(st.lists(st.integers(-9, 9), min_size=3, max_size=40), st.integers(3, 8))

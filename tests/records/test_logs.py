@@ -120,11 +120,8 @@ def test_a_line_says_nothing_of_a_signal_that_its_record_says_nothing_of():
 
 
 def test_numbers_of_numpy_are_written_as_numbers():
-    record = Record(
-        step=1,
-        validation_loss=np.float32(2.5),
-        worker_gradient_norms=(np.float64(1.0), np.float64(3.0)),
-    )
+    norms = (np.float64(1.0), np.float64(3.0))
+    record = Record(step=1, validation_loss=np.float32(2.5), worker_gradient_norms=norms)
     entry = strict(metrics_line(record, RMetric().update(record)))
     assert (entry["validation_loss"], entry["sigma_sq"]) == (2.5, 1.0)
 
