@@ -15,6 +15,7 @@ from rmetric.detectors import OnlineIsolationForest, RobustGradientNorm, WorkerD
 from rmetric.detectors.online_isolation_forest import mean_depth, usual_depth
 from rmetric.detectors.rolling_baseline import RobustBaseline, RollingBaseline, plain_mean
 from rmetric.records import Record
+from tests.detectors.calibrated_streams import records, scores
 
 NORMS = st.lists(st.floats(0.01, 50).map(lambda x: round(x, 2)), max_size=40)
 
@@ -94,8 +95,8 @@ def test_an_outlier_scores_as_in_sklearn():
     values = [*(2 + rng.normal(size=199) / 10).tolist(), 3.2]
     forest = IsolationForest(n_estimators=300, random_state=0).fit([[x] for x in values])
     detector = OnlineIsolationForest()
-    for step, value in enumerate(values):
-        detector.update(Record(step=step, training_loss=value))
+    scores(records(values), detector)
     theirs = -forest.score_samples([[values[-1]]])[0]
     assert detector.score == pytest.approx(theirs, abs=0.03)
     assert detector.alarm
+    assert detector.update(Record(step=201, training_loss=-50.0)).score == 0  # below the median

@@ -44,10 +44,6 @@ def metric_alone(study: Study) -> Analysis:
     return Analysis(study=study, traces=traces)
 
 
-def disagreements(study: Study) -> list[str]:
-    return metric_alone(study).disagreements
-
-
 def rewrite(where: Path, change) -> None:
     """Change the entries of a log, or of all logs in a folder."""
     for path in where.rglob("*.jsonl") if where.is_dir() else [where]:
@@ -95,9 +91,10 @@ def test_a_folder_without_logs_says_what_is_accepted(tmp_path):
         read_study(tmp_path)
 
 
-def test_a_detector_whose_mode_is_not_there_is_left_out(tmp_path):
+def test_a_mode_that_is_not_there_is_named_and_its_detector_left_out(tmp_path):
     write_study(tmp_path, make_runs()[:1], modes=("FULL_METRIC", "SIGMA_ONLY"))
     study = read_study(tmp_path)
+    assert study.missing == ["LAMBDA_ONLY", "DELTA_L_ONLY"]
     assert "r_metric_sigma" in Analysis.of(study).traces
     assert "r_metric_lambda" not in Analysis.of(study).traces
 
@@ -235,7 +232,7 @@ def test_an_alert_may_be_the_step_of_the_first(folder, step_of):
     rewrite(log(folder), numbered)
     study = read_study(folder)
     assert study.skipped == []
-    assert len(disagreements(study)) == (step_of == "wrong")
+    assert len(metric_alone(study).disagreements) == (step_of == "wrong")
 
 
 @needs_authors_logs
@@ -283,7 +280,7 @@ def state_nothing(lines):
 )
 def test_what_a_log_states_of_r_and_is_not_so_is_named(folder, change, mode, named):
     rewrite(log(folder, mode), change)
-    found = disagreements(read_study(folder))
+    found = metric_alone(read_study(folder)).disagreements
     assert len(found) == bool(named)
     assert all(words in found[0] for words in named)
 

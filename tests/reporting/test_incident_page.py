@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rmetric.diagnosis.report.incident import incident_page, on_axis
+from rmetric.diagnosis.report.incident import around, incident_page, on_axis
 from rmetric.diagnosis.result import Candidate, Diagnosis
 from rmetric.logs import LogError
 from rmetric.telemetry.lines import event_line
@@ -137,6 +137,9 @@ def test_all_that_has_a_time_stands_on_one_axis(metrics, telemetry):
         "2. echo: A collective timed out",
     ]  # fmt: skip
     assert "On the axis of time it is placed by step 431, which both tell." in found.text
+    # The second axis is for moments that stick together alone.
+    assert around([1000.0, 1010.0], 0.0, 10_000.0) == (995.0, 1015.0)
+    assert around([1000.0, 9000.0], 0.0, 10_000.0) is around([1000.0], 0.0, 10_000.0) is None
 
 
 def test_an_alarm_is_placed_by_the_step_that_both_logs_tell(metrics):
