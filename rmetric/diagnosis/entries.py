@@ -14,22 +14,23 @@ from rmetric.diagnosis.auxiliary.stacks import states_stack
 from rmetric.diagnosis.facts.job import HEAD, TAIL
 from rmetric.diagnosis.facts.layout import IdentityGraph
 from rmetric.diagnosis.facts.starts import KERNEL_LINE, StartMarks
-from rmetric.diagnosis.library.stages import next_stage
-from rmetric.diagnosis.log_stream import (
+from rmetric.diagnosis.forms import (
+    Heads,
+    LineShape,
     LogLineForm,
     LogStream,
     MatchTally,
     OpenEntry,
     RawEntry,
+    ShapeReader,
     StepCounter,
 )
+from rmetric.diagnosis.library.stages import next_stage
 from rmetric.diagnosis.patterns.iterations import IterationWatch
-from rmetric.diagnosis.places import Heads, LineShape, ShapeReader
-from rmetric.diagnosis.reading.joining import MAX_LINES, TRANSITIONS, Kind, shortened
 from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix, PrefixParser
 from rmetric.diagnosis.reading.source import LogSource
 from rmetric.diagnosis.reading.steps import StepMatch
-from rmetric.diagnosis.reading.text import clean, unescaped
+from rmetric.diagnosis.reading.text import MAX_LINES, TRANSITIONS, Kind, clean, shortened, unescaped
 from rmetric.diagnosis.signature import Signature
 from rmetric.diagnosis.templates import (
     JOB_ID,
@@ -91,7 +92,7 @@ class EntryPass:
         self.short: BoundedCache[LogLineForm] = BoundedCache()
         self.of_shape: dict[LineShape, LogLineForm] = {}
         self.streams: dict[Prefix, LogStream] = {}
-        self.heads: dict[re.Pattern[bytes], Heads[LogStream]] = {}
+        self.heads: dict[re.Pattern[bytes], Heads] = {}
         self.own = self._stream_of(NO_PREFIX)
         self.template_of: dict[tuple[str, str], int] = {}
         self.number, self.lines = 0, list[bytes]()

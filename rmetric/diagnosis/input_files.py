@@ -19,9 +19,8 @@ from rmetric._util.errors import LogError
 from rmetric.diagnosis.auxiliary.recorder import Dump, is_dump, read_dump
 from rmetric.diagnosis.auxiliary.stacks import Stack, holds_stacks, is_stack_dump, read_stacks
 from rmetric.diagnosis.reading.file_names import ATTEMPT, identify_files, natural
-from rmetric.diagnosis.reading.lines import unwrapped, utf16
 from rmetric.diagnosis.reading.records import Export
-from rmetric.diagnosis.reading.source import LogSource
+from rmetric.diagnosis.reading.source import LogSource, unwrapped, utf16
 
 #: Blocks of a file's beginning by which its kind is recognised; bytes of one beside the logs.
 _SNIFFED = 2

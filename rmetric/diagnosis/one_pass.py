@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 from rmetric.diagnosis.entries import DIGITS, EntryPass
 from rmetric.diagnosis.facts.job import Iteration, JobStream, Match, Occurrence
 from rmetric.diagnosis.facts.layout import IdentityGraph
-from rmetric.diagnosis.log_stream import LogLineForm, LogStream, RawEntry
-from rmetric.diagnosis.reading.joining import MAX_TEXT
+from rmetric.diagnosis.forms import LogLineForm, LogStream, RawEntry
 from rmetric.diagnosis.reading.prefixes import Prefix
 from rmetric.diagnosis.reading.source import LogSource
-from rmetric.diagnosis.reading.text import clean
+from rmetric.diagnosis.reading.text import MAX_TEXT, clean
 
 #: Lines with which a file begins, where they all differ.
 OPENING = 3

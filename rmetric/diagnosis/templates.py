@@ -15,9 +15,8 @@ from rmetric.diagnosis.facts.statements import Statement, may_state
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.library.load import Matches
 from rmetric.diagnosis.library.stages import possible_rules, stated_stage
-from rmetric.diagnosis.reading.joining import kind_of
 from rmetric.diagnosis.reading.steps import may_state_step
-from rmetric.diagnosis.reading.text import clean, level, runs_of
+from rmetric.diagnosis.reading.text import clean, kind_of, level, runs_of
 
 #: Characters of a line that make its template.
 MAX_TEMPLATE = 400
@@ -149,7 +148,7 @@ class LineAnalyser:
 
     def __init__(self, library: SignatureLibrary) -> None:
         self.library = library
-        #: forms of prefixes -> the shapes of lines in files that use them (places.py)
+        #: forms of prefixes -> the shapes of lines in files that use them (forms.py)
         self.readers: dict[object, Any] = {}
         self._facts: BoundedCache[Facts] = BoundedCache()
         self._matches: BoundedCache[Matches] = BoundedCache(2048)

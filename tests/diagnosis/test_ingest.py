@@ -18,7 +18,7 @@ from rmetric.diagnosis.input_files import find, other_by_content
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.one_pass import FilePass
 from rmetric.diagnosis.reading import source as source_module
-from rmetric.diagnosis.reading.joining import MAX_LINES
+from rmetric.diagnosis.reading.text import MAX_LINES
 from rmetric.diagnosis.templates import OTHERS, BoundedCache, LineAnalyser
 
 LIBRARY = SignatureLibrary.shipped()

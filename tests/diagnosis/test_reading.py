@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from rmetric.diagnosis import diagnose
 from rmetric.diagnosis.input_files import find
-from rmetric.diagnosis.reading.lines import Lines, _layers, decoded, unwrapped
-from rmetric.diagnosis.reading.source import LogSource
+from rmetric.diagnosis.reading.source import Lines, LogSource, _layers, decoded, unwrapped
 from rmetric.logs import LogError
 from studies.diagnosis_benchmark.written_sets import opened
 

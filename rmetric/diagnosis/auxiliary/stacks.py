@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rmetric.diagnosis.library.stages import awaited
 from rmetric.diagnosis.reading.file_names import TPU_HOST
-from rmetric.diagnosis.reading.lines import unwrapped
+from rmetric.diagnosis.reading.source import unwrapped
 
 #: A function, its file and the line in it.
 Frame = tuple[str, str, str]
