@@ -9,14 +9,13 @@ import re
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from math import floor
 from typing import Any
 
 from rmetric.diagnosis.facts.job import MAX_NAMED, MAX_STACKS, STACKS_OF_RANK, STAGES, TAIL
 from rmetric.diagnosis.library.stages import next_stage
 from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix, PrefixParser
-from rmetric.diagnosis.reading.steps import StepMatch, match_step, never_states_step
+from rmetric.diagnosis.reading.steps import StepMatch, match_step
 from rmetric.diagnosis.reading.text import Kind, State, clean
 from rmetric.diagnosis.reading.timestamps import UNITS, may_state, stated
 from rmetric.diagnosis.templates import (
@@ -39,6 +38,7 @@ MOST_LENGTHS = 8
 PARSED_TIMES = 3
 
 
+@dataclass(eq=False, slots=True)
 class LineShape:
     """What the lines of one form have in common, whatever their file.
 
@@ -48,12 +48,11 @@ class LineShape:
         timed: number of times that were parsed.
     """
 
-    __slots__ = ("facts", "heads", "step", "time", "timed")
-
-    def __init__(self, facts: Facts, heads: re.Pattern[bytes] | None) -> None:
-        self.facts, self.heads, self.timed = facts, heads, 0
-        self.step: StepPlace | None = None
-        self.time: TimePlace | None = None
+    facts: Facts
+    heads: re.Pattern[bytes] | None
+    step: StepPlace | None = None
+    time: TimePlace | None = None
+    timed: int = 0
 
 
 class ShapeReader:
@@ -91,8 +90,7 @@ class ShapeReader:
     def step_place(self, shape: LineShape, line: bytes, start: int) -> StepPlace:
         """Finds the step in lines of the shape; the text of this one begins at `start`."""
         if shape.step is None:
-            plain = plain_numbers(line[start:]).decode("utf-8", "replace")
-            shape.step = StepPlace(line, self._match_step, start, never=never_states_step(plain))
+            shape.step = StepPlace(line, self._match_step, start)
         return shape.step
 
     def time(self, line: bytes, shape: LineShape) -> float | None:
@@ -128,8 +126,8 @@ def same_places(line: bytes, spans: Sequence[tuple[int, int]], text: int) -> re.
 class Heads:
     """Look-up of the stream for lines with one form of prefix.
 
-    A prefix that ends in no digit is looked up as it stands in `known`, by its `lengths`, unless
-    there are so many that they contain times.
+    A prefix that ends in no digit, and so ends there in each line that begins so, is first looked
+    up in `known`, by its `lengths`, unless there are so many that they contain times.
     """
 
     def __init__(self, pattern: re.Pattern[bytes]) -> None:
@@ -142,11 +140,6 @@ class Heads:
 
     def find(self, line: bytes) -> tuple[LogStream | None, int]:
         """Return the stream of the line (None if unknown) and the offset of its text."""
-        for length in self.lengths:
-            stream = self.known.get(line[:length])
-            if stream is not None:
-                # No digit ends the prefix, so that it ends there in each line that begins so.
-                return stream, length
         found = self._pattern.match(line)
         stream = self._by_groups.get(found.groups()) if found else None
         if found is None or stream is None:
@@ -167,36 +160,24 @@ class Heads:
             self._by_groups.put(found.groups(), stream)
 
 
-#: `StepMatch._make`, at a third of its cost.
-_step_match = partial(tuple.__new__, StepMatch)
-
-
 class StepPlace:
-    """Reads the step of lines of one form; `never`: none of them states one.
+    """Reads the step of lines of one form.
 
     Each number of the first line, from `start` on, is changed in turn, to find those that the step
     depends on, as `read` reads any line. If it is one alone, only that is read of further lines.
     """
 
     def __init__(
-        self,
-        line: bytes,
-        read: Callable[[bytes], StepMatch | None],
-        start: int = 0,
-        *,
-        never: bool = False,
+        self, line: bytes, read: Callable[[bytes], StepMatch | None], start: int = 0
     ) -> None:
         self._read = read
-        # Lines that have numbers in the same places, and no others.
-        self._never = same_places(line, [], len(line)) if never else None
         self._find: re.Pattern[bytes] | None = None
-        first = None if never else read(line)
-        numbers = list(_NUMBER.finditer(line, start))
+        first, numbers = read(line), list(_NUMBER.finditer(line, start))
         if first is None or len(numbers) > MOST_NUMBERS:
             return
         self._form, moved = first.form, []
         for number in numbers:
-            following = str(int(number[0]) + 1).encode().rjust(len(number[0]), b"0")
+            following = b"%0*d" % (len(number[0]), int(number[0]) + 1)
             there = read(line[: number.start()] + following + line[number.end() :])
             moved += [(number, there)] if there != first else []
         if len(moved) == 1:
@@ -206,12 +187,10 @@ class StepPlace:
 
     def find(self, line: bytes) -> StepMatch | None:
         """Read the step of a line of the form."""
-        if self._never is not None and self._never.fullmatch(line):
-            return None
         found = self._find.match(line) if self._find else None
         if found is None or len(step := found[1]) > 12:
             return self._read(line)
-        return _step_match((self._form, int(step)))
+        return StepMatch(self._form, int(step))
 
 
 class TimePlace:
@@ -259,9 +238,8 @@ class TimePlace:
         return minute + int(whole) + float(b"0." + fraction)
 
 
-#: Entries in which a stream's first time is sought; at least `HEAD`.
-FIRST_ENTRIES = 50
-
+#: Steps by which ranks that share a log may differ.
+RANKS_APART = 2
 #: stage that a line states -> stages that it does not change
 _STAYS = {
     stated: {now for now in ("", *STAGES) if next_stage(now, stated) == now} for stated in STAGES
@@ -272,6 +250,7 @@ _STAYS = {
 RawEntry = tuple[int, bytes, int, str, "int | None", str, "str | None", "LogLineForm"]
 
 
+@dataclass(eq=False, slots=True)
 class LogLineForm:
     """Properties of the lines of one form in one file.
 
@@ -287,22 +266,22 @@ class LogLineForm:
         plain: they need no more than to be recorded so, and counted, where they change no stage.
     """
 
-    __slots__ = (
-        "blank", "facts", "heads", "marked", "plain", "shape", "slow", "stays", "step", "template",
-        "told",
-    )  # fmt: skip
+    shape: LineShape
+    heads: Heads | None
+    facts: Facts = field(init=False)
+    stays: set[str] | None = field(init=False)
+    blank: bool = field(init=False)
+    told: bool = field(init=False)
+    step: StepPlace | None = None
+    template: int = -1
+    slow: bool = True
+    marked: bool = False
+    plain: bool = False
 
-    def __init__(self, shape: LineShape, heads: Heads | None) -> None:
-        self.shape, self.facts, self.heads = shape, shape.facts, heads
-        self.template, self.slow, self.marked, self.plain = -1, True, False, False
-        self.blank, self.told = self.facts.kind == Kind.BLANK, self.facts.told
-        self.step: StepPlace | None = None
-        self.stays = _STAYS[shape.facts.stage] if shape.facts.stage else None
-
-    def begin(self, marked: bool) -> None:
-        """Its first entry is met; whether each is to be recorded."""
-        self.marked = marked
-        self.plain = not (self.slow or self.told or self.step is not None)
+    def __post_init__(self) -> None:
+        facts = self.facts = self.shape.facts
+        self.blank, self.told = facts.kind == Kind.BLANK, facts.told
+        self.stays = _STAYS[facts.stage] if facts.stage else None
 
 
 class OpenEntry:
@@ -315,11 +294,32 @@ class OpenEntry:
         steps_before: number of the file's step lines before it.
     """
 
-    def __init__(self, raw: RawEntry, facts: Facts, text: bytes) -> None:
-        self.lines = [clean(text)]
-        self.raw, self.facts, self.leading_facts = raw, facts, facts
-        self.look, self.states_step, self.watched = facts.look, False, False
-        self.last_line, self.steps_before = raw[0], 0
+    def __init__(self, raw: RawEntry, facts: Facts, text: bytes, *, states_step: bool) -> None:
+        self.lines, self.raw, self.last_line = [clean(text)], raw, raw[0]
+        self.facts, self.leading_facts, self.look = facts, facts, facts.look
+        self.states_step = self.watched = states_step
+        self.steps_before = 0
+
+
+@dataclass(slots=True)
+class StepCounter:
+    """The step lines of one form in a stream: the last one, and seconds between two."""
+
+    last: int
+    time: float | None
+    longest_pause: float = 0.0
+    lines: int = 0
+
+
+@dataclass(slots=True)
+class MatchTally:
+    """Running summary of one stream's entries that matched one signature."""
+
+    first: RawEntry
+    last: RawEntry
+    count: int = 0
+    named: list[dict[str, str]] = field(default_factory=list)
+    templates: set[int] = field(default_factory=set)
 
 
 class LogStream:
@@ -345,61 +345,38 @@ class LogStream:
         """Forget all entries."""
         self.counters: dict[str, StepCounter] = {}
         self.counts: Counter[int] = Counter()
-        self.templates: list[int] = []
-        self.places: list[Any] = []
-        self.shown = 0
-        self.changes: list[tuple[int, int | None, str]] = [(-1, None, "")]
-        self.head: list[RawEntry] = []
-        self.tail: deque[RawEntry] = deque(maxlen=TAIL)
+        self.templates, self.places, self.shown = list[int](), list[Any](), 0
+        self.head, self.tail = list[RawEntry](), deque[RawEntry](maxlen=TAIL)
         self.state, self.slow = State.PLAIN, False
         self.open: OpenEntry | None = None
+        self.stage, self.stages = "", list[tuple[str, RawEntry]]()
         self.step: int | None = None
-        self.stage = ""
-        self.steps = 0
+        self.changes: list[tuple[int, int | None, str]] = [(-1, None, "")]
+        self.steps = self.last_step_line = 0
         self.last_step_at: RawEntry | None = None
-        self.last_step_line = 0
-        self.stages: list[tuple[str, RawEntry]] = []
-        self.first_time: float | None = None
-        self.fresh = FIRST_ENTRIES
         self.found: dict[str, MatchTally] = {}
-        self.stacks: deque[RawEntry] = deque(
-            maxlen=STACKS_OF_RANK if self.number >= 0 else MAX_STACKS
-        )
+        self.stacks = deque[RawEntry](maxlen=STACKS_OF_RANK if self.number >= 0 else MAX_STACKS)
 
-    def reach(self, step: int) -> None:
-        """Its entries from now on are of a step."""
-        self.step = step
-        self.changes.append((len(self.templates), step, self.stage))
+    def change(self) -> None:
+        """Its entries from now on are of another step or stage."""
+        self.changes.append((len(self.templates), self.step, self.stage))
 
-    def enter(self, stage: str) -> None:
-        """Its entries from now on are of a stage."""
-        self.stage = stage
-        self.changes.append((len(self.templates), self.step, stage))
+    def time_step(self, step: StepMatch, time: float | None) -> None:
+        """Measure the pause between two steps; there is none where the steps fall back."""
+        form, now = step
+        counter = self.counters.setdefault(form, StepCounter(now, time))
+        counter.lines += 1
+        if now == counter.last:  # a heartbeat, or another rank: no pause between two steps
+            return
+        if now >= counter.last - RANKS_APART and time is not None and counter.time is not None:
+            counter.longest_pause = max(counter.longest_pause, time - counter.time)
+        counter.last, counter.time = now, time
 
-
-@dataclass(slots=True)
-class StepCounter:
-    """The step lines of one form in a stream: the last one, and seconds between two."""
-
-    last: int
-    time: float | None
-    longest_pause: float = 0.0
-    lines: int = 1
-
-
-@dataclass(slots=True)
-class MatchTally:
-    """Running summary of one stream's entries that matched one signature."""
-
-    first: RawEntry
-    last: RawEntry
-    count: int = 0
-    named: list[dict[str, str]] = field(default_factory=list)
-    templates: set[int] = field(default_factory=set)
-
-    def add(self, raw: RawEntry, fields: dict[str, str]) -> None:
-        self.count += 1
-        self.last = raw
-        self.templates.add(raw[2])
-        if fields and len(self.named) < MAX_NAMED and fields not in self.named:
-            self.named.append(fields)
+    def match(self, id: str, raw: RawEntry, fields: dict[str, str]) -> None:
+        """Take an entry that a signature matched, and what its pattern's groups caught."""
+        found = self.found.setdefault(id, MatchTally(raw, raw))
+        found.count += 1
+        found.last = raw
+        found.templates.add(raw[2])
+        if fields and len(found.named) < MAX_NAMED and fields not in found.named:
+            found.named.append(fields)

@@ -19,7 +19,7 @@ from typing import Any
 
 import orjson
 
-from rmetric.diagnosis.reading.timestamps import DATE_TIME
+from rmetric.diagnosis.reading.timestamps import DATE_TIME, ZONE
 
 #: Names of columns, and ends of the dotted keys of records, in lower case; of several the first
 #: here counts.
@@ -71,6 +71,10 @@ _FOREIGN = re.compile(r"[^\w.-]+", re.ASCII)
 _STAMP, _TIME = re.compile(rf"{DATE_TIME}\S*"), re.compile(DATE_TIME.encode())
 #: The zone or unit behind a column's name.
 _UNIT = re.compile(r"\(\w+\)$")
+#: A row of a table without names: a time, a level or none, who wrote the line, and the line.
+_NAMELESS = re.compile(
+    rf"{DATE_TIME}{ZONE}?\t(?:[A-Z]{{4,9}}\t)?(?=[^\t]*\d)[A-Za-z][\w.-]*\t[^\t]*"
+)
 #: Columns of a table; a line of a log may have a few of these words too.
 MIN_COLUMNS = 3
 
@@ -319,6 +323,8 @@ def _time(value: Any) -> str:
 
 def _columns(row: str) -> tuple[str, list[str]] | None:
     """What parts the columns of a table that begins so, and their names; None for another log."""
+    if _NAMELESS.fullmatch(row):
+        return "\t", ["time", *["level"] * (row.count("\t") - 2), "host", "message"]
     for delimiter in "\t,;":
         if row.count(delimiter) < MIN_COLUMNS - 1:
             continue  # as nearly every log's
