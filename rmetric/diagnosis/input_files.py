@@ -72,18 +72,17 @@ class LogFiles:
     def add(self, path: Path, name: str) -> None:
         """A file of a folder."""
         kind = other_by_name(path)
-        try:
-            if not kind or path.suffix in _MAY_BE_LOGS:
+        if not kind or path.suffix in _MAY_BE_LOGS:
+            try:
                 kind = self._add(*_opened(path, name), kind)
-        except LogError as error:
-            self.notes.append(str(error))
-            return
-        if kind:
-            self.left_out[kind] += 1
+            except LogError as error:
+                self.notes.append(str(error))
+                return
+        self.left_out += Counter([kind] if kind else [])
 
     def _add(self, source: LogSource, head: bytes, kind: str) -> str:
         """Take a file of a folder; return its kind where it is left out."""
-        if is_auxiliary(head):
+        if _is_auxiliary(head):
             self.beside.append(source)
             return ""
         if holds_stacks(head):  # in notes, which are a log too
@@ -100,12 +99,10 @@ class LogFiles:
     def add_named(self, path: Path) -> None:
         """A file that is named: it is read whatever its suffix."""
         source, head = _opened(path, str(path))
-        if is_auxiliary(head):
-            self.beside.append(source)
-        elif kind := other_by_content(head):
+        auxiliary = _is_auxiliary(head)
+        if not auxiliary and (kind := other_by_content(head)):
             raise LogError(path, None, f"not a text log but {kind}; text, {PACKED} are accepted")
-        else:
-            self.sources.append(source)
+        (self.beside if auxiliary else self.sources).append(source)
 
     def files_below(self, folder: Path) -> Iterator[Path]:
         """Files, through links too; a folder that several links lead to is entered once."""
@@ -124,12 +121,9 @@ class LogFiles:
                 self.notes.append(str(error))
                 known = True
             entered.add(place)
-            if known:
-                below.clear()
-                continue
-            below[:] = sorted(name for name in below if not name.startswith("."))
+            below[:] = [] if known else sorted(name for name in below if not name.startswith("."))
             paths = (Path(where, name) for name in sorted(names) if not name.startswith("."))
-            yield from filter(Path.is_file, paths)
+            yield from filter(Path.is_file, () if known else paths)
 
 
 def find(paths: Sequence[str | Path]) -> LogFiles:
@@ -168,6 +162,10 @@ def find(paths: Sequence[str | Path]) -> LogFiles:
         why = f"no text log to read here ({why}); accepted are text files, {PACKED} of them"
         raise LogError(", ".join(map(str, paths)) or "no path", None, why)
     return found
+
+
+def _is_auxiliary(head: bytes) -> bool:
+    return is_dump(head) or is_stack_dump(head)
 
 
 def _opened(path: Path, name: str) -> tuple[LogSource, bytes]:
@@ -244,11 +242,6 @@ class AuxiliaryFiles:
     dumps: list[Dump] = field(default_factory=list)
     stacks: list[Stack] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-
-
-def is_auxiliary(head: bytes) -> bool:
-    """True for the first bytes of a file that is read here."""
-    return is_dump(head) or is_stack_dump(head)
 
 
 def read_auxiliary(files: Sequence[LogSource]) -> AuxiliaryFiles:

@@ -13,7 +13,7 @@ from itertools import chain, islice, pairwise
 from operator import itemgetter
 from pathlib import Path
 
-from rmetric._util.durable import is_packed, unpacked
+from rmetric._util.durable import unpacked
 from rmetric.diagnosis.reading.records import Export
 
 #: Bytes of a line that are kept.
@@ -238,10 +238,8 @@ def utf16(head: bytes) -> str | None:
 
 #: Bytes read at a time.
 BLOCK = 1 << 20
-#: Bytes that a sample has of the beginning, of places in between, and how many those are.
-SAMPLED_HEAD = 1 << 17
-SAMPLED_PIECE = 1 << 14
-PIECES = 8
+#: Least bytes of a sample of a file's beginning.
+SAMPLED = 1 << 17
 #: Bytes of an export whose newest line comes first that are turned round in memory.
 MOST_BACKWARDS = 1 << 28
 
@@ -269,7 +267,7 @@ class LogSource:
     cut_off: str = ""
     notes: list[str] = field(default_factory=list)
     _pieces: list[tuple[int, int]] = field(default_factory=list, init=False, compare=False)
-    _held: list[list[bytes]] | None = field(default=None, init=False, compare=False)
+    _begun: Iterator[list[bytes]] | None = field(default=None, init=False, compare=False)
 
     def chunks(self) -> Iterator[list[bytes]]:
         """All lines in order, about `BLOCK` bytes at a time, as UTF-8 (bytes that are none stay).
@@ -281,9 +279,9 @@ class LogSource:
         Raises:
             LogError: it cannot be opened, or it needs a package that is missing.
         """
-        if self._held is not None:
-            held, self._held = self._held, None
-            yield from held
+        if self._begun is not None:
+            begun, self._begun = self._begun, None
+            yield from begun
             return
         damage, lines = list[str](), Lines()
         blocks, export = said(
@@ -300,34 +298,14 @@ class LogSource:
         return number if at < 0 else number - self._pieces[at][0] + self._pieces[at][1]
 
     def sample(self) -> list[bytes]:
-        """Lines from its beginning and, of a file that is not packed, from there to its end.
-
-        All lines of a small file are held for the next `chunks`, so that it is read once.
-        """
-        with self.path.open("rb") as file:
-            start = file.read(4096)
-            packed = is_packed(start)
-            if self.size <= SAMPLED_HEAD and not packed:
-                self._held = list(self.chunks())
-                return [line for some in self._held for line in some]
-            beginning = Lines()
-            blocks, export = said(iter([b"".join(decoded(self.head()))]))
-            lines = [line for some in beginning.lists(blocks) for line in some]
-            if packed or utf16(start) is not None or export is not None:
-                return lines
-            for at in range(1, PIECES + 1):
-                place = SAMPLED_HEAD + (self.size - SAMPLED_HEAD) * at // PIECES - SAMPLED_PIECE
-                if place > SAMPLED_HEAD:
-                    file.seek(place)
-                    # The first began elsewhere, the last ends elsewhere but in the last piece.
-                    of_piece = Lines(layers=beginning.layers).lists(
-                        iter([file.read(SAMPLED_PIECE)])
-                    )
-                    piece = [line for some in of_piece for line in some]
-                    lines += piece[1:] if at == PIECES else piece[1:-1]
-        return lines
+        """Lines of its beginning, which is not read again by the next `chunks`."""
+        held, blocks, size = list[list[bytes]](), self.chunks(), 0
+        while size < SAMPLED and (lines := next(blocks, None)) is not None:
+            held.append(lines)
+            size += sum(map(len, lines)) + len(lines)
+        self._begun = chain(held, blocks)
+        return [line for lines in held for line in lines]
 
     def head(self) -> Iterator[bytes]:
-        """Blocks from its beginning, unpacked, about `SAMPLED_HEAD` bytes in all."""
-        small = SAMPLED_HEAD // 4
-        return islice(unpacked(self.path, small, [], may_be_empty=True), SAMPLED_HEAD // small)
+        """Blocks from its beginning, unpacked, about `SAMPLED` bytes in all."""
+        return islice(unpacked(self.path, SAMPLED // 4, [], may_be_empty=True), 4)
