@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from rmetric.diagnosis.facts.starts import starts_of
 from rmetric.diagnosis.input_files import find, read_auxiliary
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.one_pass import FilePass
-from rmetric.diagnosis.parts import Part, StreamPart, merged
+from rmetric.diagnosis.parts import Part, merged
 from rmetric.diagnosis.reading.file_names import ATTEMPT, is_kernel_log
 from rmetric.diagnosis.reading.source import LogSource
 from rmetric.diagnosis.reading.timestamps import NO_YEAR, names_zone, without_year
@@ -216,41 +217,35 @@ def _groupings(parts: Group) -> Iterator[tuple[list[Group], bool]]:
 
 def _are_attempts(groups: Sequence[Group], *, of_jobs: bool) -> bool:
     """True if the groups follow one another, and begin alike where they are not `of_jobs`."""
-    forms = [{_NUMBER.sub("0", part.source.name) for part in group} for group in groups]
+    names = [{_NUMBER.sub("0", part.source.name) for part in group} for group in groups]
     nodes = {part.source.node for group in groups for part in group if _is_of_node(part)}
+    streams = [[one for part in group for one in part.streams] for group in groups]
     # A step or a known fault, as programs write them.
-    tells = (any(one.stream.steps or one.matches for one in _streams(group)) for group in groups)
-    return (
-        all(one == forms[0] for one in forms)
-        and len(nodes) != len(groups)
-        and all(tells)
-        and _follow([_span(group) for group in groups])
-        and (of_jobs or _begin_alike(groups))
-    )
+    tells = all(any(one.stream.steps or one.matches for one in some) for some in streams)
+    same = all(one == names[0] for one in names) and len(nodes) != len(groups)
+    return same and tells and _follow(groups) and (of_jobs or _begin_alike(groups))
 
 
-def _follow(spans: Sequence[tuple[float, float] | None]) -> bool:
-    """True if each span is known and begins after the one before has ended."""
-    known = [span for span in spans if span is not None]
-    if len({span[0] >= NO_YEAR[1] for span in known}) > 1:
+def _follow(groups: Sequence[Group]) -> bool:
+    """True if the time of each group is known and begins after the one before has ended."""
+    spans = [span for group in groups if (span := _span(group)) is not None]
+    if len({span[0] >= NO_YEAR[1] for span in spans}) > 1:
         # Only within a year are they in order.
-        known = [(without_year(begin), without_year(end)) for begin, end in known]
-    return len(known) == len(spans) and all(
+        spans = [(without_year(begin), without_year(end)) for begin, end in spans]
+    return len(spans) == len(groups) and all(
         after[0] > max(before[1], before[0] + MIN_SECONDS_APART)
-        for before, after in pairwise(known)
+        for before, after in pairwise(spans)
     )
 
 
 def _begin_alike(groups: Sequence[Group]) -> bool:
     """True if the first entries of each group and the next one have a kind in common."""
     # One that failed before its program began has other first lines.
-    worked = [group for group in groups if any(one.stream.steps for one in _streams(group))]
+    worked = [
+        group for group in groups if any(one.stream.steps for part in group for one in part.streams)
+    ]
     kinds = [_beginning(group) for group in (worked if len(worked) > 1 else groups)]
     return all(before & after for before, after in pairwise(kinds))
-
-
-def _streams(group: Group) -> Iterator[StreamPart]:
-    return (one for part in group for one in part.streams)
 
 
 def _is_of_node(part: Part) -> bool:
@@ -286,10 +281,8 @@ def aligned(files: Sequence[Sequence[Part]]) -> list[list[Part]]:
     """
     names = [ATTEMPT.search(parts[0].source.name) for parts in files]
     numbers = [int(name[1]) if name else None for name in names]
-    if max(map(len, files)) == 1 and len({*numbers} - {None}) < 2:
-        attempts = attempts_by_name(files)
-    else:
-        attempts = [parts for parts in _by_order(files, numbers) if parts]
+    by_name = max(map(len, files)) == 1 and len({*numbers} - {None}) < 2
+    attempts = attempts_by_name(files) if by_name else _by_order(files, numbers)
     _leave_out_earlier(attempts)
     return attempts
 
@@ -309,21 +302,12 @@ def _by_order(files: Sequence[Sequence[Part]], numbers: Sequence[int | None]) ->
         else:
             for at, part in enumerate(parts):
                 same = len(parts) == most
-                attempts[at if same else _place(part, begins, at - len(parts))].append(part)
-    return attempts
-
-
-def _place(part: Part, begins: Sequence[float | None], place: int) -> int:
-    """The last attempt that begins before a part does, by its time; else `place`."""
-    # A machine's log goes on through all attempts: it is of the last that it reaches.
-    begin, end = _bounds(part)
-    time = begin if shows_work(part) else end
-    if time is None:
-        return place
-    limit = time + SAME_START_SECONDS
-    return max(
-        (at for at, one in enumerate(begins) if one is not None and one <= limit), default=place
-    )
+                # A machine's log goes on through all attempts: it is of the last that it reaches.
+                time = _bounds(part)[0 if shows_work(part) else 1]
+                until = -inf if time is None or same else time + SAME_START_SECONDS
+                begun = (n for n, one in enumerate(begins) if one is not None and one <= until)
+                attempts[max(begun, default=at if same else at - len(parts))].append(part)
+    return [parts for parts in attempts if parts]
 
 
 def _leave_out_earlier(attempts: Sequence[Sequence[Part]]) -> None:
@@ -331,7 +315,13 @@ def _leave_out_earlier(attempts: Sequence[Sequence[Part]]) -> None:
 
     It is so where something of them comes at the moment in which an attempt begins or ends.
     """
-    spans = [_span_of_work(parts) for parts in attempts]
+    spans = list[tuple[float, float] | None]()
+    for parts in attempts:
+        own = [part for part in parts if shows_work(part)]
+        # Another file may hold earlier attempts that were not told apart.
+        own = [part for part in own if part.first_line > 1] or own
+        times = [without_year(at) for part in own for at in _bounds(part) if at is not None]
+        spans.append((min(times), max(times)) if times else None)
     if len(attempts) < 2 or spans[-1] is None:
         return
     since = spans[-1][0] - SAME_START_SECONDS
@@ -351,15 +341,6 @@ def _leave_out_earlier(attempts: Sequence[Sequence[Part]]) -> None:
                     for one in stream.matches
                     if is_since(one.last)
                 ]
-
-
-def _span_of_work(parts: Sequence[Part]) -> tuple[float, float] | None:
-    """When the training of an attempt begins and ends."""
-    own = [part for part in parts if shows_work(part)]
-    # Another file may hold earlier attempts that were not told apart.
-    own = [part for part in own if part.first_line > 1] or own
-    bounds = [time for part in own for time in _bounds(part) if time is not None]
-    return (without_year(min(bounds)), without_year(max(bounds))) if bounds else None
 
 
 def shows_work(part: Part) -> bool:
