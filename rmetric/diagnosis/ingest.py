@@ -302,12 +302,17 @@ def _by_order(files: Sequence[Sequence[Part]], numbers: Sequence[int | None]) ->
         else:
             for at, part in enumerate(parts):
                 same = len(parts) == most
-                # A machine's log goes on through all attempts: it is of the last that it reaches.
-                time = _bounds(part)[0 if shows_work(part) else 1]
-                until = -inf if time is None or same else time + SAME_START_SECONDS
-                begun = (n for n, one in enumerate(begins) if one is not None and one <= until)
-                attempts[max(begun, default=at if same else at - len(parts))].append(part)
+                attempts[at if same else _place(part, begins, at - len(parts))].append(part)
     return [parts for parts in attempts if parts]
+
+
+def _place(part: Part, begins: Sequence[float | None], place: int) -> int:
+    """The last attempt that begins before a part does, by its time; else `place`."""
+    # A machine's log goes on through all attempts: it is of the last that it reaches.
+    time = _bounds(part)[0 if shows_work(part) else 1]
+    until = -inf if time is None else time + SAME_START_SECONDS
+    begun = (at for at, one in enumerate(begins) if one is not None and one <= until)
+    return max(begun, default=place)
 
 
 def _leave_out_earlier(attempts: Sequence[Sequence[Part]]) -> None:
@@ -315,13 +320,7 @@ def _leave_out_earlier(attempts: Sequence[Sequence[Part]]) -> None:
 
     It is so where something of them comes at the moment in which an attempt begins or ends.
     """
-    spans = list[tuple[float, float] | None]()
-    for parts in attempts:
-        own = [part for part in parts if shows_work(part)]
-        # Another file may hold earlier attempts that were not told apart.
-        own = [part for part in own if part.first_line > 1] or own
-        times = [without_year(at) for part in own for at in _bounds(part) if at is not None]
-        spans.append((min(times), max(times)) if times else None)
+    spans = [_span_of_work(parts) for parts in attempts]
     if len(attempts) < 2 or spans[-1] is None:
         return
     since = spans[-1][0] - SAME_START_SECONDS
@@ -341,6 +340,15 @@ def _leave_out_earlier(attempts: Sequence[Sequence[Part]]) -> None:
                     for one in stream.matches
                     if is_since(one.last)
                 ]
+
+
+def _span_of_work(parts: Sequence[Part]) -> tuple[float, float] | None:
+    """When the training of an attempt begins and ends."""
+    own = [part for part in parts if shows_work(part)]
+    # Another file may hold earlier attempts that were not told apart.
+    own = [part for part in own if part.first_line > 1] or own
+    times = [without_year(at) for part in own for at in _bounds(part) if at is not None]
+    return (min(times), max(times)) if times else None
 
 
 def shows_work(part: Part) -> bool:

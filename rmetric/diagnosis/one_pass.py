@@ -43,6 +43,7 @@ from rmetric.diagnosis.reading.text import (
     shortened,
     unescaped,
 )
+from rmetric.diagnosis.signature import Signature
 from rmetric.diagnosis.templates import (
     JOB_ID,
     MAX_ENTRIES,
@@ -413,16 +414,20 @@ class FilePass:
             return
         signature, fields = found[0]
         stream.match(signature.id, raw, fields)
-        role, traits = signature.role, signature.traits
-        if role == "success":
+        if signature.role == "success":
             self.succeeded = raw
-        noted = level in _NOTED and role in ("cause", "echo")
+        self._mark(stream, entry, signature)
+
+    def _mark(self, stream: LogStream, entry: OpenEntry, signature: Signature) -> None:
+        """Record what a match tells of the bounds of attempts."""
+        role, traits = signature.role, signature.traits
+        noted = entry.facts.level in _NOTED and role in ("cause", "echo")
         sure = signature.confidence >= MIN_END_CONFIDENCE or "last words" in traits
         if role in _ENDS and sure and not noted:
             self.marks.add_end(entry.last_line)
         if "restarts ranks" in traits or ("starts ranks" in traits and self.marks.progress):
             writer = stream.prefix.node or (str(stream.number) if stream.number >= 0 else "")
-            self.marks.add_restart(raw[0], entry.steps_before, writer)
+            self.marks.add_restart(entry.raw[0], entry.steps_before, writer)
 
     def _count(self, stream: LogStream, raw: RawEntry, watched: bool) -> None:
         template = raw[2]
