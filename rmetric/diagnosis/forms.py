@@ -199,7 +199,7 @@ class TimePlace:
     def __init__(self, line: bytes, prefixes: PrefixParser) -> None:
         self._parse = prefixes.time
         self._find: re.Pattern[bytes] | None = None
-        self._unit = 0.0
+        self._unit = 1.0
         self._minutes: BoundedCache[float] = BoundedCache(MOST_MINUTES)
         start, head = prefixes.head(line)
         match = stated(head) if head.isascii() else None
@@ -210,7 +210,7 @@ class TimePlace:
             return
         whole = next(name for name in ("second", "epoch", "boot", *UNITS) if name in parts)
         begin, point = match.span(whole)
-        self._unit, self._digits = UNITS.get(whole, 0.0), point - begin
+        self._unit, self._digits = UNITS.get(whole, 1.0), point - begin
         fraction = match.span("fraction") if parts.get("fraction") else (point, point)
         spans = [(match.start(), begin), (begin, point), fraction, (fraction[1], match.end())]
         spans = [(one + start, end + start) for one, end in spans]
@@ -226,16 +226,15 @@ class TimePlace:
         before, whole, fraction, behind = found.group(1, 2, 3, 4)
         if len(whole) != self._digits:
             return self._parse(line)
-        if self._unit:
-            return int(whole) / self._unit
+        seconds = int(whole) / self._unit
         minute = self._minutes.get(before + behind)
         if minute is None:
             now = self._parse(line)
             if now is None:
                 return None
-            minute = float(floor(now) - int(whole))
+            minute = float(floor(now) - floor(seconds))
             self._minutes.put(before + behind, minute)
-        return minute + int(whole) + float(b"0." + fraction)
+        return minute + seconds + float(b"0." + fraction)
 
 
 #: Steps by which ranks that share a log may differ.

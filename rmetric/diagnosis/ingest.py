@@ -18,8 +18,8 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from rmetric.diagnosis.clock import two_jobs
-from rmetric.diagnosis.facts.job import Job, Occurrence, span_of_times
+from rmetric.diagnosis.clock import may_be_time_zone, two_jobs
+from rmetric.diagnosis.facts.job import Job, Occurrence, span_of, span_of_times
 from rmetric.diagnosis.facts.starts import starts_of
 from rmetric.diagnosis.input_files import find, read_auxiliary
 from rmetric.diagnosis.library import SignatureLibrary
@@ -37,6 +37,8 @@ WORTH_PROCESSES = 32 << 20
 NEW_OBJECTS = 1_000_000
 #: Entries of a file's beginning that are compared.
 COMPARED_ENTRIES = 8
+#: Least share of a beginning's kinds of entries that the next beginning has too.
+MIN_SHARED = 0.4
 #: Least seconds between the beginnings of two attempts; the ranks of one begin together.
 MIN_SECONDS_APART = 10.0
 #: Seconds by which the files of one attempt may begin before the file that has most attempts.
@@ -239,13 +241,16 @@ def _follow(groups: Sequence[Group]) -> bool:
 
 
 def _begin_alike(groups: Sequence[Group]) -> bool:
-    """True if the first entries of each group and the next one have a kind in common."""
+    """True if each group's first entries are of kinds that the next one's have too."""
     # One that failed before its program began has other first lines.
     worked = [
         group for group in groups if any(one.stream.steps for part in group for one in part.streams)
     ]
     kinds = [_beginning(group) for group in (worked if len(worked) > 1 else groups)]
-    return all(before & after for before, after in pairwise(kinds))
+    return all(
+        len(before & after) >= max(1.0, MIN_SHARED * min(len(before), len(after)))
+        for before, after in pairwise(kinds)
+    )
 
 
 def _is_of_node(part: Part) -> bool:
@@ -257,10 +262,17 @@ def _is_of_node(part: Part) -> bool:
 def _span(group: Group) -> tuple[float, float] | None:
     """First and last time; where only some name their zone, of the others, of one clock."""
     every = [(one.time, one.text) for part in group for one in part.entries if one.time is not None]
-    timed = [one for one in every if not _OF_SCHEDULER.search(one[1])] or every
+    own = [one for one in every if not _OF_SCHEDULER.search(one[1])] or every
+    last, own_last = (
+        max((without_year(time) for time, _ in some), default=0.0) for some in (every, own)
+    )
+    timed = own if may_be_time_zone(last - own_last) else every
     local = [without_year(time) for time, text in timed if not names_zone(text)]
-    mixed = 0 < len(local) < len(timed)
-    return (min(local), max(local)) if mixed else span_of_times([time for time, _ in timed])
+    if local and len(local) < len(timed):
+        return min(local), max(local)
+    if len(timed) < len(every):
+        return span_of_times([time for time, _ in timed])
+    return span_of(one.stream for part in group for one in part.streams)
 
 
 def _beginning(group: Group) -> set[str]:
@@ -347,8 +359,8 @@ def _span_of_work(parts: Sequence[Part]) -> tuple[float, float] | None:
     own = [part for part in parts if shows_work(part)]
     # Another file may hold earlier attempts that were not told apart.
     own = [part for part in own if part.first_line > 1] or own
-    times = [without_year(at) for part in own for at in _bounds(part) if at is not None]
-    return (min(times), max(times)) if times else None
+    times = [time for part in own for time in _bounds(part) if time is not None]
+    return (without_year(min(times)), without_year(max(times))) if times else None
 
 
 def shows_work(part: Part) -> bool:

@@ -134,8 +134,13 @@ class FilePass:
                 ]
             keys = b"\n".join(lines).translate(None, DIGITS).split(b"\n") if lines else []
             before, begin, opening = self.number + 1, 0, opening or keys[:OPENING]
-            known = [at - before for at in starts or () if 0 <= at - before < len(lines)]
-            for at in _recurrences(opening, keys) if starts is None else known:
+            if starts is not None:
+                places = [at - before for at in starts if 0 <= at - before < len(lines)]
+            else:  # where the first lines recur, if they differ
+                first = opening[0] if len({*opening}) == OPENING else None
+                places = [at for at, key in enumerate(keys) if key == first]
+                places = [at for at in places if keys[at : at + OPENING] == opening]
+            for at in places:
                 self._take(lines[begin:at], keys[begin:at])
                 begin = at
                 if starts is not None or self.marks.progress > begun:
@@ -485,11 +490,3 @@ class FilePass:
     def _line(self, place: Any) -> int:
         number: int = place[0] if place.__class__ is tuple else self.number + 1 + place
         return number
-
-
-def _recurrences(opening: list[bytes], keys: list[bytes]) -> list[int]:
-    """Places of the lines with which the file begins."""
-    if len({*opening}) < OPENING:
-        return []
-    first = [at for at, key in enumerate(keys) if key == opening[0]]
-    return [at for at in first if keys[at : at + OPENING] == opening]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -212,15 +213,7 @@ def layout_of(parts: Sequence[Part]) -> RankLayout:
     layout = RankLayout(files)
     if _name_nodes(files, layout):
         layout = RankLayout(files)
-    wrong = [one for one, prefixes, _ in files if _is_host(one, prefixes, layout.world.size)]
-    if not wrong:
-        return layout
-    for source in wrong:
-        number = source.local_rank if source.rank is None else source.rank
-        host = re.search(rf"[A-Za-z][A-Za-z_-]*0*{number}(?!\d)", source.name)
-        source.rank = source.local_rank = None
-        source.node = source.node or (host[0] if host else None)
-    return RankLayout(files)
+    return RankLayout(files) if _name_hosts(files, layout.world.size) else layout
 
 
 def _name_nodes(files: Files, layout: RankLayout) -> bool:
@@ -241,13 +234,18 @@ def _name_nodes(files: Files, layout: RankLayout) -> bool:
     return found
 
 
-def _is_host(source: LogSource, prefixes: Sequence[Prefix], size: int | None) -> bool:
-    """Return True if the number in a file's name (gpu-116.log) is a host's and no rank."""
-    number = source.local_rank if source.rank is None else source.rank
-    ranks = {prefix.rank for prefix in prefixes if prefix.rank is not None}
-    limits = [size] if size is not None else []
-    limits += [MOST_LOCAL_RANKS] if source.local_rank is not None else []
-    return number is not None and (len(ranks) > 1 or any(number >= limit for limit in limits))
+def _name_hosts(files: Files, size: int | None) -> bool:
+    """Make the number in a file's name (gpu-116.log) that of a host where it can be no rank."""
+    found = False
+    for source, prefixes, _ in files:
+        number = source.local_rank if source.rank is None else source.rank
+        most = min(size or inf, inf if source.local_rank is None else MOST_LOCAL_RANKS)
+        several = len({prefix.rank for prefix in prefixes} - {None}) > 1
+        if number is not None and (several or number >= most):
+            host = re.search(rf"[A-Za-z][A-Za-z_-]*0*{number}(?!\d)", source.name)
+            source.rank, source.local_rank, found = None, None, True
+            source.node = source.node or (host[0] if host else None)
+    return found
 
 
 class _Merging:

@@ -218,7 +218,7 @@ class PrefixParser:
 
     Attributes:
         pattern: matches the whole prefix of any line, possibly empty; its groups decide the
-            `Prefix`, which `split` looks up in a dictionary. The text begins at `match.end()`.
+            `Prefix`. The text begins at `match.end()`.
         forms: equal for parsers that split all lines alike.
     """
 
