@@ -34,8 +34,6 @@ MOST_MINUTES = 64
 #: Prefixes of one form that are remembered, and different lengths of them.
 MOST_HEADS = 4096
 MOST_LENGTHS = 8
-#: Lines of one form whose time is parsed before the place of the time is learnt.
-PARSED_TIMES = 3
 
 
 @dataclass(eq=False, slots=True)
@@ -45,14 +43,12 @@ class LineShape:
     Attributes:
         heads: matches their prefix; None where they have none.
         step, time: find these; None before the first use.
-        timed: number of times that were parsed.
     """
 
     facts: Facts
     heads: re.Pattern[bytes] | None
     step: StepPlace | None = None
     time: TimePlace | None = None
-    timed: int = 0
 
 
 class ShapeReader:
@@ -90,20 +86,19 @@ class ShapeReader:
     def step_place(self, shape: LineShape, line: bytes, start: int) -> StepPlace:
         """Finds the step in lines of the shape; the text of this one begins at `start`."""
         if shape.step is None:
-            shape.step = StepPlace(line, self._match_step, start)
+
+            def read(line: bytes) -> StepMatch | None:
+                text = line[self.prefixes.split(line)[1] :]
+                return match_step(text.decode("utf-8", "replace"))
+
+            shape.step = StepPlace(line, read, start)
         return shape.step
 
     def time(self, line: bytes, shape: LineShape) -> float | None:
         """As `PrefixParser.time`, quicker for lines of shapes that recur."""
         if shape.time is None:
-            if shape.timed < PARSED_TIMES:
-                shape.timed += 1
-                return self.prefixes.time(line)
             shape.time = TimePlace(line, self.prefixes)
         return shape.time.time(line)
-
-    def _match_step(self, line: bytes) -> StepMatch | None:
-        return match_step(line[self.prefixes.split(line)[1] :].decode("utf-8", "replace"))
 
 
 def same_places(line: bytes, spans: Sequence[tuple[int, int]], text: int) -> re.Pattern[bytes]:

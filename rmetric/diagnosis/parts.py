@@ -6,6 +6,7 @@ Streams are merged by their names, events by their templates.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -120,6 +121,12 @@ class PartBuilder:
             at: Template(*names[at][::-1], entry(file.first[at]), entry(file.last[at]))
             for at in self.used
         }
+        times: dict[str, list[float]] = defaultdict(list)
+        for one in sorted(self.entries.values(), key=attrgetter("order")):
+            times[one.stream] += [] if one.time is None else [one.time]
+        for each in streams:
+            if stated := times[each.stream.name]:
+                each.stream.first_time, each.stream.last_time = stated[0], stated[-1]
         return Part(
             source=file.source,
             streams=streams,
@@ -155,7 +162,7 @@ class PartBuilder:
         return entry
 
     def _stream(self, one: LogStream, odd: Iteration[Any] | None) -> StreamPart:
-        entry, head = self._entry, [self._entry(raw) for raw in one.head]
+        entry = self._entry
         counts = {at: count for at, count in one.counts.items() if count}
         matches = [
             Match(
@@ -175,8 +182,7 @@ class PartBuilder:
             name=one.key,
             files={self.file.source.name},
             entries=sum(counts.values()),
-            first_time=next((first.time for first in head if first.time is not None), None),
-            head=head,
+            head=[entry(raw) for raw in one.head],
             steps=one.steps,
             last_step=one.step,
             counts_samples=self.file.watch.counts_samples(one.key),
@@ -186,9 +192,6 @@ class PartBuilder:
             stacks=[entry(raw) for raw in one.stacks],
         )
         stream.tail.extend(map(entry, one.tail))
-        late = [*stream.tail, *(match.last for match in matches), stream.last_step_at]
-        times = [(last.order, last.time) for last in late if last and last.time is not None]
-        stream.last_time = max(times)[1] if times else stream.first_time
         return StreamPart(
             prefix=one.prefix,
             stream=stream,
