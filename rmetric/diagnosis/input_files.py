@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
-from rmetric._util.durable import PACKED, PACKED_SUFFIXES, refuse_special
+from rmetric._util.durable import PACKED, PACKED_SUFFIXES, refuse_special, unpacked
 from rmetric._util.errors import LogError
 from rmetric.diagnosis.auxiliary.recorder import Dump, is_dump, read_dump
 from rmetric.diagnosis.auxiliary.stacks import Stack, holds_stacks, is_stack_dump, read_stacks
@@ -22,9 +22,8 @@ from rmetric.diagnosis.reading.file_names import ATTEMPT, identify_files, natura
 from rmetric.diagnosis.reading.records import Export
 from rmetric.diagnosis.reading.source import LogSource, unwrapped, utf16
 
-#: Blocks of a file's beginning by which its kind is recognised; bytes of one beside the logs.
-_SNIFFED = 2
-_SNIFFED_BESIDE = 4096
+#: Bytes of a file's beginning by which its kind is recognised, and of one beside the logs.
+_SNIFFED, _SNIFFED_BESIDE = 1 << 16, 4096
 #: Bytes that are read of stacks.
 _MOST_BESIDE = 1 << 26
 _TABLES = "settings and tables"
@@ -174,7 +173,8 @@ def _opened(path: Path, name: str) -> tuple[LogSource, bytes]:
         source = LogSource(path=path, name=name, size=path.stat().st_size)
     except OSError as error:
         raise LogError(path, None, f"cannot be read: {error.strerror}") from None
-    return source, b"".join(islice(source.head(), _SNIFFED))
+    blocks = unpacked(path, _SNIFFED // 2, [], may_be_empty=True)
+    return source, b"".join(islice(blocks, 2))
 
 
 def _identify(sources: list[LogSource], paths: Sequence[str | Path]) -> None:

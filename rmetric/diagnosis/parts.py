@@ -6,7 +6,7 @@ Streams are merged by their names, events by their templates.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -40,8 +40,6 @@ from rmetric.diagnosis.templates import OTHERS, Events
 if TYPE_CHECKING:
     from rmetric.diagnosis.one_pass import FilePass
 
-#: Entries of one stream that are collected before the last of them are selected.
-MAX_COLLECTED = 1000
 #: No node has so many ranks.
 MOST_LOCAL_RANKS = 64
 
@@ -257,7 +255,6 @@ class _Merging:
         self.before = 0  # lines of the files before
         #: (it trains, number of stages) of the stream whose stages are the job's
         self.best_stages = (False, 0)
-        self.tails: dict[str, list[Occurrence]] = {}
 
     def add(self, part: Part) -> None:
         job, file, before = self.job, part.source.name, self.before
@@ -334,12 +331,10 @@ class _Merging:
         ends = [stream.first_time, part.first_time, stream.last_time, part.last_time]
         stream.first_time = min((one for one in ends[:2] if one is not None), default=None)
         stream.last_time = max((one for one in ends[2:] if one is not None), default=None)
-        tail = self.tails.setdefault(stream.name, [])
-        tail += part.tail
-        if len(tail) > MAX_COLLECTED:  # endless streams that share one name
-            tail[:] = _in_order(tail)[-TAIL:]
-        if part.stage and (not stream.stage or tail[-1] is _later(tail[0], tail[-1])):
+        first, last = (stream.tail or part.tail)[0], part.tail[-1]
+        if part.stage and (not stream.stage or last is _later(first, last)):
             stream.stage = part.stage
+        stream.tail = deque(_in_order([*stream.tail, *part.tail]), maxlen=TAIL)
         if part.last_step_at is not None:
             at = part.last_step_at
             if _later(stream.last_step_at or at, at) is at:
@@ -352,8 +347,6 @@ class _Merging:
         job, world, events = self.job, self.layout.world, self.events
         for event in job.events:
             event.template = events.template(event.number)
-        for name, tail in self.tails.items():
-            job.streams[name].tail.extend(_in_order(tail)[-TAIL:])
         job.world_size, job.ranks_per_node = world.size, world.per_node
         job.tasks_launch, job.node_of_rank = world.tasks_launch, dict(world.node_of_rank)
         job.nodes, job.rank_of_gpu = list(world.nodes), world.rank_of_gpu

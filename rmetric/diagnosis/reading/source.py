@@ -305,7 +305,3 @@ class LogSource:
             size += sum(map(len, lines)) + len(lines)
         self._begun = chain(held, blocks)
         return [line for lines in held for line in lines]
-
-    def head(self) -> Iterator[bytes]:
-        """Blocks from its beginning, unpacked, about `SAMPLED` bytes in all."""
-        return islice(unpacked(self.path, SAMPLED // 4, [], may_be_empty=True), 4)
