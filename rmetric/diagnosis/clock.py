@@ -21,13 +21,11 @@ from statistics import median, median_low
 from rmetric.diagnosis.facts.job import Job, JobStream, Match, Occurrence, span_of
 from rmetric.diagnosis.reading.timestamps import NO_YEAR, without_year
 
-#: Largest difference of corrected times, in seconds, within one moment; entries of one file are
-#: ordered exactly.
+#: Largest difference of corrected times, in seconds, within one moment in several files.
 SAME_MOMENT = 2.0
 #: Seconds between neighbours in one file that state none.
 NEXT = 1e-6
-#: Of more streams or entries, those that are the last are compared with each other; of planned
-#: ends the first and the last.
+#: Of more streams, those that are the last are compared; of planned ends the first and the last.
 MOST_COMPARED = 64
 #: Largest distance of a completed date from the job's other times, in seconds.
 NEAR = 2 * 86400.0
@@ -53,9 +51,6 @@ MAX_AFTER_LOST_GPU_SECONDS = 120.0
 _HOUR = 3600.0
 
 
-# -- order
-
-
 @dataclass(frozen=True, kw_only=True)
 class Ordering:
     """Orders entries of a job; `offsets`: file -> seconds that its clock is ahead."""
@@ -75,20 +70,16 @@ class Ordering:
 
     def seconds(self, one: Occurrence) -> float | None:
         """Corrected time, with the job's year; None where nothing states one."""
-        # A traceback takes the time of the entry before it in its file.
-        time = one.time if one.time is not None else self._before(one)
+        time = one.time
+        if time is None:  # a traceback takes that of the entry before it, if it is kept
+            stream = self.job.streams.get(one.stream)
+            tail = stream.tail if stream is not None and len(stream.files) == 1 else ()
+            if any(entry.file == one.file and entry.order <= one.order for entry in tail):
+                entries, at = self._place(one)
+                time = entries[at - 1].time if at else None
         if time is not None and self.span and time < NO_YEAR[1] <= self.span[0]:
             time = _with_year(time, *self.span)
         return None if time is None else time - self.offsets.get(one.file, 0.0)
-
-    def _before(self, one: Occurrence) -> float | None:
-        """Time of the last kept entry of the file, up to this one; None where one is missing."""
-        stream = self.job.streams.get(one.stream)
-        tail = stream.tail if stream is not None and len(stream.files) == 1 else ()
-        if not any(entry.file == one.file and entry.order <= one.order for entry in tail):
-            return None
-        entries, at = self._place(one)
-        return entries[at - 1].time if at else None
 
     def at_latest(self, one: Occurrence) -> Occurrence | None:
         """The entry, or the next kept one of its file with a time if it has none; None without."""
@@ -140,7 +131,7 @@ class Ordering:
         return None
 
     def after(self, one: Occurrence, other: Occurrence) -> bool:
-        """Return True for certainly after: by order in a file, else by more than `SAME_MOMENT`."""
+        """True for certainly after: by order in a file, else by more than `SAME_MOMENT`."""
         later = self.later_by(one, other)
         return later is not None and later > (0.0 if one.file == other.file else SAME_MOMENT)
 
@@ -179,14 +170,11 @@ def may_be_time_zone(seconds: float) -> bool:
     return zones > 0 and seconds <= MAX_ZONE_SECONDS and off <= ZONE_TOLERANCE
 
 
-# -- offsets
-
-
 def clock_offsets(job: Job) -> dict[str, float]:
     """Map each file to the seconds that its clock is ahead of the job's median; 0 is omitted.
 
     By the median of its differences from the middle clock at entries of the same steps, if they
-    agree. Files of two jobs are compared by what tells of time zones alone.
+    agree; of two jobs, by what tells of time zones alone.
     """
     if len(job.spans) < 2:
         return {}
@@ -221,36 +209,34 @@ def _apart_at_steps(job: Job) -> dict[str, list[float]]:
 def _by_zones(job: Job) -> Iterator[tuple[str, float]]:
     """Files that are whole hours apart from others about the same process or node."""
     # No process is taken down before its last step, and no rank outlives what is deadly.
-    ends: dict[str | None, list[tuple[float, str]]] = {}
+    ends: dict[str | None, dict[str, float]] = {}
     for match in job.matches.values():
         own, hours, last = match.last, 0, job.streams[match.stream].last_step_at
         if is_deadly(job, match):
-            own = match.first
-            node = job.node_of(job.streams[match.stream])
+            own, node = match.first, job.node_of(job.streams[match.stream])
             if node not in ends:
-                ends[node] = _two_last(_timed_on(job, node))
-            others = [at for at, file in ends[node] if file != own.file]
-            apart = _later(others[:1], own)
+                ends[node] = _last_times(_timed_on(job, node))
+            apart = _later(ends[node], own)
             near = abs(apart - _HOUR * round(apart / _HOUR)) <= MAX_AFTER_LOST_GPU_SECONDS
             hours = round(apart / _HOUR) if near else 0
-        elif "takes down" in match.traits and last is not None and last.file != own.file:
-            hours = max(0, ceil(_later([at for at, _ in _two_last([last])], own) / _HOUR))
+        elif "takes down" in match.traits and last is not None:
+            hours = max(0, ceil(_later(_last_times([last]), own) / _HOUR))
         if 0 < abs(hours) * _HOUR <= MAX_ZONE_SECONDS:
             yield own.file, -hours * _HOUR
 
 
-def _two_last(entries: Iterable[Occurrence]) -> list[tuple[float, str]]:
-    """The last times, whatever their years, of the two files that end last; the last one first."""
+def _last_times(entries: Iterable[Occurrence]) -> dict[str, float]:
+    """File -> its last time, whatever the year, of the two files that end last."""
     latest: dict[str, float] = {}
     for one in entries:
         if one.time and not _since_boot(one.time):
-            at = without_year(one.time)
-            latest[one.file] = max(at, latest.get(one.file, at))
-    return sorted(((at, file) for file, at in latest.items()), reverse=True)[:2]
+            latest[one.file] = max(without_year(one.time), latest.get(one.file, 0.0))
+    return dict(sorted(latest.items(), key=lambda one: (-one[1], one[0]))[:2])
 
 
-def _later(times: Sequence[float], than: Occurrence) -> float:
-    """Seconds from an entry to the last of such times; 0.0 where not known."""
+def _later(latest: Mapping[str, float], than: Occurrence) -> float:
+    """Seconds from an entry to the last time of other files; 0.0 where not known."""
+    times = [time for file, time in latest.items() if file != than.file]
     known = times and than.time and not _since_boot(than.time)
     return max(times) - without_year(than.time) if known and than.time else 0.0
 
@@ -294,12 +280,8 @@ def clock_notes(offsets: Mapping[str, float]) -> list[str]:
     return [f"{some}: {worst} is {span} {way} the others; corrected for."]
 
 
-# -- two jobs
-
-
 def two_jobs(job: Job, apart: float = MIN_JOB_GAP_SECONDS) -> tuple[str, str] | None:
     """The last file of a first job and the first of a second, after a gap; None of one job."""
-    # Seconds since boot, and times without a year, cannot be compared with others.
     dated = {name: span for name, span in job.spans.items() if min(span) >= NO_YEAR[1]}
     spans = sorted((begin, end, name) for name, (begin, end) in dated.items())
     until, last = spans[0][1:] if spans else (0.0, "")
@@ -314,10 +296,7 @@ def two_jobs(job: Job, apart: float = MIN_JOB_GAP_SECONDS) -> tuple[str, str] | 
 
 
 def _one_job(job: Job, early: set[str], late: set[str]) -> bool:
-    """True if different ranks or nodes, no more than the job has, write early and late files.
-
-    Their clocks differ then.
-    """
+    """True if different ranks or nodes, no more than the job has, write early and late files."""
     seated = [one for one in job.streams.values() if one.rank is not None or one.node is not None]
     before = {one.name for one in seated if one.files & early}
     behind = {one.name for one in seated if one.files & late}

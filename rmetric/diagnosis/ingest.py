@@ -1,49 +1,59 @@
-"""Read log files, in parallel where they are large, and merge them into a `Job`.
+"""Read the logs of a job, in parallel where they are large, each of its attempts by itself.
 
-Streams are merged by their names, events by their templates.
+Parts of files are of one attempt by times, or by numbers in the files' names. Files are of
+different attempts if a number in their names ("train_41700_0.out", "run3/rank_0.log") orders them
+in time, without an overlap, and if each attempt begins with lines of the same kind. A log that is
+rotated goes on where the last file ended, and does not begin again.
 """
 
 from __future__ import annotations
 
 import gc
 import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any
 
-from rmetric.diagnosis.aligning import aligned
-from rmetric.diagnosis.clock import two_jobs
-from rmetric.diagnosis.facts.job import (
-    HEAD,
-    MAX_NAMED,
-    MAX_STACKS,
-    STACKS_OF_RANK,
-    TAIL,
-    Event,
-    Job,
-    JobStream,
-    Occurrence,
-    short,
-    span_of,
-)
-from rmetric.diagnosis.facts.layout import Files, RankLayout, RankPlacement
+from rmetric.diagnosis.clock import may_be_time_zone, two_jobs
+from rmetric.diagnosis.facts.job import Job, Occurrence, span_of, span_of_times
 from rmetric.diagnosis.facts.starts import starts_of
 from rmetric.diagnosis.input_files import find, read_auxiliary
 from rmetric.diagnosis.library import SignatureLibrary
-from rmetric.diagnosis.one_pass import FilePass, Part, StreamPart
-from rmetric.diagnosis.patterns.values import is_not_finite
-from rmetric.diagnosis.reading.file_names import names_in
-from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix
+from rmetric.diagnosis.one_pass import FilePass
+from rmetric.diagnosis.parts import Part, merged
+from rmetric.diagnosis.reading.file_names import ATTEMPT, is_kernel_log
 from rmetric.diagnosis.reading.source import LogSource
+from rmetric.diagnosis.reading.timestamps import NO_YEAR, names_zone, without_year
 from rmetric.diagnosis.report.render import clock
-from rmetric.diagnosis.templates import OTHERS, Events, LineAnalyser
+from rmetric.diagnosis.templates import OTHERS, LineAnalyser
 
 #: Below so many bytes, processes cost more than they save.
 WORTH_PROCESSES = 32 << 20
 #: New objects after which Python seeks garbage while logs are read.
 NEW_OBJECTS = 1_000_000
+#: Entries of a file's beginning that are compared.
+COMPARED_ENTRIES = 8
+#: Least share of a beginning's kinds of entries that the next beginning has too.
+MIN_SHARED = 0.4
+#: Least seconds between the beginnings of two attempts; the ranks of one begin together.
+MIN_SECONDS_APART = 10.0
+#: Seconds by which the files of one attempt may begin before the file that has most attempts.
+SAME_START_SECONDS = 60.0
+#: Most attempts; more numbers are not of attempts.
+MAX_ATTEMPTS = 1000
+#: Numbers of a name that are looked at.
+MAX_NUMBERS = 8
+
+_NUMBER = re.compile(r"\d+")
+_NODE = re.compile(r"(?i)(?:node|host|server|machine)[-_]?\d")
+#: The scheduler's lines have its own clock, which may be of another zone.
+_OF_SCHEDULER = re.compile(r"^slurmstepd\b|\bCANCELLED AT\b")
+
+Group = Sequence[Part]
 
 
 def ingest(paths: Sequence[str | Path], library: SignatureLibrary, **options: Any) -> Job:
@@ -72,10 +82,14 @@ def ingest_attempts(
     Raises:
         LogError: a path that cannot be read, or nothing to read.
     """
-    found = find(paths)
-    with _few_collections():
+    found, thresholds = find(paths), gc.get_threshold()
+    # Reading makes many objects, and few cycles of them.
+    gc.set_threshold(thresholds[0] and max(thresholds[0], NEW_OBJECTS), *thresholds[1:])
+    try:
         files = list(_files(found.sources, library, cores, on_progress))
         jobs = [_job(parts, found.notes) for parts in (aligned(files) if files else [[]])]
+    finally:
+        gc.set_threshold(*thresholds)
     if found.beside:
         # A dump is written over by the next attempt's.
         last = jobs[-1]
@@ -83,17 +97,6 @@ def ingest_attempts(
         last.notes += last.beside.notes
         last.files |= dict.fromkeys((one.name for one in found.beside), 0)
     return jobs
-
-
-@contextmanager
-def _few_collections() -> Iterator[None]:
-    """Let Python seek garbage in cycles more rarely: a pass makes many objects, and few cycles."""
-    thresholds = gc.get_threshold()
-    gc.set_threshold(thresholds[0] and max(thresholds[0], NEW_OBJECTS), *thresholds[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*thresholds)
 
 
 def _files(
@@ -142,7 +145,8 @@ def _attempts_of(
 
 
 def _read(sources: Sequence[LogSource], library: SignatureLibrary) -> list[list[Part]]:
-    return list(_files(sources, library, 1, None))
+    analyser = LineAnalyser(library)
+    return [_attempts_of(source, analyser, None) for source in sources]
 
 
 def _job(parts: Sequence[Part], notes: Sequence[str]) -> Job:
@@ -174,198 +178,199 @@ def _job(parts: Sequence[Part], notes: Sequence[str]) -> Job:
     return job
 
 
-#: Entries of one stream that are collected before the last of them are selected.
-MAX_COLLECTED = 1000
-#: No node has so many ranks.
-MOST_LOCAL_RANKS = 64
+def attempts_by_name(files: Sequence[Group]) -> list[list[Part]]:
+    """Parts of each attempt, the first one first; one list where the names tell of one attempt."""
+    parts = [one for each in files for one in each]
+    for groups, of_jobs in _groupings(parts):
+        if 1 < len(groups) <= MAX_ATTEMPTS and _are_attempts(groups, of_jobs=of_jobs):
+            grouped = {id(part) for group in groups for part in group}
+            # Files without the number, such as a kernel's log, are with the last attempt.
+            others = [part for part in parts if id(part) not in grouped]
+            return [*map(list, groups[:-1]), [*groups[-1], *others]]
+    return [parts]
 
 
-def merged(parts: Sequence[Part]) -> Job:
-    """One job of the parts of its files, in the order of the files, whose entries it takes."""
-    merging = _Merging(layout_of(parts))
-    for part in parts:
-        merging.add(part)
-    return merging.finished()
+def _groupings(parts: Group) -> Iterator[tuple[list[Group], bool]]:
+    """Parts in the order of what may number attempts; whether that numbers the scheduler's jobs."""
+    forms = [_NUMBER.sub("0", part.source.name) for part in parts]
+    # A file without its like in another attempt is of none, whatever numbers its name has.
+    common = {form for form, count in Counter(forms).items() if count > 1}
+    numbers = [
+        (part, [*map(int, _NUMBER.findall(part.source.name))])
+        for part, form in zip(parts, forms, strict=True)
+        if form in common
+    ]
+    most = min(max((len(found) for _, found in numbers), default=0), MAX_NUMBERS)
+    # A date and a time are two numbers; one alone is of an attempt, a rank or anything.
+    alone = [slice(at, at + 1) for at in range(most)]
+    several = [slice(0, end) for end in range(most, 1, -1)]
+    for at, place in enumerate((*alone, *several, *alone)):
+        groups: dict[tuple[int, ...], list[Part]] = defaultdict(list)
+        for part, found in numbers:
+            if len(found) >= place.stop:
+                groups[tuple(found[place])].append(part)
+        of_jobs = at < len(alone)
+        if not of_jobs or all(
+            any(str(number) in part.job_ids for part in group)
+            for (number,), group in groups.items()
+        ):
+            yield [groups[number] for number in sorted(groups)], of_jobs
 
 
-def layout_of(parts: Sequence[Part]) -> RankLayout:
-    """Resolve rank and node of all streams, from all files of a job."""
-    files = [(part.source, [one.prefix for one in part.streams], part.graph) for part in parts]
-    layout = RankLayout(files)
-    if _name_nodes(files, layout):
-        layout = RankLayout(files)
-    wrong = [one for one, prefixes, _ in files if _is_host(one, prefixes, layout.world.size)]
-    if not wrong:
-        return layout
-    for source in wrong:
-        number = source.local_rank if source.rank is None else source.rank
-        host = re.search(rf"[A-Za-z][A-Za-z_-]*0*{number}(?!\d)", source.name)
-        source.rank = source.local_rank = None
-        source.node = source.node or (host[0] if host else None)
-    return RankLayout(files)
+def _are_attempts(groups: Sequence[Group], *, of_jobs: bool) -> bool:
+    """True if the groups follow one another, and begin alike where they are not `of_jobs`."""
+    names = [{_NUMBER.sub("0", part.source.name) for part in group} for group in groups]
+    nodes = {part.source.node for group in groups for part in group if _is_of_node(part)}
+    streams = [[one for part in group for one in part.streams] for group in groups]
+    # A step or a known fault, as programs write them.
+    tells = all(any(one.stream.steps or one.matches for one in some) for some in streams)
+    same = all(one == names[0] for one in names) and len(nodes) != len(groups)
+    return same and tells and _follow(groups) and (of_jobs or _begin_alike(groups))
 
 
-def _name_nodes(files: Files, layout: RankLayout) -> bool:
-    """Give a file that states no writer the one node of the job that its name has in it."""
-    nodes = {source.node for source, _, _ in files} | set(layout.world.nodes)
-    nodes |= set(layout.world.node_of_rank.values())
-    # Of several names of one node the whole one is the last.
-    whole = sorted((node for node in nodes if node), key=lambda node: (len(node), node))
-    names = {short(node): node for node in whole if any(map(str.isdigit, node))}
-    found = False
-    for source, prefixes, _ in files:
-        known = (source.rank, source.local_rank, source.node) != (None, None, None)
-        if known or any(prefix is not NO_PREFIX for prefix in prefixes):
-            continue
-        inside = names_in(source.name, names)
-        if len(inside) == 1:
-            source.node, found = names[inside[0]], True
-    return found
+def _follow(groups: Sequence[Group]) -> bool:
+    """True if the time of each group is known and begins after the one before has ended."""
+    spans = [span for group in groups if (span := _span(group)) is not None]
+    if len({span[0] >= NO_YEAR[1] for span in spans}) > 1:
+        # Only within a year are they in order.
+        spans = [(without_year(begin), without_year(end)) for begin, end in spans]
+    return len(spans) == len(groups) and all(
+        after[0] > max(before[1], before[0] + MIN_SECONDS_APART)
+        for before, after in pairwise(spans)
+    )
 
 
-def _is_host(source: LogSource, prefixes: Sequence[Prefix], size: int | None) -> bool:
-    """Return True if the number in a file's name (gpu-116.log) is a host's and no rank."""
-    number = source.local_rank if source.rank is None else source.rank
-    ranks = {prefix.rank for prefix in prefixes if prefix.rank is not None}
-    limits = [size] if size is not None else []
-    limits += [MOST_LOCAL_RANKS] if source.local_rank is not None else []
-    return number is not None and (len(ranks) > 1 or any(number >= limit for limit in limits))
+def _begin_alike(groups: Sequence[Group]) -> bool:
+    """True if each group's first entries are of kinds that the next one's have too."""
+    # One that failed before its program began has other first lines.
+    worked = [
+        group for group in groups if any(one.stream.steps for part in group for one in part.streams)
+    ]
+    kinds = [_beginning(group) for group in (worked if len(worked) > 1 else groups)]
+    return all(
+        len(before & after) >= max(1.0, MIN_SHARED * min(len(before), len(after)))
+        for before, after in pairwise(kinds)
+    )
 
 
-class _Merging:
-    def __init__(self, layout: RankLayout) -> None:
-        self.layout, self.events, self.job = layout, Events(), Job()
-        self.before = 0  # lines of the files before
-        #: (it trains, number of stages) of the stream whose stages are the job's
-        self.best_stages = (False, 0)
-        self.tails: dict[str, list[Occurrence]] = {}
-
-    def add(self, part: Part) -> None:
-        job, file, before = self.job, part.source.name, self.before
-        self.before += part.first_line - 1 + part.lines
-        seats = [self.layout.place(part.source, one.prefix) for one in part.streams]
-        placed = [*zip(part.streams, seats, strict=True)]
-        names = {one.stream.name: _name(seat, file) for one, seat in placed}
-        numbers = {at: self.events.number(one.text, one.cls) for at, one in part.templates.items()}
-
-        # In place, and let go: of many files, two sets of entries would not fit into memory.
-        for entry in part.entries:
-            entry.stream, entry.event = names[entry.stream], numbers[entry.event]
-            entry.order += before
-        part.entries.clear()
-        for at, template in part.templates.items():
-            number, first, last = numbers[at], template.first, template.last
-            if number == len(job.events):
-                job.events.append(Event(number=number, template="", first=first, last=last))
-            event = job.events[number]
-            event.first, event.last = _earlier(event.first, first), _later(event.last, last)
-            if is_not_finite(template.text):
-                job.not_finite = _earlier(job.not_finite or first, first)
-        for one, seat in placed:
-            self._add_stream(names[one.stream.name], seat, one, numbers)
-        if part.succeeded is not None:
-            job.succeeded = _later(job.succeeded or part.succeeded, part.succeeded)
-        job.files[file] = job.files.get(file, 0) + part.lines
-        if (span := span_of(one.stream for one in part.streams)) is not None:
-            job.spans[file] = span
-        if part.source.cut_off:
-            job.cut_off.append(file)
-
-    def _add_stream(
-        self, name: str, seat: RankPlacement, one: StreamPart, numbers: dict[int, int]
-    ) -> None:
-        job = self.job
-        if one.prefix.pid is not None and seat.rank is not None:
-            job.rank_of_pid[seat.node or one.prefix.node, one.prefix.pid] = seat.rank
-        stream = job.streams.setdefault(name, JobStream(name=name, rank=seat.rank))
-        stream.node = seat.node if stream.node is None else stream.node
-        self._add_entries(stream, one.stream)
-        for at, count in one.counts.items():
-            counts = job.events[numbers[at]].counts
-            counts[name] = counts.get(name, 0) + count
-        for match in one.matches:
-            events = {numbers[at] for at in match.events}
-            known = job.matches.get((match.signature, name))
-            if known is None:
-                job.matches[match.signature, name] = replace(match, stream=name, events=events)
-                continue
-            named = [known.named, match.named]
-            if _earlier(known.first, match.first) is not known.first:
-                known.first = match.first
-                named.reverse()
-            first, more = named
-            known.named = [*first, *(fields for fields in more if fields not in first)][:MAX_NAMED]
-            known.last = _later(known.last, match.last)
-            known.count += match.count
-            known.events |= events
-        if one.odd_iteration is not None:
-            job.odd_iterations.setdefault(name, one.odd_iteration)
-        # The job's stages are those of the stream that logs most of them: usually rank 0. One that
-        # trains precedes a launcher.
-        found = (one.stream.steps > 0, len(one.stages))
-        if one.stages and found > self.best_stages:
-            self.best_stages, job.stages = found, list(one.stages)
-
-    def _add_entries(self, stream: JobStream, part: JobStream) -> None:
-        stream.files |= part.files
-        stream.entries += part.entries
-        stream.head = _in_order([*stream.head, *part.head])[:HEAD]
-        kept = STACKS_OF_RANK if stream.rank is not None else MAX_STACKS
-        stream.stacks = _in_order([*stream.stacks, *part.stacks])[-kept:]
-        ends = [stream.first_time, part.first_time, stream.last_time, part.last_time]
-        stream.first_time = min((one for one in ends[:2] if one is not None), default=None)
-        stream.last_time = max((one for one in ends[2:] if one is not None), default=None)
-        tail = self.tails.setdefault(stream.name, [])
-        tail += part.tail
-        if len(tail) > MAX_COLLECTED:  # endless streams that share one name
-            tail[:] = _in_order(tail)[-TAIL:]
-        if part.stage and (not stream.stage or tail[-1] is _later(tail[0], tail[-1])):
-            stream.stage = part.stage
-        if part.last_step_at is not None:
-            at = part.last_step_at
-            if _later(stream.last_step_at or at, at) is at:
-                stream.last_step, stream.last_step_at = part.last_step, at
-                stream.counts_samples = part.counts_samples
-            stream.steps += part.steps
-            stream.longest_pause = max(stream.longest_pause, part.longest_pause)
-
-    def finished(self) -> Job:
-        job, world, events = self.job, self.layout.world, self.events
-        for event in job.events:
-            event.template = events.template(event.number)
-        for name, tail in self.tails.items():
-            job.streams[name].tail.extend(_in_order(tail)[-TAIL:])
-        job.world_size, job.ranks_per_node = world.size, world.per_node
-        job.tasks_launch, job.node_of_rank = world.tasks_launch, dict(world.node_of_rank)
-        job.nodes, job.rank_of_gpu = list(world.nodes), world.rank_of_gpu
-        job.rank_of_pid |= world.rank_of_pid
-        job.notes = list(world.notes())
-        if events.full:
-            texts = f"{events.full:,} texts are unlike all others of the {len(events):,} events"
-            job.notes.append(f"{texts}: they count as one, {OTHERS}")
-        return job
+def _is_of_node(part: Part) -> bool:
+    """True for a file that is named after its node, so that its number is of no attempt."""
+    name, node = part.source.name, part.source.node
+    return node is not None and (is_kernel_log(name) or _NODE.match(node) is not None)
 
 
-def _name(seat: RankPlacement, file: str) -> str:
-    if seat.rank is not None:
-        return f"rank {seat.rank}"
-    name = file if seat.node is None else f"node {seat.node}"
-    return name if seat.local_rank is None else f"{name} local {seat.local_rank}"
+def _span(group: Group) -> tuple[float, float] | None:
+    """First and last time; where only some name their zone, of the others, of one clock."""
+    every = [(one.time, one.text) for part in group for one in part.entries if one.time is not None]
+    own = [one for one in every if not _OF_SCHEDULER.search(one[1])] or every
+    last, own_last = (
+        max((without_year(time) for time, _ in some), default=0.0) for some in (every, own)
+    )
+    timed = own if may_be_time_zone(last - own_last) else every
+    local = [without_year(time) for time, text in timed if not names_zone(text)]
+    if local and len(local) < len(timed):
+        return min(local), max(local)
+    if len(timed) < len(every):
+        return span_of_times([time for time, _ in timed])
+    return span_of(one.stream for part in group for one in part.streams)
 
 
-def _later(one: Occurrence, other: Occurrence) -> Occurrence:
-    """Return the later of two entries: by line in one file, else by time; `one` on a tie."""
-    if one.file != other.file and one.time is not None and other.time is not None:
-        return other if other.time > one.time else one
-    return other if other.order > one.order else one
+def _beginning(group: Group) -> set[str]:
+    """Kinds of the first entries of each file; none of a file that begins with a step."""
+    kinds: set[str] = set()
+    for part in group:
+        first = sorted(part.entries, key=lambda one: one.line)[:COMPARED_ENTRIES]
+        if first and first[0].step is None:
+            kinds |= {part.templates[one.event].text for one in first if one.step is None}
+    return kinds
 
 
-def _earlier(one: Occurrence, other: Occurrence) -> Occurrence:
-    return one if _later(one, other) is other or one == other else other
+def aligned(files: Sequence[Sequence[Part]]) -> list[list[Part]]:
+    """Parts of each attempt of a job, from the attempts that each file has.
+
+    torchelastic names the attempt in the path (``attempt_0/0/stdout.log``). Files with as many
+    attempts as the one with most are aligned by their order, others by time, else from the end.
+    """
+    names = [ATTEMPT.search(parts[0].source.name) for parts in files]
+    numbers = [int(name[1]) if name else None for name in names]
+    by_name = max(map(len, files)) == 1 and len({*numbers} - {None}) < 2
+    attempts = attempts_by_name(files) if by_name else _by_order(files, numbers)
+    _leave_out_earlier(attempts)
+    return attempts
 
 
-def _in_order(tail: list[Occurrence]) -> list[Occurrence]:
-    """Sort by time if there are several files and all entries have one, else by order."""
-    if len({one.file for one in tail}) > 1 and all(one.time is not None for one in tail):
-        return sorted(tail, key=lambda one: (one.time, one.order))
-    return sorted(tail, key=lambda one: one.order)
+def _by_order(files: Sequence[Sequence[Part]], numbers: Sequence[int | None]) -> list[list[Part]]:
+    named = sorted({number for number in numbers if number is not None})
+    working = [parts for parts in files if any(map(shows_work, parts))] or files
+    most = len(named) or max(map(len, working))
+    reference = next((parts for parts in files if len(parts) == most), files[0])
+    begins = [] if named else [_bounds(part)[0] for part in reference]
+    attempts: list[list[Part]] = [[] for _ in range(most)]
+    for parts, number in zip(files, numbers, strict=True):
+        if number is not None:
+            attempts[named.index(number)].append(parts[-1])
+        elif len(parts) > most:  # a tool's reports on one device after the other
+            attempts[-1] += parts
+        else:
+            for at, part in enumerate(parts):
+                same = len(parts) == most
+                attempts[at if same else _place(part, begins, at - len(parts))].append(part)
+    return [parts for parts in attempts if parts]
+
+
+def _place(part: Part, begins: Sequence[float | None], place: int) -> int:
+    """The last attempt that begins before a part does, by its time; else `place`."""
+    # A machine's log goes on through all attempts: it is of the last that it reaches.
+    time = _bounds(part)[0 if shows_work(part) else 1]
+    until = -inf if time is None else time + SAME_START_SECONDS
+    begun = (at for at, one in enumerate(begins) if one is not None and one <= until)
+    return max(begun, default=place)
+
+
+def _leave_out_earlier(attempts: Sequence[Sequence[Part]]) -> None:
+    """Leave out what events and kernels logged of earlier attempts, where their clock is the job's.
+
+    It is so where something of them comes at the moment in which an attempt begins or ends.
+    """
+    spans = [_span_of_work(parts) for parts in attempts]
+    if len(attempts) < 2 or spans[-1] is None:
+        return
+    since = spans[-1][0] - SAME_START_SECONDS
+
+    def is_since(entry: Occurrence) -> bool:
+        return entry.time is None or without_year(entry.time) >= since
+
+    moments = [time for span in spans if span is not None for time in span]
+    for part in attempts[-1]:
+        stated = [without_year(one.time) for one in part.entries if one.time is not None]
+        if not shows_work(part) and any(
+            abs(time - at) <= SAME_START_SECONDS for at in moments for time in stated
+        ):
+            for stream in part.streams:
+                stream.matches = [
+                    one if is_since(one.first) else replace(one, first=one.last, count=1)
+                    for one in stream.matches
+                    if is_since(one.last)
+                ]
+
+
+def _span_of_work(parts: Sequence[Part]) -> tuple[float, float] | None:
+    """When the training of an attempt begins and ends."""
+    own = [part for part in parts if shows_work(part)]
+    # Another file may hold earlier attempts that were not told apart.
+    own = [part for part in own if part.first_line > 1] or own
+    times = [time for part in own for time in _bounds(part) if time is not None]
+    return (without_year(min(times)), without_year(max(times))) if times else None
+
+
+def shows_work(part: Part) -> bool:
+    """True if a line of the part stated a step or a stage."""
+    return any(one.stream.steps or one.stages for one in part.streams)
+
+
+def _bounds(part: Part) -> tuple[float | None, float | None]:
+    """First and last time of its streams."""
+    streams = [one.stream for one in part.streams]
+    firsts = (one.first_time for one in streams if one.first_time is not None)
+    lasts = (one.last_time for one in streams if one.last_time is not None)
+    return min(firsts, default=None), max(lasts, default=None)

@@ -14,18 +14,16 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
-from rmetric._util.durable import PACKED, PACKED_SUFFIXES, refuse_special
+from rmetric._util.durable import PACKED, PACKED_SUFFIXES, refuse_special, unpacked
 from rmetric._util.errors import LogError
 from rmetric.diagnosis.auxiliary.recorder import Dump, is_dump, read_dump
 from rmetric.diagnosis.auxiliary.stacks import Stack, holds_stacks, is_stack_dump, read_stacks
 from rmetric.diagnosis.reading.file_names import ATTEMPT, identify_files, natural
-from rmetric.diagnosis.reading.lines import unwrapped, utf16
 from rmetric.diagnosis.reading.records import Export
-from rmetric.diagnosis.reading.source import LogSource
+from rmetric.diagnosis.reading.source import LogSource, unwrapped, utf16
 
-#: Blocks of a file's beginning by which its kind is recognised; bytes of one beside the logs.
-_SNIFFED = 2
-_SNIFFED_BESIDE = 4096
+#: Bytes of a file's beginning by which its kind is recognised, and of one beside the logs.
+_SNIFFED, _SNIFFED_BESIDE = 1 << 16, 4096
 #: Bytes that are read of stacks.
 _MOST_BESIDE = 1 << 26
 _TABLES = "settings and tables"
@@ -73,18 +71,17 @@ class LogFiles:
     def add(self, path: Path, name: str) -> None:
         """A file of a folder."""
         kind = other_by_name(path)
-        try:
-            if not kind or path.suffix in _MAY_BE_LOGS:
+        if not kind or path.suffix in _MAY_BE_LOGS:
+            try:
                 kind = self._add(*_opened(path, name), kind)
-        except LogError as error:
-            self.notes.append(str(error))
-            return
-        if kind:
-            self.left_out[kind] += 1
+            except LogError as error:
+                self.notes.append(str(error))
+                return
+        self.left_out += Counter([kind] if kind else [])
 
     def _add(self, source: LogSource, head: bytes, kind: str) -> str:
         """Take a file of a folder; return its kind where it is left out."""
-        if is_auxiliary(head):
+        if _is_auxiliary(head):
             self.beside.append(source)
             return ""
         if holds_stacks(head):  # in notes, which are a log too
@@ -101,12 +98,10 @@ class LogFiles:
     def add_named(self, path: Path) -> None:
         """A file that is named: it is read whatever its suffix."""
         source, head = _opened(path, str(path))
-        if is_auxiliary(head):
-            self.beside.append(source)
-        elif kind := other_by_content(head):
+        auxiliary = _is_auxiliary(head)
+        if not auxiliary and (kind := other_by_content(head)):
             raise LogError(path, None, f"not a text log but {kind}; text, {PACKED} are accepted")
-        else:
-            self.sources.append(source)
+        (self.beside if auxiliary else self.sources).append(source)
 
     def files_below(self, folder: Path) -> Iterator[Path]:
         """Files, through links too; a folder that several links lead to is entered once."""
@@ -125,12 +120,9 @@ class LogFiles:
                 self.notes.append(str(error))
                 known = True
             entered.add(place)
-            if known:
-                below.clear()
-                continue
-            below[:] = sorted(name for name in below if not name.startswith("."))
+            below[:] = [] if known else sorted(name for name in below if not name.startswith("."))
             paths = (Path(where, name) for name in sorted(names) if not name.startswith("."))
-            yield from filter(Path.is_file, paths)
+            yield from filter(Path.is_file, () if known else paths)
 
 
 def find(paths: Sequence[str | Path]) -> LogFiles:
@@ -171,13 +163,18 @@ def find(paths: Sequence[str | Path]) -> LogFiles:
     return found
 
 
+def _is_auxiliary(head: bytes) -> bool:
+    return is_dump(head) or is_stack_dump(head)
+
+
 def _opened(path: Path, name: str) -> tuple[LogSource, bytes]:
     """A file and its beginning, by which its kind is recognised."""
     try:
         source = LogSource(path=path, name=name, size=path.stat().st_size)
     except OSError as error:
         raise LogError(path, None, f"cannot be read: {error.strerror}") from None
-    return source, b"".join(islice(source.head(), _SNIFFED))
+    blocks = unpacked(path, _SNIFFED // 2, [], may_be_empty=True)
+    return source, b"".join(islice(blocks, 2))
 
 
 def _identify(sources: list[LogSource], paths: Sequence[str | Path]) -> None:
@@ -245,11 +242,6 @@ class AuxiliaryFiles:
     dumps: list[Dump] = field(default_factory=list)
     stacks: list[Stack] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-
-
-def is_auxiliary(head: bytes) -> bool:
-    """True for the first bytes of a file that is read here."""
-    return is_dump(head) or is_stack_dump(head)
 
 
 def read_auxiliary(files: Sequence[LogSource]) -> AuxiliaryFiles:

@@ -3,84 +3,111 @@
 A block of lines is looked up by their keys, which are the lines without digits (`_take`). Lines of
 a form that needs no action are appended to the pending entries of their stream, which `_settle`
 counts at the end of the block. Of the others, `_look` records the steps; those that may be of an
-entry of several lines, or match a signature, take the way of each by itself (entries.py).
+entry of several lines, or match a signature, go the slow way (`_slow`), on which alone a file could
+be read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from operator import attrgetter
-from typing import Any, NamedTuple
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any
 
-from rmetric.diagnosis.entries import DIGITS, EntryPass
-from rmetric.diagnosis.facts.job import Iteration, JobStream, Match, Occurrence
+from rmetric.diagnosis.auxiliary.stacks import states_stack
+from rmetric.diagnosis.facts.job import HEAD, TAIL
 from rmetric.diagnosis.facts.layout import IdentityGraph
-from rmetric.diagnosis.log_stream import LogLineForm, LogStream, RawEntry
-from rmetric.diagnosis.reading.joining import MAX_TEXT
-from rmetric.diagnosis.reading.prefixes import Prefix
+from rmetric.diagnosis.facts.starts import KERNEL_LINE, StartMarks
+from rmetric.diagnosis.forms import (
+    Heads,
+    LineShape,
+    LogLineForm,
+    LogStream,
+    OpenEntry,
+    RawEntry,
+    ShapeReader,
+)
+from rmetric.diagnosis.library.stages import next_stage
+from rmetric.diagnosis.parts import Part, PartBuilder
+from rmetric.diagnosis.patterns.iterations import IterationWatch
+from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix, PrefixParser
 from rmetric.diagnosis.reading.source import LogSource
-from rmetric.diagnosis.reading.text import clean
+from rmetric.diagnosis.reading.steps import StepMatch
+from rmetric.diagnosis.reading.text import (
+    MAX_LINES,
+    MAX_TEXT,
+    TRANSITIONS,
+    Kind,
+    clean,
+    shortened,
+    unescaped,
+)
+from rmetric.diagnosis.signature import Signature
+from rmetric.diagnosis.templates import (
+    JOB_ID,
+    MAX_ENTRIES,
+    OTHERS,
+    SHORTEST_FORM,
+    BoundedCache,
+    Facts,
+    LineAnalyser,
+)
 
 #: Lines with which a file begins, where they all differ.
 OPENING = 3
+#: Different masked texts of a file; further ones count as "<others>".
+MAX_TEXTS = 20_000
+#: Streams of a file that are kept apart, and forms of prefixes.
+MAX_STREAMS, MAX_HEADS = 1 << 15, 1000
+#: Changes of stage that are kept of a stream, job numbers of a file.
+MAX_STAGES, MAX_JOB_IDS = 200, 1000
+#: Roles and least confidence of entries that end an attempt.
+_ENDS = ("success", "ending", "cause", "echo", "symptom")
+MIN_END_CONFIDENCE = 0.5
+#: A program that ends does not write its last words at these levels.
+_NOTED = ("info", "warning")
+#: Lines that continue what stands before them.
+_SET_IN = (Kind.PART, Kind.FRAME)
+#: Lines between them and what they continue: empty ones, and the head of faulthandler's stacks.
+_BETWEEN = re.compile(rb"(?:Timeout \([\d:.]+\)!)?\s*$")
+DIGITS = b"0123456789"
 
 
-@dataclass
-class StreamPart:
-    """One stream within one file; its name is the key that the pass gave it.
-
-    Attributes:
-        counts: number of template -> number of entries.
-        stages: the stages that it entered, each with the entry that announces it.
-    """
-
-    prefix: Prefix
-    stream: JobStream
-    counts: Mapping[int, int]
-    stages: list[tuple[str, Occurrence]]
-    matches: list[Match]
-    odd_iteration: Iteration[Occurrence] | None
-
-
-class Template(NamedTuple):
-    """A masked text of one class (`Events.number`), as one file has it."""
-
-    text: str
-    cls: str
-    first: Occurrence
-    last: Occurrence
-
-
-@dataclass(kw_only=True)
-class Part:
-    """Content of one attempt in one file.
-
-    An `Occurrence` of it refers to its stream by the key that the pass gave it, to its event by the
-    number of its template, and its order is its line.
+class FilePass:
+    """Reads one file to the `Part` of each attempt in it.
 
     Attributes:
-        templates: by their number in this file.
-        job_ids: numbers of scheduler's jobs that it names -> line.
-        unmatched: entries that were too different from all others to be kept apart.
-        first_line, lines: of the attempt.
-        entries: all of the above, each once.
+        own: the stream of lines without a prefix.
+        forms: by their key, or by "0" and the line where the key is too short.
+        number, line_before, lines: number of lines before the block, the last of them; its lines.
+        block_forms: their forms, where these are known.
+        template_of: (class, masked text) -> number of the template.
+        first, last: of each template, within the attempt.
+        final_template: template of an entry's first line -> that of the whole entry.
+        continued: the last line that continued one of another stream, and that stream.
     """
 
-    source: LogSource
-    streams: list[StreamPart]
-    templates: dict[int, Template]
-    graph: IdentityGraph
-    job_ids: dict[str, int]
-    succeeded: Occurrence | None
-    unmatched: int
-    first_line: int
-    lines: int
-    entries: list[Occurrence]
-
-
-class FilePass(EntryPass):
-    """Reads one file to the `Part` of each attempt in it."""
+    def __init__(
+        self, source: LogSource, analyser: LineAnalyser, prefixes: PrefixParser | None = None
+    ) -> None:
+        self.source, self.analyser = source, analyser
+        prefixes = prefixes or PrefixParser.learn(source.sample())
+        # Files whose prefixes are alike share it.
+        self.shapes: ShapeReader = analyser.readers.setdefault(
+            prefixes.forms, ShapeReader(prefixes, analyser)
+        )
+        self.prefixes = self.shapes.prefixes
+        self.marks = StartMarks()
+        self.forms: BoundedCache[LogLineForm] = BoundedCache()
+        self.of_shape: dict[LineShape, LogLineForm] = {}
+        self.streams: dict[Prefix, LogStream] = {}
+        self.heads: dict[re.Pattern[bytes], Heads] = {}
+        self.own = self._stream_of(NO_PREFIX)
+        self.template_of: dict[tuple[str, str], int] = {}
+        self.number, self.lines = 0, list[bytes]()
+        self.block_forms = list[LogLineForm | None]()
+        self._begin_attempt()
 
     def read_attempts(
         self,
@@ -97,11 +124,23 @@ class FilePass(EntryPass):
         for lines in self.source.chunks():
             if on_progress is not None:
                 on_progress(sum(map(len, lines)) + len(lines))
-            lines = _shortened(lines)
+            if max(map(len, lines), default=0) > 2 * MAX_TEXT:  # the middle is left out
+                most = 2 * MAX_TEXT
+                lines = [
+                    line
+                    if len(line) <= most
+                    else b" ... ".join((line[:MAX_TEXT], line[-MAX_TEXT:]))
+                    for line in lines
+                ]
             keys = b"\n".join(lines).translate(None, DIGITS).split(b"\n") if lines else []
             before, begin, opening = self.number + 1, 0, opening or keys[:OPENING]
-            known = [at - before for at in starts or () if 0 <= at - before < len(lines)]
-            for at in _recurrences(opening, keys) if starts is None else known:
+            if starts is not None:
+                places = [at - before for at in starts if 0 <= at - before < len(lines)]
+            else:  # where the first lines recur, if they differ
+                first = opening[0] if len({*opening}) == OPENING else None
+                places = [at for at, key in enumerate(keys) if key == first]
+                places = [at for at in places if keys[at : at + OPENING] == opening]
+            for at in places:
                 self._take(lines[begin:at], keys[begin:at])
                 begin = at
                 if starts is not None or self.marks.progress > begun:
@@ -116,7 +155,7 @@ class FilePass(EntryPass):
             if stream.open is not None:
                 self._close(stream)
             self._settle(stream)
-        return _PartBuilder(self).part()
+        return PartBuilder(self).part()
 
     def _take(self, lines: list[bytes], keys: list[bytes]) -> None:
         """Read the next lines; their keys are they without their digits."""
@@ -174,121 +213,280 @@ class FilePass(EntryPass):
         if step is not None:
             stream.shown = len(stream.templates)
 
+    def _begin_attempt(self) -> None:
+        self.first: list[RawEntry | None] = [None] * len(self.template_of)
+        self.last: list[RawEntry | None] = [None] * len(self.template_of)
+        self.unmatched = 0
+        for stream in self.streams.values():
+            stream.begin_attempt()
+        self.first_line, self.line_before = self.number + 1, b""
+        self.watch, self.graph = IterationWatch[RawEntry](), IdentityGraph(self.source.name)
+        self.final_template: dict[int, int] = {}
+        self.continued: tuple[int, LogStream] = (0, self.own)
+        self.succeeded: RawEntry | None = None
+        self.job_ids: dict[str, int] = {}
 
-def _recurrences(opening: list[bytes], keys: list[bytes]) -> list[int]:
-    """Places of the lines with which the file begins."""
-    if len({*opening}) < OPENING:
-        return []
-    first = [at for at, key in enumerate(keys) if key == opening[0]]
-    return [at for at in first if keys[at : at + OPENING] == opening]
+    def _stream_of(self, prefix: Prefix) -> LogStream:
+        stream = self.streams.get(prefix)
+        if stream is None:
+            if len(self.streams) > MAX_STREAMS:
+                return self.own
+            stream = self.streams[prefix] = LogStream(str(len(self.streams)), prefix)
+        return stream
 
+    def stream(self, line: bytes, form: LogLineForm) -> tuple[LogStream, int]:
+        """The stream of a line, and the offset of its text."""
+        if form.heads is None:
+            return self.own, self.prefixes.start(line)
+        stream, start = form.heads.find(line)
+        if stream is None:
+            prefix, start = self.prefixes.split(line)
+            stream = self._stream_of(prefix)
+            form.heads.learn(line, stream)
+        return stream, start
 
-def _shortened(lines: list[bytes]) -> list[bytes]:
-    """Leave out the middle of long lines: `MAX_TEXT` bytes at either end are read."""
-    if max(map(len, lines), default=0) <= 2 * MAX_TEXT:
-        return lines
-    return [
-        line if len(line) <= 2 * MAX_TEXT else line[:MAX_TEXT] + b" ... " + line[-MAX_TEXT:]
-        for line in lines
-    ]
+    def _form(self, line: bytes, key: bytes | None = None) -> LogLineForm:
+        key = line.translate(None, DIGITS) if key is None else key
+        if len(key) < SHORTEST_FORM:
+            key = b"0" + line
+        form = self.forms.get(key)
+        if form is None:
+            shape = self.shapes.shape(line)
+            form = self.of_shape.get(shape)
+            if form is None:
+                for full, most in ((self.heads, MAX_HEADS), (self.of_shape, MAX_ENTRIES)):
+                    if len(full) >= most:
+                        full.clear()
+                of = shape.heads
+                heads = None if of is None else self.heads.setdefault(of, Heads(of))
+                form = self.of_shape[shape] = LogLineForm(shape, heads)
+            self.forms.put(key, form)
+        return form
 
+    def _template(self, text: str, cls: str) -> int:
+        template = self.template_of.get((cls, text))
+        if template is None:
+            if len(self.template_of) >= MAX_TEXTS and text != OTHERS:
+                self.unmatched += 1
+                return self._template(OTHERS, cls)
+            template = self.template_of[cls, text] = len(self.first)
+            self.first.append(None)
+            self.last.append(None)
+        return template
 
-class _PartBuilder:
-    def __init__(self, file: FilePass) -> None:
-        self.file = file
-        self.entries: dict[int, Occurrence] = {}
-        self.streams = [one for one in file.streams.values() if one.tail]
-        self.used = sorted({at for one in self.streams for at, n in one.counts.items() if n})
-        self.number = {at: at for at in self.used}
-        # A template that all its entries left when they had all their lines.
-        for before, after in file.final_template.items():
-            if before not in self.number and after in self.number:
-                self.number[before] = self.number[after]
+    def _slow(
+        self, number: int, line: bytes, form: LogLineForm, stream: LogStream, start: int
+    ) -> None:
+        """Take a line that may be of an entry of several lines, or match a signature."""
+        text, facts = line[start or self.prefixes.start(line) :], form.facts
+        if stream is self.own and facts.kind in _SET_IN and len(self.streams) > 1:
+            stream = self._stream_before(number)
+        joined, stream.state = TRANSITIONS[stream.state][facts.kind]
+        if form.told:
+            self._tell(number, text, stream, facts)
+        if facts.kind != Kind.BLANK and not (joined and self._joined(stream, number, text, facts)):
+            if stream.open is not None:
+                self._close(stream)
+            self._begin(stream, number, line, text, form)
+        stream.slow = bool(stream.open or stream.state)
 
-    def part(self) -> Part:
-        file, odd = self.file, self.file.watch.first_odd()
-        return Part(
-            source=file.source,
-            streams=[self._stream(one, odd.get(one.key)) for one in self.streams],
-            templates=self._templates(),
-            graph=file.graph,
-            job_ids=file.job_ids,
-            succeeded=None if file.succeeded is None else self._entry(file.succeeded),
-            unmatched=file.unmatched,
-            first_line=file.first_line,
-            lines=file.number + 1 - file.first_line,
-            entries=list(self.entries.values()),
-        )
+    def _stream_before(self, number: int) -> LogStream:
+        """The stream of what a set-in line without a prefix continues: the line before it."""
+        at = number - self.number - 2
+        while at > 0 and _BETWEEN.match(self.lines[at], self.prefixes.split(self.lines[at])[1]):
+            at -= 1
+        stream = self.continued[1]
+        if self.continued[0] != self.number + 1 + at:
+            before = self.lines[at] if at >= 0 else self.line_before
+            stream = self._stream_of(self.prefixes.split(before)[0])
+        self.continued = number, stream
+        return stream
 
-    def _entry(self, raw: RawEntry) -> Occurrence:
-        # The file keeps it, so that no other has its id.
-        entry = self.entries.get(id(raw))
-        if entry is not None:
-            return entry
-        number, line, template, stream, step, stage, text, form = raw
-        if text is None:
-            text = clean(line[self.file.stream(line, form)[1] :])
-        entry = self.entries[id(raw)] = Occurrence(
-            file=self.file.source.name,
-            line=self.file.source.line(number),
-            stream=stream,
-            time=self.file.shapes.time(line, form.shape),
-            order=number,
-            event=self.number[template],
-            text=text[:MAX_TEXT],
-            step=step,
-            stage=stage,
-        )
+    def _tell(self, number: int, text: bytes, stream: LogStream, facts: Facts) -> None:
+        """Take what a line states of the whole job."""
+        said = clean(text)
+        if facts.world:
+            self.graph.take(said, stream.prefix, facts.world)
+        for groups in JOB_ID.findall(said) if facts.job_id else ():
+            if len(self.job_ids) < MAX_JOB_IDS:
+                self.job_ids.setdefault("".join(groups), number)
+
+    def _joined(self, stream: LogStream, number: int, text: bytes, facts: Facts) -> bool:
+        """Add a line to the stream's open entry; return False if it does not belong there."""
+        entry = stream.open or self._reopened(stream)
+        if entry is None or len(entry.lines) >= MAX_LINES:
+            return False
+        if facts.kind == Kind.EXCEPTION:
+            entry.leading_facts = facts
+        elif facts.exception:
+            if entry.leading_facts.exception or entry.leading_facts is not entry.facts:
+                return False  # of another rank that writes to the same file
+            entry.leading_facts = facts
+        entry.lines.append(clean(text))
+        entry.last_line = number
+        entry.look |= facts.look
+        return True
+
+    def _reopened(self, stream: LogStream) -> OpenEntry | None:
+        """The last entry, counted already, which has more lines."""
+        self._settle(stream)
+        if not stream.tail or stream.tail[-1][6] is not None:
+            return None
+        raw = stream.tail.pop()
+        stream.counts[raw[2]] -= 1
+        if stream.head[-1] is raw:
+            stream.head.pop()
+        text = raw[1][self.prefixes.split(raw[1])[1] :]
+        step = stream.last_step_line == raw[0]
+        entry = stream.open = OpenEntry(raw, self._form(raw[1]).facts, text, states_step=step)
+        entry.watched = True
         return entry
 
-    def _stream(self, one: LogStream, odd: Iteration[Any] | None) -> StreamPart:
-        counts = {at: count for at, count in one.counts.items() if count}
-        matches = [
-            Match(
-                signature=id,
-                stream=one.key,
-                traits=self.file.analyser.library[id].traits,
-                count=found.count,
-                first=self._entry(found.first),
-                last=self._entry(found.last),
-                events={self.number[at] for at in found.templates},
-                named=found.named,
-            )
-            for id, found in one.found.items()
-        ]
-        usual = max(one.counters.values(), key=attrgetter("lines"), default=None)
-        stream = JobStream(
-            name=one.key,
-            files={self.file.source.name},
-            entries=sum(counts.values()),
-            first_time=one.first_time,
-            head=[self._entry(raw) for raw in one.head],
-            steps=one.steps,
-            last_step=one.step,
-            counts_samples=self.file.watch.counts_samples(one.key),
-            last_step_at=None if one.last_step_at is None else self._entry(one.last_step_at),
-            longest_pause=usual.longest_pause if usual else 0.0,
-            stage=one.stage,
-            stacks=[self._entry(raw) for raw in one.stacks],
-        )
-        stream.tail.extend(map(self._entry, one.tail))
-        late = [*stream.tail, *(match.last for match in matches), stream.last_step_at]
-        times = [(entry.order, entry.time) for entry in late if entry and entry.time is not None]
-        stream.last_time = max(times)[1] if times else one.first_time
-        return StreamPart(
-            prefix=one.prefix,
-            stream=stream,
-            counts=counts,
-            stages=[(stage, self._entry(raw)) for stage, raw in one.stages],
-            matches=matches,
-            odd_iteration=odd and replace(odd, place=self._entry(odd.place)),
-        )
+    def _begin(
+        self, stream: LogStream, number: int, line: bytes, text: bytes, form: LogLineForm
+    ) -> None:
+        """Begin an entry; one of which no line can follow is counted at once."""
+        facts = form.facts
+        if form.template < 0:
+            form.template = self._template(facts.template, facts.cls)
+            if KERNEL_LINE.match(line):
+                self.marks.leave_out(form.template)
+            form.slow = not facts.quiet
+            if facts.step:
+                form.step = self.shapes.step_place(form.shape, line, len(line) - len(text))
+            form.marked = not facts.step and self.marks.follows(form.template)
+            form.plain = facts.quiet and not (form.told or form.step)
+        if form.marked:
+            form.marked = self.marks.add(number, form.template, stream.number)
+        step = form.step.find(line) if form.step is not None else None
+        if step is not None:
+            self._record_step(stream, number, line, form, step)
+        stage = next_stage(stream.stage, facts.stage)
+        raw: RawEntry = (
+            number, line, form.template, stream.key, stream.step, stage, None, form,
+        )  # fmt: skip
+        if stage != stream.stage:
+            self._show(stream)
+            self.watch.enter(stream.key, stage)
+            stream.stage = stage
+            stream.change()
+            if len(stream.stages) < MAX_STAGES:
+                stream.stages.append((stage, raw))
+        if stream.state or facts.alone:
+            stream.open = OpenEntry(raw, facts, text, states_step=step is not None)
+            stream.open.steps_before = self.marks.steps
+        else:
+            self._count(stream, raw, step is not None)
 
-    def _templates(self) -> dict[int, Template]:
-        names = {at: name for name, at in self.file.template_of.items()}
-        templates = {}
-        for at in self.used:
-            (cls, text), first, last = names[at], self.file.first[at], self.file.last[at]
-            assert first is not None and last is not None  # noqa: PT018
-            templates[at] = Template(text, cls, self._entry(first), self._entry(last))
-        return templates
+    def _record_step(
+        self, stream: LogStream, number: int, line: bytes, form: LogLineForm, step: StepMatch
+    ) -> None:
+        self._show(stream)
+        raw: RawEntry = (
+            number, line, form.template, stream.key, step[1], stream.stage, None, form,
+        )  # fmt: skip
+        time = self.shapes.time(line, form.shape)
+        self.marks.add_step(number)
+        stream.time_step(step, time)
+        before = stream.step
+        stream.step = self.watch.add_step(stream.key, step, form.template, raw, time)
+        stream.change()
+        stream.steps += 1
+        stream.last_step_line = number
+        # A heartbeat that repeats the step is no progress.
+        if stream.last_step_at is None or stream.step != before:
+            stream.last_step_at = raw
+
+    def _close(self, stream: LogStream) -> None:
+        entry = stream.open
+        assert entry is not None
+        stream.open, whole = None, "\n".join(entry.lines)
+        said, level = shortened(whole), entry.facts.level
+        whole_line = len(entry.lines) == 1 and said is whole
+        text = unescaped(said)
+        look = entry.facts.alone if whole_line and text is said else entry.look
+        found = self.analyser.find(text, level) if look else []
+        template = entry.raw[2]
+        if not entry.states_step:  # a step's line stays one event, whatever follows it
+            leading = entry.leading_facts
+            template = self._template(leading.template, found[0][0].id if found else leading.cls)
+            self.final_template[entry.raw[2]] = template
+        raw = (*entry.raw[:2], template, *entry.raw[3:6], text, entry.raw[7])
+        self._count(stream, raw, entry.watched)
+        if not whole_line and states_stack(said):
+            stream.stacks.append(raw)
+        if not found:
+            return
+        signature, fields = found[0]
+        stream.match(signature.id, raw, fields)
+        if signature.role == "success":
+            self.succeeded = raw
+        self._mark(stream, entry, signature)
+
+    def _mark(self, stream: LogStream, entry: OpenEntry, signature: Signature) -> None:
+        """Record what a match tells of the bounds of attempts."""
+        role, traits = signature.role, signature.traits
+        noted = entry.facts.level in _NOTED and role in ("cause", "echo")
+        sure = signature.confidence >= MIN_END_CONFIDENCE or "last words" in traits
+        if role in _ENDS and sure and not noted:
+            self.marks.add_end(entry.last_line)
+        if "restarts ranks" in traits or ("starts ranks" in traits and self.marks.progress):
+            writer = stream.prefix.node or (str(stream.number) if stream.number >= 0 else "")
+            self.marks.add_restart(entry.raw[0], entry.steps_before, writer)
+
+    def _count(self, stream: LogStream, raw: RawEntry, watched: bool) -> None:
+        template = raw[2]
+        if self.first[template] is None:
+            self.first[template] = raw
+        # An entry that goes on after a line of another rank ends after an entry that began later.
+        last = self.last[template]
+        if last is None or last[0] <= raw[0]:
+            self.last[template] = raw
+        stream.templates.append(template)
+        stream.places.append(raw)
+        if watched:
+            stream.shown = len(stream.templates)
+
+    def _show(self, stream: LogStream) -> None:
+        """Hand the events since the last step to the watch over iterations."""
+        if stream.shown < len(stream.templates):
+            self.watch.add_events(stream.key, stream.templates[stream.shown :])
+            stream.shown = len(stream.templates)
+
+    def _settle(self, stream: LogStream) -> None:
+        """Count the pending entries of a stream, and keep the first and the last of them."""
+        templates, places = stream.templates, stream.places
+        if not templates:
+            return
+        self._show(stream)
+        stream.counts.update(templates)
+        number, before, lines = len(templates), self.number + 1, self.lines
+        key, changes, forms = stream.key, stream.changes, self.block_forms
+
+        def raw(order: int) -> RawEntry:
+            at = places[order]
+            if at.__class__ is tuple:
+                return at
+            _, step, stage = changes[bisect_right(changes, order, key=itemgetter(0)) - 1]
+            places[order] = made = (
+                before + at, lines[at], templates[order], key, step, stage, None, forms[at],
+            )  # fmt: skip
+            return made
+
+        if len(stream.head) < HEAD:
+            stream.head += map(raw, range(min(HEAD - len(stream.head), number)))
+        stream.tail.extend(map(raw, range(max(0, number - TAIL), number)))
+        first, last = self.first, self.last
+        for template, order in dict(zip(templates, range(number), strict=True)).items():
+            if first[template] is None:
+                first[template] = raw(templates.index(template))
+            latest = last[template]
+            if latest is None or latest[0] < self._line(places[order]):
+                last[template] = raw(order)
+        templates.clear()
+        places.clear()
+        stream.shown, stream.changes = 0, [(-1, stream.step, stream.stage)]
+
+    def _line(self, place: Any) -> int:
+        number: int = place[0] if place.__class__ is tuple else self.number + 1 + place
+        return number

@@ -48,8 +48,7 @@ class Pool(Struct, frozen=True, kw_only=True, rename={"name": "job"}, dict=True)
 
     Attributes:
         name: the owner's name for such a job.
-        jobs: number of jobs that it was learnt from.
-        succeeded: number of those whose logs state their planned end.
+        jobs, succeeded: number of jobs, and of those whose logs state their planned end.
         stages: stage -> share of the jobs that entered it.
         events: the most frequent first.
     """
@@ -82,37 +81,39 @@ class Pool(Struct, frozen=True, kw_only=True, rename={"name": "job"}, dict=True)
     @classmethod
     def load(cls, path: Path | str) -> Pool:
         """Raises LogError that names the file, the field, what was found and what is accepted."""
+        content: object = None
         try:
             content = msgspec.json.decode(Path(path).read_bytes())
-            try:
-                return msgspec.convert(content, cls)
-            except msgspec.ValidationError as error:
-                raise ValueError(refused(content, error)) from None
+            return msgspec.convert(content, cls)
         except OSError as error:
-            raise LogError(Path(path), None, f"cannot be read ({error.strerror})") from None
+            why = f"cannot be read ({error.strerror})"
         except ValueError as error:
-            raise LogError(Path(path), None, f"no pool of rmetric logs learn: {error}") from None
+            refusal = isinstance(error, msgspec.ValidationError)
+            why = f"no pool of rmetric logs learn: {refused(content, error) if refusal else error}"
+        raise LogError(Path(path), None, why)
 
 
 def learn(name: str, jobs: Sequence[Job]) -> Pool:
     """The pool of jobs that succeeded. Raises ValueError for no jobs or an empty name."""
     if not jobs or not name.strip():
         raise ValueError("a pool needs a name and at least one job")
-    events = Events()
-    counts: list[Counter[int]] = [Counter() for _ in jobs]
+    events, total, having = Events(), Counter[int](), Counter[int]()
     class_of: dict[int, str] = {}
-    for job, count in zip(jobs, counts, strict=True):
+    for job in jobs:
+        found = set[int]()
         for event, signature in _with_signatures(job):
             if event.template != OTHERS:
                 at = events.number(event.template, signature)
                 class_of[at] = signature
-                count[at] += event.count
+                total[at] += event.count
+                found.add(at)
+        having.update(found)
     usual = [
         PoolEvent(
             template=events.template(at),
             signature=signature,
-            jobs=round(sum(at in count for count in counts) / len(jobs), 6),
-            mean=round(sum(count[at] for count in counts) / len(jobs), 6),
+            jobs=round(having[at] / len(jobs), 6),
+            mean=round(total[at] / len(jobs), 6),
         )
         for at, signature in class_of.items()
     ]

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from drain3.drain import Drain, LogCluster
 
 from rmetric.diagnosis.facts.statements import Statement, may_state
 from rmetric.diagnosis.library import SignatureLibrary
-from rmetric.diagnosis.library.load import Matches
 from rmetric.diagnosis.library.stages import possible_rules, stated_stage
-from rmetric.diagnosis.reading.joining import kind_of
 from rmetric.diagnosis.reading.steps import may_state_step
-from rmetric.diagnosis.reading.text import clean, level, runs_of
+from rmetric.diagnosis.reading.text import clean, kind_of, level, runs_of
 
 #: Characters of a line that make its template.
 MAX_TEMPLATE = 400
@@ -61,10 +60,7 @@ def plain_pointers(plain: bytes) -> bytes:
 
 
 def masked(text: str) -> str:
-    """A line's text with what varies masked, cut to `MAX_TEMPLATE` characters; no time in front.
-
-    The text has "0" for every number, as `plain_numbers` leaves it.
-    """
+    """A text of `plain_numbers` with what varies masked, cut; no time in front."""
     found = _MASK.sub(lambda match: f"<{match.lastgroup}>", text[: 2 * MAX_TEMPLATE])
     return _TIME_FIRST.sub("", " ".join(found.split()))[:MAX_TEMPLATE]
 
@@ -110,15 +106,12 @@ class Facts:
     """Facts shared by all lines that differ only in their digits and hexadecimal numbers.
 
     Attributes:
-        kind: its part in an entry of several lines (`reading.joining.Kind`).
-        template: with what varies masked.
         cls: lines of different classes are different events, however similar: the level, and the
             key of a structured line.
         level, stage: as it states them, "" for none.
         look, alone: a signature may match an entry with this line, the line by itself.
         step, job_id, world: it may state a step, the number of the scheduler's job, these of the
             size and the layout of the job.
-        exception: it holds an exception.
     """
 
     kind: int
@@ -149,10 +142,11 @@ class LineAnalyser:
 
     def __init__(self, library: SignatureLibrary) -> None:
         self.library = library
-        #: forms of prefixes -> the shapes of lines in files that use them (places.py)
+        #: forms of prefixes -> the shapes of lines in files that use them (forms.py)
         self.readers: dict[object, Any] = {}
         self._facts: BoundedCache[Facts] = BoundedCache()
-        self._matches: BoundedCache[Matches] = BoundedCache(2048)
+        #: (text, level) -> as `SignatureLibrary.find`
+        self.find = lru_cache(maxsize=2048)(library.find)
 
     def facts(self, line: bytes) -> Facts:
         """Facts of a line without its prefix."""
@@ -162,15 +156,6 @@ class LineAnalyser:
             facts = self._new_facts(plain)
             self._facts.put(plain, facts)
         return facts
-
-    def find(self, text: str, level: str) -> Matches:
-        """As `SignatureLibrary.find`."""
-        key = f"{level}\n{text}".encode()
-        found = self._matches.get(key)
-        if found is None:
-            found = self.library.find(text, level)
-            self._matches.put(key, found)
-        return found
 
     def _new_facts(self, plain: bytes) -> Facts:
         text = clean(plain)
@@ -208,9 +193,8 @@ ANY = "<*>"
 class Events:
     """Groups texts to events with Drain (drain3, in memory; no state is loaded).
 
-    A text keeps the event that Drain gave it first. Texts of different classes never share one,
-    nor do texts that differ in their first word. L4 states no settings of Drain (arXiv
-    2503.20263, section 4.1); these are ours. `full` texts fit none of `max_events` events.
+    A text keeps its first event. Texts of different classes or first words never share one. The
+    settings of Drain are ours; L4 states none. `full` texts fit none of `max_events` events.
     """
 
     def __init__(self, max_events: int = MAX_JOB_EVENTS) -> None:

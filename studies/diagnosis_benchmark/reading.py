@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.facts.layout import RankLayout, RankPlacement
-from rmetric.diagnosis.ingest import layout_of, merged
+from rmetric.diagnosis.forms import LogStream, RawEntry
 from rmetric.diagnosis.input_files import find
 from rmetric.diagnosis.library import SignatureLibrary
-from rmetric.diagnosis.log_stream import LogStream, RawEntry
-from rmetric.diagnosis.one_pass import FilePass, Part
+from rmetric.diagnosis.one_pass import FilePass
+from rmetric.diagnosis.parts import Part, layout_of, merged
 from rmetric.diagnosis.reading.prefixes import Prefix
 from rmetric.diagnosis.reading.source import LogSource
 from rmetric.diagnosis.templates import Events, LineAnalyser

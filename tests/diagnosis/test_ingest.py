@@ -10,15 +10,16 @@ import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from rmetric.diagnosis import entries
 from rmetric.diagnosis import ingest as ingesting
+from rmetric.diagnosis import one_pass
 from rmetric.diagnosis.facts.job import TAIL, Job
-from rmetric.diagnosis.ingest import ingest, merged
+from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.input_files import find, other_by_content
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.one_pass import FilePass
+from rmetric.diagnosis.parts import merged
 from rmetric.diagnosis.reading import source as source_module
-from rmetric.diagnosis.reading.joining import MAX_LINES
+from rmetric.diagnosis.reading.text import MAX_LINES
 from rmetric.diagnosis.templates import OTHERS, BoundedCache, LineAnalyser
 
 LIBRARY = SignatureLibrary.shipped()
@@ -257,7 +258,7 @@ def test_neither_borders_of_chunks_matter_nor_what_was_forgotten(
         patch.setattr(source_module, "BLOCK", size)
         assert read(path) == whole
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(entries, "BoundedCache", lambda *_: BoundedCache(2))
+        patch.setattr(one_pass, "BoundedCache", lambda *_: BoundedCache(2))
         assert read(path) == whole
 
 
@@ -267,7 +268,7 @@ def test_an_empty_line_is_no_number(tmp_path: Path) -> None:
 
 
 def test_random_text_ends_in_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entries, "MAX_TEXTS", 20)
+    monkeypatch.setattr(one_pass, "MAX_TEXTS", 20)
     words = [f"{chr(97 + at // 26)}{chr(97 + at % 26)}x" for at in range(300)]
     job = read(write(tmp_path / "a.log", [f"{word} says {word}" for word in words]))
     assert said(job)[OTHERS] == 280

@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmetric.diagnosis.facts.statements import STATEMENTS
-from rmetric.diagnosis.library import SignatureLibrary
-from rmetric.diagnosis.library.load import any_digits
-from rmetric.diagnosis.places import (
+from rmetric.diagnosis.forms import (
     MOST_HEADS,
     Heads,
     StepPlace,
     TimePlace,
     same_places,
 )
+from rmetric.diagnosis.library import SignatureLibrary
+from rmetric.diagnosis.library.load import any_digits
 from rmetric.diagnosis.reading.prefixes import PrefixParser
 from rmetric.diagnosis.reading.steps import StepMatch, match_step
 from rmetric.diagnosis.reading.text import WordIndex, runs_of
@@ -201,7 +201,7 @@ def test_times_are_those_of_the_slow_way(form: str, times: list[tuple[int, int, 
 def test_prefixes_that_are_too_many_are_not_kept() -> None:
     lines = [f"{at // 60:06d}:{at % 60:02d}> rank 3 said".encode() for at in range(3 * MOST_HEADS)]
     pattern = same_places(lines[0], [(13, 15)], 16)
-    heads: Heads[int] = Heads(pattern)
+    heads = Heads(pattern)
     heads.learn(lines[0], 3)
     for line in lines:
         heads.find(line)

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rmetric.diagnosis.library.stages import awaited
-from rmetric.diagnosis.reading.file_names import TPU_HOST
-from rmetric.diagnosis.reading.lines import unwrapped
+from rmetric.diagnosis.reading.source import unwrapped
 
 #: A function, its file and the line in it.
 Frame = tuple[str, str, str]
@@ -47,7 +46,7 @@ _FAULT_FRAME = re.compile(
 _RANK_OF_COMMAND = re.compile(r"(?:--?(?:global_?)?rank[= ]|\bRANK=)(\d+)")
 _RANK_ABOVE = re.compile(
     r"(?i)(?:(?<![a-z_])(?:global[ _])?rank|SLURM_PROCID|WORLD_RANK|PMI\w?_RANK|PALS_RANKID"
-    rf"|FLUX_TASK_RANK|JSM_NAMESPACE_RANK|{TPU_HOST})[ =:#_-]{{0,2}}(\d+)"
+    r"|FLUX_TASK_RANK|JSM_NAMESPACE_RANK|(?<![a-z\d])t\dv-n-[0-9a-f]{6,}-w)[ =:#_-]{0,2}(\d+)"
 )
 _LOCAL_ABOVE = re.compile(r"(?i)(?:(?<![a-z])local[ _]?rank|\blocal|\bgpu)[ =:#_]{0,2}(\d+)")
 #: A worker process that reads data for another one.

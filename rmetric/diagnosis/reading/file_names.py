@@ -37,9 +37,6 @@ _MACHINE = (
     r"(?!(?:job|run|try|part|attempt|restart|boot)[-_]?\d)[a-z][a-z\d-]*\d[a-z\d-]*"
     r"|\d{1,3}(?:\.\d{1,3}){3}"
 )
-#: A virtual machine of a TPU slice, which JAX runs one process on, up to its number.
-TPU_HOST = r"(?<![a-z\d])t\dv-n-[0-9a-f]{6,}-w"
-_TPU_HOST = re.compile(rf"{TPU_HOST}-(?P<rank>\d+)(?!\d)")
 #: Files of a machine's own log, whose lines may not name the host.
 _KERNEL_LOG = re.compile(
     rf"(?i)(?:^|/)(?:(?P<before>{_MACHINE})[-_.])?(?:dmesg(?:-T)?|kern(?:el)?|syslog|messages|journal(?:ctl)?)"
@@ -131,8 +128,6 @@ def _labelled(name: str) -> FileIdentity:
     if (kernel := _KERNEL_LOG.search(name)) and any(kernel.groups()):
         # "gpu-2.kern.log" is no rank's
         return FileIdentity(node=kernel["before"] or kernel["after"] or kernel["inside"])
-    if host := _TPU_HOST.search(name):
-        file.node = host[0]
     return file
 
 
@@ -213,25 +208,23 @@ def _count_over_nodes(files: list[FileIdentity]) -> None:
     """Ranks within numbered nodes into global ones."""
     places: dict[str, set[int]] = defaultdict(set)
     for one in files:
-        within = one.rank if one.rank is not None else one.local_rank
+        within = one.local_rank if one.rank is None else one.rank
         if one.node is None:
             one.rank = within
         elif within is not None:
             places[one.node].add(within)
-    if len(places) <= 1:
-        for one in files:
-            one.rank = one.local_rank if one.rank is None else one.rank
-        return
-    if sum(map(len, places.values())) == len(set().union(*places.values())):
-        return
+    every = set().union(*places.values())
     # A rank on two nodes is not of the whole job.
-    each = max(map(len, places.values()))
-    numbers = {one.node: one.node_number for one in files if one.node in places}
-    equal = all(ranks == set(range(each)) for ranks in places.values())
-    equal &= set(numbers.values()) == set(range(len(places)))
-    for one in files:
-        if one.node in places:
-            local = one.rank if one.local_rank is None else one.local_rank
-            one.local_rank, one.rank = local, None
-            if equal and local is not None:
-                one.rank = (one.node_number or 0) * each + local
+    several = sum(map(len, places.values())) > len(every)
+    each = max(map(len, places.values()), default=0)
+    numbers = {one.node_number for one in files if one.node in places}
+    equal = all(ranks == {*range(each)} for ranks in places.values())
+    equal &= numbers == {*range(len(places))}
+    for one in files if several or len(places) <= 1 else ():
+        if one.node not in places or not several:
+            one.rank = one.local_rank if one.rank is None else one.rank
+            continue
+        local = one.rank if one.local_rank is None else one.local_rank
+        one.local_rank, one.rank = local, None
+        if equal and local is not None:
+            one.rank = (one.node_number or 0) * each + local

@@ -218,7 +218,7 @@ class PrefixParser:
 
     Attributes:
         pattern: matches the whole prefix of any line, possibly empty; its groups decide the
-            `Prefix`, which `split` looks up in a dictionary. The text begins at `match.end()`.
+            `Prefix`. The text begins at `match.end()`.
         forms: equal for parsers that split all lines alike.
     """
 
@@ -371,18 +371,14 @@ def _are_ranks(heads: list[re.Match[bytes]], distinct: int, share: float) -> boo
 
 
 def _are_hosts(heads: list[re.Match[bytes]], distinct: int, share: float) -> bool:
-    """Words with digits, of one form, that recur on most lines; before ranks, no rank on two."""
+    """Words with digits, of one form, that recur on most lines."""
     hosts = {match["node"] for match in heads}
     forms = {re.sub(rb"\d+", b"0", host) for host in hosts}
     # Devices are counted from 0, and their numbers have no zero before them.
     numbers = [match[1] for host in hosts if (match := _OF_DEVICE.fullmatch(host))]
     named = len(numbers) == len(hosts) and all(len(one) == 2 for one in numbers)
-    if any((NO_HOST.match(host) and not named) or host.endswith(_CODE) for host in hosts):
-        return False
-    ranks = {match["rank"] for match in heads if "rank" in match.re.groupindex}
-    enough = 0.5 if len(hosts) > 1 or ranks else 0.9
-    once = not ranks or len(ranks) == distinct
-    return len(forms) == 1 and share >= enough and len(heads) >= 2 * distinct and once
+    words = any((NO_HOST.match(one) and not named) or one.endswith(_CODE) for one in hosts)
+    return len(forms) == 1 and share >= 0.5 and len(heads) >= 2 * distinct and not words
 
 
 def _are_pods(heads: list[re.Match[bytes]], distinct: int, share: float) -> bool:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain, islice, pairwise
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
@@ -71,9 +71,9 @@ _FOREIGN = re.compile(r"[^\w.-]+", re.ASCII)
 _STAMP, _TIME = re.compile(rf"{DATE_TIME}\S*"), re.compile(DATE_TIME.encode())
 #: The zone or unit behind a column's name.
 _UNIT = re.compile(r"\(\w+\)$")
-#: The cells of a table without names: a time, a level or none, who wrote the line, and the line.
+#: A row of a table without names: a time, a level or none, who wrote the line, and the line.
 _NAMELESS = re.compile(
-    rf"{DATE_TIME}{ZONE}?\t(?P<level>[A-Z]{{4,9}}\t)?(?=[^\t]*\d)[A-Za-z][\w.-]*\t[^\t]*"
+    rf"{DATE_TIME}{ZONE}?\t(?:[A-Z]{{4,9}}\t)?(?=[^\t]*\d)[A-Za-z][\w.-]*\t[^\t]*"
 )
 #: Columns of a table; a line of a log may have a few of these words too.
 MIN_COLUMNS = 3
@@ -103,9 +103,10 @@ class Export:
         >>> Export.of(b'{"time": "2025-05-06T17:39:56Z", "message": "step", "loss": 2.5}')
         """
         if head.lstrip()[:1] not in (b"{", b"["):
-            table = _Table.of(head.partition(b"\n")[0].decode("utf-8", "replace"))
+            if table := _columns(head.partition(b"\n")[0].decode("utf-8", "replace")):
+                return cls(partial(_rows, *table))
             times = [time for _, time, _ in _plain(iter([head[:_SEEN]])) if time]
-            return cls(table.entries if table else _plain) if table or _fall(times, 10) else None
+            return cls(_plain) if _fall(times, 10) else None
         lines = islice(filter(None, map(bytes.strip, head.split(b"\n", 99))), _FIRST)
         if any(map(_of_collector, map(_record, lines))):
             return cls(_of_lines)
@@ -208,18 +209,19 @@ def _listed(blocks: Iterator[bytes]) -> Iterator[_Entry]:
 @lru_cache(maxsize=1000)
 def _places(keys: tuple[str, ...]) -> list[str]:
     """Keys of a record's text, time, writer, program and process; "" for none."""
-    return [place(keys, known) for known in _KEYS]
 
+    def place(known: Sequence[str]) -> str:
+        ways = (key for name in known for key in keys if key == name or key.endswith(f".{name}"))
+        return next(ways, "")
 
-def place(keys: Iterable[str], known: Sequence[str]) -> str:
-    """The key that is known, or ends in a known one behind a dot; "" for none."""
-    keys = list(keys)
-    ways = (key for name in known for key in keys if key == name or key.endswith(f".{name}"))
-    return next(ways, "")
+    return [place(known) for known in _KEYS]
 
 
 def _entry(record: Mapping[str, Any], raw: str) -> tuple[str, list[str]]:
-    """The time of a record, and its lines as the tools of the collectors print them."""
+    """The time of a record or row, and its lines as collectors' tools print them.
+
+    The level is left out: collectors give that of the stream, "ERROR" for all of stderr.
+    """
     source = record.get("_source")
     record = source if isinstance(source, dict) else record
     flat = dict(_flat(record))
@@ -231,23 +233,15 @@ def _entry(record: Mapping[str, Any], raw: str) -> tuple[str, list[str]]:
             text = orjson.dumps(payload).decode("utf-8", "replace")
     if text is None:
         return "", [raw.replace("\n", " ")]
-    time, writer = _time(flat.get(of_time)), str(flat.get(of_writer, ""))
-    before = None
+    time, writer = _time(flat.get(of_time)), _FOREIGN.sub("-", str(flat.get(of_writer, "")))
     if of_program and writer:
         process, program = flat.get(of_process), flat[of_program]
         ended = f"[{process}]" if process and program != "kernel" else ""
-        before = f"{time} {_FOREIGN.sub('-', writer)} {program}{ended}: "
-    return time, [_line(time, writer, line, before) for line in text.rstrip("\n").split("\n")]
-
-
-def _line(time: str, writer: str, text: str, before: str | None = None) -> str:
-    """A line as `kubectl logs --prefix --timestamps` prints it."""
-    if before is None:
-        # A writer without a number is none: a service of the platform.
-        named = re.search("[0-9]", writer)
-        before = f"[pod/{_FOREIGN.sub('-', writer)}] " if named else ""
+        before = f"{time} {writer} {program}{ended}: "
+    else:  # a writer without a number is none: a service of the platform
+        before = f"[pod/{writer}] " if re.search("[0-9]", writer) else ""
         before += f"{time} " if time else ""
-    return before + text
+    return time, [before + line for line in text.rstrip("\n").split("\n")]
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
@@ -308,7 +302,7 @@ def _text(value: Any) -> str | None:
 
 
 def _time(value: Any) -> str:
-    """A time in ISO 8601; "" for what is none.
+    """A time in ISO 8601; "10:00" and its like stay, "" for what is none.
 
     >>> _time(1746553196123), _time("1746553196123456789"), _time("yesterday")
     ('2025-05-06T17:39:56.123Z', '2025-05-06T17:39:56.123Z', '')
@@ -321,66 +315,43 @@ def _time(value: Any) -> str:
             seconds /= 1000
         date = datetime.fromtimestamp(seconds, timezone.utc) if seconds > 1e8 else None
     except (TypeError, ValueError, OverflowError, OSError):
-        return ""
-    return "" if date is None else f"{date.isoformat(timespec='milliseconds')[:-6]}Z"
+        date = None
+    if date is None:
+        return value if isinstance(value, str) and value[:1].isdigit() else ""
+    return f"{date.isoformat(timespec='milliseconds')[:-6]}Z"
 
 
-class _Table(NamedTuple):
-    """A table of log lines, of which a line is made of each row: the places of its columns.
+def _columns(row: str) -> tuple[str, list[str]] | None:
+    """What parts the columns of a table that begins so, and their names; None for another log."""
+    if _NAMELESS.fullmatch(row):
+        return "\t", ["time", *["level"] * (row.count("\t") - 2), "host", "message"]
+    for delimiter in "\t,;":
+        if row.count(delimiter) < MIN_COLUMNS - 1:
+            continue  # as nearly every log's
+        names = [_UNIT.sub("", name.lower()) for name in _cells(row, delimiter)]
+        if all(re.fullmatch(r"\S+", name) for name in names) and all(_places(tuple(names))[:2]):
+            return delimiter, names
+    return None
 
-    The level is left out: collectors give that of the stream, "ERROR" for all of stderr. `columns`
-    is their number; `event` are those of an event's kind and object, which its line begins with.
-    """
 
-    delimiter: str
-    columns: int
-    time: int
-    text: int
-    writer: int | None
-    event: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, row: str) -> _Table | None:
-        r"""The table that begins with such a line; None for any other log.
-
-        >>> _Table.of("TIMESTAMP,SEVERITY,POD,MESSAGE").text
-        3
-        >>> _Table.of("2025-05-06T17:39:56Z\tERROR\tfit-0-1\tstep 3").writer
-        2
-        >>> _Table.of("time, host, message: each of them")
-        """
-        if found := _NAMELESS.fullmatch(row):
-            last = 3 if found["level"] else 2
-            return cls("\t", last + 1, 0, last, last - 1)
-        for delimiter in "\t,;":
-            if row.count(delimiter) < MIN_COLUMNS - 1:
-                continue  # as nearly every log's
-            names = [_UNIT.sub("", name.lower()) for name in _cells(row, delimiter)]
-            plain = [name.rpartition(".")[2] for name in names]
-            text, time, writer = (place(names, known) for known in _KEYS[:3])
-            if all(re.fullmatch(r"\S+", name) for name in names) and time and text:
-                of_event = set(_OF_EVENTS) <= set(plain)
-                return cls(
-                    delimiter, len(names), names.index(time), names.index(text),
-                    None if of_event or not writer else names.index(writer),
-                    tuple(map(plain.index, _OF_EVENTS)) if of_event else (),
-                )  # fmt: skip
-        return None
-
-    def entries(self, blocks: Iterator[bytes]) -> Iterator[_Entry]:
-        """The lines of the rows; one that is none stays: the text of the row before goes on."""
-        for number, raw in _lines(blocks):
-            row = raw.rstrip(b"\r").decode("utf-8", "surrogateescape")
-            cells = row.split(self.delimiter, self.columns - 1)
-            if '"' in row and len(cells) == self.columns:  # a quote may be open, over several rows
-                cells = _cells(row, self.delimiter)
-            if len(cells) < self.columns:
-                yield number, "", [row.removesuffix('"')]
-                continue
-            said = " ".join(cells[at].strip() for at in (*self.event, self.text))
-            writer = "" if self.writer is None else cells[self.writer]
-            time = cells[self.time].strip()
-            yield number, time, [_line(time, writer, said)]
+def _rows(delimiter: str, names: list[str], blocks: Iterator[bytes]) -> Iterator[_Entry]:
+    """The lines of a table's rows; one that is none stays: the text of the row before goes on."""
+    of_text, of_time = _places(tuple(names))[:2]
+    plain = {name.rpartition(".")[2]: name for name in names}
+    event = [plain[name] for name in _OF_EVENTS] if {*_OF_EVENTS} <= plain.keys() else []
+    for number, raw in _lines(blocks):
+        row = raw.rstrip(b"\r").decode("utf-8", "surrogateescape")
+        cells = row.split(delimiter, len(names) - 1)
+        if '"' in row and len(cells) == len(names):  # a quote may be open, over several rows
+            cells = _cells(row, delimiter)
+        if len(cells) < len(names):
+            yield number, "", [row.removesuffix('"')]
+            continue
+        record = dict(zip(names, map(str.strip, cells), strict=False))
+        if event:  # as `kubectl get events` prints it
+            said = " ".join(record[name] for name in (*event, of_text))
+            record = {of_time: record[of_time], of_text: said}
+        yield number, *_entry(record, row)
 
 
 def _cells(row: str, delimiter: str) -> list[str]:

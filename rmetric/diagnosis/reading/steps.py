@@ -60,11 +60,6 @@ _OF_EVALUATION = re.compile(r"\"(key\": *\")?(eval|valid)\w*\"")
 _KEY = re.compile(r"\"key\": *\"(\w+)\"(?:, *\"value\": *\{\"(\w+)\")?")
 _LOSSES = ("loss", "entropy", "xent", "grad_norm", "gnorm")
 _BESIDE_LOSS = re.compile(r"step|iter|update|batch|\bit\b")
-#: The same with the number that the words name: no mark parts them (`text_pairs.name_in`).
-_NUMBER_BESIDE_LOSS = re.compile(
-    r"(?:step|iter(?:\(\w+\))?|update|batch|\bit\b)[^|,;\[\](){}<>]*"
-    r"(?:=\s*\{\s*'[^']*':)?[:=(\[{\s'\"]*[-+]?\.?\d"
-)
 _DOCKER = re.compile(r"^step \d+/\d+ : ")
 
 
@@ -186,14 +181,6 @@ def planned_steps(text: str, step: int) -> int | None:
 def may_state_step(plain: str) -> bool:
     """Return False only if `match_step` is None whatever the numbers; `plain` has "0" for each."""
     return bool(_forms_of(plain[:_HEAD].lower()))
-
-
-def never_states_step(plain: str) -> bool:
-    """Return True only if `match_step` is None whatever the numbers; it looks more closely."""
-    text = plain[:_HEAD].lower()
-    forms = _forms_of(text)
-    beside = all(one.read is _beside_loss for one in forms)
-    return beside and not (forms and _NUMBER_BESIDE_LOSS.search(text))
 
 
 def _forms_of(text: str) -> list[_Form]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from calendar import timegm
-from functools import lru_cache
 from time import gmtime
 
 #: Characters of a line in which its time begins, and those that may hold the rest of it.
 TIME_HEAD, WHOLE_HEAD = 200, 240
-#: A time without a year is taken to be of this one, which has a 29th of February: between these
-#: seconds. What is less counts from a machine's start.
+#: A time without a year is taken to be of this one, which has a 29th of February, between these
+#: seconds; what is less counts from a machine's start.
 _NO_YEAR = 1972
 NO_YEAR = tuple(float(timegm((year, 1, 1, 0, 0, 0))) for year in (_NO_YEAR, _NO_YEAR + 1))
 _MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
@@ -149,12 +148,12 @@ def _seconds(parts: dict[str, str]) -> float | None:
     fraction = float("0." + parts.get("fraction", "").replace(".", ""))
     if since := parts.get("epoch") or parts.get("boot"):
         return int(since) + fraction
-    day, hour, half = _day(*_date(parts)), int(parts["hour"]), parts.get("half")
-    if day is None or hour > 23:
+    (year, month, day), hour, half = _date(parts), int(parts["hour"]), parts.get("half")
+    if not (1 <= month <= 12 and 1 <= day <= 31 and hour <= 23):
         return None
     if half:
         hour = hour % 12 + (12 if half == "P" else 0)
-    seconds = day + 3600 * hour + 60 * int(parts["minute"]) + int(parts["second"])
+    seconds = timegm((year, month, day, hour, int(parts["minute"]), int(parts["second"])))
     zone = parts.get("zone", "")
     if zone[:1] in ("+", "-"):
         east = 3600 * int(zone[1:3]) + 60 * int(zone[-2:])
@@ -174,13 +173,6 @@ def _date(parts: dict[str, str]) -> tuple[int, int, int]:
     number = int(month) if month.isdecimal() else _MONTHS.index(month.lower()) + 1
     year = parts.get("year") or parts.get("later_year") or _NO_YEAR
     return int(year), number, int(parts["day"])
-
-
-@lru_cache(maxsize=1024)
-def _day(year: int, month: int, day: int) -> int | None:
-    if not (1 <= month <= 12 and 1 <= day <= 31):
-        return None
-    return timegm((year, month, day, 0, 0, 0))
 
 
 def without_year(time: float) -> float:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmetric.diagnosis.reading.joining import (
+from rmetric.diagnosis.reading.text import (
     MAX_TEXT,
     TRANSITIONS,
     Kind,

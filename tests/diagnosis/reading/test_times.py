@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmetric.diagnosis.reading.joining import kind_of
 from rmetric.diagnosis.reading.prefixes import COUNTED, PrefixParser
-from rmetric.diagnosis.reading.text import clean, level
+from rmetric.diagnosis.reading.text import clean, kind_of, level
 from rmetric.diagnosis.reading.timestamps import NO_YEAR, parse
 
 MOMENTS = st.datetimes(datetime(2001, 9, 10), datetime(2033, 1, 1), timezones=st.just(timezone.utc))

@@ -1,0 +1,383 @@
+"""The content of one attempt in one file, as a pass leaves it, and the job that such parts make.
+
+Streams are merged by their names, events by their templates.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rmetric.diagnosis.facts.job import (
+    HEAD,
+    MAX_NAMED,
+    MAX_STACKS,
+    STACKS_OF_RANK,
+    TAIL,
+    Event,
+    Iteration,
+    Job,
+    JobStream,
+    Match,
+    Occurrence,
+    short,
+    span_of,
+)
+from rmetric.diagnosis.facts.layout import Files, IdentityGraph, RankLayout, RankPlacement
+from rmetric.diagnosis.forms import LogStream, RawEntry
+from rmetric.diagnosis.patterns.values import is_not_finite
+from rmetric.diagnosis.reading.file_names import names_in
+from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix
+from rmetric.diagnosis.reading.source import LogSource
+from rmetric.diagnosis.reading.text import MAX_TEXT, clean
+from rmetric.diagnosis.templates import OTHERS, Events
+
+if TYPE_CHECKING:
+    from rmetric.diagnosis.one_pass import FilePass
+
+#: No node has so many ranks.
+MOST_LOCAL_RANKS = 64
+
+
+@dataclass
+class StreamPart:
+    """One stream within one file; its name is the key that the pass gave it.
+
+    Attributes:
+        counts: number of template -> number of entries.
+        stages: the stages that it entered, each with the entry that announces it.
+    """
+
+    prefix: Prefix
+    stream: JobStream
+    counts: Mapping[int, int]
+    stages: list[tuple[str, Occurrence]]
+    matches: list[Match]
+    odd_iteration: Iteration[Occurrence] | None
+
+
+class Template(NamedTuple):
+    """A masked text of one class (`Events.number`), as one file has it."""
+
+    text: str
+    cls: str
+    first: Occurrence
+    last: Occurrence
+
+
+@dataclass(kw_only=True)
+class Part:
+    """Content of one attempt in one file.
+
+    An `Occurrence` of it refers to its stream by the key that the pass gave it, to its event by the
+    number of its template, and its order is its line.
+
+    Attributes:
+        templates: by their number in this file.
+        job_ids: numbers of scheduler's jobs that it names -> line.
+        unmatched: entries that were too different from all others to be kept apart.
+        first_line, lines: of the attempt.
+        entries: all of the above, each once.
+    """
+
+    source: LogSource
+    streams: list[StreamPart]
+    templates: dict[int, Template]
+    graph: IdentityGraph
+    job_ids: dict[str, int]
+    succeeded: Occurrence | None
+    unmatched: int
+    first_line: int
+    lines: int
+    entries: list[Occurrence]
+
+
+class PartBuilder:
+    """Makes the part of what a pass has kept."""
+
+    def __init__(self, file: FilePass) -> None:
+        self.file = file
+        self.entries: dict[int, Occurrence] = {}
+        self.streams = [one for one in file.streams.values() if one.tail]
+        self.used = sorted({at for one in self.streams for at, n in one.counts.items() if n})
+        self.number = {at: at for at in self.used}
+        # A template that all its entries left when they had all their lines.
+        for before, after in file.final_template.items():
+            if before not in self.number and after in self.number:
+                self.number[before] = self.number[after]
+
+    def part(self) -> Part:
+        file, entry, odd = self.file, self._entry, self.file.watch.first_odd()
+        names = {at: name for name, at in file.template_of.items()}
+        streams = [self._stream(one, odd.get(one.key)) for one in self.streams]
+        templates = {
+            at: Template(*names[at][::-1], entry(file.first[at]), entry(file.last[at]))
+            for at in self.used
+        }
+        times: dict[str, list[float]] = defaultdict(list)
+        for one in sorted(self.entries.values(), key=attrgetter("order")):
+            times[one.stream] += [] if one.time is None else [one.time]
+        for each in streams:
+            if stated := times[each.stream.name]:
+                each.stream.first_time, each.stream.last_time = stated[0], stated[-1]
+        return Part(
+            source=file.source,
+            streams=streams,
+            templates=templates,
+            graph=file.graph,
+            job_ids=file.job_ids,
+            succeeded=file.succeeded and entry(file.succeeded),
+            unmatched=file.unmatched,
+            first_line=file.first_line,
+            lines=file.number + 1 - file.first_line,
+            entries=list(self.entries.values()),
+        )
+
+    def _entry(self, raw: RawEntry | None) -> Occurrence:
+        assert raw is not None
+        # The file keeps it, so that no other has its id.
+        entry = self.entries.get(id(raw))
+        if entry is None:
+            number, line, template, stream, step, stage, text, form = raw
+            if text is None:
+                text = clean(line[self.file.stream(line, form)[1] :])
+            entry = self.entries[id(raw)] = Occurrence(
+                file=self.file.source.name,
+                line=self.file.source.line(number),
+                stream=stream,
+                time=self.file.shapes.time(line, form.shape),
+                order=number,
+                event=self.number[template],
+                text=text[:MAX_TEXT],
+                step=step,
+                stage=stage,
+            )
+        return entry
+
+    def _stream(self, one: LogStream, odd: Iteration[Any] | None) -> StreamPart:
+        entry = self._entry
+        counts = {at: count for at, count in one.counts.items() if count}
+        matches = [
+            Match(
+                signature=id,
+                stream=one.key,
+                traits=self.file.analyser.library[id].traits,
+                count=found.count,
+                first=entry(found.first),
+                last=entry(found.last),
+                events={self.number[at] for at in found.templates},
+                named=found.named,
+            )
+            for id, found in one.found.items()
+        ]
+        usual = max(one.counters.values(), key=attrgetter("lines"), default=None)
+        stream = JobStream(
+            name=one.key,
+            files={self.file.source.name},
+            entries=sum(counts.values()),
+            head=[entry(raw) for raw in one.head],
+            steps=one.steps,
+            last_step=one.step,
+            counts_samples=self.file.watch.counts_samples(one.key),
+            last_step_at=one.last_step_at and entry(one.last_step_at),
+            longest_pause=usual.longest_pause if usual else 0.0,
+            stage=one.stage,
+            stacks=[entry(raw) for raw in one.stacks],
+        )
+        stream.tail.extend(map(entry, one.tail))
+        return StreamPart(
+            prefix=one.prefix,
+            stream=stream,
+            counts=counts,
+            stages=[(stage, entry(raw)) for stage, raw in one.stages],
+            matches=matches,
+            odd_iteration=odd and replace(odd, place=entry(odd.place)),
+        )
+
+
+def merged(parts: Sequence[Part]) -> Job:
+    """One job of the parts of its files, in the order of the files, whose entries it takes."""
+    merging = _Merging(layout_of(parts))
+    for part in parts:
+        merging.add(part)
+    return merging.finished()
+
+
+def layout_of(parts: Sequence[Part]) -> RankLayout:
+    """Resolve rank and node of all streams, from all files of a job."""
+    files = [(part.source, [one.prefix for one in part.streams], part.graph) for part in parts]
+    layout = RankLayout(files)
+    if _name_nodes(files, layout):
+        layout = RankLayout(files)
+    return RankLayout(files) if _name_hosts(files, layout.world.size) else layout
+
+
+def _name_nodes(files: Files, layout: RankLayout) -> bool:
+    """Give a file that states no writer the one node of the job that its name has in it."""
+    nodes = {source.node for source, _, _ in files} | set(layout.world.nodes)
+    nodes |= set(layout.world.node_of_rank.values())
+    # Of several names of one node the whole one is the last.
+    whole = sorted((node for node in nodes if node), key=lambda node: (len(node), node))
+    names = {short(node): node for node in whole if any(map(str.isdigit, node))}
+    found = False
+    for source, prefixes, _ in files:
+        known = (source.rank, source.local_rank, source.node) != (None, None, None)
+        if known or any(prefix is not NO_PREFIX for prefix in prefixes):
+            continue
+        inside = names_in(source.name, names)
+        if len(inside) == 1:
+            source.node, found = names[inside[0]], True
+    return found
+
+
+def _name_hosts(files: Files, size: int | None) -> bool:
+    """Make the number in a file's name (gpu-116.log) that of a host where it can be no rank."""
+    found = False
+    for source, prefixes, _ in files:
+        number = source.local_rank if source.rank is None else source.rank
+        most = min(size or inf, inf if source.local_rank is None else MOST_LOCAL_RANKS)
+        several = len({prefix.rank for prefix in prefixes} - {None}) > 1
+        if number is not None and (several or number >= most):
+            host = re.search(rf"[A-Za-z][A-Za-z_-]*0*{number}(?!\d)", source.name)
+            source.rank, source.local_rank, found = None, None, True
+            source.node = source.node or (host[0] if host else None)
+    return found
+
+
+class _Merging:
+    def __init__(self, layout: RankLayout) -> None:
+        self.layout, self.events, self.job = layout, Events(), Job()
+        self.before = 0  # lines of the files before
+        #: (it trains, number of stages) of the stream whose stages are the job's
+        self.best_stages = (False, 0)
+
+    def add(self, part: Part) -> None:
+        job, file, before = self.job, part.source.name, self.before
+        self.before += part.first_line - 1 + part.lines
+        seats = [self.layout.place(part.source, one.prefix) for one in part.streams]
+        placed = [*zip(part.streams, seats, strict=True)]
+        names = {one.stream.name: _name(seat, file) for one, seat in placed}
+        numbers = {at: self.events.number(one.text, one.cls) for at, one in part.templates.items()}
+
+        # In place, and let go: of many files, two sets of entries would not fit into memory.
+        for entry in part.entries:
+            entry.stream, entry.event = names[entry.stream], numbers[entry.event]
+            entry.order += before
+        part.entries.clear()
+        for at, template in part.templates.items():
+            number, first, last = numbers[at], template.first, template.last
+            if number == len(job.events):
+                job.events.append(Event(number=number, template="", first=first, last=last))
+            event = job.events[number]
+            event.first, event.last = _earlier(event.first, first), _later(event.last, last)
+            if is_not_finite(template.text):
+                job.not_finite = _earlier(job.not_finite or first, first)
+        for one, seat in placed:
+            self._add_stream(names[one.stream.name], seat, one, numbers)
+        if part.succeeded is not None:
+            job.succeeded = _later(job.succeeded or part.succeeded, part.succeeded)
+        job.files[file] = job.files.get(file, 0) + part.lines
+        if (span := span_of(one.stream for one in part.streams)) is not None:
+            job.spans[file] = span
+        if part.source.cut_off:
+            job.cut_off.append(file)
+
+    def _add_stream(
+        self, name: str, seat: RankPlacement, one: StreamPart, numbers: dict[int, int]
+    ) -> None:
+        job = self.job
+        if one.prefix.pid is not None and seat.rank is not None:
+            job.rank_of_pid[seat.node or one.prefix.node, one.prefix.pid] = seat.rank
+        stream = job.streams.setdefault(name, JobStream(name=name, rank=seat.rank))
+        stream.node = seat.node if stream.node is None else stream.node
+        self._add_entries(stream, one.stream)
+        for at, count in one.counts.items():
+            counts = job.events[numbers[at]].counts
+            counts[name] = counts.get(name, 0) + count
+        for match in one.matches:
+            events = {numbers[at] for at in match.events}
+            known = job.matches.get((match.signature, name))
+            if known is None:
+                job.matches[match.signature, name] = replace(match, stream=name, events=events)
+                continue
+            named = [known.named, match.named]
+            if _earlier(known.first, match.first) is not known.first:
+                known.first = match.first
+                named.reverse()
+            first, more = named
+            known.named = [*first, *(fields for fields in more if fields not in first)][:MAX_NAMED]
+            known.last = _later(known.last, match.last)
+            known.count += match.count
+            known.events |= events
+        if one.odd_iteration is not None:
+            job.odd_iterations.setdefault(name, one.odd_iteration)
+        # The job's stages are those of the stream that logs most of them: usually rank 0. One that
+        # trains precedes a launcher.
+        found = (one.stream.steps > 0, len(one.stages))
+        if one.stages and found > self.best_stages:
+            self.best_stages, job.stages = found, list(one.stages)
+
+    def _add_entries(self, stream: JobStream, part: JobStream) -> None:
+        stream.files |= part.files
+        stream.entries += part.entries
+        stream.head = _in_order([*stream.head, *part.head])[:HEAD]
+        kept = STACKS_OF_RANK if stream.rank is not None else MAX_STACKS
+        stream.stacks = _in_order([*stream.stacks, *part.stacks])[-kept:]
+        ends = [stream.first_time, part.first_time, stream.last_time, part.last_time]
+        stream.first_time = min((one for one in ends[:2] if one is not None), default=None)
+        stream.last_time = max((one for one in ends[2:] if one is not None), default=None)
+        first, last = (stream.tail or part.tail)[0], part.tail[-1]
+        if part.stage and (not stream.stage or last is _later(first, last)):
+            stream.stage = part.stage
+        stream.tail = deque(_in_order([*stream.tail, *part.tail]), maxlen=TAIL)
+        if part.last_step_at is not None:
+            at = part.last_step_at
+            if _later(stream.last_step_at or at, at) is at:
+                stream.last_step, stream.last_step_at = part.last_step, at
+                stream.counts_samples = part.counts_samples
+            stream.steps += part.steps
+            stream.longest_pause = max(stream.longest_pause, part.longest_pause)
+
+    def finished(self) -> Job:
+        job, world, events = self.job, self.layout.world, self.events
+        for event in job.events:
+            event.template = events.template(event.number)
+        job.world_size, job.ranks_per_node = world.size, world.per_node
+        job.tasks_launch, job.node_of_rank = world.tasks_launch, dict(world.node_of_rank)
+        job.nodes, job.rank_of_gpu = list(world.nodes), world.rank_of_gpu
+        job.rank_of_pid |= world.rank_of_pid
+        job.notes = list(world.notes())
+        if events.full:
+            texts = f"{events.full:,} texts are unlike all others of the {len(events):,} events"
+            job.notes.append(f"{texts}: they count as one, {OTHERS}")
+        return job
+
+
+def _name(seat: RankPlacement, file: str) -> str:
+    if seat.rank is not None:
+        return f"rank {seat.rank}"
+    name = file if seat.node is None else f"node {seat.node}"
+    return name if seat.local_rank is None else f"{name} local {seat.local_rank}"
+
+
+def _later(one: Occurrence, other: Occurrence) -> Occurrence:
+    """Return the later of two entries: by line in one file, else by time; `one` on a tie."""
+    if one.file != other.file and one.time is not None and other.time is not None:
+        return other if other.time > one.time else one
+    return other if other.order > one.order else one
+
+
+def _earlier(one: Occurrence, other: Occurrence) -> Occurrence:
+    return one if _later(one, other) is other or one == other else other
+
+
+def _in_order(tail: list[Occurrence]) -> list[Occurrence]:
+    """Sort by time if there are several files and all entries have one, else by order."""
+    if len({one.file for one in tail}) > 1 and all(one.time is not None for one in tail):
+        return sorted(tail, key=lambda one: (one.time, one.order))
+    return sorted(tail, key=lambda one: one.order)
