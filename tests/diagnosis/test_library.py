@@ -78,7 +78,7 @@ BAD = {
     "gate case": ("[is away]", "[Is Away]", "gates.0.`: found 'Is Away'"),
     "match": ("matches: ['service alpha", "matches: ['servant alpha", "matches: found 'servant"),
     "miss": ("service alpha is a way", "service alpha is away", "misses: found 'service alpha"),
-    "all": ("'service (?<host>", "'(?:service)?|(?<host>", "patterns: found .*need some text"),
+    "all": ("'service (?<host>", "'(?:service)?|(?<host>", "patterns: found .*needs some text"),
 }
 
 
