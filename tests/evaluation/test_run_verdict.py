@@ -215,9 +215,6 @@ def test_a_step_that_the_optimiser_skipped_is_no_value():
     assert judge_run(log).kind == "healthy"
 
 
-# What looks like a failure and is none
-
-
 def test_a_restart_of_the_schedule_is_no_failure():
     losses = course(3000, noise=0.02)
     for at in (1000, 2000):
@@ -331,8 +328,6 @@ def test_steps_that_fall_back_are_counted_as_records():
     assert found.detail == "loss 3, end 7.23"
 
 
-# For any course
-
 COURSES = {
     "healthy": course(2000),
     "diverged": diverged(1400, 2000, over=1),
@@ -385,9 +380,6 @@ def test_any_log_has_a_verdict_on_one_line(losses, alarms):
     assert found == judge_run(log, sorted(alarms))
     for value in (found.before, found.after):
         assert value is None or isfinite(value)
-
-
-# Beside the verdict
 
 
 def beside_validation(evaluations) -> RunVerdict:

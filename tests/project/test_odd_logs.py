@@ -138,8 +138,6 @@ def test_a_packed_log_that_is_cut_off_is_not_healthy(tmp_path):
     assert found.text.startswith("CANNOT TELL: the compressed file is damaged or cut off")
 
 
-# At the command line
-
 ODD: dict[str, tuple[Callable[[], str], int, str, str]] = {
     "null": (
         lambda: jsonl([*course()[:200], *[None] * 200]), 5,
@@ -193,9 +191,6 @@ def test_what_was_left_out_is_on_the_console(tmp_path, capsys):
     assert "2 lines could not be read and were left out, the first is line 91: " in (
         capsys.readouterr().out
     )
-
-
-# Any course, any oddity, any place
 
 
 @st.composite
