@@ -203,9 +203,6 @@ def test_an_announced_change_of_level_is_no_failure():
     assert not watch(run).failure
 
 
-# The shipped failing runs
-
-
 def test_the_shipped_failing_runs_are_small_and_detected():
     assert PATH.stat().st_size < 200_000
     runs = failing_runs()

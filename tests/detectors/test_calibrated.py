@@ -138,9 +138,6 @@ def test_steps_that_repeat_or_go_back_are_judged_all_the_same():
         assert detector.alarm
 
 
-# Healthy and failing streams
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("with_norms", [True, False])
 @pytest.mark.parametrize("kind", ["quiet", "bumpy", "noisy"])
@@ -179,9 +176,6 @@ def test_one_bad_batch_of_a_run_that_logs_every_step_is_no_alarm(height):
         assert first_alarm(records(spoilt)) is None
     spoilt[[301, 302]] += height
     assert first_alarm(records(spoilt)) == 303  # the third in a row
-
-
-# Values that are no numbers
 
 
 def alarmed(*stream: Record) -> list[bool]:
@@ -467,7 +461,6 @@ def test_since_of_what_is_smoothed_is_the_first_value_of_the_stretch_that_is_unu
 
 
 def test_since_begins_anew_with_other_workers():
-    """What is said of three workers has not been so since there were four."""
     detector, since = CalibratedDetector(), []
     for begin, workers, odd in ((0, 4, -0.9), (100, 3, -0.9), (160, 3, 0.9)):
         for step in range(begin, begin + 60):

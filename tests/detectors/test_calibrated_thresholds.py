@@ -39,9 +39,6 @@ def written(path: Path, content) -> Path:
     return path
 
 
-# The file
-
-
 @settings(max_examples=30)
 @given(PART, PART, PART)
 def test_what_is_written_reads_back_the_same(tmp_path_factory, alone, together, full_scale):
@@ -119,9 +116,6 @@ def test_the_shipped_thresholds_are_what_the_command_makes_of_the_laboratorys_op
     parts = [str(LAB / f"{part}.tar.xz") for part in ("calibration", "development")]
     assert main(["calibrate", *parts, "--budget", "0.01", "--out", str(tmp_path / "t.json")]) == 0
     assert (tmp_path / "t.json").read_bytes() == DEFAULT.read_bytes()
-
-
-# Calibration
 
 
 def runs_of(seed: int, number: int, *, noise: float = 0.3, steps: int = 90) -> list[Run]:
@@ -231,9 +225,6 @@ def test_no_run_or_a_broken_one_is_not_healthy():
     with pytest.raises(NotHealthy, match="run02: holds values that are not finite"):
         calibrate(runs, 0.0)
     assert calibrate(runs, 0.25).provenance["given_up"] == ["run02"]  # it is within the budget
-
-
-# The page
 
 
 def rows_of_the_page() -> dict[str, tuple[float, float]]:

@@ -29,8 +29,6 @@ OURS = pytest.mark.parametrize(
 WATCHING = pytest.mark.parametrize("name", [n for n, e in DETECTORS.items() if e.kind != "anchor"])
 #: Fitting a forest costs a fifth of a second.
 FEW = settings(max_examples=6, deadline=None)
-
-
 #: Long enough for every window to fill.
 LONG = settings(max_examples=3, deadline=None)
 

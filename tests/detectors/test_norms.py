@@ -66,9 +66,6 @@ def test_a_past_is_the_window_and_no_more(values, window):
     assert plain_mean(last) == pytest.approx(np.mean(last))
 
 
-# --- The forest.
-
-
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.integers(0, 300), min_size=4, max_size=30))
 def test_the_closed_form_is_the_mean_depth_of_many_random_trees(values):

@@ -30,13 +30,14 @@ def make_run(architecture: str, fault: str, repetition: int) -> Run:
 
 def write_study(
     folder: Path, runs: list[Run] | None = None, modes: tuple[str, ...] = tuple(MODES)
-) -> None:
+) -> Path:
     """The logs of `runs`, by default one of each scenario."""
     for mode in modes:
         (folder / f"logs_{mode}").mkdir(parents=True)
         for run in runs or make_runs():
             lines = run_lines(run, RMetricConfig.simulation(), mode)
             write_atomically(folder / f"logs_{mode}" / f"{run.id}.jsonl", lines)
+    return folder
 
 
 def make_runs(num_repetitions: int = 1) -> list[Run]:

@@ -8,7 +8,7 @@ import pytest
 from rmetric.evaluation import Study, read_study
 from rmetric.evaluation.study import OF_RUN
 from rmetric.records import HardwareEvent, Record, Run
-from tests.evaluation.synthetic_study import make_runs, write_study
+from tests.evaluation.synthetic_study import write_study
 
 
 def test_a_run_has_a_row_for_each_record_and_a_column_for_each_logged_field():
@@ -27,9 +27,7 @@ def test_a_run_has_a_row_for_each_record_and_a_column_for_each_logged_field():
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory) -> Study:
-    folder = tmp_path_factory.mktemp("study")
-    write_study(folder, make_runs(num_repetitions=1))
-    return read_study(folder)
+    return read_study(write_study(tmp_path_factory.mktemp("study")))
 
 
 def test_a_study_has_a_row_for_each_record_of_each_run(study):

@@ -29,8 +29,7 @@ NAME = "Llama-3-8B_LR_SPIKE_r00.jsonl"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    write_study(tmp_path)
-    return tmp_path
+    return write_study(tmp_path)
 
 
 def log(folder: Path, mode: str = "FULL_METRIC") -> Path:
@@ -77,9 +76,8 @@ def test_a_mode_that_lacks_a_run_is_compared_on_those_it_shares(folder):
     assert found.point != 0
 
 
-def test_the_digest_speaks_of_names_and_bytes_and_not_of_the_folder(folder, tmp_path_factory):
-    twin = tmp_path_factory.mktemp("twin")
-    write_study(twin)
+def test_the_digest_speaks_of_names_and_bytes_and_not_of_the_folder(folder):
+    twin = write_study(folder / "twin")
     digest = read_study(folder).digest
     assert read_study(twin).digest == digest
     rewrite(log(twin), lambda lines: [lines[0] | {"note": "changed"}, *lines[1:]])
@@ -92,31 +90,17 @@ def test_a_folder_without_logs_says_what_is_accepted(tmp_path):
 
 
 def test_a_mode_that_is_not_there_is_named_and_its_detector_left_out(tmp_path):
-    write_study(tmp_path, make_runs()[:1], modes=("FULL_METRIC", "SIGMA_ONLY"))
-    study = read_study(tmp_path)
+    study = read_study(write_study(tmp_path, make_runs()[:1], ("FULL_METRIC", "SIGMA_ONLY")))
     assert study.missing == ["LAMBDA_ONLY", "DELTA_L_ONLY"]
     assert "r_metric_sigma" in Analysis.of(study).traces
     assert "r_metric_lambda" not in Analysis.of(study).traces
 
 
-CUT = {
-    "in the middle of a line": lambda content: content[: len(content) // 2],
-    "before its last line": lambda content: b"".join(content.splitlines(keepends=True)[:-1]),
-    "to nothing": lambda content: b"",
-}
-
-
-@pytest.mark.parametrize("cut", CUT.values(), ids=CUT.keys())
-def test_a_cut_log_is_skipped_by_name_and_the_others_kept(folder, cut):
-    path = log(folder)
-    path.write_bytes(cut(path.read_bytes()))
-    study = read_study(folder)
-    assert len(study.reference) == 14
-    assert len(study.skipped) == 1
-    assert str(path) in study.skipped[0]
-
-
+#: What stands in the log instead, or is made of what stood there, and the reason that is kept.
 SPOILT = {
+    "cut in the middle of a line": (lambda content: content[: len(content) // 2], ""),
+    "cut before its last line": (lambda content: content[: content[:-1].rindex(b"\n") + 1], ""),
+    "nothing": (b"", ""),
     "a line that is no JSON": (b"{]\n", "line 1"),
     "a binary file": (bytes(range(256)) * 8, "line 1"),
     "a step cost that is no number": (
@@ -129,11 +113,14 @@ SPOILT = {
 
 
 @pytest.mark.parametrize(("content", "says"), SPOILT.values(), ids=SPOILT.keys())
-def test_a_spoilt_log_is_skipped_and_the_reason_kept(folder, content, says):
-    log(folder).write_bytes(content)
+def test_a_spoilt_log_is_skipped_by_name_and_the_others_and_the_reason_kept(folder, content, says):
+    path = log(folder)
+    path.write_bytes(content(path.read_bytes()) if callable(content) else content)
     study = read_study(folder)
     assert len(study.reference) == 14
-    assert re.search(f"{NAME}.*{says}", study.skipped[0])
+    [skipped] = study.skipped
+    assert str(path) in skipped
+    assert re.search(f"{NAME}.*{says}", skipped)
 
 
 def test_a_run_that_ended_before_its_first_evaluation_still_counts(folder):
@@ -177,9 +164,8 @@ def test_the_threshold_that_a_log_states_counts_for_its_own_r(tmp_path):
     assert analysis.scores("r_metric", "published").hits == 0
 
 
-def test_r_that_is_stated_counts_where_nothing_else_is_logged(folder, tmp_path_factory):
-    bare = tmp_path_factory.mktemp("bare")
-    write_study(bare)
+def test_r_that_is_stated_counts_where_nothing_else_is_logged(folder):
+    bare = write_study(folder / "bare")
     rewrite(bare, stated_only)
     whole, stated = (Analysis.of(read_study(path), OF_THE_METRIC) for path in (folder, bare))
     assert stated.disagreements == []

@@ -122,8 +122,3 @@ def test_the_score_of_a_log_is_that_of_its_variant():
     lines = list(run_lines(Run(id="r", records=records), config))
     stated = [json.loads(line)["r_metric"] for line in lines[1:]]
     assert stated == scores(config, [3.0, 2.0, 2.5, 2.2])
-
-
-def test_an_unknown_variant_is_named():
-    with pytest.raises(ValueError, match="variant is 'theirs': known are paper, authors_simulator"):
-        RMetricConfig(variant="theirs")

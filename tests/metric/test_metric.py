@@ -171,6 +171,7 @@ def test_the_presets_are_the_papers():
         ({"loss_window": -3}, "loss_window is -3: it must be an int of at least 1"),
         ({"norm_window": 1}, "norm_window is 1: it must be an int of at least 2"),
         ({"loss": "perplexity"}, "loss is 'perplexity'"),
+        ({"variant": "theirs"}, "variant is 'theirs': known are paper, authors_simulator"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused_by_name(changes, named):

@@ -13,12 +13,6 @@ NO_NUMBER = st.sampled_from([nan, inf, -inf])
 
 
 class TestFailureRate:
-    def test_it_counts_events_per_hour_since_the_start(self):
-        rate = FailureRate()
-        assert rate.update(900.0, [100.0, 800.0]) == 8.0
-        assert rate.update(1800.0) == 4.0
-        assert rate.value == 4.0
-
     def test_it_is_undefined_until_time_has_passed(self):
         rate = FailureRate(start=60.0)
         assert isnan(rate.update(60.0))
@@ -36,12 +30,6 @@ class TestFailureRate:
             one_by_one.update(float(time), [float(time)])
         end = times[-1] + 1.0
         assert one_by_one.update(end) == at_once.update(end, map(float, times))
-
-    @given(st.integers(1, 9), st.floats(1.0, 1e6))
-    def test_without_further_events_it_only_falls(self, window, pause):
-        rate = FailureRate(window)
-        before = rate.update(100.0, [10.0, 50.0, 99.0])
-        assert rate.update(100.0 + pause) < before
 
     def test_a_time_that_is_no_number_leaves_it_undefined(self):
         rate = FailureRate()

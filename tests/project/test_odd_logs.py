@@ -29,8 +29,8 @@ def course(count: int = 400, start: float = 6.0, seed: int = 0) -> list[float]:
     return list(losses + 0.02 * np.random.default_rng(seed).standard_normal(count))
 
 
-def judged(path: Path, text: str) -> RunVerdict:
-    path.write_text(text)
+def judged(path: Path, content: str | bytes) -> RunVerdict:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
     run = read_log(path).run
     return judge_run(run.records, unread=run.unread)
 
@@ -134,14 +134,9 @@ def test_a_log_whose_last_lines_could_not_be_read_is_not_healthy(tmp_path, form)
 
 def test_a_packed_log_that_is_cut_off_is_not_healthy(tmp_path):
     whole = gzip.compress(jsonl(course()).encode())
-    path = tmp_path / "run.jsonl.gz"
-    path.write_bytes(whole[: len(whole) - len(whole) // 4])
-    run = read_log(path).run
-    found = judge_run(run.records, unread=run.unread)
+    found = judged(tmp_path / "run.jsonl.gz", whole[: len(whole) - len(whole) // 4])
     assert found.text.startswith("CANNOT TELL: the compressed file is damaged or cut off")
 
-
-# At the command line
 
 ODD: dict[str, tuple[Callable[[], str], int, str, str]] = {
     "null": (
@@ -196,9 +191,6 @@ def test_what_was_left_out_is_on_the_console(tmp_path, capsys):
     assert "2 lines could not be read and were left out, the first is line 91: " in (
         capsys.readouterr().out
     )
-
-
-# Any course, any oddity, any place
 
 
 @st.composite

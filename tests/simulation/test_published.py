@@ -57,9 +57,6 @@ def study(seed: int) -> list[Run]:
     return list(simulate_published(SPECS, Random(seed), seed=seed))
 
 
-# -- the authors' study comes back
-
-
 @pytest.fixture(scope="module")
 def by_option(tmp_path_factory) -> dict[str, list[dict]]:
     """The entries of the 720 logs of `--preset authors_simulator`, by `logs_<MODE>/<name>`."""
@@ -180,9 +177,6 @@ def test_before_its_onset_a_fault_changes_nothing():
     assert [r.step for r in struck] == list(range(100, ONSET + 1, 100))
     assert struck[:-1] == healthy[: len(struck) - 1]
     assert struck[-1].training_loss > healthy[len(struck) - 1].training_loss
-
-
-# -- the recipe
 
 
 def test_without_a_recipe_the_script_runs_the_published_study(tmp_path, capsys):

@@ -80,13 +80,15 @@ def view(browser) -> list[float]:
 
 
 def chart(browser, panel: str):
-    return browser.find_element(By.CSS_SELECTOR, f"[data-panel={panel}] .u-over")
+    """In the middle of the window."""
+    over = browser.find_element(By.CSS_SELECTOR, f"[data-panel={panel}] .u-over")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", over)
+    return over
 
 
 def drag(browser, panel: str, start: float, end: float) -> None:
     """From one share of the width of a chart to another."""
     over = chart(browser, panel)
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", over)
     width = over.size["width"]
     actions = ActionChains(browser, duration=20)
     actions.move_to_element_with_offset(over, int((start - 0.5) * width), 0).click_and_hold()
@@ -145,9 +147,7 @@ def test_dragging_zooms_all_panels_and_reset_shows_all_again(browser):
 def test_pointing_at_a_step_shows_its_values_in_all_panels(browser):
     run = eventful_run()
     shown = browser(page(run))
-    over = chart(shown, "gradient_norm")
-    shown.execute_script("arguments[0].scrollIntoView({block: 'center'})", over)
-    ActionChains(shown, duration=0).move_to_element(over).perform()
+    ActionChains(shown, duration=0).move_to_element(chart(shown, "gradient_norm")).perform()
     where = shown.find_element(By.CLASS_NAME, "where")
     until(shown, lambda b: where.text.startswith("step "))
     step = int(where.text.removeprefix("step "))
@@ -228,10 +228,9 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(browser):
 def test_a_finger_that_moves_sideways_zooms(browser):
     shown = browser(page(eventful_run()), size=PHONE)
     whole = view(shown)
-    over = chart(shown, "loss")
-    shown.execute_script("arguments[0].scrollIntoView({block: 'center'})", over)
     left, top, width = shown.execute_script(
-        "const r = arguments[0].getBoundingClientRect(); return [r.left, r.top + 50, r.width]", over
+        "const r = arguments[0].getBoundingClientRect(); return [r.left, r.top + 50, r.width]",
+        chart(shown, "loss"),
     )
     touches = [("touchStart", 0.2), ("touchMove", 0.4), ("touchMove", 0.6), ("touchEnd", None)]
     for kind, share in touches:
@@ -287,21 +286,16 @@ def test_the_index_is_filtered_by_outcome_and_by_text(browser):
     assert order(shown) == []
 
 
-def incident(tmp_path) -> str:
-    metrics = tmp_path / "run.csv"
-    rows = (f"{step},{3 - step / 500 + 6 * (step > 420)}" for step in range(1, 432))
-    metrics.write_text("step,loss\n" + "\n".join(rows) + "\n")
-    return incident_page(out_of_memory(), metrics=metrics)
-
-
 @pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_an_incident_draws_its_charts_and_fits(browser, tmp_path, size, scheme):
-    shown = browser(incident(tmp_path), size, scheme)
+    metrics = tmp_path / "run.csv"
+    rows = (f"{step},{3 - step / 500 + 6 * (step > 420)}" for step in range(1, 432))
+    metrics.write_text("step,loss\n" + "\n".join(rows) + "\n")
+    shown = browser(incident_page(out_of_memory(), metrics=metrics), size, scheme)
     assert not wide(shown)
     until(shown, lambda b: inked(b, "loss") > 500 and inked(b, "score_calibrated") > 500)
-    marks = shown.find_elements(By.CSS_SELECTOR, ".timeline .mark line")
-    assert marks
+    assert shown.find_elements(By.CSS_SELECTOR, ".timeline .mark line")
     # Nothing of the axis of time lies beside it.
     inside = """const box = document.querySelector(".timeline").getBoundingClientRect();
         return [...document.querySelectorAll(".timeline text, .timeline line")]

@@ -57,9 +57,6 @@ def flat_run(**truth) -> Run:
     return Run(id="flat", records=records, truth=Truth(**truth) if truth else None)
 
 
-# Whatever stands in a log is text
-
-
 def test_nothing_in_a_log_becomes_markup():
     found, plain = Found(page(hostile_run())), Found(page(eventful_run()))
     # Beside those of a harmless page it may have the one that folds a configuration away.
@@ -97,9 +94,6 @@ def test_the_index_holds_hostile_names_and_reasons_as_text():
     assert found.tags.count("img") == 0
     assert not [name for _, name, _ in found.attributes if name.startswith("on")]
     assert HOSTILE in found.text
-
-
-# The page needs nothing beside itself
 
 
 @pytest.mark.parametrize("html", [page(eventful_run()), index_of([])], ids=["run", "index"])
@@ -317,9 +311,6 @@ def test_one_odd_record_makes_a_page(record):
     assert data["range"][0] <= record.step <= data["range"][1]
 
 
-# However long the run
-
-
 def long_charts(count: int, num_series: int) -> Charts:
     rng = np.random.default_rng(0)
     values = rng.lognormal(size=count)
@@ -353,9 +344,6 @@ def test_columns_name_how_many_values_a_point_stands_for():
     assert drawn(long_charts(10_000, 1), 100)["stretch"] == 100
     scored = score_run(flat_run())
     assert drawn(charts_of(scored, [trace_of_r_metric(scored)]), 100)["stretch"] == 1
-
-
-# The index
 
 
 def row(**known) -> dict:
