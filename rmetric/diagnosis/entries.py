@@ -10,7 +10,6 @@ from bisect import bisect_right
 from operator import itemgetter
 from typing import Any
 
-from rmetric.diagnosis.auxiliary.stacks import states_stack
 from rmetric.diagnosis.facts.job import HEAD, TAIL
 from rmetric.diagnosis.facts.layout import IdentityGraph
 from rmetric.diagnosis.facts.starts import KERNEL_LINE, StartMarks
@@ -24,6 +23,7 @@ from rmetric.diagnosis.log_stream import (
     StepCounter,
 )
 from rmetric.diagnosis.patterns.iterations import IterationWatch
+from rmetric.diagnosis.patterns.stacks import states_stack
 from rmetric.diagnosis.places import Heads, LineShape, ShapeReader
 from rmetric.diagnosis.reading.joining import MAX_LINES, TRANSITIONS, Kind, shortened
 from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix, PrefixParser

@@ -304,7 +304,9 @@ class _Met:
 
     def _taken_back(self) -> bool:
         own = (self.job.matches.get((id, self.match.stream)) for id in self.signature.taken_back_by)
-        return any(one is not None and self.ordering.after(one.last, self.match.last) for one in own)
+        return any(
+            one is not None and self.ordering.after(one.last, self.match.last) for one in own
+        )
 
     def _closed_at_the_end(self) -> bool:
         """Behind the last planned step nobody waits for a connection any more."""
@@ -336,13 +338,15 @@ class _Met:
         later = {entry.step for one in stepping for entry in one.tail if is_later(entry)}
         if len(later) > IN_FLIGHT:
             return True
-        # The last entries may all be of the end; but what came before all steps did not end the job.
+        # The last entries may all be of the end. What came before all steps did not end the job.
         begun = next((at for stage, at in job.stages if stage == "train"), None)
         if begun is not None and is_later(begun):
             return max(one.steps for one in stepping) > IN_FLIGHT
         # Far more steps than the last entries, whatever they are of, are of later.
         step, end = self.match.last.step, own.last_step or 0
-        long_before = own.steps > IN_FLIGHT if step is None else (end - step) * own.steps > TAIL * end
+        long_before = (
+            own.steps > IN_FLIGHT if step is None else (end - step) * own.steps > TAIL * end
+        )
         return of_steps and long_before
 
     def _losses(self, is_later: Callable[[Occurrence], bool]) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rmetric.diagnosis.auxiliary.recorder import culprits
 from rmetric.diagnosis.evidence.row import Row, Scene, divided
 from rmetric.diagnosis.facts.job import Iteration, Occurrence
+from rmetric.diagnosis.patterns.recorder import culprits
 from rmetric.diagnosis.patterns.values import NumberOutlier, loss_not_finite, setting_outliers
 from rmetric.diagnosis.reading.text import level
 from rmetric.diagnosis.signature import (

@@ -13,8 +13,8 @@ from rmetric.diagnosis.clock import Ordering
 from rmetric.diagnosis.evidence.ranks import RankIndex
 from rmetric.diagnosis.facts.job import Job, Occurrence
 from rmetric.diagnosis.faults import Fault
-from rmetric.diagnosis.patterns.odd_stacks import OddStack, assign, odd_stacks, stacks_in_logs
 from rmetric.diagnosis.patterns.spatial import PeerOutlier, peer_outliers
+from rmetric.diagnosis.patterns.stacks import OddStack, assign, odd_stacks, stacks_in_logs
 from rmetric.diagnosis.patterns.values import NumberOutlier, number_outliers
 from rmetric.diagnosis.pool import HealthyReference
 
