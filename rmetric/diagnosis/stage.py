@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from functools import reduce
 
 from rmetric.diagnosis.clock import Ordering
-from rmetric.diagnosis.evidence.row import Scene
+from rmetric.diagnosis.evidence.scene import Scene
 from rmetric.diagnosis.facts.job import Job, JobStream, Match, Occurrence
 from rmetric.diagnosis.faults import Fault
 from rmetric.diagnosis.library.stages import awaited, next_stage

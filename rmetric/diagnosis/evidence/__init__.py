@@ -19,7 +19,7 @@ from rmetric.diagnosis.evidence.peers import (
     unlike_numbers,
     unlike_settings,
 )
-from rmetric.diagnosis.evidence.row import Row, Scene, Switches
+from rmetric.diagnosis.evidence.scene import Row, Scene, Switches
 from rmetric.diagnosis.evidence.waits import (
     collectives,
     lacking_echoes,

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from math import exp
 from statistics import median
 
-from rmetric.diagnosis.clock import Ordering
-from rmetric.diagnosis.evidence.row import Row, Scene
+from rmetric.diagnosis.evidence.scene import Row, Scene
 from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.faults import IN_FLIGHT
 from rmetric.diagnosis.patterns.spatial import Peer, peers, robust_deviation
@@ -38,6 +37,8 @@ ENTRIES_SCALE = 4.0
 LEADER_STRENGTH = 0.3
 #: Least strength of a silence that may explain a failure: it is of one or two ranks, not of many.
 MIN_SILENCE = 0.6
+#: Entries of the rank that logs fewest, at which a silent rank has 63 % of its weight.
+FEWEST_SCALE = 3.0
 
 
 def absences(scene: Scene) -> list[Row]:
@@ -46,33 +47,25 @@ def absences(scene: Scene) -> list[Row]:
     Their kinds are "silent", "ended early" and "missing event".
     """
     every = peers(scene.job)
-    if len(every) < 2:
-        return []
-    found = _silent(every)
     active = [one for one in every if one.stream is not None]
-    if len(active) >= MIN_PEERS:
-        found += _ended_early(scene.job, active, scene.ordering)
-        found += _missing(scene.job, active)
-    found = [_silence(scene, one) for one in found]
+    absent = [*_silent(every, active), *_ended_early(scene, active)]
+    found = [_explaining(scene, row) for row in absent]
+    found += _missing(scene.job, active)
     return sorted(found, key=lambda one: (-one.strength, one.target, one.kind))
 
 
-def _silence(scene: Scene, row: Row) -> Row:
+def _explaining(scene: Scene, row: Row) -> Row:
     """The row, which may explain the failure: the others did not go on without this rank.
 
     All ranks take part in a step, so that one that was not needed had only nothing to log.
     """
-    stream = scene.job.streams.get(row.target)
-    if row.kind not in ("silent", "ended early") or row.strength < MIN_SILENCE:
+    if row.strength < MIN_SILENCE:
         return row
+    stream = scene.job.streams.get(row.target)
     last = stream.last if stream is not None else None
     kept = (entry for one in scene.job.stepping for entry in one.tail if entry.step is not None)
     later = {one.step for one in kept if last is not None and scene.ordering.after(one, last)}
     return row if len(later) > IN_FLIGHT else row._replace(hypothesis=SILENT, entry=last)
-
-
-#: Entries of the rank that logs fewest, at which a silent rank has 63 % of its weight.
-FEWEST_SCALE = 3.0
 
 
 def _few(count: int, of: int) -> bool:
@@ -85,75 +78,61 @@ def _weight(active: Sequence[Peer]) -> float:
     return 1.0 - exp(-float(usual) / ENTRIES_SCALE)
 
 
-def _silent(every: Sequence[Peer]) -> list[Row]:
-    silent = [one for one in every if one.stream is None]
-    if not _few(len(silent), len(every)):
+def _silent(every: Sequence[Peer], active: Sequence[Peer]) -> list[Row]:
+    many = len(every) - len(active)
+    if not _few(many, len(every)):
         return []
-    words = f"logged nothing; {len(every) - len(silent)} of {len(every)} ranks did"
-    active = [one for one in every if one.stream is not None]
     # Where the others hardly log, as all ranks but the first may, a silence means little.
-    fewest = min((sum(one.counts.values()) for one in active), default=0)
+    fewest = min(sum(one.counts.values()) for one in active)
     weight = min(_weight(active), 1.0 - exp(-float(fewest) / FEWEST_SCALE))
-    strength = round(weight / len(silent) ** 0.5, 3)
-    return [Row(one.name, "silent", words, strength) for one in silent]
+    words = f"logged nothing; {len(active)} of {len(every)} ranks did"
+    strength = round(weight / many**0.5, 3)
+    return [Row(one.name, "silent", words, strength) for one in every if one.stream is None]
 
 
-def _ended_early(job: Job, active: Sequence[Peer], ordering: Ordering) -> list[Row]:
-    """Early ends by time, by step and, in a shared log, by entries; the strongest per peer."""
+def _ended_early(scene: Scene, active: Sequence[Peer]) -> list[Row]:
+    """Those that end long before the median: by time, by step, in a shared log by entries."""
     streams = {one.name: one.stream for one in active if one.stream is not None}
-    ends = {name: one.last for name, one in streams.items() if one.last is not None}
+    lasts = {name: one.last for name, one in streams.items() if one.last is not None}
     # Times of entries before the last may be of another zone.
-    times = {name: ordering.seconds(one) for name, one in ends.items() if one.time is not None}
+    seconds = scene.ordering.seconds
+    times = {name: seconds(one) for name, one in lasts.items() if one.time is not None}
     steps = {name: one.last_step for name, one in streams.items()}
-    shared = len(job.files) <= 1
-    orders = {name: one.order / len(active) for name, one in ends.items() if shared}
-    seconds, entries = MIN_LAG_SECONDS, MIN_LAG_ENTRIES
-    found: dict[str, Row] = {}
-    for values, least, unit, words in (
-        (times, seconds, seconds, "its last entry is {:.0f} s before the others'"),
+    shared = len(scene.job.files) <= 1
+    orders = {name: one.order / len(active) for name, one in lasts.items() if shared}
+    measures: tuple[tuple[Mapping[str, float | None], float, float, str], ...] = (
+        (times, MIN_LAG_SECONDS, 1.0, "its last entry is {:.0f} s before the others'"),
         (steps, 1.0, LAG_SCALE_STEPS, "its last step is {:.0f} before the others'"),
-        (orders, entries, entries, "the others logged {:.0f} entries each after its last"),
-    ):
-        for name, lag, strength in _behind(values, len(active), least, unit):
-            if name not in found or strength > found[name].strength:
-                found[name] = Row(name, "ended early", words.format(lag), strength)
+        (orders, MIN_LAG_ENTRIES, 1.0, "the others logged {:.0f} entries each after its last"),
+    )
+    found: dict[str, Row] = {}
+    for values, least, unit, words in measures:
+        ends = {name: end for name, end in values.items() if end is not None}
+        if len(ends) < max(MIN_PEERS, MIN_USUAL_SHARE * len(active)):
+            continue
+        middle = median(ends.values())
+        far = max(least, MIN_LAG_DEVIATIONS * robust_deviation(ends.values(), middle))
+        behind = {name: middle - end for name, end in ends.items() if middle - end >= far}
+        for name, lag in behind.items() if _few(len(behind), len(active)) else ():
+            strength = round((1.0 - exp(-lag / max(far, unit))) / len(behind) ** 0.5, 3)
+            found.setdefault(name, Row(name, "ended early", words.format(lag), strength))
     return list(found.values())
 
 
-def _behind(
-    values: Mapping[str, float | None], active: int, least: float, unit: float
-) -> list[tuple[str, float, float]]:
-    """Peers that end before the median end by far more than its spread, with lag and strength."""
-    ends = [(name, end) for name, end in values.items() if end is not None]
-    if len(ends) < max(MIN_PEERS, MIN_USUAL_SHARE * active):
-        return []
-    middle = median(end for _, end in ends)
-    far = max(least, MIN_LAG_DEVIATIONS * robust_deviation((end for _, end in ends), middle))
-    behind = [(name, middle - end) for name, end in ends if middle - end >= far]
-    if not _few(len(behind), active):
-        return []
-    share = 1.0 / len(behind) ** 0.5
-    return [
-        (name, lag, round(share * (1.0 - exp(-lag / max(far, unit))), 3)) for name, lag in behind
-    ]
-
-
 def _missing(job: Job, active: Sequence[Peer]) -> list[Row]:
-    """Events that all peers but one have."""
-    template = {one.number: one.template for one in job.events}
-    lacks: dict[str, list[int]] = {}
-    for event in job.events:
+    """Events that all peers but a few have."""
+    lacks: dict[str, list[str]] = {}
+    for event in job.events if len(active) >= MIN_PEERS else ():
         without = [one for one in active if not one.counts.get(event.number)]
-        if not _few(len(without), len(active)) or len(without) > MIN_PEERS:
-            continue
-        for one in without:
-            lacks.setdefault(one.name, []).append(event.number)
+        if _few(len(without), len(active)) and len(without) <= MIN_PEERS:
+            for one in without:
+                lacks.setdefault(one.name, []).append(event.template)
     leads = {one.name for one in active if one.leads}
     found = []
     for name, events in lacks.items():
         strength = _weight(active) * (1.0 - 0.5 ** len(events))
         strength = round(strength * (LEADER_STRENGTH if name in leads else 1.0), 3)
         more = f" (and {len(events) - 1} more)" if len(events) > 1 else ""
-        words = f"lacks an event that all others logged: {template[events[0]][:60]}{more}"
+        words = f"lacks an event that all others logged: {events[0][:60]}{more}"
         found.append(Row(name, "missing event", words, strength))
     return found

@@ -13,7 +13,7 @@ from itertools import pairwise
 from operator import itemgetter
 
 from rmetric.diagnosis.clock import SAME_MOMENT, ZONE_TOLERANCE, may_be_time_zone
-from rmetric.diagnosis.evidence.row import Row, Scene, divided
+from rmetric.diagnosis.evidence.scene import Row, Scene, divided
 from rmetric.diagnosis.facts.job import JobStream, Occurrence
 from rmetric.diagnosis.faults import Fault
 from rmetric.diagnosis.library.stages import stage_of_wait

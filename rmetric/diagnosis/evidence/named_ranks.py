@@ -6,8 +6,7 @@ import re
 import signal
 from collections.abc import Iterable, Iterator
 
-from rmetric.diagnosis.evidence.ranks import MAX_COMMON_SHARE, signal_of
-from rmetric.diagnosis.evidence.row import Row, Scene, divided
+from rmetric.diagnosis.evidence.scene import MAX_COMMON_SHARE, Row, Scene, divided, signal_of
 from rmetric.diagnosis.facts.job import Job, Match
 from rmetric.diagnosis.faults import Fault
 

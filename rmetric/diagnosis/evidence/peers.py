@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rmetric.diagnosis.evidence.row import Row, Scene, divided
+from rmetric.diagnosis.evidence.scene import Row, Scene, divided
 from rmetric.diagnosis.facts.job import Iteration, Occurrence
 from rmetric.diagnosis.patterns.recorder import culprits
 from rmetric.diagnosis.patterns.values import NumberOutlier, loss_not_finite, setting_outliers

@@ -6,8 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
-from rmetric.diagnosis.evidence.ranks import MAX_COMMON_SHARE
-from rmetric.diagnosis.evidence.row import Row, Scene, divided
+from rmetric.diagnosis.evidence.scene import MAX_COMMON_SHARE, Row, Scene, divided
 from rmetric.diagnosis.facts.job import short
 from rmetric.diagnosis.faults import Fault
 from rmetric.diagnosis.signature import DIFFERENT, SILENT
