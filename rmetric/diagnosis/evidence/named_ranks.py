@@ -10,30 +10,39 @@ from rmetric.diagnosis.evidence.scene import MAX_COMMON_SHARE, Row, Scene, divid
 from rmetric.diagnosis.facts.job import Job, Match
 from rmetric.diagnosis.faults import Fault
 
+#: Entries of an error in a log without ranks that are of all ranks rather than of one.
+BY_ALL = 4
+#: Bus and device of a GPU, as the kernel writes them.
+_PCI = re.compile(r"(?:\b[0-9a-fA-F]{4,8}:)([0-9a-fA-F]{2}:[0-9a-fA-F]{2})\b")
+#: The process of a task of Ray, at the head of its traceback.
+_RAY_TASK = re.compile(r"\bray::\S+ \(pid=(?P<pid>\d{1,9}), ip=(?P<ip>[\d.a-f:]+)")
+
 
 def own_faults(scene: Scene) -> Iterator[Row]:
-    """Rows against the streams that logged a cause."""
+    """Rows against the streams that logged a cause, or a fault of the kind that its node logged."""
+    index, active = scene.index, scene.index.active
     for fault in scene.faults:
+        own = _own_matches(scene, fault)
         # A traceback without its exception may be of any rank.
-        if fault.role == "cause" and fault.signature.rank:
-            yield from _of(scene, fault)
-    yield from _confirmed(scene)
-
-
-def _of(scene: Scene, fault: Fault) -> Iterator[Row]:
-    own = _own_matches(scene, fault)
-    if not own:
-        return
-    active = scene.index.active
-    few = len(own) <= MAX_COMMON_SHARE * len(active) or len(own) == len(active) == 1
-    words = f"logged: {fault.signature.title}"
-    if few or fault.signature.of_two:
-        kind = "own consequence" if fault.follows else "own cause"
-        kind = "of two" if fault.signature.of_two else kind
-        for match in own:
-            yield Row(match.stream, kind, words, fault.confidence, entry=match.first)
-    if fault.follows and fault.signature.reason_in:  # its reason was seen by others
-        yield Row(own[0].stream, "own cause", words)
+        if not own or fault.role != "cause" or not fault.signature.rank:
+            continue
+        words = f"logged: {fault.signature.title}"
+        few = len(own) <= MAX_COMMON_SHARE * len(active) or len(own) == len(active) == 1
+        if few or fault.signature.of_two:
+            kind = "own consequence" if fault.follows else "own cause"
+            kind = "of two" if fault.signature.of_two else kind
+            for match in own:
+                yield Row(match.stream, kind, words, fault.confidence, entry=match.first)
+        if fault.follows and fault.signature.reason_in:  # its reason was seen by others
+            yield Row(own[0].stream, "own cause", words)
+    broken = [one for one in scene.faults if one.signature.actor == "hardware"]
+    for one in broken:
+        alike = (each for each in broken if each.signature.family == one.signature.family)
+        family = {name for each in alike for name in each.streams}
+        for node in one.streams:
+            ranks = family & index.on_node(node) if node.startswith("node ") else set()
+            if len(ranks) == 1:
+                yield Row(ranks.pop(), "confirmed", f"its node logged: {one.signature.title}")
 
 
 def _own_matches(scene: Scene, fault: Fault) -> list[Match]:
@@ -48,98 +57,56 @@ def _own_matches(scene: Scene, fault: Fault) -> list[Match]:
     return [] if alone else own
 
 
-def _confirmed(scene: Scene) -> Iterator[Row]:
-    """Rows against the only rank that logged a fault of the kind that its node logged."""
-    broken = [one for one in scene.faults if one.signature.actor == "hardware"]
-    for of_node in broken:
-        family = {
-            name
-            for one in broken
-            if one.signature.family == of_node.signature.family
-            for name in one.streams
-        }
-        for node in of_node.streams:
-            ranks = family & scene.index.on_node(node) if node.startswith("node ") else set()
-            if len(ranks) == 1:
-                yield Row(ranks.pop(), "confirmed", f"its node logged: {of_node.signature.title}")
-
-
-#: Entries of an error in a log without ranks that are of all ranks rather than of one.
-BY_ALL = 4
-#: Bus and device of a GPU, as the kernel writes them.
-_PCI = re.compile(r"(?:\b[0-9a-fA-F]{4,8}:)([0-9a-fA-F]{2}:[0-9a-fA-F]{2})\b")
-#: The process of a task of Ray, at the head of its traceback.
-_RAY_TASK = re.compile(r"\bray::\S+ \(pid=(?P<pid>\d{1,9}), ip=(?P<ip>[\d.a-f:]+)")
-
-
 def named_ranks(scene: Scene) -> Iterator[Row]:
-    """Rows against the ranks that entries name."""
-    innocent = _innocent(scene)
-    for fault in scene.faults:
-        if fault.role != "ending" and not _of_many(scene, fault):
-            yield from _implicated(scene, fault, innocent)
-
-
-def _innocent(scene: Scene) -> set[str]:
-    """Streams that waited for another, lost it, or failed in the same way as most."""
-    stated = (
-        one
+    """Rows against the ranks that entries name, the stronger the fewer; a symptom spares some."""
+    index = scene.index
+    # They waited for another, lost it, or failed in the same way as most.
+    innocent = {
+        name
         for one in scene.faults
         if one.role == "echo"
         or (one.role == "cause" and one.follows and one.has("connection"))
-        or (one.role == "cause" and not scene.index.is_minority(len(one.streams)))
-    )
-    return {name for one in stated for name in one.streams}
+        or (one.role == "cause" and not index.is_minority(len(one.streams)))
+        for name in one.streams
+    }
+    for fault in scene.faults:
+        is_symptom, aborted, names = fault.role == "symptom", False, dict[str, None]()
+        if fault.role == "ending" or (is_symptom and _of_many(scene, fault)):
+            continue
+        spared = innocent - _agreed(fault) if is_symptom else set[str]()
+        for stream, fields in fault.entries:
+            of = [name for name in index.implicated_ranks(fields, stream) if name not in spared]
+            names |= dict.fromkeys(of)
+            aborted |= bool(of) and signal_of(fields) == signal.SIGABRT
+        # A node may have left no log.
+        implicated = [*filter(index.is_known, names)] or [*names]
+        if index.is_minority(len(implicated)):
+            # A launcher reports consequences too, and watchdogs end processes by an abort. But one
+            # exit alone is strong evidence.
+            alone = is_symptom and len(implicated) == 1
+            kind = "only exit" if alone else "implicated"
+            kind = kind if fault.follows or aborted else "accused"
+            yield from _against(implicated, kind, "named in: {}", fault)
 
 
 def _of_many(scene: Scene, exits: Fault) -> bool:
-    """Return True for plain exits of which others may have been the first.
+    """True for plain exits of which others may have been the first.
 
     They stand beside the report of a lost peer, or behind an error that ranks logged many times.
     """
-    if exits.role != "symptom":
-        return False
-    if exits.has("task exit") and _has_lost_peers(scene):
+    faults = scene.faults
+    lost = [one for one in faults if one.has("lost connection")]
+    sure = (one for one in faults if one.role == "cause" and one.is_sure)
+    if exits.has("task exit") and lost and all(one in lost for one in sure):
         return True  # whoever loses another one ends, the first as well as the last
-    if scene.index.ranks:
-        return False
-    return any(
-        scene.ordering.after(exits.first, one.first) and _is_of_all(one) for one in scene.faults
+    of_all = (
+        one
+        for one in faults
+        if one.has("connection")
+        or (one.signature.actor == "user" and one.count >= BY_ALL and not one.follows)
     )
-
-
-def _has_lost_peers(scene: Scene) -> bool:
-    """Connections were lost, and no other cause is sure."""
-    lost = [one for one in scene.faults if one.has("lost connection")]
-    sure = (one for one in scene.faults if one.role == "cause" and one.is_sure)
-    return bool(lost) and all(one in lost for one in sure)
-
-
-def _is_of_all(one: Fault) -> bool:
-    return one.has("connection") or (
-        one.signature.actor == "user" and one.count >= BY_ALL and not one.follows
-    )
-
-
-def _implicated(scene: Scene, fault: Fault, innocent: set[str]) -> list[Row]:
-    """Rows against the ranks that entries name, the stronger the fewer; a symptom spares some."""
-    index, is_symptom, aborted = scene.index, fault.role == "symptom", False
-    spared = innocent - _agreed(fault) if is_symptom else set[str]()
-    names: dict[str, None] = {}
-    for stream, fields in fault.entries:
-        of = [name for name in index.implicated_ranks(fields, stream) if name not in spared]
-        names |= dict.fromkeys(of)
-        aborted |= bool(of) and signal_of(fields) == signal.SIGABRT
-    # A node may have left no log.
-    implicated = [*filter(index.is_known, names)] or [*names]
-    if not index.is_minority(len(implicated)):
-        return []
-    # A launcher reports consequences too, and watchdogs end processes by an abort. But one exit
-    # alone is strong evidence.
-    alone = is_symptom and len(implicated) == 1
-    states = not fault.follows and not aborted
-    kind = "accused" if states else "only exit" if alone else "implicated"
-    return _against(implicated, kind, "named in: {}", fault)
+    later = any(scene.ordering.after(exits.first, one.first) for one in of_all)
+    return later and not scene.index.ranks
 
 
 def _against(names: Iterable[str], kind: str, words: str, fault: Fault) -> list[Row]:
@@ -170,16 +137,19 @@ def processes(scene: Scene) -> Iterator[Row]:
                 yield from _against(owners, kind, "its process is named in: {}", fault)
 
 
+def _pid(fields: dict[str, str]) -> int:
+    return int(pid) if (pid := fields.get("pid", "")).isdigit() else -1
+
+
 def _owners(job: Job, fault: Fault) -> set[str]:
     """The ranks whose processes entries name, of which each number is of one."""
     blocked = fault.has("blocked process") or fault.has("stopped process")
     found = set()
     for stream, fields in fault.entries:
-        number = int(pid) if (pid := fields.get("pid", "")).isdigit() else -1
-        of = job.ranks_of_numbers.get(number, set())
+        of = job.ranks_of_numbers.get(_pid(fields), set())
         node = stream.removeprefix("node ")
         if "pid" in fields and node != stream:  # of a kernel
-            known = job.rank_of_pid.get((node, number))
+            known = job.rank_of_pid.get((node, _pid(fields)))
             of = ({known} if known is not None else of) if blocked else set()
             found |= {stream} if blocked else set()
         found |= {f"rank {min(of)}"} if len(of) == 1 else set()
@@ -208,16 +178,13 @@ def _on_its_node(job: Job, fault: Fault) -> list[Row]:
         return []
     ranks: dict[int, str] = {}
     for stream, fields in fault.entries:
-        node = stream.removeprefix("node ")
-        if node == stream:
-            continue
+        node, number = stream.removeprefix("node "), _pid(fields)
         address = _PCI.search(fields.get("gpu", ""))
-        number = int(pid) if (pid := fields.get("pid", "")).isdigit() else -1
         by_gpu = job.rank_of_gpu.get((node, address[1].lower())) if address else None
         by_pid = job.rank_of_pid.get((node, number), job.rank_of_pid.get((None, number)))
-        if by_gpu is not None:
+        if node != stream and by_gpu is not None:
             ranks[by_gpu] = "GPU"
-        elif by_pid is not None:
+        elif node != stream and by_pid is not None:
             ranks[by_pid] = "process"
     if len(fault.matches) > len(ranks):
         return []  # another node's is not known
