@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from itertools import product
 
 from rmetric.diagnosis.evidence.scene import MAX_COMMON_SHARE, Row, Scene, divided
 from rmetric.diagnosis.facts.job import short
-from rmetric.diagnosis.faults import Fault
 from rmetric.diagnosis.signature import DIFFERENT, SILENT
 
 _ENDS = ("local_host", "local_device", "remote_host", "remote_device")
@@ -50,10 +50,25 @@ def lost_hosts(scene: Scene) -> list[Row]:
     heard, as theirs tell more.
     """
     job = scene.job
-    named, lost = _lost(scene)
-    if not lost:
-        return []
+    named, addressed, reporting = Lost(set), Lost(set), set[str]()
+    for match in (one for fault in scene.faults if fault.role == "echo" for one in fault.matches):
+        if own := job.node_of(job.streams[match.stream]):
+            reporting.add(short(own))
+        for fields in match.named:
+            if not (stated := fields.get("remote_host")):
+                continue
+            host, connection = _node_of(stated), (match.stream, fields.get("port", ""))
+            if host[:1].isdigit() and not _POD.match(stated):
+                addressed[host].add(connection)
+            else:
+                named[_INTERFACE.sub("", short(host))].add(connection)
+    heard = sum(one.rank is not None for one in job.streams.values())
+    every_rank = 0 < heard >= (job.world_size or 0)
+    some = named or (Lost(set) if every_rank else addressed)
+    lost = {host: each for host, each in some.items() if host not in reporting}
     streams = {host: {stream for stream, _ in each} for host, each in lost.items()}
+    if not streams:
+        return []
     host = max(streams, key=lambda one: len(streams[one]))
     many, ports = len(streams[host]), len(lost[host])
     # Of one log of a node, the connections are those of its ranks.
@@ -64,35 +79,9 @@ def lost_hosts(scene: Scene) -> list[Row]:
     if (many < 2 and not of_one) or many < MIN_NAMING_SHARE * len(every):
         return []
     nodes = {short(node): node for one in job.streams.values() if (node := job.node_of(one))}
-    words = (
-        f"{many} others lost their connection to it"
-        if many > 1
-        else f"{ports} connections to it were lost, and none to another node"
-    )
+    words = f"{ports} connections to it were lost, and none to another node"
+    words = f"{many} others lost their connection to it" if many > 1 else words
     return [Row(f"node {nodes.get(host, host)}", "lost host", words)]
-
-
-def _lost(scene: Scene) -> tuple[bool, Lost]:
-    """Lost connections to hosts that report none, and whether names of hosts are known."""
-    job = scene.job
-    named, addressed, reporting = Lost(set), Lost(set), set[str]()
-    for match in (one for fault in scene.faults if fault.role == "echo" for one in fault.matches):
-        stated = [fields for fields in match.named if fields.get("remote_host")]
-        own = job.node_of(job.streams[match.stream])
-        reporting |= {short(own)} if own else set()
-        for fields in stated:
-            host = _node_of(fields["remote_host"])
-            connection = match.stream, fields.get("port", "")
-            if host[:1].isdigit() and not _POD.match(fields["remote_host"]):
-                addressed[host].add(connection)
-            else:
-                named[_INTERFACE.sub("", short(host))].add(connection)
-    heard = {one.rank for one in job.streams.values() if one.rank is not None}
-    every_rank = bool(heard) and len(heard) >= (job.world_size or 0)
-    lost = named or (Lost(set) if every_rank else addressed)
-    for host in reporting:
-        lost.pop(host, None)
-    return bool(named), lost
 
 
 def _node_of(host: str) -> str:
@@ -123,41 +112,34 @@ def lacking_echoes(scene: Scene) -> list[Row]:
     Where nearly all waited in vain for a collective, those that did not are the ones; they may
     have logged that they heard of it.
     """
-    active = scene.index.active
+    index = scene.index
     echoes = [fault for fault in scene.faults if fault.role == "echo"]
     own = [one for one in echoes if not one.has("hearsay")]
-    if not any(one.has("timeout") for one in own):
-        own = []
-    waiting, others = _reporting(scene, own)
-    reporting, lacking = _reporting(scene, echoes)
+    waiting = {stream for one in own for stream in one.streams} & index.active
+    reporting = {stream for one in echoes for stream in one.streams} & index.active
+    others, lacking = (
+        [*sorted(index.active - some), *sorted(index.silent)] for some in (waiting, reporting)
+    )
+    if len(index.active) < 3 or not reporting:
+        return []
     few = max(1, MAX_LACKING_SHARE * len(waiting))
-    if len(active) >= 3 and 0 < len(others) <= few and set(others) - set(lacking):
+    timed_out = any(one.has("timeout") for one in own)
+    if timed_out and 0 < len(others) <= few and set(others) - set(lacking):
         words = f"does not wait, as {len(waiting)} others do"
         return divided(Row(name, "not waiting", words) for name in others)
-    most = max(1, (1.0 - MAX_COMMON_SHARE) * len(active))
-    if len(active) < 3 or not reporting or len(lacking) > most:
+    if len(lacking) > max(1, (1.0 - MAX_COMMON_SHARE) * len(index.active)):
         return []
     words = f"lacks an error that {len(reporting)} others report"
     return divided(Row(name, "no echo", words, hypothesis=SILENT) for name in lacking)
 
 
-def _reporting(scene: Scene, faults: Sequence[Fault]) -> tuple[set[str], list[str]]:
-    """The streams that report any of these, and those that do not."""
-    index = scene.index
-    reporting = index.active & {stream for one in faults for stream in one.streams}
-    return reporting, [*sorted(index.active - reporting), *sorted(index.silent)]
-
-
 def waited_for(scene: Scene) -> Iterator[Row]:
     """Rows against ranks for which most waiting ranks wait."""
     for fault in scene.faults:
-        pairs = {
-            (stream, f"rank {int(remote)}"): None
-            for stream, fields in fault.entries
-            if (remote := fields.get("remote_rank", "")).isdigit()
-        }
+        remote = {(stream, fields.get("remote_rank", "")) for stream, fields in fault.entries}
+        pairs = {(stream, f"rank {int(rank)}") for stream, rank in remote if rank.isdigit()}
         waiting = len({stream for stream, _ in pairs})
-        for name, count in Counter(name for _, name in pairs).items():
+        for name, count in sorted(Counter(name for _, name in pairs).items()):
             if scene.index.is_known(name) and count > MAX_COMMON_SHARE * waiting:
                 words = f"{count} of the waiting ranks wait for it"
                 yield Row(name, "waited for", words, 1.0 if count > 1 else 0.7)
@@ -171,28 +153,21 @@ def collectives(scene: Scene) -> Iterator[Row]:
     operation.
     """
     awaited = {name for name, one in scene.odd_stacks.items() if one.awaits}
-    rows: list[Row] = []
-    for fault in scene.faults:
-        if fault.role in ("echo", "symptom"):
-            words = "waits in collective {}, the others in {}"
-            rows += _unlike_most(fault, "sequence", words)
-            rows += _unlike_most(fault, "operation", "waits in {}, the others in {}", DIFFERENT)
-    return (one for one in rows if not awaited or one.target in awaited)
-
-
-def _unlike_most(fault: Fault, field: str, words: str, hypothesis: str = "") -> list[Row]:
-    stated = dict[str, str]()
-    for stream, fields in fault.entries:
-        if fields.get(field):
-            stated.setdefault(stream, fields[field])
-    if len(stated) < 3:
-        return []
-    ((usual, times),) = Counter(stated.values()).most_common(1)
-    if times < MIN_AGREEING_SHARE * len(stated):
-        return []
-    numbers = field == "sequence" and all(map(str.isdigit, stated.values()))
-    return divided(
-        Row(name, "other collective", words.format(value, usual), 1.0, hypothesis)
-        for name, value in stated.items()
-        if value != usual and (not numbers or int(value) < int(usual))
-    )
+    faults = [one for one in scene.faults if one.role in ("echo", "symptom")]
+    for fault, field in product(faults, ("sequence", "operation")):
+        # The first that a stream states.
+        each = {stream: of[field] for stream, of in reversed(fault.entries) if of.get(field)}
+        if len(each) < 3:
+            continue
+        ((usual, times),) = Counter(each.values()).most_common(1)
+        numbers = field == "sequence" and all(map(str.isdigit, each.values()))
+        what = "collective " if field == "sequence" else ""
+        words, for_cause = f"waits in {what}{{}}, the others in {usual}", "" if what else DIFFERENT
+        if times >= MIN_AGREEING_SHARE * len(each):
+            yield from divided(
+                Row(name, "other collective", words.format(value), hypothesis=for_cause)
+                for name, value in reversed(each.items())
+                if value != usual
+                and (not numbers or int(value) < int(usual))
+                and (not awaited or name in awaited)
+            )
