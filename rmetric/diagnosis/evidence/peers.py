@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from rmetric.diagnosis.evidence.scene import Row, Scene, divided
 from rmetric.diagnosis.facts.job import Iteration, Occurrence
 from rmetric.diagnosis.patterns.recorder import culprits
+from rmetric.diagnosis.patterns.spatial import peer_outliers
 from rmetric.diagnosis.patterns.values import NumberOutlier, loss_not_finite, setting_outliers
 from rmetric.diagnosis.reading.text import level
 from rmetric.diagnosis.signature import (
@@ -21,6 +24,11 @@ from rmetric.diagnosis.signature import (
 
 #: Share of its strength that evidence of a recorder has where hardly any other waits.
 LEAST_SHARE = 0.9
+SLOW = "step {one.step} took {one.seconds:.3g} s, usual {one.usual_seconds:.3g} s"
+#: Largest number of unusual events that are kept.
+MAX_ODD = 12
+#: Events of an outlier that are unusual ones.
+MAX_EVENTS_OF_OUTLIER = 3
 
 
 def recorders(scene: Scene) -> list[Row]:
@@ -53,35 +61,25 @@ def stacks(scene: Scene) -> Iterator[Row]:
 
 
 def unlike_numbers(scene: Scene) -> list[Row]:
-    """Rows against ranks whose losses or times are not those of the others.
-
-    Numbers at several steps tell more than one in an exception, which counts operations mostly.
-    """
-    kinds = {True: "numbers", False: "number in an error"}
+    """Rows against ranks whose losses or times are not those of the others."""
     return divided(
-        Row(one.stream, kinds[one.steps > 1], compared(one), entry=one.place)
-        for one in scene.number_outliers
+        Row(one.stream, "numbers", _compared(one), entry=one.place) for one in scene.number_outliers
     )
 
 
-def compared(one: NumberOutlier) -> str:
+def _compared(one: NumberOutlier) -> str:
     return f"its {one.name} is {one.value:.4g}, the others' {one.usual:.4g}"
 
 
 def unlike_settings(scene: Scene) -> list[Row]:
     """Rows against ranks that were started otherwise; a job that reached its steps bore it."""
-    if scene.job.trained:
-        return []
-    rows = []
-    for one in setting_outliers(scene.job, scene.known.siblings):
-        words = f"logs {one.name} {one.value}; {one.others} others log {one.usual}"
-        first = scene.job.streams[one.stream].first
-        rows.append(Row(one.stream, "settings", words, 1.0, STARTED_OTHERWISE, first))
-    return divided(rows)
-
-
-def took(one: Iteration[Occurrence]) -> str:
-    return f"step {one.step} took {one.seconds:.3g} s, usual {one.usual_seconds:.3g} s"
+    words = "logs {0.name} {0.value}; {0.others} others log {0.usual}"
+    first = {name: stream.first for name, stream in scene.job.streams.items()}
+    return divided(
+        Row(one.stream, "settings", words.format(one), 1.0, STARTED_OTHERWISE, first[one.stream])
+        for one in setting_outliers(scene.job, scene.known.siblings)
+        if not scene.job.trained
+    )
 
 
 def done_alone(scene: Scene) -> list[Row]:
@@ -103,15 +101,9 @@ def not_finite(scene: Scene) -> Iterator[Row]:
         yield Row("", "not finite", since, hypothesis=NOT_FINITE, entry=first)
 
 
-#: Largest number of unusual events that are kept.
-MAX_ODD = 12
-#: Events of an outlier that are unusual ones.
-MAX_EVENTS_OF_OUTLIER = 3
-
-
 @dataclass(frozen=True, kw_only=True)
 class Unusual:
-    """Unusual events of a job.
+    """Unusual events of a job, entries, and notes on them.
 
     Attributes:
         events: (event, why), the oddest first.
@@ -121,7 +113,6 @@ class Unusual:
         slow: (entry, why) of slow steps.
         first_odd: the first iteration that differs in its events or its duration, and from which
             the training did not recover.
-        notes: on numbers that deviate.
     """
 
     events: Sequence[tuple[int, str]]
@@ -134,48 +125,56 @@ class Unusual:
 
 def unusual(scene: Scene) -> Unusual:
     """Everything unusual in a job, by the parts that are not switched off."""
-    job, ordering, switches = scene.job, scene.ordering, scene.switches
-    iterations = list(job.odd_iterations.values()) if switches.temporal else []
-    numbers = scene.number_outliers if switches.spatial else []
+    job, after, key = scene.job, scene.ordering.after, scene.ordering.key
+    odd = job.odd_iterations.values() if scene.switches.temporal else ()
+    numbers = scene.number_outliers if scene.switches.spatial else []
     steps = [one.last_step_at for one in job.streams.values() if one.last_step_at is not None]
-    last = max(steps, key=ordering.key, default=None)
-    events = list(_odd_events(scene, last))
-    new = {
-        one.number
-        for one in job.events
-        if last is not None and ordering.after(one.first, last) and level(one.first.text) == "error"
-    }
+    last = max(steps, key=key, default=None)
+    events, errors = list[tuple[int, str]](), list[tuple[int, str]]()
+    for event in sorted(job.events, key=lambda one: key(one.first)):
+        if event.number in scene.known.ordinary or not (last is None or after(event.last, last)):
+            continue
+        if level(event.last.text) == "error":
+            events.append((event.number, "an error, after the last step"))
+            if last is not None and after(event.first, last):
+                errors.append(events[-1])
+        elif scene.known.pool is not None and last is not None:
+            events.append((event.number, "not in healthy jobs, after the last step"))
+    shown = {number for number, _ in events}
+    for name, number in _of_outliers(scene) if scene.switches.spatial else ():
+        if number not in shown and job.events[number].counts.get(name):
+            shown.add(number)
+            events.append((number, f"makes {name} differ from its peers"))
     return Unusual(
         events=events[:MAX_ODD],
-        errors=[(number, why) for number, why in events if number in new][:MAX_ODD],
-        numbers=[(one.place, f"{one.stream}: {compared(one)}") for one in numbers],
-        slow=[(one.place, took(one)) for one in iterations if one.seconds is not None],
+        errors=errors[:MAX_ODD],
+        numbers=[(one.place, f"{one.stream}: {_compared(one)}") for one in numbers],
+        slow=[
+            (
+                one.place,
+                f"step {one.step} took {one.seconds:.3g} s, usual {one.usual_seconds:.3g} s",
+            )
+            for one in odd
+            if one.seconds is not None
+        ],
         first_odd=min(
-            (one for one in iterations if not one.recovered),
-            key=lambda one: ordering.key(one.place),
+            (one for one in odd if not one.recovered),
+            key=lambda one: key(one.place),
             default=None,
         ),
         notes=[
-            f"{one.stream}: {compared(one)}, at {one.steps} of the last steps"
+            f"{one.stream}: {_compared(one)}, at {one.steps} of the last steps"
             for one in numbers[:1]
         ],
     )
 
 
-def _odd_events(scene: Scene, last: Occurrence | None) -> Iterator[tuple[int, str]]:
-    """Events after the last step that are errors, or that healthy jobs lack; those of outliers."""
-    job, known, ordering, shown = scene.job, scene.known, scene.ordering, set()
-    for event in sorted(job.events, key=lambda one: ordering.key(one.first)):
-        at_end = last is None or ordering.after(event.last, last)
-        if event.number in known.ordinary or not at_end:
-            continue
-        error = level(event.last.text) == "error"
-        if error or (known.pool is not None and last is not None):
-            shown.add(event.number)
-            what = "an error" if error else "not in healthy jobs"
-            yield event.number, f"{what}, after the last step"
-    for one in scene.outliers if scene.switches.spatial else ():
-        for number in one.events[:MAX_EVENTS_OF_OUTLIER]:
-            if number not in shown and job.events[number].counts.get(one.name):
-                shown.add(number)
-                yield number, f"makes {one.name} differ from its peers"
+def _of_outliers(scene: Scene) -> Iterator[tuple[str, int]]:
+    """Peers whose events deviate (L4, section 4.3), each with those in which it does most.
+
+    Events by which ranks report that they lost another make no outlier by their wording.
+    """
+    echoes = (one.events for one in scene.faults if one.role == "echo")
+    rng, ordinary = np.random.default_rng(scene.seed), scene.known.ordinary.union(*echoes)
+    for one in peer_outliers(scene.job, rng=rng, ordinary=ordinary):
+        yield from ((one.name, number) for number in one.events[:MAX_EVENTS_OF_OUTLIER])

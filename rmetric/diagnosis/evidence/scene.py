@@ -10,13 +10,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-import numpy as np
-
 from rmetric.diagnosis.clock import Ordering
 from rmetric.diagnosis.facts.job import Job, Occurrence, short
 from rmetric.diagnosis.facts.statements import expanded
 from rmetric.diagnosis.faults import Fault
-from rmetric.diagnosis.patterns.spatial import PeerOutlier, peer_outliers
 from rmetric.diagnosis.patterns.stacks import OddStack, assign, odd_stacks, stacks_in_logs
 from rmetric.diagnosis.patterns.values import NumberOutlier, number_outliers
 from rmetric.diagnosis.pool import HealthyReference
@@ -203,16 +200,6 @@ class Scene:
         beside = self.job.beside
         stacks = assign(self.job, beside.stacks if beside is not None else [], self.index.at)
         return odd_stacks(stacks or stacks_in_logs(self.job, self.ordering.after))
-
-    @cached_property
-    def outliers(self) -> list[PeerOutlier]:
-        """Peers whose events deviate (L4, section 4.2).
-
-        Events by which ranks report that they lost another make no outlier by their wording.
-        """
-        echoes = (one.events for one in self.faults if one.role == "echo")
-        rng, ordinary = np.random.default_rng(self.seed), self.known.ordinary.union(*echoes)
-        return peer_outliers(self.job, rng=rng, ordinary=ordinary)
 
     @cached_property
     def number_outliers(self) -> list[NumberOutlier]:
