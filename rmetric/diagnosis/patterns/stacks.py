@@ -101,11 +101,6 @@ class Stack:
         return tuple((name, file) for name, file, _ in self.frames)
 
     @property
-    def is_main(self) -> bool:
-        """False for a worker that reads data for another process, and for one without frames."""
-        return bool(self.frames) and _WORKER not in dict(self.place)
-
-    @property
     def stage(self) -> str:
         """What it waits for outside the job; "" if it waits for others, or for its GPU."""
         for name, file, _ in self.frames:
@@ -125,21 +120,12 @@ class Stack:
         named = (name for name, _, _ in self.frames if _OPERATION.match(name))
         return next(named, "") if not self.stage else ""
 
-    @property
-    def shown(self) -> str:
-        """The innermost frames, in words."""
-        return _shown(self.frames[:MAX_SHOWN])
-
     def words(self, other: Stack) -> str:
         """The frames from where it leaves another stack, which is another rank's."""
         pairs = zip(reversed(self.place), reversed(other.place), strict=False)
         common = next((at for at, (one, two) in enumerate(pairs) if one != two), 0)
         first, *rest = self.frames[: len(self.frames) - common] or self.frames[:1]
         return _shown((first, *rest[1 - MAX_SHOWN :]))
-
-    def differs(self, other: Stack) -> bool:
-        """It waits for others in another collective than they do, who have not come or will not."""
-        return bool(self.collective) and not other.stage and self.collective != other.collective
 
 
 def _shown(frames: Sequence[Frame]) -> str:
@@ -205,7 +191,7 @@ def read_stacks(text: str, name: str, rank: int | None, node: str | None = None)
             above = []
         elif not _BESIDES.match(line):
             above.append(line)
-    stacks = [one for one in found if one.is_main]
+    stacks = [one for one in found if one.frames and _WORKER not in dict(one.place)]
     if len(stacks) == 1 and stacks[0].rank is None:
         stacks[0].rank = rank
     return stacks
@@ -240,13 +226,6 @@ def main_threads(text: str) -> list[tuple[Frame, ...]]:
         for head, end in zip(heads, ends, strict=True)
         if head["id"] == heads[-1]["id"]
     ]
-
-
-def process_of(text: str) -> tuple[str, str]:
-    """The rank that an entry with a stack of faulthandler names above it, and the main thread."""
-    heads = [*_FAULT_THREAD.finditer(text)]
-    ranks = _RANK_ABOVE.findall(text[: heads[0].start()]) if heads else []
-    return (f"rank {ranks[-1]}" if ranks else ""), (heads[-1]["id"] if heads else "")
 
 
 # -- who stands elsewhere, and whose processes they are
@@ -295,11 +274,11 @@ def odd_stacks(stacks: Sequence[Stack]) -> dict[str, OddStack]:
         known = all(one.stream for one in every)
         found = {name: odd for name, odd in found.items() if known and odd.collective}
     waiting = [one for one in every if one.stage]
-    few = len(every) <= 2 or len(waiting) <= MAX_ODD_SHARE * len(every)
-    if waiting and few:
+    if waiting and (len(every) <= 2 or len(waiting) <= MAX_ODD_SHARE * len(every)):
         where = {name: one.words for name, one in found.items()}
         found = {
-            one.stream: OddStack(where.get(one.stream, one.shown), one.stage) for one in waiting
+            one.stream: OddStack(where.get(one.stream, _shown(one.frames[:MAX_SHOWN])), one.stage)
+            for one in waiting
         }
     stay = {one.stream for one in stacks if one.stays}
     return {
@@ -318,13 +297,27 @@ def _apart_from_most(stacks: Sequence[Stack]) -> dict[str, OddStack]:
     for one in sorted(stacks, key=lambda one: natural(one.stream)):
         if one.place != usual:
             words = f"{one.words(example)}, {times} others in {example.words(one)}"
-            found[one.stream] = OddStack(words, "", one.differs(example))
+            # In another collective than the others, who have not come or will not.
+            in_other = bool(one.collective) and one.collective != example.collective
+            found[one.stream] = OddStack(words, "", in_other and not example.stage)
     return found
 
 
 def stacks_in_logs(job: Job, after: Callable[[Occurrence, Occurrence], bool]) -> list[Stack]:
-    """The last stack of every stream that logged one, and no step behind it."""
+    """The last stack of every process that logged one, and no step behind it.
+
+    Processes of a node may share its stream: the rank above a stack or its main thread tells them
+    apart. A process of a rank may be started again.
+    """
     furthest = job.furthest.last_step_at if job.furthest else None
+    written = defaultdict[tuple[str, str, str], list[Occurrence]](list)
+    for stream in job.streams.values():
+        for dump in stream.stacks:
+            heads = [*_FAULT_THREAD.finditer(dump.text)] if stream.rank is None else []
+            above = dump.text[: heads[0].start()] if heads else ""
+            rank = "".join(f"rank {number}" for number in _RANK_ABOVE.findall(above)[-1:])
+            thread = heads[-1]["id"] if heads and stream.node is not None and not rank else ""
+            written[rank or stream.name, stream.name, thread].append(dump)
 
     def is_last(stream: JobStream, dump: Occurrence) -> bool:
         if stream.last_step is not None:
@@ -332,40 +325,23 @@ def stacks_in_logs(job: Job, after: Callable[[Occurrence, Occurrence], bool]) ->
         ends = stream.last is not None and stream.last.order <= dump.order  # "Fatal Python error"
         return furthest is None or ends or after(dump, furthest)
 
-    written = [(key[0], job.streams[key[1]], dumps) for key, dumps in _by_process(job).items()]
-    last = [[one for one in every if is_last(stream, one)] for _, stream, every in written]
-    rounds = {len(every) for (*_, every), dumps in zip(written, last, strict=True) if dumps}
+    by_process = {key: dumps[-STACKS_OF_RANK:] for key, dumps in written.items()}
+    last = {
+        key: [one for one in dumps if is_last(job.streams[key[1]], one)]
+        for key, dumps in by_process.items()
+    }
+    rounds = {len(by_process[key]) for key, dumps in last.items() if dumps}
     found = []
-    for (name, stream, every), dumps in zip(written, last, strict=True):
-        if not dumps and stream.last_step is None and rounds == {len(every)}:
+    for key, every in by_process.items():
+        dumps = last[key]
+        if not dumps and job.streams[key[1]].last_step is None and rounds == {len(every)}:
             dumps = every  # without a time, but all were asked as often
-        watched = len(every) == 1 and every[0].text.startswith(_WATCHED)
-        found += _last_stack(name, dumps, watched=watched)
+        threads = [frames for dump in dumps for frames in main_threads(dump.text)]
+        if threads and threads[-1]:
+            watched = len(every) == 1 and every[0].text.startswith(_WATCHED)
+            stays = watched or threads[-1] in threads[:-1]
+            found.append(Stack(file=dumps[-1].file, stream=key[0], frames=threads[-1], stays=stays))
     return found
-
-
-def _last_stack(name: str, dumps: Sequence[Occurrence], *, watched: bool) -> list[Stack]:
-    *before, last = [(), *(frames for dump in dumps for frames in main_threads(dump.text))]
-    stays = watched or last in before
-    return [Stack(file=dumps[-1].file, stream=name, frames=last, stays=stays)] if last else []
-
-
-def _by_process(job: Job) -> dict[tuple[str, str, str], list[Occurrence]]:
-    """The last stacks of each process, by its rank or stream, the stream, and its main thread.
-
-    Processes of a node may share its stream; a process of a rank may be started again.
-    """
-    found: dict[tuple[str, str, str], list[Occurrence]] = {}
-    for stream in job.streams.values():
-        for dump in stream.stacks:
-            rank, thread = process_of(dump.text) if stream.rank is None else ("", "")
-            thread = thread if stream.node is not None and not rank else ""
-            found.setdefault((rank or stream.name, stream.name, thread), []).append(dump)
-    return {key: dumps[-STACKS_OF_RANK:] for key, dumps in found.items()}
-
-
-#: Least number of processes that are all of a job on one node whose size is not stated.
-MIN_PROCESSES = 3
 
 
 def assign(
@@ -379,14 +355,17 @@ def assign(
     """
     nodes = {*map(job.node_of, job.streams.values()), *job.node_of_rank.values()} - {None}
     whole = {short(node): node for node in sorted(filter(None, nodes))}
-    numbers = job.ranks_of_numbers
-    by_file = defaultdict(list)
+    by_file = defaultdict[str, list[Stack]](list)
     for one in stacks:
         by_file[one.file].append(one)
         if one.node not in nodes:
             named = names_in(one.node or one.above, whole) or names_in(one.file, whole)
             one.node = whole[named[0]] if named else one.node
-        one.stream = _by_rank(job, one, numbers)
+        rank = one.rank
+        if rank is None and one.pid is not None:
+            alike = [*job.ranks_of_numbers.get(one.pid, ())]
+            rank = job.rank_of_pid.get((one.node, one.pid), alike[0] if len(alike) == 1 else None)
+        one.stream = f"rank {rank}" if rank is not None else ""
     heard = [one.rank for one in job.streams.values() if one.rank is not None]
     size = job.world_size or max(heard, default=-1) + 1 or None
     each = job.ranks_per_node or (size // max(1, len(nodes)) if size else None)
@@ -394,34 +373,19 @@ def assign(
     alone = all(len(some) == 1 for some in by_file.values())
     for some in [list(stacks)] if alone else by_file.values():
         _by_order(some, each)
-    all_there = len(stacks) >= MIN_PROCESSES and size in (None, len(stacks))
-    _by_local_rank(stacks, on_node, one_node=all_there and len(nodes) <= 1)
-    return list(stacks)
-
-
-def _by_rank(job: Job, stack: Stack, numbers: dict[int, set[int]]) -> str:
-    """The rank that the file states, or that has the process's number."""
-    rank = stack.rank
-    if rank is None and stack.pid is not None:
-        alike = numbers.get(stack.pid, set())
-        only = min(alike) if len(alike) == 1 else None
-        rank = job.rank_of_pid.get((stack.node, stack.pid), only)
-    return f"rank {rank}" if rank is not None else ""
-
-
-def _by_local_rank(
-    stacks: Sequence[Stack], on_node: Callable[[str, str], Sequence[str]], *, one_node: bool
-) -> None:
-    """The rank of a number within its node, else the node, of those that are not known."""
     left = [one for one in stacks if not one.stream]
     local = [one.local_rank for one in left if one.local_rank is not None]
-    one_node = one_node and len(set(local)) == len(local)
+    all_there = len(stacks) >= MIN_STACKS and size in (None, len(stacks))
+    one_node = all_there and len(nodes) <= 1 and len(set(local)) == len(local)
     for one in left:
-        node, number = one.node, one.local_rank
-        names = on_node(node, str(number)) if node is not None and number is not None else ()
-        if one_node and number is not None and not any(name.startswith("rank ") for name in names):
-            names = [f"rank {number}"]
-        one.stream = names[0] if len(names) == 1 else f"node {node}" if node is not None else ""
+        names = [f"node {one.node}"] if one.node is not None else []
+        if one.node is not None and one.local_rank is not None:
+            at = on_node(one.node, str(one.local_rank))
+            names = [*at] if len(at) == 1 else names
+        if one_node and one.local_rank is not None and not any("rank " in name for name in names):
+            names = [f"rank {one.local_rank}"]
+        one.stream = "".join(names)
+    return list(stacks)
 
 
 def _by_order(stacks: Sequence[Stack], each: int | None) -> None:
