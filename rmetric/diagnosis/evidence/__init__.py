@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from rmetric.diagnosis.evidence import hang, named_ranks, peers, waits
+from rmetric.diagnosis.evidence import accusations, hang, peers
 from rmetric.diagnosis.evidence.scene import Row, Scene, Switches
 
 #: Extractor -> the part of the method that it is of (`Switches`).
 EXTRACTORS: dict[Callable[[Scene], Iterable[Row]], str] = {
-    named_ranks.own_faults: "library",
-    named_ranks.named_ranks: "library",
-    named_ranks.processes: "library",
-    waits.links: "library",
-    waits.waited_for: "library",
-    waits.collectives: "library",
-    waits.lacking_echoes: "unfiltered",
-    waits.lost_hosts: "unfiltered",
+    accusations.own_faults: "library",
+    accusations.named_ranks: "library",
+    accusations.processes: "library",
+    accusations.links: "library",
+    accusations.waited_for: "library",
+    accusations.collectives: "library",
+    accusations.lacking_echoes: "unfiltered",
+    accusations.lost_hosts: "unfiltered",
     peers.absences: "unfiltered",
     peers.unlike_numbers: "spatial",
     peers.unlike_settings: "spatial",
