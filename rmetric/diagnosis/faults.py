@@ -122,11 +122,8 @@ def find_faults(
 
 
 def _ways(one: Match) -> list[Match]:
-    """The match, and that of its first entry alone where the last may not be the last.
-
-    Of a node's kernel and its rank, whose clocks may differ, either may be. A tool lists the newest
-    record first.
-    """
+    """The match, and that of its first entry alone where the last may not be the last."""
+    # Of a node's kernel and its rank, by two clocks, either may be. A tool lists the newest first.
     apart = one.first.file != one.last.file or (one.first.time or 0) > (one.last.time or 0)
     return [one, replace(one, last=one.first)] if apart else [one]
 
@@ -170,12 +167,7 @@ def _explains(other: Fault, one: Fault, ordering: Ordering) -> bool:
 
 
 def _is_reason(other: Fault, one: Fault, ordering: Ordering) -> bool:
-    """True for what broke or ended the other about when it failed, whatever the clocks say.
-
-    Slurm may cancel the step first, and the job with its reason only after the time of grace. A
-    checkpoint fails to be written because of what a later line tells of its disk. Nodes wait in
-    vain for one that fails by itself. An error of CUDA may say no more than that the GPU is lost.
-    """
+    """True for what broke or ended the other about when it failed, whatever the clocks say."""
     broke_link = other.has("link down") and one.has("no answer")
     at = (ordering.at_latest(one.first) if broke_link else None) or one.first
     apart = abs(ordering.later_by(at, other.first) or 0.0)
@@ -186,11 +178,12 @@ def _is_reason(other: Fault, one: Fault, ordering: Ordering) -> bool:
         return True
     if _is_broken(other) and one.has("connection") and at_once:
         return True
-    if one.has("meeting"):
+    if one.has("meeting"):  # nodes wait in vain for one that fails by itself
         others = not set(one.streams) <= set(other.streams)
         return other.role == "cause" and others and apart <= FOLLOWS_WITHIN
-    if one.signature.reason_in:
+    if one.signature.reason_in:  # a later line may tell of the disk to which nothing was written
         return other.signature.family in one.signature.reason_in and apart <= FOLLOWS_WITHIN
+    # Slurm may cancel the step first, and the job with its reason after the time of grace.
     ends = one.has("signalled") and not other.has("signalled") and other.role == "ending"
     return ends and (at_once or may_be_time_zone(apart))
 
@@ -226,11 +219,7 @@ LOSS = re.compile(r"(?i)\bloss\b\W{1,4}<")
 
 @dataclass(frozen=True)
 class _Met:
-    """A match, and all that decides whether the training survived it.
-
-    Attributes:
-        ends: matches that state the planned end of the job.
-    """
+    """A match, and all that decides if the training survived it; `ends` state a planned end."""
 
     job: Job
     match: Match
@@ -247,10 +236,7 @@ class _Met:
         return self.job.furthest.last_step_at if self.job.furthest else None
 
     def was_survived(self) -> bool:
-        """True if training continued, or ended as planned, after the last match.
-
-        The first rule that applies decides.
-        """
+        """True if training continued, or ended as planned, after it; the first rule that fits."""
         has = self.signature.traits.__contains__
         if self._is_before_the_end():
             return True
@@ -268,11 +254,7 @@ class _Met:
         return self._beside_a_training_that_ended_well() or self._went_on()
 
     def _is_before_the_end(self) -> bool:
-        """The job ended as planned after it.
-
-        Or the training made all its steps, and the scheduler knows of a good end: whatever else its
-        files hold, in whatever order and by whatever clock, was outlived.
-        """
+        """The job ended as planned after it, or made all steps, and well by the scheduler."""
         if any(self.ordering.after(end.last, self.match.last) for end in self.ends):
             return True
         traits = self.job.traits

@@ -152,13 +152,12 @@ def test_places_and_times_are_no_numbers(text):
 
 
 def test_another_setting_is_found_with_its_name():
-    (found,) = setting_outliers(
+    found = setting_outliers(
         said_by(lambda rank: f"RANK={rank} WORLD_SIZE={9 if rank == 5 else 8} pid {900 + rank}")
     )
-    assert (found.stream, found.name) == ("rank 5", "WORLD_SIZE")
-    assert (found.value, found.usual, found.others) == ("9", "8", 7)
-    (bare,) = setting_outliers(said_by(lambda rank: f"torch version 2.{1 if rank == 3 else 4}"))
-    assert (bare.name, bare.value) == ("torch version", "2.1")
+    assert found == [("rank 5", "logs WORLD_SIZE 9; 7 others log 8")]
+    bare = setting_outliers(said_by(lambda rank: f"torch version 2.{1 if rank == 3 else 4}"))
+    assert bare == [("rank 3", "logs torch version 2.1; 7 others log 2.4")]
 
 
 @pytest.mark.parametrize(
@@ -180,8 +179,7 @@ def test_what_differs_by_chance_or_by_duty_is_no_setting(text_of):
 def test_whoever_differs_alone_is_found_but_not_where_it_does_in_a_healthy_job(ranks, data):
     rank = data.draw(st.integers(1, ranks - 1))
     job = said_by(lambda one: f"batch={2 if one == rank else 1}", ranks)
-    (found,) = setting_outliers(job)
-    assert (found.stream, found.others) == (f"rank {rank}", ranks - 1)
+    assert setting_outliers(job) == [(f"rank {rank}", f"logs batch 2; {ranks - 1} others log 1")]
     assert setting_outliers(job, [job]) == []
 
 

@@ -105,10 +105,7 @@ def named_ranks(scene: Scene) -> Iterator[Row]:
 
 
 def _of_many(scene: Scene, exits: Fault) -> bool:
-    """True for plain exits of which others may have been the first.
-
-    They stand beside the report of a lost peer, or behind an error that ranks logged many times.
-    """
+    """True for plain exits beside the report of a lost peer, or behind an error of all ranks."""
     faults = scene.faults
     lost = [one for one in faults if one.has("lost connection")]
     sure = (one for one in faults if one.role == "cause" and one.is_sure)
@@ -172,17 +169,14 @@ def _owners(job: Job, fault: Fault) -> set[str]:
 
 
 def _tasks_of_ray(job: Job, fault: Fault) -> Iterator[str]:
-    """The ranks of Ray's workers whose traceback in the driver's log ends with a fault.
-
-    verl names its workers by their node in the pool and their number on it: "WorkerDict_1:3".
-    """
+    """The ranks of Ray's workers whose traceback in the driver's log ends with a fault."""
     for match in fault.matches:
         before = [one for one in job.streams[match.stream].tail if one.order <= match.first.order]
         tasks = [task for entry in before[-2:] for task in _RAY_TASK.findall(entry.text)]
         if tasks and (rank := job.rank_of_pid.get((tasks[-1][1], int(tasks[-1][0])))) is not None:
             yield f"rank {rank}"
     each = job.ranks_per_node
-    for _, fields in fault.entries:
+    for _, fields in fault.entries:  # verl's names have the node in the pool: "WorkerDict_1:3"
         if each and "pool_node" in fields:
             yield f"rank {int(fields['pool_node']) * each + int(fields['pool_local'])}"
 

@@ -77,10 +77,7 @@ class _Ended:
 
     @cached_property
     def last_step(self) -> float | None:
-        """When the last step was logged at the latest; None without steps.
-
-        A line that states no time may be as late as the next one that does, or as the end.
-        """
+        """When the last step was logged at the latest, by the next line with a time or the end."""
         timed = [one.last_step or 0 for one, at in self.stepping if at.time is not None]
         times = []
         for one, at in self.stepping:
@@ -142,10 +139,7 @@ class _Ended:
 
     @cached_property
     def elsewhere(self) -> list[Row]:
-        """The row against the one rank whose last entry before the end is not that of most.
-
-        Ranks that lead have lines of their own, which say nothing.
-        """
+        """The row against the one rank whose last entry before the end is not that of most."""
         job, lasts = self.scene.job, dict[str, Occurrence]()
         present = [one for one in peers(job) if one.stream is not None]
         ranked = [one for one in present if one.rank is not None] or present
@@ -153,6 +147,7 @@ class _Ended:
             tail = one.stream.tail if one.stream is not None else ()
             before = [at for at in tail if self.is_before(at) and at.event not in self.beats]
             many = MIN_SHARE_AT_TOP * len(ranked)
+            # Ranks that lead have lines of their own, which say nothing.
             if before and not (one.leads and len(job.events[before[-1].event].counts) < many):
                 lasts[one.name] = before[-1]
         if len(lasts) < MIN_RANKS_ALIKE + 1:

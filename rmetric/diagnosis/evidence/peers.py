@@ -35,8 +35,8 @@ LEAST_SHARE = 0.9
 SLOW = "step {one.step} took {one.seconds:.3g} s, usual {one.usual_seconds:.3g} s"
 #: Largest number of unusual events that are kept.
 MAX_ODD = 12
-#: Events of an outlier that are unusual ones.
-MAX_EVENTS_OF_OUTLIER = 3
+#: Events of an outlier that are unusual ones (L4, section 4.3).
+MAX_OF_OUTLIER = 3
 #: Largest share of the peers that are outliers (or one peer).
 MAX_OUTLIER_SHARE = 0.25
 #: Least share of the peers that makes a behaviour usual.
@@ -104,12 +104,10 @@ def _compared(one: NumberOutlier) -> str:
 
 def unlike_settings(scene: Scene) -> list[Row]:
     """Rows against ranks that were started otherwise; a job that reached its steps bore it."""
-    words = "logs {0.name} {0.value}; {0.others} others log {0.usual}"
+    odd = setting_outliers(scene.job, scene.known.siblings) if not scene.job.trained else []
     first = {name: stream.first for name, stream in scene.job.streams.items()}
     return divided(
-        Row(one.stream, "settings", words.format(one), 1.0, STARTED_OTHERWISE, first[one.stream])
-        for one in setting_outliers(scene.job, scene.known.siblings)
-        if not scene.job.trained
+        Row(name, "settings", words, 1.0, STARTED_OTHERWISE, first[name]) for name, words in odd
     )
 
 
@@ -146,12 +144,10 @@ def absences(scene: Scene) -> list[Row]:
 
 
 def _explaining(scene: Scene, row: Row) -> Row:
-    """The row, which may explain the failure: the others did not go on without this rank.
-
-    All ranks take part in a step, so that one that was not needed had only nothing to log.
-    """
+    """The row, which may explain the failure: the others did not go on without this rank."""
     if row.strength < MIN_SILENCE:
         return row
+    # All ranks take part in a step, so that one that was not needed had only nothing to log.
     stream = scene.job.streams.get(row.target)
     last = stream.last if stream is not None else None
     kept = (entry for one in scene.job.stepping for entry in one.tail if entry.step is not None)
@@ -231,14 +227,11 @@ def _missing(job: Job, active: Sequence[Peer]) -> list[Row]:
 
 @dataclass(frozen=True, kw_only=True)
 class Unusual:
-    """Unusual events of a job, entries, and notes on them.
+    """Unusual events of a job by number, the oddest first, and entries, each with the reason.
 
     Attributes:
-        events: (event, why), the oddest first.
-        errors: those of errors that first occur after the last step; they often describe the
-            failure.
-        numbers: (entry, why) of those whose numbers deviate from other ranks'.
-        slow: (entry, why) of slow steps.
+        errors: those that first occur after the last step; they often describe the failure.
+        numbers: entries whose numbers deviate from other ranks'.
         first_odd: the first iteration that differs in its events or its duration, and from which
             the training did not recover.
     """
@@ -269,10 +262,15 @@ def unusual(scene: Scene) -> Unusual:
         elif scene.known.pool is not None and last is not None:
             events.append((event.number, "not in healthy jobs, after the last step"))
     shown = {number for number, _ in events}
-    for name, number in _of_outliers(scene) if scene.switches.spatial else ():
-        if number not in shown and job.events[number].counts.get(name):
-            shown.add(number)
-            events.append((number, f"makes {name} differ from its peers"))
+    # Events by which ranks report that they lost another make no outlier by their wording.
+    echoes = (one.events for one in scene.faults if one.role == "echo")
+    rng, ordinary = np.random.default_rng(scene.seed), scene.known.ordinary.union(*echoes)
+    outliers = peer_outliers(job, rng=rng, ordinary=ordinary) if scene.switches.spatial else ()
+    for one in outliers:
+        for number in one.events[:MAX_OF_OUTLIER]:
+            if number not in shown and job.events[number].counts.get(one.name):
+                shown.add(number)
+                events.append((number, f"makes {one.name} differ from its peers"))
     return Unusual(
         events=events[:MAX_ODD],
         errors=errors[:MAX_ODD],
@@ -295,14 +293,3 @@ def unusual(scene: Scene) -> Unusual:
             for one in numbers[:1]
         ],
     )
-
-
-def _of_outliers(scene: Scene) -> Iterator[tuple[str, int]]:
-    """Peers whose events deviate (L4, section 4.3), each with those in which it does most.
-
-    Events by which ranks report that they lost another make no outlier by their wording.
-    """
-    echoes = (one.events for one in scene.faults if one.role == "echo")
-    rng, ordinary = np.random.default_rng(scene.seed), scene.known.ordinary.union(*echoes)
-    for one in peer_outliers(scene.job, rng=rng, ordinary=ordinary):
-        yield from ((one.name, number) for number in one.events[:MAX_EVENTS_OF_OUTLIER])

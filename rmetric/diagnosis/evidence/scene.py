@@ -62,12 +62,7 @@ class Switches:
 
 
 class RankIndex:
-    """Names of the ranks and nodes that can be implicated.
-
-    Attributes:
-        active, silent: names of streams with log lines, and of ranks without any.
-        ranks: name -> rank, of active streams that have one.
-    """
+    """Names of the ranks and nodes that can be implicated; `silent` ones have no log lines."""
 
     def __init__(self, job: Job) -> None:
         self.active = {one.name for one in job.active_streams}
@@ -83,7 +78,7 @@ class RankIndex:
                 self._on_node.setdefault(short(node), []).append((one.rank, one.name))
 
     def is_minority(self, count: int) -> bool:
-        """Return True if `count` streams are few enough to be suspicious."""
+        """True if `count` streams are few enough to be suspicious."""
         return count <= MAX_COMMON_SHARE * max(2, len(self.active), self._job.world_size or 0)
 
     def is_known(self, name: str) -> bool:
@@ -108,7 +103,7 @@ class RankIndex:
         local = fields.get("local_rank", "")
         return (
             known
-            or (self.without_logs(ranks) if fields.get("rank") or one_task else [])
+            or (self._without_logs(ranks) if fields.get("rank") or one_task else [])
             or [
                 name
                 for node in expanded(fields.get("node", ""))
@@ -121,7 +116,7 @@ class RankIndex:
         """Streams of the rank of a number within a node; the node's where that is not known."""
         return self.implicated_ranks({"node": node, "local_rank": local_rank})
 
-    def without_logs(self, ranks: Sequence[int]) -> list[str]:
+    def _without_logs(self, ranks: Sequence[int]) -> list[str]:
         """Names of ranks without log lines that the job may have."""
         size = self._job.world_size
         return [f"rank {rank}" for rank in ranks if size is None or rank < size != 1]
@@ -131,10 +126,7 @@ class RankIndex:
         return {one for _, one in self._on_node.get(short(name.removeprefix("node ")), [])}
 
     def _of_local_rank(self, local_rank: int, stream: str) -> list[str]:
-        """The rank on the stream's node; where there is one node only, of the same number.
-
-        A log of one launcher alone whose lines state no ranks is taken to be of one node.
-        """
+        """The rank on the stream's node; where there is one node only, of the same number."""
         own = self._job.streams.get(stream)
         node = self._job.node_of(own) if own is not None else None
         if node is not None and len(self._on_node) > 1:
@@ -144,7 +136,8 @@ class RankIndex:
         name = f"rank {local_rank}"
         if not one_node or self.is_known(name):
             return [name] if one_node else []
-        return self.without_logs([local_rank]) if len(self._job.files) == 1 else []
+        # A log of one launcher alone whose lines state no ranks is taken to be of one node.
+        return self._without_logs([local_rank]) if len(self._job.files) == 1 else []
 
     def _at(self, ranks: Sequence[tuple[int, str]], local_rank: int) -> list[str]:
         """The rank of a number among those of one node, some of which may be silent."""
@@ -177,7 +170,6 @@ class Scene:
         faults: known faults that were not survived, the first in time first.
         alone: streams that report a planned end while the others failed.
         notes: on the clocks.
-        switches: parts of the method that are used.
         seed: of the Isolation Forest.
     """
 
@@ -203,7 +195,6 @@ class Scene:
 
     @cached_property
     def number_outliers(self) -> list[NumberOutlier]:
-        """Ranks whose losses or times are not those of the others."""
         return number_outliers(self.job)
 
     @property

@@ -20,9 +20,8 @@ from rmetric.diagnosis.reading.lines import unwrapped
 #: A function, its file and the line in it.
 Frame = tuple[str, str, str]
 
-#: Frames that are shown of a stack.
+#: Frames that are shown of a stack, and lines above it in which its host is sought.
 MAX_SHOWN = 4
-#: Lines above a stack in which its host is sought.
 MAX_ABOVE = 3
 #: Least share of a file's lines below its first stack that are of stacks.
 MIN_STACK_SHARE = 0.6
@@ -170,7 +169,6 @@ def read_stacks(text: str, name: str, rank: int | None, node: str | None = None)
     found: list[Stack] = []
     above: list[str] = []
     main = False
-
     for line in text.splitlines():
         if before := _BEFORE.match(line):
             node, line = before["host"] or node, line[before.end() :]
@@ -247,9 +245,7 @@ _AWAITS = {
 class OddStack(NamedTuple):
     """Where a stream stands other than most, in words, and what it waits for outside the job.
 
-    Attributes:
-        collective: it waits for others in a collective that they have not entered.
-        stays: it does not move.
+    It may wait for others in a collective that they have not entered, and it may stay there.
     """
 
     words: str
@@ -389,10 +385,7 @@ def assign(
 
 
 def _by_order(stacks: Sequence[Stack], each: int | None) -> None:
-    """Local ranks of the processes of one file by their numbers, where nothing else tells them.
-
-    Not where fewer than `each` are there: nothing tells which are missing.
-    """
+    """Local ranks by the processes' numbers, where nothing else tells them and all are there."""
     numbers = sorted({one.pid for one in stacks if one.pid is not None})
     known = any(one.stream or one.local_rank is not None or one.pid is None for one in stacks)
     in_row = len(numbers) > 1 and numbers[-1] - numbers[0] + 1 == len(numbers)

@@ -160,36 +160,20 @@ _NO_SETTINGS = re.compile(
 )
 
 
-class SettingOutlier(NamedTuple):
-    """A value that one stream logs and its peers do not.
-
-    Attributes:
-        name: the words before the value.
-        value, usual: as written.
-        others: number of streams that log the usual one.
-    """
-
-    stream: str
-    name: str
-    value: str
-    usual: str
-    others: int
-
-
-def setting_outliers(job: Job, siblings: Sequence[Job] = ()) -> list[SettingOutlier]:
-    """In the order of the streams, each at most once for a name.
+def setting_outliers(job: Job, siblings: Sequence[Job] = ()) -> list[tuple[str, str]]:
+    """Streams with a setting that is not that of their peers, in words; each setting once.
 
     All ranks of a job log the same settings at start; one with another value was launched
     differently. A setting that differs in a healthy sibling is left out, and so is one that only
     rank 0 logs otherwise: it has duties of its own.
     """
-    usual = {(one.stream, one.name) for sibling in siblings for one in _odd_settings(sibling)}
-    found = {(one.stream, one.name): one for one in _odd_settings(job)}
-    return [one for key, one in found.items() if key not in usual]
+    usual = {key for sibling in siblings for key in _odd_settings(sibling)}
+    found = _odd_settings(job)
+    return [(key[0], words) for key, words in found.items() if key not in usual]
 
 
-def _odd_settings(job: Job) -> Iterator[SettingOutlier]:
-    """Values that few ranks have, at each place in the first lines of all."""
+def _odd_settings(job: Job) -> dict[tuple[str, str], str]:
+    """(stream, name) -> a value that few ranks have at a place in the first lines of all."""
     ranks = [one for one in job.streams.values() if one.rank is not None]
     least = max(MIN_RANKS, MIN_RANK_SHARE * len(ranks))
     leaders = {one.name for one in ranks if one.rank == 0}
@@ -205,13 +189,15 @@ def _odd_settings(job: Job) -> Iterator[SettingOutlier]:
             for at in range(len(words)):
                 if setting := _setting(words, at):
                     logged[event, len(words), at][rank] = setting
+    found = {}
     for values in logged.values():
         ((usual, times),) = Counter(value for _, value in values.values()).most_common(1)
         odd = {rank: pair for rank, pair in values.items() if pair[1] != usual}
         few = len(odd) <= max(1, len(values) // RANKS_PER_OUTLIER)
         if len(values) >= least and few and odd.keys() != leaders:
             for rank, (name, value) in odd.items():
-                yield SettingOutlier(rank, name, value, usual, times)
+                found[rank, name] = f"logs {name} {value}; {times} others log {usual}"
+    return found
 
 
 def _setting(words: Sequence[str], at: int) -> tuple[str, str] | None:
