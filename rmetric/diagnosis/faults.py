@@ -58,7 +58,6 @@ class Fault:
 
     @property
     def events(self) -> set[int]:
-        """Numbers of its events."""
         return set().union(*(match.events for match in self.matches))
 
     @property
@@ -76,11 +75,6 @@ class Fault:
     def has(self, trait: str) -> bool:
         """True for a trait of `signature.TRAITS`."""
         return trait in self.signature.traits
-
-    @property
-    def is_sure(self) -> bool:
-        """It states a cause or an end, more than any error line, and follows from no other."""
-        return self.role in ("cause", "ending") and self.confidence >= GENERIC and not self.follows
 
 
 def find_faults(

@@ -10,7 +10,7 @@ from itertools import product
 
 from rmetric.diagnosis.evidence.scene import MAX_COMMON_SHARE, Row, Scene, divided, signal_of
 from rmetric.diagnosis.facts.job import Job, Match, short
-from rmetric.diagnosis.faults import Fault
+from rmetric.diagnosis.faults import GENERIC, Fault
 from rmetric.diagnosis.signature import DIFFERENT, SILENT
 
 #: Entries of an error in a log without ranks that are of all ranks rather than of one.
@@ -108,7 +108,8 @@ def _of_many(scene: Scene, exits: Fault) -> bool:
     """True for plain exits beside the report of a lost peer, or behind an error of all ranks."""
     faults = scene.faults
     lost = [one for one in faults if one.has("lost connection")]
-    sure = (one for one in faults if one.role == "cause" and one.is_sure)
+    causes = [one for one in faults if one.role == "cause" and not one.follows]
+    sure = (one for one in causes if one.confidence >= GENERIC)
     if exits.has("task exit") and lost and all(one in lost for one in sure):
         return True  # whoever loses another one ends, the first as well as the last
     of_all = (

@@ -30,11 +30,11 @@ MIN_SECONDS_WITHOUT_STEPS = 1800.0
 QUARTER_SECONDS = 900.0
 #: But no time limit is so much shorter than a difference of zones.
 MIN_SHARE_BEFORE_LIMIT = 0.125
-#: A shorter time is not stated.
+#: A shorter time is not stated; characters that are quoted of an entry.
 MIN_SHOWN_SECONDS = 60.0
-#: So many different entries may recur during a hang: heartbeats, monitors.
+MAX_QUOTED = 60
+#: So many different entries may recur during a hang, at least so often: heartbeats, monitors.
 MAX_HEARTBEATS = 2
-#: Least number of entries after the last step of logs that state no end.
 MIN_HEARTBEATS = 3
 #: Stages in which nothing may be logged for long.
 QUIET_STAGES = {"load data", "compile", "evaluate", "checkpoint", "tear-down"}
@@ -42,8 +42,6 @@ QUIET_STAGES = {"load data", "compile", "evaluate", "checkpoint", "tear-down"}
 MIN_SHARE_AT_TOP = 0.5
 #: So many ranks must end at the same line, for the only other one to stand elsewhere.
 MIN_RANKS_ALIKE = 3
-#: Characters that are quoted of an entry.
-MAX_QUOTED = 60
 #: What an evaluation says of itself, which may take its time.
 _WORK = re.compile(r"(?i)\b(?:eval|valid)")
 #: What watches a log and sees nothing new in it.
@@ -190,10 +188,8 @@ class _Ended:
         return last_entry - min(begin, last_entry) < MIN_SHARE_BEFORE_LIMIT * gap
 
     def since_last_step(self, last_step: float | None, gap: float) -> tuple[float, str, float]:
-        """Seconds of it to the last entry; the kind of a hang; from how many seconds it is one.
-
-        The kind is "unsure hang" where monitors logged on or the pauses of steps are not known.
-        """
+        """Seconds of it to the last entry; the kind of a hang; from how many seconds it is one."""
+        # It is unsure where monitors logged on or the pauses of steps are not known.
         longest = max((one.longest_pause for one, _ in self.stepping), default=0.0)
         kind, least = "hang" if longest else "unsure hang", max(MIN_SECONDS, MIN_RATIO * longest)
         if not longest and not self.elsewhere:

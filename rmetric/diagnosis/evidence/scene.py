@@ -27,15 +27,13 @@ MAX_RANGE_LENGTH = 10_000
 
 
 class Row(NamedTuple):
-    """One piece of evidence.
+    """One piece of evidence, with the reason and the log entry that shows it best.
 
     Attributes:
         target: the stream that it speaks against; "" for the whole job.
         kind: a key of the weights of model.json.
-        words: the reason.
         strength: 0 to 1.
         hypothesis: id of the inferred cause that it speaks for; "" for none.
-        entry: the log entry that shows it best.
         stage: in which the job stood, where the evidence tells.
     """
 
@@ -85,12 +83,10 @@ class RankIndex:
         return name in self.active or name in self.silent
 
     def implicated_ranks(self, fields: dict[str, str], stream: str = "") -> list[str]:
-        """Streams of the ranks or the nodes that an entry names; they may have no log lines.
+        """Streams of the ranks or the nodes that an entry's fields name, perhaps without log lines.
 
-        Args:
-            fields: of the entry.
-            stream: that logged it, which is meant where the field `own` is set; a local rank
-                without a node is of its node.
+        The `stream` that logged it is meant where the field `own` is set; a local rank without a
+        node is of its node.
         """
         if signal_of(fields) == signal.SIGTERM:  # a launcher's own doing
             return []

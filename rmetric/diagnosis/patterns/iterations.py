@@ -40,8 +40,6 @@ MAX_FORMS = 8
 RECOVERED = 2 * WINDOW
 #: Least fall of the mean similarity, however similar the iterations before were.
 LEAST_FALL = 0.02
-#: Similarities of pairs of iterations that are remembered.
-MAX_SIMILARITIES = 2000
 #: A slow iteration takes at least this many times the median duration,
 SLOW_RATIO = 3.0
 #: and so many seconds more: where times have whole seconds only, the second.
@@ -57,10 +55,7 @@ _STEP_LINE = -1
 def distance(first: Sequence[int], second: Sequence[int]) -> int:
     """Dynamic time warping between two sequences of symbols at cost 0 for equal, 1 for unequal.
 
-    Symbols become unit vectors, which are at squared distance 2 from each other, so that the
-    library's squared distance is twice the number of unequal pairs on the best path. Those of
-    one sequence alone are equal to nothing and share a vector. An empty sequence is as far from
-    another as the other is long.
+    An empty sequence is as far from another as the other is long.
 
     >>> distance([1, 2, 3], [1, 2, 2, 3]), distance([1, 2, 3], [1, 7, 3])
     (0, 1)
@@ -69,6 +64,8 @@ def distance(first: Sequence[int], second: Sequence[int]) -> int:
 
     if not first or not second:
         return max(len(first), len(second))
+    # Symbols become unit vectors, at squared distance 2 from each other, so that the library's is
+    # twice the number of unequal pairs on the best path. Those of one sequence alone share one.
     place = {symbol: row for row, symbol in enumerate(sorted({*first} & {*second}), start=2)}
     unit = np.eye(len(place) + 2)
     ours = unit[[place.get(one, 0) for one in first]]
@@ -78,7 +75,7 @@ def distance(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 # A training logs the same few sequences again and again.
-@lru_cache(maxsize=MAX_SIMILARITIES)
+@lru_cache(maxsize=2000)
 def similarity(first: tuple[int, ...], second: tuple[int, ...]) -> float:
     """1 for equal, 0 where no pair on the best path is equal.
 
@@ -91,12 +88,8 @@ def similarity(first: tuple[int, ...], second: tuple[int, ...]) -> float:
 def usual_if_slow(kept: deque[float], seconds: float, steps: int) -> float | None:
     """Add a duration to those kept; the median of those before if it is far longer, else None.
 
-    Far longer: three sigma above their mean, several times the median, more than any before.
-
-    Args:
-        kept: durations in seconds for a step.
-        seconds: for a step.
-        steps: number of steps in the iteration.
+    Far longer: three sigma above their mean, several times the median, more than any before. All
+    are seconds for one step of the `steps` in the iteration.
     """
     before = tuple(kept)
     kept.append(seconds)
@@ -212,11 +205,10 @@ class _Past(Generic[Place]):
             usual = usual_if_slow(self.seconds, seconds, steps)
         missing, extra = self._difference(events)
         if (missing or extra or usual is not None) and len(self.odd) < MAX_ODD_ITERATIONS:
-            took, before = (
-                None if usual is None or one is None else round(one * steps, 3)
-                for one in (seconds, usual)
-            )
-            odd = Iteration(step=step, place=self.opened, seconds=took, usual_seconds=before)
+            odd = Iteration(step=step, place=self.opened)
+            if seconds is not None and usual is not None:
+                took, before = round(seconds * steps, 3), round(usual * steps, 3)
+                odd = replace(odd, seconds=took, usual_seconds=before)
             self.odd.append(_Odd(odd, self.iterations, missing, extra))
         self.iterations += 1
         self.window.append(events)
@@ -269,10 +261,7 @@ class IterationWatch(Generic[Place]):
             past.now += events[: max(0, MAX_ITERATION_EVENTS - len(past.now))]
 
     def enter(self, stream: str, stage: str) -> None:
-        """The stream enters a stage; those of `ASIDE` last until its next step line.
-
-        The iteration that one of them breaks is not judged: a part of it is all there is.
-        """
+        """The stream enters a stage; one of `ASIDE` lasts until its next step line."""
         past = self._pasts[stream]
         past.aside = stage in ASIDE
         past.was_aside |= past.aside
@@ -280,14 +269,11 @@ class IterationWatch(Generic[Place]):
     def add_step(
         self, stream: str, match: StepMatch, event: int, place: Place, time: float | None
     ) -> int:
-        """An entry that states a step ends an iteration if the step is a new one.
+        """An entry that states a step ends an iteration if it is a new one; the stream's last step.
 
         The iterations of a stream are those of one form of line, the first that it used unless
         another counts on and on (an evaluation's bar, a plan that names a step). Lines of other
         forms are entries as any other, and so are those that repeat a step.
-
-        Returns:
-            The step at which the stream is.
         """
         past, step = self._pasts[stream], match.step
         new = past.starts_new_step(match.form, step)

@@ -26,10 +26,9 @@ MAD_TO_DEVIATION = 1.4826
 
 @dataclass(kw_only=True)
 class Peer:
-    """A rank, a node or a file, of which each is compared with the others.
+    """A rank, a node or a file, by its stream's name, of which each is compared with the others.
 
     Attributes:
-        name: as a stream's: "rank 3", "node gpu-07".
         stream: None for a silent rank.
         counts: event number -> number of entries.
         leads: it has duties that its peers lack: rank 0, the last rank, the first of a node.
@@ -44,10 +43,7 @@ class Peer:
 
 
 def peers(job: Job) -> list[Peer]:
-    """Ranks, silent ones too; nodes where no rank is known, else files.
-
-    In the order of ranks, then of names.
-    """
+    """Ranks, silent ones too, in their order; nodes where no rank is known, else files."""
     found = [
         Peer(name=one.name, rank=one.rank, node=job.node_of(one), stream=one)
         for one in job.active_streams
@@ -62,10 +58,9 @@ def peers(job: Job) -> list[Peer]:
                 by_name[name].counts[event.number] += count
     ranked = [one for one in found if one.rank is not None]
     first_of_node = {one.node: one for one in reversed(ranked) if one.node is not None}
-    for leader in (*first_of_node.values(), *ranked[-1:]):
+    first = [one for one in ranked[:1] if one.rank == 0]
+    for leader in (*first, *first_of_node.values(), *ranked[-1:]):
         leader.leads = True
-    for one in ranked[:1]:
-        one.leads |= one.rank == 0
     return found
 
 
@@ -118,10 +113,8 @@ def peer_outliers(
     than `MAX_NODES`, are: so many have a duty and no fault. Leaders (rank 0, the last rank, the
     first of a node) are judged by the events that they lack only.
 
-    Args:
-        job: the job.
-        rng: seeds the forest, which is grown only where a distance reaches `THRESHOLD`.
-        ordinary: events set aside.
+    `rng` seeds the forest, which is grown only where a distance reaches `THRESHOLD`; events of
+    `ordinary` are set aside.
     """
     every = peers(job)
     events = [one.number for one in job.events if one.number not in ordinary]

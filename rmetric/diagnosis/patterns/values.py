@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from math import isfinite
 from statistics import median
 from typing import NamedTuple
@@ -17,12 +16,11 @@ from typing import NamedTuple
 from rmetric.diagnosis.facts.job import Job, Occurrence
 from rmetric.diagnosis.patterns.spatial import robust_deviation
 
-#: Least share of the ranks that log a value, to compare it.
+#: Least share of the ranks that log a value, and least number of them, to compare it.
 MIN_RANK_SHARE = 0.75
-#: Least number of those ranks.
 MIN_RANKS = 4
 
-# -- numbers of steps and of exceptions
+# -- numbers of steps
 
 #: An outlier is at least this many times the median of the others, and so many robust deviations
 #: above it.
@@ -130,13 +128,8 @@ def numbers(text: str) -> Iterator[tuple[str, float]]:
     [('data', 12.5), ('loss', nan)]
     """
     for found in _NAMED.finditer(text.partition("\n")[0]):
-        if _is_quantity(found["name"]):
+        if not _NO_QUANTITY.search(found["name"]):
             yield found["name"], float(found["value"])
-
-
-@lru_cache(maxsize=4096)
-def _is_quantity(name: str) -> bool:
-    return not _NO_QUANTITY.search(name)
 
 
 # -- settings
