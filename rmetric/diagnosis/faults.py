@@ -109,9 +109,7 @@ def find_faults(
             last = max((one.last for one in matches), key=ordering.key)
             faults.append(Fault(signature=signature, matches=matches, last=last))
     faults.sort(key=lambda one: ordering.key(one.first))
-    for fault in faults:
-        earlier = (one for one in faults if _explains(one, fault, ordering))
-        fault.follows = next((one.signature.id for one in earlier), "")
+    _relate(faults, ordering)
     return faults
 
 
@@ -144,6 +142,12 @@ MIN_CONFIDENCE_OF_FAILURE = 0.4
 SAME_FAULT_SECONDS = 60.0
 
 
+def _relate(faults: Sequence[Fault], ordering: Ordering) -> None:
+    for fault in faults:
+        earlier = (one for one in faults if _explains(one, fault, ordering))
+        fault.follows = next((one.signature.id for one in earlier), "")
+
+
 def _explains(other: Fault, one: Fault, ordering: Ordering) -> bool:
     """True if `one` is a likely consequence of `other`."""
     reported = one.has("abort") or one.has("report")
@@ -162,15 +166,13 @@ def _explains(other: Fault, one: Fault, ordering: Ordering) -> bool:
 
 def _is_reason(other: Fault, one: Fault, ordering: Ordering) -> bool:
     """True for what broke or ended the other about when it failed, whatever the clocks say."""
-    broke_link = other.has("link down") and one.has("no answer")
-    at = (ordering.at_latest(one.first) if broke_link else None) or one.first
-    apart = abs(ordering.later_by(at, other.first) or 0.0)
-    at_once = apart <= SAME_FAULT_SECONDS
-    if broke_link:
-        return at_once or may_be_time_zone(apart)
+    if other.has("link down") and one.has("no answer"):
+        at = ordering.at_latest(one.first) or one.first
+        return _at_once(abs(ordering.later_by(at, other.first) or 0.0))
+    apart = abs(ordering.later_by(one.first, other.first) or 0.0)
     if other.has("breaks the GPU") and one.has("unspecific"):
         return True
-    if _is_broken(other) and one.has("connection") and at_once:
+    if apart <= SAME_FAULT_SECONDS and _is_broken(other) and one.has("connection"):
         return True
     if one.has("meeting"):  # nodes wait in vain for one that fails by itself
         others = not set(one.streams) <= set(other.streams)
@@ -179,7 +181,11 @@ def _is_reason(other: Fault, one: Fault, ordering: Ordering) -> bool:
         return other.signature.family in one.signature.reason_in and apart <= FOLLOWS_WITHIN
     # Slurm may cancel the step first, and the job with its reason after the time of grace.
     ends = one.has("signalled") and not other.has("signalled") and other.role == "ending"
-    return ends and (at_once or may_be_time_zone(apart))
+    return ends and _at_once(apart)
+
+
+def _at_once(apart: float) -> bool:
+    return apart <= SAME_FAULT_SECONDS or may_be_time_zone(apart)
 
 
 def _is_near(other: Fault, one: Fault, ordering: Ordering) -> bool:
@@ -318,12 +324,12 @@ class _Met:
         begun = next((at for stage, at in job.stages if stage == "train"), None)
         if begun is not None and is_later(begun):
             return max(one.steps for one in stepping) > IN_FLIGHT
-        # Far more steps than the last entries, whatever they are of, are of later.
-        step, end = self.match.last.step, own.last_step or 0
-        long_before = (
-            own.steps > IN_FLIGHT if step is None else (end - step) * own.steps > TAIL * end
-        )
-        return of_steps and long_before
+        return of_steps and self._is_long_before_the_end()
+
+    def _is_long_before_the_end(self) -> bool:
+        """Far more steps than the last entries, whatever they are of, are of later."""
+        step, steps, end = self.match.last.step, self.own.steps, self.own.last_step or 0
+        return steps > IN_FLIGHT if step is None else (end - step) * steps > TAIL * end
 
     def _losses(self, is_later: Callable[[Occurrence], bool]) -> int:
         """Number of entries with a loss behind it, in a job whose lines state no steps."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import reduce
 
 from rmetric.diagnosis.evidence.scene import Scene
-from rmetric.diagnosis.facts.job import Occurrence
+from rmetric.diagnosis.facts.job import JobStream, Occurrence
 from rmetric.diagnosis.faults import Fault
 from rmetric.diagnosis.library.stages import awaited, next_stage
 from rmetric.diagnosis.report.evidence import stage_of
@@ -56,20 +56,26 @@ def _stage_at(scene: Scene, place: Occurrence) -> str:
     stepping = [one for one in job.stepping if one.steps >= _MIN_STEP_SHARE * job.most_steps]
     own = [one for one in stepping if one.name == place.stream]
     if stage in (_LAUNCHING if own else _STARTING):
-        latest = ordering.at_latest(place) or place
-        working = [
-            entry
-            for one in own or stepping
-            for entry in (*one.tail, one.last_step_at)
-            if entry is not None
-            and entry.stage not in _LAUNCHING
-            and not ordering.after(entry, place if entry.file == place.file else latest)
-        ]
-        # Of another file, an entry without a time may as well have come later.
-        placed = [one for one in working if one.time is not None or one.file == place.file]
-        in_order = sorted(placed or working, key=ordering.key)
-        stage = reduce(next_stage, (one.stage for one in in_order), stage)
+        working = _working(scene, own or stepping, place)
+        stage = reduce(next_stage, (one.stage for one in working), stage)
     if stage in _LAUNCHING:
         before = [name for name, at in job.stages if not ordering.after(at, place)]
         return next((one for one in reversed(before) if one not in _LAUNCHING), stage)
     return stage
+
+
+def _working(scene: Scene, streams: Sequence[JobStream], place: Occurrence) -> list[Occurrence]:
+    """The kept entries of streams at work up to a place, in order."""
+    ordering = scene.ordering
+    latest = ordering.at_latest(place) or place
+    working = [
+        entry
+        for one in streams
+        for entry in (*one.tail, one.last_step_at)
+        if entry is not None
+        and entry.stage not in _LAUNCHING
+        and not ordering.after(entry, place if entry.file == place.file else latest)
+    ]
+    # Of another file, an entry without a time may as well have come later.
+    placed = [one for one in working if one.time is not None or one.file == place.file]
+    return sorted(placed or working, key=ordering.key)

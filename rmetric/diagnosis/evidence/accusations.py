@@ -34,8 +34,8 @@ MAX_LACKING_SHARE = 0.25
 
 
 def own_faults(scene: Scene) -> Iterator[Row]:
-    """Rows against the streams that logged a cause, or a fault of the kind that its node logged."""
-    index, active = scene.index, scene.index.active
+    """Rows against the streams that logged a cause."""
+    active = scene.index.active
     for fault in scene.faults:
         own = _own_matches(scene, fault)
         # A traceback without its exception may be of any rank.
@@ -50,12 +50,17 @@ def own_faults(scene: Scene) -> Iterator[Row]:
                 yield Row(match.stream, kind, words, fault.confidence, entry=match.first)
         if fault.follows and fault.signature.reason_in:  # its reason was seen by others
             yield Row(own[0].stream, "own cause", words)
+    yield from _confirmed(scene)
+
+
+def _confirmed(scene: Scene) -> Iterator[Row]:
+    """Rows against the only rank that logged a fault of the kind that its node logged."""
     broken = [one for one in scene.faults if one.signature.actor == "hardware"]
     for one in broken:
         alike = (each for each in broken if each.signature.family == one.signature.family)
         family = {name for each in alike for name in each.streams}
         for node in one.streams:
-            ranks = family & index.on_node(node) if node.startswith("node ") else set()
+            ranks = family & scene.index.on_node(node) if node.startswith("node ") else set()
             if len(ranks) == 1:
                 yield Row(ranks.pop(), "confirmed", f"its node logged: {one.signature.title}")
 
@@ -74,16 +79,7 @@ def _own_matches(scene: Scene, fault: Fault) -> list[Match]:
 
 def named_ranks(scene: Scene) -> Iterator[Row]:
     """Rows against the ranks that entries name, the stronger the fewer; a symptom spares some."""
-    index = scene.index
-    # They waited for another, lost it, or failed in the same way as most.
-    innocent = {
-        name
-        for one in scene.faults
-        if one.role == "echo"
-        or (one.role == "cause" and one.follows and one.has("connection"))
-        or (one.role == "cause" and not index.is_minority(len(one.streams)))
-        for name in one.streams
-    }
+    index, innocent = scene.index, _innocent(scene)
     for fault in scene.faults:
         is_symptom, aborted, names = fault.role == "symptom", False, dict[str, None]()
         if fault.role == "ending" or (is_symptom and _of_many(scene, fault)):
@@ -102,6 +98,18 @@ def named_ranks(scene: Scene) -> Iterator[Row]:
             kind = "only exit" if alone else "implicated"
             kind = kind if fault.follows or aborted else "accused"
             yield from _against(implicated, kind, "named in: {}", fault)
+
+
+def _innocent(scene: Scene) -> set[str]:
+    """Streams that waited for another, lost it, or failed in the same way as most."""
+    return {
+        name
+        for one in scene.faults
+        if one.role == "echo"
+        or (one.role == "cause" and one.follows and one.has("connection"))
+        or (one.role == "cause" and not scene.index.is_minority(len(one.streams)))
+        for name in one.streams
+    }
 
 
 def _of_many(scene: Scene, exits: Fault) -> bool:
@@ -237,22 +245,7 @@ def lost_hosts(scene: Scene) -> list[Row]:
     heard, as theirs tell more.
     """
     job = scene.job
-    named, addressed, reporting = Lost(set), Lost(set), set[str]()
-    for match in (one for fault in scene.faults if fault.role == "echo" for one in fault.matches):
-        if own := job.node_of(job.streams[match.stream]):
-            reporting.add(short(own))
-        for fields in match.named:
-            if not (stated := fields.get("remote_host")):
-                continue
-            host, connection = _node_of(stated), (match.stream, fields.get("port", ""))
-            if host[:1].isdigit() and not _POD.match(stated):
-                addressed[host].add(connection)
-            else:
-                named[_INTERFACE.sub("", short(host))].add(connection)
-    heard = sum(one.rank is not None for one in job.streams.values())
-    every_rank = 0 < heard >= (job.world_size or 0)
-    some = named or (Lost(set) if every_rank else addressed)
-    lost = {host: each for host, each in some.items() if host not in reporting}
+    named, lost = _lost(scene)
     streams = {host: {stream for stream, _ in each} for host, each in lost.items()}
     if not streams:
         return []
@@ -269,6 +262,27 @@ def lost_hosts(scene: Scene) -> list[Row]:
     words = f"{ports} connections to it were lost, and none to another node"
     words = f"{many} others lost their connection to it" if many > 1 else words
     return [Row(f"node {nodes.get(host, host)}", "lost host", words)]
+
+
+def _lost(scene: Scene) -> tuple[bool, dict[str, set[tuple[str, str]]]]:
+    """If names of hosts are known; of those that report none, (stream, port) of what was lost."""
+    job = scene.job
+    named, addressed, reporting = Lost(set), Lost(set), set[str]()
+    for match in (one for fault in scene.faults if fault.role == "echo" for one in fault.matches):
+        if own := job.node_of(job.streams[match.stream]):
+            reporting.add(short(own))
+        for fields in match.named:
+            if not (stated := fields.get("remote_host")):
+                continue
+            host, connection = _node_of(stated), (match.stream, fields.get("port", ""))
+            if host[:1].isdigit() and not _POD.match(stated):
+                addressed[host].add(connection)
+            else:
+                named[_INTERFACE.sub("", short(host))].add(connection)
+    heard = sum(one.rank is not None for one in job.streams.values())
+    every_rank = 0 < heard >= (job.world_size or 0)
+    lost = named or (Lost(set) if every_rank else addressed)
+    return bool(named), {host: lost[host] for host in lost if host not in reporting}
 
 
 def _node_of(host: str) -> str:

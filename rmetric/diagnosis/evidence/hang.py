@@ -138,16 +138,7 @@ class _Ended:
     @cached_property
     def elsewhere(self) -> list[Row]:
         """The row against the one rank whose last entry before the end is not that of most."""
-        job, lasts = self.scene.job, dict[str, Occurrence]()
-        present = [one for one in peers(job) if one.stream is not None]
-        ranked = [one for one in present if one.rank is not None] or present
-        for one in ranked:
-            tail = one.stream.tail if one.stream is not None else ()
-            before = [at for at in tail if self.is_before(at) and at.event not in self.beats]
-            many = MIN_SHARE_AT_TOP * len(ranked)
-            # Ranks that lead have lines of their own, which say nothing.
-            if before and not (one.leads and len(job.events[before[-1].event].counts) < many):
-                lasts[one.name] = before[-1]
+        job, lasts = self.scene.job, self.last_entries()
         if len(lasts) < MIN_RANKS_ALIKE + 1:
             return []
         at = {name: job.events[last.event].template for name, last in lasts.items()}
@@ -161,6 +152,20 @@ class _Ended:
         words = f"it stands at {_end_of(text)!r}, {times} others at {_end_of(usual)!r}"
         # What it has not done tells where it is, too.
         return [Row(other, "elsewhere", words, stage=stage_of_wait(f"{text}\n{usual}"))]
+
+    def last_entries(self) -> dict[str, Occurrence]:
+        """Rank, or node, -> its last entry before the end that is no heartbeat."""
+        job, lasts = self.scene.job, dict[str, Occurrence]()
+        present = [one for one in peers(job) if one.stream is not None]
+        ranked = [one for one in present if one.rank is not None] or present
+        for one in ranked:
+            tail = one.stream.tail if one.stream is not None else ()
+            before = [at for at in tail if self.is_before(at) and at.event not in self.beats]
+            many = MIN_SHARE_AT_TOP * len(ranked)
+            # Ranks that lead have lines of their own, which say nothing.
+            if before and not (one.leads and len(job.events[before[-1].event].counts) < many):
+                lasts[one.name] = before[-1]
+        return lasts
 
     def is_before(self, entry: Occurrence) -> bool:
         """True for an entry of the time before the end, and not of its announcement."""
@@ -228,13 +233,18 @@ class _Ended:
         furthest = self.scene.job.furthest
         step = furthest.last_step if furthest and not furthest.counts_samples else None
         words = "before the first step" if step is None else f"after step {step}"
-        words += " and was ended "
-        if seconds >= MIN_SHOWN_SECONDS:
-            long = f"{seconds / 3600:.1f} h" if seconds >= 5400 else f"{seconds / 60:.0f} min"
-            words += f"{'at least ' if of_zones else ''}{long} "
+        later = f"{_span(seconds, at_least=of_zones)}later"
         place = furthest.last_step_at if furthest else None
         stage = self.located[0].stage if self.located else ""
-        return [Row("", kind, f"{words}later", 1.0, HUNG, place, stage), *self.located]
+        words = f"{words} and was ended {later}"
+        return [Row("", kind, words, 1.0, HUNG, place, stage), *self.located]
+
+
+def _span(seconds: float, *, at_least: bool) -> str:
+    if seconds < MIN_SHOWN_SECONDS:
+        return ""
+    long = f"{seconds / 3600:.1f} h" if seconds >= 5400 else f"{seconds / 60:.0f} min"
+    return f"{'at least ' if at_least else ''}{long} "
 
 
 def _end_of(text: str) -> str:

@@ -210,31 +210,12 @@ class Unusual:
 
 def unusual(scene: Scene) -> Unusual:
     """Everything unusual in a job, by the parts that are not switched off."""
-    job, after, key = scene.job, scene.ordering.after, scene.ordering.key
+    job, key = scene.job, scene.ordering.key
     odd = job.odd_iterations.values() if scene.switches.temporal else ()
     numbers = scene.number_outliers if scene.switches.spatial else []
     steps = [one.last_step_at for one in job.streams.values() if one.last_step_at is not None]
     last = max(steps, key=key, default=None)
-    events, errors = list[tuple[int, str]](), list[tuple[int, str]]()
-    for event in sorted(job.events, key=lambda one: key(one.first)):
-        if event.number in scene.known.ordinary or not (last is None or after(event.last, last)):
-            continue
-        if level(event.last.text) == "error":
-            events.append((event.number, "an error, after the last step"))
-            if last is not None and after(event.first, last):
-                errors.append(events[-1])
-        elif scene.known.pool is not None and last is not None:
-            events.append((event.number, "not in healthy jobs, after the last step"))
-    shown = {number for number, _ in events}
-    # Events by which ranks report that they lost another make no outlier by their wording.
-    echoes = (one.events for one in scene.faults if one.role == "echo")
-    rng, ordinary = np.random.default_rng(scene.seed), scene.known.ordinary.union(*echoes)
-    outliers = peer_outliers(job, rng=rng, ordinary=ordinary) if scene.switches.spatial else ()
-    for one in outliers:
-        for number in one.events[:MAX_OF_OUTLIER]:
-            if number not in shown and job.events[number].counts.get(one.name):
-                shown.add(number)
-                events.append((number, f"makes {one.name} differ from its peers"))
+    events, errors = _odd_events(scene, last)
     return Unusual(
         events=events[:MAX_ODD],
         errors=errors[:MAX_ODD],
@@ -257,3 +238,31 @@ def unusual(scene: Scene) -> Unusual:
             for one in numbers[:1]
         ],
     )
+
+
+def _odd_events(
+    scene: Scene, last: Occurrence | None
+) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
+    """Events after the last step, and those of outliers; errors that first occur after it."""
+    job, after, key = scene.job, scene.ordering.after, scene.ordering.key
+    events, errors = list[tuple[int, str]](), list[tuple[int, str]]()
+    for event in sorted(job.events, key=lambda one: key(one.first)):
+        if event.number in scene.known.ordinary or not (last is None or after(event.last, last)):
+            continue
+        if level(event.last.text) == "error":
+            events.append((event.number, "an error, after the last step"))
+            if last is not None and after(event.first, last):
+                errors.append(events[-1])
+        elif scene.known.pool is not None and last is not None:
+            events.append((event.number, "not in healthy jobs, after the last step"))
+    shown = {number for number, _ in events}
+    # Events by which ranks report that they lost another make no outlier by their wording.
+    echoes = (one.events for one in scene.faults if one.role == "echo")
+    rng, ordinary = np.random.default_rng(scene.seed), scene.known.ordinary.union(*echoes)
+    outliers = peer_outliers(job, rng=rng, ordinary=ordinary) if scene.switches.spatial else ()
+    for one in outliers:
+        for number in one.events[:MAX_OF_OUTLIER]:
+            if number not in shown and job.events[number].counts.get(one.name):
+                shown.add(number)
+                events.append((number, f"makes {one.name} differ from its peers"))
+    return events, errors

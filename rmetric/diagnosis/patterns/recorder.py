@@ -70,6 +70,12 @@ class Dump:
         known = [number for number, one in own if one.done or not done]
         return max([self.reached.get(key, (-1, -1))[done], *known])
 
+    def whereabouts(self, group: str, last: int) -> str:
+        one = self.groups.get(group, {}).get(last)
+        if one is None:
+            return f"its last is #{last}" if last >= 0 else "it entered none of this group"
+        return f"its last is #{last}, {one.words}" + ("" if one.done else ", not ended")
+
 
 class Accused(NamedTuple):
     """A rank that holds up others, which wait for it or are ahead of it."""
@@ -182,14 +188,18 @@ def culprits(dumps: Sequence[Dump]) -> dict[int, Accused]:
         found += [*_not_ended(group, key, some), *_not_entered(group, key, some)]
     waiting = {rank for _, one in found if one.how != "not ended" for rank in one.others}
     receiving = {rank for rank, one in by_rank.items() if one.receives}
-    blamed: dict[int, Accused] = {}
-    for wait in (waiting | receiving, waiting, set[int]()):
-        # Each rank by its first accusation, and all that wait for it.
-        for rank, one in found if not blamed else ():
-            if one.how != "not entered" or rank not in wait:
-                before = blamed.setdefault(rank, one)
-                blamed[rank] = before._replace(others=before.others | one.others)
+    blamed = _blamed(found, waiting | receiving) or _blamed(found, waiting) or _blamed(found, set())
     return dict(sorted(blamed.items(), key=lambda pair: (-len(pair[1].others), pair[0])))
+
+
+def _blamed(found: Sequence[tuple[int, Accused]], wait: set[int]) -> dict[int, Accused]:
+    """Each rank with its first accusation, and all that wait for it; some `wait` elsewhere."""
+    blamed: dict[int, Accused] = {}
+    for rank, one in found:
+        if one.how != "not entered" or rank not in wait:
+            before = blamed.setdefault(rank, one)
+            blamed[rank] = before._replace(others=before.others | one.others)
+    return blamed
 
 
 def _not_ended(group: str, key: str, dumps: Mapping[int, Dump]) -> Iterator[tuple[int, Accused]]:
@@ -223,11 +233,7 @@ def _not_entered(group: str, key: str, dumps: Mapping[int, Dump]) -> Iterator[tu
             yield rank, Accused("other operation", said, waiting)
         wait = "waits" if len(waiting) == 1 else "wait"
         for rank in missing:
-            last, where = entered[rank], "it entered none of this group"
-            if last >= 0:
-                own = dumps[rank].groups.get(group, {}).get(last)
-                ended = "" if own is None or own.done else ", not ended"
-                where = f"its last is #{last}" + (f", {own.words}{ended}" if own else "")
+            where = dumps[rank].whereabouts(group, entered[rank])
             said = f"never entered {example.words}, {what}, in which {many} {wait}: {where}"
             yield rank, Accused("not entered", said, waiting)
         return

@@ -100,6 +100,11 @@ class Stack:
         return tuple((name, file) for name, file, _ in self.frames)
 
     @property
+    def is_main(self) -> bool:
+        """False for a worker that reads data for another process, and for one without frames."""
+        return bool(self.frames) and _WORKER not in dict(self.place)
+
+    @property
     def stage(self) -> str:
         """What it waits for outside the job; "" if it waits for others, or for its GPU."""
         for name, file, _ in self.frames:
@@ -189,7 +194,7 @@ def read_stacks(text: str, name: str, rank: int | None, node: str | None = None)
             above = []
         elif not _BESIDES.match(line):
             above.append(line)
-    stacks = [one for one in found if one.frames and _WORKER not in dict(one.place)]
+    stacks = [one for one in found if one.is_main]
     if len(stacks) == 1 and stacks[0].rank is None:
         stacks[0].rank = rank
     return stacks
@@ -300,20 +305,8 @@ def _apart_from_most(stacks: Sequence[Stack]) -> dict[str, OddStack]:
 
 
 def stacks_in_logs(job: Job, after: Callable[[Occurrence, Occurrence], bool]) -> list[Stack]:
-    """The last stack of every process that logged one, and no step behind it.
-
-    Processes of a node may share its stream: the rank above a stack or its main thread tells them
-    apart. A process of a rank may be started again.
-    """
+    """The last stack of every process that logged one, and no step behind it."""
     furthest = job.furthest.last_step_at if job.furthest else None
-    written = defaultdict[tuple[str, str, str], list[Occurrence]](list)
-    for stream in job.streams.values():
-        for dump in stream.stacks:
-            heads = [*_FAULT_THREAD.finditer(dump.text)] if stream.rank is None else []
-            above = dump.text[: heads[0].start()] if heads else ""
-            rank = "".join(f"rank {number}" for number in _RANK_ABOVE.findall(above)[-1:])
-            thread = heads[-1]["id"] if heads and stream.node is not None and not rank else ""
-            written[rank or stream.name, stream.name, thread].append(dump)
 
     def is_last(stream: JobStream, dump: Occurrence) -> bool:
         if stream.last_step is not None:
@@ -321,7 +314,7 @@ def stacks_in_logs(job: Job, after: Callable[[Occurrence, Occurrence], bool]) ->
         ends = stream.last is not None and stream.last.order <= dump.order  # "Fatal Python error"
         return furthest is None or ends or after(dump, furthest)
 
-    by_process = {key: dumps[-STACKS_OF_RANK:] for key, dumps in written.items()}
+    by_process = _by_process(job)
     last = {
         key: [one for one in dumps if is_last(job.streams[key[1]], one)]
         for key, dumps in by_process.items()
@@ -332,12 +325,29 @@ def stacks_in_logs(job: Job, after: Callable[[Occurrence, Occurrence], bool]) ->
         dumps = last[key]
         if not dumps and job.streams[key[1]].last_step is None and rounds == {len(every)}:
             dumps = every  # without a time, but all were asked as often
-        threads = [frames for dump in dumps for frames in main_threads(dump.text)]
-        if threads and threads[-1]:
+        threads = [(), *(frames for dump in dumps for frames in main_threads(dump.text))]
+        if threads[-1]:
             watched = len(every) == 1 and every[0].text.startswith(_WATCHED)
             stays = watched or threads[-1] in threads[:-1]
             found.append(Stack(file=dumps[-1].file, stream=key[0], frames=threads[-1], stays=stays))
     return found
+
+
+def _by_process(job: Job) -> dict[tuple[str, str, str], list[Occurrence]]:
+    """The last stacks by rank or stream, stream, and main thread.
+
+    Processes of a node may share its stream: the rank above a stack or its main thread tells them
+    apart. A process of a rank may be started again.
+    """
+    written = defaultdict[tuple[str, str, str], list[Occurrence]](list)
+    for stream in job.streams.values():
+        for dump in stream.stacks:
+            heads = [*_FAULT_THREAD.finditer(dump.text)] if stream.rank is None else []
+            above = dump.text[: heads[0].start()] if heads else ""
+            rank = "".join(f"rank {number}" for number in _RANK_ABOVE.findall(above)[-1:])
+            thread = heads[-1]["id"] if heads and stream.node is not None and not rank else ""
+            written[rank or stream.name, stream.name, thread].append(dump)
+    return {key: dumps[-STACKS_OF_RANK:] for key, dumps in written.items()}
 
 
 def assign(
@@ -357,11 +367,7 @@ def assign(
         if one.node not in nodes:
             named = names_in(one.node or one.above, whole) or names_in(one.file, whole)
             one.node = whole[named[0]] if named else one.node
-        rank = one.rank
-        if rank is None and one.pid is not None:
-            alike = [*job.ranks_of_numbers.get(one.pid, ())]
-            rank = job.rank_of_pid.get((one.node, one.pid), alike[0] if len(alike) == 1 else None)
-        one.stream = f"rank {rank}" if rank is not None else ""
+        one.stream = _by_rank(job, one)
     heard = [one.rank for one in job.streams.values() if one.rank is not None]
     size = job.world_size or max(heard, default=-1) + 1 or None
     each = job.ranks_per_node or (size // max(1, len(nodes)) if size else None)
@@ -369,10 +375,27 @@ def assign(
     alone = all(len(some) == 1 for some in by_file.values())
     for some in [list(stacks)] if alone else by_file.values():
         _by_order(some, each)
+    all_there = len(stacks) >= MIN_STACKS and size in (None, len(stacks))
+    _by_local_rank(stacks, on_node, one_node=all_there and len(nodes) <= 1)
+    return list(stacks)
+
+
+def _by_rank(job: Job, stack: Stack) -> str:
+    """The rank that the file states, or that has the process's number."""
+    rank = stack.rank
+    if rank is None and stack.pid is not None:
+        alike = [*job.ranks_of_numbers.get(stack.pid, ())]
+        rank = job.rank_of_pid.get((stack.node, stack.pid), alike[0] if len(alike) == 1 else None)
+    return f"rank {rank}" if rank is not None else ""
+
+
+def _by_local_rank(
+    stacks: Sequence[Stack], on_node: Callable[[str, str], Sequence[str]], *, one_node: bool
+) -> None:
+    """The rank of a number within its node, else the node, of those that are not known."""
     left = [one for one in stacks if not one.stream]
     local = [one.local_rank for one in left if one.local_rank is not None]
-    all_there = len(stacks) >= MIN_STACKS and size in (None, len(stacks))
-    one_node = all_there and len(nodes) <= 1 and len(set(local)) == len(local)
+    one_node = one_node and len(set(local)) == len(local)
     for one in left:
         names = [f"node {one.node}"] if one.node is not None else []
         if one.node is not None and one.local_rank is not None:
@@ -381,7 +404,6 @@ def assign(
         if one_node and one.local_rank is not None and not any("rank " in name for name in names):
             names = [f"rank {one.local_rank}"]
         one.stream = "".join(names)
-    return list(stacks)
 
 
 def _by_order(stacks: Sequence[Stack], each: int | None) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from statistics import median
 from typing import NamedTuple
 
-from rmetric.diagnosis.facts.job import Job, Occurrence
+from rmetric.diagnosis.facts.job import Job, JobStream, Occurrence
 from rmetric.diagnosis.patterns.spatial import robust_deviation
 
 #: Least share of the ranks that log a value, and least number of them, to compare it.
@@ -104,21 +104,26 @@ def _odd_at_steps(job: Job) -> Iterator[tuple[int, NumberOutlier]]:
             if len(values) < least or compared[event, name] >= NUM_STEPS:
                 continue
             compared[event, name] += 1
-            if len(finite[name]) < MIN_RANK_SHARE * len(values):
-                continue
-            usual = median(finite[name])
-            off = max(
-                abs(usual) * (MIN_RATIO_TO_MEDIAN - 1.0),
-                MIN_DEVIATIONS * robust_deviation(finite[name], usual),
-                MIN_SHARE_OF_LARGEST * largest - usual,
-            )
-            odd = [
-                NumberOutlier(stream, name, value, usual, 1, place)
-                for stream, (value, place) in values.items()
-                if not isfinite(value) or value - usual > off > 0.0
-            ]
-            if len(odd) <= max(1.0, (1.0 - MIN_RANK_SHARE) * len(values)):
-                yield from ((event, one) for one in odd)
+            for one in _odd(name, values, finite[name], MIN_SHARE_OF_LARGEST * largest):
+                yield event, one
+
+
+def _odd(
+    name: str, values: Mapping[str, tuple[float, Occurrence]], finite: list[float], matters: float
+) -> Iterator[NumberOutlier]:
+    """Those of one number that are far above the others', if they are few."""
+    if len(finite) < MIN_RANK_SHARE * len(values):
+        return
+    usual = median(finite)
+    spread = MIN_DEVIATIONS * robust_deviation(finite, usual)
+    off = max(abs(usual) * (MIN_RATIO_TO_MEDIAN - 1.0), spread, matters - usual)
+    odd = [
+        NumberOutlier(stream, name, value, usual, 1, place)
+        for stream, (value, place) in values.items()
+        if not isfinite(value) or value - usual > off > 0.0
+    ]
+    if len(odd) <= max(1.0, (1.0 - MIN_RANK_SHARE) * len(values)):
+        yield from odd
 
 
 def numbers(text: str) -> Iterator[tuple[str, float]]:
@@ -170,6 +175,19 @@ def _odd_settings(job: Job) -> dict[tuple[str, str], str]:
     ranks = [one for one in job.streams.values() if one.rank is not None]
     least = max(MIN_RANKS, MIN_RANK_SHARE * len(ranks))
     leaders = {one.name for one in ranks if one.rank == 0}
+    found = {}
+    for values in _settings(ranks):
+        ((usual, times),) = Counter(value for _, value in values.values()).most_common(1)
+        odd = {rank: pair for rank, pair in values.items() if pair[1] != usual}
+        few = len(odd) <= max(1, len(values) // RANKS_PER_OUTLIER)
+        if len(values) >= least and few and odd.keys() != leaders:
+            for rank, (name, value) in odd.items():
+                found[rank, name] = f"logs {name} {value}; {times} others log {usual}"
+    return found
+
+
+def _settings(ranks: Sequence[JobStream]) -> Iterable[dict[str, tuple[str, str]]]:
+    """For each place in the first lines of some ranks: stream -> name and value there."""
     texts: dict[int, dict[str, str]] = defaultdict(dict)
     for stream in ranks:
         for entry in stream.head:
@@ -182,15 +200,7 @@ def _odd_settings(job: Job) -> dict[tuple[str, str], str]:
             for at in range(len(words)):
                 if setting := _setting(words, at):
                     logged[event, len(words), at][rank] = setting
-    found = {}
-    for values in logged.values():
-        ((usual, times),) = Counter(value for _, value in values.values()).most_common(1)
-        odd = {rank: pair for rank, pair in values.items() if pair[1] != usual}
-        few = len(odd) <= max(1, len(values) // RANKS_PER_OUTLIER)
-        if len(values) >= least and few and odd.keys() != leaders:
-            for rank, (name, value) in odd.items():
-                found[rank, name] = f"logs {name} {value}; {times} others log {usual}"
-    return found
+    return logged.values()
 
 
 def _setting(words: Sequence[str], at: int) -> tuple[str, str] | None:
