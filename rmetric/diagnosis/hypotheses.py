@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log, log1p
 
-from rmetric.diagnosis.evidence.row import Row, Scene, grouped, strongest
+from rmetric.diagnosis.evidence.scene import Row, Scene, grouped, strongest
 from rmetric.diagnosis.facts.job import Job, JobStream
 from rmetric.diagnosis.faults import Fault
 from rmetric.diagnosis.model import Features, score

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from rmetric._util.durable import PACKED, PACKED_SUFFIXES, refuse_special, unpacked
 from rmetric._util.errors import LogError
-from rmetric.diagnosis.auxiliary.recorder import Dump, is_dump, read_dump
-from rmetric.diagnosis.auxiliary.stacks import Stack, holds_stacks, is_stack_dump, read_stacks
+from rmetric.diagnosis.patterns.recorder import Dump, is_dump, read_dump
+from rmetric.diagnosis.patterns.stacks import Stack, holds_stacks, is_stack_dump, read_stacks
 from rmetric.diagnosis.reading.file_names import ATTEMPT, identify_files, natural
 from rmetric.diagnosis.reading.records import Export
 from rmetric.diagnosis.reading.source import LogSource, unwrapped, utf16
@@ -58,7 +58,7 @@ class LogFiles:
     """Log files sorted by name, and notes on files left out.
 
     Attributes:
-        beside: flight recorder dumps and stacks, which are no logs (auxiliary/).
+        beside: flight recorder dumps and stacks, which are no logs (patterns/).
         tables: files of settings, read where there is no log.
         left_out: kind -> number of files.
     """

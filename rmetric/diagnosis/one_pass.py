@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
-from rmetric.diagnosis.auxiliary.stacks import states_stack
 from rmetric.diagnosis.facts.job import HEAD, TAIL
 from rmetric.diagnosis.facts.layout import IdentityGraph
 from rmetric.diagnosis.facts.starts import KERNEL_LINE, StartMarks
@@ -31,6 +30,7 @@ from rmetric.diagnosis.forms import (
 from rmetric.diagnosis.library.stages import next_stage
 from rmetric.diagnosis.parts import Part, PartBuilder
 from rmetric.diagnosis.patterns.iterations import IterationWatch
+from rmetric.diagnosis.patterns.stacks import states_stack
 from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix, PrefixParser
 from rmetric.diagnosis.reading.source import LogSource
 from rmetric.diagnosis.reading.steps import StepMatch

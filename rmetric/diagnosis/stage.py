@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 
-from rmetric.diagnosis.clock import Ordering
-from rmetric.diagnosis.evidence.row import Scene
-from rmetric.diagnosis.facts.job import Job, JobStream, Match, Occurrence
+from rmetric.diagnosis.evidence.scene import Scene
+from rmetric.diagnosis.facts.job import JobStream, Occurrence
 from rmetric.diagnosis.faults import Fault
 from rmetric.diagnosis.library.stages import awaited, next_stage
 from rmetric.diagnosis.report.evidence import stage_of
@@ -21,79 +20,62 @@ _MIN_STEP_SHARE = 0.5
 
 def stage_of_failure(scene: Scene, faults: Sequence[Fault], place: Occurrence | None) -> str:
     """The stage at the failure; a checkpoint that fails is written or read, whatever was logged."""
-    stage = _logged_stage(scene, faults, place)
-    lead = faults[0] if faults else None
-    if lead is None or stage != "train":
+    stage = next(filter(None, _stages(scene, faults, place)), "")
+    if not faults or stage != "train":
         return stage
     named = place is not None and awaited(place.text) == "checkpoint"
     named |= any(one.has("checkpoint") for one in faults)
-    fails = lead.has("checkpoint") or (lead.has("write fails") and named)
+    fails = faults[0].has("checkpoint") or (faults[0].has("write fails") and named)
     return "checkpoint" if fails else stage
 
 
-def _logged_stage(scene: Scene, faults: Sequence[Fault], place: Occurrence | None) -> str:
-    """Stage by the own traceback, else by the log, other tracebacks, the kind of fault."""
-    lead = faults[0] if faults else None
-    if lead is not None and lead.has("before start"):
-        return "launch"
+def _stages(scene: Scene, faults: Sequence[Fault], place: Occurrence | None) -> Iterator[str]:
+    """By the own tracebacks, by the log, by other tracebacks, by the kind of fault."""
+    if faults and faults[0].has("before start"):
+        yield "launch"
     matches = [match for one in faults for match in one.matches]
-    texts = _texts_of(place, matches) if place is not None else []
-    stage = _first(map(stage_of, texts))
-    stage = stage or ("" if place is None else stage_at(scene.job, place, scene.ordering))
-    stage = stage or _first(stage_of(match.first.text) for match in matches) or last_stage(scene)
-    return stage or (lead.signature.usual_stage if lead is not None else "")
+    if place is not None:
+        yield stage_of(place.text)
+        for match in matches:
+            if match.stream == place.stream:
+                yield stage_of(match.first.text)
+                yield stage_of(match.last.text)
+        yield _stage_at(scene, place)
+    yield from (stage_of(match.first.text) for match in matches)
+    yield from (stage for stage, _ in scene.job.stages[-1:])
+    yield from (one.signature.usual_stage for one in faults[:1])
 
 
-def _texts_of(place: Occurrence, matches: Sequence[Match]) -> list[str]:
-    """The entry's text, and those of the matches of its stream."""
-    own = (match for match in matches if match.stream == place.stream)
-    return [place.text, *(one.text for match in own for one in (match.first, match.last))]
-
-
-def _first(stages: Iterable[str]) -> str:
-    return next(filter(None, stages), "")
-
-
-def last_stage(scene: Scene) -> str:
-    """The last stage of the job as a whole."""
-    job = scene.job
-    last = [one.last for one in job.streams.values() if one.last is not None]
-    if not job.stages:
-        return max(last, key=scene.ordering.key).stage if last else ""
-    return job.stages[-1][0]
-
-
-def stage_at(job: Job, place: Occurrence, ordering: Ordering) -> str:
-    """Stage of the entry's stream, or of the streams that log steps; "" where none is known.
+def _stage_at(scene: Scene, place: Occurrence) -> str:
+    """Stage of the entry's stream, or of the streams that log steps.
 
     Launchers, ranks that leave step lines to rank 0, and files of errors beside a rank's output
     stay in a stage of their first lines.
     """
+    job, ordering, stage = scene.job, scene.ordering, place.stage
     stepping = [one for one in job.stepping if one.steps >= _MIN_STEP_SHARE * job.most_steps]
     own = [one for one in stepping if one.name == place.stream]
-    stage = place.stage
     if stage in (_LAUNCHING if own else _STARTING):
-        working = (one.stage for one in _working(own or stepping, place, ordering))
-        stage = reduce(next_stage, working, stage)
+        working = _working(scene, own or stepping, place)
+        stage = reduce(next_stage, (one.stage for one in working), stage)
     if stage in _LAUNCHING:
         before = [name for name, at in job.stages if not ordering.after(at, place)]
         return next((one for one in reversed(before) if one not in _LAUNCHING), stage)
     return stage
 
 
-def _working(
-    streams: Sequence[JobStream], place: Occurrence, ordering: Ordering
-) -> list[Occurrence]:
+def _working(scene: Scene, streams: Sequence[JobStream], place: Occurrence) -> list[Occurrence]:
     """The kept entries of streams at work up to a place, in order."""
+    ordering = scene.ordering
     latest = ordering.at_latest(place) or place
-    kept = [entry for one in streams for entry in (*one.tail, one.last_step_at)]
-    found = [
+    working = [
         entry
-        for entry in kept
+        for one in streams
+        for entry in (*one.tail, one.last_step_at)
         if entry is not None
         and entry.stage not in _LAUNCHING
         and not ordering.after(entry, place if entry.file == place.file else latest)
     ]
     # Of another file, an entry without a time may as well have come later.
-    placed = [one for one in found if one.time is not None or one.file == place.file]
-    return sorted(placed or found, key=ordering.key)
+    placed = [one for one in working if one.time is not None or one.file == place.file]
+    return sorted(placed or working, key=ordering.key)

@@ -12,18 +12,19 @@ from typing import Any
 import pytest
 
 from rmetric._util.errors import LogError
-from rmetric.diagnosis.auxiliary.recorder import culprits, read_dump
-from rmetric.diagnosis.auxiliary.stacks import (
+from rmetric.diagnosis.decide import diagnose
+from rmetric.diagnosis.facts.job import Job
+from rmetric.diagnosis.patterns.recorder import culprits, read_dump
+from rmetric.diagnosis.patterns.stacks import (
     Stack,
+    assign,
     holds_stacks,
     is_stack_dump,
     main_threads,
+    odd_stacks,
     read_stacks,
     states_stack,
 )
-from rmetric.diagnosis.decide import diagnose
-from rmetric.diagnosis.facts.job import Job
-from rmetric.diagnosis.patterns.odd_stacks import assign, odd_stacks
 
 FRAMES = [
     {"name": "all_reduce", "filename": "/opt/lib/torch/distributed/distributed_c10d.py", "line": 9},

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmetric.diagnosis.clock import clock_offsets
-from rmetric.diagnosis.evidence.absences import absences as absences_of
+from rmetric.diagnosis.evidence.peers import absences as absences_of
 from rmetric.diagnosis.faults import ended_alone
 from rmetric.diagnosis.report.evidence import how_often
 from rmetric.diagnosis.signature import Signature

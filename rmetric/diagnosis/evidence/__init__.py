@@ -8,44 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from rmetric.diagnosis.evidence.absences import absences
-from rmetric.diagnosis.evidence.hang import hang
-from rmetric.diagnosis.evidence.named_ranks import named_ranks, own_faults, processes
-from rmetric.diagnosis.evidence.peers import (
-    done_alone,
-    not_finite,
-    recorders,
-    stacks,
-    unlike_numbers,
-    unlike_settings,
-)
-from rmetric.diagnosis.evidence.row import Row, Scene, Switches
-from rmetric.diagnosis.evidence.waits import (
-    collectives,
-    lacking_echoes,
-    links,
-    lost_hosts,
-    waited_for,
-)
+from rmetric.diagnosis.evidence import accusations, hang, peers
+from rmetric.diagnosis.evidence.scene import Row, Scene, Switches
 
 #: Extractor -> the part of the method that it is of (`Switches`).
 EXTRACTORS: dict[Callable[[Scene], Iterable[Row]], str] = {
-    own_faults: "library",
-    named_ranks: "library",
-    processes: "library",
-    links: "library",
-    waited_for: "library",
-    collectives: "library",
-    lacking_echoes: "unfiltered",
-    lost_hosts: "unfiltered",
-    absences: "unfiltered",
-    unlike_numbers: "spatial",
-    unlike_settings: "spatial",
-    hang: "temporal",
-    recorders: "places",
-    stacks: "places",
-    done_alone: "ends",
-    not_finite: "ends",
+    accusations.own_faults: "library",
+    accusations.named_ranks: "library",
+    accusations.processes: "library",
+    accusations.links: "library",
+    accusations.waited_for: "library",
+    accusations.collectives: "library",
+    accusations.lacking_echoes: "unfiltered",
+    accusations.lost_hosts: "unfiltered",
+    peers.absences: "unfiltered",
+    peers.unlike_numbers: "spatial",
+    peers.unlike_settings: "spatial",
+    hang.hang: "temporal",
+    peers.recorders: "places",
+    peers.stacks: "places",
+    peers.done_alone: "ends",
+    peers.not_finite: "ends",
 }
 
 

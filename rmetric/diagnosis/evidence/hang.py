@@ -5,25 +5,19 @@ A time limit, a cancellation or a watchdog then explains the end of the job, not
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from operator import itemgetter
 
 from rmetric.diagnosis.clock import SAME_MOMENT, ZONE_TOLERANCE, may_be_time_zone
-from rmetric.diagnosis.evidence.row import Row, Scene
-from rmetric.diagnosis.evidence.standing import (
-    Timed,
-    are_heartbeats,
-    behind,
-    elsewhere,
-    heartbeats,
-    last_step_time,
-    says_no_progress,
-    span,
-    timed_entries,
-)
+from rmetric.diagnosis.evidence.scene import Row, Scene, divided
 from rmetric.diagnosis.facts.job import JobStream, Occurrence
 from rmetric.diagnosis.faults import Fault
+from rmetric.diagnosis.library.stages import stage_of_wait
+from rmetric.diagnosis.patterns.spatial import peers
 from rmetric.diagnosis.reading.timestamps import names_zone
 from rmetric.diagnosis.signature import HUNG
 
@@ -36,8 +30,26 @@ MIN_SECONDS_WITHOUT_STEPS = 1800.0
 QUARTER_SECONDS = 900.0
 #: But no time limit is so much shorter than a difference of zones.
 MIN_SHARE_BEFORE_LIMIT = 0.125
-#: A shorter time is not stated.
+#: A shorter time is not stated; characters that are quoted of an entry.
 MIN_SHOWN_SECONDS = 60.0
+MAX_QUOTED = 60
+#: So many different entries may recur during a hang, at least so often: heartbeats, monitors.
+MAX_HEARTBEATS = 2
+MIN_HEARTBEATS = 3
+#: Stages in which nothing may be logged for long.
+QUIET_STAGES = {"load data", "compile", "evaluate", "checkpoint", "tear-down"}
+#: Least share of the ranks that made the last step, for the others to be behind.
+MIN_SHARE_AT_TOP = 0.5
+#: So many ranks must end at the same line, for the only other one to stand elsewhere.
+MIN_RANKS_ALIKE = 3
+#: What an evaluation says of itself, which may take its time.
+_WORK = re.compile(r"(?i)\b(?:eval|valid)")
+#: What watches a log and sees nothing new in it.
+_NO_PROGRESS = re.compile(
+    r"(?i)\bunchanged for \d"
+    r"|\bno (?:new )?(?:progress|steps?|lines?|output)\b.{0,20}\b(?:for|since)\b"
+)
+_NUMBERS = re.compile(r"\d+")
 
 
 def hang(scene: Scene) -> list[Row]:
@@ -57,21 +69,31 @@ class _Ended:
     end: float
 
     @cached_property
-    def stepping(self) -> list[JobStream]:
+    def stepping(self) -> list[tuple[JobStream, Occurrence]]:
         every = self.scene.job.streams.values()
-        return [one for one in every if one.last_step_at is not None]
+        return [(one, one.last_step_at) for one in every if one.last_step_at is not None]
 
     @cached_property
     def last_step(self) -> float | None:
-        return last_step_time(self.scene, self.stepping, self.end)
+        """When the last step was logged at the latest, by the next line with a time or the end."""
+        timed = [one.last_step or 0 for one, at in self.stepping if at.time is not None]
+        times = []
+        for one, at in self.stepping:
+            # Without a time, another entry of the same step is no progress.
+            if at.time is not None or (one.last_step or 0) > max(timed, default=-1):
+                known = self.scene.ordering.at_latest(at)
+                times.append(self.end if known is None else self.scene.ordering.dated(known))
+        return max((time for time in times if time is not None), default=None)
 
     @cached_property
-    def entries(self) -> list[Timed]:
+    def entries(self) -> list[tuple[float, Occurrence]]:
         """The last entries that are of the time before the end, with their times."""
-        return timed_entries(self.scene, self.is_before)
+        tails = (entry for one in self.scene.job.streams.values() for entry in one.tail)
+        dated = ((self.scene.ordering.dated(one), one) for one in tails if self.is_before(one))
+        return sorted(((at, one) for at, one in dated if at is not None), key=itemgetter(0))
 
     @cached_property
-    def later(self) -> list[Timed]:
+    def later(self) -> list[tuple[float, Occurrence]]:
         """Those behind the last step that state a time themselves, if any does."""
         # A note or a stack that states no time is no sign of progress beside lines that do.
         own = [one for one in self.entries if one[1].time is not None] or self.entries
@@ -79,19 +101,71 @@ class _Ended:
 
     @cached_property
     def beats(self) -> set[int]:
-        return heartbeats(self.later)
+        """Events that recur after the last step, to the end; none if they are many or of work."""
+        times = Counter((entry.stream, entry.event) for _, entry in self.later)
+        beats = {event for (_, event), count in times.items() if count >= MIN_HEARTBEATS}
+        quiet = max((time for time, entry in self.later if entry.event not in beats), default=0.0)
+        of_beats = [(time, entry) for time, entry in self.later if entry.event in beats]
+        since = sum(time > quiet for time, _ in of_beats)
+        at_work = any(_WORK.search(entry.text) for _, entry in of_beats)
+        few = len(beats) <= MAX_HEARTBEATS and since >= MIN_HEARTBEATS
+        return beats if few and not at_work else set()
 
-    @cached_property
-    def elsewhere(self) -> list[Row]:
-        def counts(one: Occurrence) -> bool:
-            return self.is_before(one) and one.event not in self.beats
-
-        return elsewhere(self.scene, counts)
+    def are_heartbeats(self) -> bool:
+        """True if what follows the last step is little that recurs, and no work."""
+        names = {one.name for one, _ in self.stepping}
+        stages = {entry.stage for _, entry in self.later if entry.stream in names}
+        few = len({entry.event for _, entry in self.later}) <= MAX_HEARTBEATS
+        at_work = any(_WORK.search(entry.text) for _, entry in self.later)
+        return few and not at_work and not stages & QUIET_STAGES
 
     @cached_property
     def located(self) -> list[Row]:
         """Rows against the ranks at which it stands."""
-        return behind(self.stepping) or self.elsewhere
+        return self.behind() or self.elsewhere
+
+    def behind(self) -> list[Row]:
+        """Rows against the few ranks whose last step is below that of the others."""
+        ranks = {one.name: one.last_step or 0 for one, _ in self.stepping if one.rank is not None}
+        top = max(ranks.values(), default=0)
+        late = {name: step for name, step in ranks.items() if step < top}
+        at_top = len(ranks) - len(late)
+        if not late or at_top < MIN_SHARE_AT_TOP * len(ranks):
+            return []
+        words = f"its last step is {min(late.values())}, that of {at_top} others {top}"
+        return divided(Row(name, "behind", words) for name in late)
+
+    @cached_property
+    def elsewhere(self) -> list[Row]:
+        """The row against the one rank whose last entry before the end is not that of most."""
+        job, lasts = self.scene.job, self.last_entries()
+        if len(lasts) < MIN_RANKS_ALIKE + 1:
+            return []
+        at = {name: job.events[last.event].template for name, last in lasts.items()}
+        if len(set(at.values())) == 1:  # a template of wildcards may have taken in all lines
+            at = {name: _NUMBERS.sub("<N>", last.text) for name, last in lasts.items()}
+        ((usual, times),) = Counter(at.values()).most_common(1)
+        if times != len(lasts) - 1:
+            return []
+        (other,) = (name for name, where in at.items() if where != usual)
+        text = lasts[other].text
+        words = f"it stands at {_end_of(text)!r}, {times} others at {_end_of(usual)!r}"
+        # What it has not done tells where it is, too.
+        return [Row(other, "elsewhere", words, stage=stage_of_wait(f"{text}\n{usual}"))]
+
+    def last_entries(self) -> dict[str, Occurrence]:
+        """Rank, or node, -> its last entry before the end that is no heartbeat."""
+        job, lasts = self.scene.job, dict[str, Occurrence]()
+        present = [one for one in peers(job) if one.stream is not None]
+        ranked = [one for one in present if one.rank is not None] or present
+        for one in ranked:
+            tail = one.stream.tail if one.stream is not None else ()
+            before = [at for at in tail if self.is_before(at) and at.event not in self.beats]
+            many = MIN_SHARE_AT_TOP * len(ranked)
+            # Ranks that lead have lines of their own, which say nothing.
+            if before and not (one.leads and len(job.events[before[-1].event].counts) < many):
+                lasts[one.name] = before[-1]
+        return lasts
 
     def is_before(self, entry: Occurrence) -> bool:
         """True for an entry of the time before the end, and not of its announcement."""
@@ -105,7 +179,7 @@ class _Ended:
         comparable = entry.file == self.ending.first.file or not other
         late = comparable and self.scene.ordering.after(entry, self.ending.first)
         known = entry.event in self.scene.matched_events
-        return not (late or known or says_no_progress(entry.text))
+        return not (late or known or _NO_PROGRESS.search(entry.text))
 
     def ends_by_limit(self, last_entry: float, gap: float) -> bool:
         """True if the time limit that ended it, by its own clock, is far longer than its work."""
@@ -113,35 +187,22 @@ class _Ended:
         zones = {names_zone(entry.text) for entry in (*timed[-1:], self.ending.first)}
         if not self.ending.has("time limit") or len(zones) > 1:
             return False
-        dated, streams = self.scene.ordering.dated, self.scene.job.streams.values()
-        begins = [dated(one) for stream in streams for one in stream.head]
-        begin = min(
-            (at for at in begins if at is not None and at <= last_entry), default=last_entry
-        )
-        return last_entry - begin < MIN_SHARE_BEFORE_LIMIT * gap
-
-    @cached_property
-    def longest(self) -> float:
-        """The longest pause between two steps; 0.0 where none is known."""
-        return max((one.longest_pause for one in self.stepping), default=0.0)
-
-    @property
-    def least(self) -> float:
-        """Seconds from which on a silence is a hang."""
-        if not self.longest and not self.elsewhere:
-            return MIN_SECONDS_WITHOUT_STEPS
-        return max(MIN_SECONDS, MIN_RATIO * self.longest)
+        streams = self.scene.job.streams.values()
+        begins = [self.scene.ordering.dated(one) for stream in streams for one in stream.head]
+        begin = min((at for at in begins if at is not None), default=last_entry)
+        return last_entry - min(begin, last_entry) < MIN_SHARE_BEFORE_LIMIT * gap
 
     def since_last_step(self, last_step: float | None, gap: float) -> tuple[float, str, float]:
-        """Seconds of it to the last entry; the kind of a hang; from how many seconds it is one.
-
-        The kind is "unsure hang" where monitors logged on or the pauses of steps are not known.
-        """
-        kind, least = "hang" if self.longest else "unsure hang", self.least
+        """Seconds of it to the last entry; the kind of a hang; from how many seconds it is one."""
+        # It is unsure where monitors logged on or the pauses of steps are not known.
+        longest = max((one.longest_pause for one, _ in self.stepping), default=0.0)
+        kind, least = "hang" if longest else "unsure hang", max(MIN_SECONDS, MIN_RATIO * longest)
+        if not longest and not self.elsewhere:
+            least = MIN_SECONDS_WITHOUT_STEPS
         if last_step is None or not self.later:
             return 0.0, kind, least
         last_entry = self.entries[-1][0]
-        if are_heartbeats(self.later, self.stepping):
+        if self.are_heartbeats():
             before = last_entry - last_step
             return before, kind if before < gap else "unsure hang", least
         if self.beats:  # after a checkpoint or an evaluation, say, which may take its time
@@ -162,21 +223,33 @@ class _Ended:
         gap = self.end - max(last_entry, last_entry if last_step is None else last_step)
         before, kind, least = self.since_last_step(last_step, gap)
         of_zones = gap < 0 or (may_be_time_zone(gap) and not self.ends_by_limit(last_entry, gap))
-        seconds = before + (_apart_from_zones(gap) if of_zones else gap)
+        left = gap % QUARTER_SECONDS if of_zones else gap
+        if of_zones and left >= QUARTER_SECONDS - ZONE_TOLERANCE:
+            left = 0.0  # that no difference of time zones explains
+        seconds = before + left
         if seconds < least and not self.ending.has("watched"):
             return []
         kind = "unsure hang" if watched or seconds < least else kind
         furthest = self.scene.job.furthest
         step = furthest.last_step if furthest and not furthest.counts_samples else None
-        later = f"{'at least ' if of_zones else ''}{span(seconds)} later"
         words = "before the first step" if step is None else f"after step {step}"
-        words += f" and was ended {later if seconds >= MIN_SHOWN_SECONDS else 'later'}"
+        later = f"{_span(seconds, at_least=of_zones)}later"
         place = furthest.last_step_at if furthest else None
         stage = self.located[0].stage if self.located else ""
+        words = f"{words} and was ended {later}"
         return [Row("", kind, words, 1.0, HUNG, place, stage), *self.located]
 
 
-def _apart_from_zones(seconds: float) -> float:
-    """Seconds of a silence that no difference of time zones explains."""
-    left = seconds % QUARTER_SECONDS
-    return left if left < QUARTER_SECONDS - ZONE_TOLERANCE else 0.0
+def _span(seconds: float, *, at_least: bool) -> str:
+    if seconds < MIN_SHOWN_SECONDS:
+        return ""
+    long = f"{seconds / 3600:.1f} h" if seconds >= 5400 else f"{seconds / 60:.0f} min"
+    return f"{'at least ' if at_least else ''}{long} "
+
+
+def _end_of(text: str) -> str:
+    """The last words of a text."""
+    if len(text) <= MAX_QUOTED:
+        return text
+    end = text[-MAX_QUOTED:]
+    return "…" + (end.partition(" ")[2] or end)

@@ -1,13 +1,23 @@
-"""Ranks that deviate from their peers, and events and iterations that are unusual."""
+"""Ranks that deviate from their peers or lack what all others have, and unusual events.
+
+What is lacking complements L4's filtering: removing normal events removes the only trace of a fault
+that is an absence.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import exp
+from statistics import median
 
-from rmetric.diagnosis.auxiliary.recorder import culprits
-from rmetric.diagnosis.evidence.row import Row, Scene, divided
+import numpy as np
+
+from rmetric.diagnosis.evidence.scene import Row, Scene, divided
 from rmetric.diagnosis.facts.job import Iteration, Occurrence
+from rmetric.diagnosis.faults import IN_FLIGHT
+from rmetric.diagnosis.patterns.recorder import culprits
+from rmetric.diagnosis.patterns.spatial import Peer, peer_outliers, peers, robust_deviation
 from rmetric.diagnosis.patterns.values import NumberOutlier, loss_not_finite, setting_outliers
 from rmetric.diagnosis.reading.text import level
 from rmetric.diagnosis.signature import (
@@ -16,11 +26,34 @@ from rmetric.diagnosis.signature import (
     FINISHED_ALONE,
     NOT_ENTERED,
     NOT_FINITE,
+    SILENT,
     STARTED_OTHERWISE,
 )
 
 #: Share of its strength that evidence of a recorder has where hardly any other waits.
 LEAST_SHARE = 0.9
+SLOW = "step {one.step} took {one.seconds:.3g} s, usual {one.usual_seconds:.3g} s"
+#: Largest number of unusual events that are kept.
+MAX_ODD = 12
+#: Events of an outlier that are unusual ones (L4, section 4.3).
+MAX_OF_OUTLIER = 3
+#: Largest share of the peers that are outliers (or one peer), and least number to compare.
+MAX_OUTLIER_SHARE = 0.25
+MIN_PEERS = 3
+#: Least share of the peers that makes a behaviour usual.
+MIN_USUAL_SHARE = 0.6
+#: Least lead of an early end: in seconds, in entries per peer of a log that all share, and in
+#: robust deviations of the peers' ends.
+MIN_LAG_SECONDS = 10.0
+MIN_LAG_ENTRIES = 5.0
+MIN_LAG_DEVIATIONS = 3.0
+#: Scale of a lag in steps: one step may be chance, since a job ends between two ranks' lines.
+LAG_SCALE_STEPS = 3.0
+#: Scale of the weight of silence, in entries of the peer that logs fewest: a single expected entry
+#: may have been lost where lines of many ranks ran into each other.
+ENTRIES_SCALE = 4.0
+#: Least strength of a silence that may explain a failure: it is of one or two ranks, not of many.
+MIN_SILENCE = 0.6
 
 
 def recorders(scene: Scene) -> list[Row]:
@@ -53,35 +86,23 @@ def stacks(scene: Scene) -> Iterator[Row]:
 
 
 def unlike_numbers(scene: Scene) -> list[Row]:
-    """Rows against ranks whose losses or times are not those of the others.
-
-    Numbers at several steps tell more than one in an exception, which counts operations mostly.
-    """
-    kinds = {True: "numbers", False: "number in an error"}
+    """Rows against ranks whose losses or times are not those of the others."""
     return divided(
-        Row(one.stream, kinds[one.steps > 1], compared(one), entry=one.place)
-        for one in scene.number_outliers
+        Row(one.stream, "numbers", _compared(one), entry=one.place) for one in scene.number_outliers
     )
 
 
-def compared(one: NumberOutlier) -> str:
+def _compared(one: NumberOutlier) -> str:
     return f"its {one.name} is {one.value:.4g}, the others' {one.usual:.4g}"
 
 
 def unlike_settings(scene: Scene) -> list[Row]:
     """Rows against ranks that were started otherwise; a job that reached its steps bore it."""
-    if scene.job.trained:
-        return []
-    rows = []
-    for one in setting_outliers(scene.job, scene.known.siblings):
-        words = f"logs {one.name} {one.value}; {one.others} others log {one.usual}"
-        first = scene.job.streams[one.stream].first
-        rows.append(Row(one.stream, "settings", words, 1.0, STARTED_OTHERWISE, first))
-    return divided(rows)
-
-
-def took(one: Iteration[Occurrence]) -> str:
-    return f"step {one.step} took {one.seconds:.3g} s, usual {one.usual_seconds:.3g} s"
+    odd = setting_outliers(scene.job, scene.known.siblings) if not scene.job.trained else []
+    first = {name: stream.first for name, stream in scene.job.streams.items()}
+    return divided(
+        Row(name, "settings", words, 1.0, STARTED_OTHERWISE, first[name]) for name, words in odd
+    )
 
 
 def done_alone(scene: Scene) -> list[Row]:
@@ -103,25 +124,80 @@ def not_finite(scene: Scene) -> Iterator[Row]:
         yield Row("", "not finite", since, hypothesis=NOT_FINITE, entry=first)
 
 
-#: Largest number of unusual events that are kept.
-MAX_ODD = 12
-#: Events of an outlier that are unusual ones.
-MAX_EVENTS_OF_OUTLIER = 3
+def absences(scene: Scene) -> list[Row]:
+    """Rows against the ranks that are silent or end early, the strongest first."""
+    every = peers(scene.job)
+    active = [one for one in every if one.stream is not None]
+    absent = [*_silent(every, active), *_ended_early(scene, active)]
+    found = [_explaining(scene, row) for row in absent]
+    return sorted(found, key=lambda one: (-one.strength, one.target, one.kind))
+
+
+def _explaining(scene: Scene, row: Row) -> Row:
+    """The row, which may explain the failure: the others did not go on without this rank."""
+    if row.strength < MIN_SILENCE:
+        return row
+    # All ranks take part in a step, so that one that was not needed had only nothing to log.
+    stream = scene.job.streams.get(row.target)
+    last = stream.last if stream is not None else None
+    kept = (entry for one in scene.job.stepping for entry in one.tail if entry.step is not None)
+    later = {one.step for one in kept if last is not None and scene.ordering.after(one, last)}
+    return row if len(later) > IN_FLIGHT else row._replace(hypothesis=SILENT, entry=last)
+
+
+def _few(count: int, of: int) -> bool:
+    return 0 < count <= max(1.0, MAX_OUTLIER_SHARE * of)
+
+
+def _silent(every: Sequence[Peer], active: Sequence[Peer]) -> list[Row]:
+    many = len(every) - len(active)
+    if not _few(many, len(every)):
+        return []
+    # Where the others hardly log, as all ranks but the first may, a silence means little.
+    fewest = min(sum(one.counts.values()) for one in active)
+    strength = round((1.0 - exp(-fewest / ENTRIES_SCALE)) / many**0.5, 3)
+    words = f"logged nothing; {len(active)} of {len(every)} ranks did"
+    return [Row(one.name, "silent", words, strength) for one in every if one.stream is None]
+
+
+def _ended_early(scene: Scene, active: Sequence[Peer]) -> list[Row]:
+    """Those that end long before the median: by time, by step, in a shared log by entries."""
+    streams = {one.name: one.stream for one in active if one.stream is not None}
+    lasts = {name: one.last for name, one in streams.items() if one.last is not None}
+    # Times of entries before the last may be of another zone.
+    seconds = scene.ordering.seconds
+    times = {name: seconds(one) for name, one in lasts.items() if one.time is not None}
+    steps = {name: one.last_step for name, one in streams.items()}
+    shared = len(scene.job.files) <= 1
+    orders = {name: one.order / len(active) for name, one in lasts.items() if shared}
+    measures: tuple[tuple[Mapping[str, float | None], float, float, str], ...] = (
+        (times, MIN_LAG_SECONDS, 1.0, "its last entry is {:.0f} s before the others'"),
+        (steps, 1.0, LAG_SCALE_STEPS, "its last step is {:.0f} before the others'"),
+        (orders, MIN_LAG_ENTRIES, 1.0, "the others logged {:.0f} entries each after its last"),
+    )
+    found: dict[str, Row] = {}
+    for values, least, unit, words in measures:
+        ends = {name: end for name, end in values.items() if end is not None}
+        if len(ends) < max(MIN_PEERS, MIN_USUAL_SHARE * len(active)):
+            continue
+        middle = median(ends.values())
+        far = max(least, MIN_LAG_DEVIATIONS * robust_deviation(ends.values(), middle))
+        behind = {name: middle - end for name, end in ends.items() if middle - end >= far}
+        for name, lag in behind.items() if _few(len(behind), len(active)) else ():
+            strength = round((1.0 - exp(-lag / max(far, unit))) / len(behind) ** 0.5, 3)
+            found.setdefault(name, Row(name, "ended early", words.format(lag), strength))
+    return list(found.values())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unusual:
-    """Unusual events of a job.
+    """Unusual events of a job by number, the oddest first, and entries, each with the reason.
 
     Attributes:
-        events: (event, why), the oddest first.
-        errors: those of errors that first occur after the last step; they often describe the
-            failure.
-        numbers: (entry, why) of those whose numbers deviate from other ranks'.
-        slow: (entry, why) of slow steps.
+        errors: those that first occur after the last step; they often describe the failure.
+        numbers: entries whose numbers deviate from other ranks'.
         first_odd: the first iteration that differs in its events or its duration, and from which
             the training did not recover.
-        notes: on numbers that deviate.
     """
 
     events: Sequence[tuple[int, str]]
@@ -134,48 +210,59 @@ class Unusual:
 
 def unusual(scene: Scene) -> Unusual:
     """Everything unusual in a job, by the parts that are not switched off."""
-    job, ordering, switches = scene.job, scene.ordering, scene.switches
-    iterations = list(job.odd_iterations.values()) if switches.temporal else []
-    numbers = scene.number_outliers if switches.spatial else []
+    job, key = scene.job, scene.ordering.key
+    odd = job.odd_iterations.values() if scene.switches.temporal else ()
+    numbers = scene.number_outliers if scene.switches.spatial else []
     steps = [one.last_step_at for one in job.streams.values() if one.last_step_at is not None]
-    last = max(steps, key=ordering.key, default=None)
-    events = list(_odd_events(scene, last))
-    new = {
-        one.number
-        for one in job.events
-        if last is not None and ordering.after(one.first, last) and level(one.first.text) == "error"
-    }
+    last = max(steps, key=key, default=None)
+    events, errors = _odd_events(scene, last)
     return Unusual(
         events=events[:MAX_ODD],
-        errors=[(number, why) for number, why in events if number in new][:MAX_ODD],
-        numbers=[(one.place, f"{one.stream}: {compared(one)}") for one in numbers],
-        slow=[(one.place, took(one)) for one in iterations if one.seconds is not None],
+        errors=errors[:MAX_ODD],
+        numbers=[(one.place, f"{one.stream}: {_compared(one)}") for one in numbers],
+        slow=[
+            (
+                one.place,
+                f"step {one.step} took {one.seconds:.3g} s, usual {one.usual_seconds:.3g} s",
+            )
+            for one in odd
+            if one.seconds is not None
+        ],
         first_odd=min(
-            (one for one in iterations if not one.recovered),
-            key=lambda one: ordering.key(one.place),
+            (one for one in odd if not one.recovered),
+            key=lambda one: key(one.place),
             default=None,
         ),
         notes=[
-            f"{one.stream}: {compared(one)}, at {one.steps} of the last steps"
+            f"{one.stream}: {_compared(one)}, at {one.steps} of the last steps"
             for one in numbers[:1]
         ],
     )
 
 
-def _odd_events(scene: Scene, last: Occurrence | None) -> Iterator[tuple[int, str]]:
-    """Events after the last step that are errors, or that healthy jobs lack; those of outliers."""
-    job, known, ordering, shown = scene.job, scene.known, scene.ordering, set()
-    for event in sorted(job.events, key=lambda one: ordering.key(one.first)):
-        at_end = last is None or ordering.after(event.last, last)
-        if event.number in known.ordinary or not at_end:
+def _odd_events(
+    scene: Scene, last: Occurrence | None
+) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
+    """Events after the last step, and those of outliers; errors that first occur after it."""
+    job, after, key = scene.job, scene.ordering.after, scene.ordering.key
+    events, errors = list[tuple[int, str]](), list[tuple[int, str]]()
+    for event in sorted(job.events, key=lambda one: key(one.first)):
+        if event.number in scene.known.ordinary or not (last is None or after(event.last, last)):
             continue
-        error = level(event.last.text) == "error"
-        if error or (known.pool is not None and last is not None):
-            shown.add(event.number)
-            what = "an error" if error else "not in healthy jobs"
-            yield event.number, f"{what}, after the last step"
-    for one in scene.outliers if scene.switches.spatial else ():
-        for number in one.events[:MAX_EVENTS_OF_OUTLIER]:
+        if level(event.last.text) == "error":
+            events.append((event.number, "an error, after the last step"))
+            if last is not None and after(event.first, last):
+                errors.append(events[-1])
+        elif scene.known.pool is not None and last is not None:
+            events.append((event.number, "not in healthy jobs, after the last step"))
+    shown = {number for number, _ in events}
+    # Events by which ranks report that they lost another make no outlier by their wording.
+    echoes = (one.events for one in scene.faults if one.role == "echo")
+    rng, ordinary = np.random.default_rng(scene.seed), scene.known.ordinary.union(*echoes)
+    outliers = peer_outliers(job, rng=rng, ordinary=ordinary) if scene.switches.spatial else ()
+    for one in outliers:
+        for number in one.events[:MAX_OF_OUTLIER]:
             if number not in shown and job.events[number].counts.get(one.name):
                 shown.add(number)
-                yield number, f"makes {one.name} differ from its peers"
+                events.append((number, f"makes {one.name} differ from its peers"))
+    return events, errors

@@ -13,11 +13,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import pairwise
 from math import sqrt
 from statistics import median
-from types import ModuleType
 from typing import Any, Generic, NamedTuple
 
 import numpy as np
@@ -41,8 +40,6 @@ MAX_FORMS = 8
 RECOVERED = 2 * WINDOW
 #: Least fall of the mean similarity, however similar the iterations before were.
 LEAST_FALL = 0.02
-#: Similarities of pairs of iterations that are remembered.
-MAX_SIMILARITIES = 2000
 #: A slow iteration takes at least this many times the median duration,
 SLOW_RATIO = 3.0
 #: and so many seconds more: where times have whole seconds only, the second.
@@ -55,37 +52,30 @@ ASIDE = ("load data", "compile", "evaluate", "checkpoint", "tear-down")
 _STEP_LINE = -1
 
 
-@cache
-def _library() -> tuple[ModuleType, bool]:
-    """The library dtaidistance (Apache-2.0), and True if its compiled part is installed."""
-    from dtaidistance import dtw, dtw_ndim
-
-    return dtw_ndim, dtw.dtw_cc is not None
-
-
 def distance(first: Sequence[int], second: Sequence[int]) -> int:
     """Dynamic time warping between two sequences of symbols at cost 0 for equal, 1 for unequal.
 
-    Symbols become unit vectors, which are at squared distance 2 from each other, so that the
-    library's squared distance is twice the number of unequal pairs on the best path. Those of
-    one sequence alone are equal to nothing and share a vector. An empty sequence is as far from
-    another as the other is long.
+    An empty sequence is as far from another as the other is long.
 
     >>> distance([1, 2, 3], [1, 2, 2, 3]), distance([1, 2, 3], [1, 7, 3])
     (0, 1)
     """
+    from dtaidistance import dtw, dtw_ndim  # not where no iteration differs
+
     if not first or not second:
         return max(len(first), len(second))
+    # Symbols become unit vectors, at squared distance 2 from each other, so that the library's is
+    # twice the number of unequal pairs on the best path. Those of one sequence alone share one.
     place = {symbol: row for row, symbol in enumerate(sorted({*first} & {*second}), start=2)}
     unit = np.eye(len(place) + 2)
     ours = unit[[place.get(one, 0) for one in first]]
     theirs = unit[[place.get(one, 1) for one in second]]
-    dtw, compiled = _library()
-    return round(float(dtw.distance(ours, theirs, use_c=compiled)) ** 2 / 2.0)
+    compiled = dtw.dtw_cc is not None
+    return round(float(dtw_ndim.distance(ours, theirs, use_c=compiled)) ** 2 / 2.0)
 
 
 # A training logs the same few sequences again and again.
-@lru_cache(maxsize=MAX_SIMILARITIES)
+@lru_cache(maxsize=2000)
 def similarity(first: tuple[int, ...], second: tuple[int, ...]) -> float:
     """1 for equal, 0 where no pair on the best path is equal.
 
@@ -98,12 +88,8 @@ def similarity(first: tuple[int, ...], second: tuple[int, ...]) -> float:
 def usual_if_slow(kept: deque[float], seconds: float, steps: int) -> float | None:
     """Add a duration to those kept; the median of those before if it is far longer, else None.
 
-    Far longer: three sigma above their mean, several times the median, more than any before.
-
-    Args:
-        kept: durations in seconds for a step.
-        seconds: for a step.
-        steps: number of steps in the iteration.
+    Far longer: three sigma above their mean, several times the median, more than any before. All
+    are seconds for one step of the `steps` in the iteration.
     """
     before = tuple(kept)
     kept.append(seconds)
@@ -118,13 +104,8 @@ def usual_if_slow(kept: deque[float], seconds: float, steps: int) -> float | Non
 
 
 @dataclass(slots=True)
-class StepCount:
-    """The steps in the lines of one form.
-
-    Attributes:
-        rises: number of new highest steps.
-        below: steps below the last that rise.
-    """
+class _StepCount:
+    """The steps in the lines of one form; `below`: those below the last that rise."""
 
     top: int = -1
     highest: int = -1
@@ -132,11 +113,9 @@ class StepCount:
     below: list[int] = field(default_factory=list)
 
     def add(self, step: int) -> bool:
-        """Return True for a new step: above the last, or a restarted count.
-
-        Ranks that share a log repeat a step many times, and the last of them when the first is
-        at the next; so a lower one is new only when it is the third in a row that rises.
-        """
+        """True for a new step: above the last, or a restarted count."""
+        # Ranks that share a log repeat a step many times, and the last of them when the first is
+        # at the next; so a lower one is new only when it is the third in a row that rises.
         if step > self.highest:
             self.highest = step
             self.rises += 1
@@ -154,53 +133,37 @@ class StepCount:
 
 
 class _Odd(NamedTuple):
-    """An odd iteration, and the events that no iteration lacked, or had, before it.
-
-    Attributes:
-        number: of the stream's iterations before it.
-    """
+    """An odd iteration, and the events that no iteration lacked, or had, before it."""
 
     iteration: Iteration[Any]
-    number: int
+    number: int  # of the stream's iterations before it
     missing: frozenset[int]
     extra: frozenset[int]
 
 
 @dataclass
 class _Past(Generic[Place]):
-    """Iteration state of one stream.
+    """Iteration state of one stream: of the one that goes on, and of those before it."""
 
-    Attributes:
-        form: of the step lines that count.
-        opened, opened_time: of the step line that began the iteration.
-        aside, was_aside: a stage of `ASIDE` lasts, or was entered in this iteration.
-        now: events of the iteration.
-        known: events of those before it.
-        having: event -> number of iterations with it.
-        news: number of iterations with a new event.
-        similarities: number, sum and sum of squares of the usual ones.
-        seconds: the last durations.
-    """
-
-    form: str = ""
-    step_counts: dict[str, StepCount] = field(default_factory=dict)
+    form: str = ""  # of the step lines that count
+    step_counts: dict[str, _StepCount] = field(default_factory=dict)
     top: int = -1
     opened: Place | None = None
     opened_time: float | None = None
-    aside: bool = False
-    was_aside: bool = False
+    aside: bool = False  # a stage of `ASIDE` lasts
+    was_aside: bool = False  # one was entered in this iteration
     now: list[int] = field(default_factory=list)
-    known: set[int] = field(default_factory=set)
-    having: Counter[int] = field(default_factory=Counter)
+    known: set[int] = field(default_factory=set)  # events of iterations before
+    having: Counter[int] = field(default_factory=Counter)  # event -> number of iterations with it
     iterations: int = 0
-    news: int = 0
+    news: int = 0  # iterations with a new event
     window: deque[tuple[int, ...]] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    similarities: tuple[int, float, float] = (0, 0.0, 0.0)
+    similarities: tuple[int, float, float] = (0, 0.0, 0.0)  # number, sum, sum of squares
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=5 * WINDOW))
     odd: list[_Odd] = field(default_factory=list)
 
     def is_habit(self, one: _Odd) -> bool:
-        """Return True if it recurs: its new events now and then, or its slowness periodically."""
+        """True if it recurs: its new events now and then, or its slowness periodically."""
         if one.missing:
             return False
         if one.extra:
@@ -212,12 +175,12 @@ class _Past(Generic[Place]):
         return len(apart) >= 2 and max(apart) <= 1.1 * min(apart)
 
     def starts_new_step(self, form: str, step: int) -> bool:
-        """Return True if the line states a new step in the form that counts."""
+        """True if the line states a new step in the form that counts."""
         mine = self.step_counts.get(form)
         if mine is None:
             if len(self.step_counts) >= MAX_FORMS:
                 return False
-            mine = self.step_counts[form] = StepCount()
+            mine = self.step_counts[form] = _StepCount()
         new = mine.add(step)
         if not self.form:
             self.form = form
@@ -240,12 +203,7 @@ class _Past(Generic[Place]):
         if self.opened_time is not None and time is not None and time >= self.opened_time:
             seconds = (time - self.opened_time) / steps
             usual = usual_if_slow(self.seconds, seconds, steps)
-        # Most iterations equal the one before, and then nothing is new and nothing is missing.
-        same = bool(self.window) and events == self.window[-1]
-        measured = self.iterations % 10 == 0 or self.iterations < MEASURED_ALL
-        missing = extra = frozenset[int]()
-        if measured or not same:
-            missing, extra = self._difference(events, measured)
+        missing, extra = self._difference(events)
         if (missing or extra or usual is not None) and len(self.odd) < MAX_ODD_ITERATIONS:
             odd = Iteration(step=step, place=self.opened)
             if seconds is not None and usual is not None:
@@ -257,10 +215,13 @@ class _Past(Generic[Place]):
         self.having.update(set(events))
         self.known.update(events)
 
-    def _difference(
-        self, events: tuple[int, ...], measured: bool
-    ) -> tuple[frozenset[int], frozenset[int]]:
+    def _difference(self, events: tuple[int, ...]) -> tuple[frozenset[int], frozenset[int]]:
         """Measure the iteration; missing and extra events if it differs, else none."""
+        none = frozenset[int]()
+        measured = self.iterations % 10 == 0 or self.iterations < MEASURED_ALL
+        # Most iterations equal the one before, and then nothing is new and nothing is missing.
+        if not measured and self.window and events == self.window[-1]:
+            return none, none
         now = frozenset(events)
         always = {one for one, count in self.having.items() if count == self.iterations}
         missing, extra = frozenset(always - now), now - self.known
@@ -268,15 +229,15 @@ class _Past(Generic[Place]):
         is_news = (missing or extra) and self.news <= WINDOW + self.iterations / 4
         count, total, squares = self.similarities
         mean = usual = total / max(1, count)
-        if measured or is_news:
+        if self.window and (measured or is_news):
             similar = [similarity(*sorted((one, events))) for one in self.window]
-            mean = sum(similar) / len(similar) if similar else 1.0
+            mean = sum(similar) / len(similar)
         fall = max(3.0 * sqrt(max(0.0, squares / max(1, count) - usual**2)), LEAST_FALL)
         if self.iterations >= LEAST_PAST and mean < usual - fall and (missing or extra):
             return missing, extra
         if measured and self.window:
             self.similarities = (count + 1, total + mean, squares + mean * mean)
-        return frozenset(), frozenset()
+        return none, none
 
 
 class IterationWatch(Generic[Place]):
@@ -300,10 +261,7 @@ class IterationWatch(Generic[Place]):
             past.now += events[: max(0, MAX_ITERATION_EVENTS - len(past.now))]
 
     def enter(self, stream: str, stage: str) -> None:
-        """The stream enters a stage; those of `ASIDE` last until its next step line.
-
-        The iteration that one of them breaks is not judged: a part of it is all there is.
-        """
+        """The stream enters a stage; one of `ASIDE` lasts until its next step line."""
         past = self._pasts[stream]
         past.aside = stage in ASIDE
         past.was_aside |= past.aside
@@ -311,14 +269,11 @@ class IterationWatch(Generic[Place]):
     def add_step(
         self, stream: str, match: StepMatch, event: int, place: Place, time: float | None
     ) -> int:
-        """An entry that states a step ends an iteration if the step is a new one.
+        """An entry that states a step ends an iteration if it is a new one; the stream's last step.
 
         The iterations of a stream are those of one form of line, the first that it used unless
         another counts on and on (an evaluation's bar, a plan that names a step). Lines of other
         forms are entries as any other, and so are those that repeat a step.
-
-        Returns:
-            The step at which the stream is.
         """
         past, step = self._pasts[stream], match.step
         new = past.starts_new_step(match.form, step)
@@ -336,10 +291,8 @@ class IterationWatch(Generic[Place]):
     def first_odd(self) -> dict[str, Iteration[Place]]:
         """The first odd iteration of each stream that has one and did not recover from it.
 
-        If it recovered from all, the first of all.
-
-        What follows the last step line is none: new events are usual there, in jobs that end
-        well too.
+        If it recovered from all, the first of all. What follows the last step line is none: new
+        events are usual there, in jobs that end well too.
         """
         found = {}
         for stream, past in self._pasts.items():

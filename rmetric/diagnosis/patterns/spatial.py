@@ -8,7 +8,7 @@ robust threshold, so that a healthy job has no outlier.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from statistics import median
@@ -26,10 +26,9 @@ MAD_TO_DEVIATION = 1.4826
 
 @dataclass(kw_only=True)
 class Peer:
-    """A rank, a node or a file, of which each is compared with the others.
+    """A rank, a node or a file, by its stream's name, of which each is compared with the others.
 
     Attributes:
-        name: as a stream's: "rank 3", "node gpu-07".
         stream: None for a silent rank.
         counts: event number -> number of entries.
         leads: it has duties that its peers lack: rank 0, the last rank, the first of a node.
@@ -44,10 +43,7 @@ class Peer:
 
 
 def peers(job: Job) -> list[Peer]:
-    """Ranks, silent ones too; nodes where no rank is known, else files.
-
-    In the order of ranks, then of names.
-    """
+    """Ranks, silent ones too, in their order; nodes where no rank is known, else files."""
     found = [
         Peer(name=one.name, rank=one.rank, node=job.node_of(one), stream=one)
         for one in job.active_streams
@@ -62,10 +58,9 @@ def peers(job: Job) -> list[Peer]:
                 by_name[name].counts[event.number] += count
     ranked = [one for one in found if one.rank is not None]
     first_of_node = {one.node: one for one in reversed(ranked) if one.node is not None}
-    for leader in (*first_of_node.values(), *ranked[-1:]):
+    first = [one for one in ranked[:1] if one.rank == 0]
+    for leader in (*first, *first_of_node.values(), *ranked[-1:]):
         leader.leads = True
-    for one in ranked[:1]:
-        one.leads |= one.rank == 0
     return found
 
 
@@ -76,25 +71,20 @@ def robust_deviation(values: Iterable[float], middle: float) -> float:
 
 #: Unit of differences: once against never, in log(1 + count).
 MIN_LOG_DIFFERENCE = float(np.log(2.0))
-#: Robust z (Iglewicz and Hoaglin) from which a distance is an outlier.
+#: Robust z (Iglewicz and Hoaglin) from which a distance is an outlier, and its least unit.
 THRESHOLD = 3.5
-#: Least unit of that robust z, in distances.
 MIN_DISTANCE_SPREAD = 1.0
-#: Robust z of the forest's score from which it agrees.
+#: Robust z of the forest's score from which it agrees, and its least unit.
 FOREST_THRESHOLD = 1.0
-#: Least unit of that robust z, in scores.
 MIN_FOREST_SPREAD = 0.02
 #: Factor on events that leaders lack.
 LEADER_WEIGHT = 0.5
-#: Least number of peers to compare.
+#: Least number of peers to compare, and to grow a forest.
 MIN_PEERS = 3
-#: Least number of peers to grow a forest.
 MIN_PEERS_FOR_FOREST = 8
 #: Number of trees of the forest (the default of Liu et al., 2008).
 NUM_TREES = 100
 _MAX_EVENTS_NAMED = 5
-#: Peers of which the distances to all others are in memory at once.
-MAX_ROWS = 1024
 
 Matrix = NDArray[np.float64]
 
@@ -117,71 +107,44 @@ def peer_outliers(
 ) -> list[PeerOutlier]:
     """Find the outliers, the strongest first; at most `MAX_NODES`, often none.
 
-    Each peer's log(1 + count) of each event is set against the median of the peers. Its distance is
-    the smaller of that from the median and that from its k-th neighbour, k a quarter of the others
-    and at most `MAX_NODES`: a larger group that differs in the same way has a duty and no fault. It
-    is an outlier if the robust z of its distance is `THRESHOLD` or more and the forest, where there
-    are enough peers for one, agrees. Leaders (rank 0, the last rank, the first of a node) are
-    judged by the events that they lack only.
+    Each peer's log(1 + count) of each event is set against the median of the peers. It is an
+    outlier if the robust z of its distance from the median is `THRESHOLD` or more and the forest,
+    where there are enough peers for one, agrees; but not if more than a quarter of the others, or
+    than `MAX_NODES`, are: so many have a duty and no fault. Leaders (rank 0, the last rank, the
+    first of a node) are judged by the events that they lack only.
 
-    Args:
-        job: the job.
-        rng: seeds the forest, which is grown only where a distance reaches `THRESHOLD`.
-        ordinary: events set aside.
+    `rng` seeds the forest, which is grown only where a distance reaches `THRESHOLD`; events of
+    `ordinary` are set aside.
     """
     every = peers(job)
     events = [one.number for one in job.events if one.number not in ordinary]
     if len(every) < MIN_PEERS or not events:
         return []
-    counts = np.array([[one.counts.get(event, 0) for event in events] for one in every])
-    off = _differences(np.log1p(counts), np.array([one.leads for one in every]))
-    scores = _robust_z(_distances(off), MIN_DISTANCE_SPREAD)
-    over = scores >= THRESHOLD
-    if over.any() and len(every) >= MIN_PEERS_FOR_FOREST:
-        over &= _forest(off, int(rng.integers(2**31))) >= FOREST_THRESHOLD
-    first = sorted(np.flatnonzero(over).tolist(), key=lambda row: (-scores[row], row))[:MAX_NODES]
-    return [
-        PeerOutlier(
-            every[row].name, round(float(scores[row]), 3), _most_deviating(off[row], events)
-        )
-        for row in first
-    ]
-
-
-def _most_deviating(off: Matrix, events: Sequence[int]) -> tuple[int, ...]:
-    most = np.argsort(-np.abs(off), kind="stable")[:_MAX_EVENTS_NAMED]
-    return tuple(events[column] for column in most if off[column])
-
-
-def _differences(logs: Matrix, leaders: NDArray[np.bool_]) -> Matrix:
-    """Scaled differences from the peers' median; leaders have duties of their own."""
+    logs = np.log1p([[one.counts.get(event, 0) for event in events] for one in every])
+    leaders = np.array([one.leads for one in every])
     base = logs[~leaders] if (~leaders).sum() >= MIN_PEERS else logs
     centre = np.median(base, axis=0)
     spread = MAD_TO_DEVIATION * np.median(np.abs(base - centre), axis=0)
-    off = np.asarray((logs - centre) / np.maximum(spread, MIN_LOG_DIFFERENCE))
+    off = (logs - centre) / np.maximum(spread, MIN_LOG_DIFFERENCE)
     off[leaders] = LEADER_WEIGHT * np.minimum(off[leaders], 0.0)
-    return off
-
-
-def _distances(off: Matrix) -> Matrix:
-    """Distance from the median, or from the k-th neighbour if that is nearer."""
-    k = max(1, min(MAX_NODES, (len(off) - 1) // 4))
-    squares = (off**2).sum(axis=1)
-    neighbour = np.zeros(len(off))
-    away = np.flatnonzero(squares)
-    for begin in range(0, len(away), MAX_ROWS):
-        rows = away[begin : begin + MAX_ROWS]
-        between = squares[rows, None] + squares[None, :] - 2.0 * off[rows] @ off.T
-        between[np.arange(len(rows)), rows] = np.inf
-        nearest = np.partition(between, k - 1, axis=1)[:, k - 1]
-        neighbour[rows] = np.sqrt(np.maximum(nearest, 0.0))
-    return np.asarray(np.minimum(np.sqrt(squares), neighbour))
+    scores = _robust_z(np.linalg.norm(off, axis=1), MIN_DISTANCE_SPREAD)
+    over = scores >= THRESHOLD
+    if not 0 < over.sum() <= max(1, min(MAX_NODES, (len(every) - 1) // 4)):
+        return []
+    if len(every) >= MIN_PEERS_FOR_FOREST:
+        over &= _forest(off, int(rng.integers(2**31))) >= FOREST_THRESHOLD
+    found = []
+    for row in sorted(np.flatnonzero(over).tolist(), key=lambda row: (-scores[row], row)):
+        most = np.argsort(-np.abs(off[row]), kind="stable")[:_MAX_EVENTS_NAMED]
+        differing = tuple(events[column] for column in most if off[row, column])
+        found.append(PeerOutlier(every[row].name, round(float(scores[row]), 3), differing))
+    return found
 
 
 def _robust_z(values: Matrix, least: float) -> Matrix:
     centre = np.median(values)
     spread = MAD_TO_DEVIATION * np.median(np.abs(values - centre))
-    return (values - centre) / max(float(spread), least)
+    return np.asarray((values - centre) / max(float(spread), least))
 
 
 def _forest(off: Matrix, seed: int) -> Matrix:

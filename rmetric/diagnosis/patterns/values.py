@@ -8,48 +8,39 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from statistics import median
 from typing import NamedTuple
 
 from rmetric.diagnosis.facts.job import Job, JobStream, Occurrence
 from rmetric.diagnosis.patterns.spatial import robust_deviation
-from rmetric.diagnosis.reading.text import TRACEBACK, level
 
-#: Least share of the ranks that log a value, to compare it.
+#: Least share of the ranks that log a value, and least number of them, to compare it.
 MIN_RANK_SHARE = 0.75
-#: Least number of those ranks.
 MIN_RANKS = 4
 
-# -- numbers of steps and of exceptions
+# -- numbers of steps
 
-#: An outlier is at least this many times the median of the others.
+#: An outlier is at least this many times the median of the others, and so many robust deviations
+#: above it.
 MIN_RATIO_TO_MEDIAN = 5.0
-#: An outlier is at least this many robust deviations above the median of the others.
 MIN_DEVIATIONS = 6.0
-#: Number of last common steps that are compared.
+#: Number of last common steps that are compared, and at how many of them a number must be odd.
 NUM_STEPS = 4
-#: Number of those steps at which a number must be an outlier.
 MIN_OUTLIER_STEPS = 2
 #: Least size relative to the largest number in the others' same entries: a fifteenfold
 #: millisecond does not matter in a step of seconds.
 MIN_SHARE_OF_LARGEST = 0.3
-_VALUE = r"(?P<value>[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|nan|inf)(?![\w:/-]|\.\d)"
 #: A name and its number, as in "data 12.3", "loss=nan", "time (ms): 7".
 _NAMED = re.compile(
-    rf"(?P<name>[A-Za-z][A-Za-z_/-]*(?: ?\([A-Za-z/ ]{{1,12}}\))?)\s?[ =:|]\s?{_VALUE}"
+    r"(?P<name>[A-Za-z][A-Za-z_/-]*(?: ?\([A-Za-z/ ]{1,12}\))?)\s?[ =:|]\s?"
+    r"(?P<value>[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|nan|inf)(?![\w:/-]|\.\d)"
 )
-#: A number in the words of an exception, with the two words before it.
-_IN_WORDS = re.compile(rf"(?P<name>(?:[A-Za-z][\w']*[ =:]+){{1,2}}){_VALUE}")
 #: Names of identities and times, which are no quantities.
 _NO_QUANTITY = re.compile(
     r"(?i)(?:^|[_ -])(?:rank|step|iteration|iter|epoch|pid|node|gpu|device|line)s?$"
 )
-
-#: Stream -> its number, and the entry that states it.
-_Logged = dict[str, tuple[float, Occurrence]]
 
 
 class NumberOutlier(NamedTuple):
@@ -77,18 +68,15 @@ class NumberOutlier(NamedTuple):
 def number_outliers(job: Job) -> list[NumberOutlier]:
     """Per stream the number that is most times the others'; recurring ones only.
 
-    Compares the numbers of all ranks' last entries at the same steps, and in exceptions of the
-    same words, where once is enough. At most one rank in four can be odd: a number of more of
-    them is usual.
+    Compares the numbers of all ranks' last entries at the same steps. At most one rank in four can
+    be odd: a number of more of them is usual.
     """
     recurring: dict[tuple[str, int, str], list[NumberOutlier]] = defaultdict(list)
     for event, one in _odd_at_steps(job):
         recurring[one.stream, event, one.name].append(one)
-    worst = {one.stream: one for one in _odd_in_errors(job)}
-    for last, *before in recurring.values():
-        more = last.stream not in worst or last.times > worst[last.stream].times
-        if len(before) + 1 >= MIN_OUTLIER_STEPS and more:
-            worst[last.stream] = last._replace(steps=len(before) + 1)
+    often = [some[0]._replace(steps=len(some)) for some in recurring.values()]
+    often = [one for one in often if one.steps >= MIN_OUTLIER_STEPS]
+    worst = {one.stream: one for one in sorted(often, key=lambda one: one.times)}
     return sorted(worst.values(), key=lambda one: (-one.times, one.stream))
 
 
@@ -103,44 +91,36 @@ def _odd_at_steps(job: Job) -> Iterator[tuple[int, NumberOutlier]]:
     compared: Counter[tuple[int, str]] = Counter()
     # The numbers of one step at a time: those of all would need much memory.
     for event, step in sorted(entries, reverse=True):
-        logged: dict[str, _Logged] = defaultdict(dict)
+        logged: dict[str, dict[str, tuple[float, Occurrence]]] = defaultdict(dict)
         for entry in entries[event, step]:
             for name, value in numbers(entry.text):
                 logged[name][entry.stream] = value, entry
-        sizes = ([abs(of) for of, _ in each.values() if isfinite(of)] for each in logged.values())
-        largest = max((median(each) for each in sizes if each), default=0.0)
+        finite = {
+            name: [value for value, _ in values.values() if isfinite(value)]
+            for name, values in logged.items()
+        }
+        largest = max((median(map(abs, each)) for each in finite.values() if each), default=0.0)
         for name, values in logged.items():
-            if len(values) >= least and compared[event, name] < NUM_STEPS:
-                compared[event, name] += 1
-                for one in _odd(values, name, MIN_SHARE_OF_LARGEST * largest):
-                    yield event, one
+            if len(values) < least or compared[event, name] >= NUM_STEPS:
+                continue
+            compared[event, name] += 1
+            for one in _odd(name, values, finite[name], MIN_SHARE_OF_LARGEST * largest):
+                yield event, one
 
 
-def _odd_in_errors(job: Job) -> Iterator[NumberOutlier]:
-    logged: dict[tuple[int, int, str], _Logged] = defaultdict(dict)
-    for stream in job.streams.values():
-        for entry in stream.tail if stream.rank is not None else ():
-            last_line = entry.text.rstrip().rpartition("\n")[2]
-            if TRACEBACK in entry.text or level(last_line) == "error":
-                for at, found in enumerate(_IN_WORDS.finditer(last_line)):
-                    key = (entry.event, at, found["name"].strip())
-                    logged[key][stream.name] = float(found["value"]), entry
-    for (_, _, name), values in logged.items():
-        if len(values) >= MIN_RANKS and _is_quantity(name):
-            yield from _odd(values, name, 0.0)
-
-
-def _odd(values: _Logged, name: str, matters: float) -> Iterator[NumberOutlier]:
-    finite = [value for value, _ in values.values() if isfinite(value)]
+def _odd(
+    name: str, values: Mapping[str, tuple[float, Occurrence]], finite: list[float], matters: float
+) -> Iterator[NumberOutlier]:
+    """Those of one number that are far above the others', if they are few."""
     if len(finite) < MIN_RANK_SHARE * len(values):
         return
     usual = median(finite)
     spread = MIN_DEVIATIONS * robust_deviation(finite, usual)
-    least = max(abs(usual) * (MIN_RATIO_TO_MEDIAN - 1.0), spread, matters - usual)
+    off = max(abs(usual) * (MIN_RATIO_TO_MEDIAN - 1.0), spread, matters - usual)
     odd = [
         NumberOutlier(stream, name, value, usual, 1, place)
         for stream, (value, place) in values.items()
-        if not isfinite(value) or value - usual > least > 0.0
+        if not isfinite(value) or value - usual > off > 0.0
     ]
     if len(odd) <= max(1.0, (1.0 - MIN_RANK_SHARE) * len(values)):
         yield from odd
@@ -153,13 +133,8 @@ def numbers(text: str) -> Iterator[tuple[str, float]]:
     [('data', 12.5), ('loss', nan)]
     """
     for found in _NAMED.finditer(text.partition("\n")[0]):
-        if _is_quantity(found["name"]):
+        if not _NO_QUANTITY.search(found["name"]):
             yield found["name"], float(found["value"])
-
-
-@lru_cache(maxsize=4096)
-def _is_quantity(name: str) -> bool:
-    return not _NO_QUANTITY.search(name)
 
 
 # -- settings
@@ -183,46 +158,32 @@ _NO_SETTINGS = re.compile(
 )
 
 
-class SettingOutlier(NamedTuple):
-    """A value that one stream logs and its peers do not.
-
-    Attributes:
-        name: the words before the value.
-        value, usual: as written.
-        others: number of streams that log the usual one.
-    """
-
-    stream: str
-    name: str
-    value: str
-    usual: str
-    others: int
-
-
-def setting_outliers(job: Job, siblings: Sequence[Job] = ()) -> list[SettingOutlier]:
-    """In the order of the streams, each at most once for a name.
+def setting_outliers(job: Job, siblings: Sequence[Job] = ()) -> list[tuple[str, str]]:
+    """Streams with a setting that is not that of their peers, in words; each setting once.
 
     All ranks of a job log the same settings at start; one with another value was launched
     differently. A setting that differs in a healthy sibling is left out, and so is one that only
     rank 0 logs otherwise: it has duties of its own.
     """
-    usual = {(one.stream, one.name) for sibling in siblings for one in _odd_settings(sibling)}
-    found = {(one.stream, one.name): one for one in _odd_settings(job)}
-    return [one for key, one in found.items() if key not in usual]
+    usual = {key for sibling in siblings for key in _odd_settings(sibling)}
+    found = _odd_settings(job)
+    return [(key[0], words) for key, words in found.items() if key not in usual]
 
 
-def _odd_settings(job: Job) -> Iterator[SettingOutlier]:
+def _odd_settings(job: Job) -> dict[tuple[str, str], str]:
+    """(stream, name) -> a value that few ranks have at a place in the first lines of all."""
     ranks = [one for one in job.streams.values() if one.rank is not None]
     least = max(MIN_RANKS, MIN_RANK_SHARE * len(ranks))
     leaders = {one.name for one in ranks if one.rank == 0}
+    found = {}
     for values in _settings(ranks):
-        if len(values) < least:
-            continue
         ((usual, times),) = Counter(value for _, value in values.values()).most_common(1)
-        odd = {stream: pair for stream, pair in values.items() if pair[1] != usual}
-        if len(odd) <= max(1, len(values) // RANKS_PER_OUTLIER) and odd.keys() != leaders:
-            for stream, (name, value) in odd.items():
-                yield SettingOutlier(stream, name, value, usual, times)
+        odd = {rank: pair for rank, pair in values.items() if pair[1] != usual}
+        few = len(odd) <= max(1, len(values) // RANKS_PER_OUTLIER)
+        if len(values) >= least and few and odd.keys() != leaders:
+            for rank, (name, value) in odd.items():
+                found[rank, name] = f"logs {name} {value}; {times} others log {usual}"
+    return found
 
 
 def _settings(ranks: Sequence[JobStream]) -> Iterable[dict[str, tuple[str, str]]]:
@@ -234,11 +195,11 @@ def _settings(ranks: Sequence[JobStream]) -> Iterable[dict[str, tuple[str, str]]
                 texts[entry.event].setdefault(stream.name, entry.text.partition("\n")[0])
     logged: dict[tuple[int, int, int], dict[str, tuple[str, str]]] = defaultdict(dict)
     for event, of in texts.items():
-        for name, text in of.items() if len(set(of.values())) > 1 else ():
+        for rank, text in of.items() if len(set(of.values())) > 1 else ():
             words = _WORD.findall(text)
             for at in range(len(words)):
                 if setting := _setting(words, at):
-                    logged[event, len(words), at][name] = setting
+                    logged[event, len(words), at][rank] = setting
     return logged.values()
 
 
@@ -281,11 +242,10 @@ def loss_not_finite(job: Job) -> Occurrence | None:
 
     The last lines of every stream that states a loss must have such a one.
     """
-    first = job.not_finite
-    if first is None:
+    if job.not_finite is None:
         return None
-    stepping = (map(is_not_finite, (entry.text for entry in one.tail)) for one in job.stepping)
-    lasts = [[bad for bad in each if bad is not None][-MIN_LINES:] for each in stepping]
+    losses = [[is_not_finite(entry.text) for entry in one.tail] for one in job.stepping]
+    lasts = [[bad for bad in each if bad is not None][-MIN_LINES:] for each in losses]
     never_again = [len(each) == MIN_LINES and all(each) for each in lasts if each]
     was_finite = any(is_not_finite(one.first.text) is False for one in job.events)
-    return first if never_again and all(never_again) and was_finite else None
+    return job.not_finite if never_again and all(never_again) and was_finite else None

@@ -1,4 +1,4 @@
-"""Read the stacks of a job's processes.
+"""Read the stacks of a job's processes, and find those that stand elsewhere than most.
 
 They are of py-spy dump, in files of their own, or of Python's faulthandler, in the logs: torch and
 JAX register it for signals, and some trainings for every few minutes.
@@ -7,18 +7,21 @@ JAX register it for signals, and some trainings for every few minutes.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from rmetric.diagnosis.facts.job import STACKS_OF_RANK, Job, JobStream, Occurrence, short
 from rmetric.diagnosis.library.stages import awaited
+from rmetric.diagnosis.reading.file_names import names_in, natural
 from rmetric.diagnosis.reading.source import unwrapped
 
 #: A function, its file and the line in it.
 Frame = tuple[str, str, str]
 
-#: Frames that are shown of a stack.
+#: Frames that are shown of a stack, and lines above it in which its host is sought.
 MAX_SHOWN = 4
-#: Lines above a stack in which its host is sought.
 MAX_ABOVE = 3
 #: Least share of a file's lines below its first stack that are of stacks.
 MIN_STACK_SHARE = 0.6
@@ -121,21 +124,12 @@ class Stack:
         named = (name for name, _, _ in self.frames if _OPERATION.match(name))
         return next(named, "") if not self.stage else ""
 
-    @property
-    def shown(self) -> str:
-        """The innermost frames, in words."""
-        return _shown(self.frames[:MAX_SHOWN])
-
     def words(self, other: Stack) -> str:
         """The frames from where it leaves another stack, which is another rank's."""
         pairs = zip(reversed(self.place), reversed(other.place), strict=False)
         common = next((at for at, (one, two) in enumerate(pairs) if one != two), 0)
         first, *rest = self.frames[: len(self.frames) - common] or self.frames[:1]
         return _shown((first, *rest[1 - MAX_SHOWN :]))
-
-    def differs(self, other: Stack) -> bool:
-        """It waits for others in another collective than they do, who have not come or will not."""
-        return bool(self.collective) and not other.stage and self.collective != other.collective
 
 
 def _shown(frames: Sequence[Frame]) -> str:
@@ -180,7 +174,6 @@ def read_stacks(text: str, name: str, rank: int | None, node: str | None = None)
     found: list[Stack] = []
     above: list[str] = []
     main = False
-
     for line in text.splitlines():
         if before := _BEFORE.match(line):
             node, line = before["host"] or node, line[before.end() :]
@@ -238,8 +231,189 @@ def main_threads(text: str) -> list[tuple[Frame, ...]]:
     ]
 
 
-def process_of(text: str) -> tuple[str, str]:
-    """The rank that an entry with a stack of faulthandler names above it, and the main thread."""
-    heads = [*_FAULT_THREAD.finditer(text)]
-    ranks = _RANK_ABOVE.findall(text[: heads[0].start()]) if heads else []
-    return (f"rank {ranks[-1]}" if ranks else ""), (heads[-1]["id"] if heads else "")
+# -- who stands elsewhere, and whose processes they are
+
+#: Least number of processes with stacks, and least share of them in one place, for one to be odd.
+MIN_STACKS = 3
+MIN_SHARE_IN_ONE_PLACE = 0.6
+#: Largest share of all stacks that may wait outside the job, to be those that hold up the others.
+MAX_ODD_SHARE = 0.4
+#: What faulthandler writes when a time that was set is over: once, where it watches for a hang.
+_WATCHED = "Timeout ("
+_AWAITS = {
+    "": "stands in",
+    "load data": "waits for its data in",
+    "checkpoint": "is at a checkpoint in",
+}
+
+
+class OddStack(NamedTuple):
+    """Where a stream stands other than most, in words, and what it waits for outside the job.
+
+    It may wait for others in a collective that they have not entered, and it may stay there.
+    """
+
+    words: str
+    awaits: str
+    collective: bool = False
+    stays: bool = False
+
+
+def odd_stacks(stacks: Sequence[Stack]) -> dict[str, OddStack]:
+    """The few streams that stand in another function than most, or that alone await no other.
+
+    Of these, those that wait for data or a checkpoint keep the others waiting, which are left out.
+
+    Args:
+        stacks: of several of one rank the last counts; of a stream "" no more is known.
+    """
+    ranked = {one.stream: one for one in stacks if one.stream.startswith("rank ")}
+    others = [one for one in stacks if one.stream not in ranked]
+    every = [*ranked.values(), *others]
+    found = _apart_from_most(every)
+    if others:  # of a node there may be several: only what they wait for tells them apart
+        known = all(one.stream for one in every)
+        found = {name: odd for name, odd in found.items() if known and odd.collective}
+    waiting = [one for one in every if one.stage]
+    if waiting and (len(every) <= 2 or len(waiting) <= MAX_ODD_SHARE * len(every)):
+        where = {name: one.words for name, one in found.items()}
+        found = {
+            one.stream: OddStack(where.get(one.stream, _shown(one.frames[:MAX_SHOWN])), one.stage)
+            for one in waiting
+        }
+    stay = {one.stream for one in stacks if one.stays}
+    return {
+        name: one._replace(words=f"{_AWAITS[one.awaits]} {one.words}", stays=name in stay)
+        for name, one in found.items()
+    }
+
+
+def _apart_from_most(stacks: Sequence[Stack]) -> dict[str, OddStack]:
+    """The streams of other places than that of most, in their natural order."""
+    usual, times = Counter(one.place for one in stacks).most_common(1)[0] if stacks else ((), 0)
+    if len(stacks) < MIN_STACKS or times < MIN_SHARE_IN_ONE_PLACE * len(stacks):
+        return {}
+    example = next(one for one in stacks if one.place == usual)
+    found = {}
+    for one in sorted(stacks, key=lambda one: natural(one.stream)):
+        if one.place != usual:
+            words = f"{one.words(example)}, {times} others in {example.words(one)}"
+            # In another collective than the others, who have not come or will not.
+            in_other = bool(one.collective) and one.collective != example.collective
+            found[one.stream] = OddStack(words, "", in_other and not example.stage)
+    return found
+
+
+def stacks_in_logs(job: Job, after: Callable[[Occurrence, Occurrence], bool]) -> list[Stack]:
+    """The last stack of every process that logged one, and no step behind it."""
+    furthest = job.furthest.last_step_at if job.furthest else None
+
+    def is_last(stream: JobStream, dump: Occurrence) -> bool:
+        if stream.last_step is not None:
+            return dump.step == stream.last_step
+        ends = stream.last is not None and stream.last.order <= dump.order  # "Fatal Python error"
+        return furthest is None or ends or after(dump, furthest)
+
+    by_process = _by_process(job)
+    last = {
+        key: [one for one in dumps if is_last(job.streams[key[1]], one)]
+        for key, dumps in by_process.items()
+    }
+    rounds = {len(by_process[key]) for key, dumps in last.items() if dumps}
+    found = []
+    for key, every in by_process.items():
+        dumps = last[key]
+        if not dumps and job.streams[key[1]].last_step is None and rounds == {len(every)}:
+            dumps = every  # without a time, but all were asked as often
+        threads = [(), *(frames for dump in dumps for frames in main_threads(dump.text))]
+        if threads[-1]:
+            watched = len(every) == 1 and every[0].text.startswith(_WATCHED)
+            stays = watched or threads[-1] in threads[:-1]
+            found.append(Stack(file=dumps[-1].file, stream=key[0], frames=threads[-1], stays=stays))
+    return found
+
+
+def _by_process(job: Job) -> dict[tuple[str, str, str], list[Occurrence]]:
+    """The last stacks by rank or stream, stream, and main thread.
+
+    Processes of a node may share its stream: the rank above a stack or its main thread tells them
+    apart. A process of a rank may be started again.
+    """
+    written = defaultdict[tuple[str, str, str], list[Occurrence]](list)
+    for stream in job.streams.values():
+        for dump in stream.stacks:
+            heads = [*_FAULT_THREAD.finditer(dump.text)] if stream.rank is None else []
+            above = dump.text[: heads[0].start()] if heads else ""
+            rank = "".join(f"rank {number}" for number in _RANK_ABOVE.findall(above)[-1:])
+            thread = heads[-1]["id"] if heads and stream.node is not None and not rank else ""
+            written[rank or stream.name, stream.name, thread].append(dump)
+    return {key: dumps[-STACKS_OF_RANK:] for key, dumps in written.items()}
+
+
+def assign(
+    job: Job, stacks: Sequence[Stack], on_node: Callable[[str, str], Sequence[str]]
+) -> list[Stack]:
+    """The stacks with the streams of the job that they are of.
+
+    A process is known by its rank, by its number, or by its rank within its node. Where none of a
+    file's is, processes of consecutive numbers are those of one launcher, in the order of their
+    ranks. Else it is the node's, if that is known.
+    """
+    nodes = {*map(job.node_of, job.streams.values()), *job.node_of_rank.values()} - {None}
+    whole = {short(node): node for node in sorted(filter(None, nodes))}
+    by_file = defaultdict[str, list[Stack]](list)
+    for one in stacks:
+        by_file[one.file].append(one)
+        if one.node not in nodes:
+            named = names_in(one.node or one.above, whole) or names_in(one.file, whole)
+            one.node = whole[named[0]] if named else one.node
+        one.stream = _by_rank(job, one)
+    heard = [one.rank for one in job.streams.values() if one.rank is not None]
+    size = job.world_size or max(heard, default=-1) + 1 or None
+    each = job.ranks_per_node or (size // max(1, len(nodes)) if size else None)
+    # A file for each process, or for all of a node.
+    alone = all(len(some) == 1 for some in by_file.values())
+    for some in [list(stacks)] if alone else by_file.values():
+        _by_order(some, each)
+    all_there = len(stacks) >= MIN_STACKS and size in (None, len(stacks))
+    _by_local_rank(stacks, on_node, one_node=all_there and len(nodes) <= 1)
+    return list(stacks)
+
+
+def _by_rank(job: Job, stack: Stack) -> str:
+    """The rank that the file states, or that has the process's number."""
+    rank = stack.rank
+    if rank is None and stack.pid is not None:
+        alike = [*job.ranks_of_numbers.get(stack.pid, ())]
+        rank = job.rank_of_pid.get((stack.node, stack.pid), alike[0] if len(alike) == 1 else None)
+    return f"rank {rank}" if rank is not None else ""
+
+
+def _by_local_rank(
+    stacks: Sequence[Stack], on_node: Callable[[str, str], Sequence[str]], *, one_node: bool
+) -> None:
+    """The rank of a number within its node, else the node, of those that are not known."""
+    left = [one for one in stacks if not one.stream]
+    local = [one.local_rank for one in left if one.local_rank is not None]
+    one_node = one_node and len(set(local)) == len(local)
+    for one in left:
+        names = [f"node {one.node}"] if one.node is not None else []
+        if one.node is not None and one.local_rank is not None:
+            at = on_node(one.node, str(one.local_rank))
+            names = [*at] if len(at) == 1 else names
+        if one_node and one.local_rank is not None and not any("rank " in name for name in names):
+            names = [f"rank {one.local_rank}"]
+        one.stream = "".join(names)
+
+
+def _by_order(stacks: Sequence[Stack], each: int | None) -> None:
+    """Local ranks by the processes' numbers, where nothing else tells them and all are there."""
+    numbers = sorted({one.pid for one in stacks if one.pid is not None})
+    known = any(one.stream or one.local_rank is not None or one.pid is None for one in stacks)
+    in_row = len(numbers) > 1 and numbers[-1] - numbers[0] + 1 == len(numbers)
+    if known or not in_row or each not in (None, len(numbers)):
+        return
+    for one in stacks:
+        one.local_rank = numbers.index(one.pid or 0)
+        if one.node is None:
+            one.rank, one.stream = one.local_rank, f"rank {one.local_rank}"

@@ -1,14 +1,22 @@
-"""Names of the ranks and nodes of a job, and the numbers and signals by which lines name them."""
+"""One row of the evidence table, and what every extractor of rows looks at."""
 
 from __future__ import annotations
 
 import re
 import signal
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
-from rmetric.diagnosis.facts.job import Job, short
+from rmetric.diagnosis.clock import Ordering
+from rmetric.diagnosis.facts.job import Job, Occurrence, short
 from rmetric.diagnosis.facts.statements import expanded
+from rmetric.diagnosis.faults import Fault
+from rmetric.diagnosis.patterns.stacks import OddStack, assign, odd_stacks, stacks_in_logs
+from rmetric.diagnosis.patterns.values import NumberOutlier, number_outliers
+from rmetric.diagnosis.pool import HealthyReference
 
 #: Behaviour of more than this share of the ranks is no evidence against one of them.
 MAX_COMMON_SHARE = 0.5
@@ -18,13 +26,41 @@ MAX_PER_NODE = 8
 MAX_RANGE_LENGTH = 10_000
 
 
-class RankIndex:
-    """Names of the ranks and nodes that can be implicated.
+class Row(NamedTuple):
+    """One piece of evidence, with the reason and the log entry that shows it best.
 
     Attributes:
-        active, silent: names of streams with log lines, and of ranks without any.
-        ranks: name -> rank, of active streams that have one.
+        target: the stream that it speaks against; "" for the whole job.
+        kind: a key of the weights of model.json.
+        strength: 0 to 1.
+        hypothesis: id of the inferred cause that it speaks for; "" for none.
+        stage: in which the job stood, where the evidence tells.
     """
+
+    target: str
+    kind: str
+    words: str
+    strength: float = 1.0
+    hypothesis: str = ""
+    entry: Occurrence | None = None
+    stage: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Switches:
+    """Parts of the method, to be turned off one by one in an ablation."""
+
+    cross_job: bool = True
+    spatial: bool = True
+    temporal: bool = True
+    library: bool = True
+    unfiltered: bool = True
+    places: bool = True
+    ends: bool = True
+
+
+class RankIndex:
+    """Names of the ranks and nodes that can be implicated; `silent` ones have no log lines."""
 
     def __init__(self, job: Job) -> None:
         self.active = {one.name for one in job.active_streams}
@@ -40,19 +76,17 @@ class RankIndex:
                 self._on_node.setdefault(short(node), []).append((one.rank, one.name))
 
     def is_minority(self, count: int) -> bool:
-        """Return True if `count` streams are few enough to be suspicious."""
+        """True if `count` streams are few enough to be suspicious."""
         return count <= MAX_COMMON_SHARE * max(2, len(self.active), self._job.world_size or 0)
 
     def is_known(self, name: str) -> bool:
         return name in self.active or name in self.silent
 
     def implicated_ranks(self, fields: dict[str, str], stream: str = "") -> list[str]:
-        """Streams of the ranks or the nodes that an entry names; they may have no log lines.
+        """Streams of the ranks or the nodes that an entry's fields name, perhaps without log lines.
 
-        Args:
-            fields: of the entry.
-            stream: that logged it, which is meant where the field `own` is set; a local rank
-                without a node is of its node.
+        The `stream` that logged it is meant where the field `own` is set; a local rank without a
+        node is of its node.
         """
         if signal_of(fields) == signal.SIGTERM:  # a launcher's own doing
             return []
@@ -65,7 +99,7 @@ class RankIndex:
         local = fields.get("local_rank", "")
         return (
             known
-            or (self.without_logs(ranks) if fields.get("rank") or one_task else [])
+            or (self._without_logs(ranks) if fields.get("rank") or one_task else [])
             or [
                 name
                 for node in expanded(fields.get("node", ""))
@@ -78,7 +112,7 @@ class RankIndex:
         """Streams of the rank of a number within a node; the node's where that is not known."""
         return self.implicated_ranks({"node": node, "local_rank": local_rank})
 
-    def without_logs(self, ranks: Sequence[int]) -> list[str]:
+    def _without_logs(self, ranks: Sequence[int]) -> list[str]:
         """Names of ranks without log lines that the job may have."""
         size = self._job.world_size
         return [f"rank {rank}" for rank in ranks if size is None or rank < size != 1]
@@ -88,10 +122,7 @@ class RankIndex:
         return {one for _, one in self._on_node.get(short(name.removeprefix("node ")), [])}
 
     def _of_local_rank(self, local_rank: int, stream: str) -> list[str]:
-        """The rank on the stream's node; where there is one node only, of the same number.
-
-        A log of one launcher alone whose lines state no ranks is taken to be of one node.
-        """
+        """The rank on the stream's node; where there is one node only, of the same number."""
         own = self._job.streams.get(stream)
         node = self._job.node_of(own) if own is not None else None
         if node is not None and len(self._on_node) > 1:
@@ -101,7 +132,8 @@ class RankIndex:
         name = f"rank {local_rank}"
         if not one_node or self.is_known(name):
             return [name] if one_node else []
-        return self.without_logs([local_rank]) if len(self._job.files) == 1 else []
+        # A log of one launcher alone whose lines state no ranks is taken to be of one node.
+        return self._without_logs([local_rank]) if len(self._job.files) == 1 else []
 
     def _at(self, ranks: Sequence[tuple[int, str]], local_rank: int) -> list[str]:
         """The rank of a number among those of one node, some of which may be silent."""
@@ -124,6 +156,73 @@ class RankIndex:
             if ranks:
                 return [one for _, one in ranks]
         return [f"node {node}"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """A job and what is known of it before any evidence is weighed.
+
+    Attributes:
+        faults: known faults that were not survived, the first in time first.
+        alone: streams that report a planned end while the others failed.
+        notes: on the clocks.
+        seed: of the Isolation Forest.
+    """
+
+    job: Job
+    ordering: Ordering
+    faults: Sequence[Fault]
+    alone: frozenset[str]
+    known: HealthyReference
+    notes: tuple[str, ...] = ()
+    switches: Switches = Switches()
+    seed: int = 0
+
+    @cached_property
+    def index(self) -> RankIndex:
+        return RankIndex(self.job)
+
+    @cached_property
+    def odd_stacks(self) -> dict[str, OddStack]:
+        """The ranks, and "" for a process of which no more is known, that stand unlike most."""
+        beside = self.job.beside
+        stacks = assign(self.job, beside.stacks if beside is not None else [], self.index.at)
+        return odd_stacks(stacks or stacks_in_logs(self.job, self.ordering.after))
+
+    @cached_property
+    def number_outliers(self) -> list[NumberOutlier]:
+        return number_outliers(self.job)
+
+    @property
+    def entries(self) -> Iterator[tuple[str, dict[str, str]]]:
+        """The stream and the named groups of the entries of all faults."""
+        return (entry for fault in self.faults for entry in fault.entries)
+
+    @cached_property
+    def matched_events(self) -> frozenset[int]:
+        """Numbers of the events of all faults."""
+        return frozenset().union(*(one.events for one in self.faults))
+
+
+def grouped(rows: Iterable[Row], field: str) -> dict[str, list[Row]]:
+    """Rows by what a field of theirs has, in order; without those in which it is empty."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        if of := getattr(row, field):
+            found.setdefault(of, []).append(row)
+    return found
+
+
+def strongest(rows: Iterable[Row]) -> dict[str, Row]:
+    """Kind -> its strongest row."""
+    return {row.kind: row for row in sorted(rows, key=lambda one: one.strength)}
+
+
+def divided(rows: Iterable[Row]) -> list[Row]:
+    """The same evidence against several streams; the more there are, the weaker it is."""
+    each = list(rows)
+    many = len({row.target for row in each}) ** 0.5
+    return [row._replace(strength=row.strength / many) for row in each]
 
 
 def numbers_in(text: str) -> list[int]:

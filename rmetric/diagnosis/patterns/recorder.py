@@ -13,7 +13,7 @@ import json
 import pickle
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -105,7 +105,7 @@ def read_dump(path: Path, name: str) -> Dump:
 
     Raises LogError: it cannot be read, holds objects, lacks its keys or names no rank.
     """
-    what, found = "a flight recorder's dump", _RANK.search(path.name)
+    found = _RANK.search(path.name)
     dump = Dump(file=name, rank=int(found[1] or found[2]) if found else -1)
     try:
         size = path.stat().st_size
@@ -119,7 +119,7 @@ def read_dump(path: Path, name: str) -> Dump:
         raise LogError(name, None, f"no flight recorder's dump can be read: {error!r}") from None
     if dump.rank < 0:
         accepted = "a name such as nccl_trace_rank_3 is accepted"
-        raise LogError(name, None, f"{what} of no rank; {accepted}")
+        raise LogError(name, None, f"a flight recorder's dump of no rank; {accepted}")
     return dump
 
 
@@ -188,11 +188,11 @@ def culprits(dumps: Sequence[Dump]) -> dict[int, Accused]:
         found += [*_not_ended(group, key, some), *_not_entered(group, key, some)]
     waiting = {rank for _, one in found if one.how != "not ended" for rank in one.others}
     receiving = {rank for rank, one in by_rank.items() if one.receives}
-    blamed = _blamed(found, waiting | receiving) or _blamed(found, waiting) or _blamed(found, ())
+    blamed = _blamed(found, waiting | receiving) or _blamed(found, waiting) or _blamed(found, set())
     return dict(sorted(blamed.items(), key=lambda pair: (-len(pair[1].others), pair[0])))
 
 
-def _blamed(found: Sequence[tuple[int, Accused]], wait: Collection[int]) -> dict[int, Accused]:
+def _blamed(found: Sequence[tuple[int, Accused]], wait: set[int]) -> dict[int, Accused]:
     """Each rank with its first accusation, and all that wait for it; some `wait` elsewhere."""
     blamed: dict[int, Accused] = {}
     for rank, one in found:
@@ -207,12 +207,11 @@ def _not_ended(group: str, key: str, dumps: Mapping[int, Dump]) -> Iterator[tupl
     ended = {rank: one.last(group, key, done=True) for rank, one in dumps.items()}
     for rank, one in dumps.items():
         own = one.groups.get(group, {})
-        left = [number for number, at in own.items() if not at.done and _OF_ALL.match(at.operation)]
-        ahead = frozenset(
-            peer for peer, last in ended.items() if left and peer != rank and last >= min(left)
-        )
-        if ahead:
-            what = f"{own[min(left)].words}, #{min(left)} of {group}"
+        of_all = [at for at, it in own.items() if not it.done and _OF_ALL.match(it.operation)]
+        left = min(of_all, default=0)
+        ahead = frozenset(peer for peer, last in ended.items() if peer != rank and last >= left)
+        if of_all and ahead:
+            what = f"{own[left].words}, #{left} of {group}"
             said = f"did not end {what}, which {counted(len(ahead), 'other')} ended"
             yield rank, Accused("not ended", said, ahead)
 
@@ -225,12 +224,12 @@ def _not_entered(group: str, key: str, dumps: Mapping[int, Dump]) -> Iterator[tu
         here = {rank: one for rank, one in held.items() if one is not None}
         missing = [rank for rank, last in entered.items() if last < number]
         example, differing = _differing(here)
-        waiting = frozenset(rank for rank in here.keys() - differing.keys() if not here[rank].done)
+        waiting = frozenset(rank for rank in here.keys() - differing if not here[rank].done)
         if not waiting or not (missing or differing):
             continue
         what, many = f"#{number} of {group}", counted(len(waiting), "other")
-        for rank, words in differing.items():
-            said = f"entered {words} as {what}, {many} {example.words}"
+        for rank in differing:
+            said = f"entered {here[rank].words} as {what}, {many} {example.words}"
             yield rank, Accused("other operation", said, waiting)
         wait = "waits" if len(waiting) == 1 else "wait"
         for rank in missing:
@@ -240,8 +239,8 @@ def _not_entered(group: str, key: str, dumps: Mapping[int, Dump]) -> Iterator[tu
         return
 
 
-def _differing(here: Mapping[int, Collective]) -> tuple[Collective, dict[int, str]]:
-    """The collective of most ranks, and what the others are in; none where there is no majority."""
+def _differing(here: Mapping[int, Collective]) -> tuple[Collective, set[int]]:
+    """The collective of most ranks, and who is in another; nobody where there is no majority."""
     names = Counter(one.operation for one in here.values())
     ((usual, times),) = names.most_common(1)
     sizes = Counter(one.sizes for one in here.values()).most_common(1)[0][0]
@@ -251,5 +250,4 @@ def _differing(here: Mapping[int, Collective]) -> tuple[Collective, dict[int, st
         if (one.sizes == sizes if by_sizes else one.operation == usual)
     ]  # fmt: skip
     split = 2 * times <= len(here) > 2
-    others = {} if split else {rank: here[rank].words for rank in here.keys() - {*alike}}
-    return here[alike[0]], others
+    return here[alike[0]], set() if split else here.keys() - {*alike}
