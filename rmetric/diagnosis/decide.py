@@ -1,27 +1,26 @@
 """Entry point `diagnose`: from the logs of a job to the cause of its failure.
 
 One pass over the logs builds a `Job` (ingest.py). `gathered` collects the known faults (faults/)
-and the evidence (evidence/), `weigh` ranks suspects and hypotheses by the fitted model
-(hypotheses.py, model.py), and answer.py says the likeliest one.
+and the evidence (evidence/), the fitted model ranks suspects and hypotheses (model.py), and
+answer.py says the likeliest one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from rmetric._util.lazy import EXTRAS, check_installed
 from rmetric.diagnosis.answer import Weighed
 from rmetric.diagnosis.clock import Ordering, clock_notes, clock_offsets
-from rmetric.diagnosis.evidence import Row, Scene, Switches, evidence
+from rmetric.diagnosis.evidence import Scene, Switches, evidence
 from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.faults import ended_alone, find_faults
-from rmetric.diagnosis.hypotheses import hypotheses, suspects
 from rmetric.diagnosis.ingest import ingest_attempts
 from rmetric.diagnosis.library import SignatureLibrary
-from rmetric.diagnosis.library.files import traits_of
-from rmetric.diagnosis.model import Model, probabilities, score
+from rmetric.diagnosis.library.load import traits_of
+from rmetric.diagnosis.model import Model
 from rmetric.diagnosis.pool import HealthyReference, Pool
 from rmetric.diagnosis.result import Attempt, Diagnosis
 
@@ -150,16 +149,8 @@ def decide(
     model: Model | None = None,
 ) -> Diagnosis:
     """The diagnosis of a job whose logs have been read; `seed` is the Isolation Forest's."""
-    found = gathered(job, library, siblings, pool, switches, seed)
-    return weigh(found, model or Model.shipped()).diagnosis()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gathered:
-    """A job with its known faults, and the evidence."""
-
-    scene: Scene
-    rows: Sequence[Row]
+    found = gathered(job, library, siblings, pool, switches=switches, seed=seed, model=model)
+    return found.diagnosis()
 
 
 def gathered(
@@ -167,10 +158,12 @@ def gathered(
     library: SignatureLibrary,
     siblings: Sequence[Job] = (),
     pool: Pool | None = None,
+    *,
     switches: Switches | None = None,
     seed: int = 0,
-) -> Gathered:
-    """What is known of a job before anything is weighed; arguments as those of `decide`."""
+    model: Model | None = None,
+) -> Weighed:
+    """A job with its known faults and the evidence; arguments as those of `decide`."""
     switches, offsets = switches or Switches(), clock_offsets(job)
     ordering = Ordering(job=job, offsets=offsets)
     signatures = {one.signature: library[one.signature] for one in job.matches.values()}
@@ -187,19 +180,4 @@ def gathered(
         switches=switches,
         seed=seed,
     )
-    return Gathered(scene=scene, rows=list(evidence(scene)))
-
-
-def weigh(found: Gathered, model: Model) -> Weighed:
-    """The suspects and hypotheses about a job in order, by the model."""
-    scene, rows = found.scene, found.rows
-    ranked = suspects(scene, rows, model.suspects)
-    each = hypotheses(scene, rows, ranked)
-    shares = probabilities([score(one.features, model.causes) for one in each])
-    order = sorted(range(len(each)), key=lambda at: -round(shares[at], 6))
-    return Weighed(
-        scene=scene,
-        model=model,
-        ranked=ranked,
-        hypotheses=[(each[at], shares[at]) for at in order],
-    )
+    return Weighed(scene=scene, rows=list(evidence(scene)), model=model or Model.shipped())

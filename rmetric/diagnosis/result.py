@@ -185,7 +185,7 @@ def restart_advice(diagnosis: Diagnosis) -> Restart | None:
     """Advice on the next start, as sure as the cause; None where no cause is known."""
     if diagnosis.cause is None:
         return None
-    from rmetric.diagnosis.library.files import families  # needs the packages of diagnose
+    from rmetric.diagnosis.library.load import families  # needs the packages of diagnose
 
     nodes = tuple[str, ...]()
     if why := families().get(diagnosis.family or "", {}).get("stop"):

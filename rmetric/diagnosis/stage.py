@@ -9,8 +9,7 @@ from rmetric.diagnosis.clock import Ordering
 from rmetric.diagnosis.evidence.row import Scene
 from rmetric.diagnosis.facts.job import Job, JobStream, Match, Occurrence
 from rmetric.diagnosis.faults import Fault
-from rmetric.diagnosis.library.stages import awaited, next_stage
-from rmetric.diagnosis.report.evidence import stage_of
+from rmetric.diagnosis.library.stages import awaited, next_stage, stage_of
 
 #: Stages in which launchers and streams without stages remain, and those with few stage lines.
 _LAUNCHING = ("", "launch")

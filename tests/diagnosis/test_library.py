@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmetric.diagnosis.library import SignatureError, SignatureLibrary, form_of
-from rmetric.diagnosis.library.files import QUIET_ROLES, check, compiled
-from rmetric.diagnosis.library.load import PATTERN_SECONDS
+from rmetric.diagnosis.library.load import PATTERN_SECONDS, QUIET_ROLES, check, compiled
 from rmetric.telemetry.xid import catalogue
 
 LIBRARY = SignatureLibrary.shipped()
@@ -78,7 +77,7 @@ BAD = {
     "gate case": ("[is away]", "[Is Away]", "gates.0.`: found 'Is Away'"),
     "match": ("matches: ['service alpha", "matches: ['servant alpha", "matches: found 'servant"),
     "miss": ("service alpha is a way", "service alpha is away", "misses: found 'service alpha"),
-    "all": ("'service (?<host>", "'(?:service)?|(?<host>", "patterns: found .*need some text"),
+    "all": ("'service (?<host>", "'(?:service)?|(?<host>", "patterns: found .*needs some text"),
 }
 
 

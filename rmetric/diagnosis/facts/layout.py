@@ -113,7 +113,7 @@ class World:
     def __init__(self, graph: IdentityGraph, prefixes: Collection[Prefix] = ()) -> None:
         self.graph, self._prefixes = graph, prefixes
         #: number of ranks -> the lines that state it
-        self._sizes = {
+        self._sizes: dict[int, int] = {
             one: lines for one, lines in graph.of("job size").items() if 0 < one <= MAX_RANKS
         }
         self._num_nodes = max(graph.of("job nodes"), default=0)
@@ -123,9 +123,9 @@ class World:
         self.several_nodes = self._num_nodes > 1 or len(self.nodes) > 1
         self._own = {rank for _, ranks in graph.all("stream rank") for rank in ranks}
         self._stated_nodes = graph.best("rank server") | graph.best("rank node")
-        #: process -> (ranks of a communicator, rank in it), the largest first
-        self._members: dict[tuple[str | None, int], list[tuple[int, int]]] = {
-            process: sorted(ties, key=lambda one: (one[0], ties[one]), reverse=True)
+        #: process -> (ranks of its largest communicator, rank in it)
+        self._members: dict[tuple[str | None, int], tuple[int, int]] = {
+            process: max(ties, key=lambda one: (one[0], ties[one]))
             for process, ties in graph.all("process member")
         }
 
@@ -136,8 +136,8 @@ class World:
             return max(sizes, key=lambda size: (sizes[size], size))
         if 0 < self._num_nodes * self._per_node <= MAX_RANKS:
             return self._num_nodes * self._per_node
-        groups = self.graph.of("job of")
-        return max((size for size in groups if 0 < size <= MAX_RANKS), default=None)
+        groups: list[int] = [size for size in self.graph.of("job of") if 0 < size <= MAX_RANKS]
+        return max(groups, default=None)
 
     @cached_property
     def per_node(self) -> int | None:
@@ -178,8 +178,7 @@ class World:
     def rank_of_pid(self) -> dict[tuple[str | None, int], int]:
         """(Node, process) -> rank, by the largest communicators and by ranks within nodes."""
         found = dict[tuple["str | None", int], int]()
-        for (node, pid), members in self._members.items():
-            of, rank = members[0]
+        for (node, pid), (of, rank) in self._members.items():
             found[self.node_of_rank.get(rank, node) if of == MANY_RANKS else node, pid] = rank
         each = self.per_node
         ended = {
@@ -201,8 +200,8 @@ class World:
 
     def rank_of_process(self, prefix: Prefix) -> int | None:
         """Rank in the largest communicator that a process reported."""
-        members = self._members.get((prefix.node, prefix.pid or 0))
-        return members[0][1] if members and prefix.pid is not None else None
+        member = self._members.get((prefix.node, -1 if prefix.pid is None else prefix.pid))
+        return member[1] if member else None
 
     def rank_of(self, file: str) -> int | None:
         """The one rank that the lines without prefix of a file state as their own."""
