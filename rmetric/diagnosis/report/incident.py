@@ -14,7 +14,7 @@ from dataclasses import replace
 from math import isfinite
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rmetric._util import __version__
 from rmetric._util.printed import counted
@@ -92,10 +92,6 @@ class Mark(NamedTuple):
     end: float | None = None
     shown: str = ""  # written into a stretch
 
-    @property
-    def until(self) -> float:
-        return self.start if self.end is None else self.end
-
 
 class Lane(NamedTuple):
     """Marks under one name."""
@@ -104,23 +100,25 @@ class Lane(NamedTuple):
     marks: Sequence[Mark]
 
 
-class Timeline(NamedTuple):
-    """Lanes over an axis from `start` to `end`, in seconds since 1970; `end` is the later."""
+class Timeline:
+    """The lanes that have marks on an axis from `start` to `end`, in seconds since 1970."""
 
-    start: float
-    end: float
-    lanes: Sequence[Lane]
+    def __init__(self, lanes: Iterable[Lane], start: float, end: float) -> None:
+        self.start, self.end = start, end
+        self.lanes = list[Lane]()
+        for name, marks in lanes:
+            on_it = [one for one in marks if one.start <= end and (one.end or one.start) >= start]
+            self.lanes += [Lane(name, on_it)] * bool(on_it)
 
     def place(self, time: float) -> str:
         """Position of a moment; of one beyond the axis, its end."""
-        return self._percent(min(time, self.end) - self.start)
+        share = (min(max(time, self.start), self.end) - self.start) / (self.end - self.start)
+        return f"{100 * share:.6g}%"
 
     def width(self, mark: Mark) -> str:
         """Width of a stretch, as far as it is on the axis."""
-        return self._percent(min(mark.until, self.end) - max(mark.start, self.start))
-
-    def _percent(self, seconds: float) -> str:
-        return f"{100 * max(seconds / (self.end - self.start), 0.0):.6g}%"
+        start, end = max(mark.start, self.start), min(mark.end or mark.start, self.end)
+        return self.place(self.start + max(end - start, 0.0))
 
     @property
     def ticks(self) -> list[tuple[str, str, str]]:
@@ -148,7 +146,15 @@ def incident_page(
         gpus = Gpus(source.poll(), {key: one.time for key, one in source.verdicts().items()})
     times, remarks = timelines(diagnosis, metric, gpus)
     shown, more = listed([] if metric is None else metric.trace.began, MOST_ALARMS)
-    news, more_news = listed([] if gpus is None else _rows(gpus, diagnosis), MOST_NEWS)
+    nodes = {one.node for one in diagnosis.nodes if one.node}
+    changes, unwell = [], set[str]()
+    for one in gpus.news if gpus else ():
+        # That a GPU was well is news where it was not before.
+        if one.level != "healthy" or one.key in unwell:
+            unwell.add(one.key)
+            row = {"verdict": one, "suspect": one.node in nodes}
+            changes.append(row | {"before": _before(one.time, diagnosis)})
+    news, more_news = listed(changes, MOST_NEWS)
     return render_incident(
         None if metric is None else metric.charts,
         diagnosis=diagnosis,
@@ -178,23 +184,6 @@ def on_axis(time: float | None) -> bool:
     return time is not None and isfinite(time) and FIRST_TIME <= time <= LAST_TIME
 
 
-def timeline(lanes: Iterable[Lane], start: float, end: float) -> Timeline:
-    """The lanes that have marks on the axis, with those marks; `end` is after `start`."""
-    kept = [
-        Lane(name, [one for one in marks if one.start <= end and one.until >= start])
-        for name, marks in lanes
-    ]
-    return Timeline(start, end, [lane for lane in kept if lane.marks])
-
-
-def around(times: Sequence[float], start: float, end: float) -> tuple[float, float] | None:
-    """An axis for these moments alone; None if they have room on that from start to end."""
-    if len(set(times)) < 2 or max(times) - min(times) > _CROWDED * (end - start):
-        return None
-    beside = max(0.1 * (max(times) - min(times)), _BESIDE)
-    return min(times) - beside, max(times) + beside
-
-
 def timelines(
     diagnosis: Diagnosis, metric: Metric | None, gpus: Gpus | None
 ) -> tuple[list[Timeline], list[str]]:
@@ -203,34 +192,31 @@ def timelines(
     moments = [float(one.time or 0) for _, one in events]
     ends = [diagnosis.job.get(name) for name in ("first_time", "last_time")]
     times = [*moments, *(float(one) for one in ends if one and on_axis(one))]
-    remarks = _remarks(diagnosis, len(events))
+    undated = sum(one.time is not None for one in diagnosis.events) - len(events)
+    without = len(diagnosis.events) - len(events) - undated
+    kinds = ((events and without, "without a time"), (undated, "whose time has no date and year"))
+    remarks = [f"{counted(n, 'event')} {kind}: only in the table." for n, kind in kinds if n]
     if not times:
         return [], [*remarks, "The logs state no times, so nothing stands on an axis of time."]
     start, end = min(times), max(times)
     if start == end:
         return [], [*remarks, f"The logs state one time only, {clock(start)}."]
     of_gpus = _gpu_lanes(gpus)
-    lanes = [*_stages(diagnosis, end), *_alarms(metric), *decisions_lane(metric), *of_gpus]
-    if of_gpus and not timeline(of_gpus, start, end).lanes:
+    lanes = [*_stages(diagnosis, end), *metric_lanes(metric), *of_gpus]
+    if of_gpus and not Timeline(of_gpus, start, end).lanes:
         remarks.append("The GPUs' recording does not overlap with the logs' times: other clocks, "
                        "or another day.")  # fmt: skip
     single = [
         Lane(f"{i}. {one.role}: {plain(one.why) or excerpt(one)}", [_event(i, one)])
         for i, one in events
     ][:_MOST_EVENTS]
-    near = around(moments, start, end)
-    if near is None:
-        return [timeline([*lanes, *single], start, end)], remarks
+    apart = max(moments, default=0.0) - min(moments, default=0.0)
+    if not 0 < apart <= _CROWDED * (end - start):
+        return [Timeline([*lanes, *single], start, end)], remarks
     together = Lane("What indicates the failure", [mark for lane in single for mark in lane.marks])
-    whole = timeline([*lanes, together], start, end)
-    return [whole, timeline([*lanes, *single], *near)], remarks
-
-
-def _remarks(diagnosis: Diagnosis, on_it: int) -> list[str]:
-    without = sum(one.time is None for one in diagnosis.events)
-    booted = len(diagnosis.events) - without - on_it
-    kinds = (("without a time", on_it and without), ("whose time has no date and year", booted))
-    return [f"{counted(n, 'event')} {kind}: only in the table." for kind, n in kinds if n]
+    beside = max(0.1 * apart, _BESIDE)
+    near = Timeline([*lanes, *single], min(moments) - beside, max(moments) + beside)
+    return [Timeline([*lanes, together], start, end), near], remarks
 
 
 def _stages(diagnosis: Diagnosis, end: float) -> list[Lane]:
@@ -244,34 +230,29 @@ def _stages(diagnosis: Diagnosis, end: float) -> list[Lane]:
     return [Lane("Stage", marks)]
 
 
-def _alarms(metric: Metric | None) -> list[Lane]:
-    if metric is None or metric.offset is None:
-        return []
-    alarms = [(one, metric.scored.run.records[one.position].time) for one in metric.trace.began]
-    marks = [
-        Mark(time + metric.offset, "alarm", f"alarm at step {alarm.step}: {alarm.reason}")
-        for alarm, time in alarms[:MOST_ALARMS]
-        if time is not None
-    ]
-    return [Lane("Alarms of the calibrated detector", marks)]
-
-
-def decisions_lane(metric: Metric | None) -> list[Lane]:
-    """The decisions of a rescue, where the records have times.
+def metric_lanes(metric: Metric | None) -> list[Lane]:
+    """Alarms and the decisions of a rescue, where the records have times.
 
     The monitor's clock goes back with the training, so a return stands at the record that it
     went back to, and what was left out at its own.
     """
     if metric is None or metric.offset is None:
         return []
-    timed = [(one.step, one.time) for one in metric.scored.run.records if one.time is not None]
-    marks = []
+    records, offset = metric.scored.run.records, metric.offset
+    alarms = [
+        Mark(time + offset, "alarm", f"alarm at step {alarm.step}: {alarm.reason}")
+        for alarm in metric.trace.began[:MOST_ALARMS]
+        if (time := records[alarm.position].time) is not None
+    ]
+    timed = [(one.step, one.time) for one in records if one.time is not None]
+    decisions = []
     for event in decisions_of(metric.scored.run)[:MOST_ALARMS]:
         step = event.step if event.to is None else event.to
         if at := bisect_right(timed, step, key=itemgetter(0)):
             label = f"step {event.step}: {event.reason or short_words(event)}"
-            marks.append(Mark(timed[at - 1][1] + metric.offset, "decision", label))
-    return [Lane("Decisions of the rescue", marks)]
+            decisions.append(Mark(timed[at - 1][1] + offset, "decision", label))
+    named = {"Alarms of the calibrated detector": alarms, "Decisions of the rescue": decisions}
+    return [Lane(name, marks) for name, marks in named.items()]
 
 
 def _gpu_lanes(gpus: Gpus | None) -> list[Lane]:
@@ -343,19 +324,6 @@ def _offset(scored: ScoredRun, diagnosis: Diagnosis, remarks: list[str]) -> floa
         return None
     remarks.append(f"on the axis of time it is placed by step {step}, which both tell")
     return float(time) - float(same[-1] or 0.0)
-
-
-def _rows(gpus: Gpus, diagnosis: Diagnosis) -> list[dict[str, Any]]:
-    """Verdict changes since a GPU was first unhealthy, with their time before the cause."""
-    nodes = {one.node for one in diagnosis.nodes if one.node}
-    rows, unwell = [], set()
-    for one in gpus.news:
-        # That a GPU was well is news where it was not before.
-        if one.level != "healthy" or one.key in unwell:
-            unwell.add(one.key)
-            before = _before(one.time, diagnosis)
-            rows.append({"verdict": one, "suspect": one.node in nodes, "before": before})
-    return rows
 
 
 def _before(time: float, diagnosis: Diagnosis) -> str:
