@@ -120,7 +120,7 @@ class World:
         self._per_node = max(graph.of("job each"), default=0)
         #: names of the nodes in the order of their numbers, of the longest list
         self.nodes: list[str] = list(max(graph.of("job hosts"), key=len, default=()))
-        self.several_nodes = self._num_nodes > 1 or len(self.nodes) > 1
+        self.several_nodes = self._num_nodes > 1
         self._own = {rank for _, ranks in graph.all("stream rank") for rank in ranks}
         self._stated_nodes = graph.best("rank server") | graph.best("rank node")
         #: process -> (ranks of its largest communicator, rank in it)
@@ -190,7 +190,7 @@ class World:
         for (writer, pid), local in (ended | self.graph.best("child local")).items():
             node = self._named(writer)
             number = self.nodes.index(node) if node in self.nodes else _task(node)
-            if number is not None and each and local < each:
+            if number is not None and each:
                 found.setdefault((node, pid), number * each + local)
             elif not self.several_nodes and local < (self.size or each or 0) <= (
                 each or MOST_PER_NODE
@@ -269,7 +269,6 @@ class _Node:
     """
 
     key: Key
-    name: str | None = None
     stated: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     by_prefix: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     numbers: set[int] = field(default_factory=set)
@@ -290,17 +289,16 @@ class _Node:
         firsts = Counter(rank - local for local, rank in stated.items()).most_common(1)
         self.ranks = stated
         if firsts and 2 * firsts[0][1] > len(stated):
-            first, self.ranks = firsts[0][0], sure
-            # Whole nodes precede the ranks from `first`.
-            if first % per_node == 0 or first in (rank - local for local, rank in sure.items()):
-                self.first = first
+            self.ranks = sure
+            # Whole nodes precede the ranks from the first.
+            self.first = firsts[0][0] if firsts[0][0] % per_node == 0 else None
 
     def number(self, world: World) -> int | None:
         if self.key[0] == "task":
             return int(self.key[1])
         if len(self.numbers) == 1:
             return min(self.numbers)
-        return world.nodes.index(self.name) if self.name in world.nodes else None
+        return world.nodes.index(self.key[1]) if self.key[1] in world.nodes else None
 
 
 class RankLayout:
@@ -346,11 +344,10 @@ class RankLayout:
     def place(self, source: LogSource, prefix: Prefix) -> RankPlacement:
         """Placement of a stream, from its prefix, its file name or the lines."""
         rank, local = prefix.rank, _local_rank(source, prefix)
-        of_node = None if local is None else self._nodes[self._key(source, prefix)]
-        if rank is None and prefix.local_rank is None:
+        if rank is None:
             rank = self._only_rank.get(source.name)
-        if rank is None and local is not None and of_node is not None:
-            rank = of_node.rank(local)
+        if rank is None and local is not None:
+            rank = self._nodes[self._key(source, prefix)].rank(local)
             rank = source.rank if rank is None and self._by_names else rank
         elif rank is None:
             rank = self._rank_of_lines(source, prefix)
@@ -373,14 +370,14 @@ class RankLayout:
         if not each and size % len(self._devices) == 0:
             each = size // len(self._devices)
         # A process that sees one GPU alone calls it 0.
-        if not each or device >= each or self._devices[node] <= {0}:
+        if not each or self._devices[node] <= {0}:
             return None
         on_node = {rank for rank, name in self.world.node_of_rank.items() if name == node}
         firsts = {rank // each for rank in on_node or self._ranks_in[source.name]}
         return min(firsts) * each + device if len(firsts) == 1 else None
 
     def _key(self, source: LogSource, prefix: Prefix) -> Key:
-        if prefix.task is not None and (prefix.rank is None or prefix.local_rank is not None):
+        if prefix.task is not None and prefix.rank is None:
             return "task", str(prefix.task)
         by_file = source.local_rank is not None
         if prefix.node is not None and not by_file:
@@ -392,7 +389,6 @@ class RankLayout:
     def _add(self, source: LogSource, prefix: Prefix) -> None:
         key, local = self._key(source, prefix), _local_rank(source, prefix)
         node, stream = self._nodes.setdefault(key, _Node(key)), (source.name, prefix)
-        node.name = node.name or self.world.node(prefix, None) or source.node
         node.numbers.update(self._graph.of("stream number", stream))
         if local is None:
             return
@@ -410,9 +406,7 @@ class RankLayout:
             if not known and number is not None and numbers.count(number) == 1:
                 one.first = number * per_node if per_node or number == 0 else None
         self._by_names = not any(one.ranks or one.first is not None for one in nodes)
-        every = set().union(*(one.stated for one in nodes))
-        each = len(every) if every == {*range(len(every))} else 0
-        size = self.world.size or 0
+        each, size = len(set().union(*(one.stated for one in nodes))), self.world.size or 0
         named = [one for one in nodes if one.key[0] != "file"]
         several = self.world.several_nodes or len(named) > 1
         if not several and not (1 < each < size and size % each == 0):

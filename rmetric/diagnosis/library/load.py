@@ -34,7 +34,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Collection, Iterable, Iterator
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,7 @@ def form_of(text: str | bytes) -> bytes:
     return raw.lower().translate(None, _DIGITS)
 
 
+@cache  # when it is needed: no log needs more than a few
 def compiled(pattern: str) -> regex.Pattern[str]:
     """Raises regex.error."""
     return regex.compile(pattern, regex.MULTILINE)
@@ -149,34 +150,28 @@ def check(path: Path, one: Signature) -> None:
     Raises SignatureError: a broken pattern, one that matches nothing at all, an example that is not
     matched, one that no gate finds, a near-miss that is matched.
     """
-
-    def found(text: str) -> list[Any]:
-        return [match for each in patterns if (match := searched(each, text))]
-
-    def searched(pattern: Any, text: str) -> Any:
-        try:
-            return pattern.search(text, timeout=1.0)
-        except TimeoutError:
-            accepted = "one that ends on the signature's own examples within a second"
-            raise wrong(path, one.id, "patterns", repr(pattern.pattern), accepted) from None
-
-    patterns = []
+    found: dict[str, list[Any]] = {text: [] for text in ("", *one.matches, *one.misses)}
     for pattern in one.patterns:
         try:
-            patterns.append(compiled(pattern))
+            for text, matches in found.items():
+                match = compiled(pattern).search(text, timeout=1.0)
+                matches += [match] if match else []
         except regex.error as error:
             raise wrong(path, one.id, "patterns", f"{pattern!r} ({error})", "a pattern") from None
-    for match in found(""):
+        except TimeoutError:
+            accepted = "one that ends on the signature's own examples within a second"
+            raise wrong(path, one.id, "patterns", repr(pattern), accepted) from None
+    for match in found[""]:
         accepted = "one that needs some text"
         raise wrong(path, one.id, "patterns", repr(match.re.pattern), accepted)
     for text in one.matches:
-        if not (matches := found(text)):
+        if not found[text]:
             raise wrong(path, one.id, "matches", repr(text), "a text that a pattern matches")
-        for match in matches:
+        for match in found[text]:
             if not any(gate.encode() in line for line in _lines_of(match) for gate in one.gates):
                 raise wrong(path, one.id, "gates", repr(text), "a gate in a line of this example")
     for text in one.misses:
-        if found(text):
+        if found[text]:
             raise wrong(path, one.id, "misses", repr(text), "a text that no pattern matches")
 
 
@@ -256,20 +251,10 @@ def _without_digits(token: Any) -> str:
     return f"{atom}{most}"
 
 
-class Pattern:
-    """A pattern of a signature, compiled when it is needed: no log needs more than a few."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    @cached_property
-    def compiled(self) -> Any:
-        return compiled(self._text)
-
-    @cached_property
-    def loose(self) -> Any:
-        """It matches each line that the pattern matches, where that has lost its digits."""
-        return compiled(any_digits(self._text))
+@cache
+def loosely(pattern: str) -> regex.Pattern[str]:
+    """It matches each line that the pattern matches, where that has lost its digits."""
+    return compiled(any_digits(pattern))
 
 
 Matches = list[tuple[Signature, dict[str, str]]]
@@ -291,7 +276,7 @@ class SignatureLibrary:
             self._by_id[one.id] = one
             self.files[one.id] = path
         self._gates = WordIndex((gate.encode(), one.id) for one in self for gate in one.gates)
-        self._patterns = {one.id: tuple(map(Pattern, one.patterns)) for one in self}
+        self._patterns = {one.id: one.patterns for one in self}
         self._of_form: dict[bytes, list[str]] = {}
 
     @classmethod
@@ -361,7 +346,7 @@ class SignatureLibrary:
         """
         try:
             return any(
-                pattern.loose.search(way.replace("0", ""), timeout=PATTERN_SECONDS)
+                loosely(pattern).search(way.replace("0", ""), timeout=PATTERN_SECONDS)
                 for way in {plain, _bare(plain)}
                 for one in self._candidates(form_of(way), level)
                 for pattern in self._patterns[one.id]
@@ -386,7 +371,7 @@ class SignatureLibrary:
     def _fields(self, one: Signature, text: str) -> dict[str, str] | None:
         try:
             for pattern in self._patterns[one.id]:
-                if match := pattern.compiled.search(text, timeout=PATTERN_SECONDS):
+                if match := compiled(pattern).search(text, timeout=PATTERN_SECONDS):
                     return {key: value for key, value in match.groupdict().items() if value}
         except TimeoutError:
             self._patterns[one.id] = ()
