@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +16,7 @@ from rmetric._util.printed import counted
 from rmetric.diagnosis.clock import Ordering
 from rmetric.diagnosis.evidence import Row, Scene
 from rmetric.diagnosis.evidence.peers import Unusual, unusual
-from rmetric.diagnosis.facts.job import Event, Job, Occurrence
+from rmetric.diagnosis.facts.job import Job, Occurrence
 from rmetric.diagnosis.faults import LOSS, Fault
 from rmetric.diagnosis.library.load import PATTERN_SECONDS, SPECIFIC, compiled
 from rmetric.diagnosis.library.stages import FRAME, NOT_OWN
@@ -82,7 +83,7 @@ class Weighed:
 
     scene: Scene
     rows: Sequence[Row]
-    model: Model
+    model: Model = field(default_factory=Model.shipped)
 
     @cached_property
     def ranked(self) -> tuple[Suspect, ...]:
@@ -207,13 +208,13 @@ class Weighed:
             "outcome": "healthy",
             "title": "No failure found",
             "place": job.succeeded,
-            "events": of_odd(job, numbers, self.scene.ordering),
+            "events": self._of_odd(numbers),
             "nodes": named([one for one in self.ranked if one.name in apart]),
         }
         unknown: dict[str, Any] = {
             "kind": "unknown",
             "outcome": "unknown",
-            "events": of_odd(job, odd, self.scene.ordering),
+            "events": self._of_odd(odd),
         }
         if job.succeeded is not None and not self.scene.alone:
             why = f"planned end stated: {job.succeeded.text}"
@@ -239,16 +240,63 @@ class Weighed:
 
     def _events(self, odd: Sequence[tuple[int, str]] = ()) -> tuple[Evidence, ...]:
         """Those of the faults, errors that first occur with them, and `odd` ones; each once."""
-        found, ordering = self.unusual, self.scene.ordering
-        shown = [*of_causes(self.job, self.faults, ordering)]
+        found, shown = self.unusual, self._of_causes()
         lines = {(one.file, one.line) for one in shown}
         templates = {one.template for one in shown}
         more: list[tuple[int | Occurrence, str]]
         more = [*found.numbers, *found.slow, *[*found.errors, *odd][:MAX_EVENTS]]
-        for one in of_odd(self.job, more, ordering):
+        for one in self._of_odd(more):
             if (one.file, one.line) not in lines and one.template not in templates:
                 shown.append(one)
         return tuple(shown[:MAX_EVENTS])
+
+    def _of_causes(self) -> list[Evidence]:
+        """One for each event that a cause matched, the causes first; generic ones if no other."""
+        shown: dict[int, Evidence] = {}
+        likely = [one for one in self.faults if one.signature.rank and one.confidence >= LEAST]
+        for cause in sorted(likely or self.faults, key=lambda one: _ORDER.index(one.role)):
+            for number in sorted(cause.events - shown.keys()):
+                matches = [match for match in cause.matches if number in match.events]
+                firsts = [match.first for match in matches if match.first.event == number]
+                first = [*firsts, self.job.events[number].first][0]
+                who = [match.stream for match in matches]
+                shown[number] = self._evidence(first, who, cause.signature.title, cause.signature)
+        return [*shown.values()][:MAX_EVENTS]
+
+    def _of_odd(self, odd: Iterable[tuple[int | Occurrence, str]]) -> tuple[Evidence, ...]:
+        """Events by number, or single entries, that a pattern found, with its reason; each once."""
+        shown: dict[int, Evidence] = {}
+        for one, why in odd:
+            event = self.job.events[one if isinstance(one, int) else one.event]
+            if event.number not in shown:
+                often = sorted(event.counts, key=lambda name: (-event.counts[name], name))
+                first, who = (event.first, often) if isinstance(one, int) else (one, [one.stream])
+                shown[event.number] = self._evidence(first, who, why)
+        return tuple(shown.values())[:MAX_EVENTS]
+
+    def _evidence(
+        self, first: Occurrence, who: Sequence[str], why: str, signature: Signature | None = None
+    ) -> Evidence:
+        event, point = self.job.events[first.event], ""
+        with suppress(TimeoutError):
+            matched = (
+                compiled(one).search(first.text, timeout=PATTERN_SECONDS)
+                for one in (signature.patterns if signature else ())
+            )
+            point = next((one[0] for one in matched if one), "")
+        return Evidence(
+            role=signature.role if signature else "odd",
+            signature=signature.id if signature else "",
+            why=why,
+            template=event.template,
+            text=first.text,
+            file=first.file,
+            line=first.line,
+            time=self.scene.ordering.dated(first),
+            who=tuple(who[:MAX_WHO]),
+            count=sum(event.counts.get(one, 0) for one in who),
+            point=point,
+        )
 
     def _candidates(self, confidence: float, kind: str) -> tuple[Candidate, ...]:
         """The next hypotheses, which share what the confidence leaves."""
@@ -359,62 +407,6 @@ def _described(job: Job, ordering: Ordering) -> dict[str, Any]:
             for name, one in job.stages
         ],
     }
-
-
-def of_causes(job: Job, causes: Sequence[Fault], ordering: Ordering) -> tuple[Evidence, ...]:
-    """One for each event that a cause matched, the causes first; generic ones if nothing else."""
-    specific = [one for one in causes if one.signature.rank and one.signature.confidence >= LEAST]
-    shown: dict[int, Evidence] = {}
-    for cause in sorted(specific or causes, key=lambda one: _ORDER.index(one.signature.role)):
-        for number in sorted(cause.events - shown.keys()):
-            matches = [match for match in cause.matches if number in match.events]
-            firsts = [match.first for match in matches if match.first.event == number]
-            event, who = job.events[number], [match.stream for match in matches]
-            first, signature = [*firsts, event.first][0], cause.signature
-            shown[number] = _evidence(event, first, ordering, who, signature.title, signature)
-    return tuple(shown.values())[:MAX_EVENTS]
-
-
-def of_odd(
-    job: Job, odd: Iterable[tuple[int | Occurrence, str]], ordering: Ordering
-) -> tuple[Evidence, ...]:
-    """Events by number, or single entries, that a pattern found, with its reason; each once."""
-    shown: dict[int, Evidence] = {}
-    for one, why in odd:
-        event = job.events[one if isinstance(one, int) else one.event]
-        if event.number not in shown:
-            often = sorted(event.counts, key=lambda name: (-event.counts[name], name))
-            first, who = (event.first, often) if isinstance(one, int) else (one, [one.stream])
-            shown[event.number] = _evidence(event, first, ordering, who, why)
-    return tuple(shown.values())[:MAX_EVENTS]
-
-
-def _evidence(
-    event: Event, first: Occurrence, ordering: Ordering, who: Sequence[str], why: str,
-    signature: Signature | None = None,
-) -> Evidence:  # fmt: skip
-    return Evidence(
-        role=signature.role if signature else "odd",
-        signature=signature.id if signature else "",
-        why=why,
-        template=event.template,
-        text=first.text,
-        file=first.file,
-        line=first.line,
-        time=ordering.dated(first),
-        who=tuple(who[:MAX_WHO]),
-        count=sum(event.counts.get(one, 0) for one in who),
-        point=_point(signature.patterns, first.text) if signature else "",
-    )
-
-
-def _point(patterns: Sequence[str], text: str) -> str:
-    """Text matched by the first matching pattern; "" on timeout."""
-    try:
-        found = (compiled(one).search(text, timeout=PATTERN_SECONDS) for one in patterns)
-        return next((one[0] for one in found if one), "")
-    except TimeoutError:
-        return ""
 
 
 def how_often(cause: Fault, job: Job) -> str:

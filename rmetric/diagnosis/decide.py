@@ -20,7 +20,6 @@ from rmetric.diagnosis.faults import ended_alone, find_faults
 from rmetric.diagnosis.ingest import ingest_attempts
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.library.load import traits_of
-from rmetric.diagnosis.model import Model
 from rmetric.diagnosis.pool import HealthyReference, Pool
 from rmetric.diagnosis.result import Attempt, Diagnosis
 
@@ -145,12 +144,9 @@ def decide(
     pool: Pool | None = None,
     *,
     switches: Switches | None = None,
-    seed: int = 0,
-    model: Model | None = None,
 ) -> Diagnosis:
-    """The diagnosis of a job whose logs have been read; `seed` is the Isolation Forest's."""
-    found = gathered(job, library, siblings, pool, switches=switches, seed=seed, model=model)
-    return found.diagnosis()
+    """The diagnosis of a job whose logs have been read."""
+    return gathered(job, library, siblings, pool, switches=switches).diagnosis()
 
 
 def gathered(
@@ -160,8 +156,6 @@ def gathered(
     pool: Pool | None = None,
     *,
     switches: Switches | None = None,
-    seed: int = 0,
-    model: Model | None = None,
 ) -> Weighed:
     """A job with its known faults and the evidence; arguments as those of `decide`."""
     switches, offsets = switches or Switches(), clock_offsets(job)
@@ -178,6 +172,5 @@ def gathered(
         known=HealthyReference.of(job, siblings, pool),
         notes=tuple(clock_notes(offsets)),
         switches=switches,
-        seed=seed,
     )
-    return Weighed(scene=scene, rows=list(evidence(scene)), model=model or Model.shipped())
+    return Weighed(scene=scene, rows=list(evidence(scene)))

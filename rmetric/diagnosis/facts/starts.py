@@ -63,9 +63,9 @@ class StartMarks:
         self.restarts: list[Restart] = []
         self.steps = self._last_step = 0
         #: (line, template, step lines before it, the last of them, rank) of each mark
-        self._marks: list[tuple[int, int, int, int, int]] = []
+        self.marks: list[tuple[int, int, int, int, int]] = []
         #: lines of failures and planned ends
-        self._ends: list[int] = []
+        self.ends: list[int] = []
         #: entry -> its occurrences, the steps before the last, the different numbers of steps;
         #: None of one that is not followed (any more)
         self._seen: dict[int, list[int] | None] = {}
@@ -73,7 +73,7 @@ class StartMarks:
     @property
     def progress(self) -> int:
         """Number of step lines, failures and planned ends so far."""
-        return self.steps + len(self._ends)
+        return self.steps + len(self.ends)
 
     def follows(self, template: int) -> bool:
         """True if the entry is one of the beginning, and every occurrence is wanted."""
@@ -96,9 +96,9 @@ class StartMarks:
             seen[2] += 1
         if seen[2] > MAX_STEPS_OF_TEMPLATE or seen[0] > MAX_OCCURRENCES:
             self._seen[template] = None
-            self._marks = [mark for mark in self._marks if mark[1] != template]
+            self.marks = [mark for mark in self.marks if mark[1] != template]
             return False
-        self._marks.append((line, template, self.steps, self._last_step, rank))
+        self.marks.append((line, template, self.steps, self._last_step, rank))
         return True
 
     def add_step(self, line: int) -> None:
@@ -108,26 +108,13 @@ class StartMarks:
 
     def add_end(self, line: int) -> None:
         """Record a failure or a planned end; the lines come in any order."""
-        if len(self._ends) < MAX_ENDS:
-            self._ends.append(line)
+        if len(self.ends) < MAX_ENDS:
+            self.ends.append(line)
 
     def add_restart(self, line: int, steps: int, writer: str = "") -> None:
         """Record that a launcher starts its ranks again, after so many step lines."""
         if len(self.restarts) < MAX_OCCURRENCES:
             self.restarts.append(Restart(line, steps, writer))
-
-    def ends(self) -> list[int]:
-        """Lines of failures and planned ends, in order."""
-        return sorted(self._ends)
-
-    def marks(self) -> list[Mark]:
-        """All of them, in the order of their lines."""
-        ends, marks = self.ends(), list[Mark]()
-        for line, template, steps, last, rank in self._marks:
-            before = bisect_left(ends, line)
-            ended = before > 0 and ends[before - 1] >= last
-            marks.append(Mark(line, template, steps, before, ended, rank))
-        return marks
 
 
 #: Least share of a beginning's entries that recur, behind a failure, at the next one; and where no
@@ -142,8 +129,12 @@ INTERLEAVED_STEPS = 2
 
 def starts_of(found: StartMarks) -> tuple[int, ...]:
     """First lines of the second and later attempts in a file; empty for one attempt."""
-    ends = found.ends()
-    begun = attempt_starts(found.marks(), last_end=ends[-1] if ends else 0)
+    ends, marks = sorted(found.ends), list[Mark]()
+    for line, template, steps, last, rank in found.marks:
+        before = bisect_left(ends, line)
+        ended = before > 0 and ends[before - 1] >= last
+        marks.append(Mark(line, template, steps, before, ended, rank))
+    begun = attempt_starts(marks, last_end=max(ends, default=0))
     made = {(one.steps, one.ends): one.line for one in reversed(begun)}
     restarts = [
         one

@@ -1,19 +1,6 @@
 """The fault library: signature files of YAML, read and checked, and their search in a log.
 
-Each signature is a mapping of the fields of `Signature`, and no others:
-
-    - id: gpu_fell_off_the_bus
-      family: GPU hardware
-      title: The GPU no longer answers on the PCIe bus
-      role: cause
-      actor: hardware
-      rank: 80
-      patterns: ['GPU at (?<gpu>PCI:[0-9a-f:.]+) has fallen off the bus']
-      gates: [has fallen off the bus]
-      to_do: [Drain the node., Power-cycle it and run the diagnostics of its maker.]
-      source: NVIDIA, Xid errors
-      matches: ['NVRM: GPU at PCI:0000:3b:00 has fallen off the bus.']
-      misses: ['[monitor] no GPU has fallen off the bus']
+A signature is a mapping of the fields of `Signature`, and no others; docs/diagnosis.md has one.
 
 Patterns are those of the package `regex`, case-sensitive without (?i); ^ and $ stand for
 the ends of lines, for an entry may have many; a dot is no line break. A named group becomes a
