@@ -105,7 +105,7 @@ def test_the_first_line_says_how_sure_it_is():
     quiet = Diagnosis(outcome="unknown", title="Cause unknown. Closest match: a warning")
     assert headline(quiet) == "UNKNOWN: Closest match: a warning"
     silent = Diagnosis(outcome="failed", title="rank 5 fell silent", confidence=0.6, iteration=70)
-    assert headline(silent) == "FAILED, cause unknown: rank 5 fell silent, last step 70"
+    assert headline(silent) == "FAILED: rank 5 fell silent, last step 70"
     assert "\nConfidence 60 % (likely) that the job failed" in verdict(silent)
     healthy = Diagnosis(outcome="healthy", confidence=0.97, why="all is done")
     assert headline(healthy) == "HEALTHY: no failure found"

@@ -37,8 +37,6 @@ _SURE_OF = {
     "failed": " that the job failed",
     "terminated": " that the job was ended from outside",
 }
-#: What a title without a cause may begin with.
-_UNKNOWN_PREFIXES = ("Cause unknown", "Outcome unknown")
 #: Suspects in the first line.
 _NAMED = 2
 _AND_MORE = " (and {} more)"
@@ -183,7 +181,11 @@ def verdict(diagnosis: Diagnosis) -> str:
 
 def headline(diagnosis: Diagnosis) -> str:
     """Cause, place and time on one line."""
-    head, cause, place = f"{_outcome(diagnosis)}: ", what(diagnosis), where(diagnosis)
+    cause, place = what(diagnosis), where(diagnosis)
+    doubt = ", probably" if diagnosis.cause and diagnosis.confidence < SURE else ""
+    if diagnosis.outcome == "healthy" and diagnosis.confidence < LIKELY:
+        doubt = ", perhaps"
+    head = f"{diagnosis.outcome.upper()}{doubt}: "
     # A rank that the title names is not named again.
     names = f", {place}" if place and place not in cause else ""
     times = [*(f", {time}" for date in (True, False) if (time := when(diagnosis, date=date))), ""]
@@ -198,26 +200,12 @@ def headline(diagnosis: Diagnosis) -> str:
 
 def what(diagnosis: Diagnosis) -> str:
     """The cause in words; where it is not known, the known facts."""
-    title = plain(diagnosis.title).rstrip(".")
-    if diagnosis.cause is not None:
-        return title or plain(diagnosis.cause).replace("_", " ")
-    if diagnosis.outcome == "unknown":  # the outcome is stated before
-        title = re.sub(rf"^(?:{'|'.join(_UNKNOWN_PREFIXES)})[.:] ", "", title)
-    unstated = {
-        "unknown": "the logs do not say how the job ended", "healthy": "no failure found",
-    }  # fmt: skip
-    return title or unstated.get(diagnosis.outcome, "the cause is not known")
-
-
-def _outcome(diagnosis: Diagnosis) -> str:
-    name = diagnosis.outcome.upper()
-    if diagnosis.cause is not None:
-        return name if diagnosis.confidence >= SURE else f"{name}, probably"
-    if diagnosis.outcome == "healthy" and diagnosis.confidence < LIKELY:
-        return f"{name}, perhaps"
-    expected = diagnosis.outcome not in ("healthy", "unknown")  # of these no cause is
-    unstated = diagnosis.title and not diagnosis.title.startswith(_UNKNOWN_PREFIXES)
-    return f"{name}, cause unknown" if expected and unstated else name
+    title, cause = plain(diagnosis.title).rstrip("."), diagnosis.cause
+    if diagnosis.outcome == "unknown" and cause is None:  # the outcome is stated before
+        title = title.removeprefix("Outcome unknown: ").removeprefix("Cause unknown. ")
+        cause = "the logs do not say how the job ended"
+    unstated = "no failure found" if diagnosis.outcome == "healthy" else "the cause is not known"
+    return title or plain(cause or unstated).replace("_", " ")
 
 
 def where(diagnosis: Diagnosis) -> str:
@@ -302,13 +290,16 @@ def _parts(diagnosis: Diagnosis) -> list[_Part]:
     # Step, stage and time stand here where the first line has no room for them.
     omitted = "" if any(time in first for time in times) else times[0]
     places = [f"{place(one)}: {plain(one.why)}" for one in diagnosis.nodes]
+    why = plain(diagnosis.why)
+    known = diagnosis.outcome != "unknown" or diagnosis.cause is not None
+    sure = sureness(diagnosis) if known else "none" * bool(why)
     alone = diagnosis.outcome == "healthy" or job.get("ranks_heard") in (0, 1)
     return [
         _Part("When", [omitted]),
         _Part("Owner", [WHO_ACTS.get(diagnosis.actor or "", plain(diagnosis.actor or ""))]),
         _Part("To do", [plain(" ".join(diagnosis.to_do))], 4),
         _Part("Restart", [plain(advice.text) if (advice := diagnosis.restart) else ""]),
-        _Part("Confidence", [_why(diagnosis)], 2),
+        _Part("Confidence", [f"{sure}: {why}" if sure and why else sure or why], 2),
         _Part("Log", log, 3, point(quoted)),
         _Part("Where", places or ["" if alone else "no node stands out"], 3),
         _Part("Since", [differs if since is not None else ""]),
@@ -332,13 +323,6 @@ def _attempts(diagnosis: Diagnosis) -> str:
     return f"{number} of {count}, {which} is diagnosed; others: {words}"
 
 
-def _why(diagnosis: Diagnosis) -> str:
-    why = plain(diagnosis.why)
-    if diagnosis.outcome == "unknown" and diagnosis.cause is None:
-        return f"none: {why}" if why else ""
-    return f"{sureness(diagnosis)}: {why}" if why else sureness(diagnosis)
-
-
 def _echoes(diagnosis: Diagnosis, quoted: Evidence | None) -> str:
     own = quoted.signature if quoted else None
     echoes = [one for one in diagnosis.events[1:] if one.role == "echo" and one.signature != own]
@@ -349,12 +333,11 @@ def _echoes(diagnosis: Diagnosis, quoted: Evidence | None) -> str:
     # Times without a year, or since a node's start, are on other scales.
     late = f"{apart:.0f} s later" if 0 <= apart < NO_YEAR[0] else "later"
     more = f" (and {len(echoes) - 1} more)" if len(echoes) > 1 else ""
-    who = [_speaker(one) for one in first.who[:1]] or ["others"]
-    if len(first.who) > 1:  # of more than eight, eight are known
-        who += ["7 or more others" if len(first.who) >= 8 else counted(len(first.who) - 1, "other")]
-    # The name of the only file is no information.
-    alone = diagnosis.job.get("files") == 1 and first.who[:1] == (first.file,)
-    start = late + ("" if alone else f" on {' and '.join(who)}") + ": "
+    who = _speaker(first.who[0]) if first.who else "others"
+    others = len(first.who) - 1
+    if others > 0:  # of more than eight, eight are known
+        who += f" and {'7 or more others' if others >= 7 else counted(others, 'other')}"
+    start = f"{late} on {who}: "
     text = plain(first.why).rstrip(".") or excerpt(first)
     return start + brief(text, max(_ROOM - len(start + more), 1)) + more
 
@@ -376,9 +359,8 @@ def _candidates(diagnosis: Diagnosis) -> list[str]:
             why = "later, likely a consequence" if earlier == diagnosis.cause else why
         end = f" ({100 * one.confidence:.0f} %)" + (f": {why}" if why else "")
         title = plain(one.title).rstrip(".") or plain(one.cause)
-        alone = len(diagnosis.candidates) == 1
         # " (and 9 more)" may follow.
-        texts.append((title if alone else brief(title, max(_ROOM - len(end) - 13, 30))) + end)
+        texts.append(brief(title, max(_ROOM - len(end) - 13, 30)) + end)
     return texts
 
 
