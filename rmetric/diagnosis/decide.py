@@ -91,8 +91,7 @@ def _beside_others(
         for at, job in enumerate(attempts, 1)
     ]
     found = each[number - 1] = _still_broken(found, each[: number - 1])
-    pairs = enumerate(zip(each, attempts, strict=True), 1)
-    rows = tuple(_attempt(at, one, job) for at, (one, job) in pairs)
+    rows = tuple(map(_attempt, range(1, len(each) + 1), each, attempts))
     same = sum(one.cause == found.cause for one in rows) if found.cause else 0
     why = found.why + (f"; {same} of {len(rows)} attempts ended with it" if same > 1 else "")
     return replace(found, attempt=number, attempts=rows, why=why)
@@ -105,11 +104,7 @@ def _still_broken(found: Diagnosis, before: Sequence[Diagnosis]) -> Diagnosis:
         return found
     return replace(
         found,
-        cause=broke.cause,
-        family=broke.family,
-        title=broke.title,
-        actor=broke.actor,
-        to_do=broke.to_do,
+        **{name: getattr(broke, name) for name in ("cause", "family", "title", "actor", "to_do")},
         nodes=broke.nodes or found.nodes,
         confidence=min(found.confidence, broke.confidence),
         why=f"since an attempt before; now: {found.title}",
@@ -119,6 +114,7 @@ def _still_broken(found: Diagnosis, before: Sequence[Diagnosis]) -> Diagnosis:
 def _attempt(number: int, found: Diagnosis, job: Job) -> Attempt:
     firsts = [one.first for one in job.streams.values() if one.first is not None]
     first = min(firsts, key=lambda one: one.order, default=None)
+    told = {name: getattr(found, name) for name in ("outcome", "cause", "title", "confidence")}
     return Attempt(
         number=number,
         file=first.file if first else next(iter(job.files), ""),
@@ -126,10 +122,7 @@ def _attempt(number: int, found: Diagnosis, job: Job) -> Attempt:
         first_time=found.job["first_time"],
         last_time=found.job["last_time"],
         last_step=found.iteration,
-        outcome=found.outcome,
-        cause=found.cause,
-        title=found.title,
-        confidence=found.confidence,
+        **told,
     )
 
 

@@ -29,8 +29,6 @@ MANY_RANKS = 1 << 30
 MAX_HOSTS = 100_000
 #: Characters of a line's form; longer ones may state anything.
 LONGEST_FORM = 2000
-#: Groups that are no numbers.
-_TEXTS = ("node", "server")
 
 
 class Statement:
@@ -177,10 +175,8 @@ def may_state(
 
 def identities(match: re.Match[str]) -> dict[str, Any]:
     """What a statement names; None for what this line of it does not."""
-    found: dict[str, Any] = {
-        name: text if text is None or name in _TEXTS else _identity(name, text)
-        for name, text in match.groupdict().items()
-    }
+    groups = match.groupdict().items()
+    found = {name: None if text is None else _identity(name, text) for name, text in groups}
     if found.get("pci"):
         found["bus"] = found["pci"]
     if gpus := found.get("info"):
@@ -191,6 +187,8 @@ def identities(match: re.Match[str]) -> dict[str, Any]:
 
 
 def _identity(name: str, text: str) -> Any:
+    if name in ("node", "server"):
+        return text
     if name == "hosts":
         return tuple(expanded(text)) or None
     if name == "tasks":

@@ -12,6 +12,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from itertools import product
 from math import nan
 from typing import Any, NamedTuple
 
@@ -88,7 +89,7 @@ def brief(text: str, most: int, point: str = "") -> str:
     end = text.find(point) + len(point)
     clauses = [at for one in _CLAUSE.finditer(text, most // 4) if (at := one.start()) <= most - 2]
     if clauses and not point:
-        return text[: clauses[-1]] + " …"
+        return text[: clauses[-1]].rstrip("…") + " …"
     space = text.rfind(" ", max(end, most - 1 - _WORD), most - 1)
     return text[: most - 1 if space < 0 else space].rstrip(" ,;:") + "…"
 
@@ -188,12 +189,12 @@ def headline(diagnosis: Diagnosis) -> str:
     head = f"{diagnosis.outcome.upper()}{doubt}: "
     # A rank that the title names is not named again.
     names = f", {place}" if place and place not in cause else ""
-    times = [*(f", {time}" for date in (True, False) if (time := when(diagnosis, date=date))), ""]
+    whole, dateless = when(diagnosis), when(diagnosis, date=False)
+    times = (f", {time}" * bool(time) for time in (whole, dateless, dateless.split(" (")[0], ""))
     # What explains the title is omitted before its words are; the time has a line of its own then.
-    for title in (cause, _CLAUSE.split(cause)[0].rstrip(".")):
-        for time in times:
-            if len(line := f"{head}{title}{names}{time}") <= WIDTH:
-                return line
+    for title, time in product((cause, _CLAUSE.split(cause)[0].rstrip(".")), times):
+        if len(line := f"{head}{title}{names}{time}") <= WIDTH:
+            return line
     names = names if len(head + names) <= WIDTH // 2 else ""
     return head + brief(cause, WIDTH - len(head + names)) + names
 
