@@ -68,7 +68,7 @@ class Model:
         return cls(content["suspects"], content["causes"], content["shares"], content["sure from"])
 
     def limit(self, kind: str, strength: float) -> float:
-        """The most confidence that an answer of a kind may have, by the confidence of its evidence.
+        """The most confidence of an answer of a kind, by the confidence of its evidence.
 
         Just below what is called sure where too few of such answers were right.
         """
@@ -103,9 +103,9 @@ def interpolated(knots: Knots, at: float) -> float:
 
 
 def reasons(features: Features, others: Features, weights: Features, most: int = 3) -> list[str]:
-    """Names of the features that carry a candidate over the next one, the strongest first.
+    """The features that carry a candidate over the next one, the strongest first.
 
-    Those that it has and that speak for it, and those against the other that it has not.
+    They speak for it, or against the other, which alone has them.
     """
     gain = {
         name: weights.get(name, 0.0) * (features.get(name, 0.0) - others.get(name, 0.0))

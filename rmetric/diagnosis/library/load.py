@@ -132,11 +132,7 @@ def traits_of(family: str) -> tuple[str, ...]:
 
 
 def check(path: Path, one: Signature) -> None:
-    """Try a signature's patterns and gates on its own examples.
-
-    Raises SignatureError: a broken pattern, one that matches nothing at all, an example that is not
-    matched, one that no gate finds, a near-miss that is matched.
-    """
+    """Try a signature's patterns and gates on its own examples. Raises SignatureError."""
     found: dict[str, list[Any]] = {text: [] for text in ("", *one.matches, *one.misses)}
     for pattern in one.patterns:
         try:
@@ -274,9 +270,9 @@ class SignatureLibrary:
 
     @classmethod
     def load(cls, paths: Iterable[Path | str]) -> SignatureLibrary:
-        """The shipped signatures and those of files of the user's, tried on their examples.
+        """The shipped signatures and those of the user's files, tried on their examples.
 
-        Raises SignatureError, which names the file, the signature and the field.
+        Raises SignatureError.
         """
         own = []
         for path in map(Path, paths):
@@ -299,15 +295,11 @@ class SignatureLibrary:
         return bool(self._ids(form, words))
 
     def find(self, text: str, level: str = "") -> Matches:
-        """The signatures that match an entry, with their fields; the best first.
+        """The signatures that match an entry of a level, with their fields; the best first.
 
         The higher rank is the better, and of equals the role that stands earlier in `ROLES`.
         Where a harmless one matches, only harmless ones are returned. An entry of which nothing
         specific is known is read once more without the times that its lines begin with.
-
-        Args:
-            text: one entry of a log; lines are joined by newlines.
-            level: "error", "warning", "info" or "" as the entry states it.
         """
         found = self._found(text, level)
         if (not found or found[0][0].rank < SPECIFIC) and (bare := _bare(text)) != text:
@@ -325,12 +317,7 @@ class SignatureLibrary:
         )
 
     def may_match(self, plain: str, level: str = "") -> bool:
-        """Return False only if no signature matches an entry of one line, for any digits.
-
-        Args:
-            plain: the line with "0" for every number.
-            level: as the entry states it.
-        """
+        """Return False only if no signature matches a line, in `plain` with "0" for each number."""
         try:
             return any(
                 loosely(pattern).search(way.replace("0", ""), timeout=PATTERN_SECONDS)
