@@ -40,18 +40,13 @@ class Statement:
         pattern: sought in the line without its prefix.
     """
 
-    __slots__ = ("_loose", "gates", "pattern", "ties")
+    __slots__ = ("gates", "loose", "pattern", "ties")
 
     def __init__(self, ties: str, gates: str, pattern: str) -> None:
         self.ties = [(one, other) for one, other in map(str.split, ties.split(","))]
         self.gates = gates.split("|")
         self.pattern = re.compile(pattern)
-        self._loose = any_digits(pattern)
-
-    def may_match(self, bare: str) -> bool:
-        """Return False only if the pattern matches no line that is so without its digits."""
-        # `re` keeps what it has compiled, and most of these patterns no log needs.
-        return len(bare) > LONGEST_FORM or re.search(self._loose, bare) is not None
+        self.loose = any_digits(pattern)
 
 
 def _not_after(words: str) -> str:
@@ -170,7 +165,8 @@ def may_state(
 ) -> tuple[Statement, ...]:
     """What lines may state that are `bare`, in lower case `form`, without their digits."""
     gated = (STATEMENTS[at] for at in sorted(set(_GATES.items(form, words))))
-    return tuple(one for one in gated if one.may_match(bare))
+    # `re` keeps what it has compiled, and most of these patterns no log needs.
+    return tuple(one for one in gated if len(bare) > LONGEST_FORM or re.search(one.loose, bare))
 
 
 def identities(match: re.Match[str]) -> dict[str, Any]:

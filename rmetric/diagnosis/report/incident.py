@@ -9,7 +9,7 @@ Positions on it are percentages, so that a lane scales with the page and text do
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 from operator import itemgetter
@@ -93,22 +93,19 @@ class Mark(NamedTuple):
     shown: str = ""  # written into a stretch
 
 
-class Lane(NamedTuple):
-    """Marks under one name."""
-
-    name: str
-    marks: Sequence[Mark]
+#: Name of a lane -> its marks.
+Lanes = Mapping[str, Sequence[Mark]]
 
 
 class Timeline:
     """The lanes that have marks on an axis from `start` to `end`, in seconds since 1970."""
 
-    def __init__(self, lanes: Iterable[Lane], start: float, end: float) -> None:
+    def __init__(self, lanes: Lanes, start: float, end: float) -> None:
         self.start, self.end = start, end
-        self.lanes = list[Lane]()
-        for name, marks in lanes:
+        self.lanes = dict[str, list[Mark]]()
+        for name, marks in lanes.items():
             on_it = [one for one in marks if one.start <= end and (one.end or one.start) >= start]
-            self.lanes += [Lane(name, on_it)] * bool(on_it)
+            self.lanes |= {name: on_it} if on_it else {}
 
     def place(self, time: float) -> str:
         """Position of a moment; of one beyond the axis, its end."""
@@ -202,24 +199,24 @@ def timelines(
     if start == end:
         return [], [*remarks, f"The logs state one time only, {clock(start)}."]
     of_gpus = _gpu_lanes(gpus)
-    lanes = [*_stages(diagnosis, end), *metric_lanes(metric), *of_gpus]
+    lanes = {"Stage": _stages(diagnosis, end), **metric_lanes(metric), **of_gpus}
     if of_gpus and not Timeline(of_gpus, start, end).lanes:
         remarks.append("The GPUs' recording does not overlap with the logs' times: other clocks, "
                        "or another day.")  # fmt: skip
-    single = [
-        Lane(f"{i}. {one.role}: {plain(one.why) or excerpt(one)}", [_event(i, one)])
-        for i, one in events
-    ][:_MOST_EVENTS]
+    single = {
+        f"{i}. {one.role}: {plain(one.why) or excerpt(one)}": [_event(i, one)]
+        for i, one in events[:_MOST_EVENTS]
+    }
     apart = max(moments, default=0.0) - min(moments, default=0.0)
     if not 0 < apart <= _CROWDED * (end - start):
-        return [Timeline([*lanes, *single], start, end)], remarks
-    together = Lane("What indicates the failure", [mark for lane in single for mark in lane.marks])
+        return [Timeline(lanes | single, start, end)], remarks
+    together = {"What indicates the failure": [mark for marks in single.values() for mark in marks]}
     beside = max(0.1 * apart, _BESIDE)
-    near = Timeline([*lanes, *single], min(moments) - beside, max(moments) + beside)
-    return [Timeline([*lanes, together], start, end), near], remarks
+    near = Timeline(lanes | single, min(moments) - beside, max(moments) + beside)
+    return [Timeline(lanes | together, start, end), near], remarks
 
 
-def _stages(diagnosis: Diagnosis, end: float) -> list[Lane]:
+def _stages(diagnosis: Diagnosis, end: float) -> list[Mark]:
     stages = [one for one in diagnosis.job.get("stages", ()) if on_axis(one["time"])]
     marks = []
     for one, after in zip(stages, [*(one["time"] for one in stages[1:]), end], strict=False):
@@ -227,17 +224,17 @@ def _stages(diagnosis: Diagnosis, end: float) -> list[Lane]:
         kind = f"stage{STAGES.index(name) + 1 if name in STAGES else 7}"
         label = f"{name}, from {clock(time)}"
         marks.append(Mark(time, kind, label, end=max(after, time), shown=name))
-    return [Lane("Stage", marks)]
+    return marks
 
 
-def metric_lanes(metric: Metric | None) -> list[Lane]:
+def metric_lanes(metric: Metric | None) -> Lanes:
     """Alarms and the decisions of a rescue, where the records have times.
 
     The monitor's clock goes back with the training, so a return stands at the record that it
     went back to, and what was left out at its own.
     """
     if metric is None or metric.offset is None:
-        return []
+        return {}
     records, offset = metric.scored.run.records, metric.offset
     alarms = [
         Mark(time + offset, "alarm", f"alarm at step {alarm.step}: {alarm.reason}")
@@ -251,23 +248,21 @@ def metric_lanes(metric: Metric | None) -> list[Lane]:
         if at := bisect_right(timed, step, key=itemgetter(0)):
             label = f"step {event.step}: {event.reason or short_words(event)}"
             decisions.append(Mark(timed[at - 1][1] + offset, "decision", label))
-    named = {"Alarms of the calibrated detector": alarms, "Decisions of the rescue": decisions}
-    return [Lane(name, marks) for name, marks in named.items()]
+    return {"Alarms of the calibrated detector": alarms, "Decisions of the rescue": decisions}
 
 
-def _gpu_lanes(gpus: Gpus | None) -> list[Lane]:
+def _gpu_lanes(gpus: Gpus | None) -> Lanes:
     if gpus is None:
-        return []
-    lanes = []
+        return {}
+    lanes = dict[str, list[Mark]]()
     for key in gpus.unwell[:_MOST_GPUS]:
         own = [one for one in gpus.news if one.key == key]
         ends = [*(one.time for one in own[1:]), max(gpus.until[key], own[-1].time)]
-        marks = []
+        marks = lanes[f"GPU {key}"] = []
         for one, end in zip(own, ends, strict=True):
             label = f"{one.level}: {'; '.join(one.reasons)}".rstrip(": ")
             shown = "" if one.level == "healthy" else one.level
             marks += [Mark(one.time, one.level, label, end, shown)] * (one.time >= FIRST_TIME)
-        lanes.append(Lane(f"GPU {key}", marks))
     return lanes
 
 
