@@ -123,10 +123,11 @@ class World:
         self.several_nodes = self._num_nodes > 1
         self._own = {rank for _, ranks in graph.all("stream rank") for rank in ranks}
         self._stated_nodes = graph.best("rank server") | graph.best("rank node")
-        #: process -> (ranks of its largest communicator, rank in it)
+        #: process -> rank in the largest communicator that it reported, if that has all ranks
         self._members: dict[tuple[str | None, int], tuple[int, int]] = {
-            process: max(ties, key=lambda one: (one[0], ties[one]))
+            process: largest
             for process, ties in graph.all("process member")
+            if (largest := max(ties, key=lambda one: (one[0], ties[one])))[0] >= (self.size or 0)
         }
 
     @cached_property
@@ -172,7 +173,8 @@ class World:
     @cached_property
     def rank_of_gpu(self) -> dict[tuple[str, str], int]:
         """(Node, bus and device of a GPU: "bb:00") -> rank, by the largest communicators."""
-        return {gpu: max(ties)[1] for gpu, ties in self.graph.all("gpu member")}
+        found = {gpu: max(ties) for gpu, ties in self.graph.all("gpu member")}
+        return {gpu: rank for gpu, (of, rank) in found.items() if of >= (self.size or 0)}
 
     @cached_property
     def rank_of_pid(self) -> dict[tuple[str | None, int], int]:
@@ -190,7 +192,7 @@ class World:
         for (writer, pid), local in (ended | self.graph.best("child local")).items():
             node = self._named(writer)
             number = self.nodes.index(node) if node in self.nodes else _task(node)
-            if number is not None and each:
+            if number is not None and each and local < each:
                 found.setdefault((node, pid), number * each + local)
             elif not self.several_nodes and local < (self.size or each or 0) <= (
                 each or MOST_PER_NODE
@@ -289,9 +291,9 @@ class _Node:
         firsts = Counter(rank - local for local, rank in stated.items()).most_common(1)
         self.ranks = stated
         if firsts and 2 * firsts[0][1] > len(stated):
-            self.ranks = sure
+            first, self.ranks = firsts[0][0], sure
             # Whole nodes precede the ranks from the first.
-            self.first = firsts[0][0] if firsts[0][0] % per_node == 0 else None
+            self.first = first if first >= 0 and first % per_node == 0 else None
 
     def number(self, world: World) -> int | None:
         if self.key[0] == "task":
@@ -370,7 +372,7 @@ class RankLayout:
         if not each and size % len(self._devices) == 0:
             each = size // len(self._devices)
         # A process that sees one GPU alone calls it 0.
-        if not each or self._devices[node] <= {0}:
+        if not each or device >= each or self._devices[node] <= {0}:
             return None
         on_node = {rank for rank, name in self.world.node_of_rank.items() if name == node}
         firsts = {rank // each for rank in on_node or self._ranks_in[source.name]}
