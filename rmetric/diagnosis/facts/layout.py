@@ -408,12 +408,15 @@ class RankLayout:
             if not known and number is not None and numbers.count(number) == 1:
                 one.first = number * per_node if per_node or number == 0 else None
         self._by_names = not any(one.ranks or one.first is not None for one in nodes)
-        each, size = len(set().union(*(one.stated for one in nodes))), self.world.size or 0
-        named = [one for one in nodes if one.key[0] != "file"]
-        several = self.world.several_nodes or len(named) > 1
-        if not several and not (1 < each < size and size % each == 0):
+        if not self._several(nodes):
             for one in nodes:
                 one.first = one.first or 0
+
+    def _several(self, nodes: Sequence[_Node]) -> bool:
+        each, size = len(set().union(*(one.stated for one in nodes))), self.world.size or 0
+        named = [one for one in nodes if one.key[0] != "file"]
+        dealt = 1 < each < size and size % each == 0
+        return self.world.several_nodes or len(named) > 1 or dealt
 
 
 def _only(sets: Mapping[Name, set[int]]) -> dict[Name, int]:

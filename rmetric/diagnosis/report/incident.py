@@ -14,7 +14,7 @@ from dataclasses import replace
 from math import isfinite
 from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rmetric._util import __version__
 from rmetric._util.printed import counted
@@ -143,15 +143,7 @@ def incident_page(
         gpus = Gpus(source.poll(), {key: one.time for key, one in source.verdicts().items()})
     times, remarks = timelines(diagnosis, metric, gpus)
     shown, more = listed([] if metric is None else metric.trace.began, MOST_ALARMS)
-    nodes = {one.node for one in diagnosis.nodes if one.node}
-    changes, unwell = [], set[str]()
-    for one in gpus.news if gpus else ():
-        # That a GPU was well is news where it was not before.
-        if one.level != "healthy" or one.key in unwell:
-            unwell.add(one.key)
-            row = {"verdict": one, "suspect": one.node in nodes}
-            changes.append(row | {"before": _before(one.time, diagnosis)})
-    news, more_news = listed(changes, MOST_NEWS)
+    news, more_news = listed([] if gpus is None else _rows(gpus, diagnosis), MOST_NEWS)
     return render_incident(
         None if metric is None else metric.charts,
         diagnosis=diagnosis,
@@ -189,10 +181,7 @@ def timelines(
     moments = [float(one.time or 0) for _, one in events]
     ends = [diagnosis.job.get(name) for name in ("first_time", "last_time")]
     times = [*moments, *(float(one) for one in ends if one and on_axis(one))]
-    undated = sum(one.time is not None for one in diagnosis.events) - len(events)
-    without = len(diagnosis.events) - len(events) - undated
-    kinds = ((events and without, "without a time"), (undated, "whose time has no date and year"))
-    remarks = [f"{counted(n, 'event')} {kind}: only in the table." for n, kind in kinds if n]
+    remarks = _remarks(diagnosis, len(events))
     if not times:
         return [], [*remarks, "The logs state no times, so nothing stands on an axis of time."]
     start, end = min(times), max(times)
@@ -214,6 +203,13 @@ def timelines(
     beside = max(0.1 * apart, _BESIDE)
     near = Timeline(lanes | single, min(moments) - beside, max(moments) + beside)
     return [Timeline(lanes | together, start, end), near], remarks
+
+
+def _remarks(diagnosis: Diagnosis, on_it: int) -> list[str]:
+    timed = sum(one.time is not None for one in diagnosis.events)
+    without = len(diagnosis.events) - timed if on_it else 0
+    kinds = ((without, "without a time"), (timed - on_it, "whose time has no date and year"))
+    return [f"{counted(n, 'event')} {kind}: only in the table." for n, kind in kinds if n]
 
 
 def _stages(diagnosis: Diagnosis, end: float) -> list[Mark]:
@@ -319,6 +315,19 @@ def _offset(scored: ScoredRun, diagnosis: Diagnosis, remarks: list[str]) -> floa
         return None
     remarks.append(f"on the axis of time it is placed by step {step}, which both tell")
     return float(time) - float(same[-1] or 0.0)
+
+
+def _rows(gpus: Gpus, diagnosis: Diagnosis) -> list[dict[str, Any]]:
+    """Verdict changes since a GPU was first unhealthy, with their time before the cause."""
+    nodes = {one.node for one in diagnosis.nodes if one.node}
+    rows, unwell = [], set[str]()
+    for one in gpus.news:
+        # That a GPU was well is news where it was not before.
+        if one.level != "healthy" or one.key in unwell:
+            unwell.add(one.key)
+            row = {"verdict": one, "suspect": one.node in nodes}
+            rows.append(row | {"before": _before(one.time, diagnosis)})
+    return rows
 
 
 def _before(time: float, diagnosis: Diagnosis) -> str:

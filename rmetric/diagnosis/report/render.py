@@ -291,16 +291,13 @@ def _parts(diagnosis: Diagnosis) -> list[_Part]:
     # Step, stage and time stand here where the first line has no room for them.
     omitted = "" if any(time in first for time in times) else times[0]
     places = [f"{place(one)}: {plain(one.why)}" for one in diagnosis.nodes]
-    why = plain(diagnosis.why)
-    known = diagnosis.outcome != "unknown" or diagnosis.cause is not None
-    sure = sureness(diagnosis) if known else "none" * bool(why)
     alone = diagnosis.outcome == "healthy" or job.get("ranks_heard") in (0, 1)
     return [
         _Part("When", [omitted]),
         _Part("Owner", [WHO_ACTS.get(diagnosis.actor or "", plain(diagnosis.actor or ""))]),
         _Part("To do", [plain(" ".join(diagnosis.to_do))], 4),
         _Part("Restart", [plain(advice.text) if (advice := diagnosis.restart) else ""]),
-        _Part("Confidence", [f"{sure}: {why}" if sure and why else sure or why], 2),
+        _Part("Confidence", [_why(diagnosis)], 2),
         _Part("Log", log, 3, point(quoted)),
         _Part("Where", places or ["" if alone else "no node stands out"], 3),
         _Part("Since", [differs if since is not None else ""]),
@@ -324,6 +321,13 @@ def _attempts(diagnosis: Diagnosis) -> str:
     return f"{number} of {count}, {which} is diagnosed; others: {words}"
 
 
+def _why(diagnosis: Diagnosis) -> str:
+    why = plain(diagnosis.why)
+    if diagnosis.outcome == "unknown" and diagnosis.cause is None:
+        return f"none: {why}" if why else ""
+    return f"{sureness(diagnosis)}: {why}" if why else sureness(diagnosis)
+
+
 def _echoes(diagnosis: Diagnosis, quoted: Evidence | None) -> str:
     own = quoted.signature if quoted else None
     echoes = [one for one in diagnosis.events[1:] if one.role == "echo" and one.signature != own]
@@ -338,7 +342,9 @@ def _echoes(diagnosis: Diagnosis, quoted: Evidence | None) -> str:
     others = len(first.who) - 1
     if others > 0:  # of more than eight, eight are known
         who += f" and {'7 or more others' if others >= 7 else counted(others, 'other')}"
-    start = f"{late} on {who}: "
+    # The name of the only file is no information.
+    alone = diagnosis.job.get("files") == 1 and first.who == (first.file,)
+    start = f"{late}: " if alone else f"{late} on {who}: "
     text = plain(first.why).rstrip(".") or excerpt(first)
     return start + brief(text, max(_ROOM - len(start + more), 1)) + more
 
