@@ -40,9 +40,6 @@ _SURE_OF = {
 }
 #: Suspects in the first line.
 _NAMED = 2
-_AND_MORE = " (and {} more)"
-#: Largest number of characters of an attempt's title.
-_SHORT_TITLE = 60
 WHO_ACTS = {
     "hardware": "hardware: operators of the machines",
     "user": "user: owner of the job's code, settings or data",
@@ -315,7 +312,7 @@ def _attempts(diagnosis: Diagnosis) -> str:
         return ""
     number, count = diagnosis.attempt, len(diagnosis.attempts)
     others = [one.title for one in diagnosis.attempts if one.number != number]
-    ends = Counter(brief(plain(title).rstrip("."), _SHORT_TITLE) for title in others)
+    ends = Counter(brief(plain(title).rstrip("."), 60) for title in others)
     words = "; ".join(f"{times} x {title}" for title, times in ends.most_common())
     which = "the last" if number == count else "only it"
     return f"{number} of {count}, {which} is diagnosed; others: {words}"
