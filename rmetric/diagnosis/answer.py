@@ -32,7 +32,7 @@ from rmetric.diagnosis.model import (
     score,
     suspects,
 )
-from rmetric.diagnosis.result import LIKELY, Candidate, Diagnosis, Evidence, Suspect
+from rmetric.diagnosis.result import FOLLOWS, LIKELY, Candidate, Diagnosis, Evidence, Suspect
 from rmetric.diagnosis.signature import HUNG, NOT_FINITE, InferredCause, Signature, inferred_causes
 from rmetric.diagnosis.stage import stage_of_failure
 
@@ -303,19 +303,14 @@ class Weighed:
         named_first = kind not in ("no cause", "unknown")
         others = [pair for pair in self.hypotheses if pair[0].group != HEALTHY][named_first:]
         left = sum(share for _, share in self.hypotheses[named_first:]) or 1.0
-        first, found = self.hypotheses[0][0], []
-        titles = {one.signature.id: one.signature.title for one in self.faults}
+        found = []
         for one, share in others[:MAX_CANDIDATES]:
             part = (1.0 - confidence) * share / left
             if one.fault is not None:
                 title, follows = one.fault.signature.title, one.fault.follows
-                if one.group == "ending" and first.group == "inferred":
-                    follows = follows or first.id
-                why = f"later than: {titles.get(follows, follows)}"
-                if not follows:
-                    why = how_often(one.fault, self.job)
-                elif follows == first.id and named_first:
-                    why = "later, likely a consequence"
+                if one.group == "ending" and self.hypotheses[0][0].group == "inferred":
+                    follows = follows or self.hypotheses[0][0].id
+                why = f"{FOLLOWS}{follows}" if follows else how_often(one.fault, self.job)
             else:
                 row, title = one.rows[0], inferred_causes()[one.id].title
                 title, why = title.format(who=row.target or "one rank", what=row.words), row.words

@@ -20,6 +20,8 @@ LIKELY = 0.5
 SCORE_GAP = 0.1
 #: At most so many nodes are named (L4, section 4.3).
 MAX_NODES = 8
+#: The reason of a candidate that came behind another fault: "follows ID".
+FOLLOWS = "follows "
 
 
 @dataclass(frozen=True, kw_only=True)

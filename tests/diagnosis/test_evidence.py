@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from rmetric.diagnosis.answer import how_often
 from rmetric.diagnosis.clock import clock_offsets
-from rmetric.diagnosis.decide import diagnose
 from rmetric.diagnosis.evidence.absences import absences as absences_of
 from rmetric.diagnosis.faults import ended_alone
 from rmetric.diagnosis.signature import Signature
@@ -201,15 +200,3 @@ def test_how_often_is_told_by_ranks_nodes_and_files():
     assert how_often(cause, maker.job) == "logged 5 times by 3 ranks and 1 node"
     stream.name = "node gpu-07 local 3"
     assert how_often(cause, maker.job) == "logged 5 times by 4 ranks"
-
-
-def test_a_candidate_that_came_after_is_said_to(tmp_path):
-    lines = [
-        "[rank0]: RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB.",
-        "[rank1]: RuntimeError: [/gloo/transport/tcp/pair.cc:553] Connection closed by peer",
-    ]
-    (tmp_path / "job.log").write_text("\n".join(lines))
-    found = diagnose(tmp_path)
-    assert found.cause == "cuda_out_of_memory"
-    assert found.candidates[0].why == "later, likely a consequence"
-    assert "later, likely a consequence" in found.summary

@@ -206,6 +206,21 @@ def test_a_long_title_loses_what_explains_it_and_when_gets_a_line():
     assert shown[1] == "When       at step 431 (train), 2024-05-03 02:14:07"
 
 
+def test_a_candidate_that_came_after_is_said_to():
+    after = Candidate(cause="slurm_cancelled", title="The job was cancelled", confidence=0.7,
+                      why="follows rank_fell_silent")  # fmt: skip
+    other = Candidate(cause="port_in_use", title="The port is in use", confidence=0.4,
+                      why="follows slurm_cancelled")  # fmt: skip
+    shown = verdict(
+        out_of_memory(
+            cause="rank_fell_silent", title="rank 3 fell silent", confidence=0.7,
+            candidates=(after, other),
+        )
+    )  # fmt: skip
+    assert "The job was cancelled (70 %): later, likely a consequence\n" in shown
+    assert "The port is in use (40 %): later than: The job was cancelled\n" in shown
+
+
 def test_a_time_that_is_none_is_still_shown():
     assert clock(4821.55) == "4821.6 s on its own clock"
     # No difference is told of times on two scales.

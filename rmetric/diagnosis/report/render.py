@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from rmetric._util.printed import counted, printable
 from rmetric.diagnosis.reading.text import TRACEBACK
 from rmetric.diagnosis.reading.timestamps import NO_YEAR
-from rmetric.diagnosis.result import LIKELY, SURE, Diagnosis, Evidence, Suspect
+from rmetric.diagnosis.result import FOLLOWS, LIKELY, SURE, Diagnosis, Evidence, Suspect
 
 #: Largest number of lines of a verdict, and of characters of a line.
 MOST_LINES = 15
@@ -352,9 +352,15 @@ def _speaker(stream: str) -> str:
 
 
 def _candidates(diagnosis: Diagnosis) -> list[str]:
+    titles = {one.signature: one.why for one in diagnosis.events}
+    titles |= {one.cause: one.title for one in diagnosis.candidates}
     texts = []
     for one in diagnosis.candidates:
-        why = brief(plain(one.why), 80)
+        why = plain(one.why)
+        if why.startswith(FOLLOWS):
+            earlier = why.removeprefix(FOLLOWS)
+            why = f"later than: {brief(plain(titles.get(earlier, earlier)), 60)}"
+            why = "later, likely a consequence" if earlier == diagnosis.cause else why
         end = f" ({100 * one.confidence:.0f} %)" + (f": {why}" if why else "")
         title = plain(one.title).rstrip(".") or plain(one.cause)
         # " (and 9 more)" may follow.
