@@ -2,27 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import msgspec
 
+from rmetric._util.printed import counted
 from rmetric.diagnosis.clock import Ordering
-from rmetric.diagnosis.evidence import Scene
+from rmetric.diagnosis.evidence import Row, Scene
 from rmetric.diagnosis.evidence.peers import Unusual, unusual
 from rmetric.diagnosis.facts.job import Job, Occurrence
 from rmetric.diagnosis.faults import LOSS, Fault
-from rmetric.diagnosis.hypotheses import HEALTHY, Hypothesis, early_stop, named
-from rmetric.diagnosis.library.load import SPECIFIC
-from rmetric.diagnosis.model import Model, reasons
-from rmetric.diagnosis.report.evidence import MAX_EVENTS, how_often, of_causes, of_odd, raised
+from rmetric.diagnosis.library.load import PATTERN_SECONDS, SPECIFIC, compiled
+from rmetric.diagnosis.library.stages import FRAME, NOT_OWN
+from rmetric.diagnosis.model import (
+    HEALTHY,
+    Hypothesis,
+    Model,
+    early_stop,
+    hypotheses,
+    named,
+    probabilities,
+    reasons,
+    score,
+    suspects,
+)
 from rmetric.diagnosis.result import FOLLOWS, LIKELY, Candidate, Diagnosis, Evidence, Suspect
-from rmetric.diagnosis.signature import HUNG, NOT_FINITE, inferred_causes
+from rmetric.diagnosis.signature import HUNG, NOT_FINITE, InferredCause, Signature, inferred_causes
 from rmetric.diagnosis.stage import stage_of_failure
 
+#: Largest number of events that are shown, of their streams, and of candidates.
+MAX_EVENTS = 20
+MAX_WHO = 8
 MAX_CANDIDATES = 5
+#: Signatures of less confidence are shown only if there is nothing else, as is any error line.
+LEAST = 0.3
+#: The order in which roles are shown.
+_ORDER = ("cause", "ending", "symptom", "echo", "odd")
+_RAISED = re.compile(
+    r"^(?:[ \t]*|[^\n]{0,80}[ :\]])(?P<name>(?:[A-Za-z_]\w*\.)*(?:_?[A-Z]\w*|error|timeout))"
+    r"(?:: ?(?P<message>[^\n]*))?$",
+    re.MULTILINE,
+)
+_ENDS = re.compile(r"(?:Error|Exception|Failure|Interrupt|Exit|Warning|Timeout|error|timeout)$")
 #: A symptom or an echo of a signature of less confidence names no cause.
 NAMES_A_CAUSE = 0.4
 #: Least confidence of an answer.
@@ -52,17 +79,23 @@ BECAUSE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Weighed:
-    """A job, its evidence, and what the model makes of it.
-
-    Attributes:
-        ranked: suspects, the most suspect first.
-        hypotheses: the likeliest first, each with its probability.
-    """
+    """A job, its evidence, and what the model makes of it."""
 
     scene: Scene
-    model: Model
-    ranked: tuple[Suspect, ...]
-    hypotheses: Sequence[tuple[Hypothesis, float]]
+    rows: Sequence[Row]
+    model: Model = field(default_factory=Model.shipped)
+
+    @cached_property
+    def ranked(self) -> tuple[Suspect, ...]:
+        """All suspects, the most suspect first."""
+        return suspects(self.scene, self.rows, self.model.suspects)
+
+    @cached_property
+    def hypotheses(self) -> Sequence[tuple[Hypothesis, float]]:
+        """The likeliest first, each with its probability."""
+        each = hypotheses(self.scene, self.rows, self.ranked)
+        shares = probabilities([score(one.features, self.model.causes) for one in each])
+        return sorted(zip(each, shares, strict=True), key=lambda one: -round(one[1], 6))
 
     @property
     def job(self) -> Job:
@@ -96,23 +129,18 @@ class Weighed:
             why += ", before all other faults"
         if lead.role == "echo":
             why += "; reported by ranks that lost a peer; the cause itself left no line"
-        strength = lead.confidence if not lead.follows else 0.0
         kind, against = lead.role, ""
         if lead.role == "ending" and (against := self._stood_still(lead)):
             kind = "ending without progress"
         return self._result(
             kind=kind,
-            strength=strength,
-            against=against,
+            strength=0.0 if lead.follows else lead.confidence,
             outcome="terminated" if lead.role == "ending" else "failed",
-            cause=signature.id,
-            family=signature.family,
+            cause=signature,
             # The exception is more precise than a generic signature's title.
             title=(signature.rank < SPECIFIC and raised(lead.first.text)) or signature.title,
-            actor=signature.actor or None,
-            why=why,
+            why=why + (f"; not sure: {against}" if against else ""),
             place=lead.first,
-            to_do=signature.to_do,
             events=self._events(),
             stage=self.stage_of(self.hypotheses[0][0]),
         )
@@ -124,49 +152,40 @@ class Weighed:
         odd = self.scene.odd_stacks
         told = [odd[each.name].awaits for each in named(self.ranked) if each.name in odd]
         told += [each.stage for each in one.rows]
-        return next(filter(None, told), "") or stage_of_failure(
-            self.scene, self.faults, self.place_of(one)
-        )
+        place = self._place_of(one.rows[0])
+        return next(filter(None, told), "") or stage_of_failure(self.scene, self.faults, place)
 
-    def place_of(self, one: Hypothesis) -> Occurrence | None:
+    def _place_of(self, row: Row) -> Occurrence | None:
         """The entry that shows an inferred cause best."""
-        stream = self.job.streams.get(one.rows[0].target)
-        return one.rows[0].entry or (stream.last if stream is not None else None)
+        stream = self.job.streams.get(row.target)
+        return row.entry or (stream.last if stream is not None else None)
 
     def _inferred(self, first: Hypothesis) -> Diagnosis:
         cause, row = inferred_causes()[first.id], first.rows[0]
         suspect = next((one for one in self.ranked if one.name == row.target), None)
-        who = "one rank" if suspect is None else suspect.name
-        if suspect is not None and suspect.node and suspect.node not in who:
-            who = f"{who} on {suspect.node}"
+        who, nodes = "one rank", named(self.ranked)
+        if suspect is not None:
+            on_node = suspect.node and suspect.node not in suspect.name
+            who = f"{suspect.name} on {suspect.node}" if on_node else suspect.name
+            if suspect.rank is not None or suspect not in nodes:  # a rank tells more than its node
+                nodes = (suspect, *(one for one in nodes if one is not suspect))
         more = [one.words for one in first.rows[1:] if not one.target]
-        by_role = sorted(self.faults, key=lambda one: (one.role != "ending", bool(one.follows)))
-        ended = next(iter(by_role), None)
-        if ended is not None:
+        if self.faults:
+            ended = min(self.faults, key=lambda one: (one.role != "ending", bool(one.follows)))
             by = "ended by" if first.id in (HUNG, NOT_FINITE) else "followed by"
             more.append(f"{by}: {ended.signature.title}")
         return self._result(
             kind="hang" if first.id == HUNG else "inferred",
             strength=suspect.score if suspect is not None else 1.0,
             outcome="failed",
-            cause=cause.id,
-            family=cause.family,
+            cause=cause,
             title=cause.title.format(who=who, what=row.words),
-            actor=cause.actor,
             why="; ".join([cause.why, *more]),
-            place=self.place_of(first),
-            to_do=cause.to_do,
+            place=self._place_of(row),
             events=self._events(self.unusual.events),
-            nodes=self._led_by(suspect),
+            nodes=nodes,
             stage=self.stage_of(first),
         )
-
-    def _led_by(self, suspect: Suspect | None) -> tuple[Suspect, ...]:
-        """All suspects, that rank first; a rank tells more than its node."""
-        every = named(self.ranked)
-        if suspect is None or (suspect.rank is None and suspect in every):
-            return every
-        return (suspect, *(one for one in every if one is not suspect))
 
     def _unclear(self, lead: Fault) -> Diagnosis:
         """A fault that does not explain the failure; the candidates and its entry are shown."""
@@ -183,74 +202,101 @@ class Weighed:
 
     def _no_failure(self) -> Diagnosis:
         """No fault stands out: the job went well, or its logs do not tell."""
-        job = self.job
+        job, numbers, odd = self.job, self.unusual.numbers, self.unusual.events
+        apart = {place.stream for place, _ in numbers}
+        healthy: dict[str, Any] = {
+            "outcome": "healthy",
+            "title": "No failure found",
+            "place": job.succeeded,
+            "events": self._of_odd(numbers),
+            "nodes": named([one for one in self.ranked if one.name in apart]),
+        }
+        unknown: dict[str, Any] = {
+            "kind": "unknown",
+            "outcome": "unknown",
+            "events": self._of_odd(odd),
+        }
         if job.succeeded is not None and not self.scene.alone:
             why = f"planned end stated: {job.succeeded.text}"
-            return self._healthy("planned end", why, ())
+            return self._result(kind="planned end", why=why, **healthy)
         if self.scene.known.lacks_its_end(job):
-            why = "successful jobs of these settings state their end; this one does not"
-            odd = self.unusual.events
             end = "no known fault, but unusual events at the end" if odd else (
                 "the log ends without a fault and without the usual end"
             )  # fmt: skip
-            return self._unknown(end, why, nodes=named(self.ranked))
-        if job.trained:
-            short = early_stop(self.scene)
-            if not short:
-                return self._healthy("no failure", NO_FAILURE_FOUND, (LOSSES_HINT,))
+            why = "successful jobs of these settings state their end; this one does not"
+            return self._result(title=f"Outcome unknown: {end}", why=why, **unknown)
+        if job.trained and (short := early_stop(self.scene)):
+            healthy |= {"title": f"No failure found{short}", "to_do": (JOB_ENDED_HINT, LOSSES_HINT)}
             why = "no failure found; the job may still run or was killed, or the log is cut"
-            return self._healthy("log stops", why, (JOB_ENDED_HINT, LOSSES_HINT), short)
-        if any(event.count > 1 and LOSS.search(event.template) for event in job.events):
-            return self._healthy("log stops", NO_FAILURE_FOUND, (LOSSES_HINT,))
-        return self._unknown(
-            "these logs show no training, no end and no known fault", "no line was recognised"
-        )
-
-    def _unknown(self, title: str, why: str, *, nodes: tuple[Suspect, ...] = ()) -> Diagnosis:
-        return self._result(
-            kind="unknown",
-            outcome="unknown",
-            title=f"Outcome unknown: {title}",
-            why=why,
-            events=of_odd(self.job, self.unusual.events, self.scene.ordering),
-            nodes=nodes,
-        )
-
-    def _healthy(self, kind: str, why: str, to_do: tuple[str, ...], short: str = "") -> Diagnosis:
-        numbers = self.unusual.numbers
-        apart = {place.stream for place, _ in numbers}
-        return self._result(
-            kind=kind,
-            outcome="healthy",
-            title=f"No failure found{short}",
-            why=why,
-            to_do=to_do,
-            place=self.job.succeeded,
-            events=of_odd(self.job, numbers, self.scene.ordering),
-            nodes=named([one for one in self.ranked if one.name in apart]),
-        )
+            return self._result(kind="log stops", why=why, **healthy)
+        losses = any(one.count > 1 and LOSS.search(one.template) for one in job.events)
+        if job.trained or losses:
+            kind = "no failure" if job.trained else "log stops"
+            return self._result(kind=kind, why=NO_FAILURE_FOUND, to_do=(LOSSES_HINT,), **healthy)
+        title = "Outcome unknown: these logs show no training, no end and no known fault"
+        return self._result(title=title, why="no line was recognised", nodes=(), **unknown)
 
     # -- its parts
 
     def _events(self, odd: Sequence[tuple[int, str]] = ()) -> tuple[Evidence, ...]:
         """Those of the faults, errors that first occur with them, and `odd` ones; each once."""
-        job, ordering, found = self.job, self.scene.ordering, self.unusual
-        shown = list(of_causes(job, self.faults, ordering))
-        known = {(one.file, one.line) for one in shown}
+        found, shown = self.unusual, self._of_causes()
+        lines = {(one.file, one.line) for one in shown}
         templates = {one.template for one in shown}
-        for some in ([*found.numbers, *found.slow], [*found.errors, *odd][:MAX_EVENTS]):
-            for one in of_odd(job, some, ordering):
-                if (one.file, one.line) not in known and one.template not in templates:
-                    shown.append(one)
-                    templates.add(one.template)
+        more: list[tuple[int | Occurrence, str]]
+        more = [*found.numbers, *found.slow, *[*found.errors, *odd][:MAX_EVENTS]]
+        for one in self._of_odd(more):
+            if (one.file, one.line) not in lines and one.template not in templates:
+                shown.append(one)
         return tuple(shown[:MAX_EVENTS])
 
-    def _confidence(self, kind: str, strength: float) -> float:
-        """What the model gives it, at most what such answers were worth at first looks."""
-        if kind == "unknown":
-            return 0.0
-        value = min(self.hypotheses[0][1], self.model.limit(kind, strength))
-        return round(max(value, MIN_CONFIDENCE), 3)
+    def _of_causes(self) -> list[Evidence]:
+        """One for each event that a cause matched, the causes first; generic ones if no other."""
+        shown: dict[int, Evidence] = {}
+        likely = [one for one in self.faults if one.signature.rank and one.confidence >= LEAST]
+        for cause in sorted(likely or self.faults, key=lambda one: _ORDER.index(one.role)):
+            for number in sorted(cause.events - shown.keys()):
+                matches = [match for match in cause.matches if number in match.events]
+                firsts = [match.first for match in matches if match.first.event == number]
+                first = [*firsts, self.job.events[number].first][0]
+                who = [match.stream for match in matches]
+                shown[number] = self._evidence(first, who, cause.signature.title, cause.signature)
+        return [*shown.values()][:MAX_EVENTS]
+
+    def _of_odd(self, odd: Iterable[tuple[int | Occurrence, str]]) -> tuple[Evidence, ...]:
+        """Events by number, or single entries, that a pattern found, with its reason; each once."""
+        shown: dict[int, Evidence] = {}
+        for one, why in odd:
+            event = self.job.events[one if isinstance(one, int) else one.event]
+            if event.number not in shown:
+                often = sorted(event.counts, key=lambda name: (-event.counts[name], name))
+                first, who = (event.first, often) if isinstance(one, int) else (one, [one.stream])
+                shown[event.number] = self._evidence(first, who, why)
+        return tuple(shown.values())[:MAX_EVENTS]
+
+    def _evidence(
+        self, first: Occurrence, who: Sequence[str], why: str, signature: Signature | None = None
+    ) -> Evidence:
+        event, point = self.job.events[first.event], ""
+        with suppress(TimeoutError):
+            matched = (
+                compiled(one).search(first.text, timeout=PATTERN_SECONDS)
+                for one in (signature.patterns if signature else ())
+            )
+            point = next((one[0] for one in matched if one), "")
+        return Evidence(
+            role=signature.role if signature else "odd",
+            signature=signature.id if signature else "",
+            why=why,
+            template=event.template,
+            text=first.text,
+            file=first.file,
+            line=first.line,
+            time=self.scene.ordering.dated(first),
+            who=tuple(who[:MAX_WHO]),
+            count=sum(event.counts.get(one, 0) for one in who),
+            point=point,
+        )
 
     def _candidates(self, confidence: float, kind: str) -> tuple[Candidate, ...]:
         """The next hypotheses, which share what the confidence leaves."""
@@ -306,19 +352,23 @@ class Weighed:
         *,
         kind: str,
         strength: float = 1.0,
-        against: str = "",
         place: Occurrence | None = None,
-        why: str,
+        cause: Signature | InferredCause | None = None,
         **fields: Any,
     ) -> Diagnosis:
         job, outcome = self.job, fields["outcome"]
         fields = {"nodes": named(self.ranked)} | fields
+        if cause is not None:
+            fields |= {"cause": cause.id, "family": cause.family, "to_do": cause.to_do}
+            fields["actor"] = cause.actor or None
         if "stage" not in fields:
             fields["stage"] = stage_of_failure(self.scene, self.faults, place)
         furthest = job.furthest
         steps = furthest is not None and not furthest.counts_samples
         since = self.unusual.first_odd if outcome != "healthy" else None
-        confidence = self._confidence(kind, strength)
+        # What the model gives it, at most what such answers were worth at first looks.
+        confidence = min(self.hypotheses[0][1], self.model.limit(kind, strength))
+        confidence = 0.0 if kind == "unknown" else round(max(confidence, MIN_CONFIDENCE), 3)
         shows_others = outcome != "healthy" or confidence < LIKELY
         candidates = self._candidates(confidence, kind) if shows_others else ()
         (first, _), *others = self.hypotheses
@@ -329,7 +379,6 @@ class Weighed:
             score=round(strength, 3),
             basis=kind,
             because=tuple(BECAUSE[name] for name in carried if name in BECAUSE),
-            why=why + (f"; not sure: {against}" if against else ""),
             candidates=candidates,
             iteration=furthest.last_step if furthest and steps else None,
             since=since.step if since and steps else None,
@@ -358,3 +407,36 @@ def _described(job: Job, ordering: Ordering) -> dict[str, Any]:
             for name, one in job.stages
         ],
     }
+
+
+def how_often(cause: Fault, job: Job) -> str:
+    """Number of entries of a cause, and of the ranks, nodes and other files that logged it."""
+    times = "logged once" if cause.count == 1 else f"logged {cause.count:,} times"
+    if len(cause.streams) == 1:
+        return times
+    # A rank within a node is a rank, though its number is not known.
+    kinds = Counter(
+        "rank" if one.rank is not None or " local " in one.name else "node" if one.node else "file"
+        for one in map(job.streams.__getitem__, cause.streams)
+    )
+    by = [counted(kinds[kind], kind) for kind in ("rank", "node", "file") if kinds[kind]]
+    return f"{times} by {' and '.join(by)}"
+
+
+def raised(text: str) -> str:
+    """The exception that ends an entry and the frame of the user's own code that led to it.
+
+    The own frame is the innermost that lies in no library; "" where there is no exception.
+    """
+    frames = list(FRAME.finditer(text))
+    behind = _RAISED.finditer(text, frames[-1].end() if frames else 0)
+    found = next((one for one in behind if frames or _ENDS.search(one["name"])), None)
+    if found is None:
+        return ""
+    name = found["name"].rpartition(".")[2]
+    name = found["name"] if name in ("error", "timeout") else name
+    own = [frame for frame in frames if not NOT_OWN.search(frame["path"])][-1:]
+    places = [(one["name"], re.split(r"[\\/]", one["path"])[-1], one["line"]) for one in own]
+    place = "".join(f" in {function} ({file}:{line})" for function, file, line in places)
+    message = (found["message"] or "").strip()
+    return f"{name}{place}: {message}" if message else f"{name}{place}"

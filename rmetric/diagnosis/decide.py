@@ -1,27 +1,25 @@
 """Entry point `diagnose`: from the logs of a job to the cause of its failure.
 
 One pass over the logs builds a `Job` (ingest.py). `gathered` collects the known faults (faults/)
-and the evidence (evidence/), `weigh` ranks suspects and hypotheses by the fitted model
-(hypotheses.py, model.py), and answer.py says the likeliest one.
+and the evidence (evidence/), the fitted model ranks suspects and hypotheses (model.py), and
+answer.py says the likeliest one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from rmetric._util.lazy import EXTRAS, check_installed
 from rmetric.diagnosis.answer import Weighed
 from rmetric.diagnosis.clock import Ordering, clock_notes, clock_offsets
-from rmetric.diagnosis.evidence import Row, Scene, Switches, evidence
+from rmetric.diagnosis.evidence import Scene, Switches, evidence
 from rmetric.diagnosis.facts.job import Job
 from rmetric.diagnosis.faults import ended_alone, find_faults
-from rmetric.diagnosis.hypotheses import hypotheses, suspects
 from rmetric.diagnosis.ingest import ingest_attempts
 from rmetric.diagnosis.library import SignatureLibrary
-from rmetric.diagnosis.library.files import traits_of
-from rmetric.diagnosis.model import Model, probabilities, score
+from rmetric.diagnosis.library.load import traits_of
 from rmetric.diagnosis.pool import HealthyReference, Pool
 from rmetric.diagnosis.result import Attempt, Diagnosis
 
@@ -93,8 +91,7 @@ def _beside_others(
         for at, job in enumerate(attempts, 1)
     ]
     found = each[number - 1] = _still_broken(found, each[: number - 1])
-    pairs = enumerate(zip(each, attempts, strict=True), 1)
-    rows = tuple(_attempt(at, one, job) for at, (one, job) in pairs)
+    rows = tuple(map(_attempt, range(1, len(each) + 1), each, attempts))
     same = sum(one.cause == found.cause for one in rows) if found.cause else 0
     why = found.why + (f"; {same} of {len(rows)} attempts ended with it" if same > 1 else "")
     return replace(found, attempt=number, attempts=rows, why=why)
@@ -107,11 +104,7 @@ def _still_broken(found: Diagnosis, before: Sequence[Diagnosis]) -> Diagnosis:
         return found
     return replace(
         found,
-        cause=broke.cause,
-        family=broke.family,
-        title=broke.title,
-        actor=broke.actor,
-        to_do=broke.to_do,
+        **{name: getattr(broke, name) for name in ("cause", "family", "title", "actor", "to_do")},
         nodes=broke.nodes or found.nodes,
         confidence=min(found.confidence, broke.confidence),
         why=f"since an attempt before; now: {found.title}",
@@ -121,6 +114,7 @@ def _still_broken(found: Diagnosis, before: Sequence[Diagnosis]) -> Diagnosis:
 def _attempt(number: int, found: Diagnosis, job: Job) -> Attempt:
     firsts = [one.first for one in job.streams.values() if one.first is not None]
     first = min(firsts, key=lambda one: one.order, default=None)
+    told = {name: getattr(found, name) for name in ("outcome", "cause", "title", "confidence")}
     return Attempt(
         number=number,
         file=first.file if first else next(iter(job.files), ""),
@@ -128,10 +122,7 @@ def _attempt(number: int, found: Diagnosis, job: Job) -> Attempt:
         first_time=found.job["first_time"],
         last_time=found.job["last_time"],
         last_step=found.iteration,
-        outcome=found.outcome,
-        cause=found.cause,
-        title=found.title,
-        confidence=found.confidence,
+        **told,
     )
 
 
@@ -146,20 +137,9 @@ def decide(
     pool: Pool | None = None,
     *,
     switches: Switches | None = None,
-    seed: int = 0,
-    model: Model | None = None,
 ) -> Diagnosis:
-    """The diagnosis of a job whose logs have been read; `seed` is the Isolation Forest's."""
-    found = gathered(job, library, siblings, pool, switches, seed)
-    return weigh(found, model or Model.shipped()).diagnosis()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gathered:
-    """A job with its known faults, and the evidence."""
-
-    scene: Scene
-    rows: Sequence[Row]
+    """The diagnosis of a job whose logs have been read."""
+    return gathered(job, library, siblings, pool, switches=switches).diagnosis()
 
 
 def gathered(
@@ -167,10 +147,10 @@ def gathered(
     library: SignatureLibrary,
     siblings: Sequence[Job] = (),
     pool: Pool | None = None,
+    *,
     switches: Switches | None = None,
-    seed: int = 0,
-) -> Gathered:
-    """What is known of a job before anything is weighed; arguments as those of `decide`."""
+) -> Weighed:
+    """A job with its known faults and the evidence; arguments as those of `decide`."""
     switches, offsets = switches or Switches(), clock_offsets(job)
     ordering = Ordering(job=job, offsets=offsets)
     signatures = {one.signature: library[one.signature] for one in job.matches.values()}
@@ -185,21 +165,5 @@ def gathered(
         known=HealthyReference.of(job, siblings, pool),
         notes=tuple(clock_notes(offsets)),
         switches=switches,
-        seed=seed,
     )
-    return Gathered(scene=scene, rows=list(evidence(scene)))
-
-
-def weigh(found: Gathered, model: Model) -> Weighed:
-    """The suspects and hypotheses about a job in order, by the model."""
-    scene, rows = found.scene, found.rows
-    ranked = suspects(scene, rows, model.suspects)
-    each = hypotheses(scene, rows, ranked)
-    shares = probabilities([score(one.features, model.causes) for one in each])
-    order = sorted(range(len(each)), key=lambda at: -round(shares[at], 6))
-    return Weighed(
-        scene=scene,
-        model=model,
-        ranked=ranked,
-        hypotheses=[(each[at], shares[at]) for at in order],
-    )
+    return Weighed(scene=scene, rows=list(evidence(scene)))

@@ -1,4 +1,4 @@
-"""The fitted model: weights of evidence, from which suspects and causes are ranked.
+"""Who may be at fault and what may have ended a job, ranked by the fitted model.
 
 Each candidate (a rank or node; a cause) has features, most of them the strengths of the rows of
 evidence that speak for it. Its score is their weighted sum, and the probabilities of the candidates
@@ -9,15 +9,20 @@ of one job are the softmax of the scores: a conditional logit. The weights are i
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import exp
+from math import exp, log, log1p
 from pathlib import Path
 
 import numpy as np
 
-from rmetric.diagnosis.result import SURE
+from rmetric.diagnosis.evidence.scene import Row, Scene, grouped, strongest
+from rmetric.diagnosis.facts.job import Job, JobStream
+from rmetric.diagnosis.faults import Fault
+from rmetric.diagnosis.reading.steps import planned_steps
+from rmetric.diagnosis.result import MAX_NODES, SURE, Suspect
+from rmetric.diagnosis.signature import HUNG
 
 #: Just below what is called sure.
 MOST_UNSURE = SURE - 0.01
@@ -26,7 +31,18 @@ Features = Mapping[str, float]
 #: (score, share of right answers) in rising order; linear between, constant beyond.
 Knots = Sequence[tuple[float, float]]
 
-_FILE = Path(__file__).with_name("model.json")
+#: From this score on a suspect is named: it is likelier than that nobody is at fault.
+NAMED = 0.5
+#: Suspects that differ by less are as suspect.
+SAME_SCORE = 0.05
+#: That a target is nobody.
+NOBODY = ""
+#: That nothing failed.
+HEALTHY = "healthy"
+#: Share of the planned steps below which a log stops early.
+MIN_PLANNED_STEP_SHARE = 0.95
+#: Confidences of signatures are kept so far from 0 and 1.
+MARGIN = 0.02
 
 
 @dataclass(frozen=True)
@@ -48,11 +64,11 @@ class Model:
     @classmethod
     @cache
     def shipped(cls) -> Model:
-        content = json.loads(_FILE.read_text(encoding="utf-8"))
+        content = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
         return cls(content["suspects"], content["causes"], content["shares"], content["sure from"])
 
     def limit(self, kind: str, strength: float) -> float:
-        """The most confidence that an answer of a kind may have, by the confidence of its evidence.
+        """The most confidence of an answer of a kind, by the confidence of its evidence.
 
         Just below what is called sure where too few of such answers were right.
         """
@@ -87,9 +103,9 @@ def interpolated(knots: Knots, at: float) -> float:
 
 
 def reasons(features: Features, others: Features, weights: Features, most: int = 3) -> list[str]:
-    """Names of the features that carry a candidate over the next one, the strongest first.
+    """The features that carry a candidate over the next one, the strongest first.
 
-    Those that it has and that speak for it, and those against the other that it has not.
+    They speak for it, or against the other, which alone has them.
     """
     gain = {
         name: weights.get(name, 0.0) * (features.get(name, 0.0) - others.get(name, 0.0))
@@ -98,3 +114,129 @@ def reasons(features: Features, others: Features, weights: Features, most: int =
     }
     names = sorted(gain, key=lambda one: (-gain[one], one))
     return [name for name in names if gain[name] > 0][:most]
+
+
+def candidates(rows: Iterable[Row]) -> dict[str, dict[str, float]]:
+    """Target -> its features: the strongest row of each kind; `NOBODY` is one of the targets."""
+    found: dict[str, dict[str, float]] = {NOBODY: {"nobody": 1.0}}
+    for target, against in grouped(rows, "target").items():
+        found[target] = its = {kind: row.strength for kind, row in strongest(against).items()}
+        if target.startswith("node "):
+            its["a node"] = 1.0
+        elif not target.startswith("rank "):
+            its["a file"] = 1.0
+    return found
+
+
+def suspects(scene: Scene, rows: Sequence[Row], weights: Features) -> tuple[Suspect, ...]:
+    """All streams with evidence, the most suspect first; `named` selects from them."""
+    features = candidates(rows)
+    scores = {target: score(its, weights) for target, its in features.items()}
+    innocent, node_of_all, found = scores[NOBODY], only_node(scene.job), []
+    for target, against in grouped(rows, "target").items():
+        its = strongest(against).values()
+        carried = sorted(its, key=lambda one: -weights.get(one.kind, 0.0) * one.strength)
+        kind, _, rest = target.partition(" ")
+        stream = scene.job.streams.get(target) or JobStream(  # it has no log lines
+            name=target,
+            rank=int(rest) if kind == "rank" and rest.isdigit() else None,
+            node=rest if kind == "node" else None,
+        )
+        found.append(
+            Suspect(
+                name=target,
+                rank=stream.rank,
+                node=scene.job.node_of(stream) or (None if stream.rank is None else node_of_all),
+                score=round(1.0 / (1.0 + exp(innocent - scores[target])), 3),
+                why="; ".join(one.words for one in carried[:3]),
+            )
+        )
+    return tuple(
+        sorted(found, key=lambda one: (-one.score, -1 if one.rank is None else one.rank, one.name))
+    )
+
+
+def named(ranked: Sequence[Suspect]) -> tuple[Suspect, ...]:
+    """Those above the threshold, at most `MAX_NODES`; none where too many are as suspect.
+
+    The only rank on the first node, if it is one of them, stands before it: it names both.
+    """
+    over = [one for one in ranked if one.score >= NAMED]
+    if over and over[0].rank is None and over[0].node is not None:
+        on_it = [one for one in over[1:] if one.rank is not None and one.node == over[0].node]
+        if len(on_it) == 1:
+            over = on_it + [one for one in over if one is not on_it[0]]
+    if len(over) > MAX_NODES and over[0].score - over[MAX_NODES].score < SAME_SCORE:
+        return ()
+    return tuple(over[:MAX_NODES])
+
+
+def only_node(job: Job) -> str | None:
+    """The node of a job whose ranks are all on one."""
+    nodes = {one.node for one in job.streams.values()} - {None}
+    one = len(nodes) == 1 and (job.world_size or 0) <= (job.ranks_per_node or 0)
+    return nodes.pop() if one else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hypothesis:
+    """One thing that may have ended the job.
+
+    Attributes:
+        id: of a signature or of an inferred cause; `HEALTHY` for no failure.
+        group: the role of the signature, "inferred" or "healthy".
+        features: name -> value.
+        fault: the known fault; None else.
+        rows: evidence for an inferred cause, that of the likeliest suspect first.
+    """
+
+    id: str
+    group: str
+    features: Mapping[str, float]
+    fault: Fault | None = None
+    rows: tuple[Row, ...] = ()
+
+
+def hypotheses(scene: Scene, rows: Sequence[Row], ranked: Sequence[Suspect]) -> list[Hypothesis]:
+    """All hypotheses about a job; a fault that was survived is none."""
+    suspected = {one.name: one.score for one in ranked}
+    by_cause = grouped(rows, "hypothesis")
+    found = [_known(fault, HUNG in by_cause) for fault in scene.faults]
+    for cause, its in by_cause.items():
+        its.sort(key=lambda one: -suspected.get(one.target, 0.0))
+        features = {cause: 1.0}
+        if any(row.kind == "hang" for row in its):
+            features["hang"] = 1.0
+        found.append(Hypothesis(id=cause, group="inferred", features=features, rows=tuple(its)))
+    ended = scene.job.succeeded is not None and not scene.alone
+    if ended or scene.job.trained or not found:
+        features = {HEALTHY: 1.0, "planned end": float(ended), "faults": log1p(len(scene.faults))}
+        found.append(Hypothesis(id=HEALTHY, group=HEALTHY, features=features))
+    return found
+
+
+def _known(fault: Fault, hangs: bool) -> Hypothesis:
+    sure = min(max(fault.confidence, MARGIN), 1.0 - MARGIN)
+    features = {
+        fault.role: 1.0,
+        "confidence": log(sure / (1.0 - sure)),
+        "survivable": float(fault.signature.survivable),
+        "consequence": float(bool(fault.follows)),
+        "ending of a hang": float(hangs and fault.role == "ending"),
+    }
+    features = {name: value for name, value in features.items() if value}
+    return Hypothesis(id=fault.signature.id, group=fault.role, features=features, fault=fault)
+
+
+def early_stop(scene: Scene) -> str:
+    """Describe where the log stops, if that is before the planned number of steps."""
+    if scene.job.cut_off:
+        return ", but the log is cut off before its end"
+    last = scene.job.furthest
+    if last is None or last.last_step_at is None:
+        return ""
+    step = last.last_step or 0
+    planned = planned_steps(last.last_step_at.text, step)
+    if planned is None or step >= MIN_PLANNED_STEP_SHARE * planned:
+        return ""
+    return f", but the log stops at step {step:,} of {planned:,}"

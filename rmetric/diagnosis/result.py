@@ -177,33 +177,28 @@ class Diagnosis:
 
     @property
     def restart(self) -> Restart | None:
-        """Whether to start the job again, and without which nodes."""
-        return restart_advice(self)
+        """Advice on the next start, as sure as the cause; None where no cause is known."""
+        if self.cause is None:
+            return None
+        from rmetric.diagnosis.library.load import families  # needs the packages of diagnose
 
-
-def restart_advice(diagnosis: Diagnosis) -> Restart | None:
-    """Advice on the next start, as sure as the cause; None where no cause is known."""
-    if diagnosis.cause is None:
-        return None
-    from rmetric.diagnosis.library.files import families  # needs the packages of diagnose
-
-    nodes = tuple[str, ...]()
-    if why := families().get(diagnosis.family or "", {}).get("stop"):
-        action = "stop"
-    elif diagnosis.outcome == "terminated":
-        action, why = "restart", "the platform ended the job, not an error"
-    elif diagnosis.actor == "hardware":
-        nodes = tuple(dict.fromkeys(s.node for s in diagnosis.leading if s.node))
-        action, why = "restart", "the hardware failed, and the logs name no node"
-        if nodes:
-            action, why = "restart_without", "the hardware of the node may fail again"
-    elif _failed_alike(diagnosis.attempts[-2:]):
-        action, why = "stop", "the last two attempts failed alike, at the same step"
-    elif diagnosis.actor == "user":
-        action, why = "stop", "an error of the job or of its settings comes again"
-    else:
-        action, why = "restart", "the error need not come again"
-    return Restart(action=action, why=why, confidence=diagnosis.confidence, nodes=nodes)
+        nodes = tuple[str, ...]()
+        if why := families().get(self.family or "", {}).get("stop"):
+            action = "stop"
+        elif self.outcome == "terminated":
+            action, why = "restart", "the platform ended the job, not an error"
+        elif self.actor == "hardware":
+            nodes = tuple(dict.fromkeys(s.node for s in self.leading if s.node))
+            action, why = "restart", "the hardware failed, and the logs name no node"
+            if nodes:
+                action, why = "restart_without", "the hardware of the node may fail again"
+        elif _failed_alike(self.attempts[-2:]):
+            action, why = "stop", "the last two attempts failed alike, at the same step"
+        elif self.actor == "user":
+            action, why = "stop", "an error of the job or of its settings comes again"
+        else:
+            action, why = "restart", "the error need not come again"
+        return Restart(action=action, why=why, confidence=self.confidence, nodes=nodes)
 
 
 def _failed_alike(last: Sequence[Attempt]) -> bool:

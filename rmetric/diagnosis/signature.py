@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import yaml
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, convert
 
 #: Relation of a matched entry to the failure.
 ROLES = {
@@ -150,10 +150,8 @@ ELSEWHERE = "rank_stands_elsewhere"
 NOT_FINITE = "loss_not_finite"
 HUNG = "training_hung"
 
-_FILE = Path(__file__).with_name("library") / "inferred.yaml"
 
-
-class InferredCause(NamedTuple):
+class InferredCause(Struct, frozen=True):
     """A cause without a signature: no pattern can match it.
 
     Attributes:
@@ -171,7 +169,5 @@ class InferredCause(NamedTuple):
 @cache
 def inferred_causes() -> dict[str, InferredCause]:
     """All of them by id."""
-    entries = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
-    return {
-        each["id"]: InferredCause(**{**each, "to_do": tuple(each["to_do"])}) for each in entries
-    }
+    text = Path(__file__).with_name("library").joinpath("inferred.yaml").read_text("utf-8")
+    return {one.id: one for one in convert(yaml.safe_load(text), list[InferredCause])}

@@ -8,8 +8,7 @@ from functools import reduce
 from rmetric.diagnosis.evidence.scene import Scene
 from rmetric.diagnosis.facts.job import JobStream, Occurrence
 from rmetric.diagnosis.faults import Fault
-from rmetric.diagnosis.library.stages import awaited, next_stage
-from rmetric.diagnosis.report.evidence import stage_of
+from rmetric.diagnosis.library.stages import awaited, next_stage, stage_of
 
 #: Stages in which launchers and streams without stages remain, and those with few stage lines.
 _LAUNCHING = ("", "launch")

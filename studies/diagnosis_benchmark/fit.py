@@ -19,7 +19,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -31,12 +31,12 @@ from scipy.optimize import minimize
 
 from rmetric._util.errors import exit_with
 from rmetric._util.options import add_jobs
-from rmetric.diagnosis.decide import Gathered, gathered, weigh
+from rmetric.diagnosis.answer import Weighed
+from rmetric.diagnosis.decide import gathered
 from rmetric.diagnosis.facts.job import Job, short
-from rmetric.diagnosis.hypotheses import HEALTHY, NOBODY, candidates
 from rmetric.diagnosis.ingest import ingest_attempts
 from rmetric.diagnosis.library import SignatureLibrary
-from rmetric.diagnosis.model import Features, Knots, Model
+from rmetric.diagnosis.model import HEALTHY, NOBODY, Features, Knots, Model, candidates
 from rmetric.diagnosis.result import SURE
 from rmetric.diagnosis.signature import inferred_causes
 from rmetric.logs import write_atomically
@@ -81,13 +81,13 @@ class Labelled:
     """
 
     group: str
-    found: Gathered
+    found: Weighed
     is_culprit: Callable[[str], bool] | None
     is_right: Callable[[str, str, str], bool] | None
     counts: bool = True
 
 
-def of_written(job: WrittenCase, found: Gathered) -> Labelled:
+def of_written(job: WrittenCase, found: Weighed) -> Labelled:
     """A written job, whose author is told by the letter in its name."""
     told = job.told
     rank, node = told["rank"], told["node"]
@@ -119,7 +119,7 @@ def _author(set_name: str, job: str) -> str:
     return f"{set_name} {letter[1]}" if letter else set_name
 
 
-def _rank_of(target: str, found: Gathered) -> int | None:
+def _rank_of(target: str, found: Weighed) -> int | None:
     own = found.scene.job.streams.get(target)
     if own is not None:
         return own.rank
@@ -127,7 +127,7 @@ def _rank_of(target: str, found: Gathered) -> int | None:
     return int(number) if kind == "rank" and number.isdigit() else None
 
 
-def of_corpus(expected: Mapping[str, Any], topic: str, found: Gathered) -> Labelled:
+def of_corpus(expected: Mapping[str, Any], topic: str, found: Weighed) -> Labelled:
     """A job of the tests' corpus, which states in part what is right."""
     who = expected.get("who", [expected["first"]] if "first" in expected else None)
     names = [NOBODY] if who == [] else who
@@ -209,7 +209,7 @@ class Choices:
 
 def causes_of(one: Labelled, weights: Features) -> list[tuple[Features, bool]]:
     """The features of each hypothesis about a job, and whether it is right."""
-    whole, choices = weigh(one.found, Model(weights, {}, {}, {})), []
+    whole, choices = replace(one.found, model=Model(weights, {}, {}, {})), []
     for each, _ in whole.hypotheses:
         family = stage = ""
         if each.id != HEALTHY:
@@ -339,7 +339,7 @@ def injected_ranks() -> Iterator[Labelled]:
                 continue
             found = gathered(_last_attempt(case.folder), library)
 
-            def is_culprit(target: str, found: Gathered = found, rank: int = case.rank) -> bool:
+            def is_culprit(target: str, found: Weighed = found, rank: int = case.rank) -> bool:
                 return _rank_of(target, found) == rank
 
             group = f"injected {case.kind}"

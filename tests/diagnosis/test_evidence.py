@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rmetric.diagnosis.answer import how_often
 from rmetric.diagnosis.clock import clock_offsets
 from rmetric.diagnosis.evidence.peers import absences as absences_of
 from rmetric.diagnosis.faults import ended_alone
-from rmetric.diagnosis.report.evidence import how_often
 from rmetric.diagnosis.signature import Signature
 from tests.diagnosis.jobs import USUAL, Maker, healthy, killed, scene_of
 

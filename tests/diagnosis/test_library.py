@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmetric.diagnosis.library import SignatureError, SignatureLibrary, form_of
-from rmetric.diagnosis.library.files import QUIET_ROLES, check, compiled
-from rmetric.diagnosis.library.load import PATTERN_SECONDS
+from rmetric.diagnosis.library.load import PATTERN_SECONDS, QUIET_ROLES, check, compiled
 from rmetric.telemetry.xid import catalogue
 
 LIBRARY = SignatureLibrary.shipped()

@@ -9,15 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rmetric.diagnosis.answer import raised
 from rmetric.diagnosis.facts.job import STAGES
-from rmetric.diagnosis.library.stages import RULES, next_stage, possible_rules, stated_stage
+from rmetric.diagnosis.library.stages import (
+    RULES,
+    next_stage,
+    possible_rules,
+    stage_of,
+    stated_stage,
+)
 from rmetric.diagnosis.patterns.values import is_not_finite
 from rmetric.diagnosis.reading.file_names import identify_files
 from rmetric.diagnosis.reading.prefixes import PrefixParser
 from rmetric.diagnosis.reading.steps import match_step, may_state_step
 from rmetric.diagnosis.reading.text import level
 from rmetric.diagnosis.reading.timestamps import parse
-from rmetric.diagnosis.report.evidence import raised, stage_of
 from studies.diagnosis_benchmark.corpus import TABLES
 
 

@@ -10,8 +10,16 @@ from rmetric.diagnosis import evidence
 from rmetric.diagnosis.answer import BECAUSE
 from rmetric.diagnosis.evidence import EXTRACTORS, Row, Switches
 from rmetric.diagnosis.facts.job import Job
-from rmetric.diagnosis.hypotheses import NOBODY, candidates, suspects
-from rmetric.diagnosis.model import Model, interpolated, probabilities, reasons, score
+from rmetric.diagnosis.model import (
+    NOBODY,
+    Model,
+    candidates,
+    interpolated,
+    probabilities,
+    reasons,
+    score,
+    suspects,
+)
 from rmetric.diagnosis.signature import TRAITS
 from tests.diagnosis.jobs import scene_of
 

@@ -44,22 +44,18 @@ def short(node: str) -> str:
 
 # A job has many, and a dataclass takes ten times as long to make.
 class Occurrence(msgspec.Struct, kw_only=True, gc=False):
-    """One log entry, where it stands; an entry of many lines is joined by newlines.
-
-    Not to be changed once its `Job` is complete.
+    """One log entry, where it stands; not to be changed once its `Job` is complete.
 
     Attributes:
-        file: name of the file, as the user gave it or below the folder given.
+        file: as the user gave it or below the folder given.
         line: its first line, from 1.
         stream: key of its stream in `Job.streams`.
         time: seconds since 1970 as the log states them (UTC where it names no zone), or since
             boot in a kernel's log; None where it states none.
-        order: place among all entries of the job as they were read; within one file, and so
-            within a log that several ranks share, it is the order of writing.
+        order: place among all entries of the job; within one file it is the order of writing.
         event: number of its event.
-        text: without rank prefix and colours, at most `MAX_TEXT` characters.
-        step: last training step or iteration of its stream; None before the first.
-        stage: stage of its stream at this entry.
+        text: without rank prefix and colours, lines joined, at most `MAX_TEXT` characters.
+        step, stage: the last ones of its stream; None, "" before the first.
     """
 
     file: str
@@ -83,13 +79,10 @@ class JobStream:
     Attributes:
         name: "rank 3", "node gpu-07" or the file's name; the key in `Job.streams`. A rank within
             a node that no line ties to a global one is "node gpu-07 local 3".
-        rank: global rank.
-        entries: their number.
         head, tail: the first and the last entries, at most `HEAD` and `TAIL`.
-        steps: how many step lines it wrote.
-        counts_samples: its steps are numbers of samples.
+        steps: how many step lines it wrote; `counts_samples`: they are numbers of samples.
         last_step_at: the entry that first states the last step; heartbeats may repeat it.
-        longest_pause: seconds, the longest between two of them; 0.0 where none is known.
+        longest_pause: seconds, the longest between two steps; 0.0 where none is known.
         stacks: the last entries that hold stacks.
     """
 
@@ -144,7 +137,6 @@ class Match:
     """A signature of the fault library found in one stream (the key is both).
 
     Attributes:
-        signature: its id.
         events: numbers of the events that it matched.
         named: what the pattern's named groups caught, e.g. rank, xid: each different one once,
             in the order of their coming, at most `MAX_NAMED`.
@@ -161,7 +153,6 @@ class Match:
 
     @property
     def pids(self) -> set[str]:
-        """Processes that its entries name."""
         return {fields["pid"] for fields in self.named if fields.get("pid")}
 
 

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from rmetric.diagnosis.facts.statements import MANY_RANKS, STATEMENTS, Statement, identities
 from rmetric.diagnosis.reading.prefixes import NO_PREFIX, Prefix
@@ -57,13 +57,11 @@ class IdentityGraph:
     def _take_report(self, prefix: Prefix, name: str, found: dict[str, Any]) -> None:
         if name == "node":
             self._report[prefix] = {"of": MANY_RANKS}
-        report = self._report.get(prefix)
-        if report is None:
-            return
+        report = self._report.get(prefix, {})
         report[name] = found[name]
-        if name == "rank":
+        if "node" in report and name == "rank":
             self._tie("rank", "node", report)
-        elif name == "pid" and "rank" in report:
+        elif "rank" in report and name == "pid":
             self._tie("process", "member", report)
 
     def _tie(self, one: str, other: str, found: dict[str, Any]) -> None:
@@ -114,31 +112,33 @@ class World:
 
     def __init__(self, graph: IdentityGraph, prefixes: Collection[Prefix] = ()) -> None:
         self.graph, self._prefixes = graph, prefixes
-        sizes = graph.of("job size").items()
-        self._sizes: dict[int, int] = {one: n for one, n in sizes if 0 < one <= MAX_RANKS}
+        #: number of ranks -> the lines that state it
+        self._sizes: dict[int, int] = {
+            one: lines for one, lines in graph.of("job size").items() if 0 < one <= MAX_RANKS
+        }
         self._num_nodes = max(graph.of("job nodes"), default=0)
         self._per_node = max(graph.of("job each"), default=0)
         #: names of the nodes in the order of their numbers, of the longest list
         self.nodes: list[str] = list(max(graph.of("job hosts"), key=len, default=()))
-        self.several_nodes = self._num_nodes > 1 or len(self.nodes) > 1
+        self.several_nodes = self._num_nodes > 1
         self._own = {rank for _, ranks in graph.all("stream rank") for rank in ranks}
         self._stated_nodes = graph.best("rank server") | graph.best("rank node")
-        #: process -> (ranks of a communicator, rank in it), the largest first
-        self._members: dict[tuple[str | None, int], list[tuple[int, int]]] = {
-            process: sorted(ties, key=lambda one: (one[0], ties[one]), reverse=True)
+        #: process -> rank in the largest communicator that it reported, if that has all ranks
+        self._members: dict[tuple[str | None, int], tuple[int, int]] = {
+            process: largest
             for process, ties in graph.all("process member")
+            if (largest := max(ties, key=lambda one: (one[0], ties[one])))[0] >= (self.size or 0)
         }
 
     @cached_property
     def size(self) -> int | None:
         """Number of ranks: as most lines state it, else of the largest group of any library."""
-        sizes = self._sizes
-        if sizes:
+        if sizes := self._sizes:
             return max(sizes, key=lambda size: (sizes[size], size))
         if 0 < self._num_nodes * self._per_node <= MAX_RANKS:
             return self._num_nodes * self._per_node
-        groups = self.graph.of("job of")
-        return max((size for size in groups if 0 < size <= MAX_RANKS), default=None)
+        groups: list[int] = [size for size in self.graph.of("job of") if 0 < size <= MAX_RANKS]
+        return max(groups, default=None)
 
     @cached_property
     def per_node(self) -> int | None:
@@ -180,11 +180,8 @@ class World:
     def rank_of_pid(self) -> dict[tuple[str | None, int], int]:
         """(Node, process) -> rank, by the largest communicators and by ranks within nodes."""
         found = dict[tuple["str | None", int], int]()
-        for (node, pid), members in self._members.items():
-            of, rank = members[0]
-            if of >= (self.size or 0):
-                node = self.node_of_rank.get(rank, node) if of == MANY_RANKS else node
-                found[node, pid] = rank
+        for (node, pid), (of, rank) in self._members.items():
+            found[self.node_of_rank.get(rank, node) if of == MANY_RANKS else node, pid] = rank
         each = self.per_node
         ended = {
             (node, pid): local
@@ -203,20 +200,17 @@ class World:
                 found.setdefault((node, pid), local)
         return found
 
-    def rank_of_process(self, prefix: Prefix, *, of_all: bool = False) -> int | None:
-        """Rank in the largest communicator that a process reported; `of_all`: of all ranks."""
-        if prefix.pid is None:
-            return None
-        members = self._members.get((prefix.node, prefix.pid), ())
-        return next((rank for of, rank in members if not of_all or of == self.size), None)
+    def rank_of_process(self, prefix: Prefix) -> int | None:
+        """Rank in the largest communicator that a process reported."""
+        member = self._members.get((prefix.node, -1 if prefix.pid is None else prefix.pid))
+        return member[1] if member else None
 
     def rank_of(self, file: str) -> int | None:
         """The one rank that the lines without prefix of a file state as their own."""
         ranks = [*self.graph.of("stream rank", (file, NO_PREFIX))]
-        if len(ranks) != 1:
-            return None
         # Lines of rank 0 may stand in a file that all ranks share.
-        return ranks[0] if ranks[0] > 0 or self.size == 1 or len(self._own) > 1 else None
+        known = len(ranks) == 1 and (ranks[0] or self.size == 1 or len(self._own) > 1)
+        return ranks[0] if known else None
 
     def node(self, prefix: Prefix, rank: int | None) -> str | None:
         """Node of a stream, from its prefix or from lines, with or without a global rank."""
@@ -257,8 +251,7 @@ Files = Sequence[tuple[LogSource, Sequence[Prefix], IdentityGraph]]
 Name = TypeVar("Name", bound=Hashable)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankPlacement:
+class RankPlacement(NamedTuple):
     """Global rank and node of a stream; its rank within the node where the global is not known."""
 
     rank: int | None = None
@@ -278,7 +271,6 @@ class _Node:
     """
 
     key: Key
-    name: str | None = None
     stated: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     by_prefix: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     numbers: set[int] = field(default_factory=set)
@@ -290,31 +282,25 @@ class _Node:
             return self.ranks.get(local_rank)
         return self.first + local_rank
 
-    def resolve(self, world: World) -> None:
+    def resolve(self, per_node: int) -> None:
         """Derive `ranks` and `first` from the ranks that streams state about themselves."""
         # All streams of a node have the same distance between global and local rank. One that
         # states another distance than most names another rank, unless its prefix agrees.
         sure = _only(self.by_prefix)
-        stated = {one: rank for one, rank in (_only(self.stated) | sure).items() if rank >= one}
-        firsts = Counter(rank - one for one, rank in stated.items()).most_common(1)
+        stated = _only(self.stated) | sure
+        firsts = Counter(rank - local for local, rank in stated.items()).most_common(1)
+        self.ranks = stated
         if firsts and 2 * firsts[0][1] > len(stated):
-            first = firsts[0][0]
-            # Ranks from `first` fit the world size, and whole nodes precede them.
-            fits = world.size is None or first + max(self.stated) < world.size
-            if (fits and first % (world.per_node or 1) == 0) or first in (
-                rank - one for one, rank in sure.items()
-            ):
-                self.first = first
-            stated = {one: rank for one, rank in stated.items() if one in sure}
-        if len(set(stated.values())) == len(stated):
-            self.ranks = stated
+            first, self.ranks = firsts[0][0], sure
+            # Whole nodes precede the ranks from the first.
+            self.first = first if first >= 0 and first % per_node == 0 else None
 
     def number(self, world: World) -> int | None:
         if self.key[0] == "task":
             return int(self.key[1])
         if len(self.numbers) == 1:
             return min(self.numbers)
-        return world.nodes.index(self.name) if self.name in world.nodes else None
+        return world.nodes.index(self.key[1]) if self.key[1] in world.nodes else None
 
 
 class RankLayout:
@@ -360,11 +346,10 @@ class RankLayout:
     def place(self, source: LogSource, prefix: Prefix) -> RankPlacement:
         """Placement of a stream, from its prefix, its file name or the lines."""
         rank, local = prefix.rank, _local_rank(source, prefix)
-        of_node = None if local is None else self._nodes[self._key(source, prefix)]
-        if rank is None and prefix.local_rank is None:
+        if rank is None:
             rank = self._only_rank.get(source.name)
-        if rank is None and local is not None and of_node is not None:
-            rank = of_node.rank(local)
+        if rank is None and local is not None:
+            rank = self._nodes[self._key(source, prefix)].rank(local)
             rank = source.rank if rank is None and self._by_names else rank
         elif rank is None:
             rank = self._rank_of_lines(source, prefix)
@@ -394,7 +379,7 @@ class RankLayout:
         return min(firsts) * each + device if len(firsts) == 1 else None
 
     def _key(self, source: LogSource, prefix: Prefix) -> Key:
-        if prefix.task is not None and (prefix.rank is None or prefix.local_rank is not None):
+        if prefix.task is not None and prefix.rank is None:
             return "task", str(prefix.task)
         by_file = source.local_rank is not None
         if prefix.node is not None and not by_file:
@@ -406,23 +391,21 @@ class RankLayout:
     def _add(self, source: LogSource, prefix: Prefix) -> None:
         key, local = self._key(source, prefix), _local_rank(source, prefix)
         node, stream = self._nodes.setdefault(key, _Node(key)), (source.name, prefix)
-        node.name = node.name or self.world.node(prefix, None) or source.node
         node.numbers.update(self._graph.of("stream number", stream))
         if local is None:
             return
         node.stated[local].update(self._graph.of("stream rank", stream))
         if _states_rank(prefix):
             node.by_prefix[local].add(prefix.rank or 0)
-        elif (rank := self.world.rank_of_process(prefix, of_all=True)) is not None:
+        elif (rank := self.world.rank_of_process(prefix)) is not None:
             node.stated[local].add(rank)
 
     def _resolve(self, nodes: Sequence[_Node]) -> None:
-        numbers = [one.number(self.world) for one in nodes]
-        often, per_node = Counter(numbers), self.world.per_node or 0
+        numbers, per_node = [one.number(self.world) for one in nodes], self.world.per_node or 0
         for one, number in zip(nodes, numbers, strict=True):
-            one.resolve(self.world)
+            one.resolve(max(per_node, 1))
             known = one.first is not None or one.ranks
-            if not known and number is not None and often[number] == 1:
+            if not known and number is not None and numbers.count(number) == 1:
                 one.first = number * per_node if per_node or number == 0 else None
         self._by_names = not any(one.ranks or one.first is not None for one in nodes)
         if not self._several(nodes):
@@ -430,17 +413,10 @@ class RankLayout:
                 one.first = one.first or 0
 
     def _several(self, nodes: Sequence[_Node]) -> bool:
-        """Return True if any evidence suggests more than one node."""
-        size, per_node = self.world.size or 0, self.world.per_node
-        every = set().union(*(one.stated for one in nodes))
-        each = len(every) if every == {*range(len(every))} else 0
-        return (
-            self.world.several_nodes
-            or len([one for one in nodes if one.key[0] != "file"]) > 1
-            or any(one.first or one.ranks for one in nodes)
-            or bool(per_node and size > per_node)
-            or (1 < each < size and size % each == 0)
-        )
+        each, size = len(set().union(*(one.stated for one in nodes))), self.world.size or 0
+        named = [one for one in nodes if one.key[0] != "file"]
+        dealt = 1 < each < size and size % each == 0
+        return self.world.several_nodes or len(named) > 1 or dealt
 
 
 def _only(sets: Mapping[Name, set[int]]) -> dict[Name, int]:

@@ -29,8 +29,6 @@ MANY_RANKS = 1 << 30
 MAX_HOSTS = 100_000
 #: Characters of a line's form; longer ones may state anything.
 LONGEST_FORM = 2000
-#: Groups that are no numbers.
-_TEXTS = ("node", "server")
 
 
 class Statement:
@@ -42,18 +40,13 @@ class Statement:
         pattern: sought in the line without its prefix.
     """
 
-    __slots__ = ("_loose", "gates", "pattern", "ties")
+    __slots__ = ("gates", "loose", "pattern", "ties")
 
     def __init__(self, ties: str, gates: str, pattern: str) -> None:
         self.ties = [(one, other) for one, other in map(str.split, ties.split(","))]
         self.gates = gates.split("|")
         self.pattern = re.compile(pattern)
-        self._loose = any_digits(pattern)
-
-    def may_match(self, bare: str) -> bool:
-        """Return False only if the pattern matches no line that is so without its digits."""
-        # `re` keeps what it has compiled, and most of these patterns no log needs.
-        return len(bare) > LONGEST_FORM or re.search(self._loose, bare) is not None
+        self.loose = any_digits(pattern)
 
 
 def _not_after(words: str) -> str:
@@ -172,15 +165,14 @@ def may_state(
 ) -> tuple[Statement, ...]:
     """What lines may state that are `bare`, in lower case `form`, without their digits."""
     gated = (STATEMENTS[at] for at in sorted(set(_GATES.items(form, words))))
-    return tuple(one for one in gated if one.may_match(bare))
+    # `re` keeps what it has compiled, and most of these patterns no log needs.
+    return tuple(one for one in gated if len(bare) > LONGEST_FORM or re.search(one.loose, bare))
 
 
 def identities(match: re.Match[str]) -> dict[str, Any]:
     """What a statement names; None for what this line of it does not."""
-    found: dict[str, Any] = {
-        name: text if text is None or name in _TEXTS else _identity(name, text)
-        for name, text in match.groupdict().items()
-    }
+    groups = match.groupdict().items()
+    found = {name: None if text is None else _identity(name, text) for name, text in groups}
     if found.get("pci"):
         found["bus"] = found["pci"]
     if gpus := found.get("info"):
@@ -191,6 +183,8 @@ def identities(match: re.Match[str]) -> dict[str, Any]:
 
 
 def _identity(name: str, text: str) -> Any:
+    if name in ("node", "server"):
+        return text
     if name == "hosts":
         return tuple(expanded(text)) or None
     if name == "tasks":

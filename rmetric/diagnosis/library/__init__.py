@@ -1,6 +1,5 @@
 """The fault library: YAML signatures of known faults, and their search in a log."""
 
-from rmetric.diagnosis.library.files import SignatureError, form_of
-from rmetric.diagnosis.library.load import SignatureLibrary
+from rmetric.diagnosis.library.load import SignatureError, SignatureLibrary, form_of
 
 __all__ = ["SignatureError", "SignatureLibrary", "form_of"]

@@ -1,21 +1,49 @@
-"""Match log entries against the library of fault signatures."""
+"""The fault library: signature files of YAML, read and checked, and their search in a log.
+
+A signature is a mapping of the fields of `Signature`, and no others; docs/diagnosis.md has one.
+
+Patterns are those of the package `regex`, case-sensitive without (?i); ^ and $ stand for
+the ends of lines, for an entry may have many; a dot is no line break. A named group becomes a
+field of the match. Groups with a fixed meaning:
+
+    rank, node, host   the one that the entry implicates; "2, 3" for several ranks
+    last_rank          the one that wrote it, or that was first to report another's failure
+    remote_rank, remote_host, port   the other end of a connection that failed
+    local_host, local_device, remote_device   the two ends of a link of devices
+    gpu, xid, device, nic            a part of the machine, as the text names it
+    path, code, signal, step         a file, an error's number or name, a signal, a step
+
+Gates are sought first: see `Signature`. They stand in one of the lines that a pattern matches.
+"""
 
 from __future__ import annotations
 
 import re
 import warnings
 from collections.abc import Collection, Iterable, Iterator
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import regex
+import yaml
 
-from rmetric.diagnosis.library.files import check, compiled, form_of, read, read_xids, wrong
+from rmetric._util.strict_json import refused, shown
 from rmetric.diagnosis.reading.text import WordIndex
-from rmetric.diagnosis.signature import ROLES, Signature
-from rmetric.telemetry.xid import TABLE
+from rmetric.diagnosis.signature import CHOICES, ROLES, Signature
+from rmetric.telemetry.xid import TABLE, read_table
 
+#: Roles after which nobody has anything to do.
+QUIET_ROLES = ("success", "harmless")
+_FAMILIES = Path(__file__).with_name("families.yaml")
+_DIGITS = b"0123456789"
+#: The fast loader of YAML, where the package has it.
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+#: The driver's own line of an Xid is in the kernel's log; monitors repeat it in words of their own.
+_DRIVER = r"\bXid \((?<gpu>(?:PCI:)?[0-9a-fA-F:.]+)\): "
+_NUMBER = r"(?: (?:error|code|event))?(?:: |[ =:])(?<xid>{n})\b"
+_LINE = "NVRM: Xid (PCI:0000:9b:00): "
 #: Seconds of the processor that one pattern may take on one entry; a sound one takes microseconds.
 PATTERN_SECONDS = 0.05
 #: Text before an exception that a logger, a log service or a launcher's report repeats: a time,
@@ -41,6 +69,154 @@ _TAKES_DIGITS = regex.compile(r"\\[dwS1-9]|[.\d]$|\[(?:\^|.*(?:\d|\\[dwWDS]|[ -/
 _ROLE_ORDER = {role: place for place, role in enumerate(ROLES)}
 
 
+class SignatureError(ValueError):
+    """A signature file that cannot be used; names the file, the signature and the field."""
+
+
+def form_of(text: str | bytes) -> bytes:
+    """A text as gates see it: lower case (of ASCII) and without digits."""
+    raw = text.encode("utf-8", "replace") if isinstance(text, str) else text
+    return raw.lower().translate(None, _DIGITS)
+
+
+@cache  # when it is needed: no log needs more than a few
+def compiled(pattern: str) -> regex.Pattern[str]:
+    """Raises regex.error."""
+    return regex.compile(pattern, regex.MULTILINE)
+
+
+def read(path: Path) -> Iterator[Signature]:
+    """The signatures of one file, without their examples tried (`check`).
+
+    Raises SignatureError: not YAML, not a list, an unknown, missing or mistyped field.
+    """
+    try:
+        entries = yaml.load(path.read_text(encoding="utf-8"), LOADER)
+    # A date that is none or a number of thousands of digits is a plain ValueError.
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise SignatureError(f"{path}: cannot be read as YAML: {error}") from None
+    if not isinstance(entries, list):
+        raise SignatureError(f"{path}: found {shown(entries)}, expected a list of signatures")
+    for place, entry in enumerate(entries, 1):
+        name = entry.get("id") if isinstance(entry, dict) else None
+        yield signature_of(path, f"entry {place}" if name is None else name, entry)
+
+
+def signature_of(path: Path, name: Any, entry: Any) -> Signature:
+    """The signature of a mapping of fields. Raises SignatureError, which names path and name."""
+    try:
+        one = msgspec.convert(entry, Signature)
+    except msgspec.ValidationError as error:
+        why, field = refused(entry, error), re.search(r"\$\.(\w+)", str(error))
+        if "enum value" in why or "unknown field" in why:
+            words = CHOICES[field[1]] if field else Signature.__struct_fields__
+            why += f"; accepted are {', '.join(map(repr, words))}"
+        raise SignatureError(f"{path}: {name}: {why}") from None
+    if (one.role in QUIET_ROLES) == bool(one.actor) or bool(one.actor) > bool(one.to_do):
+        accepted = f"both, or neither for {' and '.join(QUIET_ROLES)}"
+        raise wrong(path, name, "actor, to_do", f"{one.actor!r}, {list(one.to_do)}", accepted)
+    traits = (*one.traits, *traits_of(one.family))
+    stage = families().get(one.family, {}).get("stage", "")
+    return msgspec.structs.replace(one, traits=traits, usual_stage=stage)
+
+
+@cache
+def families() -> dict[str, dict[str, Any]]:
+    """Family -> `traits` and `stage` of its signatures."""
+    return dict(yaml.load(_FAMILIES.read_text(encoding="utf-8"), LOADER))
+
+
+def traits_of(family: str) -> tuple[str, ...]:
+    """What holds of all signatures of a family."""
+    return tuple(families().get(family, {}).get("traits", ()))
+
+
+def check(path: Path, one: Signature) -> None:
+    """Try a signature's patterns and gates on its own examples. Raises SignatureError."""
+    found: dict[str, list[Any]] = {text: [] for text in ("", *one.matches, *one.misses)}
+    for pattern in one.patterns:
+        try:
+            for text, matches in found.items():
+                match = compiled(pattern).search(text, timeout=1.0)
+                matches += [match] if match else []
+        except regex.error as error:
+            raise wrong(path, one.id, "patterns", f"{pattern!r} ({error})", "a pattern") from None
+        except TimeoutError:
+            accepted = "one that ends on the signature's own examples within a second"
+            raise wrong(path, one.id, "patterns", repr(pattern), accepted) from None
+    for match in found[""]:
+        accepted = "one that needs some text"
+        raise wrong(path, one.id, "patterns", repr(match.re.pattern), accepted)
+    for text in one.matches:
+        if not found[text]:
+            raise wrong(path, one.id, "matches", repr(text), "a text that a pattern matches")
+        for match in found[text]:
+            if not any(gate.encode() in line for line in _lines_of(match) for gate in one.gates):
+                raise wrong(path, one.id, "gates", repr(text), "a gate in a line of this example")
+    for text in one.misses:
+        if found[text]:
+            raise wrong(path, one.id, "misses", repr(text), "a text that no pattern matches")
+
+
+def _lines_of(match: Any) -> list[bytes]:
+    """The lines that a match touches, as gates see them."""
+    text = match.string
+    start = text.rfind("\n", 0, match.start()) + 1
+    end = text.find("\n", match.end())
+    return [form_of(line) for line in text[start : end if end >= 0 else None].split("\n")]
+
+
+def wrong(path: Path, name: Any, key: Any, found: str, accepted: str) -> SignatureError:
+    """The error that names file, signature and field."""
+    return SignatureError(f"{path}: {name}: {key}: found {found}, accepted is {accepted}")
+
+
+def read_xids() -> Iterator[Signature]:
+    """One signature for each entry of the Xids' table that has a `signature`."""
+    for entry in read_table():
+        if "signature" in entry:
+            of_xid = _entry(entry["number"], dict(entry["signature"]))
+            yield signature_of(TABLE, of_xid["id"], of_xid)
+
+
+def _entry(n: int, given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a signature, of which the table gives those in which Xids differ."""
+    number, example = _NUMBER.format(n=n), given.pop("example")
+    entry = {
+        "family": "GPU hardware",
+        "role": "cause",
+        "actor": "hardware",
+        "rank": 85,
+        "gates": ["xid"],
+        "source": "NVIDIA, Xid errors (catalogue in the GPU deployment documentation)",
+        **given,
+        "id": f"xid_{n}_{given['id']}",
+        "title": f"{given['title']} (Xid {n})",
+        "patterns": [
+            rf"{_DRIVER}(?<xid>{n})\b",
+            rf"(?i)\bXid(?:CriticalError: Xid)?{number}.{{0,60}}?(?:\bGPU|Device\b|nvidia)",
+            rf"(?i)\b(?:GPU|nvidia)\b.{{0,60}}?\bXid{number}",
+        ],
+        "matches": [
+            f"[Sun Feb 23 16:24:18 2025] {_LINE}{n}, {example}",
+            f"XidCriticalError: Xid={n} on Device=GPU-5096, the device will go unhealthy.",
+            f"health check: GPU 3 reported Xid error {n}",
+        ],
+        "misses": [
+            f"{_LINE}{n + 1}, pid=4711, name=python",
+            f"{_LINE}{n}0, pid={n}, name=python",
+            f"postgres: transaction xid={n} committed",
+            f"GPU 3: {n} processes, 0 Xid errors",
+        ],
+    }
+    if entry["role"] == "cause":  # a later Xid may name it as its own cause
+        entry["patterns"].append(rf"{_DRIVER}\d+\b.{{0,160}}caused by previous Xid (?<xid>{n})\b")
+        entry["matches"].append(
+            f"{_LINE}45, pid=4711, name=python, Ch 00000003 caused by previous Xid {n}"
+        )
+    return entry
+
+
 def any_digits(pattern: str) -> str:
     """A looser pattern, for lines without their digits: what may take one may take nothing."""
     return str(_TOKEN.sub(_without_digits, pattern))
@@ -58,20 +234,10 @@ def _without_digits(token: Any) -> str:
     return f"{atom}{most}"
 
 
-class Pattern:
-    """A pattern of a signature, compiled when it is needed: no log needs more than a few."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    @cached_property
-    def compiled(self) -> Any:
-        return compiled(self._text)
-
-    @cached_property
-    def loose(self) -> Any:
-        """It matches each line that the pattern matches, where that has lost its digits."""
-        return compiled(any_digits(self._text))
+@cache
+def loosely(pattern: str) -> regex.Pattern[str]:
+    """It matches each line that the pattern matches, where that has lost its digits."""
+    return compiled(any_digits(pattern))
 
 
 Matches = list[tuple[Signature, dict[str, str]]]
@@ -93,7 +259,7 @@ class SignatureLibrary:
             self._by_id[one.id] = one
             self.files[one.id] = path
         self._gates = WordIndex((gate.encode(), one.id) for one in self for gate in one.gates)
-        self._patterns = {one.id: tuple(map(Pattern, one.patterns)) for one in self}
+        self._patterns = {one.id: one.patterns for one in self}
         self._of_form: dict[bytes, list[str]] = {}
 
     @classmethod
@@ -104,9 +270,9 @@ class SignatureLibrary:
 
     @classmethod
     def load(cls, paths: Iterable[Path | str]) -> SignatureLibrary:
-        """The shipped signatures and those of files of the user's, tried on their examples.
+        """The shipped signatures and those of the user's files, tried on their examples.
 
-        Raises SignatureError, which names the file, the signature and the field.
+        Raises SignatureError.
         """
         own = []
         for path in map(Path, paths):
@@ -129,15 +295,11 @@ class SignatureLibrary:
         return bool(self._ids(form, words))
 
     def find(self, text: str, level: str = "") -> Matches:
-        """The signatures that match an entry, with their fields; the best first.
+        """The signatures that match an entry of a level, with their fields; the best first.
 
         The higher rank is the better, and of equals the role that stands earlier in `ROLES`.
         Where a harmless one matches, only harmless ones are returned. An entry of which nothing
         specific is known is read once more without the times that its lines begin with.
-
-        Args:
-            text: one entry of a log; lines are joined by newlines.
-            level: "error", "warning", "info" or "" as the entry states it.
         """
         found = self._found(text, level)
         if (not found or found[0][0].rank < SPECIFIC) and (bare := _bare(text)) != text:
@@ -155,15 +317,10 @@ class SignatureLibrary:
         )
 
     def may_match(self, plain: str, level: str = "") -> bool:
-        """Return False only if no signature matches an entry of one line, for any digits.
-
-        Args:
-            plain: the line with "0" for every number.
-            level: as the entry states it.
-        """
+        """Return False only if no signature matches a line, in `plain` with "0" for each number."""
         try:
             return any(
-                pattern.loose.search(way.replace("0", ""), timeout=PATTERN_SECONDS)
+                loosely(pattern).search(way.replace("0", ""), timeout=PATTERN_SECONDS)
                 for way in {plain, _bare(plain)}
                 for one in self._candidates(form_of(way), level)
                 for pattern in self._patterns[one.id]
@@ -188,7 +345,7 @@ class SignatureLibrary:
     def _fields(self, one: Signature, text: str) -> dict[str, str] | None:
         try:
             for pattern in self._patterns[one.id]:
-                if match := pattern.compiled.search(text, timeout=PATTERN_SECONDS):
+                if match := compiled(pattern).search(text, timeout=PATTERN_SECONDS):
                     return {key: value for key, value in match.groupdict().items() if value}
         except TimeoutError:
             self._patterns[one.id] = ()

@@ -9,7 +9,7 @@ Positions on it are percentages, so that a lane scales with the page and text do
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 from operator import itemgetter
@@ -92,35 +92,30 @@ class Mark(NamedTuple):
     end: float | None = None
     shown: str = ""  # written into a stretch
 
-    @property
-    def until(self) -> float:
-        return self.start if self.end is None else self.end
+
+#: Name of a lane -> its marks.
+Lanes = Mapping[str, Sequence[Mark]]
 
 
-class Lane(NamedTuple):
-    """Marks under one name."""
+class Timeline:
+    """The lanes that have marks on an axis from `start` to `end`, in seconds since 1970."""
 
-    name: str
-    marks: Sequence[Mark]
-
-
-class Timeline(NamedTuple):
-    """Lanes over an axis from `start` to `end`, in seconds since 1970; `end` is the later."""
-
-    start: float
-    end: float
-    lanes: Sequence[Lane]
+    def __init__(self, lanes: Lanes, start: float, end: float) -> None:
+        self.start, self.end = start, end
+        self.lanes = dict[str, list[Mark]]()
+        for name, marks in lanes.items():
+            on_it = [one for one in marks if one.start <= end and (one.end or one.start) >= start]
+            self.lanes |= {name: on_it} if on_it else {}
 
     def place(self, time: float) -> str:
         """Position of a moment; of one beyond the axis, its end."""
-        return self._percent(min(time, self.end) - self.start)
+        share = (min(max(time, self.start), self.end) - self.start) / (self.end - self.start)
+        return f"{100 * share:.6g}%"
 
     def width(self, mark: Mark) -> str:
         """Width of a stretch, as far as it is on the axis."""
-        return self._percent(min(mark.until, self.end) - max(mark.start, self.start))
-
-    def _percent(self, seconds: float) -> str:
-        return f"{100 * max(seconds / (self.end - self.start), 0.0):.6g}%"
+        start, end = max(mark.start, self.start), min(mark.end or mark.start, self.end)
+        return self.place(self.start + max(end - start, 0.0))
 
     @property
     def ticks(self) -> list[tuple[str, str, str]]:
@@ -178,23 +173,6 @@ def on_axis(time: float | None) -> bool:
     return time is not None and isfinite(time) and FIRST_TIME <= time <= LAST_TIME
 
 
-def timeline(lanes: Iterable[Lane], start: float, end: float) -> Timeline:
-    """The lanes that have marks on the axis, with those marks; `end` is after `start`."""
-    kept = [
-        Lane(name, [one for one in marks if one.start <= end and one.until >= start])
-        for name, marks in lanes
-    ]
-    return Timeline(start, end, [lane for lane in kept if lane.marks])
-
-
-def around(times: Sequence[float], start: float, end: float) -> tuple[float, float] | None:
-    """An axis for these moments alone; None if they have room on that from start to end."""
-    if len(set(times)) < 2 or max(times) - min(times) > _CROWDED * (end - start):
-        return None
-    beside = max(0.1 * (max(times) - min(times)), _BESIDE)
-    return min(times) - beside, max(times) + beside
-
-
 def timelines(
     diagnosis: Diagnosis, metric: Metric | None, gpus: Gpus | None
 ) -> tuple[list[Timeline], list[str]]:
@@ -210,30 +188,31 @@ def timelines(
     if start == end:
         return [], [*remarks, f"The logs state one time only, {clock(start)}."]
     of_gpus = _gpu_lanes(gpus)
-    lanes = [*_stages(diagnosis, end), *_alarms(metric), *decisions_lane(metric), *of_gpus]
-    if of_gpus and not timeline(of_gpus, start, end).lanes:
+    lanes = {"Stage": _stages(diagnosis, end), **metric_lanes(metric), **of_gpus}
+    if of_gpus and not Timeline(of_gpus, start, end).lanes:
         remarks.append("The GPUs' recording does not overlap with the logs' times: other clocks, "
                        "or another day.")  # fmt: skip
-    single = [
-        Lane(f"{i}. {one.role}: {plain(one.why) or excerpt(one)}", [_event(i, one)])
-        for i, one in events
-    ][:_MOST_EVENTS]
-    near = around(moments, start, end)
-    if near is None:
-        return [timeline([*lanes, *single], start, end)], remarks
-    together = Lane("What indicates the failure", [mark for lane in single for mark in lane.marks])
-    whole = timeline([*lanes, together], start, end)
-    return [whole, timeline([*lanes, *single], *near)], remarks
+    single = {
+        f"{i}. {one.role}: {plain(one.why) or excerpt(one)}": [_event(i, one)]
+        for i, one in events[:_MOST_EVENTS]
+    }
+    apart = max(moments, default=0.0) - min(moments, default=0.0)
+    if not 0 < apart <= _CROWDED * (end - start):
+        return [Timeline(lanes | single, start, end)], remarks
+    together = {"What indicates the failure": [mark for marks in single.values() for mark in marks]}
+    beside = max(0.1 * apart, _BESIDE)
+    near = Timeline(lanes | single, min(moments) - beside, max(moments) + beside)
+    return [Timeline(lanes | together, start, end), near], remarks
 
 
 def _remarks(diagnosis: Diagnosis, on_it: int) -> list[str]:
-    without = sum(one.time is None for one in diagnosis.events)
-    booted = len(diagnosis.events) - without - on_it
-    kinds = (("without a time", on_it and without), ("whose time has no date and year", booted))
-    return [f"{counted(n, 'event')} {kind}: only in the table." for kind, n in kinds if n]
+    timed = sum(one.time is not None for one in diagnosis.events)
+    without = len(diagnosis.events) - timed if on_it else 0
+    kinds = ((without, "without a time"), (timed - on_it, "whose time has no date and year"))
+    return [f"{counted(n, 'event')} {kind}: only in the table." for n, kind in kinds if n]
 
 
-def _stages(diagnosis: Diagnosis, end: float) -> list[Lane]:
+def _stages(diagnosis: Diagnosis, end: float) -> list[Mark]:
     stages = [one for one in diagnosis.job.get("stages", ()) if on_axis(one["time"])]
     marks = []
     for one, after in zip(stages, [*(one["time"] for one in stages[1:]), end], strict=False):
@@ -241,52 +220,45 @@ def _stages(diagnosis: Diagnosis, end: float) -> list[Lane]:
         kind = f"stage{STAGES.index(name) + 1 if name in STAGES else 7}"
         label = f"{name}, from {clock(time)}"
         marks.append(Mark(time, kind, label, end=max(after, time), shown=name))
-    return [Lane("Stage", marks)]
+    return marks
 
 
-def _alarms(metric: Metric | None) -> list[Lane]:
-    if metric is None or metric.offset is None:
-        return []
-    alarms = [(one, metric.scored.run.records[one.position].time) for one in metric.trace.began]
-    marks = [
-        Mark(time + metric.offset, "alarm", f"alarm at step {alarm.step}: {alarm.reason}")
-        for alarm, time in alarms[:MOST_ALARMS]
-        if time is not None
-    ]
-    return [Lane("Alarms of the calibrated detector", marks)]
-
-
-def decisions_lane(metric: Metric | None) -> list[Lane]:
-    """The decisions of a rescue, where the records have times.
+def metric_lanes(metric: Metric | None) -> Lanes:
+    """Alarms and the decisions of a rescue, where the records have times.
 
     The monitor's clock goes back with the training, so a return stands at the record that it
     went back to, and what was left out at its own.
     """
     if metric is None or metric.offset is None:
-        return []
-    timed = [(one.step, one.time) for one in metric.scored.run.records if one.time is not None]
-    marks = []
+        return {}
+    records, offset = metric.scored.run.records, metric.offset
+    alarms = [
+        Mark(time + offset, "alarm", f"alarm at step {alarm.step}: {alarm.reason}")
+        for alarm in metric.trace.began[:MOST_ALARMS]
+        if (time := records[alarm.position].time) is not None
+    ]
+    timed = [(one.step, one.time) for one in records if one.time is not None]
+    decisions = []
     for event in decisions_of(metric.scored.run)[:MOST_ALARMS]:
         step = event.step if event.to is None else event.to
         if at := bisect_right(timed, step, key=itemgetter(0)):
             label = f"step {event.step}: {event.reason or short_words(event)}"
-            marks.append(Mark(timed[at - 1][1] + metric.offset, "decision", label))
-    return [Lane("Decisions of the rescue", marks)]
+            decisions.append(Mark(timed[at - 1][1] + offset, "decision", label))
+    return {"Alarms of the calibrated detector": alarms, "Decisions of the rescue": decisions}
 
 
-def _gpu_lanes(gpus: Gpus | None) -> list[Lane]:
+def _gpu_lanes(gpus: Gpus | None) -> Lanes:
     if gpus is None:
-        return []
-    lanes = []
+        return {}
+    lanes = dict[str, list[Mark]]()
     for key in gpus.unwell[:_MOST_GPUS]:
         own = [one for one in gpus.news if one.key == key]
         ends = [*(one.time for one in own[1:]), max(gpus.until[key], own[-1].time)]
-        marks = []
+        marks = lanes[f"GPU {key}"] = []
         for one, end in zip(own, ends, strict=True):
             label = f"{one.level}: {'; '.join(one.reasons)}".rstrip(": ")
             shown = "" if one.level == "healthy" else one.level
             marks += [Mark(one.time, one.level, label, end, shown)] * (one.time >= FIRST_TIME)
-        lanes.append(Lane(f"GPU {key}", marks))
     return lanes
 
 
@@ -348,13 +320,13 @@ def _offset(scored: ScoredRun, diagnosis: Diagnosis, remarks: list[str]) -> floa
 def _rows(gpus: Gpus, diagnosis: Diagnosis) -> list[dict[str, Any]]:
     """Verdict changes since a GPU was first unhealthy, with their time before the cause."""
     nodes = {one.node for one in diagnosis.nodes if one.node}
-    rows, unwell = [], set()
+    rows, unwell = [], set[str]()
     for one in gpus.news:
         # That a GPU was well is news where it was not before.
         if one.level != "healthy" or one.key in unwell:
             unwell.add(one.key)
-            before = _before(one.time, diagnosis)
-            rows.append({"verdict": one, "suspect": one.node in nodes, "before": before})
+            row = {"verdict": one, "suspect": one.node in nodes}
+            rows.append(row | {"before": _before(one.time, diagnosis)})
     return rows
 
 

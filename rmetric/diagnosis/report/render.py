@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 import textwrap
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
-from functools import partial
+from itertools import product
+from math import nan
 from typing import Any, NamedTuple
 
 from rmetric._util.printed import counted, printable
@@ -27,10 +27,6 @@ WIDTH = 110
 _LABEL = 11
 #: Characters beside a label.
 _ROOM = WIDTH - _LABEL
-#: What the first line omits, in this order: it has a line of its own then, or the last line has it.
-_WITHOUT: tuple[dict[str, bool], ...] = (
-    {}, {"date": False}, {"date": False, "stage": False}, {"clocks": False, "stage": False}
-)  # fmt: skip
 #: Parts that lose lines where there are too many, in this order, down to so many.
 _GIVES_WAY = (
     ("To do", 3), ("Attempts", 1), ("Candidates", 2), ("Where", 2), ("Log", 2), ("Note", 2),
@@ -42,14 +38,8 @@ _SURE_OF = {
     "failed": " that the job failed",
     "terminated": " that the job was ended from outside",
 }
-#: What a title without a cause may begin with.
-_UNKNOWN_PREFIXES = ("Cause unknown", "Outcome unknown")
 #: Suspects in the first line.
 _NAMED = 2
-_AND_MORE = " (and {} more)"
-#: Least number of characters of a candidate's title, and the largest of an attempt's.
-_FEWEST = 30
-_ATTEMPT_TITLE = 60
 WHO_ACTS = {
     "hardware": "hardware: operators of the machines",
     "user": "user: owner of the job's code, settings or data",
@@ -58,10 +48,8 @@ WHO_ACTS = {
 }
 
 
-#: Where prose may end early: an explanation or an addition follows.
+#: Where a text may end early: an explanation or an addition follows.
 _CLAUSE = re.compile(r"; |(?<=\.) (?=[A-Z])|, (?:(?:most )?often|which|so that) ")
-#: Least share of the room that a clause fills to stand for the whole.
-_LEAST = 0.25
 #: Characters that are given up to end, or begin, with a whole word.
 _WORD = 24
 #: A file's name, with its folders.
@@ -79,52 +67,28 @@ _PLACE = re.compile(
 _CODE_FOLLOWS = re.compile(r'\s*File ".+", line \d+, in ')
 
 
-def shortened(text: str, most: int) -> str:
-    """A text's head and tail, at no more than `most` characters; so are the following."""
+def brief(text: str, most: int, point: str = "") -> str:
+    """A text in at most `most` characters: folders go first, then what is far from `point`.
+
+    Without a point it ends with a clause, if that fills a quarter of the room, or else a word.
+    """
     if len(text) <= most:
         return text
-    tail = (most - 1) // 2
-    return f"{text[: most - 1 - tail]}…{text[len(text) - tail :]}"
-
-
-def brief(text: str, most: int) -> str:
-    """Prose without its last clauses, else its beginning."""
-    if len(text) > most:
-        text = _PATH.sub("…/", text)
-    ends = [one.start() for one in _CLAUSE.finditer(text) if one.start() <= most]
-    whole = len(text) <= most or not ends or ends[-1] < _LEAST * most
-    return _begun(text, most) if whole else text[: ends[-1]]
-
-
-def partly(text: str, most: int) -> str:
-    """As `brief`, and it shows that something is left out."""
-    if len(text) <= most:
-        return text
-    short = brief(text, most - 2)
-    return short if short.endswith("…") else f"{short} …"
-
-
-def _begun(text: str, most: int, least: int = 0) -> str:
-    """The beginning of a text, to a whole word; at least `least` characters of it."""
-    if len(text) <= most:
-        return text
-    start = text[: most - 1]
-    space = start.rfind(" ", max(least, len(start) - _WORD))
-    return (start[:space] if space > 0 else start).rstrip(" ,;:") + "…"
-
-
-def around(text: str, most: int, *, point: str) -> str:
-    """`text` with `point`: first go folders, then the head."""
-    if len(text) > most:
-        text, point = _PATH.sub("…/", text), _PATH.sub("…/", point)
-    at = text.find(point) if point else -1
-    if len(text) <= most or at < 0:
-        return shortened(text, most)
-    start = min(at, len(text) - most + 1)
-    if start and at + len(point) >= most:
-        space = text.find(" ", start - 1, min(start + _WORD, at))
+    text, point = _PATH.sub("…/", text), _PATH.sub("…/", point)
+    point = point if point in text else ""
+    at = text.find(point)
+    if at and at + len(point) >= most:
+        start = min(at, max(len(text) - most + 1, 0))
+        space = text.find(" ", max(start - 1, 0), min(start + _WORD, at))
         text = f"…{text[start if space < 0 else space + 1 :]}"
-    return _begun(text, most, text.find(point) + len(point))
+    if len(text) <= most:
+        return text
+    end = text.find(point) + len(point)
+    clauses = [at for one in _CLAUSE.finditer(text, most // 4) if (at := one.start()) <= most - 2]
+    if clauses and not point:
+        return text[: clauses[-1]].rstrip("…") + " …"
+    space = text.rfind(" ", max(end, most - 1 - _WORD), most - 1)
+    return text[: most - 1 if space < 0 else space].rstrip(" ,;:") + "…"
 
 
 def excerpt(evidence: Evidence) -> str:
@@ -138,13 +102,8 @@ def excerpt(evidence: Evidence) -> str:
 
 
 def point(evidence: Evidence | None) -> str:
-    """Part of the logged text to keep visible: the matched text, else the exception."""
-    if evidence is None:
-        return ""
-    if evidence.point:
-        return plain(evidence.point.strip().split("\n")[0])
-    raised = _raised(evidence.text.splitlines())
-    return plain(raised[0][0]) if raised else ""
+    """The matched part of the logged text, which stays visible."""
+    return plain(evidence.point.strip().split("\n")[0]) if evidence else ""
 
 
 def _raised(lines: Sequence[str]) -> list[list[str]]:
@@ -179,7 +138,7 @@ def plain(text: str) -> str:
 
 
 class _Part(NamedTuple):
-    """A label, texts beside it in at most `most` lines, and what shortens them.
+    """A label, texts beside it in at most `most` lines, and what they keep when shortened.
 
     Each text that is not empty has a line, the last all that are left.
     """
@@ -187,22 +146,20 @@ class _Part(NamedTuple):
     label: str
     texts: Sequence[str]
     most: int = 1
-    cut: Callable[[str, int], str] = partly
+    point: str = ""
 
     def lines(self, most: int) -> list[str]:
         texts = [text for text in self.texts if text]
         if not texts or not most:
             return []
         *before, last = texts[:most]
-        end = _AND_MORE.format(len(texts) - most) if len(texts) > most else ""
-        lines = [self.cut(text, _ROOM) for text in before]
-        if end:
-            return [*lines, self.cut(last, _ROOM - len(end)) + end]
-        left = most - len(before)
-        room, rest = left * _ROOM, textwrap.wrap(last, _ROOM, break_on_hyphens=False)
-        while len(rest) > left:
-            rest = textwrap.wrap(self.cut(last, room), _ROOM, break_on_hyphens=False)
-            room -= 5
+        more = f" (and {len(texts) - most} more)" if len(texts) > most else ""
+        lines = [brief(text, _ROOM, self.point) for text in before]
+        left, rest = most - len(lines), list[str]()
+        room = left * _ROOM - len(more)
+        while not rest or len(rest) > left:
+            text = brief(last, room, self.point) + more
+            rest, room = textwrap.wrap(text, _ROOM, break_on_hyphens=False), room - 5
         return lines + rest
 
 
@@ -222,44 +179,31 @@ def verdict(diagnosis: Diagnosis) -> str:
 
 def headline(diagnosis: Diagnosis) -> str:
     """Cause, place and time on one line."""
-    head, cause, place = f"{_outcome(diagnosis)}: ", what(diagnosis), where(diagnosis)
+    cause, place = what(diagnosis), where(diagnosis)
+    doubt = ", probably" if diagnosis.cause and diagnosis.confidence < SURE else ""
+    if diagnosis.outcome == "healthy" and diagnosis.confidence < LIKELY:
+        doubt = ", perhaps"
+    head = f"{diagnosis.outcome.upper()}{doubt}: "
     # A rank that the title names is not named again.
     names = f", {place}" if place and place not in cause else ""
-    times = [*(when(diagnosis, **one) for one in _WITHOUT), ""]
-    tails = [names + (f", {time}" if time else "") for time in times]
-    # The title's explanation is omitted before the time of day is.
-    for whole, some in ((True, tails[:3]), (False, tails[:3]), (True, tails[3:])):
-        for tail in some:
-            # "why., rank 0": what was left out followed a full stop.
-            title = cause if whole else brief(cause, WIDTH - len(head + tail)).rstrip(".")
-            if title and len(head + title + tail) <= WIDTH and not title.endswith("…"):
-                return head + title + tail
-    tail = names if len(head + names) <= WIDTH // 2 else ""
-    return shortened(head + brief(cause, WIDTH - len(head + tail)).rstrip(".") + tail, WIDTH)
+    whole, dateless = when(diagnosis), when(diagnosis, date=False)
+    times = (f", {time}" * bool(time) for time in (whole, dateless, dateless.split(" (")[0], ""))
+    # What explains the title is omitted before its words are; the time has a line of its own then.
+    for title, time in product((cause, _CLAUSE.split(cause)[0].rstrip(".")), times):
+        if len(line := f"{head}{title}{names}{time}") <= WIDTH:
+            return line
+    names = names if len(head + names) <= WIDTH // 2 else ""
+    return head + brief(cause, WIDTH - len(head + names)) + names
 
 
 def what(diagnosis: Diagnosis) -> str:
     """The cause in words; where it is not known, the known facts."""
-    title = plain(diagnosis.title).rstrip(".")
-    if diagnosis.cause is not None:
-        return title or plain(diagnosis.cause).replace("_", " ")
-    if diagnosis.outcome == "unknown":  # the outcome is stated before
-        title = re.sub(rf"^(?:{'|'.join(_UNKNOWN_PREFIXES)})[.:] ", "", title)
-    unstated = {
-        "unknown": "the logs do not say how the job ended", "healthy": "no failure found",
-    }  # fmt: skip
-    return title or unstated.get(diagnosis.outcome, "the cause is not known")
-
-
-def _outcome(diagnosis: Diagnosis) -> str:
-    name = diagnosis.outcome.upper()
-    if diagnosis.cause is not None:
-        return name if diagnosis.confidence >= SURE else f"{name}, probably"
-    if diagnosis.outcome == "healthy" and diagnosis.confidence < LIKELY:
-        return f"{name}, perhaps"
-    expected = diagnosis.outcome not in ("healthy", "unknown")  # of these no cause is
-    unstated = diagnosis.title and not diagnosis.title.startswith(_UNKNOWN_PREFIXES)
-    return f"{name}, cause unknown" if expected and unstated else name
+    title, cause = plain(diagnosis.title).rstrip("."), diagnosis.cause
+    if diagnosis.outcome == "unknown" and cause is None:  # the outcome is stated before
+        title = title.removeprefix("Outcome unknown: ").removeprefix("Cause unknown. ")
+        cause = "the logs do not say how the job ended"
+    unstated = "no failure found" if diagnosis.outcome == "healthy" else "the cause is not known"
+    return title or plain(cause or unstated).replace("_", " ")
 
 
 def where(diagnosis: Diagnosis) -> str:
@@ -299,17 +243,15 @@ def place(suspect: Suspect) -> str:
     return _speaker(suspect.name)
 
 
-def when(
-    diagnosis: Diagnosis, *, date: bool = True, stage: bool = True, clocks: bool = True
-) -> str:
+def when(diagnosis: Diagnosis, *, date: bool = True) -> str:
     """Step, stage and time, as far as the logs state them."""
-    texts, within = [], plain(diagnosis.stage) if stage else ""
+    texts, stage = [], plain(diagnosis.stage)
     if diagnosis.iteration is not None:
         known = "at" if diagnosis.cause is not None else "last"
-        texts.append(f"{known} step {diagnosis.iteration}" + (f" ({within})" if within else ""))
-    elif within:
-        texts.append(f"stage: {within}")
-    if diagnosis.time is not None and clocks:
+        texts.append(f"{known} step {diagnosis.iteration}" + (f" ({stage})" if stage else ""))
+    elif stage:
+        texts.append(f"stage: {stage}")
+    if diagnosis.time is not None:
         texts.append(clock(diagnosis.time, date=date))
     return ", ".join(texts)
 
@@ -340,9 +282,7 @@ def _parts(diagnosis: Diagnosis) -> list[_Part]:
     log = []
     if quoted:
         line = f"{plain(quoted.file)}:{quoted.line}"
-        slash = line.find("/", max(0, len(line) - _ROOM + 1))  # the first folders are left out
-        short = f"…{line[slash:]}" if len(line) > _ROOM and slash >= 0 else shortened(line, _ROOM)
-        log = [short, excerpt(quoted)]
+        log = [line if len(line) <= _ROOM else f"…{line[1 - _ROOM :]}", excerpt(quoted)]
     differs = f"iteration {since}, the first that differs from its predecessors"
     first, times = headline(diagnosis), [when(diagnosis, date=date) for date in (True, False)]
     # Step, stage and time stand here where the first line has no room for them.
@@ -354,8 +294,8 @@ def _parts(diagnosis: Diagnosis) -> list[_Part]:
         _Part("Owner", [WHO_ACTS.get(diagnosis.actor or "", plain(diagnosis.actor or ""))]),
         _Part("To do", [plain(" ".join(diagnosis.to_do))], 4),
         _Part("Restart", [plain(advice.text) if (advice := diagnosis.restart) else ""]),
-        _Part("Confidence", [_why(diagnosis)], 2, shortened),
-        _Part("Log", log, 3, partial(around, point=point(quoted))),
+        _Part("Confidence", [_why(diagnosis)], 2),
+        _Part("Log", log, 3, point(quoted)),
         _Part("Where", places or ["" if alone else "no node stands out"], 3),
         _Part("Since", [differs if since is not None else ""]),
         _Part("Echo", [_echoes(diagnosis, quoted)]),
@@ -372,7 +312,7 @@ def _attempts(diagnosis: Diagnosis) -> str:
         return ""
     number, count = diagnosis.attempt, len(diagnosis.attempts)
     others = [one.title for one in diagnosis.attempts if one.number != number]
-    ends = Counter(brief(plain(title).rstrip("."), _ATTEMPT_TITLE) for title in others)
+    ends = Counter(brief(plain(title).rstrip("."), 60) for title in others)
     words = "; ".join(f"{times} x {title}" for title, times in ends.most_common())
     which = "the last" if number == count else "only it"
     return f"{number} of {count}, {which} is diagnosed; others: {words}"
@@ -390,19 +330,18 @@ def _echoes(diagnosis: Diagnosis, quoted: Evidence | None) -> str:
     echoes = [one for one in diagnosis.events[1:] if one.role == "echo" and one.signature != own]
     if not echoes:
         return ""
-    first, since = echoes[0], diagnosis.time
-    late = "later"
+    first, time = echoes[0], diagnosis.time
+    apart = nan if time is None or first.time is None else first.time - time
     # Times without a year, or since a node's start, are on other scales.
-    scales = {bisect_right(NO_YEAR, time) for time in (since, first.time) if time is not None}
-    if since is not None and first.time is not None and first.time >= since and len(scales) == 1:
-        late = f"{first.time - since:.0f} s later"
+    late = f"{apart:.0f} s later" if 0 <= apart < NO_YEAR[0] else "later"
     more = f" (and {len(echoes) - 1} more)" if len(echoes) > 1 else ""
-    who = [_speaker(one) for one in first.who[:1]] or ["others"]
-    if len(first.who) > 1:  # of more than eight, eight are known
-        who += ["7 or more others" if len(first.who) >= 8 else counted(len(first.who) - 1, "other")]
+    who = _speaker(first.who[0]) if first.who else "others"
+    others = len(first.who) - 1
+    if others > 0:  # of more than eight, eight are known
+        who += f" and {'7 or more others' if others >= 7 else counted(others, 'other')}"
     # The name of the only file is no information.
-    alone = diagnosis.job.get("files") == 1 and first.who[:1] == (first.file,)
-    start = late + ("" if alone else f" on {' and '.join(who)}") + ": "
+    alone = diagnosis.job.get("files") == 1 and first.who == (first.file,)
+    start = f"{late}: " if alone else f"{late} on {who}: "
     text = plain(first.why).rstrip(".") or excerpt(first)
     return start + brief(text, max(_ROOM - len(start + more), 1)) + more
 
@@ -415,18 +354,17 @@ def _speaker(stream: str) -> str:
 def _candidates(diagnosis: Diagnosis) -> list[str]:
     titles = {one.signature: one.why for one in diagnosis.events}
     titles |= {one.cause: one.title for one in diagnosis.candidates}
-    alone = len(diagnosis.candidates) == 1
-    room = _ROOM - len(_AND_MORE.format(9))
     texts = []
     for one in diagnosis.candidates:
         why = plain(one.why)
         if why.startswith(FOLLOWS):
             earlier = why.removeprefix(FOLLOWS)
-            why = f"later than: {brief(plain(titles.get(earlier, earlier)), 40)}"
+            why = f"later than: {brief(plain(titles.get(earlier, earlier)), 60)}"
             why = "later, likely a consequence" if earlier == diagnosis.cause else why
         end = f" ({100 * one.confidence:.0f} %)" + (f": {why}" if why else "")
         title = plain(one.title).rstrip(".") or plain(one.cause)
-        texts.append((title if alone else brief(title, max(room - len(end), _FEWEST))) + end)
+        # " (and 9 more)" may follow.
+        texts.append(brief(title, max(_ROOM - len(end) - 13, 30)) + end)
     return texts
 
 

@@ -144,9 +144,9 @@ def test_an_incident_s_page_has_the_decisions_on_its_charts_and_its_timeline(log
 
 
 def test_a_return_stands_on_the_timeline_where_the_records_after_it_begin(log):
-    from rmetric.diagnosis.report.incident import decisions_lane, read_metric
+    from rmetric.diagnosis.report.incident import metric_lanes, read_metric
 
     diagnosis = out_of_memory(iteration=730, job=dict(out_of_memory().job, last_step_time=THEN))
-    [lane] = decisions_lane(read_metric(log, diagnosis))
-    seconds = [THEN - mark.start for mark in lane.marks]
+    lanes = metric_lanes(read_metric(log, diagnosis))
+    seconds = [THEN - mark.start for mark in lanes["Decisions of the rescue"]]
     assert seconds == pytest.approx([14.0 * (730 - 698), 14.0 * (730 - 690)])
