@@ -22,7 +22,6 @@ from rmetric._util.options import path_in, path_out, whole
 from rmetric._util.printed import coloured, counted, printable
 from rmetric.cli.log_arguments import add_mapping, add_thresholds
 from rmetric.cli.progress import ReplayProgress
-from rmetric.cli.watch import FOLLOWING, add_following, follow
 from rmetric.evaluation.verdict_words import SEVERITY, counted_runs
 from rmetric.metric import HEALTHY_ALARMED, PRESETS
 from rmetric.readers import split_files
@@ -50,14 +49,13 @@ EXAMPLES = """examples:
   rmetric replay
   rmetric replay checkpoint-500/trainer_state.json --out results/mine
   rmetric replay 'runs/**/*.csv' --map loss=train/ce --map eval_loss=val/ce
-  rmetric replay --follow run.jsonl --exit-on-alarm
+  rmetric replay runs/ --exit-on-alarm
 
 exit codes: 0 all logs were replayed; 1 some could not be (the index says which and why), or the
 results cannot be written; 2 the command line is wrong; 130 interrupted; with --exit-on-alarm, by
 the worst verdict, 3 a run failed (diverged, not finite, unstable, failed by its log), 4 a run
 recovered or rose to a new level (spike, level rose, overfitting), or its audits found an error,
-5 no verdict is possible for a run (cannot tell), 0 all runs are healthy; with --follow see rmetric
-watch --help"""
+5 no verdict is possible for a run (cannot tell), 0 all runs are healthy"""
 
 
 def add_arguments(parser: argparse.ArgumentParser, num_plots: int = 0) -> None:
@@ -90,11 +88,9 @@ def add_arguments(parser: argparse.ArgumentParser, num_plots: int = 0) -> None:
         f"is not finite is left out last (default: {MOST_RECORDS})",
     )  # fmt: skip
     parser.add_argument(
-        "--follow", action="store_true",
-        help="alias of rmetric watch PATH: follow one log while it is written; the options below "
-        "are for this, and --exit-on-alarm for both",
+        "--exit-on-alarm", action="store_true",
+        help="end with 3, 4 or 5 by the worst verdict, see the exit codes",
     )  # fmt: skip
-    add_following(parser)
     parser.set_defaults(num_plots=num_plots)
 
 
@@ -110,26 +106,6 @@ def parse_plots(text: str) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.follow:
-        if len(options.paths) != 1 or options.paths == [DEFAULT_LOGS]:
-            return fail("--follow takes one PATH, a file")
-        if stray := _given(options, ("out", "preset", "plots", "most_records")):
-            return fail(f"{stray} not for --follow, which writes no results")
-        return follow(Path(options.paths[0]), options)
-    if stray := _given(options, tuple(name for name in FOLLOWING if name != "exit_on_alarm")):
-        return fail(f"{stray} for --follow (or rmetric watch)")
-    return replay(options)
-
-
-def _given(options: argparse.Namespace, names: tuple[str, ...]) -> str:
-    """Those of the options that stand on the command line, as the subject of a sentence."""
-    values = {name: getattr(options, name) for name in names}
-    given = [name for name, value in values.items() if value is not None and value is not False]
-    words = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-    return f"{words} {'is' if len(given) == 1 else 'are'}" if given else ""
-
-
-def replay(options: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from rmetric.reporting.replay_report import replay_logs

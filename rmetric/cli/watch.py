@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 from rmetric._util.errors import FAILED, INTERRUPTED, LogError, fail
 from rmetric._util.options import path_in, seconds, wait_seconds
@@ -23,8 +22,6 @@ from rmetric.replay.follow import Follower
 from rmetric.replay.watch import ALARM, AlarmEvent, Watch, message
 
 DEFAULT_DETECTOR = "calibrated"
-#: What `add_following` adds; None or False where it was not given.
-FOLLOWING = ("detector", "webhook", "exit_on_alarm", "stop_after", "from_start", "wait")
 ALARMED = 3
 EXAMPLES = """examples:
   rmetric watch run.jsonl --detector calibrated
@@ -39,25 +36,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", type=path_in, metavar="PATH", help="the log")
     add_mapping(parser)
     add_thresholds(parser)
-    add_following(parser)
-
-
-def add_following(parser: argparse.ArgumentParser) -> None:
-    """The options that `watch` and `replay --follow` share."""
     online = sorted(name for name, entry in DETECTORS.items() if not entry.sees_future)
     parser.add_argument(
-        "--detector", choices=online, metavar="NAME",
-        help=f"detector to apply (default: {DEFAULT_DETECTOR}): {', '.join(online)}",
+        "--detector", choices=online, metavar="NAME", default=DEFAULT_DETECTOR,
+        help=f"detector to apply (default: %(default)s): {', '.join(online)}",
     )  # fmt: skip
     parser.add_argument(
         "--webhook", metavar="URL",
         help="post alarms, and alarms that turn into a failure, to URL as JSON; three attempts",
     )  # fmt: skip
     parser.add_argument(
-        "--exit-on-alarm", action="store_true",
-        help="end with code 3 at the first alarm; a replay without --follow ends with 3, 4 or 5 "
-        "by the worst verdict, see the exit codes",
-    )  # fmt: skip
+        "--exit-on-alarm", action="store_true", help="end with code 3 at the first alarm"
+    )
     parser.add_argument(
         "--stop-after", type=seconds, metavar="SECONDS",
         help="end with code 0 when the log has not grown for SECONDS (default: never)",
@@ -68,19 +58,13 @@ def add_following(parser: argparse.ArgumentParser) -> None:
         "(default: they are printed only)",
     )  # fmt: skip
     parser.add_argument(
-        "--wait", type=wait_seconds, metavar="SECONDS",
+        "--wait", type=wait_seconds, metavar="SECONDS", default=0.0,
         help="wait up to SECONDS for a log that is not there yet; inf: without end "
         "(default: do not wait)",
     )  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:
-    return follow(options.path, options)
-
-
-def follow(path: Path, options: argparse.Namespace) -> int:
-    """Follow one log as the options say; returns the exit code."""
-    options.detector = options.detector or DEFAULT_DETECTOR
     if options.thresholds is not None and options.detector not in CALIBRATED:
         known = " or ".join(sorted(CALIBRATED))
         return fail(f"--thresholds is for --detector {known}: {options.detector} has no such file")
@@ -94,7 +78,7 @@ def follow(path: Path, options: argparse.Namespace) -> int:
             hook = WebhookSender(options.webhook, "--webhook", report, tries=3)
         except ValueError as error:
             return fail(error)
-    code = _Following(path, options, hook).run()
+    code = _Following(options, hook).run()
     if hook:
         hook.close()
     return code
@@ -103,21 +87,21 @@ def follow(path: Path, options: argparse.Namespace) -> int:
 class _Following:
     """One log that is followed: its alarms are new once the existing part is read."""
 
-    def __init__(self, path: Path, options: argparse.Namespace, hook: WebhookSender | None) -> None:
-        self.path, self.options, self.hook = path, options, hook
+    def __init__(self, options: argparse.Namespace, hook: WebhookSender | None) -> None:
+        self.path, self.options, self.hook = options.path, options, hook
         # Alarms in the existing part are not new, unless --from-start is given.
-        self.past = path.exists() and not options.from_start
+        self.past = self.path.exists() and not options.from_start
         self.alarmed = False
         self.watch = Watch(
             lambda: make_detector(options.detector, thresholds=options.thresholds), self.print_event
         )
         self.follower = Follower(
-            path,
+            self.path,
             self.watch.take,
             _say,
             mapping=dict(options.map),
             stop_after=options.stop_after,
-            wait=options.wait or 0.0,
+            wait=options.wait,
             begun_again=self.watch.begin_again,
             caught_up=self.caught_up,
         )

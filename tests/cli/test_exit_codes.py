@@ -134,7 +134,6 @@ def test_an_output_that_cannot_be_written_is_1(command, arguments, tmp_path, cap
     [
         "replay SPECIAL",
         "watch SPECIAL",
-        "replay --follow SPECIAL",
         "calibrate SPECIAL",
         "diagnose SPECIAL",
         "diagnose a.log --healthy SPECIAL",
