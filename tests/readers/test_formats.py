@@ -233,6 +233,15 @@ READ: dict[str, tuple[str, list[tuple], str]] = {
         "".join(f"[{i}, 4] step {i} loss: {x} accuracy: 0.5\n" for i, x in enumerate(LOSSES)),
         ALONE, "",
     ),
+    "micro-batches beside their steps": (
+        "".join(f"iter {i} step {i // 8}: loss {3 - i / 64}\n" for i in range(32)),
+        curve(*((i, 3 - i / 64) for i in range(32))),
+        "the step is 'iter', which differs on most lines with a loss",
+    ),
+    "two counters of steps, one a little finer": (
+        "iter 2 step 1: loss 2.5\niter 4 step 2: loss 2.25\niter 5 step 2: loss 2.0\n",
+        curve((1, 2.5), (2, 2.25), (2, 2.0)), "not: the step is 'iter'",
+    ),
     "an epoch as step": (
         "".join(f"Epoch {i}/4, Loss {x}, Accuracy 55.1%, Val Loss {y}\n"
                 for i, x, y, _ in BOTH),
