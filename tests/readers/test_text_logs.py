@@ -425,14 +425,8 @@ def test_text_of_no_known_program_is_read_by_the_names_of_its_numbers(name):
     assert curve_of(cells_of(text_pairs, text)) == [repr(row) for row in curve(*expected)]
 
 
-def test_prose_is_no_log():
-    assert not text_pairs.matches(
-        "We stopped at step 100. The loss was 3.2.\nconnection lost: 3 s\n"
-    )
-
-
-def test_a_program_s_source_is_no_log():
-    source = """\
+PROSE = "We stopped at step 100. The loss was 3.2.\nconnection lost: 3 s\n"
+SOURCE = """\
 step = 0
 loss: float = 0.0  # of this step
 for step in range(1, 100):
@@ -442,18 +436,21 @@ for step in range(1, 100):
     val_loss = 1e9
     print(f"step {step}: loss {loss:.4f}")
 """
-    assert not any(as_reader(reader).matches(source) for reader in OWN)
-    assert not text_pairs.matches(source)
-    assert cells_of(text_pairs, source) == []
+
+
+@pytest.mark.parametrize("text", [PROSE, SOURCE], ids=["prose", "source"])
+def test_prose_and_a_program_s_source_are_no_logs(text):
+    assert not any(as_reader(reader).matches(text) for reader in OWN)
+    assert not text_pairs.matches(text)
+    assert cells_of(text_pairs, text) == []
 
 
 def test_a_mapping_says_which_number_is_the_loss():
     text = "tick 5 objective: 2.5 | loss: 9\ntick 6 objective: 2.25 | loss: 9\n"
     mapping = {"step": "tick", "loss": "objective"}
     assert text_pairs.matches(text, mapping)
-    assert curve_of(cells_of(text_pairs, text, mapping)) == [
-        repr(row) for row in curve((5, 2.5), (6, 2.25))
-    ]
+    found = curve_of(cells_of(text_pairs, text, mapping))
+    assert found == [repr(row) for row in curve((5, 2.5), (6, 2.25))]
 
 
 @pytest.mark.long
@@ -498,9 +495,8 @@ def test_damaged_bytes_never_stop_a_reader(seed):
     for name, (_, text, _) in SAMPLES.items():
         damaged = list(text)
         for _ in range(len(text) // 20):
-            damaged[random.randrange(len(text))] = random.choice(
-                "0919eE.-+:|,={}[]'\" \t\r\nnaif\\x"
-            )
+            one = random.choice("0919eE.-+:|,={}[]'\" \t\r\nnaif\\x")
+            damaged[random.randrange(len(text))] = one
         for reader in (*OWN, text_pairs):
             for cells in cells_of(reader, "".join(damaged)):
                 assert isinstance(cells["step"], int), name
