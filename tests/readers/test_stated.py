@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
-import tarfile
 from dataclasses import replace
 from io import BytesIO
 from math import isnan, nan
+from pathlib import Path
 
 import pytest
 
@@ -22,7 +22,7 @@ from rmetric.readers.names import TARGETS
 from rmetric.replay.scored_run import score_run
 from rmetric.reporting.page.traces import trace_of_stated
 from rmetric.reporting.replay_report import Replayed, replay_logs
-from tests.authors_data import AUTHORS, needs_authors_logs
+from tests.authors_data import AUTHORS, needs_authors_logs, seed_1
 from tests.reporting.page.pages import Found
 
 WEIGHTS = {"w1_lambda": 0.0, "w2_sigma_sq": 0.5, "w3_delta_l": 0.78}
@@ -53,6 +53,13 @@ def replayed(tmp_path, *paths) -> tuple[Replayed, list[dict]]:
     assert not result.failed
     folders = [tmp_path / "out" / row["folder"] for row in result.rows]
     return result, [json.loads((f / "summary.json").read_text()) for f in folders]
+
+
+def own(path, records):
+    """The run of a log of ours at `path`."""
+    lines = run_lines(Run(id="own", records=records), RMetricConfig())
+    path.write_bytes(b"".join(lines))
+    return read(path)
 
 
 def said(notes, words):
@@ -152,9 +159,8 @@ def test_an_r_that_is_no_number_is_an_error_of_its_line(tmp_path):
 
 def test_where_the_log_states_our_r_the_page_says_so_in_a_sentence(tmp_path):
     records = [Record(step=s, validation_loss=3.0 - s / 9) for s in range(1, 9)]
-    path = tmp_path / "own.jsonl"
-    path.write_bytes(b"".join(run_lines(Run(id="own", records=records), RMetricConfig())))
-    _, (summary,) = replayed(tmp_path, path)
+    own(tmp_path / "own.jsonl", records)
+    _, (summary,) = replayed(tmp_path, tmp_path / "own.jsonl")
     assert summary["stated"]["equals_ours"]
     assert summary["stated"]["first_alert_step"] == summary["first_alert_step"]
     found = Found((tmp_path / "out" / "own" / "report.html").read_text())
@@ -283,7 +289,9 @@ def test_the_norms_of_a_log_that_lacks_the_signals_are_read(tmp_path):
     assert said(scored.notes, "σ² is taken normalised, as the log states it")
 
 
-def own_lines(**config):
+@pytest.mark.parametrize("preset", [None, "case_study"])
+@pytest.mark.parametrize("headless", [False, True])
+def test_the_norms_that_our_own_logs_repeat_are_no_statements(tmp_path, preset, headless):
     records = [
         Record(
             step=s,
@@ -292,21 +300,13 @@ def own_lines(**config):
         )
         for s in range(1, 30)
     ]
-    return list(run_lines(Run(id="own", records=records), RMetricConfig(**config)))
-
-
-@pytest.mark.parametrize("preset", [None, "case_study"])
-@pytest.mark.parametrize("headless", [False, True])
-def test_the_norms_that_our_own_logs_repeat_are_no_statements(tmp_path, preset, headless):
-    lines = own_lines()[headless:]
-    without = [
-        json.dumps({k: v for k, v in json.loads(line).items() if k not in NORMS}).encode() + b"\n"
-        for line in lines
-    ]
-    runs = []
-    for name, content in (("with", lines), ("without", without)):
-        (tmp_path / f"{name}.jsonl").write_bytes(b"".join(content))
-        runs.append(read(tmp_path / f"{name}.jsonl"))
+    path, runs = tmp_path / "own.jsonl", []
+    own(path, records)
+    entries = list(map(json.loads, path.read_text().splitlines()[headless:]))
+    without = [{k: v for k, v in entry.items() if k not in NORMS} for entry in entries]
+    for these in (entries, without):
+        path.write_text("".join(json.dumps(entry) + "\n" for entry in these))
+        runs.append(read(path))
     assert runs[0].records == runs[1].records
     scores = [score_run(run, preset).scores for run in runs]
     assert repr(scores[0]) == repr(scores[1])
@@ -314,10 +314,9 @@ def test_the_norms_that_our_own_logs_repeat_are_no_statements(tmp_path, preset, 
 
 def test_a_log_of_ours_keeps_the_norms_that_somebody_else_stated(tmp_path):
     records = [Record(step=s, gradient_variance_normalised=s / 8) for s in range(1, 8)]
-    path = tmp_path / "own.jsonl"
-    path.write_bytes(b"".join(run_lines(Run(id="own", records=records), RMetricConfig())))
-    assert read(path).records == records
-    assert said(read(path).notes, "equals the logged r_metric at all 7 records")
+    run = own(tmp_path / "own.jsonl", records)
+    assert run.records == records
+    assert said(run.notes, "equals the logged r_metric at all 7 records")
     entry = json.loads(metrics_line(records[0], RMetric().update(records[0])))
     assert entry["sigma_sq_source"] == "logged_normalised"
     assert "sigma_sq" not in entry
@@ -422,13 +421,10 @@ def test_two_files_with_one_id_are_told_apart_by_their_file_everywhere(tmp_path,
 @pytest.mark.long
 @needs_authors_logs
 def test_the_74_alarms_that_seed_1_states_are_counted(tmp_path, capsys):
-    paths = []
-    with tarfile.open(AUTHORS / "seed1.tar.xz") as archive:
-        for member in archive:
-            if "logs_FULL_METRIC/" in member.name and member.isfile():
-                paths.append(tmp_path / member.name.rpartition("/")[2])
-                paths[-1].write_bytes(archive.extractfile(member).read())
-    result = replay_logs(sorted(paths), tmp_path / "out", most_plots=0)
+    for name, text in seed_1().items():
+        if name.startswith("logs_FULL_METRIC/"):
+            (tmp_path / Path(name).name).write_bytes(text)
+    result = replay_logs(sorted(tmp_path.iterdir()), tmp_path / "out", most_plots=0)
     assert (len(result.rows), result.failed) == (180, [])
     alarmed = [row for row in result.rows if row["stated_first_alert_step"] != ""]
     assert len(alarmed) == 74
@@ -439,7 +435,7 @@ def test_the_74_alarms_that_seed_1_states_are_counted(tmp_path, capsys):
 
 
 @needs_authors_logs
-def test_r_of_the_shipped_logs_comes_back_to_the_last_bit():
+def test_r_of_the_shipped_logs_comes_back_to_the_last_bit_and_alarms_where_they_say():
     same = []
     for path in sorted(AUTHORS.glob("JSONL_run_*.jsonl")):
         scored = score_run(read(path))
@@ -449,15 +445,10 @@ def test_r_of_the_shipped_logs_comes_back_to_the_last_bit():
             score.score == stated
             for score, stated in zip(scored.scores, scored.stated.scores, strict=True)
         ]
-    assert (sum(same), len(same)) == (105, 105)
-
-
-@needs_authors_logs
-def test_the_alarms_of_the_shipped_logs_begin_where_they_say():
-    for path in sorted(AUTHORS.glob("JSONL_run_*.jsonl")):
         entries = map(json.loads, BytesIO(path.read_bytes()))
         alarmed = [entry["step"] for entry in entries if stated_alarm(entry)]
-        assert alarmed == trace_of_stated(score_run(read(path))).alarm_steps[:1]
+        assert alarmed == trace_of_stated(scored).alarm_steps[:1]
+    assert (sum(same), len(same)) == (105, 105)
 
 
 @needs_authors_logs
