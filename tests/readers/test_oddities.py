@@ -95,9 +95,6 @@ def test_words_in_strings_and_what_is_no_number_stay_what_they_are():
             parse_line(line)
 
 
-# One log does not cost the others, and a line not the log that is watched
-
-
 def healthy(form: str = "flat", last: int = 60, first: int = 1) -> str:
     return log_of(form, [round(3.0 - s / 100 + 0.01 * (s % 3), 3) for s in range(last)], first)
 
@@ -183,8 +180,6 @@ def test_watch_leaves_out_a_line_of_any_length_without_loading_it(
     assert why.startswith("the line is longer than 524,288 bytes")
 
 
-# Lines that are none of the log's own
-
 CRASH = [
     "Traceback (most recent call last):",
     '  File "train.py", line 7, in <module>, step, loss',
@@ -242,8 +237,6 @@ def test_watch_says_at_the_end_how_many_lines_it_left_out(tmp_path, capsys):
     assert "run.jsonl: 4 lines could not be read and were left out, the first is" in found.err
 
 
-# A quote in a table
-
 STRAY = {
     "in a text": ('{0},{1},"a, b', True),
     "in a number": ('{0},"{1},a', False),
@@ -279,8 +272,6 @@ def test_quoted_cells_of_several_lines_stay_whole(tmp_path):
     lists = 'seed,train_loss\n1,"[3.0, 2.5,\n 2.0]"\n2,"[1, 2,\n3, 4]"\n'
     assert [len(run.records) for run in read(tmp_path, lists)] == [3, 4]
 
-
-# Odd logs, generated
 
 DEEP = "[" * 50_000
 ODDITIES: dict[str, bytes] = {
@@ -376,9 +367,6 @@ def test_odd_logs_cost_no_other_and_end_no_command(tmp_path, capsys):
     assert "cannot be used" not in capsys.readouterr().err
 
 
-# Zero bytes and a long beginning
-
-
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("size", [1, 4096, 1 << 19])
 @pytest.mark.parametrize("where", ["begin", "middle", "end", "line"])
@@ -408,8 +396,6 @@ def test_the_first_of_json_lines_may_be_long(tmp_path, form, size):
     assert only(read_log(path).runs).records == only(read(tmp_path, text)).records
     assert [record.step for record in followed(path)] == list(range(1, 61))
 
-
-# Hostile texts
 
 #: What a line is made of, again and again; behind each beginning.
 UNITS = [
@@ -469,8 +455,6 @@ def test_numbers_before_a_bar_do_not_double_the_time(count):
     assert steps.match_step(f"{'1' * count} x 5/10 [00:01<00:01]") is None
     assert time.process_time() - began < 0.3
 
-
-# Many files, ranks and names
 
 #: What each of many ranks logs at the end of its steps.
 LAST_WORDS = {

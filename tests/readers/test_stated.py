@@ -66,9 +66,6 @@ def said(notes, words):
     return any(words in note for note in notes)
 
 
-# Alarms that are steps
-
-
 @pytest.mark.parametrize(
     ("alerts", "step", "alarm"),
     [
@@ -96,9 +93,6 @@ def test_a_step_says_that_the_line_of_that_step_is_alarmed_and_nothing_of_others
 def test_an_alarm_that_is_neither_flag_nor_step_is_refused_with_what_is_accepted(nonsense):
     with pytest.raises(ValueError, match=r"'r_metric': found .*true, false or a step is accepted"):
         stated_alarm({"step": 1, "alerts": {"r_metric": nonsense}})
-
-
-# R as stated
 
 
 @pytest.mark.long
@@ -185,9 +179,6 @@ def test_the_console_tells_stated_alarms_from_ours_and_undefined_from_none(tmp_p
     assert "as its log states: R has no alarm" in lines[6]
 
 
-# Weights as stated
-
-
 @pytest.mark.parametrize("names", [tuple(WEIGHTS), ("lambda", "sigma_sq", "delta_l")])
 def test_stated_weights_and_threshold_are_the_settings_of_the_metric(tmp_path, names):
     weights = dict(zip(names, WEIGHTS.values(), strict=True))
@@ -224,9 +215,6 @@ def test_weights_that_make_no_sense_are_not_used_and_that_is_said(tmp_path, weig
     (note,) = [note for note in run.notes if "r_metric_weights" in note]
     assert "were not used" in note
     assert problem in note
-
-
-# Signals that are normalised already
 
 
 def test_a_stated_n_is_taken_where_the_signal_has_no_value_of_its_own():
@@ -328,8 +316,6 @@ def test_the_reason_of_an_alarm_names_no_signal_that_was_never_seen():
     assert "parts: ΔL 0.70 (n = 1 as the log states it): roll back" in reason
 
 
-# Tables
-
 HEADER = "step,train_loss,r_metric,lambda,lambda_norm,sigma_sq,sigma_sq_norm,delta_l,delta_l_norm"
 ROWS = "10,3.0,0.0,0.1,0,2.0,0,0.0,0\n20,2.0,0.78,0.1,0,1.0,0,1.5,1\n30,2.5,0.2,0.1,0,4.0,1,0.2,0\n"
 
@@ -387,9 +373,6 @@ def test_the_scores_of_a_replay_are_no_log(tmp_path):
         read_log(tmp_path / "out" / "a" / "scores.csv")
 
 
-# Two files, one id
-
-
 @pytest.mark.long
 def test_two_files_with_one_id_are_told_apart_by_their_file_everywhere(tmp_path, capsys):
     paths = [
@@ -413,9 +396,6 @@ def test_two_files_with_one_id_are_told_apart_by_their_file_everywhere(tmp_path,
     assert str(paths[1]) in index.text
     assert str(paths[3]) not in index.text
     assert "run.jsonl" in Found((tmp_path / "out" / "twin" / "report.html").read_text()).text
-
-
-# The authors' own logs
 
 
 @pytest.mark.long

@@ -29,9 +29,6 @@ def jsonl(entries) -> bytes:
     return b"".join(orjson.dumps(entry) + b"\n" for entry in entries)
 
 
-# The quick way and the slow way
-
-
 def test_a_column_that_first_comes_late_is_read_from_there(tmp_path):
     entries = [*LINES, {"step": 900, "val_loss": 2.2}]
     many = [e | {"pad": "x" * 600} for e in entries]
@@ -87,9 +84,6 @@ def test_what_comes_before_a_broken_line_has_been_read(tmp_path):
     with pytest.raises(LogError, match="line 901: 'train/loss' is 'high'"):
         keep()
     assert found == list(range(1, 900)), "the last one waits for what the next line adds"
-
-
-# Formats
 
 
 def test_a_wandb_chart_holds_many_runs_and_its_step_is_said_to_be_no_step(tmp_path):
@@ -191,8 +185,6 @@ def test_a_mapped_text_needs_no_step(tmp_path):
         (0, 3.0), (1, 2.75), (2, 2.5),
     ]  # fmt: skip
 
-
-# Bad input
 
 TABLE = "step,loss\n" + "".join(f"{s},{3 - s / 100}\n" for s in range(1, 101))
 

@@ -8,7 +8,6 @@ import json
 import tracemalloc
 from collections.abc import Iterator
 from math import inf, nan
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -20,7 +19,7 @@ from rmetric.logs import run_lines
 from rmetric.readers import open_log, read_log
 from rmetric.readers.whole_log import Thinning
 from rmetric.records import HardwareEvent
-from tests.readers.test_formats import said, write
+from tests.readers.test_formats import lines, said, write
 
 VALUES = {
     "ordinary": {"training_loss": 2.0},
@@ -125,9 +124,6 @@ def test_more_runs_than_records_keep_the_first_of_each():
     assert all(thinning.records(str(run))[0].step == 0 for run in range(50))
 
 
-# Logs of very many records
-
-
 def plain(count: int, every: int = 1000) -> Iterator[dict[str, float]]:
     """The entries of a training that is evaluated every `every` steps."""
     for step in range(count):
@@ -136,13 +132,8 @@ def plain(count: int, every: int = 1000) -> Iterator[dict[str, float]]:
             yield {"step": step, "eval_loss": 2.5}
 
 
-def written(path: Path, entries: Iterator[dict[str, float]]) -> Path:
-    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    return path
-
-
 def test_of_a_log_with_more_records_every_kth_is_kept(tmp_path):
-    log = read_log(written(tmp_path / "run.jsonl", plain(9000)), most_records=1000)
+    log = read_log(write(tmp_path, "run.jsonl", lines(plain(9000))), most_records=1000)
     evaluated = set(range(999, 9000, 1000))
     assert [r.step for r in log.run.records] == sorted({*range(0, 9000, 16), *evaluated})
     assert {r.step for r in log.run.records if r.validation_loss is not None} == evaluated
@@ -157,7 +148,7 @@ def test_of_a_log_with_more_records_every_kth_is_kept(tmp_path):
 
 
 def test_a_log_below_the_limit_is_read_as_without_it(tmp_path):
-    path = written(tmp_path / "run.jsonl", plain(3000))
+    path = write(tmp_path, "run.jsonl", lines(plain(3000)))
     limited, free = read_log(path, most_records=3000), read_log(path)
     assert limited == free
     assert not limited.thinned
@@ -174,7 +165,7 @@ def test_a_log_below_the_limit_is_read_as_without_it(tmp_path):
 )
 def test_the_memory_of_reading_does_not_grow_with_the_log(tmp_path, read):
     def peak(count: int) -> int:
-        path = written(tmp_path / f"{count}.jsonl", plain(count))
+        path = write(tmp_path, f"{count}.jsonl", lines(plain(count)))
         tracemalloc.start()
         try:
             assert read(path)
@@ -200,9 +191,8 @@ def test_an_experiment_log_is_bounded_too(tmp_path):
     ]
     records[5123].training_loss = nan
     truth = Truth(fault="LR_SPIKE", onset_step=20, outcome="failed", failure_step=5999)
-    path = tmp_path / "own.jsonl"
     run = Run(id="own", records=records, truth=truth)
-    path.write_bytes(b"".join(run_lines(run, RMetricConfig())))
+    path = write(tmp_path, "own.jsonl", b"".join(run_lines(run, RMetricConfig())))
     whole = read_log(path).run
     log = read_log(path, most_records=500)
     kept = {record.step for record in log.run.records}
@@ -220,8 +210,7 @@ def test_replay_judges_a_log_of_too_many_records_and_says_what_it_did(tmp_path, 
         if "loss" in entry:
             entry["loss"] = nan
     packed, out = tmp_path / "run.jsonl.gz", tmp_path / "out"
-    lines = "".join(json.dumps(entry) + "\n" for entry in entries)
-    packed.write_bytes(gzip.compress(lines.encode()))
+    packed.write_bytes(gzip.compress(lines(entries).encode()))
     command = ["replay", str(packed), "--out", str(out), "--plots", "none"]
     assert main([*command, "--most-records", "2000"]) == 0
     printed = capsys.readouterr()
@@ -240,8 +229,6 @@ def test_replay_judges_a_log_of_too_many_records_and_says_what_it_did(tmp_path, 
     assert "every 8th of 9,000 records" in (out / "index.html").read_text()
     assert "every 8th of 9,000 records" in (out / "index.md").read_text()
 
-
-# Tables whose evaluations stand after all training records
 
 TRAINING = [(10 * i, 5 - 0.01 * i, "") for i in range(1, 101)]
 

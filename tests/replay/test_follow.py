@@ -53,7 +53,6 @@ class Followed:
 
     def __init__(self, path: Path, **options) -> None:
         self.steps: list[int] = []
-        self.ids: list[str] = []
         self.said: list[str] = []
         self.error: Exception | None = None
         options = dict(poll=0.01, settle=0.05, stop_after=20.0) | options
@@ -61,7 +60,6 @@ class Followed:
         self._thread = threading.Thread(target=self._run)
 
     def _take(self, id: str, record: Record) -> None:
-        self.ids.append(id)
         self.steps.append(record.step)
 
     def _run(self) -> None:
@@ -200,9 +198,6 @@ def test_an_alarm_is_told_once_however_often_its_log_is_begun_again():
     assert (watch.num_alarms, watch.num_again) == (4, 2)
 
 
-# The webhook
-
-
 def test_a_webhook_is_tried_again_and_never_holds_up(tmp_path):
     said = []
     with WebhookServer(status=500) as server:
@@ -238,9 +233,6 @@ def test_a_url_that_can_never_work_is_in_no_message(url):
     with pytest.raises(ValueError, match=r"^name ") as caught:
         checked_url(url, "name")
     assert not url.strip() or url.strip() not in str(caught.value)
-
-
-# The command
 
 
 def test_help_is_quick_and_loads_nothing_heavy():
@@ -320,9 +312,6 @@ def test_an_option_that_would_be_passed_over_is_an_error(
     assert main(command.split()) == 2
     assert problem in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"a.csv", "t.json"}
-
-
-# What is news and what is not
 
 
 class Scripted:

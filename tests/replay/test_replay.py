@@ -76,9 +76,6 @@ def index(out: Path) -> list[dict[str, str]]:
     return table(out / "index.csv")
 
 
-# What comes out
-
-
 def test_a_run_gets_scores_summary_and_plot(replay):
     code, out = replay({"a.csv": GOOD}, plots="all")
     assert code == 0
@@ -302,9 +299,6 @@ def test_every_kind_of_run_can_be_drawn(kind):
     assert score.get_xlim()[1] > failure.get_xdata()[0], "the failure is in the picture"
 
 
-# Bad input
-
-
 def test_other_files_in_a_folder_are_passed_over_and_named(replay, tmp_path, capsys):
     folder = tmp_path / "logs"
     folder.mkdir()
@@ -369,8 +363,6 @@ def test_bad_usage_is_one_message_and_exit_code_2(
     assert code_of("replay_and_analyze_logs.py", *arguments) == 2
     assert problem in capsys.readouterr().err
 
-
-# Logs that are damaged in ways that nobody would write by hand
 
 DEEP = "[" * 100_000 + "]" * 100_000
 LONG = "1" * 400
