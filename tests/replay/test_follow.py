@@ -323,7 +323,7 @@ class Scripted:
         self.score, self.verdict = 0.0, ""
 
     def update(self, record: Record) -> Scripted:
-        self.score = record.training_loss
+        self.score = record.validation_loss
         self.verdict = self.VERDICTS[int(self.score)]
         return self
 
@@ -341,14 +341,9 @@ def scripted(path, monkeypatch):
     """Watch a log of what `Scripted` says: some of it there, some added once it is watched."""
     monkeypatch.setattr("rmetric.cli.watch.make_detector", lambda *_, **__: Scripted())
 
-    def lines(verdicts, first: int) -> bytes:
-        return b"".join(
-            orjson.dumps({"step": s, "loss": v}) + b"\n" for s, v in enumerate(verdicts, first)
-        )
-
     def call(there, added, *options) -> tuple[int, list[dict]]:
-        path.write_bytes(lines(there, 1))
-        timer = threading.Timer(1.6, lambda: append(path, lines(added, len(there) + 1)))
+        path.write_bytes(log_of(there))
+        timer = threading.Timer(1.6, lambda: append(path, log_of(added, len(there) + 1)))
         with WebhookServer() as server:
             if added:
                 timer.start()

@@ -189,8 +189,10 @@ def test_without_arguments_the_sample_logs_are_replayed(tmp_path, monkeypatch):
     assert (tmp_path / "results" / "replay" / "run" / "summary.json").is_file()
 
 
-def test_plots_are_drawn_for_the_first_runs_and_that_is_said(replay, capsys):
-    _, out = replay({f"{name}.csv": GOOD for name in "abc"}, "*.csv", plots="1")
+def test_plots_are_drawn_for_the_first_runs_and_that_is_said(replay, tmp_path, capsys):
+    for name in "abc":
+        (tmp_path / f"{name}.csv").write_text(GOOD)
+    _, out = replay("*.csv", plots="1")
     assert [path.parent.name for path in sorted(out.rglob("*.png"))] == ["a"]
     assert "PNG and PDF beside the page: for 1 of 3 runs; --plots all" in capsys.readouterr().out
 
