@@ -66,14 +66,10 @@ def rows(lines: Lines, mapping: Mapping[str, str] | None = None) -> Iterator[Row
             yield Row(line, {"step": step, **cells})
 
 
-#: So many lines with a training loss make a text without steps a log.
-_LEAST_LOSSES = 3
-
-
 def is_without_step(head: str) -> bool:
-    """True if lines state a training loss; asked where no line has a step."""
+    """True if three lines state a training loss; asked where no line has a step."""
     found = counted_rows(enumerate(head.splitlines(), start=1))
-    return sum("loss" in row.cells for row in found) >= _LEAST_LOSSES
+    return sum("loss" in row.cells for row in found) >= 3
 
 
 def counted_rows(lines: Lines, mapping: Mapping[str, str] | None = None) -> Iterator[Row]:

@@ -18,10 +18,8 @@ WINDOW = 1 << 16
 #: Bytes of start-up, or of the program's own source, that may come before the first step.
 FURTHEST = 4 << 20
 
-
 _BLANKS = re.compile(r" +")
 _NUMBERS = re.compile(r" ?[-+]?(?:\d[\d.,]*(?:e[-+]?\d*)?|nan|inf)", re.IGNORECASE)
-
 
 TEXT_FORMATS = (*text_programs.FORMATS, *text_formats.FORMATS)
 
