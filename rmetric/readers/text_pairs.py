@@ -66,14 +66,10 @@ def rows(lines: Lines, mapping: Mapping[str, str] | None = None) -> Iterator[Row
             yield Row(line, {"step": step, **cells})
 
 
-#: So many lines with a training loss make a text without steps a log.
-_LEAST_LOSSES = 3
-
-
 def is_without_step(head: str) -> bool:
-    """True if lines state a training loss; asked where no line has a step."""
+    """True if three lines state a training loss; asked where no line has a step."""
     found = counted_rows(enumerate(head.splitlines(), start=1))
-    return sum("loss" in row.cells for row in found) >= _LEAST_LOSSES
+    return sum("loss" in row.cells for row in found) >= 3
 
 
 def counted_rows(lines: Lines, mapping: Mapping[str, str] | None = None) -> Iterator[Row]:
@@ -102,8 +98,7 @@ def hint(head: str) -> str:
     names = list(dict.fromkeys(name for line in found for name in (*line.exact, *line.loose)))
     chosen = choose_columns(names, {}).by_target
     if not {"loss", "eval_loss"} & chosen.keys():
-        losses = [name for name in names if "loss" in name]
-        if not losses:
+        if not (losses := [name for name in names if "loss" in name]):
             return ""
         chosen["loss"] = losses[0]
     order = [target for target in TARGETS if target in chosen and target != "run"]
@@ -134,28 +129,36 @@ def stated_step(text: str) -> int | None:
     return None
 
 
-def notes(head: str, mapping: Mapping[str, str] | None = None) -> list[str]:
-    """Notes on how the names in the beginning of a file were guessed, as sentences."""
+def guessed(head: str, mapping: Mapping[str, str]) -> tuple[list[str], Mapping[str, str]]:
+    """Notes on how names in the beginning of a file were guessed, and the mapping that says so."""
     names, known = _names(mapping)
     taken: dict[str, str] = {}
+    counters: dict[str, set[float]] = {name: set() for name in names["step"]}
     steps, epochs = False, False
     for _, text in pieces(enumerate(head.splitlines())):
         found = taken_apart(text, known)
         if not _cells(found, names, text).keys() & _JUDGED:
             continue
-        for target in names.keys() - (mapping or {}).keys():
+        for target in names.keys() - mapping.keys():
             if name := _taken(found, names[target]):
                 taken.setdefault(target, name)
+        for name in counters.keys() & found.exact.keys():
+            counters[name].add(found.exact[name])
         steps = steps or _step(found, names["step"])[0] is not None
         epochs = epochs or found.get("epoch") is not None
+    # ``iter 16 step 1: loss 2.1`` has a line for each micro-batch, of which many make a step.
+    finest = max(counters, key=lambda name: len(counters[name]))
+    if len(counters[finest]) > 2 * len(next(filter(None, counters.values()), ())):
+        said, mapping = guessed(head, {**mapping, "step": finest})
+        return [f"the step is {finest!r}, which differs on most lines with a loss", *said], mapping
     if epochs and not steps and "step" not in taken:
         taken["step"] = "epoch"
-    guessed = ", ".join(f"{name!r} as {target}" for target, name in sorted(taken.items()))
-    guessed = guessed or "the names of its numbers"
-    said = [f"guessed on lines of no known program: {guessed}; --map TARGET=NAME says otherwise"]
+    words = ", ".join(f"{name!r} as {target}" for target, name in sorted(taken.items()))
+    words = words or "the names of its numbers"
+    said = [f"guessed on lines of no known program: {words}; --map TARGET=NAME says otherwise"]
     if taken.get("step") == "epoch":
         said.append("no step is stated: a step is an epoch")
-    return said
+    return said, mapping
 
 
 def _names(mapping: Mapping[str, str] | None = None) -> tuple[Names, frozenset[str]]:

@@ -18,10 +18,8 @@ WINDOW = 1 << 16
 #: Bytes of start-up, or of the program's own source, that may come before the first step.
 FURTHEST = 4 << 20
 
-
 _BLANKS = re.compile(r" +")
 _NUMBERS = re.compile(r" ?[-+]?(?:\d[\d.,]*(?:e[-+]?\d*)?|nan|inf)", re.IGNORECASE)
-
 
 TEXT_FORMATS = (*text_programs.FORMATS, *text_formats.FORMATS)
 
@@ -45,7 +43,8 @@ def as_reader(text: TextFormat) -> Reader:
 
 def _stream_pairs(source: Source, mapping: Mapping[str, str]) -> Stream:
     """The records by `text_pairs`, which follows --map and notes what it guessed."""
-    notes = text_pairs.notes(without_colours(source.head.decode("utf-8", "replace")), mapping)
+    head = without_colours(source.head.decode("utf-8", "replace"))
+    notes, mapping = text_pairs.guessed(head, mapping)
     rows = text_pairs.rows(whole_lines(source, notes), mapping)
     return stream_rows(source, named_by_target(), rows, notes)
 

@@ -30,42 +30,28 @@ def stamp(seconds: float) -> str:
     return f"{datetime(2024, 5, 3) + timedelta(seconds=seconds):%Y-%m-%d %H:%M:%S},000"
 
 
-def write_job(folder, ranks: int = 4, steps: int = 40, failed: int | None = None):
-    """A log for each rank; the failed one runs out of memory, and the others wait for it."""
-    folder.mkdir()
-    for rank in range(ranks):
-        lines = [
-            f"{stamp(rank / 10)} INFO initialising process group: rank {rank}, world_size={ranks}",
-            f"{stamp(5)} INFO loading the data set",
-        ]
-        last = steps if failed is None else steps // 2
-        lines += [
-            f"{stamp(10 + 3 * step)} INFO step {step} loss {3 - step / 100:.4f} lr 1e-4"
-            for step in range(1, last + 1)
-        ]
-        text = "\n".join(lines) + "\n"
-        if failed is None:
-            text += f"{stamp(20 + 3 * steps)} INFO training completed successfully\n"
-        elif rank == failed:
-            text += OUT_OF_MEMORY
-        else:
-            text += (
-                f"{stamp(620 + 3 * last)} ERROR [Rank {rank}] Watchdog caught collective operation "
-                "timeout: WorkNCCL(SeqNum=91, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, "
-                "Timeout(ms)=600000) ran for 600029 milliseconds before timing out.\n"
-            )
-        (folder / f"rank_{rank}.log").write_text(text)
-    return folder
-
-
 @pytest.fixture
 def broken(tmp_path):
-    return write_job(tmp_path / "broken", failed=2)
-
-
-@pytest.fixture
-def well(tmp_path):
-    return write_job(tmp_path / "well")
+    """A log for each of four ranks; one runs out of memory, and the others wait for it."""
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    for rank in range(4):
+        lines = [
+            f"{stamp(rank / 10)} INFO initialising process group: rank {rank}, world_size=4",
+            f"{stamp(5)} INFO loading the data set",
+        ]
+        lines += [
+            f"{stamp(10 + 3 * step)} INFO step {step} loss {3 - step / 100:.4f} lr 1e-4"
+            for step in range(1, 21)
+        ]
+        waits = (
+            f"{stamp(680)} ERROR [Rank {rank}] Watchdog caught collective operation "
+            "timeout: WorkNCCL(SeqNum=91, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, "
+            "Timeout(ms)=600000) ran for 600029 milliseconds before timing out.\n"
+        )
+        end = OUT_OF_MEMORY if rank == 2 else waits
+        (folder / f"rank_{rank}.log").write_text("\n".join([*lines, end]))
+    return folder
 
 
 def fake(monkeypatch, diagnosis: Diagnosis) -> list:
@@ -78,9 +64,6 @@ def fake(monkeypatch, diagnosis: Diagnosis) -> list:
 
     monkeypatch.setattr(decide, "diagnose", diagnose)
     return asked
-
-
-# On logs
 
 
 def test_a_job_that_ran_out_of_memory(broken, capsys):
@@ -148,9 +131,6 @@ def test_json_and_page_are_the_same_each_time_and_with_any_number_of_cores(broke
     assert files("a", "--jobs", "1") == files("b", "--jobs", "2")
 
 
-# What cannot be done
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -182,9 +162,6 @@ def test_wrong_use_is_one_clear_line(arguments, words, broken, tmp_path, capsys)
     assert log.read_bytes() == before
 
 
-# What it makes of a diagnosis
-
-
 @pytest.mark.parametrize("outcome", OUTCOMES)
 def test_each_outcome_has_its_exit_code_and_help_says_it(outcome, monkeypatch, broken, capsys):
     fake(monkeypatch, Diagnosis(outcome=outcome))
@@ -194,8 +171,8 @@ def test_each_outcome_has_its_exit_code_and_help_says_it(outcome, monkeypatch, b
     assert capsys.readouterr().out == verdict(Diagnosis(outcome=outcome)) + "\n"
 
 
-def test_what_is_asked_reaches_the_diagnosis(monkeypatch, broken, well):
-    asked = fake(monkeypatch, Diagnosis(outcome="healthy"))
+def test_what_is_asked_reaches_the_diagnosis(monkeypatch, broken):
+    asked, well = fake(monkeypatch, Diagnosis(outcome="healthy")), broken / "rank_0.log"
     main(["diagnose", str(broken), "--healthy", str(well), "--healthy", str(well), "--jobs", "3"])
     given, named = asked[0]
     assert given == ([broken],)

@@ -29,14 +29,6 @@ TABLE = {
 STARTED = ("tasks.py", "python -m studies.tiny_llama.guard_demo")
 
 
-def started(command: str, *arguments: str) -> int:
-    words = command.removeprefix("python ").split()
-    return subprocess.run(
-        [sys.executable, *words, *arguments], cwd=ROOT, stdout=subprocess.DEVNULL, timeout=60,
-        check=False,
-    ).returncode  # fmt: skip
-
-
 def main_of(command: str):
     """The function `main` of a row, and the arguments that choose its subcommand."""
     first, *rest = command.split()
@@ -51,7 +43,8 @@ def main_of(command: str):
 
 def code_of(command: str, *arguments: str) -> int | str | None:
     if command in STARTED:
-        return started(command, *arguments)
+        words = [sys.executable, *command.removeprefix("python ").split(), *arguments]
+        return subprocess.run(words, cwd=ROOT, stdout=subprocess.DEVNULL, timeout=60).returncode
     main, first = main_of(command)
     try:
         return main([*first, *arguments])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from rmetric.cli.main import main
@@ -13,16 +11,16 @@ from tests.diagnosis.test_ingest import healthy_lines, traceback, write
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def learn(*arguments: str) -> int:
+def learn(*arguments):
     return main(["logs", "learn", *arguments])
 
 
-def test_each_path_is_a_job(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_path_is_a_job(here, capsys):
     write(here / "one" / "rank_0.log", healthy_lines(0))
     write(here / "one" / "rank_1.log", healthy_lines(1))
     write(here / "two.log", healthy_lines(0))
@@ -49,8 +47,8 @@ CANCELLED = "slurmstepd: error: *** JOB 77 ON node-01 CANCELLED AT 2024-05-03T02
     ],
 )
 def test_a_job_that_failed_or_does_not_end_like_the_others_is_warned_of(
-    here: Path, capsys: pytest.CaptureFixture[str], others: list, end: list[str], why: str
-) -> None:
+    here, capsys, others, end, why
+):
     write(here / "bad.log", [*healthy_lines(), *end])
     for lines in others:
         write(here / "good.log", [*healthy_lines(), *lines])
@@ -60,9 +58,7 @@ def test_a_job_that_failed_or_does_not_end_like_the_others_is_warned_of(
     assert "good.log" not in err
 
 
-def test_from_an_empty_log_nothing_is_learnt(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_from_an_empty_log_nothing_is_learnt(here, capsys):
     write(here / "good.log", healthy_lines())
     (here / "empty.log").write_text("\n")
     assert learn("--job", "x", "good.log", "empty.log") == 1
@@ -70,10 +66,8 @@ def test_from_an_empty_log_nothing_is_learnt(
     assert not (here / "x.json").exists()
 
 
-def test_an_interrupt_leaves_no_pool(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*given: object, **named: object) -> None:
+def test_an_interrupt_leaves_no_pool(here, capsys, monkeypatch):
+    def interrupted(*given, **named):
         raise KeyboardInterrupt
 
     write(here / "a.log", healthy_lines())
@@ -93,9 +87,7 @@ def test_an_interrupt_leaves_no_pool(
         (["--job", "x", "a.log", "--out", "."], 1, "error: ."),
     ],
 )
-def test_bad_input(
-    here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
-) -> None:
+def test_bad_input(here, capsys, arguments, code, words):
     write(here / "a.log", healthy_lines())
     assert learn(*arguments) == code
     err = capsys.readouterr().err

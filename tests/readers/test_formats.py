@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+from collections.abc import Iterable
 from math import inf, isnan, nan
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from hypothesis import strategies as st
 from rmetric import HardwareEvent, Record, RMetricConfig, Run, Truth
 from rmetric.logs import LogError, run_lines
 from rmetric.readers import READERS, UnknownFormat, find_logs, read_log, read_runs
-from rmetric.readers.names import TARGETS, plain_name
 from rmetric.readers.text_readers import LAST_READERS, TEXT_FORMATS
 
 HISTORY = [
@@ -87,9 +87,6 @@ def own_log(id: str = "run") -> bytes:
     return b"".join(run_lines(run, RMetricConfig()))
 
 
-# The format is seen from the content
-
-
 def test_a_format_is_recognised_by_content_whatever_the_name(tmp_path):
     contents = {
         "experiment log (JSONL)": own_log().decode(),
@@ -123,7 +120,7 @@ def curve(*points: tuple) -> list[tuple]:
     return [(*point, *[None] * (4 - len(point))) for point in points]
 
 
-def lines(entries: list[dict[str, Any]]) -> str:
+def lines(entries: Iterable[dict[str, Any]]) -> str:
     return "".join(json.dumps(entry) + "\n" for entry in entries)
 
 
@@ -232,6 +229,15 @@ READ: dict[str, tuple[str, list[tuple], str]] = {
     "text that begins with a bracket": (
         "".join(f"[{i}, 4] step {i} loss: {x} accuracy: 0.5\n" for i, x in enumerate(LOSSES)),
         ALONE, "",
+    ),
+    "micro-batches beside their steps": (
+        "".join(f"iter {i} step {i // 8}: loss {3 - i / 64}\n" for i in range(32)),
+        curve(*((i, 3 - i / 64) for i in range(32))),
+        "the step is 'iter', which differs on most lines with a loss",
+    ),
+    "two counters of steps, one a little finer": (
+        "iter 2 step 1: loss 2.5\niter 4 step 2: loss 2.25\niter 5 step 2: loss 2.0\n",
+        curve((1, 2.5), (2, 2.25), (2, 2.0)), "not: the step is 'iter'",
     ),
     "an epoch as step": (
         "".join(f"Epoch {i}/4, Loss {x}, Accuracy 55.1%, Val Loss {y}\n"
@@ -372,9 +378,6 @@ def test_a_damaged_log_is_one_error_naming_the_file_and_the_line(tmp_path, text,
     assert str(tmp_path / "bad.csv") in str(caught.value)
 
 
-# Our own logs
-
-
 def test_a_changed_r_in_an_own_log_is_said_with_its_step(tmp_path):
     lines = own_log().splitlines()
     entry = json.loads(lines[15])
@@ -390,9 +393,6 @@ def test_a_checkpoint_is_named_by_its_folders(tmp_path):
     folder.mkdir(parents=True)
     run = only(read(folder, json.dumps({"log_history": HISTORY}), "trainer_state.json"))
     assert run.id == "my-model__checkpoint-500__trainer_state"
-
-
-# Any CSV and JSONL
 
 
 def test_what_was_guessed_is_said_and_a_map_needs_no_guess(tmp_path):
@@ -411,9 +411,6 @@ def test_rows_of_one_step_are_one_record_though_both_know_the_time(tmp_path):
     ]
     (record,) = only(read(tmp_path, "\n".join(lines))).records
     assert record == Record(step=5, time=2.0, training_loss=2.0, validation_loss=3.0)
-
-
-# One run a row
 
 
 def test_lists_in_cells_are_placed_by_what_they_count(tmp_path):
@@ -450,8 +447,6 @@ def test_a_document_may_hold_several_runs_and_each_chooses_its_columns(tmp_path)
         read(tmp_path, json.dumps(document), "runs.json", loss="train_loss")
 
 
-# Laws
-
 values = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True, width=64))
 tables = st.lists(
     st.tuples(values, values, values).filter(lambda row: any(v is not None for v in row)),
@@ -484,15 +479,6 @@ def test_the_same_run_reads_the_same_from_every_format(tmp_path_factory, table):
     ):
         mapping = {n: n for n in FIELDS if any(n in entry for entry in entries)}
         assert rows(only(read(folder, text, **mapping))) == expected
-
-
-def test_accepted_names_are_written_as_they_are_compared():
-    for target in TARGETS.values():
-        for name in target.names:
-            assert plain_name(name) == name
-
-
-# Finding files
 
 
 @pytest.mark.parametrize(("saved", "name"), [(20, "trainer_state.json"), (10, "trainer_log.jsonl")])

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmetric.readers import LogError, UnknownFormat, read_log
+from rmetric.readers import LogError, UnknownFormat
 from rmetric.readers.columns import Columns, choose_columns, find_column, suggestions
-from rmetric.readers.names import TARGETS, meaning
+from rmetric.readers.names import TARGETS, meaning, plain_name
+from tests.readers import test_formats as formats
+from tests.readers.test_formats import lines, only
 
 #: Program -> the columns that it logs together, and which of them is what. Columns named None
 #: must not be taken for any of the targets below.
@@ -260,18 +260,22 @@ def test_what_is_called_alike_and_is_another_thing_is_not_taken(target, name):
         assert target != "loss" or not columns.has_loss
 
 
-def test_of_evaluation_losses_of_several_data_sets_none_is_taken():
-    columns = choose_columns(["step", "loss", "eval_c4_loss", "eval_pile_loss"], {})
-    assert "eval_loss" not in columns.by_target
-    assert "'eval_c4_loss', 'eval_pile_loss' could each be eval_loss" in " ".join(columns.notes)
+@pytest.mark.parametrize(
+    ("target", "one", "other"),
+    [
+        ("eval_loss", "eval_c4_loss", "eval_pile_loss"),
+        ("grad_norm", "actor/grad_norm", "model/grad_norm"),
+    ],
+)
+def test_of_two_columns_that_fit_alike_none_is_taken(target, one, other):
+    columns = choose_columns(["step", "loss", one, other], {})
+    assert target not in columns.by_target
+    assert f"{one!r}, {other!r} could each be {target}" in " ".join(columns.notes)
+
+
+def test_of_evaluation_losses_of_several_data_sets_the_one_of_all_is_taken():
     columns = choose_columns(["step", "loss", "eval/c4/loss", "eval/loss", "eval/pile/loss"], {})
     assert columns.by_target["eval_loss"] == "eval/loss"
-
-
-def test_of_two_norms_in_equal_folders_none_is_taken():
-    columns = choose_columns(["step", "loss", "actor/grad_norm", "model/grad_norm"], {})
-    assert "grad_norm" not in columns.by_target
-    assert "could each be grad_norm" in " ".join(columns.notes)
 
 
 @given(st.lists(st.text("abgnorm_/.0", min_size=1, max_size=12), max_size=8, unique=True),
@@ -285,23 +289,16 @@ def test_no_column_is_taken_twice_and_the_order_does_not_matter(names, random):
     assert {t: found.get(t) for t in COMPARED} == {t: again.get(t) for t in COMPARED}
 
 
-def test_every_word_that_means_something_is_written_as_it_is_compared():
+def test_names_and_words_that_mean_something_are_written_as_they_are_compared():
     for target in TARGETS.values():
+        for name in target.names:
+            assert plain_name(name) == name
         for core in target.core:
             assert core == frozenset().union(*(meaning(word) for word in core))
 
 
-# Messages and --map
-
-
-def read(tmp_path, text: str, **mapping: str):
-    path = tmp_path / "log.jsonl"
-    path.write_text(text)
-    return read_log(path, mapping).run
-
-
-def lines(*entries: dict) -> str:
-    return "\n".join(map(json.dumps, entries)) + "\n"
+def read(tmp_path, entries, **mapping):
+    return only(formats.read(tmp_path, lines(entries), "log.jsonl", **mapping))
 
 
 @pytest.mark.parametrize("column", ["a.b.ce", "a/b/ce", "a.b/ce"])
@@ -311,7 +308,7 @@ def test_a_map_takes_nested_and_dotted_names(tmp_path, column, nested):
         {"step": n, "a": {"b": {"ce": 2.0 + n}}} if nested else {"step": n, "a.b.ce": 2.0 + n}
         for n in range(3)
     ]
-    run = read(tmp_path, lines(*entries), loss=column)
+    run = read(tmp_path, entries, loss=column)
     assert [record.training_loss for record in run.records] == [2.0, 3.0, 4.0]
 
 
@@ -323,42 +320,36 @@ def test_a_map_of_two_columns_with_one_path_is_refused():
 
 def test_a_map_that_is_not_there_names_the_nearest(tmp_path):
     with pytest.raises(LogError, match=r"no such column; is 'train/loss' meant\?"):
-        read(tmp_path, lines({"step": 1, "train/loss": 2.0}), loss="train/los")
+        read(tmp_path, [{"step": 1, "train/loss": 2.0}], loss="train/los")
 
 
 def test_unused_columns_are_listed_with_the_map_that_would_read_them(tmp_path):
-    text = lines({"step": 1, "loss": 2.0, "grad_norm_clipped": 1.0, "x": 1, "mfu": 9.0})
-    notes = read(tmp_path, text).notes
+    entry = {"step": 1, "loss": 2.0, "grad_norm_clipped": 1.0, "x": 1, "mfu": 9.0}
+    notes = read(tmp_path, [entry]).notes
     assert (
         "nothing was read as grad_norm; it may be meant: --map grad_norm=grad_norm_clipped" in notes
     )
     assert "columns not used: 'grad_norm_clipped', 'x', 'mfu'" in notes
-    table = tmp_path / "t.csv"
-    table.write_text("step,loss,grad_norm_clipped,x,mfu\n1,2.0,1.0,1,9\n")
-    assert set(notes[-2:]) <= set(read_log(table).run.notes)
+    table = "step,loss,grad_norm_clipped,x,mfu\n1,2.0,1.0,1,9\n"
+    assert set(notes[-2:]) <= set(only(formats.read(tmp_path, table, "t.csv")).notes)
 
 
 def test_a_map_that_is_suggested_works(tmp_path):
-    text = lines(*({"step": n, "actor/pg_loss": 2.0, "foo/grad_norm": 1.0} for n in range(3)))
+    entries = [{"step": n, "actor/pg_loss": 2.0, "foo/grad_norm": 1.0} for n in range(3)]
     with pytest.raises(UnknownFormat, match=r"--map loss=actor/pg_loss says which"):
-        read(tmp_path, text)
+        read(tmp_path, entries)
     columns = Columns(by_target={"step": "step"})
     maps = suggestions(columns, ["step", "actor/pg_loss", "foo/grad_norm"])
     assert maps == {"loss": "actor/pg_loss", "grad_norm": "foo/grad_norm"}
-    assert read(tmp_path, text, **maps).records[0].gradient_norm == 1.0
+    assert read(tmp_path, entries, **maps).records[0].gradient_norm == 1.0
 
 
 @pytest.mark.parametrize("cell", ["high", [1e-3, 1e-4]])
 def test_a_column_taken_by_its_meaning_that_holds_no_numbers_costs_nothing(tmp_path, cell):
-    text = lines(*({"step": n, "loss": 2.0, "optim/lr": cell} for n in range(3)))
-    run = read(tmp_path, text)
+    entries = [{"step": n, "loss": 2.0, "optim/lr": cell} for n in range(3)]
+    run = read(tmp_path, entries)
     assert [record.training_loss for record in run.records] == [2.0, 2.0, 2.0]
     (note,) = (note for note in run.notes if "is not read" in note)
     assert note.startswith("'optim/lr' is not read as learning_rate: line 1 has ")
     with pytest.raises(LogError, match="a number, nan, inf or a blank"):
-        read(tmp_path, text, learning_rate="optim/lr")
-
-
-def test_a_step_may_be_written_with_its_total(tmp_path):
-    text = lines(*({"loss": 2.0, "global_step/max_steps": f"{n}/873"} for n in (5, 10)))
-    assert [record.step for record in read(tmp_path, text).records] == [5, 10]
+        read(tmp_path, entries, learning_rate="optim/lr")

@@ -13,13 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmetric import RMetricConfig
+from rmetric import Record, RMetricConfig
 from rmetric._util.strict_json import parse_line
 from rmetric.cli.main import main
 from rmetric.diagnosis.decide import decide
 from rmetric.diagnosis.ingest import ingest
 from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.reading import steps
+from rmetric.logs import read_log as read_own
 from rmetric.logs import start_line
 from rmetric.readers import LogError, open_log, read_log
 from rmetric.readers.assembler import Assembler
@@ -51,6 +52,12 @@ FORMS = {
 def log_of(form: str, losses: list[object], first: int = 1) -> str:
     head, line = FORMS[form]
     return head + "".join(line.format(step, loss) for step, loss in enumerate(losses, first))
+
+
+def followed(path) -> list[Record]:
+    found: list[Record] = []
+    Follower(path, lambda _, record: found.append(record), str, stop_after=0.0).run()
+    return found
 
 
 def losses_of(records) -> list[str]:
@@ -88,25 +95,17 @@ def test_words_in_strings_and_what_is_no_number_stay_what_they_are():
             parse_line(line)
 
 
-# One log does not cost the others, and a line not the log that is watched
-
-
 def healthy(form: str = "flat", last: int = 60, first: int = 1) -> str:
     return log_of(form, [round(3.0 - s / 100 + 0.01 * (s % 3), 3) for s in range(last)], first)
 
 
-@pytest.fixture
-def broken(monkeypatch):
-    """The assembler fails as no reader should, at one cell."""
+def test_an_error_of_a_reader_names_its_file_and_costs_no_other(tmp_path, capsys, monkeypatch):
     take = Assembler.take
 
     def take_or_fail(self, row):
         return {}["absent"] if row.cells.get("loss") == 6.5 else take(self, row)
 
     monkeypatch.setattr(Assembler, "take", take_or_fail)
-
-
-def test_an_error_of_a_reader_names_its_file_and_costs_no_other(tmp_path, capsys, broken):
     write(tmp_path, "a.jsonl", '{"step": 1, "train": {"loss": 2.0}, "loss": 6.5}\n')
     write(tmp_path, "b.jsonl", healthy("nested"))
     told = "a.jsonl: cannot be read: an error of the reader (KeyError: 'absent')"
@@ -181,7 +180,62 @@ def test_watch_leaves_out_a_line_of_any_length_without_loading_it(
     assert why.startswith("the line is longer than 524,288 bytes")
 
 
-# A quote in a table
+CRASH = [
+    "Traceback (most recent call last):",
+    '  File "train.py", line 7, in <module>, step, loss',
+    "",
+    "torch.OutOfMemoryError: CUDA out of memory, tried to allocate",
+]
+HEADS = {"flat": [], "csv": ["step,loss"], "own": [START.strip()]}
+
+
+def entries(form: str, first: int, last: int) -> list[str]:
+    line = "{0},{1}" if form == "csv" else FORMS[form][1].strip()
+    return [line.format(step, 2.0 + 0.01 * (step % 3)) for step in range(first, last + 1)]
+
+
+@pytest.mark.parametrize("form", HEADS)
+def test_a_crash_and_lines_in_one_another_cost_themselves_alone(tmp_path, form):
+    broken = entries(form, 51, 51)[0][:12] + "\x1b[31m, " + entries(form, 61, 61)[0]
+    written = [*HEADS[form], *entries(form, 1, 50), broken, *entries(form, 53, 60), *CRASH]
+    run = only(read(tmp_path, "\n".join(written) + "\n"))
+    assert [r.step for r in run.records] == [*range(1, 51), *range(53, 61)]
+    first = len(HEADS[form]) + 51
+    assert said(run, f"4 lines could not be read and were left out, the first is line {first}: ")
+    assert not any("\x1b" in note for note in run.notes)
+
+
+@pytest.mark.parametrize("form", HEADS)
+def test_a_log_whose_lines_are_mostly_bad_is_refused(tmp_path, form):
+    half = [*HEADS[form], *entries(form, 1, 5), *["oh, no"] * 4, *entries(form, 6, 9)]
+    assert len(only(read(tmp_path, "\n".join(half))).records) == 9
+    more = [*HEADS[form], *entries(form, 1, 4), *["oh, no"] * 8, *entries(form, 5, 6)]
+    with pytest.raises(LogError, match=r"8 of \d+ lines could not be read, half are allowed; the "):
+        read(tmp_path, "\n".join(more))
+
+
+def test_what_a_crash_prints_at_the_end_does_not_count_against_the_log(tmp_path):
+    run = only(read(tmp_path, "\n".join([*entries("flat", 1, 5), *["  File x"] * 90, ""])))
+    assert len(run.records) == 5
+    assert said(run, "90 lines could not be read and were left out, the first is line 6: ")
+
+
+def test_the_study_s_own_reader_stays_strict(tmp_path):
+    lines = [*HEADS["own"], *entries("own", 1, 3), "Traceback", *entries("own", 4, 4), ""]
+    with pytest.raises(LogError, match="line 5: not JSON"):
+        read_own(write(tmp_path, "run.jsonl", "\n".join(lines)))
+
+
+def test_watch_says_at_the_end_how_many_lines_it_left_out(tmp_path, capsys):
+    failing = [FORMS["flat"][1].strip().format(step, 9.0) for step in (61, 62)]
+    lines = [*entries("flat", 1, 40), "loading", *entries("flat", 41, 60), *failing, *CRASH, ""]
+    path = write(tmp_path, "run.jsonl", "\n".join(lines))
+    assert main(["watch", str(path), "--stop-after", "0", "--detector", "loss_ewma"]) == 0
+    found = capsys.readouterr()
+    assert "ALARM run: step 61: " in found.out
+    assert "run.jsonl: a line could not be read and was left out, line 41: " in found.err
+    assert "run.jsonl: 4 lines could not be read and were left out, the first is" in found.err
+
 
 STRAY = {
     "in a text": ('{0},{1},"a, b', True),
@@ -205,9 +259,8 @@ def test_a_stray_quote_costs_its_line_at_most(tmp_path, name, at):
         where = at + 2 if "\n" not in line else at + 3
         with pytest.raises(LogError, match=f"line {where}: "):
             read_log(path)
-    followed = []
-    Follower(path, lambda _, r: followed.append(r.step), str, stop_after=0.0).run()
-    assert followed == [s for s in range(1, 62) if s != at + 1 or "\n" in line or readable]
+    found = [record.step for record in followed(path)]
+    assert found == [s for s in range(1, 62) if s != at + 1 or "\n" in line or readable]
 
 
 def test_quoted_cells_of_several_lines_stay_whole(tmp_path):
@@ -219,8 +272,6 @@ def test_quoted_cells_of_several_lines_stay_whole(tmp_path):
     lists = 'seed,train_loss\n1,"[3.0, 2.5,\n 2.0]"\n2,"[1, 2,\n3, 4]"\n'
     assert [len(run.records) for run in read(tmp_path, lists)] == [3, 4]
 
-
-# Odd logs, generated
 
 DEEP = "[" * 50_000
 ODDITIES: dict[str, bytes] = {
@@ -285,20 +336,15 @@ def test_losses_on_both_sides_of_an_oddity_arrive(tmp_path_factory, log):
     after = log_of(form, losses[at:], at + 1).removeprefix(head)
     path = write(tmp_path_factory.mktemp("odd"), "log", before.encode() + odd + after.encode())
     wanted = list(enumerate(losses, 1))
-    followed: list[tuple] = []
-    Follower(path, lambda _, r: followed.append((r.step, r.training_loss)), str,
-             stop_after=0.0).run()  # fmt: skip
-    assert [one for one in followed if one in wanted] == wanted
-    refused = None
+    found = [(r.step, r.training_loss) for r in followed(path)]
+    assert [one for one in found if one in wanted] == wanted
     try:
         runs = read_log(path).runs
-    except LogError as error:
-        refused = error.line
-        # A replay refuses a wrong value with its line.
+    except LogError as error:  # a replay refuses a wrong value with its line
         lines = before.count("\n"), odd.count(b"\n") + odd.count(b"\r") + 1
-        if refused is None or not lines[0] < refused <= sum(lines):
+        if error.line is None or not lines[0] < error.line <= sum(lines):
             raise
-    if refused is None:
+    else:
         found = [(r.step, r.training_loss) for run in runs for r in run.records]
         assert [one for one in found if one in wanted] == wanted
 
@@ -321,9 +367,6 @@ def test_odd_logs_cost_no_other_and_end_no_command(tmp_path, capsys):
     assert "cannot be used" not in capsys.readouterr().err
 
 
-# Zero bytes and a long beginning
-
-
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("size", [1, 4096, 1 << 19])
 @pytest.mark.parametrize("where", ["begin", "middle", "end", "line"])
@@ -340,9 +383,7 @@ def test_zero_bytes_are_left_out_and_counted_wherever_they_are(tmp_path, form, s
     run = only(read_log(path).runs)
     assert run.records == only(read(tmp_path, text)).records
     assert said(run, f"{size} zero bytes between the lines were left out")
-    followed = []
-    Follower(path, lambda _, r: followed.append(r.step), str, stop_after=0.0).run()
-    assert followed == [record.step for record in run.records]
+    assert [record.step for record in followed(path)] == [record.step for record in run.records]
 
 
 @pytest.mark.parametrize("form", ["flat", "nested", "own"])
@@ -353,12 +394,8 @@ def test_the_first_of_json_lines_may_be_long(tmp_path, form, size):
     long = json.dumps(first | {"config": {"x": "y" * size}}) + "\n"
     path = write(tmp_path, "log", long + text.removeprefix(START))
     assert only(read_log(path).runs).records == only(read(tmp_path, text)).records
-    followed = []
-    Follower(path, lambda _, r: followed.append(r.step), str, stop_after=0.0).run()
-    assert followed == list(range(1, 61))
+    assert [record.step for record in followed(path)] == list(range(1, 61))
 
-
-# Hostile texts
 
 #: What a line is made of, again and again; behind each beginning.
 UNITS = [
@@ -418,8 +455,6 @@ def test_numbers_before_a_bar_do_not_double_the_time(count):
     assert steps.match_step(f"{'1' * count} x 5/10 [00:01<00:01]") is None
     assert time.process_time() - began < 0.3
 
-
-# Many files, ranks and names
 
 #: What each of many ranks logs at the end of its steps.
 LAST_WORDS = {

@@ -19,6 +19,7 @@ from rmetric.cli import replay as command
 from rmetric.cli.main import main
 from rmetric.readers import find_logs
 from rmetric.readers.run_folders import logs_among
+from tests.cli.test_progress import Terminal
 
 LOSSES = [3 - 0.05 * i for i in range(30)]
 
@@ -159,9 +160,6 @@ def test_a_folder_of_weights_alone_is_one_error(tmp_path, capsys):
     assert error.count("\n") == 1
 
 
-# The default folder of the results
-
-
 def test_the_default_folder_never_loses_the_index_of_other_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, {"a.csv": TABLE, "b.csv": TABLE, "c.csv": TABLE})
@@ -203,9 +201,6 @@ def test_the_command_that_makes_a_page_again_runs_in_an_installed_package(tmp_pa
     assert (tmp_path / "results" / "replay" / "a_b" / "report.html").is_file()
 
 
-# Exit codes by the verdict
-
-
 def curve(*tail: float) -> str:
     losses = [3 + 7 * 0.9**i + 0.01 * (i % 3) for i in range(100)] + list(tail)
     return "step,loss\n" + "".join(f"{i},{x}\n" for i, x in enumerate(losses))
@@ -240,10 +235,6 @@ def test_exit_on_alarm_ends_a_replay_by_its_worst_verdict(tmp_path, monkeypatch,
 
 
 def test_the_terminal_has_colours_only_where_it_shows_them(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     assert coloured("DIVERGED", "bad", Terminal()) == "\x1b[31;1mDIVERGED\x1b[0m"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
-import tarfile
 from dataclasses import replace
 from io import BytesIO
 from math import isnan, nan
+from pathlib import Path
 
 import pytest
 
@@ -22,7 +22,7 @@ from rmetric.readers.names import TARGETS
 from rmetric.replay.scored_run import score_run
 from rmetric.reporting.page.traces import trace_of_stated
 from rmetric.reporting.replay_report import Replayed, replay_logs
-from tests.authors_data import AUTHORS, needs_authors_logs
+from tests.authors_data import AUTHORS, needs_authors_logs, seed_1
 from tests.reporting.page.pages import Found
 
 WEIGHTS = {"w1_lambda": 0.0, "w2_sigma_sq": 0.5, "w3_delta_l": 0.78}
@@ -55,11 +55,15 @@ def replayed(tmp_path, *paths) -> tuple[Replayed, list[dict]]:
     return result, [json.loads((f / "summary.json").read_text()) for f in folders]
 
 
+def own(path, records):
+    """The run of a log of ours at `path`."""
+    lines = run_lines(Run(id="own", records=records), RMetricConfig())
+    path.write_bytes(b"".join(lines))
+    return read(path)
+
+
 def said(notes, words):
     return any(words in note for note in notes)
-
-
-# Alarms that are steps
 
 
 @pytest.mark.parametrize(
@@ -89,9 +93,6 @@ def test_a_step_says_that_the_line_of_that_step_is_alarmed_and_nothing_of_others
 def test_an_alarm_that_is_neither_flag_nor_step_is_refused_with_what_is_accepted(nonsense):
     with pytest.raises(ValueError, match=r"'r_metric': found .*true, false or a step is accepted"):
         stated_alarm({"step": 1, "alerts": {"r_metric": nonsense}})
-
-
-# R as stated
 
 
 @pytest.mark.long
@@ -152,9 +153,8 @@ def test_an_r_that_is_no_number_is_an_error_of_its_line(tmp_path):
 
 def test_where_the_log_states_our_r_the_page_says_so_in_a_sentence(tmp_path):
     records = [Record(step=s, validation_loss=3.0 - s / 9) for s in range(1, 9)]
-    path = tmp_path / "own.jsonl"
-    path.write_bytes(b"".join(run_lines(Run(id="own", records=records), RMetricConfig())))
-    _, (summary,) = replayed(tmp_path, path)
+    own(tmp_path / "own.jsonl", records)
+    _, (summary,) = replayed(tmp_path, tmp_path / "own.jsonl")
     assert summary["stated"]["equals_ours"]
     assert summary["stated"]["first_alert_step"] == summary["first_alert_step"]
     found = Found((tmp_path / "out" / "own" / "report.html").read_text())
@@ -177,9 +177,6 @@ def test_the_console_tells_stated_alarms_from_ours_and_undefined_from_none(tmp_p
     assert lines[2].endswith(": none; nothing is logged that it watches")
     assert "as its log states: R alarms at step 200, the first of 2" in lines[3]
     assert "as its log states: R has no alarm" in lines[6]
-
-
-# Weights as stated
 
 
 @pytest.mark.parametrize("names", [tuple(WEIGHTS), ("lambda", "sigma_sq", "delta_l")])
@@ -218,9 +215,6 @@ def test_weights_that_make_no_sense_are_not_used_and_that_is_said(tmp_path, weig
     (note,) = [note for note in run.notes if "r_metric_weights" in note]
     assert "were not used" in note
     assert problem in note
-
-
-# Signals that are normalised already
 
 
 def test_a_stated_n_is_taken_where_the_signal_has_no_value_of_its_own():
@@ -283,7 +277,9 @@ def test_the_norms_of_a_log_that_lacks_the_signals_are_read(tmp_path):
     assert said(scored.notes, "σ² is taken normalised, as the log states it")
 
 
-def own_lines(**config):
+@pytest.mark.parametrize("preset", [None, "case_study"])
+@pytest.mark.parametrize("headless", [False, True])
+def test_the_norms_that_our_own_logs_repeat_are_no_statements(tmp_path, preset, headless):
     records = [
         Record(
             step=s,
@@ -292,21 +288,13 @@ def own_lines(**config):
         )
         for s in range(1, 30)
     ]
-    return list(run_lines(Run(id="own", records=records), RMetricConfig(**config)))
-
-
-@pytest.mark.parametrize("preset", [None, "case_study"])
-@pytest.mark.parametrize("headless", [False, True])
-def test_the_norms_that_our_own_logs_repeat_are_no_statements(tmp_path, preset, headless):
-    lines = own_lines()[headless:]
-    without = [
-        json.dumps({k: v for k, v in json.loads(line).items() if k not in NORMS}).encode() + b"\n"
-        for line in lines
-    ]
-    runs = []
-    for name, content in (("with", lines), ("without", without)):
-        (tmp_path / f"{name}.jsonl").write_bytes(b"".join(content))
-        runs.append(read(tmp_path / f"{name}.jsonl"))
+    path, runs = tmp_path / "own.jsonl", []
+    own(path, records)
+    entries = list(map(json.loads, path.read_text().splitlines()[headless:]))
+    without = [{k: v for k, v in entry.items() if k not in NORMS} for entry in entries]
+    for these in (entries, without):
+        path.write_text("".join(json.dumps(entry) + "\n" for entry in these))
+        runs.append(read(path))
     assert runs[0].records == runs[1].records
     scores = [score_run(run, preset).scores for run in runs]
     assert repr(scores[0]) == repr(scores[1])
@@ -314,10 +302,9 @@ def test_the_norms_that_our_own_logs_repeat_are_no_statements(tmp_path, preset, 
 
 def test_a_log_of_ours_keeps_the_norms_that_somebody_else_stated(tmp_path):
     records = [Record(step=s, gradient_variance_normalised=s / 8) for s in range(1, 8)]
-    path = tmp_path / "own.jsonl"
-    path.write_bytes(b"".join(run_lines(Run(id="own", records=records), RMetricConfig())))
-    assert read(path).records == records
-    assert said(read(path).notes, "equals the logged r_metric at all 7 records")
+    run = own(tmp_path / "own.jsonl", records)
+    assert run.records == records
+    assert said(run.notes, "equals the logged r_metric at all 7 records")
     entry = json.loads(metrics_line(records[0], RMetric().update(records[0])))
     assert entry["sigma_sq_source"] == "logged_normalised"
     assert "sigma_sq" not in entry
@@ -328,8 +315,6 @@ def test_the_reason_of_an_alarm_names_no_signal_that_was_never_seen():
     reason = reason_for(metric.config, metric.raw, metric.normalised, metric.score)
     assert "parts: ΔL 0.70 (n = 1 as the log states it): roll back" in reason
 
-
-# Tables
 
 HEADER = "step,train_loss,r_metric,lambda,lambda_norm,sigma_sq,sigma_sq_norm,delta_l,delta_l_norm"
 ROWS = "10,3.0,0.0,0.1,0,2.0,0,0.0,0\n20,2.0,0.78,0.1,0,1.0,0,1.5,1\n30,2.5,0.2,0.1,0,4.0,1,0.2,0\n"
@@ -388,9 +373,6 @@ def test_the_scores_of_a_replay_are_no_log(tmp_path):
         read_log(tmp_path / "out" / "a" / "scores.csv")
 
 
-# Two files, one id
-
-
 @pytest.mark.long
 def test_two_files_with_one_id_are_told_apart_by_their_file_everywhere(tmp_path, capsys):
     paths = [
@@ -416,19 +398,13 @@ def test_two_files_with_one_id_are_told_apart_by_their_file_everywhere(tmp_path,
     assert "run.jsonl" in Found((tmp_path / "out" / "twin" / "report.html").read_text()).text
 
 
-# The authors' own logs
-
-
 @pytest.mark.long
 @needs_authors_logs
 def test_the_74_alarms_that_seed_1_states_are_counted(tmp_path, capsys):
-    paths = []
-    with tarfile.open(AUTHORS / "seed1.tar.xz") as archive:
-        for member in archive:
-            if "logs_FULL_METRIC/" in member.name and member.isfile():
-                paths.append(tmp_path / member.name.rpartition("/")[2])
-                paths[-1].write_bytes(archive.extractfile(member).read())
-    result = replay_logs(sorted(paths), tmp_path / "out", most_plots=0)
+    for name, text in seed_1().items():
+        if name.startswith("logs_FULL_METRIC/"):
+            (tmp_path / Path(name).name).write_bytes(text)
+    result = replay_logs(sorted(tmp_path.iterdir()), tmp_path / "out", most_plots=0)
     assert (len(result.rows), result.failed) == (180, [])
     alarmed = [row for row in result.rows if row["stated_first_alert_step"] != ""]
     assert len(alarmed) == 74
@@ -439,7 +415,7 @@ def test_the_74_alarms_that_seed_1_states_are_counted(tmp_path, capsys):
 
 
 @needs_authors_logs
-def test_r_of_the_shipped_logs_comes_back_to_the_last_bit():
+def test_r_of_the_shipped_logs_comes_back_to_the_last_bit_and_alarms_where_they_say():
     same = []
     for path in sorted(AUTHORS.glob("JSONL_run_*.jsonl")):
         scored = score_run(read(path))
@@ -449,15 +425,10 @@ def test_r_of_the_shipped_logs_comes_back_to_the_last_bit():
             score.score == stated
             for score, stated in zip(scored.scores, scored.stated.scores, strict=True)
         ]
-    assert (sum(same), len(same)) == (105, 105)
-
-
-@needs_authors_logs
-def test_the_alarms_of_the_shipped_logs_begin_where_they_say():
-    for path in sorted(AUTHORS.glob("JSONL_run_*.jsonl")):
         entries = map(json.loads, BytesIO(path.read_bytes()))
         alarmed = [entry["step"] for entry in entries if stated_alarm(entry)]
-        assert alarmed == trace_of_stated(score_run(read(path))).alarm_steps[:1]
+        assert alarmed == trace_of_stated(scored).alarm_steps[:1]
+    assert (sum(same), len(same)) == (105, 105)
 
 
 @needs_authors_logs

@@ -12,12 +12,16 @@ from random import Random
 import pytest
 
 from rmetric.readers import LogError, read_log, text_formats, text_pairs, text_programs
+from rmetric.readers.text_parts import TextFormat
 from rmetric.readers.text_readers import TEXT_FORMATS, as_reader
+from tests.readers.test_formats import curve
 
 OWN = (*TEXT_FORMATS, text_formats.DEEPSPEED)
 Cells = list[dict[str, object]]
 
-MEGATRON = """\
+#: Its own reader, a log, and what must come out of it.
+SAMPLES: dict[str, tuple[TextFormat, str, Cells]] = {
+    "megatron": (text_formats.MEGATRON, """\
 > building the model on rank 0
 [default0]: iteration        1/     100 | consumed samples:            8 | elapsed time per iteration (ms): 900.1 | learning rate: 0.000E+00 | global batch size:     8 | loss scale: 65536.0 | number of skipped iterations:   1 | number of nan iterations:   0 |
 time (ms) | forward-compute: 100.00 | backward-compute: 200.00
@@ -28,18 +32,16 @@ time (ms) | forward-compute: 100.00 | backward-compute: 200.00
  validation loss at iteration 2 on test set | lm loss value: 9.900000E+01 | lm loss PPL: 1.0E+05 |
 [default0]: iteration        3/     100 | consumed samples:           24 | learning rate: 1.500E-04 | lm loss: 0.000000E+00 | loss scale: 32768.0 | grad norm: nan | number of skipped iterations:   0 | number of nan iterations:   1 |
  samples/sec: 2.1 | iteration        4/     100 | elapsed time per iteration (ms): 900.1 | learning rate: 1.500E-04 | lm_loss: 1.150000E+01 | loss scale: 32768.0 | number of skipped iterations:   0 | number of nan iterations:   0 |
-"""
-MEGATRON_CELLS: Cells = [
-    {"step": 1, "skipped": True, "learning_rate": 0.0, "loss_scale": 65536.0},
-    {"step": 2, "skipped": False, "loss_scale": 32768.0, "loss": 12.5, "grad_norm": 2.5,
-     "learning_rate": 1.5e-4, "parameter_norm": 40.125},
-    {"step": 2, "eval_loss": 12.25},
-    {"step": 3, "loss": nan, "skipped": False, "grad_norm": nan, "learning_rate": 1.5e-4,
-     "loss_scale": 32768.0},
-    {"step": 4, "loss": 11.5, "skipped": False, "learning_rate": 1.5e-4, "loss_scale": 32768.0},
-]  # fmt: skip
-
-DEEPSPEED = """\
+""", [
+        {"step": 1, "skipped": True, "learning_rate": 0.0, "loss_scale": 65536.0},
+        {"step": 2, "skipped": False, "loss_scale": 32768.0, "loss": 12.5, "grad_norm": 2.5,
+         "learning_rate": 1.5e-4, "parameter_norm": 40.125},
+        {"step": 2, "eval_loss": 12.25},
+        {"step": 3, "loss": nan, "skipped": False, "grad_norm": nan, "learning_rate": 1.5e-4,
+         "loss_scale": 32768.0},
+        {"step": 4, "loss": 11.5, "skipped": False, "learning_rate": 1.5e-4, "loss_scale": 32768.0},
+    ]),
+    "deepspeed": (text_formats.DEEPSPEED, """\
 [2024-01-01 10:00:00,000] [INFO] [loss_scaler.py:188:update_scale] [deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, but hysteresis is 2. Reducing hysteresis to 1
 [2024-01-01 10:00:01,000] [INFO] [loss_scaler.py:181:update_scale] [deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768
 [2024-01-01 10:00:02,500] [INFO] [logging.py:96:log_dist] [Rank 0] step=10, skipped=2, lr=[0.001, 0.001], mom=[(0.9, 0.95), (0.9, 0.95)]
@@ -47,15 +49,13 @@ DEEPSPEED = """\
 ppl: 1.0
 [deepscale] OVERFLOW! Skipping step. Attempted loss scale: 32768.0, reducing to 16384.0
 steps: 30 loss: 2.5000 iter time (s): 0.500 samples/sec: 16.000
-"""
-DEEPSPEED_CELLS: Cells = [
-    {"step": 10, "skipped": True, "loss_scale": 32768.0, "time": 0.0, "learning_rate": 0.001},
-    {"step": 20, "skipped": False, "time": 2.0, "learning_rate": 0.002},
-    {"step": 20, "eval_loss": 0.0},
-    {"step": 30, "skipped": True, "loss_scale": 16384.0, "loss": 2.5},
-]
-
-NANOGPT = """\
+""", [
+        {"step": 10, "skipped": True, "loss_scale": 32768.0, "time": 0.0, "learning_rate": 0.001},
+        {"step": 20, "skipped": False, "time": 2.0, "learning_rate": 0.002},
+        {"step": 20, "eval_loss": 0.0},
+        {"step": 30, "skipped": True, "loss_scale": 16384.0, "loss": 2.5},
+    ]),
+    "nanogpt": (text_formats.NANOGPT, """\
 tokens per iteration will be: 4,096
 step 0: train loss 10.5000, val loss 10.6000
 iter 0: loss 10.4000, time 100.00ms, mfu -100.00%
@@ -64,32 +64,28 @@ GRADIENT CHECK at 5
 step 20: train loss 9.5000, val loss inf
 20 | loss 9.2500 | lr 3.000000e-04 | 91.50ms | mfu 5.10%
 iter 30: loss 9.0000, time 90.00ms, mfu 5.00%, lr 0.0002, grad norm 1.5000
-"""
-NANOGPT_CELLS: Cells = [
-    {"step": 0, "loss": 10.5, "eval_loss": 10.6},
-    {"step": 0, "loss": 10.4},
-    {"step": 10, "loss": nan},
-    {"step": 20, "loss": 9.5, "eval_loss": inf},
-    {"step": 20, "loss": 9.25, "learning_rate": 3e-4},
-    {"step": 30, "loss": 9.0, "learning_rate": 2e-4, "grad_norm": 1.5},
-]
-
-NANOCHAT = """\
+""", [
+        {"step": 0, "loss": 10.5, "eval_loss": 10.6},
+        {"step": 0, "loss": 10.4},
+        {"step": 10, "loss": nan},
+        {"step": 20, "loss": 9.5, "eval_loss": inf},
+        {"step": 20, "loss": 9.25, "learning_rate": 3e-4},
+        {"step": 30, "loss": 9.0, "learning_rate": 2e-4, "grad_norm": 1.5},
+    ]),
+    "nanochat": (text_formats.NANOCHAT, """\
 Step 00000 | Validation bpb: 3.2500
 step 00000/00100 (0.00%) | loss: 10.500000 | grad norm: 1.2500 | lrm: 1.00 | dt: 500.00ms | tok/sec: 1,000 | mfu: 0.10 | total time: 0.00m
 step 00001/00100 (1.00%) | loss: nan | grad norm: nan | lrm: 1.00 | dt: 250.00ms | tok/sec: 2,000 | mfu: 0.10 | total time: 0.00m
 Step 00002/00100 | Training loss: 9.500000| lrm: 0.900000| num_tokens: 4,096
 Step 00002 | Validation loss: 9.250000
-"""
-NANOCHAT_CELLS: Cells = [
-    {"step": 0, "validation_bpb": 3.25},
-    {"step": 0, "loss": 10.5, "grad_norm": 1.25, "time": 0.5},
-    {"step": 1, "loss": nan, "grad_norm": nan, "time": 0.75},
-    {"step": 2, "loss": 9.5},
-    {"step": 2, "eval_loss": 9.25},
-]
-
-MODDED = """\
+""", [
+        {"step": 0, "validation_bpb": 3.25},
+        {"step": 0, "loss": 10.5, "grad_norm": 1.25, "time": 0.5},
+        {"step": 1, "loss": nan, "grad_norm": nan, "time": 0.75},
+        {"step": 2, "loss": 9.5},
+        {"step": 2, "eval_loss": 9.25},
+    ]),
+    "modded_nanogpt": (text_formats.MODDED_NANOGPT, """\
 import torch
 print0(f"step:{step}/{train_steps} val_loss:{val_loss:.4f} train_time:{ms:.0f}ms")
 ====================================================================================
@@ -98,70 +94,59 @@ step:1/100 train_loss:10.7500 aux_loss:0.5000 grad_norm:0.4000 lr:0.0500 tok/s:3
 step:2/100 loss:nan t:2500ms avg:1250.0ms
 step:50 curr_seq_len_jump:64
 step:100/100 val_loss:3.2500 val_bpb:1.2000 train_time:60000ms step_avg:600.00ms
-"""
-MODDED_CELLS: Cells = [
-    {"step": 0, "eval_loss": 10.8, "time": 0.01},
-    {"step": 1, "loss": 10.75, "grad_norm": 0.4, "learning_rate": 0.05, "time": 1.5},
-    {"step": 2, "loss": nan, "time": 2.5},
-    {"step": 100, "eval_loss": 3.25, "time": 60.0},
-]
-
-LLM_C = """\
+""", [
+        {"step": 0, "eval_loss": 10.8, "time": 0.01},
+        {"step": 1, "loss": 10.75, "grad_norm": 0.4, "learning_rate": 0.05, "time": 1.5},
+        {"step": 2, "loss": nan, "time": 2.5},
+        {"step": 100, "eval_loss": 3.25, "time": 60.0},
+    ]),
+    "llm_c": (text_formats.LLM_C, """\
 | max_sequence_length T | 1024 |
 val loss 11.0000
 step    1/100 | loss 10.500000 (+nanz)| norm 15.2500 (+nanz)| lr 8.57e-07 | 380.60 ms | 54.8% bf16 MFU | 1377504 tok/s
 step    2/100 | loss -nan (+nanz)| norm inf (+nanz)| lr 1.71e-06 | 380.60 ms | 54.8% bf16 MFU | 1377504 tok/s
 val loss 9.500000
 step    3/100 | train loss 9.250000 | norm 1.5000 | lr 3.00e-04 (380.60 ms, 100000 tok/s)
-"""
-LLM_C_CELLS: Cells = [
-    {"step": 0, "eval_loss": 11.0},
-    {"step": 1, "loss": 10.5, "grad_norm": 15.25, "learning_rate": 8.57e-07},
-    {"step": 2, "loss": nan, "grad_norm": inf, "learning_rate": 1.71e-06},
-    {"step": 2, "eval_loss": 9.5},
-    {"step": 3, "loss": 9.25, "grad_norm": 1.5, "learning_rate": 3e-4},
-]
-LLM_C_MAIN_LOG = "s:0 tel:11.0000\ns:0 trl:10.5000 lr:0.000001 norm:15.25\ns:1 trl:nan lr:0.000002 norm:nan\ns:1 eval:0.25\n"
-LLM_C_MAIN_LOG_CELLS: Cells = [
-    {"step": 0, "eval_loss": 11.0},
-    {"step": 0, "loss": 10.5, "learning_rate": 1e-6, "grad_norm": 15.25},
-    {"step": 1, "loss": nan, "learning_rate": 2e-6, "grad_norm": nan},
-]
-BUILD_NANOGPT = "0 val 10.9500\n0 hella 0.2400\n0 train 10.950000\n1 train 9.500000\n"
-BUILD_NANOGPT_CELLS: Cells = [
-    {"step": 0, "eval_loss": 10.95},
-    {"step": 0, "loss": 10.95},
-    {"step": 1, "loss": 9.5},
-]
-
-TORCHTITAN = """\
+""", [
+        {"step": 0, "eval_loss": 11.0},
+        {"step": 1, "loss": 10.5, "grad_norm": 15.25, "learning_rate": 8.57e-07},
+        {"step": 2, "loss": nan, "grad_norm": inf, "learning_rate": 1.71e-06},
+        {"step": 2, "eval_loss": 9.5},
+        {"step": 3, "loss": 9.25, "grad_norm": 1.5, "learning_rate": 3e-4},
+    ]),
+    "llm_c_main_log": (text_formats.LLM_C, "s:0 tel:11.0000\ns:0 trl:10.5000 lr:0.000001 norm:15.25\ns:1 trl:nan lr:0.000002 norm:nan\ns:1 eval:0.25\n", [
+        {"step": 0, "eval_loss": 11.0},
+        {"step": 0, "loss": 10.5, "learning_rate": 1e-6, "grad_norm": 15.25},
+        {"step": 1, "loss": nan, "learning_rate": 2e-6, "grad_norm": nan},
+    ]),
+    "build_nanogpt": (text_formats.LLM_C, "0 val 10.9500\n0 hella 0.2400\n0 train 10.950000\n1 train 9.500000\n", [
+        {"step": 0, "eval_loss": 10.95},
+        {"step": 0, "loss": 10.95},
+        {"step": 1, "loss": 9.5},
+    ]),
+    "torchtitan": (text_formats.TORCHTITAN, """\
 [rank1]:[titan] 2025-01-01 10:00:00,000 - root - INFO - Training starts at step 1.
 [rank0]:[titan] 2025-01-01 10:00:00,000 - root - INFO - \x1b[31mstep:  1  \x1b[32mloss:  8.2500  \x1b[38;2;180;60;0mgrad_norm:  1.5000  \x1b[34mmemory:  1.00GiB(2.00%)  \x1b[33mtps: 1,000\x1b[39m
 [rank1]:[titan] 2025-01-01 10:00:00,000 - root - INFO - \x1b[31mstep:  1  \x1b[32mloss:  8.2500  \x1b[38;2;180;60;0mgrad_norm:  1.5000  \x1b[34mmemory:  1.00GiB(2.00%)  \x1b[33mtps: 1,000\x1b[39m
 [rank0]:[titan] 2025-01-01 10:00:10,500 - root - INFO - validate step:  1  loss:  8.1250  memory:  1.00GiB(2.00%)  tps: 1,000
 [rank0]:[titan] 2025-01-01 10:00:12,000 - root - INFO - step: 10  loss:     nan  grad_norm:     nan  memory:  1.00GiB(2.00%)  tps: 1,000
-"""
-TORCHTITAN_CELLS: Cells = [
-    {"step": 1, "loss": 8.25, "grad_norm": 1.5, "time": 0.0},
-    {"step": 1, "eval_loss": 8.125, "time": 10.5},
-    {"step": 10, "loss": nan, "grad_norm": nan, "time": 12.0},
-]
-
-TORCHTUNE = """\
+""", [
+        {"step": 1, "loss": 8.25, "grad_norm": 1.5, "time": 0.0},
+        {"step": 1, "eval_loss": 8.125, "time": 10.5},
+        {"step": 10, "loss": nan, "grad_norm": nan, "time": 12.0},
+    ]),
+    "torchtune": (text_formats.TORCHTUNE, """\
 INFO:torchtune.utils._logging:Learning rate scheduler is initialized.
 Step 1 | loss:2.125 lr:2e-05 tokens_per_second_per_gpu:100.5 grad_norm:1.5
 Step 2 | loss:nan lr:4e-05 tokens_per_second_per_gpu:100.5 grad_norm:inf
 Step 2 | val_loss:2.0
-"""
-TORCHTUNE_CELLS: Cells = [
-    {"step": 1, "loss": 2.125, "learning_rate": 2e-5, "grad_norm": 1.5},
-    {"step": 2, "loss": nan, "learning_rate": 4e-5, "grad_norm": inf},
-    {"step": 2, "eval_loss": 2.0},
-]
-TORCHTUNE_BAR = "\r  0%|          | 0/3 [00:00<?, ?it/s]\r1|1|Loss: 2.75:  33%|███| 1/3 [00:02<00:04]\r1|1|Loss: 2.75:  66%|███| 2/3 [00:04<00:02]\r1|2|Loss: 2.5:  66%|███| 2/3 [00:04<00:02]\n"
-TORCHTUNE_BAR_CELLS: Cells = [{"step": 1, "loss": 2.75}, {"step": 2, "loss": 2.5}]
-
-HUGGING_FACE = """\
+""", [
+        {"step": 1, "loss": 2.125, "learning_rate": 2e-5, "grad_norm": 1.5},
+        {"step": 2, "loss": nan, "learning_rate": 4e-5, "grad_norm": inf},
+        {"step": 2, "eval_loss": 2.0},
+    ]),
+    "torchtune_bar": (text_formats.TORCHTUNE, "\r  0%|          | 0/3 [00:00<?, ?it/s]\r1|1|Loss: 2.75:  33%|███| 1/3 [00:02<00:04]\r1|1|Loss: 2.75:  66%|███| 2/3 [00:04<00:02]\r1|2|Loss: 2.5:  66%|███| 2/3 [00:04<00:02]\n", [{"step": 1, "loss": 2.75}, {"step": 2, "loss": 2.5}]),
+    "hugging_face": (text_programs.HUGGING_FACE, """\
 Map: 100%|██████████| 1000/1000 [00:01<00:00, 900.00 examples/s]
   0%|          | 0/500 [00:00<?, ?it/s]\r  2%|▏         | 10/500 [00:10<08:10,  1.00s/it]
 {'loss': 2.5, 'grad_norm': 1.25, 'learning_rate': 5e-05, 'epoch': 0.1}
@@ -171,63 +156,43 @@ Map: 100%|██████████| 1000/1000 [00:01<00:00, 900.00 example
   6%|▌         | 30/500 [00:30<07:50,  1.00s/it]
 {'loss': 0.0, 'grad_norm': tensor(0.5, device='cuda:0'), 'learning_rate': 4.8e-05, 'epoch': 0.3}
 {'train_runtime': 30.0, 'train_loss': 1.5, 'epoch': 0.3}
-"""
-HUGGING_FACE_CELLS: Cells = [
-    {"step": 10, "loss": 2.5, "grad_norm": 1.25, "learning_rate": 5e-5},
-    {"step": 20, "loss": nan, "grad_norm": nan, "learning_rate": 4.9e-5},
-    {"step": 20, "eval_loss": 2.25},
-    {"step": 30, "loss": 0.0, "grad_norm": 0.5, "learning_rate": 4.8e-5},
-]
-SWIFT = "{'loss': 2.5, 'learning_rate': 1e-05, 'epoch': 0.1, 'global_step/max_steps': '5/100'}\n{'loss': 2.25, 'learning_rate': 1e-05, 'epoch': 0.2, 'global_step/max_steps': '10/100'}\n"
-SWIFT_CELLS: Cells = [
-    {"step": 5, "loss": 2.5, "learning_rate": 1e-5},
-    {"step": 10, "loss": 2.25, "learning_rate": 1e-5},
-]
-
-FAIRSEQ = """\
+""", [
+        {"step": 10, "loss": 2.5, "grad_norm": 1.25, "learning_rate": 5e-5},
+        {"step": 20, "loss": nan, "grad_norm": nan, "learning_rate": 4.9e-5},
+        {"step": 20, "eval_loss": 2.25},
+        {"step": 30, "loss": 0.0, "grad_norm": 0.5, "learning_rate": 4.8e-5},
+    ]),
+    "swift": (text_programs.HUGGING_FACE, "{'loss': 2.5, 'learning_rate': 1e-05, 'epoch': 0.1, 'global_step/max_steps': '5/100'}\n{'loss': 2.25, 'learning_rate': 1e-05, 'epoch': 0.2, 'global_step/max_steps': '10/100'}\n", [
+        {"step": 5, "loss": 2.5, "learning_rate": 1e-5},
+        {"step": 10, "loss": 2.25, "learning_rate": 1e-5},
+    ]),
+    "fairseq": (text_programs.FAIRSEQ, """\
 2024-01-01 10:00:00 | INFO | fairseq.trainer | NOTE: gradient overflow detected, ignoring gradient, setting loss scale to: 64.0
 2024-01-01 10:00:01 | INFO | train_inner | epoch 001:     10 / 100 loss=12.5, nll_loss=12.25, ppl=4871, wps=1000, ups=2, wpb=500, bsz=8, num_updates=9, lr=1e-05, gnorm=2.5, loss_scale=64, train_wall=5, wall=6
 2024-01-01 10:00:02 | INFO | valid | epoch 001 | valid on 'valid' subset | loss 11.5 | nll_loss 11.25 | ppl 2435 | num_updates 9 | best_loss 11.5
 2024-01-01 10:00:03 | INFO | train | epoch 001 | loss 12.75 | nll_loss 12.5 | num_updates 9 | lr 1e-05 | gnorm 2.5 | wall 7
 2024-01-01 10:00:04 | INFO | train_inner | {"epoch": 2, "update": 1.5, "loss": "nan", "nll_loss": "nan", "num_updates": "19", "lr": "2e-05", "gnorm": "inf", "loss_scale": "64", "wall": "8"}
 2024-01-01 10:00:05 | INFO | valid | {"epoch": 2, "valid_loss": "10.5", "valid_ppl": "1448", "valid_num_updates": "19"}
-"""
-FAIRSEQ_CELLS: Cells = [
-    {"step": 9, "skipped": True, "loss": 12.5, "learning_rate": 1e-5, "grad_norm": 2.5,
-     "loss_scale": 64.0, "time": 6.0},
-    {"step": 9, "eval_loss": 11.5},
-    {"step": 19, "loss": nan, "learning_rate": 2e-5, "grad_norm": inf, "loss_scale": 64.0,
-     "time": 8.0},
-    {"step": 19, "eval_loss": 10.5},
-]  # fmt: skip
-FAIRSEQ_OLD = """\
+""", [
+        {"step": 9, "skipped": True, "loss": 12.5, "learning_rate": 1e-5, "grad_norm": 2.5,
+         "loss_scale": 64.0, "time": 6.0},
+        {"step": 9, "eval_loss": 11.5},
+        {"step": 19, "loss": nan, "learning_rate": 2e-5, "grad_norm": inf, "loss_scale": 64.0,
+         "time": 8.0},
+        {"step": 19, "eval_loss": 10.5},
+    ]),
+    "fairseq_old": (text_programs.FAIRSEQ, """\
 | WARNING: overflow detected, setting loss scale to: 0.25
 | epoch 001 | loss 6.5 | nll_loss 5.5 | ppl 45.25 | num_updates 100 | lr 0.0005 | gnorm 0.5 | loss_scale 0.250 | wall 200
 | epoch 001 | valid on 'valid' subset | valid_loss 6.25 | valid_nll_loss 5.25 | num_updates 100
 | epoch 002:     10 / 100 loss=6.125, nll_loss=5.125, wps=1000, gnorm=0.25
-"""
-FAIRSEQ_OLD_CELLS: Cells = [
-    {"step": 100, "skipped": True, "loss": 6.5, "learning_rate": 0.0005, "grad_norm": 0.5,
-     "loss_scale": 0.25, "time": 200.0},
-    {"step": 100, "eval_loss": 6.25},
-    {"step": 110, "loss": 6.125, "grad_norm": 0.25},
-]  # fmt: skip
-
-MLPERF = """\
-:::MLLOG {"namespace": "", "time_ms": 1000, "event_type": "POINT_IN_TIME", "key": "submission_benchmark", "value": "llama31_8b", "metadata": {}}
-:::MLLOG {"namespace": "", "time_ms": 2000, "event_type": "INTERVAL_START", "key": "run_start", "value": null, "metadata": {}}
-0: :::MLLOG {"namespace": "", "time_ms": 3500, "event_type": "POINT_IN_TIME", "key": "tracked_stats", "value": {"train_step_time": 1.5, "reduced_train_loss": 7.75}, "metadata": {"step": 64.0}}
-:::MLLOG {"namespace": "", "time_ms": 4500, "event_type": "POINT_IN_TIME", "key": "train_loss", "value": NaN, "metadata": {"samples_count": 128}}
-:::MLLOG {"namespace": "", "time_ms": 5500, "event_type": "POINT_IN_TIME", "key": "eval_accuracy", "value": 6.5, "metadata": {"samples_count": 128}}
-:::MLLOG {"namespace": "", "time_ms": 6500, "event_type": "POINT_IN_TIME", "key": "tracked_stats", "value": {"throughput": 5.0}, "metadata": {"step": 128}}
-"""
-MLPERF_CELLS: Cells = [
-    {"step": 64, "loss": 7.75, "time": 1.5},
-    {"step": 128, "loss": nan, "time": 2.5},
-    {"step": 128, "eval_loss": 6.5, "time": 3.5},
-]
-
-STABLE_BASELINES = """\
+""", [
+        {"step": 100, "skipped": True, "loss": 6.5, "learning_rate": 0.0005, "grad_norm": 0.5,
+         "loss_scale": 0.25, "time": 200.0},
+        {"step": 100, "eval_loss": 6.25},
+        {"step": 110, "loss": 6.125, "grad_norm": 0.25},
+    ]),
+    "stable_baselines3": (text_programs.STABLE_BASELINES3, """\
 ---------------------------------
 | rollout/           |          |
 |    ep_len_mean     | 141      |
@@ -247,36 +212,26 @@ Eval num_timesteps=4096, episode_reward=115.83 +/- 0.00
 |    learning_rate        | 0.0003      |
 |    loss                 | 5.82        |
 -----------------------------------------
-"""
-STABLE_BASELINES_CELLS: Cells = [
-    {"step": 2048, "reward": 94.2},
-    {"step": 4096, "loss": 5.82, "learning_rate": 0.0003, "kl": 0.013219705},
-]
-
-#: Its own reader, a log, and what must come out of it.
-SAMPLES = {
-    "megatron": (text_formats.MEGATRON, MEGATRON, MEGATRON_CELLS),
-    "deepspeed": (text_formats.DEEPSPEED, DEEPSPEED, DEEPSPEED_CELLS),
-    "nanogpt": (text_formats.NANOGPT, NANOGPT, NANOGPT_CELLS),
-    "nanochat": (text_formats.NANOCHAT, NANOCHAT, NANOCHAT_CELLS),
-    "modded_nanogpt": (text_formats.MODDED_NANOGPT, MODDED, MODDED_CELLS),
-    "llm_c": (text_formats.LLM_C, LLM_C, LLM_C_CELLS),
-    "llm_c_main_log": (text_formats.LLM_C, LLM_C_MAIN_LOG, LLM_C_MAIN_LOG_CELLS),
-    "build_nanogpt": (text_formats.LLM_C, BUILD_NANOGPT, BUILD_NANOGPT_CELLS),
-    "torchtitan": (text_formats.TORCHTITAN, TORCHTITAN, TORCHTITAN_CELLS),
-    "torchtune": (text_formats.TORCHTUNE, TORCHTUNE, TORCHTUNE_CELLS),
-    "torchtune_bar": (text_formats.TORCHTUNE, TORCHTUNE_BAR, TORCHTUNE_BAR_CELLS),
-    "hugging_face": (text_programs.HUGGING_FACE, HUGGING_FACE, HUGGING_FACE_CELLS),
-    "swift": (text_programs.HUGGING_FACE, SWIFT, SWIFT_CELLS),
-    "fairseq": (text_programs.FAIRSEQ, FAIRSEQ, FAIRSEQ_CELLS),
-    "fairseq_old": (text_programs.FAIRSEQ, FAIRSEQ_OLD, FAIRSEQ_OLD_CELLS),
-    "stable_baselines3": (
-        text_programs.STABLE_BASELINES3,
-        STABLE_BASELINES,
-        STABLE_BASELINES_CELLS,
-    ),
-    "mlperf": (text_programs.MLPERF, MLPERF, MLPERF_CELLS),
-}
+""", [
+        {"step": 2048, "reward": 94.2},
+        {"step": 4096, "loss": 5.82, "learning_rate": 0.0003, "kl": 0.013219705},
+    ]),
+    "mlperf": (text_programs.MLPERF, """\
+:::MLLOG {"namespace": "", "time_ms": 1000, "event_type": "POINT_IN_TIME", "key": "submission_benchmark", "value": "llama31_8b", "metadata": {}}
+:::MLLOG {"namespace": "", "time_ms": 2000, "event_type": "INTERVAL_START", "key": "run_start", "value": null, "metadata": {}}
+0: :::MLLOG {"namespace": "", "time_ms": 3500, "event_type": "POINT_IN_TIME", "key": "tracked_stats", "value": {"train_step_time": 1.5, "reduced_train_loss": 7.75}, "metadata": {"step": 64.0}}
+:::MLLOG {"namespace": "", "time_ms": 4500, "event_type": "POINT_IN_TIME", "key": "train_loss", "value": NaN, "metadata": {"samples_count": 128}}
+:::MLLOG {"namespace": "", "time_ms": 5500, "event_type": "POINT_IN_TIME", "key": "eval_accuracy", "value": 6.5, "metadata": {"samples_count": 128}}
+:::MLLOG {"namespace": "", "time_ms": 6500, "event_type": "POINT_IN_TIME", "key": "tracked_stats", "value": {"throughput": 5.0}, "metadata": {"step": 128}}
+""", [
+        {"step": 64, "loss": 7.75, "time": 1.5},
+        {"step": 128, "loss": nan, "time": 2.5},
+        {"step": 128, "eval_loss": 6.5, "time": 3.5},
+    ]),
+}  # fmt: skip
+MEGATRON, DEEPSPEED, NANOCHAT, MLPERF = (
+    SAMPLES[name][1] for name in ("megatron", "deepspeed", "nanochat", "mlperf")
+)
 
 
 def test_each_text_format_has_a_sample():
@@ -367,7 +322,7 @@ def test_an_accuracy_is_no_loss():
     assert [cells.get("eval_loss") for cells in cells_of(text_programs.MLPERF, image)] == [None] * 2
 
 
-#: Programs that have no reader of their own: a text, and (step, loss, eval_loss, grad_norm).
+#: Programs that have no reader of their own: a text, and its `curve`.
 OTHERS = {
     "pairs": (
         "[2024-01-01 10:00:00] INFO step=120 loss=3.21 lr=1e-4 gnorm=0.8\n"
@@ -377,45 +332,40 @@ OTHERS = {
     "steps inside of an epoch": (
         "Epoch 1 Iter 20/500: loss 3.2\nEpoch 1 Iter 500/500: loss 3.1\n"
         "Epoch 1 done, train loss 3.15, val loss 3.0\nEpoch 2 Iter 20/500: loss 2.9\n",
-        [
-            (20, 3.2, None, None),
-            (500, 3.1, None, None),
-            (500, None, 3.0, None),
-            (520, 2.9, None, None),
-        ],
+        [(20, 3.2), (500, 3.1), (500, None, 3.0), (520, 2.9)],
     ),
     "epochs alone": (
         "Epoch 1/3, Train Loss: 2.5, Val Loss: 2.4\nEpoch 2/3, Train Loss: 2.3, Val Loss: 2.2\n",
-        [(1, 2.5, 2.4, None), (2, 2.3, 2.2, None)],
+        [(1, 2.5, 2.4), (2, 2.3, 2.2)],
     ),
     "two words and an equals sign": (
         "Epoch 1: Train Loss=2.5, Val Loss=2.4\nEpoch 2: Train Loss=2.3, Val Loss=2.2\n",
-        [(1, 2.5, 2.4, None), (2, 2.3, 2.2, None)],
+        [(1, 2.5, 2.4), (2, 2.3, 2.2)],
     ),
     "a count beside the batch's size": (
         "[000500/9000] A | loss 2.5 | batch 16\n[001000/9000] B | loss 2.4 | batch 16\n",
-        [(500, 2.5, None, None), (1000, 2.4, None, None)],
+        [(500, 2.5), (1000, 2.4)],
     ),
     "a heading with values below it": (
         "2024-05-01 10:00:00.123 train:962 INFO [step=1/100,epoch=0]\n    train/CrossEntropyLoss=11.5\n"
         "    train/Perplexity=98,715\n    optim/total_grad_norm=1.25\n"
         "2024-05-01 10:00:10.123 train:962 INFO [step=2/100,epoch=0]\n    train/CrossEntropyLoss=11.25\n",
-        [(1, 11.5, None, None), (1, None, None, 1.25), (2, 11.25, None, None)],
+        [(1, 11.5), (1, None, None, 1.25), (2, 11.25)],
     ),
     "a heading of a batch": (
         "[batch=1/9]:\n\t Train time/batch: 0\n\t Train loss/train/total: 11.5\n"
         "[batch=2/9]:\n\t Train loss/train/total: 11.25\n",
-        [(1, 11.5, None, None), (2, 11.25, None, None)],
+        [(1, 11.5), (2, 11.25)],
     ),
     "bars of epochs": (
         "Epoch 1/2\n\r 1/50 [..] - ETA: 9s - loss: 2.5\r50/50 [==] - 5s 20ms/step - loss: 2.25 - val_loss: 2.0\n"
         "Epoch 2/2\n\r 1/50 [..] - ETA: 9s - loss: 1.5\n",
-        [(1, 2.5, None, None), (50, 2.25, 2.0, None), (51, 1.5, None, None)],
+        [(1, 2.5), (50, 2.25, 2.0), (51, 1.5)],
     ),
     "bars with values behind": (
         "Epoch 0:  10%|█         | 10/100 [00:01<00:09,  9.90it/s, v_num=0, train_loss=3.25]\r"
         "Epoch 0:  20%|██        | 20/100 [00:02<00:08,  9.90it/s, v_num=0, train_loss=3.00]\n",
-        [(10, 3.25, None, None), (20, 3.0, None, None)],
+        [(10, 3.25), (20, 3.0)],
     ),
     "counts in brackets": (
         "INFO - Epoch(train) [1][ 50/1000]  lr: 1.0e-02  eta: 1:00:00  time: 0.1  grad_norm: 3.5  loss: 1.25\n"
@@ -425,40 +375,34 @@ OTHERS = {
     "mean in parentheses": (
         "Epoch: [0][  10/500]\tTime  0.25 ( 0.30)\tLoss 6.50e+00 (6.75e+00)\tAcc@1   0.39 (  0.10)\n"
         "Epoch: [1][  10/500]\tTime  0.25 ( 0.30)\tLoss 6.25e+00 (6.75e+00)\tAcc@1   0.39 (  0.10)\n",
-        [(10, 6.5, None, None), (510, 6.25, None, None)],
+        [(10, 6.5), (510, 6.25)],
     ),
     "the step first": (
         "0: train loss 4.5, val loss 4.25\n100: train loss 3.5, val loss 3.25\n",
-        [(0, 4.5, 4.25, None), (100, 3.5, 3.25, None)],
+        [(0, 4.5, 4.25), (100, 3.5, 3.25)],
     ),
     "more than one loss": (
         "step: 1 | policy loss: 0.1 | z_loss: 0.2 | loss: 2.5\nstep: 2 | policy loss: 0.1 | loss: 2.25\n",
-        [(1, 2.5, None, None), (2, 2.25, None, None)],
+        [(1, 2.5), (2, 2.25)],
     ),
     "the word for an evaluation elsewhere": (
         "step 10: loss 3.5\nstep 20: loss 3.25\nValidation: loss 3.0\n[eval] step 20 loss=2.75\n"
         "best val loss 2.5 at step 10\ntest step 20: loss 9.0\nstep 30: loss 2.5\n",
-        [
-            (10, 3.5, None, None),
-            (20, 3.25, None, None),
-            (20, None, 3.0, None),
-            (20, None, 2.75, None),
-            (30, 2.5, None, None),
-        ],
+        [(10, 3.5), (20, 3.25), (20, None, 3.0), (20, None, 2.75), (30, 2.5)],
     ),
     "two splits": (
         "Ep 1, Step 000000, Train: 9.5, Val: 9.6, Step tok/sec: 7238\n"
         "Ep 1, Step 000015, Train: 6.5, Val: 6.25, Step tok/sec: 12545\n",
-        [(0, 9.5, 9.6, None), (15, 6.5, 6.25, None)],
+        [(0, 9.5, 9.6), (15, 6.5, 6.25)],
     ),
     "a step in parentheses": (
         "Ep 1 (Step 000000): Train loss 9.5, Val loss 9.6\nEvery effort moves you\n"
         "Ep 1 (Step 000005): Train loss 8.5, Val loss 8.25\n",
-        [(0, 9.5, 9.6, None), (5, 8.5, 8.25, None)],
+        [(0, 9.5, 9.6), (5, 8.5, 8.25)],
     ),
     "ranks": (
         "[rank0]: step=1 loss=2.5\n[rank1]: step=1 loss=2.5\n[rank0]: step=2 loss=2.25\n",
-        [(1, 2.5, None, None), (2, 2.25, None, None)],
+        [(1, 2.5), (2, 2.25)],
     ),
     "norms in a dict, counts with letters": (
         "tflops=63.3,step=0,loss=11.5,tgs=1.5K,lr=4e-07,loss_scale=65536.0,grad_norm={'0_default': 63.5}\n"
@@ -468,7 +412,7 @@ OTHERS = {
 }
 
 
-def curve(cells: Cells) -> list[str]:
+def curve_of(cells: Cells) -> list[str]:
     names = ("step", "loss", "eval_loss", "grad_norm")
     return [repr(tuple(one.get(name) for name in names)) for one in cells]
 
@@ -478,17 +422,11 @@ def test_text_of_no_known_program_is_read_by_the_names_of_its_numbers(name):
     text, expected = OTHERS[name]
     assert [reader for reader in OWN if reader.mark.search(text)] == []
     assert text_pairs.matches(text)
-    assert curve(cells_of(text_pairs, text)) == [repr(row) for row in expected]
+    assert curve_of(cells_of(text_pairs, text)) == [repr(row) for row in curve(*expected)]
 
 
-def test_prose_is_no_log():
-    assert not text_pairs.matches(
-        "We stopped at step 100. The loss was 3.2.\nconnection lost: 3 s\n"
-    )
-
-
-def test_a_program_s_source_is_no_log():
-    source = """\
+PROSE = "We stopped at step 100. The loss was 3.2.\nconnection lost: 3 s\n"
+SOURCE = """\
 step = 0
 loss: float = 0.0  # of this step
 for step in range(1, 100):
@@ -498,19 +436,21 @@ for step in range(1, 100):
     val_loss = 1e9
     print(f"step {step}: loss {loss:.4f}")
 """
-    assert not any(as_reader(reader).matches(source) for reader in OWN)
-    assert not text_pairs.matches(source)
-    assert cells_of(text_pairs, source) == []
+
+
+@pytest.mark.parametrize("text", [PROSE, SOURCE], ids=["prose", "source"])
+def test_prose_and_a_program_s_source_are_no_logs(text):
+    assert not any(as_reader(reader).matches(text) for reader in OWN)
+    assert not text_pairs.matches(text)
+    assert cells_of(text_pairs, text) == []
 
 
 def test_a_mapping_says_which_number_is_the_loss():
     text = "tick 5 objective: 2.5 | loss: 9\ntick 6 objective: 2.25 | loss: 9\n"
     mapping = {"step": "tick", "loss": "objective"}
     assert text_pairs.matches(text, mapping)
-    assert curve(cells_of(text_pairs, text, mapping)) == [
-        "(5, 2.5, None, None)",
-        "(6, 2.25, None, None)",
-    ]
+    found = curve_of(cells_of(text_pairs, text, mapping))
+    assert found == [repr(row) for row in curve((5, 2.5), (6, 2.25))]
 
 
 @pytest.mark.long
@@ -555,9 +495,8 @@ def test_damaged_bytes_never_stop_a_reader(seed):
     for name, (_, text, _) in SAMPLES.items():
         damaged = list(text)
         for _ in range(len(text) // 20):
-            damaged[random.randrange(len(text))] = random.choice(
-                "0919eE.-+:|,={}[]'\" \t\r\nnaif\\x"
-            )
+            one = random.choice("0919eE.-+:|,={}[]'\" \t\r\nnaif\\x")
+            damaged[random.randrange(len(text))] = one
         for reader in (*OWN, text_pairs):
             for cells in cells_of(reader, "".join(damaged)):
                 assert isinstance(cells["step"], int), name

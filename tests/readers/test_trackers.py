@@ -115,8 +115,6 @@ def test_rows_with_a_name_and_a_loss_are_no_long_form(tmp_path):
     assert [record.training_loss for record in read_log(path).run.records] == [3.0, 2.0, 1.0]
 
 
-# W&B
-
 BLOCK = 32768
 
 

@@ -18,12 +18,13 @@ import pytest
 
 from rmetric._util.webhook import WebhookSender, checked_url, post
 from rmetric.cli.main import main
-from rmetric.detectors import make_detector
+from rmetric.detectors import Always, make_detector
 from rmetric.detectors.calibrated.thresholds import default_thresholds, thresholds_to_json
 from rmetric.logs import LogError
 from rmetric.records import Record
 from rmetric.replay.follow import Follower
 from rmetric.replay.watch import FAILING, MOST_RUNS, Watch
+from tests.cli.test_exit_codes import code_of
 from tests.monitor.webhook_server import WebhookServer
 
 HEALTHY = [3.0 + 0.01 * (s % 5) for s in range(40)]
@@ -52,7 +53,6 @@ class Followed:
 
     def __init__(self, path: Path, **options) -> None:
         self.steps: list[int] = []
-        self.ids: list[str] = []
         self.said: list[str] = []
         self.error: Exception | None = None
         options = dict(poll=0.01, settle=0.05, stop_after=20.0) | options
@@ -60,7 +60,6 @@ class Followed:
         self._thread = threading.Thread(target=self._run)
 
     def _take(self, id: str, record: Record) -> None:
-        self.ids.append(id)
         self.steps.append(record.step)
 
     def _run(self) -> None:
@@ -89,8 +88,12 @@ def append(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def test_a_growing_log_is_handed_on_line_by_line_and_half_a_line_is_waited_for(tmp_path):
-    path = tmp_path / "run.jsonl"
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run.jsonl"
+
+
+def test_a_growing_log_is_handed_on_line_by_line_and_half_a_line_is_waited_for(path):
     path.write_bytes(log_of([3.0, 2.9]))
     with Followed(path) as followed:
         followed.wait_for(lambda: followed.steps == [1, 2])
@@ -114,8 +117,7 @@ def test_a_growing_log_is_handed_on_line_by_line_and_half_a_line_is_waited_for(t
         (STARTED, long_form(1, 3.0) + long_form(2, 2.9), []),
     ],
 )
-def test_every_format_of_lines_is_followed(tmp_path, first, second, steps):
-    path = tmp_path / "log"
+def test_every_format_of_lines_is_followed(path, first, second, steps):
     path.write_text(first)
     with Followed(path) as followed:
         time.sleep(0.1)
@@ -124,16 +126,7 @@ def test_every_format_of_lines_is_followed(tmp_path, first, second, steps):
         followed.wait_for(lambda: followed.steps == [1, 2])
 
 
-def test_a_table_of_one_value_a_row_cannot_be_followed(tmp_path):
-    path = tmp_path / "log.csv"
-    path.write_text("key,value,step\nloss,3.0,1\n")
-    with Followed(path) as followed:
-        followed.wait_for(lambda: followed.error)
-    assert "a table is read as a whole, JSONL can be followed" in str(followed.error)
-
-
-def test_a_file_that_is_not_there_yet_is_waited_for(tmp_path):
-    path = tmp_path / "later.jsonl"
+def test_a_file_that_is_not_there_yet_is_waited_for(path):
     with Followed(path, wait=inf) as followed:
         followed.wait_for(lambda: followed.said)
         path.touch()
@@ -146,8 +139,7 @@ def test_a_file_that_is_not_there_yet_is_waited_for(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["truncated", "replaced", "moved away"])
-def test_a_log_that_is_rotated_is_said_and_begun_again(tmp_path, how):
-    path = tmp_path / "run.jsonl"
+def test_a_log_that_is_rotated_is_said_and_begun_again(path, tmp_path, how):
     path.write_bytes(log_of([3.0, 2.9, 2.8]))
     with Followed(path) as followed:
         followed.wait_for(lambda: len(followed.steps) == 3)
@@ -174,10 +166,10 @@ def test_a_log_that_is_rotated_is_said_and_begun_again(tmp_path, how):
     [
         (b'{"log_history": [{"step": 1, "loss": 3.0}]}\n', "nothing to follow"),
         (b"\x1f\x8b\x08\0", "compressed: it cannot be followed"),
+        (b"key,value,step\nloss,3.0,1\n", "a table is read as a whole, JSONL can be followed"),
     ],
 )
-def test_what_cannot_be_followed_is_one_error(tmp_path, content, problem):
-    path = tmp_path / "log"
+def test_what_cannot_be_followed_is_one_error(path, content, problem):
     path.write_bytes(content)
     with Followed(path) as followed:
         followed.wait_for(lambda: followed.error)
@@ -186,8 +178,6 @@ def test_what_cannot_be_followed_is_one_error(tmp_path, content, problem):
 
 def test_runs_are_watched_apart_and_no_more_than_a_bounded_number():
     alarms = []
-    from rmetric.detectors import Always
-
     watch = Watch(Always, alarms.append)
     for n in range(MOST_RUNS + 10):
         for step in (1, 2):
@@ -199,8 +189,6 @@ def test_runs_are_watched_apart_and_no_more_than_a_bounded_number():
 def test_an_alarm_is_told_once_however_often_its_log_is_begun_again():
     """As a rescue does that goes back: it cuts the log behind the step."""
     alarms = []
-    from rmetric.detectors import Always
-
     watch = Watch(Always, alarms.append)
     for last in (5, 5, 5, 7):
         watch.begin_again()
@@ -208,9 +196,6 @@ def test_an_alarm_is_told_once_however_often_its_log_is_begun_again():
             watch.take("a", Record(step=step, training_loss=2.0))
     assert [event.step for event in alarms] == [5, 7]
     assert (watch.num_alarms, watch.num_again) == (4, 2)
-
-
-# The webhook
 
 
 def test_a_webhook_is_tried_again_and_never_holds_up(tmp_path):
@@ -250,9 +235,6 @@ def test_a_url_that_can_never_work_is_in_no_message(url):
     assert not url.strip() or url.strip() not in str(caught.value)
 
 
-# The command
-
-
 def test_help_is_quick_and_loads_nothing_heavy():
     code = "import sys; from rmetric.__main__ import main\n"
     code += "sys.argv[1:] = ['--help']\ntry: main()\n"
@@ -267,8 +249,7 @@ def watch(*arguments: object) -> int:
     return main(["watch", *map(str, arguments), "--detector", "loss_z_score"])
 
 
-def test_watch_alarms_with_the_reason_posts_it_and_ends_with_3(tmp_path, capsys):
-    path = tmp_path / "run.jsonl"
+def test_watch_alarms_with_the_reason_posts_it_and_ends_with_3(path, capsys):
     path.write_bytes(log_of([*HEALTHY, 9.0, 9.0, 3.0]))
     with WebhookServer() as server:
         code = watch(
@@ -284,8 +265,7 @@ def test_watch_alarms_with_the_reason_posts_it_and_ends_with_3(tmp_path, capsys)
     assert body["reason"]
 
 
-def test_watch_ends_with_0_when_the_log_no_longer_grows(tmp_path, capsys):
-    path = tmp_path / "run.jsonl"
+def test_watch_ends_with_0_when_the_log_no_longer_grows(path, capsys):
     path.write_bytes(log_of(HEALTHY))
     assert watch(path, "--stop-after", 0) == 0
     first, last = capsys.readouterr().err.splitlines()
@@ -307,11 +287,7 @@ def test_watch_ends_with_0_when_the_log_no_longer_grows(tmp_path, capsys):
     ],
 )
 def test_a_wrong_command_line_is_one_error(arguments, code, problem, capsys):
-    try:
-        found = watch(*arguments)
-    except SystemExit as ended:
-        found = ended.code
-    assert found == code
+    assert code_of("rmetric watch", *arguments, "--detector", "loss_z_score") == code
     assert problem in capsys.readouterr().err
 
 
@@ -325,9 +301,6 @@ def test_an_option_that_would_be_passed_over_is_an_error(tmp_path, monkeypatch, 
     assert {path.name for path in tmp_path.iterdir()} == {"a.csv", "t.json"}
 
 
-# What is news and what is not
-
-
 class Scripted:
     """A detector whose verdict is the record's: the loss says which."""
 
@@ -337,7 +310,7 @@ class Scripted:
         self.score, self.verdict = 0.0, ""
 
     def update(self, record: Record) -> Scripted:
-        self.score = record.training_loss
+        self.score = record.validation_loss
         self.verdict = self.VERDICTS[int(self.score)]
         return self
 
@@ -351,19 +324,13 @@ class Scripted:
 
 
 @pytest.fixture
-def scripted(tmp_path, monkeypatch):
+def scripted(path, monkeypatch):
     """Watch a log of what `Scripted` says: some of it there, some added once it is watched."""
     monkeypatch.setattr("rmetric.cli.watch.make_detector", lambda *_, **__: Scripted())
-    path = tmp_path / "run.jsonl"
 
-    def lines(verdicts, first: int) -> bytes:
-        return b"".join(
-            orjson.dumps({"step": s, "loss": v}) + b"\n" for s, v in enumerate(verdicts, first)
-        )
-
-    def call(there, added, *options, path=path) -> tuple[int, list[dict]]:
-        path.write_bytes(lines(there, 1))
-        timer = threading.Timer(1.6, lambda: append(path, lines(added, len(there) + 1)))
+    def call(there, added, *options) -> tuple[int, list[dict]]:
+        path.write_bytes(log_of(there))
+        timer = threading.Timer(1.6, lambda: append(path, log_of(added, len(there) + 1)))
         with WebhookServer() as server:
             if added:
                 timer.start()
@@ -419,8 +386,7 @@ def test_an_alarm_from_before_counts_where_it_lasts_or_where_that_is_asked_for(
 
 
 @pytest.mark.parametrize("waiting", [("--wait", "inf", "--stop-after", 0.3), ("--wait", 0.3)])
-def test_a_log_that_never_came_was_not_healthy(tmp_path, capsys, waiting):
-    path = tmp_path / "never.jsonl"
+def test_a_log_that_never_came_was_not_healthy(path, capsys, waiting):
     assert watch(path, *waiting) == 1
     said = capsys.readouterr().err
     assert "not there yet, waiting for it" in said
@@ -428,8 +394,7 @@ def test_a_log_that_never_came_was_not_healthy(tmp_path, capsys, waiting):
 
 
 @pytest.mark.long
-def test_a_log_that_is_removed_is_said_and_is_no_good_end(tmp_path, capsys):
-    path = tmp_path / "run.jsonl"
+def test_a_log_that_is_removed_is_said_and_is_no_good_end(path, capsys):
     path.write_bytes(log_of(HEALTHY))
     threading.Timer(0.4, path.unlink).start()
     assert watch(path, "--stop-after", 1.5) == 1
@@ -451,9 +416,8 @@ def test_a_run_s_name_cannot_write_on_the_terminal(tmp_path, capsys):
 
 
 @pytest.fixture
-def watching(start, tmp_path):
+def watching(start, path):
     """Starts a watch that has raised its alarm, by a command that may stand before it."""
-    path = tmp_path / "run.jsonl"
     path.write_bytes(log_of(HEALTHY) + line(41, 9.0))
 
     def begun(*before):

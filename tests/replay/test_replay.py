@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import importlib.util
-import json
-import os
 import resource
 import signal
 import subprocess
 import sys
 from math import inf, nan
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import replay_and_analyze_logs as script
 from rmetric import Record, RMetric, RMetricConfig, Run, Truth
 from rmetric.cli.main import main
 from rmetric.evaluation import Study
@@ -26,63 +23,61 @@ from rmetric.logs import run_lines
 from rmetric.replay.scored_run import score_run
 from rmetric.reporting.replay_report import INDEX_NAMES, safe_name
 from studies.paper.script import provenance
+from tests.cli.test_exit_codes import ROOT, code_of
+from tests.records.test_logs import strict
 
-ROOT = Path(__file__).parents[2]
 GOOD = "step,loss,grad_norm\n" + "".join(f"{s},{4 - s / 10},1.5\n" for s in range(1, 11))
 
 
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("replay", ROOT / "replay_and_analyze_logs.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
-def replay(script, tmp_path, monkeypatch):
-    """Run the script in an empty folder; returns its exit code and the folder of results."""
+def replay(tmp_path, monkeypatch):
+    """Run the script in an empty folder; returns its exit code and the folder of results.
+
+    A dict of arguments has files to write first, by their names, which are given to it.
+    """
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: object, plots: str = "none") -> tuple[int, Path]:
-        code = script.main([*map(str, arguments), "--out", "out", "--plots", plots])
-        return code, tmp_path / "out"
+        given = []
+        for one in arguments:
+            given += map(str, one if isinstance(one, dict) else [one])
+            for name, text in one.items() if isinstance(one, dict) else ():
+                Path(name).write_bytes(text if isinstance(text, bytes) else text.encode())
+        return script.main([*given, "--out", "out", "--plots", plots]), tmp_path / "out"
 
     return call
 
 
-def own_log(id: str, **changes) -> bytes:
-    records = [
-        Record(
-            step=s, time=5.0 * s, validation_loss=3.0, worker_gradient_norms=(1.0, 1.0), events=()
-        )
+def own_records() -> list[Record]:
+    common = dict(worker_gradient_norms=(1.0, 1.0), events=())
+    losses = {15: 5.0, 25: 5.0}
+    return [
+        Record(step=s, time=5.0 * s, validation_loss=losses.get(s, 3.0), **common)
         for s in range(1, 31)
     ]
-    records[14].validation_loss = records[24].validation_loss = 5.0
+
+
+def own_log(id: str, **changes) -> bytes:
     fate = dict(fault="LR_SPIKE", onset_step=20, outcome="failed", failure_kind="diverged")
     truth = Truth(**(fate | dict(failure_step=30) | changes))
-    return b"".join(run_lines(Run(id=id, records=records, truth=truth), RMetricConfig()))
+    return b"".join(run_lines(Run(id=id, records=own_records(), truth=truth), RMetricConfig()))
 
 
 def summary(out: Path, name: str) -> dict:
-    def no_constant(value: str) -> None:
-        raise AssertionError(f"{value} is not strict JSON")
-
-    text = (out / name / "summary.json").read_text(encoding="utf-8")
-    return json.loads(text, parse_constant=no_constant)
+    return strict((out / name / "summary.json").read_bytes())
 
 
-def index(out: Path) -> list[dict[str, str]]:
-    with open(out / "index.csv", newline="") as file:
+def table(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="") as file:
         return list(csv.DictReader(file))
 
 
-# What comes out
+def index(out: Path) -> list[dict[str, str]]:
+    return table(out / "index.csv")
 
 
-def test_a_run_gets_scores_summary_and_plot(replay, tmp_path):
-    (tmp_path / "a.csv").write_text(GOOD)
-    code, out = replay("a.csv", plots="all")
+def test_a_run_gets_scores_summary_and_plot(replay):
+    code, out = replay({"a.csv": GOOD}, plots="all")
     assert code == 0
     assert {path.name for path in (out / "a").iterdir()} == {
         "report.html", "scores.csv", "summary.json", "case_study.png", "case_study.pdf",
@@ -98,19 +93,13 @@ def test_a_run_gets_scores_summary_and_plot(replay, tmp_path):
     assert "a.csv" in (out / "index.md").read_text()
 
 
-def test_the_scores_are_those_of_the_metric(replay, tmp_path):
-    (tmp_path / "run.jsonl").write_bytes(own_log("run"))
-    _, out = replay("run.jsonl")
-    with open(out / "run" / "scores.csv", newline="") as file:
-        lines = list(csv.DictReader(file))
+def test_the_scores_are_those_of_the_metric(replay):
+    _, out = replay({"run.jsonl": own_log("run")})
+    lines = table(out / "run" / "scores.csv")
     metric = RMetric()
-    for line, step in zip(lines, range(1, 31), strict=True):
-        loss = 5.0 if step in (15, 25) else 3.0
-        metric.update(
-            Record(step=step, time=5.0 * step, validation_loss=loss,
-                   worker_gradient_norms=(1.0, 1.0), events=())
-        )  # fmt: skip
-        assert int(line["step"]) == step
+    for line, record in zip(lines, own_records(), strict=True):
+        metric.update(record)
+        assert int(line["step"]) == record.step
         assert float(line["r_metric"]) == metric.score
         assert int(line["alert"]) == metric.alarm
         assert float(line["loss_drift"] or "nan") == pytest.approx(
@@ -118,10 +107,9 @@ def test_the_scores_are_those_of_the_metric(replay, tmp_path):
         )
 
 
-def test_the_pages_link_each_other_and_tell_how_to_make_them_again(replay, tmp_path):
-    (tmp_path / "a b.csv").write_text(GOOD.replace("loss", "ce"))
-    (tmp_path / "c.csv").write_text("step,ce\n1,three\n")
-    _, out = replay("a b.csv", "c.csv", "--map", "loss=ce", "--preset", "case_study")
+def test_the_pages_link_each_other_and_tell_how_to_make_them_again(replay):
+    logs = {"a b.csv": GOOD.replace("loss", "ce"), "c.csv": "step,ce\n1,three\n"}
+    _, out = replay(logs, "--map", "loss=ce", "--preset", "case_study")
     index_page = (out / "index.html").read_text()
     assert 'href="a_b/report.html"' in index_page
     assert "c.csv, line 2" in index_page
@@ -129,17 +117,15 @@ def test_the_pages_link_each_other_and_tell_how_to_make_them_again(replay, tmp_p
     assert 'href="../index.html"' in run_page
     command = "python -m rmetric replay &#39;a b.csv&#39; --preset case_study --map loss=ce"
     assert command in run_page
-    digest = hashlib.sha256((tmp_path / "a b.csv").read_bytes()).hexdigest()
+    digest = hashlib.sha256(logs["a b.csv"].encode()).hexdigest()
     assert digest in run_page
     assert summary(out, "a_b")["sha256"] == digest
 
 
-def test_what_the_detectors_say_is_in_scores_summary_and_page(replay, tmp_path, monkeypatch):
+def test_what_the_detectors_say_is_in_scores_summary_and_page(replay, monkeypatch):
     monkeypatch.setattr("rmetric.reporting.replay_report.WATCHED_BY", ("always", "loss_rise"))
-    (tmp_path / "run.jsonl").write_bytes(own_log("run"))
-    _, out = replay("run.jsonl")
-    with open(out / "run" / "scores.csv", newline="") as file:
-        lines = list(csv.DictReader(file))
+    _, out = replay({"run.jsonl": own_log("run")})
+    lines = table(out / "run" / "scores.csv")
     assert {line["always_alarm"] for line in lines} == {"1"}
     assert {line["loss_rise_alarm"] for line in lines} == {"0"}
     assert len({len(line) for line in lines}) == 1
@@ -151,10 +137,9 @@ def test_what_the_detectors_say_is_in_scores_summary_and_page(replay, tmp_path, 
     assert "ΔL 0.70" in said["alarms"][0]["reason"]
 
 
-def test_lead_is_given_under_each_protocol(replay, tmp_path):
-    (tmp_path / "run.jsonl").write_bytes(own_log("run"))
-    (tmp_path / "early.jsonl").write_bytes(own_log("early", onset_step=10))
-    _, out = replay("run.jsonl", "early.jsonl")
+def test_lead_is_given_under_each_protocol(replay):
+    early = own_log("early", onset_step=10)
+    _, out = replay({"run.jsonl": own_log("run"), "early.jsonl": early})
     assert summary(out, "run")["first_alert_step"] == 15
     premature = summary(out, "run")["verdicts"]
     assert premature["published"] == {"hit": True, "false_alarm": False, "lead_steps": 15}
@@ -163,11 +148,10 @@ def test_lead_is_given_under_each_protocol(replay, tmp_path):
     assert summary(out, "early")["verdicts"]["causal"]["lead_steps"] == 15
 
 
-def test_an_ablation_log_is_replayed_in_its_own_mode(replay, tmp_path):
+def test_an_ablation_log_is_replayed_in_its_own_mode(replay):
     run = Run(id="run", records=[Record(step=s, validation_loss=float(s)) for s in (1, 2, 3, 4)])
     lines = run_lines(run, RMetricConfig(threshold=0.8), "DELTA_L_ONLY")
-    (tmp_path / "run.jsonl").write_bytes(b"".join(lines))
-    _, out = replay("run.jsonl")
+    _, out = replay({"run.jsonl": b"".join(lines)})
     found = summary(out, "run")
     assert (found["mode"], found["settings"]) == ("DELTA_L_ONLY", "as logged")
     assert (found["max_r"], found["config"]["threshold"]) == (1.0, 0.8)
@@ -179,28 +163,24 @@ def test_an_ablation_log_is_replayed_in_its_own_mode(replay, tmp_path):
     assert found["config"]["weights"]["gradient_variance"] == 0.0
 
 
-def test_one_evaluation_has_no_past_so_the_training_loss_is_followed(replay, tmp_path):
-    (tmp_path / "a.csv").write_text("step,loss,val_loss\n1,3,\n2,2,\n3,4,4\n")
-    (tmp_path / "b.csv").write_text("step,loss,val_loss\n1,3,\n2,2,2\n3,4,4\n")
-    _, out = replay("a.csv", "b.csv")
-    assert [summary(out, name)["loss_used"] for name in "ab"] == [
-        "training_loss",
-        "validation_loss",
-    ]
+def test_one_evaluation_has_no_past_so_the_training_loss_is_followed(replay):
+    text = "step,loss,val_loss\n1,3,\n2,2,{}\n3,4,4\n"
+    _, out = replay({"a.csv": text.format(""), "b.csv": text.format(2)})
+    used = [summary(out, name)["loss_used"] for name in "ab"]
+    assert used == ["training_loss", "validation_loss"]
     assert any("one evaluation only" in note for note in summary(out, "a")["notes"])
 
 
 @pytest.mark.long
-def test_the_same_log_gives_the_same_bytes(replay, tmp_path):
-    (tmp_path / "a.csv").write_text(GOOD)
+def test_the_same_log_gives_the_same_bytes(replay):
     results = []
     for _ in range(2):
-        _, out = replay("a.csv", plots="all")
+        _, out = replay({"a.csv": GOOD}, plots="all")
         results.append({p: p.read_bytes() for p in out.rglob("*") if p.is_file()})
     assert results[0] == results[1]
 
 
-def test_without_arguments_the_sample_logs_are_replayed(script, tmp_path, monkeypatch):
+def test_without_arguments_the_sample_logs_are_replayed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert script.main([]) == 2
     (tmp_path / "logs_FULL_METRIC").mkdir()
@@ -217,16 +197,12 @@ def test_plots_are_drawn_for_the_first_runs_and_that_is_said(replay, tmp_path, c
     assert "PNG and PDF beside the page: for 1 of 3 runs; --plots all" in capsys.readouterr().out
 
 
-def test_the_command_draws_nothing_unless_asked_and_the_script_does(script, tmp_path, monkeypatch):
+def test_the_command_draws_nothing_unless_asked_and_the_script_does(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.csv").write_text(GOOD)
-    code = (
-        "import sys; from rmetric.cli.main import main; main(['replay', 'a.csv', '--out', 'out'])"
-    )
+    code = "import sys; from rmetric.cli.main import main; main(['replay', 'a.csv'])"
     heavy = f"{code}; print({{'matplotlib', 'joblib', 'pandas', 'torch'}} & set(sys.modules))"
-    command = [sys.executable, "-c", heavy]
-    path = {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, check=True, env=os.environ | path)
+    done = subprocess.run([sys.executable, "-c", heavy], capture_output=True, check=True)
     assert done.stdout.endswith(b"set()\n")
     assert b"PNG" not in done.stdout
     assert not list(tmp_path.rglob("*.png"))
@@ -234,13 +210,11 @@ def test_the_command_draws_nothing_unless_asked_and_the_script_does(script, tmp_
     assert script.parse_arguments(["a.csv", "--plots"]).plots == sys.maxsize
 
 
-def test_the_console_begins_with_a_summary_and_the_runs_that_were_alarmed(replay, tmp_path, capsys):
-    (tmp_path / "a.csv").write_text(GOOD)
-    (tmp_path / "b.jsonl").write_bytes(own_log("b", outcome="absorbed", failure_kind=None))
+def test_the_console_begins_with_a_summary_and_the_runs_that_were_alarmed(replay, capsys):
+    absorbed = own_log("b", outcome="absorbed", failure_kind=None)
     losses = [2.0 + 0.01 * (s % 3) for s in range(60)] + [9.0] * 3
-    table = "".join(f"{s},{loss}\n" for s, loss in enumerate(losses))
-    (tmp_path / "c.csv").write_text("step,loss\n" + table)
-    assert replay("a.csv", "b.jsonl", "c.csv")[0] == 0
+    rise = "step,loss\n" + "".join(f"{s},{loss}\n" for s, loss in enumerate(losses))
+    assert replay({"a.csv": GOOD, "b.jsonl": absorbed, "c.csv": rise})[0] == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == (
         "3 runs: 1 cannot tell, 2 healthy; 1 alarmed (calibrated detector), "
@@ -256,11 +230,9 @@ def test_the_console_begins_with_a_summary_and_the_runs_that_were_alarmed(replay
     assert names[:3] == ["c", "a", "b"]
 
 
-def test_a_run_s_name_writes_on_neither_terminal_nor_index(replay, tmp_path, capsys):
-    (tmp_path / "run.jsonl").write_bytes(own_log("\x1b[2Jall\nwell|<b>"))
+def test_a_run_s_name_writes_on_neither_terminal_nor_index(replay, capsys):
     bad = own_log("x").replace(b'"METRICS"', b'"METRICS","step":"\\u001b[2J"', 1)
-    (tmp_path / "bad.jsonl").write_bytes(bad)
-    code, out = replay("run.jsonl", "bad.jsonl")
+    code, out = replay({"run.jsonl": own_log("\x1b[2Jall\nwell|<b>"), "bad.jsonl": bad})
     assert code == 1
     said = capsys.readouterr()
     assert r"\x1b[2Jall\nwell|<b>: " in said.out
@@ -269,10 +241,8 @@ def test_a_run_s_name_writes_on_neither_terminal_nor_index(replay, tmp_path, cap
     assert (said.out + said.err + shown).replace("\n", "").isprintable()
 
 
-def test_a_run_without_a_name_of_its_own_has_its_file_s(replay, tmp_path):
-    (tmp_path / "tuesday.jsonl").write_bytes(own_log("run"))
-    (tmp_path / "other.jsonl").write_bytes(own_log("named"))
-    _, out = replay("tuesday.jsonl", "other.jsonl")
+def test_a_run_without_a_name_of_its_own_has_its_file_s(replay):
+    _, out = replay({"tuesday.jsonl": own_log("run"), "other.jsonl": own_log("named")})
     assert [row["id"] for row in index(out)] == ["tuesday", "named"]
 
 
@@ -331,17 +301,16 @@ def test_every_kind_of_run_can_be_drawn(kind):
     assert score.get_xlim()[1] > failure.get_xdata()[0], "the failure is in the picture"
 
 
-# Bad input
-
-
 def test_other_files_in_a_folder_are_passed_over_and_named(replay, tmp_path, capsys):
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "a.csv").write_text(GOOD)
-    (tmp_path / "logs" / "README.md").write_text("# my runs\n")
-    (tmp_path / "logs" / "config.json").write_text('{\n "lr": 0.1\n}\n')
-    (tmp_path / "logs" / "other.csv").write_text("name,size\na,1\n")
-    code, _ = replay("logs")
-    assert code == 0
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    (folder / "README.md").write_text("# my runs\n")
+    assert replay("logs")[0] == 1
+    assert "none of the files is a log" in capsys.readouterr().err
+    (folder / "a.csv").write_text(GOOD)
+    (folder / "config.json").write_text('{\n "lr": 0.1\n}\n')
+    (folder / "other.csv").write_text("name,size\na,1\n")
+    assert replay("logs")[0] == 0
     assert "passed over 3 files that are no logs: README.md" in capsys.readouterr().out
     assert replay("logs/README.md")[0] == 1, "named, it is a failure"
 
@@ -354,19 +323,11 @@ def test_earlier_results_are_not_taken_for_logs(replay, tmp_path):
         assert [row["id"] for row in index(out)] == ["a"]
 
 
-def test_a_folder_without_any_log_is_a_failure(replay, tmp_path, capsys):
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "README.md").write_text("# my runs\n")
-    assert replay("docs")[0] == 1
-    assert "none of the files is a log" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     "id", ["../../escape", "/etc/passwd", "a\\..\\b", "..", "index.csv", "C:x", "long" * 99]
 )
 def test_no_run_id_leads_out_of_the_folder(replay, tmp_path, id):
-    (tmp_path / "run.jsonl").write_bytes(own_log(id))
-    code, out = replay("run.jsonl")
+    code, out = replay({"run.jsonl": own_log(id)})
     assert code == 0
     (row,) = index(out)
     assert row["id"] == id
@@ -396,20 +357,14 @@ def test_a_safe_name_is_one_plain_part_of_a_path(id):
     ],
 )
 def test_bad_usage_is_one_message_and_exit_code_2(
-    script, tmp_path, monkeypatch, capsys, arguments, problem
+    tmp_path, monkeypatch, capsys, arguments, problem
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "a.csv").write_text(GOOD)
-    try:
-        code = script.main(arguments)
-    except SystemExit as exit:  # as argparse ends
-        code = exit.code
-    assert code == 2
+    assert code_of("replay_and_analyze_logs.py", *arguments) == 2
     assert problem in capsys.readouterr().err
 
-
-# Logs that are damaged in ways that nobody would write by hand
 
 DEEP = "[" * 100_000 + "]" * 100_000
 LONG = "1" * 400
@@ -471,30 +426,33 @@ def test_a_log_damaged_on_purpose_fails_alone_in_one_line(
         ('"threshold":0.57', '"threshold":1' + "0" * 400, "metric_settings are not understood"),
     ],
 )
-def test_settings_beyond_reason_are_not_taken_and_that_is_said_once(
-    replay, tmp_path, before, after, note
-):
+def test_settings_beyond_reason_are_not_taken_and_that_is_said_once(replay, before, after, note):
     text = own_log("run").decode()
     assert before in text
-    (tmp_path / "run.jsonl").write_text(text.replace(before, after, 1))
-    code, out = replay("run.jsonl")
+    code, out = replay({"run.jsonl": text.replace(before, after, 1)})
     assert code == 0
     assert [note in n for n in summary(out, "run")["notes"]].count(True) == 1
     assert summary(out, "run")["first_alert_step"] == 15
 
 
-@pytest.mark.parametrize("error", [ValueError, OverflowError, MemoryError, RecursionError])
-def test_a_run_that_cannot_be_drawn_is_in_the_index_and_the_others_go_on(
-    replay, tmp_path, monkeypatch, error
-):
-    def draw(scored, stem, *others):
-        if scored.run.id == "a":
-            raise error("too much\nof it")
+@pytest.fixture
+def draw(replay, monkeypatch):
+    """Replay and draw two logs, where the drawing of one raises an error."""
 
-    monkeypatch.setattr("rmetric.reporting.replay_report._draw", draw)
-    for name in "ab":
-        (tmp_path / f"{name}.csv").write_text(GOOD)
-    code, out = replay("a.csv", "b.csv", plots="all")
+    def call(id: str, error: BaseException) -> tuple[int, Path]:
+        def fail(scored, stem, *others):
+            if scored.run.id == id:
+                raise error
+
+        monkeypatch.setattr("rmetric.reporting.replay_report._draw", fail)
+        return replay({"a.csv": GOOD, "b.csv": GOOD}, plots="all")
+
+    return call
+
+
+@pytest.mark.parametrize("error", [ValueError, OverflowError, MemoryError, RecursionError])
+def test_a_run_that_cannot_be_drawn_is_in_the_index_and_the_others_go_on(draw, error):
+    code, out = draw("a", error("too much\nof it"))
     assert code == 1
     assert [row["problem"] for row in index(out)] == [
         f"a.csv: cannot be replayed ({error.__name__}: too much of it)",
@@ -502,17 +460,8 @@ def test_a_run_that_cannot_be_drawn_is_in_the_index_and_the_others_go_on(
     ]
 
 
-def test_interrupted_the_replay_keeps_what_it_has_and_exits_130(
-    replay, tmp_path, monkeypatch, capsys
-):
-    def draw(scored, stem, *others):
-        if scored.run.id == "b":
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("rmetric.reporting.replay_report._draw", draw)
-    for name in "ab":
-        (tmp_path / f"{name}.csv").write_text(GOOD)
-    code, out = replay("a.csv", "b.csv", plots="all")
+def test_interrupted_the_replay_keeps_what_it_has_and_exits_130(draw, capsys):
+    code, out = draw("b", KeyboardInterrupt())
     assert code == 130
     assert [row["id"] for row in index(out)] == ["a"]
     assert capsys.readouterr().err.splitlines()[-1].startswith("stopped; ")
@@ -522,21 +471,15 @@ def test_interrupted_the_replay_keeps_what_it_has_and_exits_130(
 def test_interrupted_a_script_says_so_in_one_line_and_exits_130(start, tmp_path, name):
     command = [sys.executable, "-u", name, "--logs", str(ROOT), "--out", str(tmp_path)]
     for _ in range(5):  # on a busy machine it may be done before it is interrupted
-        code, errors = interrupted(start, command)
-        if code != 0:
+        process = start(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process.stdout.readline()  # the logs are read
+        process.send_signal(signal.SIGINT)
+        errors = process.communicate(timeout=60)[1].decode()
+        if process.returncode != 0:
             break
-    assert code == 130, errors
+    assert process.returncode == 130, errors
     assert errors.startswith("stopped; ")
     assert errors.count("\n") == 1
-
-
-def interrupted(start, command):
-    """Exit code and errors of a script that is interrupted as soon as it is under way."""
-    process = start(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    process.stdout.readline()  # the logs are read
-    process.send_signal(signal.SIGINT)
-    errors = process.communicate(timeout=60)[1].decode()
-    return process.returncode, errors
 
 
 @pytest.mark.parametrize("seed", [[1, 2], "seven", 7, {"a": 1}])

@@ -24,16 +24,10 @@ def readings(node="a", times=(0, 10, 20), gpu=0):
 
 class TestPlayed:
     def test_every_change_is_told_in_order_even_at_once(self, tmp_path):
-        signs = [
-            ("a", GpuSign(gpu=0, time=T + 20 + n, kind=k))
-            for n, k in enumerate(["xid_63", "xid_79"])
-        ]
-        path = recording(tmp_path / "r.jsonl", *readings(), *signs)
-        assert [one.level for one in ReplayedReadings(path).poll()] == [
-            "healthy",
-            "risk",
-            "fatal",
-        ]
+        signs = [GpuSign(gpu=0, time=T + n, kind=f"xid_{x}") for n, x in ((20, 63), (21, 79))]
+        path = recording(tmp_path / "r.jsonl", *readings(), *(("a", sign) for sign in signs))
+        levels = [one.level for one in ReplayedReadings(path).poll()]
+        assert levels == ["healthy", "risk", "fatal"]
 
     def test_what_was_recorded_while_playing_is_the_recording(self, tmp_path):
         path = recording(
