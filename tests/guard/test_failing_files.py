@@ -7,14 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from rmetric.guard import checkpoint_dir
 from rmetric.guard.checkpoint_dir import MANIFEST_NAME, candidates
-from rmetric.guard.checkpoints import Checkpoints
-from rmetric.guard.guard import Guard
 from rmetric.guard.layout import Layout
-from rmetric.guard.policy import PolicyConfig
 from rmetric.guard.run_folder import LAUNCH_VARIABLE, RunFolder
 from rmetric.guard.supervisor import Settings, journal
 from rmetric.guard.supervisor.allocation import shrink_data
@@ -22,6 +18,7 @@ from rmetric.guard.supervisor.launch_failure import HeartbeatTracker, _error_fil
 from rmetric.guard.supervisor.supervise import Supervisor
 from rmetric.guard.trust import distrust
 from tests.guard.supervisor import ONE, program
+from tests.guard.test_suspect import a_guard
 from tests.guard.test_trust import UNTOUCHED, planted, save, seal_again
 
 
@@ -56,8 +53,7 @@ def test_a_copied_run_folder_does_not_end_the_processes_of_the_original(tmp_path
         original.wait(30)
 
 
-def test_what_cannot_be_examined_is_not_trusted(tmp_path, monkeypatch):
-    folder = RunFolder(tmp_path)
+def test_what_cannot_be_examined_is_not_trusted(folder, monkeypatch):
     folder.ask("user", "now")
     monkeypatch.setattr(Path, "stat", stale)
     assert "cannot be examined: [Errno 116]" in distrust(folder.request_file)
@@ -67,23 +63,18 @@ def test_what_cannot_be_examined_is_not_trusted(tmp_path, monkeypatch):
 def test_earlier_checkpoints_that_cannot_be_listed_do_not_end_the_training(
     tmp_path, monkeypatch, caplog
 ):
-    checkpoints = Checkpoints(tmp_path, fingerprint="m", asynchronous=False)
-    state = {"weights": torch.ones(2)}
-    guard = Guard(
-        checkpoints, policy=PolicyConfig(interval_steps=100), state=lambda: state, signals={}
-    )
+    guard = a_guard(tmp_path, interval=100)
     with monkeypatch.context() as broken:
         broken.setattr(Path, "iterdir", stale)
         guard.request("alarm", "loss 9", since=1)
         guard.step(2)
     assert "rmetric: earlier checkpoints cannot be marked suspect: [Errno 116]" in caplog.text
     guard.save(3)
-    assert checkpoints.newest_good().suspect.since == 1
+    assert guard.checkpoints.newest_good().suspect.since == 1
     guard.close()
 
 
-def test_heartbeats_that_cannot_be_listed_are_reported(tmp_path, monkeypatch):
-    folder = RunFolder(tmp_path)
+def test_heartbeats_that_cannot_be_listed_are_reported(folder, monkeypatch):
     folder.beat(0, 3)
     with monkeypatch.context() as broken:
         broken.setattr(Path, "glob", stale)
@@ -125,8 +116,7 @@ def test_trainer_checkpoints_that_go_or_cannot_be_listed_end_nothing(tmp_path, m
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_a_heartbeat_that_cannot_be_read_for_a_moment_is_no_hang(tmp_path):
-    folder = RunFolder(tmp_path)
+def test_a_heartbeat_that_cannot_be_read_for_a_moment_is_no_hang(folder, tmp_path):
     folder.beat(0, 3)
     beats, now = folder.beats(), 0.0
     limits = Settings(start_seconds=5.0, hang_seconds=20.0)
@@ -138,12 +128,11 @@ def test_a_heartbeat_that_cannot_be_read_for_a_moment_is_no_hang(tmp_path):
     assert tracker.look({}, 22.0).kind == "hang"
 
 
-def test_a_file_system_without_locks_is_no_other_supervisor(tmp_path, monkeypatch):
+def test_a_file_system_without_locks_is_no_other_supervisor(folder, monkeypatch):
     def flock(*_arguments):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(journal.fcntl, "flock", flock)
-    folder = RunFolder(tmp_path)
     with pytest.raises(OSError, match=r"cannot be locked: No locks available.*lock'"):
         journal.folder_lock(folder).__enter__()
 
