@@ -138,8 +138,10 @@ def test_a_file_system_without_locks_is_no_other_supervisor(folder, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    "changed", [{"serial": "3"}, {"step": True}, {"request": None}, {"written": "now"}, None]
-)
+    "changed",
+    [{"serial": "3"}, {"step": True}, {"request": None}, {"written": "now"},
+     {"suspect": {"since": "10", "reason": "x"}}, None],
+)  # fmt: skip
 def test_a_manifest_of_other_types_is_a_problem_and_not_an_error(tmp_path, changed):
     for step in (1, 2):
         assert save(tmp_path, step=step).step == step
@@ -152,7 +154,7 @@ def test_a_manifest_of_other_types_is_a_problem_and_not_an_error(tmp_path, chang
     assert [one.step for one in good] == [1]
     assert str(path) in problem
     if changed:
-        assert next(iter(changed)) in problem
+        assert f"at `$.{next(iter(changed))}" in problem
 
 
 def test_the_log_of_the_spare_is_no_link_and_needs_no_folder_that_can_be_made(tmp_path):

@@ -275,6 +275,9 @@ def test_a_block_that_ends_has_finished_unless_it_was_to_stop_or_failed(folder, 
 def test_a_folder_needs_a_fingerprint_and_settings_are_named(tmp_path):
     with pytest.raises(ValueError, match="source is 'wind'"):
         a_guard().request("wind", "strong")
+    for since in (-1, 1.5, True, "3"):
+        with pytest.raises(ValueError, match=r"since is .*: it must be a step"):
+            a_guard().request("alarm", "loss", since=since)
     with pytest.raises(ValueError, match="needs a fingerprint"):
         a_guard(tmp_path)
     with pytest.raises(ValueError, match="checkpoints is None"):

@@ -24,6 +24,7 @@ from rmetric.guard.monitor_action import AskGuard
 from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.training_state import ModelState
 from rmetric.monitor import Monitor
+from tests.guard.test_checkpoints import flip
 from tests.guard.test_suspect import a_guard
 from tests.telemetry.fake_nvml import build, environment_of
 
@@ -169,19 +170,14 @@ def test_rmetric_save_says_what_is_wrong(tmp_path, capsys):
     ],
 )
 def test_a_request_is_left_in_no_folder_that_no_training_reads(
-    tmp_path, monkeypatch, capsys, folder, problem
+    tmp_path, monkeypatch, refused, folder, problem
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "logs").mkdir()
     RunFolder("run").beat(0, 1)
     (tmp_path / "run").chmod(0o777)  # other users can write it
     before = set(tmp_path.rglob("*"))
-    try:
-        code = main(["save", folder])
-    except SystemExit as ended:
-        code = ended.code
-    assert code == 2
-    assert problem in capsys.readouterr().err.splitlines()[-1]
+    assert problem in refused("save", folder).splitlines()[-1]
     assert set(tmp_path.rglob("*")) == before
 
 
@@ -256,10 +252,7 @@ def test_the_documented_resume_skips_damaged_checkpoints(tmp_path, caplog):
     (out / "checkpoint-12" / "trainer_state.json").unlink()  # killed before the end
     weights = out / "checkpoint-10" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-8])
-    optimizer = out / "checkpoint-8" / "optimizer.pt"
-    flipped = bytearray(optimizer.read_bytes())
-    flipped[len(flipped) // 2] ^= 1
-    optimizer.write_bytes(flipped)
+    flip(out / "checkpoint-8" / "optimizer.pt")
     (out / "checkpoint-6" / "model.safetensors").unlink()
     (out / "checkpoint-4" / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}})

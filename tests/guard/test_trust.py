@@ -16,7 +16,6 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.fsdp import fully_shard
 
 from rmetric._util.durable import durable_file, write_atomically
-from rmetric.cli.main import main
 from rmetric.guard.checkpoint_dir import MANIFEST_NAME, _seal, candidates
 from rmetric.guard.checkpoints import Checkpoints, FailedSave, SavedCheckpoint
 from rmetric.guard.dcp import INDEX_NAME, digest, read_index
@@ -25,7 +24,7 @@ from rmetric.guard.supervisor.journal import Journal, folder_lock
 from rmetric.guard.training_state import ModelState
 from rmetric.guard.trust import TRUST_VARIABLE, distrust, foreign_writers
 from rmetric.rescue.disk import SnapshotFolder
-from tests.guard.supervisor import launched
+from tests.guard.supervisor import launched, supervise_command
 from tests.monitor.ranks import on_ranks
 
 UNTOUCHED = '{"message": "untouched"}'
@@ -57,11 +56,11 @@ def planted(path, target):
 def test_no_link_in_a_run_folder_is_followed(tmp_path, name):
     target = planted(tmp_path / "run" / name, tmp_path / "outside")
     folder = RunFolder(tmp_path / "run")
-    code = "import time; time.sleep(0.2)"
-    command = ["supervise", str(folder.path), "--poll-seconds", "0.1", "--max-restarts", "0"]
+    command = supervise_command(
+        folder.path, "--poll-seconds", "0.1", "--max-restarts", "0",
+        "--", sys.executable, "-c", "import time; time.sleep(0.2)",
+    )  # fmt: skip
     # In a process of its own: the command ends every child of its process.
-    command = [sys.executable, "-m", "rmetric", *command]
-    command += ["--", sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     folder.beat(0, 1)
     folder.answer(1, 1)
@@ -152,21 +151,23 @@ def test_who_can_write_decides(mode, owner, group, user, trusted):
 
 
 def test_a_folder_that_all_can_write_is_refused_unless_the_user_trusts_it(
-    tmp_path, monkeypatch, capsys, errors
+    tmp_path, monkeypatch, refused, errors
 ):
     save(tmp_path / "checkpoints")
     folder = RunFolder(tmp_path / "run")
     folder.ask("user", "now")
-    for path in (tmp_path / "checkpoints", folder.path):
+    (tmp_path / "ring").mkdir()
+    for path in (tmp_path / "checkpoints", folder.path, tmp_path / "ring"):
         path.chmod(0o777)
     refusal = r"is not trusted: all users can write it \(mode 777\); .*RMETRIC_TRUST_FOLDER=1"
     with pytest.raises(ValueError, match=refusal):
         at(tmp_path / "checkpoints")
+    with pytest.raises(ValueError, match="ring is not trusted: all users can write it"):
+        SnapshotFolder(tmp_path / "ring")
     assert folder.request() is None
     assert folder.request() is None
     assert errors.text.count("requests are ignored") == 1
-    assert main(["supervise", str(folder.path), "--", "true"]) == 2
-    error = capsys.readouterr().err
+    error = refused("supervise", folder.path, "--", "true")
     assert "is not trusted: all users can write it" in error
     assert error.count("\n") == 1
     monkeypatch.setenv(TRUST_VARIABLE, "1")
@@ -252,13 +253,6 @@ def test_snapshots_on_disk_run_no_planted_code(tmp_path):
     with pytest.raises(ValueError, match="is no index of a checkpoint"):
         snapshots.read(5, found)
     snapshots.close()
-
-
-def test_snapshots_are_not_written_where_all_can_write(tmp_path):
-    (tmp_path / "ring").mkdir()
-    (tmp_path / "ring").chmod(0o777)
-    with pytest.raises(ValueError, match="ring is not trusted: all users can write it"):
-        SnapshotFolder(tmp_path / "ring")
 
 
 def test_a_umask_of_zero_makes_nothing_that_all_can_write(tmp_path):

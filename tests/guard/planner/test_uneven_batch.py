@@ -70,9 +70,6 @@ def test_a_split_layout_is_that_of_its_batch(case):
     assert ("samples" in layout.as_json()) != even
 
 
-# Layouts for the survivors
-
-
 def gpus(count: int) -> dict[str, tuple[int, ...]]:
     return {"": tuple(range(count))}
 

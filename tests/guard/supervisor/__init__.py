@@ -1,7 +1,9 @@
 """What the tests of a supervisor in a process of its own share."""
 
 import argparse
+import sys
 import time
+from pathlib import Path
 
 from rmetric.cli import supervise
 from rmetric.guard.layout import Layout
@@ -14,6 +16,8 @@ from rmetric.guard.supervisor.journal import read_journal
 from rmetric.guard.supervisor.processes import Program
 from rmetric.guard.supervisor.summary import summarise
 
+SMALL = str(Path(__file__).with_name("small_workers.py"))
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 ONE = Allocation(gpus={"": (0,)}, layout=Layout(data=1))
 TWO = Allocation(gpus={"": (0, 1)}, layout=Layout(data=2))
 
@@ -32,6 +36,13 @@ def options_of(*arguments):
     parser = argparse.ArgumentParser()
     supervise.add_arguments(parser)
     return parser.parse_args(list(map(str, arguments)))
+
+
+def supervise_command(folder, *arguments):
+    """`rmetric supervise` on a folder, where no fault of small_workers.py is to happen."""
+    folder.mkdir(exist_ok=True)
+    (folder / "faults.json").write_text("[]")
+    return [sys.executable, "-m", "rmetric", "supervise", str(folder), *arguments]
 
 
 def launched(folder, *arguments, token="t" * 16, told=lambda *_, **__: None, **settings):
@@ -59,10 +70,19 @@ def until(condition, process=None, seconds=120.0, every=0.02):
 
 
 class Told:
-    """What the folder of a supervised run tells, and the exit code of the supervisor."""
+    """What the folder of a supervised run tells; the supervisor's exit code, or its process."""
 
-    def __init__(self, folder, code=None):
-        self.folder, self.code = RunFolder(folder), code
+    def __init__(self, folder, code=None, process=None):
+        self.folder, self.code, self.process = RunFolder(folder), code, process
+
+    def until(self, condition):
+        until(condition, self.process, 240.0, every=0.005)
+
+    def end(self, code=0):
+        _, said = self.process.communicate(timeout=400)
+        assert self.process.returncode == code, said
+        assert self.nobody_is_left()
+        return self
 
     @property
     def lines(self):

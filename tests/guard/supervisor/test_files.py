@@ -110,8 +110,7 @@ def test_any_verdict_line_is_valid_or_ignored(tmp_path_factory, entries):
 @pytest.mark.parametrize(
     "content", ['{"rank": [0]}', "[[" * 50_000, '{"rank": 0, "step": 1e999}', "nonsense", "\x00"]
 )
-def test_an_invalid_file_is_reported_once_until_it_changes(tmp_path, content):
-    folder = RunFolder(tmp_path)
+def test_an_invalid_file_is_reported_once_until_it_changes(folder, content):
     folder.beat(0, 3)
     folder.beat(1, 3)
     path = folder.heartbeats / "rank-0.json"

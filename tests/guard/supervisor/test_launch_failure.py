@@ -168,8 +168,6 @@ def test_the_rank_behind_is_blamed_unless_the_pace_of_the_heartbeats_explains_it
     assert ("all ranks are at step 9" in failure.words) == (blamed is None)
 
 
-# -- whether it lasts
-
 COMMAND = ("torchrun", "train.py", "--data=/data/a.bin", "--config", "c.yaml")
 
 
@@ -211,9 +209,6 @@ def test_without_an_exception_the_exit_code_decides(code, lasting):
 def test_any_words_have_a_class(raised, code, arguments):
     assert is_lasting(raised, code, arguments) in (True, False)
     assert raised in with_disk_full_first(raised)
-
-
-# -- the states of the processes
 
 
 def here(rank, pid, launch="x", **more):

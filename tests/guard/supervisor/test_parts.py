@@ -271,8 +271,7 @@ class TestLastCheckpoint:
             part, step, about={}, request=0, world_size=1, files={}
         )
 
-    def test_the_newest_good_one_and_one_that_cannot_be_read(self, tmp_path):
-        folder = RunFolder(tmp_path)
+    def test_the_newest_good_one_and_one_that_cannot_be_read(self, folder):
         assert last_checkpoint(folder.checkpoints) == LastCheckpoint()
         for step in (10, 40, 30):  # 30 after 40: it was gone back to
             self.make(folder, step)
@@ -281,8 +280,7 @@ class TestLastCheckpoint:
         assert last_checkpoint(folder.checkpoints) == LastCheckpoint(good=30, there=40)
 
     @pytest.mark.parametrize(("back", "passed_over"), [(10, 20), (20, None)])
-    def test_a_launch_that_passes_one_over_says_so(self, tmp_path, back, passed_over):
-        folder = RunFolder(tmp_path)
+    def test_a_launch_that_passes_one_over_says_so(self, folder, back, passed_over):
         for step in (10, 20):
             self.make(folder, step)
         attempt = launched(folder, "true", told=(notes := Notes()))
@@ -321,8 +319,7 @@ def test_how_a_launch_ended(tmp_path, monkeypatch, code, beats, disk, told):
 
 
 @pytest.mark.parametrize("code", [0, 6])
-def test_a_launch_that_its_rescue_holds_is_held_with_any_exit_code(tmp_path, code):
-    folder = RunFolder(tmp_path)
+def test_a_launch_that_its_rescue_holds_is_held_with_any_exit_code(folder, code):
     attempt = launched(folder, "true")
     folder.hold.mkdir()
     verdict = {"step": 5, "reason": "it stays", "saved": "weights.pt"}
@@ -345,8 +342,7 @@ def test_heartbeats_tell_that_saves_begin_to_fail_and_that_they_succeed_again(tm
     assert told == [("not saved", "no space"), ("saved again", ""), ("not saved", "gone")]
 
 
-def test_a_training_that_goes_on_after_a_wait_is_not_taken_for_a_hang(tmp_path):
-    folder = RunFolder(tmp_path)
+def test_a_training_that_goes_on_after_a_wait_is_not_taken_for_a_hang(folder):
     attempt = launched(folder, "true", hang_seconds=20.0, quiet_seconds=20.0)
     beats = {0: beat(0, 5, resumed=5)}
     attempt.folder.beats = lambda launch: beats
@@ -511,17 +507,15 @@ class TestProcesses:
             processes.end("", grace=0.1)
 
 
-class TestFolder:
-    def test_a_request_that_is_withdrawn_is_not_obeyed_and_numbers_go_on(self, tmp_path):
-        folder = RunFolder(tmp_path)
-        assert folder.ask("user", "x", stop=True) == 1
-        folder.withdraw()
-        assert (folder.answered(), folder.answered_step()) == (1, None)
-        assert folder.ask("user", "y") == 2
-        assert not folder.request().stop
-        folder.answer(2, 70)
-        folder.withdraw()
-        assert folder.answered_step() == 70
+def test_a_request_that_is_withdrawn_is_not_obeyed_and_numbers_go_on(folder):
+    assert folder.ask("user", "x", stop=True) == 1
+    folder.withdraw()
+    assert (folder.answered(), folder.answered_step()) == (1, None)
+    assert folder.ask("user", "y") == 2
+    assert not folder.request().stop
+    folder.answer(2, 70)
+    folder.withdraw()
+    assert folder.answered_step() == 70
 
 
 @pytest.mark.parametrize(
@@ -559,13 +553,8 @@ def test_where_there_are_gpus_they_are_watched(monkeypatch, there_are, asked, in
          "--nproc-per-node is 'gpu': say which GPUs there are with --gpus"),
     ],
 )  # fmt: skip
-def test_a_wrong_command_line_is_said_and_starts_nothing(tmp_path, capsys, arguments, words):
-    try:
-        code = main(["supervise", str(tmp_path / "run"), *arguments, "--", "true"])
-    except SystemExit as error:
-        code = error.code
-    assert code == 2
-    assert words in capsys.readouterr().err
+def test_a_wrong_command_line_is_said_and_starts_nothing(tmp_path, refused, arguments, words):
+    assert words in refused("supervise", tmp_path / "run", *arguments, "--", "true")
     assert not (tmp_path / "run").exists()
 
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from itertools import chain, repeat
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -18,14 +17,13 @@ from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.supervisor import Settings, processes
 from rmetric.guard.supervisor.allocation import shrink_data
 from rmetric.guard.supervisor.attempt import Attempt, Look
-from rmetric.guard.supervisor.journal import FolderLockedError, folder_lock, read_journal
+from rmetric.guard.supervisor.journal import FolderLockedError, folder_lock
 from rmetric.guard.supervisor.processes import Program
 from rmetric.guard.supervisor.supervise import Supervisor
 from rmetric.telemetry.lines import GpuVerdict, verdict_line
-from tests.guard.supervisor import Told, until
+from tests.guard.supervisor import SMALL, Told, supervise_command
 from tests.monitor.webhook_server import WebhookServer
 
-SMALL = str(Path(__file__).with_name("small_workers.py"))
 AGENT = (sys.executable, SMALL, "agent", "--ranks", "{gpus}", "--seconds", "0.01")
 
 
@@ -230,42 +228,35 @@ def test_two_supervisors_on_one_folder(tmp_path, capsys):
     assert run(tmp_path).code == 0
 
 
-def command(folder, faults=(), *options):
-    folder.mkdir(exist_ok=True)
-    (folder / "faults.json").write_text(json.dumps(list(faults)))
-    return [
-        sys.executable, "-m", "rmetric", "supervise", str(folder), "--gpus", "0-1",
-        "--poll-seconds", "0.05", "--backoff-seconds", "0.01", "--grace-seconds", "0.3",
-        *options, "--", *AGENT, "--seconds", "0.05", "--steps", "60",
-    ]  # fmt: skip
-
-
-def steps(folder):
-    return [beat.step for beat in RunFolder(folder).beats().values()]
+@pytest.fixture
+def supervised(start, tmp_path):
+    """A run in a process of its own, whose two ranks have made six steps."""
+    command = supervise_command(
+        tmp_path, "--gpus", "0-1", "--poll-seconds", "0.05", "--backoff-seconds", "0.01",
+        "--grace-seconds", "0.3", "--", *AGENT, "--seconds", "0.05", "--steps", "60",
+    )  # fmt: skip
+    told = Told(tmp_path, process=start(command, stderr=subprocess.PIPE, text=True))
+    told.until(lambda: sum(beat.step >= 6 for beat in told.folder.beats().values()) == 2)
+    return told
 
 
 @pytest.mark.long
-def test_sigterm_saves_and_ends_all(start, tmp_path):
-    process = start(command(tmp_path), stderr=subprocess.PIPE)
-    until(lambda: len(steps(tmp_path)) == 2 and min(steps(tmp_path)) >= 3)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
-    told = Told(tmp_path, process.returncode)
-    assert (told.code, told.summary.outcome, told.summary.words) == (143, "stopped", "SIGTERM")
+def test_sigterm_saves_and_ends_all(supervised, tmp_path):
+    supervised.process.send_signal(signal.SIGTERM)
+    told = supervised.end(143)
+    assert (told.summary.outcome, told.summary.words) == ("stopped", "SIGTERM")
     (answered,) = told.of("answered")
-    assert answered["step"] >= 3
+    assert answered["step"] >= 6
     assert int((tmp_path / "saved").read_text()) == answered["step"]
-    assert told.nobody_is_left()
 
 
 @pytest.mark.long
-def test_a_killed_supervisor_is_followed_by_one_that_ends_its_orphans_and_goes_on(start, tmp_path):
-    process = start(command(tmp_path), stderr=subprocess.DEVNULL)
-    until(lambda: len(steps(tmp_path)) == 2 and min(steps(tmp_path)) >= 6)
-    process.kill()
-    process.wait()
-    token = read_journal(RunFolder(tmp_path).journal)[0]["token"]
-    orphans = processes.of_launches(token)
+def test_a_killed_supervisor_is_followed_by_one_that_ends_its_orphans_and_goes_on(
+    supervised, tmp_path
+):
+    supervised.process.kill()
+    supervised.process.wait()
+    orphans = processes.of_launches(supervised.of("supervisor")[0]["token"])
     assert len(orphans) == 3  # the agent and two ranks train on
     with open(tmp_path / "journal.jsonl", "ab") as journal:
         journal.write(b'{"time": 17, "event": "prog')  # as a crash leaves it
