@@ -20,6 +20,7 @@ from rmetric.guard.layout import Layout  # noqa: E402
 from rmetric.guard.supervisor import processes  # noqa: E402
 from rmetric.telemetry.lines import GpuVerdict, verdict_line  # noqa: E402
 from tests.guard.supervisor import TORCHRUN, Told, supervise_command  # noqa: E402
+from tests.guard.test_checkpoints import flip  # noqa: E402
 from tests.studies.reference_runs import SMALL, losses_of, plain_losses, settings  # noqa: E402
 from tests.telemetry import fake_nvml  # noqa: E402
 
@@ -129,10 +130,7 @@ def test_a_corrupted_newest_checkpoint_falls_back_to_the_one_before(tmp_path):
     run.process.wait()
     processes.end(run.of("supervisor")[0]["token"], grace=1.0)
     before, newest = sorted(good(run.folder), key=step_of)[-2:]
-    shard = max(newest.glob("*.distcp"), key=lambda path: path.stat().st_size)
-    data = bytearray(shard.read_bytes())
-    data[len(data) // 2] ^= 0xFF
-    shard.write_bytes(data)
+    flip(max(newest.glob("*.distcp"), key=lambda path: path.stat().st_size))
     again = Guarded(tmp_path, "--steps=40").end()
     assert again.of("resumed")[-1]["step"] == step_of(before) < step_of(newest)
     again.losses_are_those_of_an_uninterrupted_run()
