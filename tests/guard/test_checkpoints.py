@@ -349,14 +349,24 @@ def replicated(folder, step, rank, **more):
     return checkpoints, outcome
 
 
-def full_disk_on_one(rank, folder, full):
+class Broken:
+    def state_dict(self):
+        raise ValueError("lost in memory")
+
+    load_state_dict = state_dict
+
+
+def failing_on_one(rank, folder, way, where):
     checkpoints, first = replicated(folder, 1, rank)
     assert isinstance(first, SavedCheckpoint)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if rank == full:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     # More than the limit for each rank, whichever tensors DCP gives it.
-    failed = saved(checkpoints, 2, {f"w{i}": torch.ones(4000) for i in range(6)})
+    state = {f"w{i}": torch.ones(4000) for i in range(6)}
+    if rank == where and way == "full disk":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    elif rank == where:
+        state = {"w0": Broken()}
+    failed = saved(checkpoints, 2, state)
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
     dist.barrier()  # rank 0 has cleaned up
     left = names(folder)
@@ -366,41 +376,24 @@ def full_disk_on_one(rank, folder, full):
     return failed.problem, left, good.step, good.own(rank), third.step
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("full", [0, 2])
-def test_a_full_disk_on_one_rank_fails_the_save_on_all_and_harms_nothing(tmp_path, full):
-    found = on_ranks(full_disk_on_one, tmp_path, full, ranks=3)
+@pytest.mark.parametrize(
+    ("way", "where", "ranks", "words"),
+    [
+        pytest.param("full disk", 0, 3, "GB are free", marks=pytest.mark.long),
+        pytest.param("full disk", 2, 3, "GB are free", marks=pytest.mark.long),
+        ("no state", 1, 2, "rank 1: RuntimeError: state: ValueError: lost in memory"),
+    ],
+)
+def test_a_save_that_fails_on_one_rank_fails_on_all_and_harms_nothing(
+    tmp_path, way, where, ranks, words
+):
+    found = on_ranks(failing_on_one, tmp_path, way, where, ranks=ranks)
     for rank, (problem, left, step, own, third) in enumerate(found):
-        assert f"rank {full}: " in problem
-        assert "rank 1: " not in problem
-        assert "GB are free" in problem
+        assert f"rank {where}: " in problem
+        assert ("rank 1: " in problem) == (where == 1)
+        assert words in problem
         assert left == ["step-1"]
         assert (step, own, third) == (1, {"rank": rank}, 3)
-
-
-def broken_state_on_one(rank, folder):
-    checkpoints, _ = replicated(folder, 1, rank)
-
-    class Broken:
-        def state_dict(self):
-            raise ValueError("lost in memory")
-
-        def load_state_dict(self, state):
-            raise AssertionError
-
-    state = {"weights": Broken()} if rank == 1 else state_of(2)
-    failed = saved(checkpoints, 2, state)
-    dist.barrier()
-    left = names(folder)
-    dist.barrier()
-    return failed.problem, left, saved(checkpoints, 3).step
-
-
-def test_a_rank_that_has_nothing_to_save_holds_nobody_up(tmp_path):
-    for problem, left, third in on_ranks(broken_state_on_one, tmp_path, ranks=2):
-        assert "rank 1: RuntimeError: state: ValueError: lost in memory" in problem
-        assert left == ["step-1"]
-        assert third == 3
 
 
 def killed_in_a_save(rank, folder, victim):

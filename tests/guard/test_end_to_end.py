@@ -51,9 +51,6 @@ class Guarded(Told):
         except (OSError, ValueError, IndexError):
             return 0
 
-    def until_step(self, step):
-        self.until(lambda: self.step() >= step)
-
     def worker(self, rank):
         launches = self.of("launch")
         return self.folder.beats(launches[-1]["token"])[rank].pid
@@ -99,7 +96,7 @@ def test_sigterm_in_the_middle_of_a_save(tmp_path):
 @pytest.mark.slow
 def test_a_disk_that_is_full_in_a_save_and_has_room_again(tmp_path):
     run = Guarded(tmp_path, "--steps=30", "--sleep=0.2")
-    run.until_step(4)
+    run.until(lambda: run.step() >= 4)
     worker = psutil.Process(run.worker(1))
     worker.rlimit(psutil.RLIMIT_FSIZE, (4096, psutil.RLIM_INFINITY))
     run.until(lambda: "save of step" in run.log(1))
@@ -149,7 +146,7 @@ def test_from_4_ranks_to_3_to_2_with_a_batch_that_3_do_not_divide(tmp_path):
     )  # fmt: skip
     run.until(lambda: len(run.of("resumed")) == 2)
     resumed = run.of("resumed")[1]["step"]
-    run.until_step(resumed + 4)
+    run.until(lambda: run.step() >= resumed + 4)
     verdict = GpuVerdict(gpu=3, time=time.time(), level="fatal", action="drain", reasons=("new",))
     run.folder.telemetry.mkdir(exist_ok=True)
     (run.folder.telemetry / "node.jsonl").write_bytes(verdict_line(verdict))

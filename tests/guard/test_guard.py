@@ -332,21 +332,18 @@ def test_restarts_on_torchruns_own_store_are_named_where_the_guard_begins(
     assert [remedy in warning for warning in caplog.messages] == ([] if harmless else [True])
 
 
-def training(
-    rank, folder, steps, *, at=None, interval=1000, grace=30.0, pause=0.01, fingerprint="tiny"
-):
+def training(rank, folder, steps, *, at=None, interval=1000, pause=0.01):
     """A small data-parallel training under the guard; `at(step, rank, guard)` before each end."""
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(nn.Linear(4, 3))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     run_folder = RunFolder(folder)
     guard = Guard(
-        Checkpoints(run_folder.checkpoints, fingerprint=fingerprint),
+        Checkpoints(run_folder.checkpoints, fingerprint="tiny"),
         policy=PolicyConfig(interval_steps=interval, least_gap=0.0),
         state=lambda: {"training": ModelState(model, optimizer)},
         own=random_values,
         folder=run_folder,
-        grace_seconds=grace,
     )
     resumed = guard.resume()
     if resumed and guard.own_values:

@@ -30,17 +30,17 @@ from tests.telemetry.fake_nvml import build, environment_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+LOOP, CALL = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 def test_the_pages_loop_runs_and_goes_on_where_it_was(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    [loop, _] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert loop.count("1001") == 1
-    exec(loop.replace("1001", "151"), {})
+    assert LOOP.count("1001") == 1
+    exec(LOOP.replace("1001", "151"), {})
     names = {path.name for path in Path("checkpoints").iterdir()}
     assert names == {"step-100", "step-150"}  # at the interval, and the last
     after = {}
-    exec(loop.replace("1001", "251"), after)
+    exec(LOOP.replace("1001", "251"), after)
     assert after["resumed"] == {"step": 150}
     assert after["step"] == after["guard"].last.step == 250
 
@@ -232,11 +232,10 @@ def test_the_pages_call_starts_at_the_first_launch_and_resumes_at_the_second(tmp
             resumed.append(resume_from_checkpoint)
             return super().train(resume_from_checkpoint=resume_from_checkpoint)
 
-    [_, call] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     for steps in (9, 12):
         made = a_trainer(tmp_path, save_steps=4, max_steps=steps)
         parts = {"model": made.model, "args": made.args, "data": made.train_dataset}
-        exec(call, parts | {"Trainer": Recording, "__name__": "page"})
+        exec(CALL, parts | {"Trainer": Recording, "__name__": "page"})
     assert resumed == [None, str(tmp_path / "out" / "checkpoint-9")]
     assert checkpoints_of(made) == [f"checkpoint-{step}" for step in (12, 4, 8, 9)]
 
@@ -386,9 +385,8 @@ class Megatron:
             (self.folder / TRACKER).write_text(str(iteration))
         self.queue.clear()
 
-    def train(self, first, last, at=lambda iteration: None):
+    def train(self, first, last):
         for iteration in range(first, last + 1):
-            at(iteration)
             if self.checkpoint_and_decide_exit(
                 "model", "optimizer", "scheduler", iteration, 1e9, {}, "data"
             ):

@@ -200,7 +200,6 @@ def on_one_rank(rank, folder):
             guard.clear_alarm()
 
     run(guard, range(1, 61), at)
-    return None
 
 
 @pytest.mark.long

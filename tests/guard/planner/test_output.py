@@ -55,6 +55,8 @@ def test_a_hugging_face_config(config):
     shorter = ModelShape.from_json(config, sequence=2048)
     assert shorter.sequence == 2048
     assert not shorter.assumed
+    other = ModelShape.from_json({**LLAMA, "model_type": "new"}, sequence=1)
+    assert other.assumed[0].startswith("model type 'new' is not known: read as of the Llama type")
 
 
 def test_a_model_file_beside_us_has_the_name_of_its_folder(tmp_path, monkeypatch):
@@ -78,11 +80,6 @@ def test_megatron_arguments_are_read():
     assert (grouped.kv_heads, grouped.gated, grouped.tied, grouped.positions) == (4, True, False, 0)
     assert grouped.ffn == grouped.expert_ffn == 2688  # 8/3 h, down to a multiple of 64
     assert (grouped.experts, grouped.experts_per_token) == (8, 2)
-
-
-def test_an_unknown_type_is_read_and_said():
-    shape = ModelShape.from_json({**LLAMA, "model_type": "new"}, sequence=1)
-    assert shape.assumed[0].startswith("model type 'new' is not known: read as of the Llama type")
 
 
 DEEPSEEK = {
@@ -117,7 +114,6 @@ def test_parameters_are_those_that_transformers_makes(kind, tied):
         "num_attention_heads": 4, "max_position_embeddings": 32,
     }  # fmt: skip
     if kind != "gpt_neox":
-        # Where the type allows it, heads that do not come to the hidden size.
         sizes |= {"num_key_value_heads": 2, "head_dim": 24 if kind in OWN_HEAD_SIZE else 16}
     if kind == "gpt2":
         sizes = {"n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 101, "n_positions": 32}
@@ -296,12 +292,8 @@ def test_megatron_is_given():
         "--context-parallel-size 1 --expert-model-parallel-size 1 "
         "--micro-batch-size 1 --global-batch-size 1 --ckpt-format torch_dist"
     )
-
-
-def test_megatron_is_given_stages_that_differ():
-    shape = ModelShape.from_json({**LLAMA, "num_hidden_layers": 7})
-    arguments = megatron_arguments(shape, Layout(pipeline=3))
-    assert arguments[-2:] == ["--pipeline-model-parallel-layout", "Ettt|tt|ttL"]
+    uneven = megatron_arguments(replace(shape, layers=7), Layout(pipeline=3))
+    assert uneven[-2:] == ["--pipeline-model-parallel-layout", "Ettt|tt|ttL"]
 
 
 def test_torchtitan_is_given():

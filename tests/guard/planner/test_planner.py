@@ -263,13 +263,9 @@ def test_kv_heads_decide_by_engine():
     assert check(model, cluster, batch, layout, engine="fsdp")[0].startswith("fsdp has no tensor")
 
 
-def test_a_stage_is_kept_in_a_node_where_it_can_be():
-    """Two stages of 6 GPUs on nodes of 8, 4 and 8: none is spread."""
+def test_uneven_nodes_keep_stages_and_tensor_groups_whole_where_they_can():
     placement = place(Cluster.of([8, 4, 8]), Layout(tensor=2, pipeline=2, data=3))
     assert placement.per_node == {"node0": 6, "node2": 6}
-
-
-def test_uneven_nodes_keep_tensor_groups_whole():
     placement = place(Cluster.of([8, 7, 8]), Layout(tensor=4, pipeline=5))
     assert placement.per_node == {"node0": 8, "node1": 4, "node2": 8}
     assert placement.ranks[8:12] == (("node1", 0), ("node1", 1), ("node1", 2), ("node1", 3))

@@ -60,15 +60,6 @@ class Notes(list):
         self.append((event, fields))
 
 
-def until(condition, process=None, seconds=120.0, every=0.02):
-    """Wait for a condition while the process runs."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert process is None or process.poll() is None, process.stderr and process.stderr.read()
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(every)
-
-
 class Told:
     """What the folder of a supervised run tells; the supervisor's exit code, or its process."""
 
@@ -76,7 +67,12 @@ class Told:
         self.folder, self.code, self.process = RunFolder(folder), code, process
 
     def until(self, condition):
-        until(condition, self.process, 240.0, every=0.005)
+        """Wait for a condition while the supervisor runs."""
+        end = time.monotonic() + 240.0
+        while not condition():
+            assert self.process.poll() is None, self.process.stderr and self.process.stderr.read()
+            assert time.monotonic() < end, "it never happened"
+            time.sleep(0.005)
 
     def end(self, code=0):
         _, said = self.process.communicate(timeout=400)
