@@ -342,11 +342,10 @@ def test_values_that_are_not_finite_are_counted_wherever_they_are(dtype):
             assert num_non_finite(struck, infinite_too=False) == int(wide.isnan().sum())
 
 
-def replicated(folder, step, rank, **more):
+def replicated(folder, step, rank):
     """A save of data-parallel ranks that hold the same, and what came of it."""
     checkpoints = at(folder)
-    outcome = saved(checkpoints, step, own={"rank": rank}, **more)
-    return checkpoints, outcome
+    return checkpoints, saved(checkpoints, step, own={"rank": rank})
 
 
 class Broken:

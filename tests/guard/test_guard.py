@@ -5,6 +5,7 @@ import signal
 import time
 from contextlib import suppress
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,14 +18,6 @@ from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.training_state import ModelState, random_values, set_random_values
 from rmetric.telemetry.lines import GpuVerdict
 from tests.monitor.ranks import on_ranks
-
-
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 class Saver:
@@ -63,14 +56,14 @@ class Saver:
 
 
 def a_guard(saver=None, *, interval=100, **settings):
-    settings = {"signals": {}, "state": dict, "clock": Clock()} | settings
+    settings = {"signals": {}, "state": dict, "clock": Mock(return_value=0.0)} | settings
     policy = PolicyConfig(interval_steps=interval)
     return Guard(saver or Saver(), policy=policy, **settings)
 
 
 def run(guard, steps, *, seconds=1.0, at=lambda step: None):
     for step in steps:
-        guard._clock.now += seconds
+        guard._clock.return_value += seconds
         at(step)
         guard.step(step)
         if guard.should_stop:
@@ -172,7 +165,7 @@ def test_the_folder_is_looked_at_once_a_second(tmp_path):
 def test_a_signal_is_heard(name):
     before = signal.getsignal(getattr(signal, name))
     policy, saver = PolicyConfig(interval_steps=100, least_gap=0.0), Saver()
-    guard = Guard(saver, policy=policy, state=dict, clock=Clock())
+    guard = Guard(saver, policy=policy, state=dict, clock=Mock(return_value=0.0))
     stopped = run(guard, range(1, 20), at=killed(5, name))
     assert saver.began == [5]
     assert stopped == (5 if name == "SIGTERM" else None)
@@ -232,7 +225,7 @@ def test_telemetry_asks_once_for_what_lasts_and_again_for_what_is_fatal():
 
 def test_telemetry_that_raises_is_said_once_and_asked_again(errors):
     def broken():
-        if guard._clock.now < 12:
+        if guard._clock() < 12:
             raise OSError("the driver is gone")
         return [verdict("fatal")]
 

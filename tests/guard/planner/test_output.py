@@ -1,7 +1,5 @@
 """What the planner reads and prints: model files, arguments of the engines, `rmetric plan`."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A batch that the copies do not divide: shares, weights, and the gradient of real ranks."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -53,13 +53,6 @@ def launched(folder, *arguments, token="t" * 16, told=lambda *_, **__: None, **s
     )  # fmt: skip
 
 
-class Notes(list):
-    """What an attempt writes to the journal: events and their fields."""
-
-    def __call__(self, event, *_, **fields):
-        self.append((event, fields))
-
-
 class Told:
     """What the folder of a supervised run tells; the supervisor's exit code, or its process."""
 

@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import replace
 from queue import SimpleQueue
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -31,7 +32,7 @@ from rmetric.guard.supervisor.summary import summarise, to_markdown
 from rmetric.telemetry.lines import GpuVerdict, verdict_line
 from rmetric.telemetry.sources import VerdictFiles
 from tests.guard.planner.test_planner import LLAMA_8B
-from tests.guard.supervisor import ONE, Notes, beat, launched, options_of, program
+from tests.guard.supervisor import ONE, beat, launched, options_of, program
 
 TWO = Allocation(gpus={"": (0, 2)}, layout=Layout(tensor=1, data=2, accumulation=4))
 
@@ -280,10 +281,10 @@ class TestLastCheckpoint:
     def test_a_launch_that_passes_one_over_says_so(self, folder, back, passed_over):
         for step in (10, 20):
             self.make(folder, step)
-        attempt = launched(folder, "true", told=(notes := Notes()))
+        attempt = launched(folder, "true", told=(told := Mock()))
         attempt.folder.beats = lambda launch: {0: beat(0, back, resumed=back)}
         attempt.look(1.0)
-        fields = dict(notes)["resumed"]
+        fields = {call.args[0]: call.kwargs for call in told.call_args_list}["resumed"]
         assert (fields["step"], fields["passed_over"]) == (back, passed_over)
 
 
@@ -330,13 +331,14 @@ def test_a_launch_that_its_rescue_holds_is_held_with_any_exit_code(folder, code)
 
 
 def test_heartbeats_tell_that_saves_begin_to_fail_and_that_they_succeed_again(tmp_path):
-    attempt = launched(RunFolder(tmp_path), "true", told=(notes := Notes()))
+    attempt = launched(RunFolder(tmp_path), "true", told=(told := Mock()))
     for step, problem in enumerate(["", "no space", "no space", "", "gone"]):
         beats = {0: beat(0, step, problem=problem)}
         attempt.folder.beats = lambda launch, beats=beats: beats
         attempt.look(1.0)
-    told = [(event, more["words"]) for event, more in notes if event in LAST_SAVE]
-    assert told == [("not saved", "no space"), ("saved again", ""), ("not saved", "gone")]
+    calls = [call for call in told.call_args_list if call.args[0] in LAST_SAVE]
+    found = [(call.args[0], call.kwargs["words"]) for call in calls]
+    assert found == [("not saved", "no space"), ("saved again", ""), ("not saved", "gone")]
 
 
 def test_a_training_that_goes_on_after_a_wait_is_not_taken_for_a_hang(folder):
