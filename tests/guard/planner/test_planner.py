@@ -1,7 +1,5 @@
 """The layout planner: against every layout tried, laws, published figures, and bad input."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from math import inf

@@ -67,8 +67,8 @@ class Told:
             assert time.monotonic() < end, "it never happened"
             time.sleep(0.005)
 
-    def end(self, code=0):
-        _, said = self.process.communicate(timeout=400)
+    def end(self, code=0, seconds=400):
+        _, said = self.process.communicate(timeout=seconds)
         assert self.process.returncode == code, said
         assert self.nobody_is_left()
         return self

@@ -238,7 +238,7 @@ def supervised(start, tmp_path):
 @pytest.mark.long
 def test_sigterm_saves_and_ends_all(supervised, tmp_path):
     supervised.process.send_signal(signal.SIGTERM)
-    told = supervised.end(143)
+    told = supervised.end(143, seconds=20)
     assert (told.summary.outcome, told.summary.words) == ("stopped", "SIGTERM")
     (answered,) = told.of("answered")
     assert answered["step"] >= 6
