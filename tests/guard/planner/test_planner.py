@@ -251,9 +251,8 @@ def test_uneven_stages_are_an_option():
 def test_kv_heads_decide_by_engine():
     """Megatron copies KV heads to a larger TP; torchtitan cannot."""
     model = replace(LLAMA_8B, kv_heads=2)
-    cluster, batch, layout = Cluster.of([8], "h200"), BatchSpec(samples=8), Layout(
-        tensor=4, data=2, accumulation=4
-    )  # fmt: skip
+    cluster, batch = Cluster.of([8], "h200"), BatchSpec(samples=8)
+    layout = Layout(tensor=4, data=2, accumulation=4)
     assert check(model, cluster, batch, layout) == ()
     assert check(model, cluster, batch, layout, engine="torchtitan") == (
         "TP4 must divide the 2 KV heads",

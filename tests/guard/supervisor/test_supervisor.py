@@ -203,8 +203,7 @@ def test_a_fatal_gpu_is_drained_and_training_goes_on_with_the_rest(folder, tmp_p
 @pytest.mark.long
 def test_a_request_of_a_user_to_stop_is_obeyed(folder, tmp_path):
     one = supervisor(tmp_path, more=("--seconds", "0.05"))
-    ask = at(folder, 3, lambda: folder.ask("user", "enough for today", stop=True))
-    one.sources.append(ask)
+    one.sources.append(at(folder, 3, lambda: folder.ask("user", "enough", stop=True)))
     told = Told(tmp_path, one.run())
     assert (told.code, told.summary.outcome) == (4, "stopped")
     assert [line["stop"] for line in told.of("request")] == [True]
