@@ -1,7 +1,6 @@
 """A checkpoint is good or absent: whatever fails, on whatever rank, what was good stays."""
 
 import json
-import logging
 import os
 import resource
 import shutil
@@ -54,9 +53,6 @@ def loaded(checkpoints):
     return good.step, about, float(state["weights"].mean())
 
 
-# -- one process
-
-
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_what_is_saved_is_what_was_at_hand_when_it_began(tmp_path, asynchronous):
     checkpoints = at(tmp_path, asynchronous=asynchronous)
@@ -81,19 +77,11 @@ def test_what_writes_waits_for_no_gpu(tmp_path, monkeypatch):
     assert asked == []
 
 
-def test_a_torch_that_indexes_a_copy_of_the_metadata(tmp_path, monkeypatch):
-    finish = FileSystemWriter.finish
+def test_a_torch_that_indexes_a_copy_and_whose_stager_closes_itself(tmp_path, monkeypatch):
+    finish, stage = FileSystemWriter.finish, DefaultStager.stage
 
     def of_a_copy(self, metadata, results):
         finish(self, replace(metadata), results)
-
-    monkeypatch.setattr(FileSystemWriter, "finish", of_a_copy)
-    assert isinstance(saved(at(tmp_path), 3), SavedCheckpoint)
-    assert loaded(at(tmp_path)) == (3, {"seen": 30}, 3.0)
-
-
-def test_a_torch_whose_stager_closes_itself_after_each_use(tmp_path, monkeypatch):
-    stage = DefaultStager.stage
 
     def and_close(self, state, **options):
         try:
@@ -101,11 +89,12 @@ def test_a_torch_whose_stager_closes_itself_after_each_use(tmp_path, monkeypatch
         finally:
             DefaultStager.close(self)
 
+    monkeypatch.setattr(FileSystemWriter, "finish", of_a_copy)
     monkeypatch.setattr(DefaultStager, "stage", and_close)
     checkpoints = at(tmp_path)
     for step in (1, 2):
         assert isinstance(saved(checkpoints, step), SavedCheckpoint)
-    assert loaded(at(tmp_path))[::2] == (2, 2.0)
+    assert loaded(at(tmp_path)) == (2, {"seen": 20}, 2.0)
 
 
 def test_an_outcome_is_handed_out_once_and_one_save_runs_at_a_time(tmp_path):
@@ -145,18 +134,10 @@ def test_a_step_that_is_reached_again_takes_the_place_of_the_older_one(tmp_path)
     assert again.good.serial == 2
     assert loaded(at(tmp_path)) == (5, {"seen": 50}, 6.0)
     assert names(tmp_path) == ["step-5"]
-
-
-def test_one_that_is_being_replaced_still_counts(tmp_path):
-    saved(at(tmp_path), 5)
     (tmp_path / "step-5").rename(tmp_path / "step-5.old")  # killed between two renames
-    assert loaded(at(tmp_path)) == (5, {"seen": 50}, 5.0)
-
-
-def test_the_newest_is_the_one_written_last_not_the_one_of_the_latest_step(tmp_path):
-    saved(at(tmp_path), 120)
-    saved(at(tmp_path), 110)
-    assert at(tmp_path).newest_good().step == 110
+    assert loaded(at(tmp_path)) == (5, {"seen": 50}, 6.0)
+    saved(at(tmp_path), 3)
+    assert at(tmp_path).newest_good().step == 3, "it is the one written last"
 
 
 def test_what_a_killed_save_left_is_cleared(tmp_path):
@@ -245,17 +226,16 @@ def edit(path):
         ("good.json", Path.unlink, "good.json cannot be read"),
     ],
 )
-def test_a_damaged_newest_falls_back_to_the_one_before(tmp_path, caplog, name, damage, words):
+def test_a_damaged_newest_falls_back_to_the_one_before(tmp_path, errors, name, damage, words):
     for step in (1, 2):
         saved(at(tmp_path), step, own={"seed": step})
     before = (tmp_path / "step-2" / name).read_bytes()
     damage(tmp_path / "step-2" / name)
     path = tmp_path / "step-2" / name
     assert not path.exists() or path.read_bytes() != before, "nothing was damaged"
-    with caplog.at_level(logging.ERROR, logger="rmetric"):
-        assert loaded(at(tmp_path)) == (1, {"seen": 10}, 1.0)
-    assert "skipped" in caplog.text
-    assert words in caplog.text
+    assert loaded(at(tmp_path)) == (1, {"seen": 10}, 1.0)
+    assert "skipped" in errors.text
+    assert words in errors.text
 
 
 def test_a_state_of_another_shape_is_refused(tmp_path):
@@ -341,9 +321,6 @@ def test_random_numbers_go_on_where_they_were():
     assert drawn() == expected
 
 
-# -- values that are not finite, beside a mask over all of them
-
-
 DTYPES = [
     torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.complex64,
     torch.float8_e4m3fn, torch.float8_e5m2,
@@ -365,24 +342,30 @@ def test_values_that_are_not_finite_are_counted_wherever_they_are(dtype):
             assert num_non_finite(struck, infinite_too=False) == int(wide.isnan().sum())
 
 
-# -- several ranks
-
-
-def replicated(folder, step, rank, **more):
+def replicated(folder, step, rank):
     """A save of data-parallel ranks that hold the same, and what came of it."""
     checkpoints = at(folder)
-    outcome = saved(checkpoints, step, own={"rank": rank}, **more)
-    return checkpoints, outcome
+    return checkpoints, saved(checkpoints, step, own={"rank": rank})
 
 
-def full_disk_on_one(rank, folder, full):
+class Broken:
+    def state_dict(self):
+        raise ValueError("lost in memory")
+
+    load_state_dict = state_dict
+
+
+def failing_on_one(rank, folder, way, where):
     checkpoints, first = replicated(folder, 1, rank)
     assert isinstance(first, SavedCheckpoint)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if rank == full:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     # More than the limit for each rank, whichever tensors DCP gives it.
-    failed = saved(checkpoints, 2, {f"w{i}": torch.ones(4000) for i in range(6)})
+    state = {f"w{i}": torch.ones(4000) for i in range(6)}
+    if rank == where and way == "full disk":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    elif rank == where:
+        state = {"w0": Broken()}
+    failed = saved(checkpoints, 2, state)
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
     dist.barrier()  # rank 0 has cleaned up
     left = names(folder)
@@ -392,41 +375,24 @@ def full_disk_on_one(rank, folder, full):
     return failed.problem, left, good.step, good.own(rank), third.step
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("full", [0, 2])
-def test_a_full_disk_on_one_rank_fails_the_save_on_all_and_harms_nothing(tmp_path, full):
-    found = on_ranks(full_disk_on_one, tmp_path, full, ranks=3)
+@pytest.mark.parametrize(
+    ("way", "where", "ranks", "words"),
+    [
+        pytest.param("full disk", 0, 3, "GB are free", marks=pytest.mark.long),
+        pytest.param("full disk", 2, 3, "GB are free", marks=pytest.mark.long),
+        ("no state", 1, 2, "rank 1: RuntimeError: state: ValueError: lost in memory"),
+    ],
+)
+def test_a_save_that_fails_on_one_rank_fails_on_all_and_harms_nothing(
+    tmp_path, way, where, ranks, words
+):
+    found = on_ranks(failing_on_one, tmp_path, way, where, ranks=ranks)
     for rank, (problem, left, step, own, third) in enumerate(found):
-        assert f"rank {full}: " in problem
-        assert "rank 1: " not in problem
-        assert "GB are free" in problem
+        assert f"rank {where}: " in problem
+        assert ("rank 1: " in problem) == (where == 1)
+        assert words in problem
         assert left == ["step-1"]
         assert (step, own, third) == (1, {"rank": rank}, 3)
-
-
-def broken_state_on_one(rank, folder):
-    checkpoints, _ = replicated(folder, 1, rank)
-
-    class Broken:
-        def state_dict(self):
-            raise ValueError("lost in memory")
-
-        def load_state_dict(self, state):
-            raise AssertionError
-
-    state = {"weights": Broken()} if rank == 1 else state_of(2)
-    failed = saved(checkpoints, 2, state)
-    dist.barrier()
-    left = names(folder)
-    dist.barrier()
-    return failed.problem, left, saved(checkpoints, 3).step
-
-
-def test_a_rank_that_has_nothing_to_save_holds_nobody_up(tmp_path):
-    for problem, left, third in on_ranks(broken_state_on_one, tmp_path, ranks=2):
-        assert "rank 1: RuntimeError: state: ValueError: lost in memory" in problem
-        assert left == ["step-1"]
-        assert third == 3
 
 
 def killed_in_a_save(rank, folder, victim):

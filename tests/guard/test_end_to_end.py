@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import numpy as np
@@ -20,7 +19,8 @@ psutil = pytest.importorskip("psutil")
 from rmetric.guard.layout import Layout  # noqa: E402
 from rmetric.guard.supervisor import processes  # noqa: E402
 from rmetric.telemetry.lines import GpuVerdict, verdict_line  # noqa: E402
-from tests.guard.supervisor import Told, until  # noqa: E402
+from tests.guard.supervisor import TORCHRUN, Told, supervise_command  # noqa: E402
+from tests.guard.test_checkpoints import flip  # noqa: E402
 from tests.studies.reference_runs import SMALL, losses_of, plain_losses, settings  # noqa: E402
 from tests.telemetry import fake_nvml  # noqa: E402
 
@@ -31,24 +31,17 @@ class Guarded(Told):
     """A supervised reference training in a process of its own."""
 
     def __init__(self, folder, *training, ranks=2, options=(), environment=None):
-        super().__init__(folder)
         self.training = training
-        gpus = f"0-{ranks - 1}" if ranks > 1 else "0"
         copies = f"data={ranks},micro_batch=1,accumulation={12 // ranks}"
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "rmetric", "supervise", str(folder), "--gpus", gpus),
-                *("--layout", copies, "--batch", "12", "--poll-seconds", "0.1"),
-                *("--backoff-seconds", "0.1", "--grace-seconds", "5", "--save-seconds", "60"),
-                *options,
-                *("--", sys.executable, "-m", "torch.distributed.run"),
-                *("--nproc-per-node", str(ranks), "-m", "studies.tiny_llama"),
-                *(*SMALL, f"--save-every={SAVE_EVERY}", *training),
-            ],
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **(environment or {})},
-            stderr=subprocess.PIPE,
-            text=True,
+        command = supervise_command(
+            folder, "--gpus", f"0-{ranks - 1}", "--layout", copies, "--batch", "12",
+            "--poll-seconds", "0.1", "--backoff-seconds", "0.1", "--grace-seconds", "5",
+            "--save-seconds", "60", *options, "--", *TORCHRUN, "--nproc-per-node", str(ranks),
+            "-m", "studies.tiny_llama", *SMALL, f"--save-every={SAVE_EVERY}", *training,
         )  # fmt: skip
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **(environment or {})}
+        process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+        super().__init__(folder, process=process)
 
     def step(self):
         """The last step of which the loss is written."""
@@ -58,21 +51,9 @@ class Guarded(Told):
         except (OSError, ValueError, IndexError):
             return 0
 
-    def until(self, condition):
-        until(condition, self.process, 240.0, every=0.005)
-
-    def until_step(self, step):
-        self.until(lambda: self.step() >= step)
-
     def worker(self, rank):
         launches = self.of("launch")
         return self.folder.beats(launches[-1]["token"])[rank].pid
-
-    def end(self, code=0):
-        _, said = self.process.communicate(timeout=400)
-        assert self.process.returncode == code, said
-        assert self.nobody_is_left()
-        return self
 
     def losses_are_those_of_an_uninterrupted_run(self, *more, within=1e-5):
         asked = settings(self.folder.path, f"--save-every={SAVE_EVERY}", *self.training, *more)
@@ -115,7 +96,7 @@ def test_sigterm_in_the_middle_of_a_save(tmp_path):
 @pytest.mark.slow
 def test_a_disk_that_is_full_in_a_save_and_has_room_again(tmp_path):
     run = Guarded(tmp_path, "--steps=30", "--sleep=0.2")
-    run.until_step(4)
+    run.until(lambda: run.step() >= 4)
     worker = psutil.Process(run.worker(1))
     worker.rlimit(psutil.RLIMIT_FSIZE, (4096, psutil.RLIM_INFINITY))
     run.until(lambda: "save of step" in run.log(1))
@@ -146,10 +127,7 @@ def test_a_corrupted_newest_checkpoint_falls_back_to_the_one_before(tmp_path):
     run.process.wait()
     processes.end(run.of("supervisor")[0]["token"], grace=1.0)
     before, newest = sorted(good(run.folder), key=step_of)[-2:]
-    shard = max(newest.glob("*.distcp"), key=lambda path: path.stat().st_size)
-    data = bytearray(shard.read_bytes())
-    data[len(data) // 2] ^= 0xFF
-    shard.write_bytes(data)
+    flip(max(newest.glob("*.distcp"), key=lambda path: path.stat().st_size))
     again = Guarded(tmp_path, "--steps=40").end()
     assert again.of("resumed")[-1]["step"] == step_of(before) < step_of(newest)
     again.losses_are_those_of_an_uninterrupted_run()
@@ -168,7 +146,7 @@ def test_from_4_ranks_to_3_to_2_with_a_batch_that_3_do_not_divide(tmp_path):
     )  # fmt: skip
     run.until(lambda: len(run.of("resumed")) == 2)
     resumed = run.of("resumed")[1]["step"]
-    run.until_step(resumed + 4)
+    run.until(lambda: run.step() >= resumed + 4)
     verdict = GpuVerdict(gpu=3, time=time.time(), level="fatal", action="drain", reasons=("new",))
     run.folder.telemetry.mkdir(exist_ok=True)
     (run.folder.telemetry / "node.jsonl").write_bytes(verdict_line(verdict))

@@ -1,11 +1,11 @@
 """The guard: whoever asks, all ranks save the same step; a save never ends the training."""
 
-import logging
 import os
 import signal
 import time
 from contextlib import suppress
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,16 +18,6 @@ from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.training_state import ModelState, random_values, set_random_values
 from rmetric.telemetry.lines import GpuVerdict
 from tests.monitor.ranks import on_ranks
-
-NO_SIGNALS = {}
-
-
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 class Saver:
@@ -65,20 +55,15 @@ class Saver:
         return self.poll()
 
 
-def a_guard(saver=None, *, interval=100, clock=None, **settings):
-    settings = {"signals": NO_SIGNALS, "state": dict} | settings
-    return Guard(
-        saver or Saver(),
-        policy=settings.pop("policy", None) or PolicyConfig(interval_steps=interval),
-        clock=clock or Clock(),
-        **settings,
-    )
+def a_guard(saver=None, *, interval=100, **settings):
+    settings = {"signals": {}, "state": dict, "clock": Mock(return_value=0.0)} | settings
+    policy = PolicyConfig(interval_steps=interval)
+    return Guard(saver or Saver(), policy=policy, **settings)
 
 
-def run(guard, steps, *, clock=None, seconds=1.0, at=lambda step: None):
+def run(guard, steps, *, seconds=1.0, at=lambda step: None):
     for step in steps:
-        if clock:
-            clock.now += seconds
+        guard._clock.return_value += seconds
         at(step)
         guard.step(step)
         if guard.should_stop:
@@ -90,35 +75,28 @@ def killed(at_step, name):
     return lambda step: step == at_step and os.kill(os.getpid(), getattr(signal, name))
 
 
-# -- one process
-
-
 def test_it_saves_at_each_interval_and_nothing_is_copied_in_between():
     copies = []
-    saver = Saver()
-    guard = a_guard(saver, interval=10, state=lambda: copies.append(1) or {})
+    guard = a_guard(interval=10, state=lambda: copies.append(1) or {})
     run(guard, range(1, 36))
-    assert saver.began == [10, 20, 30]
+    assert guard.checkpoints.began == [10, 20, 30]
     assert len(copies) == 3
 
 
 @pytest.mark.parametrize(("fatal", "saved"), [(False, 25), (True, 6)])
 def test_a_request_waits_for_the_gap_and_a_fatal_one_does_not(fatal, saved):
-    saver = Saver()
-    guard = a_guard(saver)
+    guard = a_guard()
     run(guard, range(1, 6))
     guard.request("risk", "GPU 3 at 0.97", fatal=fatal)
     run(guard, range(6, 60))
-    assert saver.began == [saved]
+    assert guard.checkpoints.began == [saved]
 
 
-def test_a_save_that_fails_is_tried_again_and_the_training_goes_on(caplog):
-    clock, saver = Clock(), Saver(fails=2)
-    guard = a_guard(saver, interval=10, clock=clock)
-    with caplog.at_level(logging.ERROR, logger="rmetric"):
-        assert run(guard, range(1, 60), clock=clock) is None
-    assert saver.began[:3] == [10, 21, 42]  # ten seconds later, then twenty
-    assert caplog.text.count("failed: the disk is full") == 2
+def test_a_save_that_fails_is_tried_again_and_the_training_goes_on(errors):
+    guard = a_guard(Saver(fails=2), interval=10)
+    assert run(guard, range(1, 60)) is None
+    assert guard.checkpoints.began[:3] == [10, 21, 42]  # ten seconds later, then twenty
+    assert errors.text.count("failed: the disk is full") == 2
     assert guard.problem == ""
 
 
@@ -131,47 +109,44 @@ def test_a_state_that_cannot_be_had_is_a_save_that_fails():
     assert guard.problem == "state cannot be read: RuntimeError: out of memory"
 
 
-def test_a_request_in_the_folder_is_answered_when_it_is_durable(tmp_path):
-    folder, clock, saver = RunFolder(tmp_path), Clock(), Saver(at_once=False)
-    guard = a_guard(saver, folder=folder, clock=clock)
+def test_a_request_in_the_folder_is_answered_when_it_is_durable(folder):
+    saver = Saver(at_once=False)
+    guard = a_guard(saver, folder=folder)
     assert folder.ask("user", "before the upgrade", fatal=True) == 1
-    run(guard, range(1, 5), clock=clock)
+    run(guard, range(1, 5))
     assert saver.began == [1]
     assert saver.requests == [1]
     assert folder.answered() == 0, "it is not durable yet"
     assert folder.ask("user", "once more", fatal=True) == 2
     saver.end()
-    run(guard, range(5, 9), clock=clock)
+    run(guard, range(5, 9))
     assert folder.answered() == 1
     assert saver.began == [1, 6]
     saver.end()
-    run(guard, range(9, 12), clock=clock)
+    run(guard, range(9, 12))
     assert folder.answered() == 2
     assert not guard.should_stop
 
 
-def test_a_user_who_stops_gets_a_durable_checkpoint_first(tmp_path):
-    folder, clock = RunFolder(tmp_path), Clock()
-    saver = Saver()
-    guard = a_guard(saver, folder=folder, clock=clock)
+def test_a_user_who_stops_gets_a_durable_checkpoint_first(folder):
+    guard = a_guard(folder=folder)
     folder.ask("user", "enough", stop=True)
-    assert run(guard, range(1, 50), clock=clock) == 1
-    assert saver.began == [1]
+    assert run(guard, range(1, 50)) == 1
+    assert guard.checkpoints.began == [1]
     assert folder.answered() == 1
     failing = Saver(fails=1)
-    guard = a_guard(failing, folder=folder, clock=clock)
+    guard = a_guard(failing, folder=folder)
     folder.ask("user", "enough", stop=True)
-    assert run(guard, range(1, 50), clock=clock) == failing.began[1]
+    assert run(guard, range(1, 50)) == failing.began[1]
     assert failing.began[1] - failing.began[0] == 10, "it waits for one that is durable"
 
 
-def test_a_request_of_an_odd_source_is_taken_for_the_users(tmp_path):
-    folder, saver = RunFolder(tmp_path), Saver()
-    folder.path.joinpath("request.json").write_text(
+def test_a_request_of_an_odd_source_is_taken_for_the_users(folder):
+    folder.request_file.write_text(
         '{"number": 4, "source": "cron", "reason": "nightly", "fatal": true}'
     )
-    run(a_guard(saver, folder=folder), range(1, 3))
-    assert saver.requests == [4]
+    run(guard := a_guard(folder=folder), range(1, 3))
+    assert guard.checkpoints.requests == [4]
     assert folder.answered() == 4
 
 
@@ -182,17 +157,15 @@ def test_the_folder_is_looked_at_once_a_second(tmp_path):
         def request(self):
             looked.append(1)
 
-    clock = Clock()
-    guard = a_guard(folder=Counted(tmp_path), clock=clock)
-    run(guard, range(1, 101), clock=clock, seconds=0.05)
+    run(a_guard(folder=Counted(tmp_path)), range(1, 101), seconds=0.05)
     assert 5 <= len(looked) <= 6
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
 def test_a_signal_is_heard(name):
     before = signal.getsignal(getattr(signal, name))
-    saver = Saver()
-    guard = Guard(saver, policy=PolicyConfig(interval_steps=100, least_gap=0.0), state=dict)
+    policy, saver = PolicyConfig(interval_steps=100, least_gap=0.0), Saver()
+    guard = Guard(saver, policy=policy, state=dict, clock=Mock(return_value=0.0))
     stopped = run(guard, range(1, 20), at=killed(5, name))
     assert saver.began == [5]
     assert stopped == (5 if name == "SIGTERM" else None)
@@ -216,15 +189,13 @@ def test_a_handler_that_is_displaced_is_named_and_comes_back(caplog):
         signal.signal(signal.SIGUSR2, before)
 
 
-def test_after_a_signal_the_training_ends_in_time_even_if_it_cannot_be_saved(caplog):
-    clock, saver = Clock(), Saver(fails=99)
-    guard = a_guard(saver, clock=clock, grace_seconds=25.0, signals={signal.SIGUSR2: "stop"})
-    with caplog.at_level(logging.ERROR, logger="rmetric"):
-        stopped = run(guard, range(1, 99), clock=clock, at=killed(5, "SIGUSR2"))
+def test_after_a_signal_the_training_ends_in_time_even_if_it_cannot_be_saved(errors):
+    guard = a_guard(Saver(fails=99), grace_seconds=25.0, signals={signal.SIGUSR2: "stop"})
+    stopped = run(guard, range(1, 99), at=killed(5, "SIGUSR2"))
     guard.close()
-    assert saver.began == [5, 15], "tried, and tried again"
+    assert guard.checkpoints.began == [5, 15], "tried, and tried again"
     assert stopped == 30
-    assert "grace period is over" in caplog.text
+    assert "grace period is over" in errors.text
 
 
 def verdict(level, gpu=3):
@@ -239,39 +210,36 @@ def source(verdicts):
 
 
 def test_telemetry_asks_once_for_what_lasts_and_again_for_what_is_fatal():
-    clock, saver, seen = Clock(), Saver(), {"level": "healthy"}
+    saver, seen = Saver(), {"level": "healthy"}
     telemetry = source(lambda: [verdict("healthy", 1), verdict(seen["level"])])
-    guard = a_guard(saver, interval=1000, clock=clock, telemetry=telemetry)
-    run(guard, range(1, 300), clock=clock)
+    guard = a_guard(saver, interval=1000, telemetry=telemetry)
+    run(guard, range(1, 300))
     assert saver.began == []
     seen["level"] = "risk"
-    run(guard, range(300, 900), clock=clock)
+    run(guard, range(300, 900))
     assert saver.began == [300]
     seen["level"] = "fatal"
-    run(guard, range(900, 1290), clock=clock)
+    run(guard, range(900, 1290))
     assert saver.began == [300, 900]
 
 
-def test_telemetry_that_raises_is_said_once_and_asked_again(caplog):
+def test_telemetry_that_raises_is_said_once_and_asked_again(errors):
     def broken():
-        if clock.now < 12:
+        if guard._clock() < 12:
             raise OSError("the driver is gone")
         return [verdict("fatal")]
 
-    clock, saver = Clock(), Saver()
-    with caplog.at_level(logging.ERROR, logger="rmetric"):
-        guard = a_guard(saver, interval=10, clock=clock, telemetry=source(broken))
-        run(guard, range(1, 15), clock=clock)
-    assert saver.began == [10, 12]
-    assert caplog.text.count("the driver is gone") == 1
+    guard = a_guard(interval=10, telemetry=source(broken))
+    run(guard, range(1, 15))
+    assert guard.checkpoints.began == [10, 12]
+    assert errors.text.count("the driver is gone") == 1
 
 
-def test_it_beats_at_most_once_a_second(tmp_path):
-    folder, clock = RunFolder(tmp_path), Clock()
+def test_it_beats_at_most_once_a_second(folder):
     beats = []
     folder.beat = lambda rank, step, phase, **more: beats.append((step, phase))
-    guard = a_guard(folder=folder, clock=clock, interval=6)
-    run(guard, range(1, 11), clock=clock, seconds=0.25)
+    guard = a_guard(folder=folder, interval=6)
+    run(guard, range(1, 11), seconds=0.25)
     guard.close(finished=True)
     assert beats == [
         (0, "starting"),
@@ -290,8 +258,7 @@ def test_it_beats_at_most_once_a_second(tmp_path):
 @pytest.mark.parametrize(
     ("ends", "phase"), [("", "finished"), ("stops", "training"), ("fails", "training")]
 )
-def test_a_block_that_ends_has_finished_unless_it_was_to_stop_or_failed(tmp_path, ends, phase):
-    folder = RunFolder(tmp_path)
+def test_a_block_that_ends_has_finished_unless_it_was_to_stop_or_failed(folder, ends, phase):
     with suppress(ZeroDivisionError), a_guard(folder=folder) as guard:
         run(guard, range(1, 4), at=lambda step: 1 // (3 - step) if ends == "fails" else None)
         guard.should_stop = ends == "stops"
@@ -301,10 +268,13 @@ def test_a_block_that_ends_has_finished_unless_it_was_to_stop_or_failed(tmp_path
 def test_a_folder_needs_a_fingerprint_and_settings_are_named(tmp_path):
     with pytest.raises(ValueError, match="source is 'wind'"):
         a_guard().request("wind", "strong")
+    for since in (-1, 1.5, True, "3"):
+        with pytest.raises(ValueError, match=r"since is .*: it must be a step"):
+            a_guard().request("alarm", "loss", since=since)
     with pytest.raises(ValueError, match="needs a fingerprint"):
         a_guard(tmp_path)
     with pytest.raises(ValueError, match="checkpoints is None"):
-        Guard(policy=PolicyConfig(interval_steps=1), state=dict, signals=NO_SIGNALS)
+        Guard(policy=PolicyConfig(interval_steps=1), state=dict, signals={})
     with pytest.raises(ValueError, match="check_every is 0"):
         a_guard(check_every=0)
     with pytest.raises(ValueError, match="grace_seconds is 0"):
@@ -316,16 +286,14 @@ def test_a_folder_needs_a_fingerprint_and_settings_are_named(tmp_path):
 @pytest.mark.parametrize("calls", [range(0), range(1, 3), range(1, 4)])
 @pytest.mark.parametrize(("finished", "fails"), [(False, 0), (True, 0), (True, 1)])
 def test_a_training_that_finishes_saves_its_last_step_once(calls, finished, fails):
-    saver = Saver(fails=fails)
-    guard = a_guard(saver, interval=3)
+    guard = a_guard(Saver(fails=fails), interval=3)
     run(guard, calls)
     guard.close(finished=finished)
-    assert saver.began == {0: [], 2: [2] * finished, 3: [3] * (1 + fails)}[len(calls)]
+    assert guard.checkpoints.began == {0: [], 2: [2] * finished, 3: [3] * (1 + fails)}[len(calls)]
 
 
 @pytest.mark.parametrize("writable", [True, False])
-def test_a_request_answered_just_before_a_kill_is_noted_on_the_way_back(tmp_path, caplog, writable):
-    folder = RunFolder(tmp_path)
+def test_a_request_answered_just_before_a_kill_is_noted_on_the_way_back(folder, caplog, writable):
     checkpoints = Checkpoints(folder.checkpoints, fingerprint="m")
     checkpoints.begin(5, {"w": torch.ones(2)}, request=3)
     assert isinstance(checkpoints.wait(30.0), SavedCheckpoint)
@@ -333,7 +301,7 @@ def test_a_request_answered_just_before_a_kill_is_noted_on_the_way_back(tmp_path
         folder.answered_file.mkdir()  # as good as a full disk
     guard = Guard(
         policy=PolicyConfig(interval_steps=100), folder=folder, fingerprint="m",
-        state=lambda: {"w": torch.ones(2)}, signals=NO_SIGNALS,
+        state=lambda: {"w": torch.ones(2)}, signals={},
     )  # fmt: skip
     assert guard.resume() == {"step": 5}
     assert folder.answered() == (3 if writable else 0)
@@ -357,24 +325,18 @@ def test_restarts_on_torchruns_own_store_are_named_where_the_guard_begins(
     assert [remedy in warning for warning in caplog.messages] == ([] if harmless else [True])
 
 
-# -- a training, several ranks
-
-
-def training(
-    rank, folder, steps, *, at=None, interval=1000, grace=30.0, pause=0.01, fingerprint="tiny"
-):
+def training(rank, folder, steps, *, at=None, interval=1000, pause=0.01):
     """A small data-parallel training under the guard; `at(step, rank, guard)` before each end."""
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(nn.Linear(4, 3))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     run_folder = RunFolder(folder)
     guard = Guard(
-        Checkpoints(run_folder.checkpoints, fingerprint=fingerprint),
+        Checkpoints(run_folder.checkpoints, fingerprint="tiny"),
         policy=PolicyConfig(interval_steps=interval, least_gap=0.0),
         state=lambda: {"training": ModelState(model, optimizer)},
         own=random_values,
         folder=run_folder,
-        grace_seconds=grace,
     )
     resumed = guard.resume()
     if resumed and guard.own_values:

@@ -19,33 +19,28 @@ from torch import nn
 
 from rmetric.cli.main import main
 from rmetric.guard.checkpoints import Checkpoints, SavedCheckpoint
-from rmetric.guard.guard import Guard
 from rmetric.guard.megatron import TRACKER, guard_megatron, megatron_arguments
 from rmetric.guard.monitor_action import AskGuard
-from rmetric.guard.policy import PolicyConfig
 from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.training_state import ModelState
 from rmetric.monitor import Monitor
+from tests.guard.test_checkpoints import flip
 from tests.guard.test_suspect import a_guard
 from tests.telemetry.fake_nvml import build, environment_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
-torch.set_num_threads(1)
-
-
-# -- the page
+LOOP, CALL = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 def test_the_pages_loop_runs_and_goes_on_where_it_was(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    [loop, _] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert loop.count("1001") == 1
-    exec(loop.replace("1001", "151"), {})
+    assert LOOP.count("1001") == 1
+    exec(LOOP.replace("1001", "151"), {})
     names = {path.name for path in Path("checkpoints").iterdir()}
     assert names == {"step-100", "step-150"}  # at the interval, and the last
     after = {}
-    exec(loop.replace("1001", "251"), after)
+    exec(LOOP.replace("1001", "251"), after)
     assert after["resumed"] == {"step": 150}
     assert after["step"] == after["guard"].last.step == 250
 
@@ -65,9 +60,6 @@ def test_the_pages_arguments_for_megatron_are_those_of_the_function():
     assert arguments in " ".join(PAGE.split())
     with pytest.raises(ValueError, match="save_interval is 0"):
         megatron_arguments("x", save_interval=0)
-
-
-# -- the monitor
 
 
 def test_an_alert_of_the_monitor_saves_and_one_that_is_not_finite_keeps_the_one_before(tmp_path):
@@ -96,8 +88,6 @@ def test_an_alert_of_the_monitor_saves_and_one_that_is_not_finite_keeps_the_one_
     with pytest.raises(ValueError, match="fatal is 'non_finite'"):
         AskGuard(guard, fatal="non_finite")
 
-
-# -- the GPUs
 
 GUARDED = """
 import time
@@ -133,18 +123,8 @@ def test_a_gpu_that_falls_off_the_bus_is_heard_through_the_real_bindings(tmp_pat
     assert len(list((tmp_path / "checkpoints").glob("step-*/good.json"))) == 1
 
 
-# -- the command
-
-
-def test_rmetric_save_leaves_a_request_that_a_training_answers(tmp_path, capsys):
-    folder = RunFolder(tmp_path)
-    guard = Guard(
-        Checkpoints(folder.checkpoints, fingerprint="m"),
-        policy=PolicyConfig(interval_steps=10_000),
-        state=lambda: {"w": torch.ones(3)},
-        folder=folder,
-        signals={},
-    )
+def test_rmetric_save_leaves_a_request_that_a_training_answers(folder, tmp_path, capsys):
+    guard = a_guard(folder.checkpoints, interval=10_000, folder=folder, asynchronous=True)
     asked = ThreadPoolExecutor(1).submit(main, ["save", str(tmp_path), "--stop", "--wait", "30"])
     for step in range(1, 2000):
         time.sleep(0.01)
@@ -160,8 +140,7 @@ def test_rmetric_save_leaves_a_request_that_a_training_answers(tmp_path, capsys)
     assert (folder.checkpoints / f"step-{step}" / "good.json").exists()
 
 
-def test_rmetric_save_does_not_take_a_withdrawn_request_for_a_checkpoint(tmp_path, capsys):
-    folder = RunFolder(tmp_path)
+def test_rmetric_save_does_not_take_a_withdrawn_request_for_a_checkpoint(folder, tmp_path, capsys):
     folder.beat(0, 1)
     asked = ThreadPoolExecutor(1).submit(main, ["save", str(tmp_path), "--wait", "30"])
     while folder.request() is None:
@@ -191,62 +170,52 @@ def test_rmetric_save_says_what_is_wrong(tmp_path, capsys):
     ],
 )
 def test_a_request_is_left_in_no_folder_that_no_training_reads(
-    tmp_path, monkeypatch, capsys, folder, problem
+    tmp_path, monkeypatch, refused, folder, problem
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "logs").mkdir()
     RunFolder("run").beat(0, 1)
     (tmp_path / "run").chmod(0o777)  # other users can write it
     before = set(tmp_path.rglob("*"))
-    try:
-        code = main(["save", folder])
-    except SystemExit as ended:
-        code = ended.code
-    assert code == 2
-    assert problem in capsys.readouterr().err.splitlines()[-1]
+    assert problem in refused("save", folder).splitlines()[-1]
     assert set(tmp_path.rglob("*")) == before
-
-
-# -- the Trainer
-
-
-def a_trainer(folder, callback, **settings):
-    pytest.importorskip("transformers", minversion="4.50")
-    logging.getLogger("accelerate").setLevel(logging.ERROR)
-    from tests.integrations.test_hugging_face import make_trainer
-
-    settings = {"save_strategy": "steps", "save_steps": 100, "max_steps": 12} | settings
-    return make_trainer(folder, [callback], **settings)
-
-
-def callback_that_asks(at, **settings):
-    from rmetric.integrations.hugging_face import GuardCallback
-
-    class Asks(GuardCallback):
-        def on_step_end(self, args, state, control, **more):
-            if state.global_step == at:
-                settings["ask"](self.guard)
-            super().on_step_end(args, state, control, **more)
-
-    return Asks(**{name: value for name, value in settings.items() if name != "ask"})
-
-
-def checkpoints_of(trainer):
-    return sorted(path.name for path in Path(trainer.args.output_dir).glob("checkpoint-*"))
 
 
 def fatal(guard):
     guard.request("rule", "Xid 79", fatal=True)
 
 
+def a_trainer(folder, at=99, ask=fatal, *, run=None, **settings):
+    """A Trainer with a guard that is asked at the end of a step."""
+    pytest.importorskip("transformers", minversion="4.50")
+    logging.getLogger("accelerate").setLevel(logging.ERROR)
+    from rmetric.integrations.hugging_face import GuardCallback
+    from tests.integrations.test_hugging_face import make_trainer
+
+    class Asks(GuardCallback):
+        def on_step_end(self, args, state, control, **more):
+            if state.global_step == at:
+                ask(self.guard)
+            super().on_step_end(args, state, control, **more)
+
+    settings = {"save_strategy": "steps", "save_steps": 100, "max_steps": 12} | settings
+    callback = Asks(folder=run)
+    trainer = make_trainer(folder, [callback], **settings)
+    trainer.guard = lambda: callback.guard
+    return trainer
+
+
+def checkpoints_of(trainer):
+    return sorted(path.name for path in Path(trainer.args.output_dir).glob("checkpoint-*"))
+
+
 def test_the_trainer_saves_when_it_is_asked_and_resumes_from_it(tmp_path):
-    callback = callback_that_asks(5, ask=fatal)
-    trainer = a_trainer(tmp_path, callback)
+    trainer = a_trainer(tmp_path, 5)
     trainer.train()
     assert checkpoints_of(trainer) == ["checkpoint-12", "checkpoint-5"]
-    assert callback.guard.policy.pending == {}
+    assert trainer.guard().policy.pending == {}
     straight = trainer.model.state_dict()
-    again = a_trainer(tmp_path, callback_that_asks(99, ask=fatal))
+    again = a_trainer(tmp_path)
     again.train(resume_from_checkpoint=str(Path(trainer.args.output_dir) / "checkpoint-5"))
     for name, value in again.model.state_dict().items():
         assert torch.equal(value, straight[name]), name
@@ -263,11 +232,10 @@ def test_the_pages_call_starts_at_the_first_launch_and_resumes_at_the_second(tmp
             resumed.append(resume_from_checkpoint)
             return super().train(resume_from_checkpoint=resume_from_checkpoint)
 
-    [_, call] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     for steps in (9, 12):
-        made = a_trainer(tmp_path, callback_that_asks(99, ask=fatal), save_steps=4, max_steps=steps)
+        made = a_trainer(tmp_path, save_steps=4, max_steps=steps)
         parts = {"model": made.model, "args": made.args, "data": made.train_dataset}
-        exec(call, parts | {"Trainer": Recording, "__name__": "page"})
+        exec(CALL, parts | {"Trainer": Recording, "__name__": "page"})
     assert resumed == [None, str(tmp_path / "out" / "checkpoint-9")]
     assert checkpoints_of(made) == [f"checkpoint-{step}" for step in (12, 4, 8, 9)]
 
@@ -276,17 +244,14 @@ def test_the_documented_resume_skips_damaged_checkpoints(tmp_path, caplog):
     from rmetric.integrations.hugging_face import newest_checkpoint
 
     assert newest_checkpoint(tmp_path / "none yet") is None
-    trainer = a_trainer(tmp_path, callback_that_asks(99, ask=fatal), save_steps=2, max_steps=12)
+    trainer = a_trainer(tmp_path, save_steps=2)
     out = Path(trainer.args.output_dir)
     trainer.train()
     assert newest_checkpoint(str(out)) == str(out / "checkpoint-12")
     (out / "checkpoint-12" / "trainer_state.json").unlink()  # killed before the end
     weights = out / "checkpoint-10" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-8])
-    optimizer = out / "checkpoint-8" / "optimizer.pt"
-    flipped = bytearray(optimizer.read_bytes())
-    flipped[len(flipped) // 2] ^= 1
-    optimizer.write_bytes(flipped)
+    flip(out / "checkpoint-8" / "optimizer.pt")
     (out / "checkpoint-6" / "model.safetensors").unlink()
     (out / "checkpoint-4" / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}})
@@ -306,18 +271,16 @@ def test_a_trainer_that_reached_its_end_says_so_and_one_that_was_stopped_does_no
     folder = RunFolder(tmp_path / "run")
     if stops:
         folder.ask("user", "that is enough", stop=True)
-    callback = callback_that_asks(99, ask=None, folder=folder)
-    trainer = a_trainer(tmp_path, callback)
+    trainer = a_trainer(tmp_path, run=folder)
     trainer.train()
-    assert callback.guard.should_stop == stops
+    assert trainer.guard().should_stop == stops
     assert checkpoints_of(trainer) == [f"checkpoint-{trainer.state.global_step}"]
     assert (trainer.state.global_step < 12, folder.answered()) == (stops, int(stops))
     assert (folder.beats()[0].phase == "finished") != stops
 
 
-def test_a_full_disk_does_not_end_the_trainer(tmp_path, caplog):
-    callback = callback_that_asks(3, ask=fatal)
-    trainer = a_trainer(tmp_path, callback)
+def test_a_full_disk_does_not_end_the_trainer(tmp_path, errors):
+    trainer = a_trainer(tmp_path, 3)
     save, tried = trainer._save_optimizer_and_scheduler, []
 
     def full(*args):
@@ -327,25 +290,23 @@ def test_a_full_disk_does_not_end_the_trainer(tmp_path, caplog):
         return save(*args)
 
     trainer._save_optimizer_and_scheduler = full
-    with caplog.at_level(logging.ERROR, logger="rmetric"):
-        trainer.train()
+    trainer.train()
     assert tried == [3, 12]
-    assert "save of step 3 failed: OSError: [Errno 28] No space left on device" in caplog.text
+    assert "save of step 3 failed: OSError: [Errno 28] No space left on device" in errors.text
     assert checkpoints_of(trainer) == ["checkpoint-12"]
 
 
-def test_weights_that_are_not_finite_are_put_out_of_the_trainers_sight(tmp_path, caplog):
+def test_weights_that_are_not_finite_are_put_out_of_the_trainers_sight(tmp_path, errors):
     def spoil(guard):
         with torch.no_grad():
             next(trainer.model.parameters())[0, 0] = torch.nan
         fatal(guard)
 
-    trainer = a_trainer(tmp_path, callback_that_asks(4, ask=spoil), max_steps=6, save_steps=2)
-    with caplog.at_level(logging.ERROR, logger="rmetric"):
-        trainer.train()
+    trainer = a_trainer(tmp_path, 4, spoil, max_steps=6, save_steps=2)
+    trainer.train()
     assert "checkpoint-2" in checkpoints_of(trainer)
     assert "checkpoint-4.not-finite" in checkpoints_of(trainer)
-    assert "is not finite" in caplog.text
+    assert "is not finite" in errors.text
     from rmetric.integrations.hugging_face_guard import _put_aside
 
     assert _put_aside(tmp_path / "checkpoint-5") is None
@@ -360,19 +321,15 @@ def test_a_training_that_breaks_off_gives_the_signals_back(tmp_path):
         raise RuntimeError("out of memory")
 
     before = signal.getsignal(signal.SIGTERM)
-    trainer = a_trainer(tmp_path, callback_that_asks(3, ask=breaks))
+    trainer = a_trainer(tmp_path, 3, breaks)
     with pytest.raises(RuntimeError, match="out of memory"):
         trainer.train()
     assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_the_trainer_needs_an_interval(tmp_path):
-    callback = callback_that_asks(3, ask=fatal)
     with pytest.raises(ValueError, match="save_strategy is"):
-        a_trainer(tmp_path, callback, save_strategy="no").train()
-
-
-# -- Megatron
+        a_trainer(tmp_path, save_strategy="no").train()
 
 
 class Megatron:
@@ -428,9 +385,8 @@ class Megatron:
             (self.folder / TRACKER).write_text(str(iteration))
         self.queue.clear()
 
-    def train(self, first, last, at=lambda iteration: None):
+    def train(self, first, last):
         for iteration in range(first, last + 1):
-            at(iteration)
             if self.checkpoint_and_decide_exit(
                 "model", "optimizer", "scheduler", iteration, 1e9, {}, "data"
             ):
@@ -439,9 +395,8 @@ class Megatron:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_megatron_saves_when_it_is_asked_by_its_own_function(tmp_path, asynchronous):
+def test_megatron_saves_when_it_is_asked_by_its_own_function(folder, tmp_path, asynchronous):
     megatron = Megatron(tmp_path / "ckpt", interval=20, asynchronous=asynchronous)
-    folder = RunFolder(tmp_path / "run")
     guard_of = guard_megatron(megatron, folder=folder, signals={})
     assert guard_of() is None, "made in the training, when the ranks know each other"
     folder.ask("user", "before the upgrade", fatal=True)
@@ -456,11 +411,10 @@ def test_megatron_saves_when_it_is_asked_by_its_own_function(tmp_path, asynchron
     assert guard_of().policy.durable_step == 20
 
 
-def test_a_tracker_that_was_there_before_proves_nothing(tmp_path):
+def test_a_tracker_that_was_there_before_proves_nothing(folder, tmp_path):
     megatron = Megatron(tmp_path / "ckpt")
     (tmp_path / "ckpt" / TRACKER).write_text("90")  # training goes on from an older one
     megatron.finish = lambda: megatron.queue.clear()  # and a save that leaves no trace
-    folder = RunFolder(tmp_path / "run")
     guard_of = guard_megatron(megatron, folder=folder, signals={})
     folder.ask("user", "before the upgrade", fatal=True)
     megatron.train(41, 43)
@@ -470,9 +424,8 @@ def test_a_tracker_that_was_there_before_proves_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_megatron_leaves_its_loop_when_the_checkpoint_is_there(tmp_path, asynchronous):
+def test_megatron_leaves_its_loop_when_the_checkpoint_is_there(folder, tmp_path, asynchronous):
     megatron = Megatron(tmp_path / "ckpt", asynchronous=asynchronous)
-    folder = RunFolder(tmp_path / "run")
     guard_megatron(megatron, folder=folder, signals={signal.SIGUSR1: "save"})
     folder.ask("user", "enough", stop=True)
     assert megatron.train(41, 60) == 41

@@ -1,6 +1,5 @@
 """What is saved during an alarm is suspect: it never costs a clean checkpoint."""
 
-import logging
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rmetric._util.open_alarms import OpenAlarms
-from rmetric.guard.checkpoint_dir import candidates, read_manifest
+from rmetric.guard.checkpoint_dir import candidates
 from rmetric.guard.checkpoints import Checkpoints
 from rmetric.guard.guard import Guard
 from rmetric.guard.monitor_action import AskGuard
@@ -20,17 +19,15 @@ from rmetric.guard.policy import PolicyConfig, SuspectMark, surplus, suspects_of
 from rmetric.guard.training_state import ModelState
 from rmetric.monitor import Monitor
 from rmetric.monitor.alerts import Alert
-from tests.guard.test_trust import seal_again
 from tests.monitor.ranks import on_ranks
 
-torch.set_num_threads(1)
-LOGGER = "rmetric"
+DIVERGES_AT = 64
 
 
-def a_guard(checkpoints, *, keep=3, interval=10, state=None, **settings):
+def a_guard(checkpoints, *, keep=3, interval=10, state=None, asynchronous=False, **settings):
     settings = {"signals": {}, "alarm_steps": 1000} | settings
     return Guard(
-        Checkpoints(checkpoints, fingerprint="m", asynchronous=False, keep=keep),
+        Checkpoints(checkpoints, fingerprint="m", asynchronous=asynchronous, keep=keep),
         policy=PolicyConfig(interval_steps=interval, least_gap=0.0, most_per_hour=1000),
         state=state or (lambda: {"w": torch.ones(2)}),
         **settings,
@@ -49,11 +46,6 @@ def run(guard, steps, at=lambda step: None):
     for step in steps:
         at(step)
         guard.step(step)
-
-
-# -- a training that diverges
-
-DIVERGES_AT = 64
 
 
 class Training:
@@ -97,8 +89,7 @@ def test_the_last_checkpoint_before_a_divergence_stays_and_is_what_trusted_resum
     assert [step for step, since in found.items() if since is None][-1] == 60
     assert len([step for step, since in found.items() if since is not None]) == 2
     resumed = Training(tmp_path)
-    with caplog.at_level(logging.WARNING, logger=LOGGER):
-        newest = resumed.guard.resume()["step"]
+    newest = resumed.guard.resume()["step"]
     assert newest > DIVERGES_AT
     assert f"step-{newest} is suspect since step " in caplog.text
     assert f"the newest clean one is {tmp_path / 'step-60'}" in caplog.text
@@ -136,9 +127,6 @@ def test_the_steps_of_a_monitor_and_a_guard_may_be_numbered_differently(tmp_path
     assert asked == [since]
 
 
-# -- the guard
-
-
 def test_saves_at_the_interval_are_suspect_until_the_alarm_is_cleared(tmp_path, caplog):
     guard = a_guard(tmp_path)
 
@@ -150,11 +138,8 @@ def test_saves_at_the_interval_are_suspect_until_the_alarm_is_cleared(tmp_path, 
         if step == 75:
             guard.clear_alarm("loss")
 
-    with caplog.at_level(logging.WARNING, logger=LOGGER):
-        run(guard, range(1, 112), at)
-    steps = kept(tmp_path)
-    assert {step: since for step, since in steps.items() if since is not None} == {55: 32, 65: 32}
-    assert [step for step, since in steps.items() if since is None] == [30, 85, 95, 105]
+    run(guard, range(1, 112), at)
+    assert kept(tmp_path) == {30: None, 55: 32, 65: 32, 85: None, 95: None, 105: None}
     assert "the alarm is over" in caplog.text
 
 
@@ -162,8 +147,7 @@ def test_an_alarm_that_is_not_repeated_is_over(tmp_path):
     guard = a_guard(tmp_path, alarm_steps=15, keep=9)
     guard.request("alarm", "spike", since=1)
     run(guard, range(1, 41))
-    assert {s for s, since in kept(tmp_path).items() if since is not None} == {1, 11}
-    assert {s for s, since in kept(tmp_path).items() if since is None} == {21, 31}
+    assert kept(tmp_path) == {1: 1, 11: 1, 21: None, 31: None}
 
 
 def test_resumed_from_a_suspect_one_it_stays_suspect(tmp_path):
@@ -191,13 +175,6 @@ def test_rolled_back_to_a_clean_one_it_is_clean_and_takes_nothing_of_the_other_c
     assert kept(tmp_path) == {10: None, 20: None, 30: 28, 32: 28}
 
 
-@pytest.mark.parametrize("since", [-1, 1.5, True, "3"])
-def test_an_onset_is_a_step(tmp_path, since):
-    guard = a_guard(tmp_path / "checkpoints")
-    with pytest.raises(ValueError, match=r"since is .*: it must be a step"):
-        guard.request("alarm", "loss", since=since)
-
-
 def test_the_environment_says_what_to_resume_from(tmp_path, monkeypatch):
     guard = a_guard(tmp_path)
     run(guard, range(1, 21))
@@ -223,7 +200,6 @@ def on_one_rank(rank, folder):
             guard.clear_alarm()
 
     run(guard, range(1, 61), at)
-    return None
 
 
 @pytest.mark.long
@@ -236,16 +212,6 @@ def test_the_earliest_onset_of_any_rank_counts(tmp_path):
     assert {one.reason for one in marks.values() if one} == {"later"}
     assert min(step for step, mark in marks.items() if mark) >= 42
 
-
-def test_a_mark_of_another_form_is_refused(tmp_path):
-    guard = a_guard(tmp_path)
-    run(guard, range(1, 11))
-    seal_again(tmp_path / "step-10", suspect={"since": "10", "reason": "x"})
-    with pytest.raises(ValueError, match=r"Expected `int`, got `str` - at `\$.suspect.since`"):
-        read_manifest(tmp_path / "step-10")
-
-
-# -- the rule
 
 MARKS = st.none() | st.builds(SuspectMark, since=st.integers(0, 50), reason=st.just("x"))
 FOUND = st.lists(st.tuples(st.integers(0, 60), MARKS), min_size=1, max_size=12)
@@ -313,18 +279,15 @@ def test_the_earliest_open_alarm_counts(events, quiet):
         assert (found and found.since) == (min(open_now) if open_now else None)
 
 
-# -- the Trainer
-
-
 def test_the_trainers_rotation_keeps_the_last_checkpoints_before_an_alarm(tmp_path, monkeypatch):
     from rmetric.integrations.hugging_face import newest_checkpoint
-    from tests.guard.test_hooks import a_trainer, callback_that_asks, checkpoints_of
+    from tests.guard.test_hooks import a_trainer, checkpoints_of
 
     def alarm(guard):
         guard.request("alarm", "loss 9.1", since=8)
 
     settings = {"save_steps": 3, "save_total_limit": 2, "max_steps": 24}
-    trainer = a_trainer(tmp_path, callback_that_asks(10, ask=alarm), **settings)
+    trainer = a_trainer(tmp_path, 10, alarm, **settings)
     folder = Path(trainer.args.output_dir)
     assert newest_checkpoint(folder) is None
     trainer.train()
@@ -334,7 +297,7 @@ def test_the_trainers_rotation_keeps_the_last_checkpoints_before_an_alarm(tmp_pa
     monkeypatch.setenv("RMETRIC_RESUME", "clean")
     clean = newest_checkpoint(folder)
     assert clean == str(folder / "checkpoint-6")
-    again = a_trainer(tmp_path, callback_that_asks(99, ask=alarm), **settings)
+    again = a_trainer(tmp_path, **settings)
     again.train(resume_from_checkpoint=clean)
     assert again.state.global_step == 24
     assert checkpoints_of(again) == [f"checkpoint-{step}" for step in (21, 24)]

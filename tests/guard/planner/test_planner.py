@@ -1,7 +1,5 @@
 """The layout planner: against every layout tried, laws, published figures, and bad input."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from math import inf
@@ -253,9 +251,8 @@ def test_uneven_stages_are_an_option():
 def test_kv_heads_decide_by_engine():
     """Megatron copies KV heads to a larger TP; torchtitan cannot."""
     model = replace(LLAMA_8B, kv_heads=2)
-    cluster, batch, layout = Cluster.of([8], "h200"), BatchSpec(samples=8), Layout(
-        tensor=4, data=2, accumulation=4
-    )  # fmt: skip
+    cluster, batch = Cluster.of([8], "h200"), BatchSpec(samples=8)
+    layout = Layout(tensor=4, data=2, accumulation=4)
     assert check(model, cluster, batch, layout) == ()
     assert check(model, cluster, batch, layout, engine="torchtitan") == (
         "TP4 must divide the 2 KV heads",
@@ -263,20 +260,13 @@ def test_kv_heads_decide_by_engine():
     assert check(model, cluster, batch, layout, engine="fsdp")[0].startswith("fsdp has no tensor")
 
 
-def test_a_stage_is_kept_in_a_node_where_it_can_be():
-    """Two stages of 6 GPUs on nodes of 8, 4 and 8: none is spread."""
+def test_uneven_nodes_keep_stages_and_tensor_groups_whole_where_they_can():
     placement = place(Cluster.of([8, 4, 8]), Layout(tensor=2, pipeline=2, data=3))
     assert placement.per_node == {"node0": 6, "node2": 6}
-
-
-def test_uneven_nodes_keep_tensor_groups_whole():
     placement = place(Cluster.of([8, 7, 8]), Layout(tensor=4, pipeline=5))
     assert placement.per_node == {"node0": 8, "node1": 4, "node2": 8}
     assert placement.ranks[8:12] == (("node1", 0), ("node1", 1), ("node1", 2), ("node1", 3))
     assert placement.idle == (("node1", 4), ("node1", 5), ("node1", 6))
-
-
-# Published figures
 
 
 @pytest.mark.parametrize("run", NARAYANAN, ids=lambda run: str(run.billions))
@@ -335,9 +325,6 @@ def test_parts_of_the_model_add_up(question):
         assert sum(experts for _, experts in per_stage) == model.expert_layers
 
 
-# Bad input
-
-
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -349,7 +336,6 @@ def test_parts_of_the_model_add_up(question):
         (lambda: Cluster.of([8], "b300"), "gpu is 'b300': a100, a100-40, h100, h200"),
         (lambda: Cluster.of([8], reserve=-1.0), "reserve is -1.0"),
         (lambda: ClusterNode(name="a", gpus=(0, 0)), "named twice"),
-        (lambda: replace(LLAMA_8B, kv_heads=5), "must divide the 32 heads"),
         (lambda: replace(LLAMA_8B, layers=0), "layers is 0"),
         (lambda: replace(LLAMA_8B, gated=1), "gated is 1"),
         (lambda: replace(LLAMA_8B, experts=8), "8 experts need experts_per_token"),

@@ -1,7 +1,5 @@
 """A batch that the copies do not divide: shares, weights, and the gradient of real ranks."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 
@@ -68,9 +66,6 @@ def test_a_split_layout_is_that_of_its_batch(case):
     even = batch % (data * micro_batch) == 0
     assert (layout.samples is None) == even
     assert ("samples" in layout.as_json()) != even
-
-
-# Layouts for the survivors
 
 
 def gpus(count: int) -> dict[str, tuple[int, ...]]:

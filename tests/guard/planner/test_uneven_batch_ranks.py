@@ -1,7 +1,5 @@
 """A batch of 16 on 3 real ranks: the gradient and the losses are those of one process."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest

@@ -1,7 +1,9 @@
 """What the tests of a supervisor in a process of its own share."""
 
 import argparse
+import sys
 import time
+from pathlib import Path
 
 from rmetric.cli import supervise
 from rmetric.guard.layout import Layout
@@ -14,6 +16,8 @@ from rmetric.guard.supervisor.journal import read_journal
 from rmetric.guard.supervisor.processes import Program
 from rmetric.guard.supervisor.summary import summarise
 
+SMALL = str(Path(__file__).with_name("small_workers.py"))
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 ONE = Allocation(gpus={"": (0,)}, layout=Layout(data=1))
 TWO = Allocation(gpus={"": (0, 1)}, layout=Layout(data=2))
 
@@ -34,6 +38,13 @@ def options_of(*arguments):
     return parser.parse_args(list(map(str, arguments)))
 
 
+def supervise_command(folder, *arguments):
+    """`rmetric supervise` on a folder, where no fault of small_workers.py is to happen."""
+    folder.mkdir(exist_ok=True)
+    (folder / "faults.json").write_text("[]")
+    return [sys.executable, "-m", "rmetric", "supervise", str(folder), *arguments]
+
+
 def launched(folder, *arguments, token="t" * 16, told=lambda *_, **__: None, **settings):
     """A launch of a program on one GPU; what it writes and its exit are told."""
     return Attempt(
@@ -42,27 +53,25 @@ def launched(folder, *arguments, token="t" * 16, told=lambda *_, **__: None, **s
     )  # fmt: skip
 
 
-class Notes(list):
-    """What an attempt writes to the journal: events and their fields."""
-
-    def __call__(self, event, *_, **fields):
-        self.append((event, fields))
-
-
-def until(condition, process=None, seconds=120.0, every=0.02):
-    """Wait for a condition while the process runs."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert process is None or process.poll() is None, process.stderr and process.stderr.read()
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(every)
-
-
 class Told:
-    """What the folder of a supervised run tells, and the exit code of the supervisor."""
+    """What the folder of a supervised run tells; the supervisor's exit code, or its process."""
 
-    def __init__(self, folder, code=None):
-        self.folder, self.code = RunFolder(folder), code
+    def __init__(self, folder, code=None, process=None):
+        self.folder, self.code, self.process = RunFolder(folder), code, process
+
+    def until(self, condition):
+        """Wait for a condition while the supervisor runs."""
+        end = time.monotonic() + 240.0
+        while not condition():
+            assert self.process.poll() is None, self.process.stderr and self.process.stderr.read()
+            assert time.monotonic() < end, "it never happened"
+            time.sleep(0.005)
+
+    def end(self, code=0, seconds=400):
+        _, said = self.process.communicate(timeout=seconds)
+        assert self.process.returncode == code, said
+        assert self.nobody_is_left()
+        return self
 
     @property
     def lines(self):

@@ -168,8 +168,6 @@ def test_the_rank_behind_is_blamed_unless_the_pace_of_the_heartbeats_explains_it
     assert ("all ranks are at step 9" in failure.words) == (blamed is None)
 
 
-# -- whether it lasts
-
 COMMAND = ("torchrun", "train.py", "--data=/data/a.bin", "--config", "c.yaml")
 
 
@@ -213,9 +211,6 @@ def test_any_words_have_a_class(raised, code, arguments):
     assert raised in with_disk_full_first(raised)
 
 
-# -- the states of the processes
-
-
 def here(rank, pid, launch="x", **more):
     at = {"node": os.uname().nodename} | more
     return beat(rank, 9, pid=pid, launch=launch, every=1.0, **at)
@@ -244,25 +239,18 @@ def test_a_rank_that_alone_is_stopped_or_gone_is_named_and_no_gpu(states, named)
     assert (failure.rank, failure.gpu) == (named, None)
 
 
-def test_the_states_of_real_processes():
+def test_the_states_of_real_processes(start):
     launch = f"hang-{os.getpid()}"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", "import sys; sys.stdin.read()"],
-            stdin=subprocess.PIPE,
-            env={**os.environ, LAUNCH_VARIABLE: launch},
-        )
-        for _ in range(2)
-    ]
-    try:
-        beats = {rank: here(rank, one.pid, launch) for rank, one in enumerate(processes)}
-        os.kill(processes[1].pid, signal.SIGSTOP)
-        while states_of(beats) != {0: "sleeping", 1: "stopped"}:
-            time.sleep(0.01)  # until it waits
-        assert states_of({0: here(0, processes[0].pid, launch, node="other")}) == {}
-        assert states_of({0: here(0, processes[0].pid, "of-another-launch")}) == {0: "gone"}
-    finally:
-        for one in processes:
-            one.kill()
-            one.communicate()
+    command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    given = {"stdin": subprocess.PIPE, "env": {**os.environ, LAUNCH_VARIABLE: launch}}
+    processes = [start(command, **given) for _ in range(2)]
+    beats = {rank: here(rank, one.pid, launch) for rank, one in enumerate(processes)}
+    os.kill(processes[1].pid, signal.SIGSTOP)
+    while states_of(beats) != {0: "sleeping", 1: "stopped"}:
+        time.sleep(0.01)  # until it waits
+    assert states_of({0: here(0, processes[0].pid, launch, node="other")}) == {}
+    assert states_of({0: here(0, processes[0].pid, "of-another-launch")}) == {0: "gone"}
+    for one in processes:
+        one.kill()
+        one.communicate()
     assert states_of(beats) == {0: "gone", 1: "gone"}

@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from rmetric.cli.main import main
-from rmetric.guard.run_folder import Heartbeat, RunFolder
 from rmetric.guard.supervisor import nccl_ras
+from tests.guard.supervisor import beat
 from tests.guard.supervisor.test_stacks import rank
 
 HEAD = """
@@ -85,10 +85,7 @@ OLD = "has launched 6649 collective operations, most ranks 6650"
     ],
 )  # fmt: skip
 def test_ranks_that_are_missing_or_behind_are_named(reply, pids, said):
-    beats = [
-        Heartbeat(rank=at, pid=pid, node="n", launch="a", step=7, phase="training", time=1.0)
-        for at, pid in enumerate(pids)
-    ]
+    beats = [beat(at, 7, pid=pid) for at, pid in enumerate(pids)]
     assert nccl_ras.findings(reply, beats) == [f"NCCL RAS: {one}" for one in said]
 
 
@@ -114,10 +111,9 @@ def ras(reply, *, stopped=0, greeting=b"SERVER PROTOCOL 2\n"):
         yield f"127.0.0.1:{server.getsockname()[1]}", asked
 
 
-def test_a_look_asks_saves_the_reply_and_names_the_rank(tmp_path, capsys, monkeypatch):
+def test_a_look_asks_saves_the_reply_and_names_the_rank(folder, tmp_path, capsys, monkeypatch):
     pytest.importorskip("drain3")
     monkeypatch.setattr(nccl_ras, "GREETING_SECONDS", 0.3)
-    folder = RunFolder(tmp_path)
     with (
         rank(folder, "time.sleep(600)", 2) as late,
         ras(reply := BEHIND.replace("102", str(late.pid)), stopped=1) as (address, asked),

@@ -17,6 +17,7 @@ from rmetric.guard.supervisor import stacks
 from rmetric.guard.supervisor.journal import read_journal
 from rmetric.guard.supervisor.processes import Program
 from rmetric.guard.supervisor.stacks import Adviser
+from tests.guard.supervisor import TORCHRUN, supervise_command
 
 ROOT = Path(__file__).resolve().parents[3]
 HANGING = str(Path(__file__).with_name("hanging_ranks.py"))
@@ -35,14 +36,12 @@ WAYS = {
 def test_the_rank_that_holds_up_the_others_is_named_before_it_is_ended(way, tmp_path):
     pytest.importorskip("torch")
     folder = RunFolder(tmp_path / "run")
+    command = supervise_command(
+        folder.path, "--gpus", "0-3", "--hang-seconds", "4", "--poll-seconds", "0.2",
+        "--max-restarts", "0", "--no-spare", "--", *TORCHRUN, "--nproc-per-node", "4", HANGING, way,
+    )  # fmt: skip
     done = subprocess.run(
-        [
-            *(sys.executable, "-m", "rmetric", "supervise", str(folder.path), "--gpus", "0-3"),
-            *("--hang-seconds", "4", "--poll-seconds", "0.2", "--max-restarts", "0", "--no-spare"),
-            *("--", sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4"),
-            *(HANGING, way),
-        ],
-        cwd=ROOT, capture_output=True, text=True, timeout=180,
+        command, cwd=ROOT, capture_output=True, text=True, timeout=180,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
@@ -87,9 +86,8 @@ def look(folder):
     return stacks.collect(folder, into), into
 
 
-def test_without_py_spy_a_rank_writes_its_stack_itself(tmp_path, monkeypatch):
+def test_without_py_spy_a_rank_writes_its_stack_itself(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(stacks.shutil, "which", lambda *_, **__: None)
-    folder = RunFolder(tmp_path)
     with rank(folder, "time.sleep(600)") as process:
         for number in (1, 2):
             (seen,), into = look(folder)
@@ -101,9 +99,8 @@ def test_without_py_spy_a_rank_writes_its_stack_itself(tmp_path, monkeypatch):
         assert process.poll() is None
 
 
-def test_a_process_without_a_handler_gets_no_signal(tmp_path, monkeypatch):
+def test_a_process_without_a_handler_gets_no_signal(folder, monkeypatch):
     monkeypatch.setattr(stacks.shutil, "which", lambda *_, **__: None)
-    folder = RunFolder(tmp_path)
     release = f"import signal; signal.signal({int(STACK_SIGNAL)}, signal.SIG_DFL); time.sleep(600)"
     with rank(folder, release) as process:
         time.sleep(0.3)

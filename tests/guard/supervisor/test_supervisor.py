@@ -1,4 +1,7 @@
-"""The supervisor with real processes, killed for real: a training in miniature without torch."""
+"""The supervisor with real processes, killed for real: a training in miniature without torch.
+
+At the end several nodes: two agents of torchrun on this machine, one of which is lost.
+"""
 
 import json
 import os
@@ -7,7 +10,7 @@ import subprocess
 import sys
 import time
 from itertools import chain, repeat
-from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -18,14 +21,13 @@ from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.supervisor import Settings, processes
 from rmetric.guard.supervisor.allocation import shrink_data
 from rmetric.guard.supervisor.attempt import Attempt, Look
-from rmetric.guard.supervisor.journal import FolderLockedError, folder_lock, read_journal
+from rmetric.guard.supervisor.journal import FolderLockedError, folder_lock
 from rmetric.guard.supervisor.processes import Program
 from rmetric.guard.supervisor.supervise import Supervisor
 from rmetric.telemetry.lines import GpuVerdict, verdict_line
-from tests.guard.supervisor import Told, until
+from tests.guard.supervisor import SMALL, TORCHRUN, Told, supervise_command
 from tests.monitor.webhook_server import WebhookServer
 
-SMALL = str(Path(__file__).with_name("small_workers.py"))
 AGENT = (sys.executable, SMALL, "agent", "--ranks", "{gpus}", "--seconds", "0.01")
 
 
@@ -49,22 +51,16 @@ def run(folder, faults=(), **more):
     return Told(folder, supervisor(folder, faults, **more).run())
 
 
-class At:
+def at(folder, step, act):
     """A source of verdicts that calls `act` once, when a rank has reached `step`."""
+    acts = [act]
 
-    problem = None
-
-    def __init__(self, folder, step, act):
-        self.folder, self.step, self.act, self.done = folder, step, act, False
-
-    def poll(self):
-        if not self.done and any(beat.step >= self.step for beat in self.folder.beats().values()):
-            self.done = True
-            self.act()
+    def poll():
+        if acts and any(beat.step >= step for beat in folder.beats().values()):
+            acts.pop()()
         return ()
 
-    def close(self):
-        pass
+    return SimpleNamespace(problem=None, poll=poll, close=lambda: None)
 
 
 def fault(do, launch=1, rank=1, step=7):
@@ -173,17 +169,16 @@ def test_what_cannot_be_started_is_said(tmp_path):
 
 
 @pytest.mark.long
-def test_a_fatal_gpu_is_drained_and_training_goes_on_with_the_rest(tmp_path):
+def test_a_fatal_gpu_is_drained_and_training_goes_on_with_the_rest(folder, tmp_path):
     verdict = GpuVerdict(gpu=2, time=time.time(), level="fatal", action="reboot",
                          reasons=("Xid 79: the GPU has fallen off the bus",))  # fmt: skip
-    folder = RunFolder(tmp_path)
     one = supervisor(tmp_path, gpus=4, batch=12, more=("--every", "1000"))
 
     def report():  # as another process would
         folder.telemetry.mkdir(exist_ok=True)
         (folder.telemetry / "here.jsonl").write_bytes(verdict_line(verdict))
 
-    one.sources.append(At(folder, 9, report))
+    one.sources.append(at(folder, 9, report))
     told = Told(tmp_path, one.run())
     assert told.code == 0
     assert told.failures == ["GPU 2 is fatal: Xid 79: the GPU has fallen off the bus"]
@@ -206,12 +201,9 @@ def test_a_fatal_gpu_is_drained_and_training_goes_on_with_the_rest(tmp_path):
 
 
 @pytest.mark.long
-def test_a_request_of_a_user_to_stop_is_obeyed(tmp_path):
+def test_a_request_of_a_user_to_stop_is_obeyed(folder, tmp_path):
     one = supervisor(tmp_path, more=("--seconds", "0.05"))
-    folder = RunFolder(tmp_path)
-
-    ask = At(folder, 3, lambda: folder.ask("user", "enough for today", stop=True))
-    one.sources.append(ask)
+    one.sources.append(at(folder, 3, lambda: folder.ask("user", "enough", stop=True)))
     told = Told(tmp_path, one.run())
     assert (told.code, told.summary.outcome) == (4, "stopped")
     assert [line["stop"] for line in told.of("request")] == [True]
@@ -230,42 +222,35 @@ def test_two_supervisors_on_one_folder(tmp_path, capsys):
     assert run(tmp_path).code == 0
 
 
-def command(folder, faults=(), *options):
-    folder.mkdir(exist_ok=True)
-    (folder / "faults.json").write_text(json.dumps(list(faults)))
-    return [
-        sys.executable, "-m", "rmetric", "supervise", str(folder), "--gpus", "0-1",
-        "--poll-seconds", "0.05", "--backoff-seconds", "0.01", "--grace-seconds", "0.3",
-        *options, "--", *AGENT, "--seconds", "0.05", "--steps", "60",
-    ]  # fmt: skip
-
-
-def steps(folder):
-    return [beat.step for beat in RunFolder(folder).beats().values()]
+@pytest.fixture
+def supervised(start, tmp_path):
+    """A run in a process of its own, whose two ranks have made six steps."""
+    command = supervise_command(
+        tmp_path, "--gpus", "0-1", "--poll-seconds", "0.05", "--backoff-seconds", "0.01",
+        "--grace-seconds", "0.3", "--", *AGENT, "--seconds", "0.05", "--steps", "60",
+    )  # fmt: skip
+    told = Told(tmp_path, process=start(command, stderr=subprocess.PIPE, text=True))
+    told.until(lambda: sum(beat.step >= 6 for beat in told.folder.beats().values()) == 2)
+    return told
 
 
 @pytest.mark.long
-def test_sigterm_saves_and_ends_all(start, tmp_path):
-    process = start(command(tmp_path), stderr=subprocess.PIPE)
-    until(lambda: len(steps(tmp_path)) == 2 and min(steps(tmp_path)) >= 3)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
-    told = Told(tmp_path, process.returncode)
-    assert (told.code, told.summary.outcome, told.summary.words) == (143, "stopped", "SIGTERM")
+def test_sigterm_saves_and_ends_all(supervised, tmp_path):
+    supervised.process.send_signal(signal.SIGTERM)
+    told = supervised.end(143, seconds=20)
+    assert (told.summary.outcome, told.summary.words) == ("stopped", "SIGTERM")
     (answered,) = told.of("answered")
-    assert answered["step"] >= 3
+    assert answered["step"] >= 6
     assert int((tmp_path / "saved").read_text()) == answered["step"]
-    assert told.nobody_is_left()
 
 
 @pytest.mark.long
-def test_a_killed_supervisor_is_followed_by_one_that_ends_its_orphans_and_goes_on(start, tmp_path):
-    process = start(command(tmp_path), stderr=subprocess.DEVNULL)
-    until(lambda: len(steps(tmp_path)) == 2 and min(steps(tmp_path)) >= 6)
-    process.kill()
-    process.wait()
-    token = read_journal(RunFolder(tmp_path).journal)[0]["token"]
-    orphans = processes.of_launches(token)
+def test_a_killed_supervisor_is_followed_by_one_that_ends_its_orphans_and_goes_on(
+    supervised, tmp_path
+):
+    supervised.process.kill()
+    supervised.process.wait()
+    orphans = processes.of_launches(supervised.of("supervisor")[0]["token"])
     assert len(orphans) == 3  # the agent and two ranks train on
     with open(tmp_path / "journal.jsonl", "ab") as journal:
         journal.write(b'{"time": 17, "event": "prog')  # as a crash leaves it
@@ -298,3 +283,63 @@ def test_a_full_disk_does_not_end_the_training(tmp_path, monkeypatch):
     monkeypatch.setattr("rmetric.guard.supervisor.journal.os.fsync", full)
     assert one.run() == 0
     assert any("No space left" in line for line in said)
+
+
+#: Both are this machine; the first is where the others meet.
+FIRST, SECOND = "localhost", "127.0.0.1"
+
+
+def of_two_nodes(start, folder, *options):
+    pytest.importorskip("torch")
+    command = supervise_command(
+        folder, "--nodes", f"{FIRST}:2,{SECOND}:2", "--batch", "8", "--poll-seconds", "0.1",
+        "--backoff-seconds", "0.1", "--grace-seconds", "2", *options, "--",
+        *TORCHRUN, SMALL, "worker", "--seconds", "0.1", "--steps", "60",
+    )  # fmt: skip
+    return Told(folder, process=start(command, stderr=subprocess.PIPE, text=True))
+
+
+def trains(run, launch):
+    launches = run.of("launch")
+    token = launches[-1]["token"] if len(launches) == launch else "-"
+    beats = run.folder.beats(token).values()
+    return len(beats) == 4 and all(beat.step >= 3 for beat in beats)
+
+
+@pytest.mark.slow
+def test_a_killed_agent_of_two_and_then_a_node_that_keeps_failing_is_dropped(start, tmp_path):
+    run = of_two_nodes(start, tmp_path, "--suspect-after", "2")
+    for launch in (1, 2):
+        run.until(lambda launch=launch: trains(run, launch))
+        os.kill(run.of("started")[-1]["pids"][SECOND], signal.SIGKILL)
+        run.until(lambda n=launch: len(run.of("failure")) == n)
+    run.end()
+    assert [(line["words"], line["node"]) for line in run.of("failure")] == [
+        ("the launcher was killed by SIGKILL", SECOND)
+    ] * 2
+    assert [len(line["gpus"]) for line in run.of("launch")] == [2, 2, 1]
+    assert run.of("dropped")[0]["gpus"] == [[SECOND, 0], [SECOND, 1]]
+    assert all(line["found"] >= 3 for line in run.of("ended")[1:3]), "orphans and agent"
+
+
+@pytest.mark.slow
+def test_a_node_that_cannot_be_reached_is_dropped(start, tmp_path):
+    shell = tmp_path / "shell.py"
+    shell.write_text(
+        "import os, sys\n"
+        f"if os.path.exists({str(tmp_path / 'down')!r}) and sys.argv[1] == {SECOND!r}:\n"
+        "    sys.exit(255)\n"
+        "os.execvp(sys.argv[2], sys.argv[2:])\n"
+    )
+    prefix = f"{sys.executable} {shell} {{node}}"
+    run = of_two_nodes(start, tmp_path / "run", "--prefix", prefix)
+    run.until(lambda: trains(run, 1))
+    (tmp_path / "down").touch()
+    os.kill(run.of("started")[-1]["pids"][SECOND], signal.SIGKILL)
+    run.end()
+    assert run.of("ended")[1]["unreachable"] == [SECOND]
+    assert run.of("dropped")[0]["words"] == f"{SECOND} cannot be reached"
+    assert [list(line["gpus"].items()) for line in run.of("launch")] == [
+        [(FIRST, [0, 1]), (SECOND, [0, 1])],
+        [(FIRST, [0, 1])],
+    ]

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from rmetric.guard.run_folder import LAUNCH_VARIABLE, RunFolder
+from rmetric.guard.run_folder import LAUNCH_VARIABLE
 from rmetric.guard.supervisor import processes
 from rmetric.guard.supervisor.processes import (
     THREADS,
@@ -22,10 +22,9 @@ from rmetric.guard.supervisor.processes import (
     interpreter_of,
     launcher_end,
 )
-from tests.guard.supervisor import ONE, TWO, Told, until
+from tests.guard.supervisor import ONE, SMALL, TORCHRUN, TWO, Told, supervise_command
 
 pytestmark = pytest.mark.slow
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 SCRIPT = """
 import atexit, json, os, pathlib, sys, threading
 import helper_beside_the_script
@@ -213,29 +212,20 @@ def test_only_torchrun_has_a_spare(command, end, interpreter, kind):
 
 
 @pytest.mark.parametrize("options", [[], ["--preload", "json"]])
-def test_a_restart_uses_the_spare_and_leaves_no_process(tmp_path, options):
-    worker = str(Path(__file__).with_name("small_workers.py"))
-    (tmp_path / "faults.json").write_text("[]")
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "rmetric", "supervise", str(tmp_path), "--gpus", "0-1"),
-            *("--poll-seconds", "0.1", "--grace-seconds", "1", *options, "--"),
-            *(*TORCHRUN, worker, "worker", "--seconds", "0.05", "--steps", "300"),
-        ]
+def test_a_restart_uses_the_spare_and_leaves_no_process(start, tmp_path, options):
+    command = supervise_command(
+        tmp_path, "--gpus", "0-1", "--poll-seconds", "0.1", "--grace-seconds", "1", *options, "--",
+        *TORCHRUN, SMALL, "worker", "--seconds", "0.05", "--steps", "300",
     )  # fmt: skip
-    folder = RunFolder(tmp_path)
-
-    try:
-        spare = folder.logs / "spare.log"
-        until(lambda: spare.exists() and "ready" in spare.read_text(), process)
-        os.kill(folder.beats()[1].pid, signal.SIGKILL)
-        until(lambda: len(Told(tmp_path).of("resumed")) == 2, process)
-        assert [line["warm"] for line in Told(tmp_path).of("started")] == [False, True]
-        (failure,) = Told(tmp_path).of("failure")
-        assert failure["words"].startswith("rank 1 was killed by SIGKILL")
-        ended = Told(tmp_path).of("ended")[1]
-        assert ended["left"] == 0
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
-    assert Told(tmp_path).nobody_is_left()
+    run = Told(tmp_path, process=start(command))
+    spare = run.folder.logs / "spare.log"
+    run.until(lambda: spare.exists() and "ready" in spare.read_text())
+    os.kill(run.folder.beats()[1].pid, signal.SIGKILL)
+    run.until(lambda: len(run.of("resumed")) == 2)
+    assert [line["warm"] for line in run.of("started")] == [False, True]
+    assert run.failures[0].startswith("rank 1 was killed by SIGKILL")
+    assert len(run.failures) == 1
+    assert run.of("ended")[1]["left"] == 0
+    run.process.send_signal(signal.SIGTERM)
+    run.process.wait(60)
+    assert run.nobody_is_left()
