@@ -131,9 +131,6 @@ def test_report_to_names_it(tmp_path):
     assert same_weights(trainer.model, train(tmp_path / "plain").model)
 
 
-# -- what is logged is the raw step
-
-
 class Independent(Trainer):
     """Computes each step's loss and gradient norm for itself, the plain way."""
 
@@ -240,9 +237,6 @@ def test_a_checkpoint_of_a_watched_run_is_gone_on_from_without_the_callback(tmp_
     resumed = make_trainer(tmp_path, restore_callback_states_from_checkpoint=True, **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-3"))
     assert resumed.state.global_step == 6
-
-
-# -- it never gets in the way
 
 
 LOOP_METHODS = {"_run_epoch", "get_batch_samples", "_maybe_log_save_evaluate"}

@@ -123,9 +123,6 @@ def entries_of(folder, event):
     return [entry for entry in map(json.loads, lines) if entry["event"] == event]
 
 
-# -- training is the same with it and without
-
-
 @long_in_one
 @pytest.mark.parametrize("precision", ["32", "bf16"])
 @pytest.mark.parametrize("accumulation", [1, 4])
@@ -149,9 +146,6 @@ def test_the_weights_come_out_bit_equal(tmp_path, trainer, clip, accumulation, p
             assert record.activation_headroom > 100
         assert len(record.worker_gradient_norms or ()) == (4 if accumulation == 4 else 0)
     assert records[0].learning_rate == 1e-2
-
-
-# -- what can never be right, and a slip
 
 
 @both
@@ -200,9 +194,6 @@ def test_a_validation_loss_that_never_comes_is_told_once(tmp_path, trainer, eval
     assert callback.monitor.protocol.told == {"validation_loss"}
 
 
-# -- what is logged is the raw step
-
-
 @long_in_one
 @pytest.mark.parametrize("accumulation", [1, 4])
 @pytest.mark.parametrize("clip", [None, 0.1])
@@ -245,9 +236,6 @@ def test_under_a_gradient_scaler_loss_and_norm_are_those_without_its_factor(tmp_
         assert half.worker_gradient_norms == pytest.approx(whole.worker_gradient_norms, rel=0.05)
 
 
-# -- a nan at step 60
-
-
 @long_in_one
 @pytest.mark.parametrize("precision", ["32", "fp16"])
 @pytest.mark.parametrize("clip", [None, 0.1])
@@ -270,9 +258,6 @@ def test_stop_ends_the_training(tmp_path, trainer):
     _, done = fit(trainer, tmp_path, [callback], Net(nan_at=4), max_steps=64)
     assert (done.state if trainer == "hugging_face" else done).global_step == 4
     assert [r.step for r in records_of(tmp_path)] == [1, 2, 3, 4]
-
-
-# -- a checkpoint, and the way on from it
 
 
 def lines_without_time(folder):
@@ -315,9 +300,6 @@ def test_a_checkpoint_of_a_run_that_was_not_watched_is_gone_on_from(tmp_path, tr
     fit(trainer, tmp_path, max_steps=3, save=3)
     fit(trainer, tmp_path, [watch(trainer, tmp_path)], save=3, resume=True)
     assert [r.step for r in records_of(tmp_path)] == [4, 5, 6]
-
-
-# -- it never gets in the way
 
 
 @both

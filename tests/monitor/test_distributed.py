@@ -38,9 +38,6 @@ def sources(result, source, rank):
     return [a for a in result["alerts"] if a.source == source and a.rank == rank]
 
 
-# -- healthy training
-
-
 def healthy(rank, folder, settings):
     without = train_on_rank(rank, **settings)
     seen = train_on_rank(rank, watched(folder), keep_own=True, **settings)
@@ -76,9 +73,6 @@ def test_each_workers_own_gradient_is_known_to_all_ranks(tmp_path, ranks, settin
             )
             assert record.non_finite_gradients == 0
             assert record.gradient_norm == pytest.approx(mean[t].norm().item(), rel=rounding)
-
-
-# -- what one rank sees
 
 
 def nan_batch(step, rank, loss, monitor):
@@ -131,9 +125,6 @@ def test_what_only_one_rank_can_see_changes_no_step_and_is_acted_upon_together()
         assert result["together"] == [(10, 8, "non_finite", 1)]
         at = 8 if rank == 1 else 9  # there at once, elsewhere when it is heard of
         assert result["plain"] == [(at, 8, "non_finite", 1)]
-
-
-# -- a rank that is slow, gone, or does not take part
 
 
 def drifting(rank, folder):
@@ -300,9 +291,6 @@ def test_a_joint_action_that_fails_on_one_rank_is_called_on_no_other_any_more(no
     assert all(result["usable"] for result in results)
 
 
-# -- checkpoints
-
-
 def resumed(rank, folder):
     states = []
 
@@ -329,9 +317,6 @@ def test_a_loaded_state_finds_the_ranks_together_again(tmp_path):
         assert result["step"] == 6
         # The steps count on from 6 at the fourth: the eighth is number 11.
         assert result["calls"] == [(13, 11, "non_finite", 1)]
-
-
-# -- shards
 
 
 def sharded(rank, folder, shape):

@@ -31,8 +31,6 @@ from tests.monitor.training import (  # noqa: E402
 SOURCES = ("non_finite", "gradient_explosion", "calibrated", "r_metric", "loss_z_score")
 
 
-# -- the state machine
-
 ALARMED = st.lists(st.sets(st.sampled_from(SOURCES)), max_size=60)
 
 
@@ -127,9 +125,6 @@ def test_a_source_that_lasts_without_alerts_keeps_its_episode_open():
         assert episodes.end(step) == []
     [over] = episodes.end(32)
     assert (over.since, over.last) == (10, 29)
-
-
-# -- in a training
 
 
 def test_an_alarm_that_comes_again_at_repeated_steps_is_one_warning(tmp_path, caplog):

@@ -40,9 +40,6 @@ EVERYTHING = MonitorConfig(
 )
 
 
-# -- training is the same with it and without
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("micro", [1, 3])
 @pytest.mark.parametrize("clip", [None, 0.5])
@@ -127,9 +124,6 @@ def test_a_model_may_be_compiled_after_the_monitor_was_made(settings):
         loss_of=lambda _, batch: squared_error(compiled, batch),
     )
     assert same_weights(alone, model)
-
-
-# -- what it records
 
 
 def test_it_records_the_raw_step(tmp_path):
@@ -232,9 +226,6 @@ def test_the_log_holds_the_metric_that_replay_computes(tmp_path):
     assert metric.score > 0
 
 
-# -- what it says
-
-
 def test_a_nan_is_known_before_it_reaches_the_weights(tmp_path):
     model = make_model()
     monitor = train(
@@ -271,9 +262,6 @@ def test_by_default_nobody_hears_of_r():
     monitor.close()
     assert [(a.source, a.step) for a in monitor.alerts] == [("r_metric", 20)]
     assert "ΔL 0.70" in monitor.alerts[0].reason
-
-
-# -- it goes on where it was
 
 
 @pytest.mark.parametrize("cut", [1, 7, 15])
@@ -314,9 +302,6 @@ def test_the_state_does_not_grow():
         monitor.evaluated(2.0 + step % 3)
         sizes.append(len(json.dumps(monitor.state_dict())))
     assert max(sizes[300:]) < 1.1 * max(sizes[100:200])
-
-
-# -- it never breaks the training
 
 
 def test_an_exception_inside_is_reported_once_and_training_goes_on(monkeypatch, caplog, tmp_path):
@@ -569,9 +554,6 @@ def test_a_monitor_that_was_closed_is_not_kept_for_the_end():
     gc.collect()
     assert monitor not in _OPEN
     assert not any(left.model is model for left in _OPEN)
-
-
-# -- the calibrated detector, which is on by default
 
 
 def told(monitor):

@@ -20,8 +20,6 @@ from tests.monitor.training import (  # noqa: E402
     weights,
 )
 
-# -- arguments
-
 
 def sgd(model):
     return torch.optim.SGD(model.parameters(), lr=0.1)
@@ -145,9 +143,6 @@ def test_every_number_is_accepted(loss):
     monitor.close()
     assert monitor.usable
     assert monitor.last.training_loss == monitor.last.validation_loss == float(loss)
-
-
-# -- slips, each as a loop
 
 
 class Loop:
@@ -315,9 +310,6 @@ def test_what_two_open_monitors_share_is_told(shared, tmp_path, caplog):
     ] * len(expected)
 
 
-# -- loops without a slip
-
-
 def ask(loop, number, batch):
     loss = backward(loop, batch)
     if number in (2, 3, 5):
@@ -404,8 +396,6 @@ def test_each_slip_has_words_and_a_test():
     in_trainers = {"validation_loss"}
     assert tested | elsewhere | in_trainers == set(SLIPS)
 
-
-# -- what it costs
 
 #: Read at a step that is asked for: loss and norm, then the update, or each parameter's part in it.
 TAKEN, LEFT_OUT = [2, 2], [2, 6]

@@ -58,9 +58,6 @@ def noisy(steps, ranks=1, seed=0, spread=0.2, outliers=0.01, longest=4.0):
     ]
 
 
-# -- stalls
-
-
 @pytest.mark.parametrize("part", PARTS)
 def test_a_stall_of_twenty_seconds_names_its_part_once(part):
     series = steady(100)
@@ -124,9 +121,6 @@ def test_a_detector_goes_on_from_its_state_as_if_it_had_not_stopped(seed, ranks,
     assert len(json.dumps(state_of(second))) < 40_000
 
 
-# -- slow ranks
-
-
 def ranked(steps, slow=None, factor=2.0, ranks=4, **times):
     rows = []
     for _ in range(steps):
@@ -179,9 +173,6 @@ def test_another_number_of_ranks_begins_anew():
     assert [a[1:] for a in alarms_of(ranked(100, slow=1, ranks=3), rules)] == [("slow_rank", 1)]
 
 
-# -- slow drift
-
-
 def drifting(steps, grown=1.3, begin=300, end=600, **more):
     def passes(step):
         share = min(1.0, max(0.0, (step - begin) / (end - begin)))
@@ -206,9 +197,6 @@ def test_an_announced_change_is_no_drift():
     rules = StepTimeRules()
     found = told(steady(300), rules) + rules.update(301, [one(passes=0.7)], planned=True)
     assert not found + told(steady(300, passes=0.7), rules)
-
-
-# -- what is told of a series, and what is not
 
 
 def but(series, rows):

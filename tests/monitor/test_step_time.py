@@ -69,9 +69,6 @@ def named(monitor):
     return [(a.step, a.source) for a in monitor.alerts]
 
 
-# -- a plain loop
-
-
 def test_a_stall_of_the_data_loader_is_one_alert_that_names_the_part(clock, tmp_path):
     monitor = train(make_model(), clock, log=tmp_path / "run.jsonl")
     [alert] = monitor.alerts
@@ -253,9 +250,6 @@ def test_step_times_can_be_switched_off(clock, tmp_path):
     assert named(monitor) == []
     assert "_seconds" not in (tmp_path / "run.jsonl").read_text().replace('"time_seconds"', "")
     assert monitor.model._forward_pre_hooks == {}
-
-
-# -- what must stay as it was
 
 
 def test_a_copy_of_the_model_has_a_hook_that_does_nothing(clock):
