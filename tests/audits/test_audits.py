@@ -454,7 +454,7 @@ def test_a_fingerprint_changes_with_any_one_element(size, place, dtype):
 
 
 def flipped_weight(rank, step):
-    from tests.monitor.ranks import train_on_rank
+    from tests.monitor.ranks import train_on_rank, watched
 
     def at(now, rank, loss, monitor):
         if now == step and rank == 1:
@@ -462,14 +462,7 @@ def flipped_weight(rank, step):
                 monitor.model.module[0].weight[0, 0] += 1e-3
         return loss
 
-    monitors = []
-
-    def make(model, optimizer):
-        monitors.append(Monitor(model, optimizer, audits=True))
-        return monitors[0]
-
-    train_on_rank(rank, make, at=at, steps=14)
-    return [(f.kind, f.severity, f.ranks) for f in monitors[0].findings]
+    return train_on_rank(rank, watched(audits=True), at=at, steps=14)["findings"]
 
 
 @pytest.mark.long
@@ -479,7 +472,7 @@ def test_replicas_that_part_are_told_with_their_rank(step):
     from tests.monitor.ranks import on_ranks
 
     for found in on_ranks(flipped_weight, step, ranks=3):
-        kinds = {kind for kind, severity, ranks in found if severity == "error" and ranks == (1,)}
+        kinds = {f.kind for f in found if f.severity == "error" and f.ranks == (1,)}
         assert ("weights_apart" in kinds) == bool(step)
         assert bool(found) == bool(step)
 
@@ -488,26 +481,22 @@ def flipped_shard(rank, step):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    from tests.monitor.ranks import batch_of, plain_model
-    from tests.monitor.training import squared_error
+    from tests.monitor.ranks import train_on_rank, watched
 
-    model = plain_model()
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards"))
-    for part in (model[0], model):
-        fully_shard(part, mesh=mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    with Monitor(model, optimizer, audits=True) as monitor:
-        monitor.wait_for_ranks(10.0)
-        for now in range(1, 15):
-            optimizer.zero_grad()
-            loss = squared_error(model, batch_of(rank, now))
-            loss.backward()
-            monitor.check_before_step(loss)
-            optimizer.step()
-            if now == step and rank == 1:
-                with torch.no_grad():
-                    model[0].weight.to_local()[0, 0] += 1e-3
-    return [(f.kind, f.severity, f.ranks, f.parameters) for f in monitor.findings]
+
+    def shard(model):
+        for part in (model[0], model):
+            fully_shard(part, mesh=mesh)
+        return model
+
+    def after(now, rank, model):
+        if now == step and rank == 1:
+            with torch.no_grad():
+                model[0].weight.to_local()[0, 0] += 1e-3
+
+    found = train_on_rank(rank, watched(audits=True), wrap=shard, after=after, steps=14)["findings"]
+    return [(f.kind, f.severity, f.ranks, f.parameters) for f in found]
 
 
 @pytest.mark.long

@@ -16,10 +16,24 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-import rmetric.monitor  # noqa: F401  (imported once, before the ranks are forked)
+from rmetric.logs import read_log
+from rmetric.monitor import Monitor, MonitorConfig  # imported once, before the ranks are forked
 from tests.monitor.training import FEATURES, ROWS, squared_error
 
 torch.set_num_threads(1)
+
+#: No message counts as late, however busy the machine.
+PATIENT = MonitorConfig(workers_every=1, join_seconds=10.0, patience=10.0)
+
+
+def watched(log=None, config=PATIENT, **settings):
+    """For `train_on_rank`, with a file for each rank."""
+    path = None if log is None else log / "rank{rank}.jsonl"
+    return lambda model, optimizer: Monitor(model, optimizer, log=path, config=config, **settings)
+
+
+def records_of(folder, rank):
+    return read_log(folder / f"rank{rank}.jsonl").records
 
 
 def on_ranks(function, *args, ranks=4, seconds=40.0, lost=()):
@@ -84,17 +98,20 @@ def batch_of(rank, step, micro=0):
     return inputs, torch.randn(ROWS, 1, generator=generator)
 
 
-def own_gradient(module, batches):
+def own_gradient(weights, batches):
     """Of this rank alone, by a copy that no hook sits on."""
     copy = plain_model()
-    copy.load_state_dict(module.state_dict())
+    nn.utils.vector_to_parameters(weights, copy.parameters())
     for batch in batches:
         (squared_error(copy, batch) / len(batches)).backward()
     return torch.cat([p.grad.flatten() for p in copy.parameters()])
 
 
 def flat_weights(model):
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
+    """Of shards those of the whole: a collective."""
+    with torch.no_grad():
+        whole = [getattr(p, "full_tensor", p.detach)() for p in model.parameters()]
+        return torch.cat([tensor.flatten() for tensor in whole])
 
 
 def train_on_rank(
@@ -103,18 +120,20 @@ def train_on_rank(
     *,
     steps=12,
     micro=1,
-    bucket_view=False,
+    wrap=DistributedDataParallel,
     hook=False,
+    before=None,
     at=None,
+    after=None,
     ask=False,
     keep_own=False,
 ):
-    """A small training under DistributedDataParallel; what came of it, as plain values.
+    """A small training of the model that `wrap` gives; what came of it, as plain values.
 
-    `at(step, rank, loss, monitor)` runs between forward and backward and
-    returns the loss.
+    `at(step, rank, loss, monitor)` runs between forward and backward and returns the loss,
+    `before` and `after` with (step, rank, model) at both ends of a step.
     """
-    model = DistributedDataParallel(plain_model(), gradient_as_bucket_view=bucket_view)
+    model = wrap(plain_model())
     if hook:  # of the user's own: half precision on the way
         model.register_comm_hook(None, fp16_compress_hook)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -122,23 +141,27 @@ def train_on_rank(
     if monitor is not None:
         monitor.wait_for_ranks(10.0)
     dist.barrier()
-    own, taken, slowest = [], 0, 0.0
+    own, taken, waits = [], 0, []
     for step in range(1, steps + 1):
+        if before:
+            before(step, rank, model)
         optimizer.zero_grad()
         batches = [batch_of(rank, step, m) for m in range(micro)]
         if keep_own:
-            own.append(own_gradient(model.module, batches).tolist())
+            own.append(own_gradient(flat_weights(model), batches).tolist())
         for batch in batches[:-1]:
             with model.no_sync():
                 (squared_error(model, batch) / micro).backward()
         loss = squared_error(model, batches[-1])
         loss = at(step, rank, loss, monitor) if at else loss
         (loss / micro).backward()
-        before = time.monotonic()
+        began = time.monotonic()
         go_on = monitor.check_before_step(loss) if monitor else True
-        slowest = max(slowest, time.monotonic() - before)
+        waits.append(time.monotonic() - began)
         if go_on or not ask:
             optimizer.step()
+        if after:
+            after(step, rank, model)
         taken = step
         if monitor is not None and monitor.should_stop:
             break
@@ -149,9 +172,11 @@ def train_on_rank(
         "weights": flat_weights(model).tolist(),
         "own": own,
         "taken": taken,
-        "slowest": slowest,
+        "slowest": max(waits),
+        "waited": sum(waits),
         "closing": time.monotonic() - began,
         "alerts": list(monitor.alerts) if monitor else [],
+        "findings": list(monitor.findings) if monitor else [],
         "usable": monitor is None or monitor.usable,
     }
 

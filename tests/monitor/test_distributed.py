@@ -2,6 +2,7 @@
 
 import logging
 import time
+from functools import partial
 from math import inf, isfinite, nan, prod
 
 import pytest
@@ -11,27 +12,26 @@ if not torch.distributed.is_available():
     pytest.skip("torch is without its distributed part", allow_module_level=True)
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
-from rmetric.logs import read_log  # noqa: E402
-from rmetric.monitor import Monitor, MonitorConfig  # noqa: E402
+from rmetric.monitor import MonitorConfig  # noqa: E402
 from rmetric.monitor.actions import SkipStep, Stop  # noqa: E402
 from rmetric.monitor.actions.action import Action  # noqa: E402
-from tests.monitor.ranks import batch_of, die, on_ranks, plain_model, train_on_rank  # noqa: E402
+from tests.monitor.ranks import (  # noqa: E402
+    batch_of,
+    die,
+    flat_weights,
+    on_ranks,
+    own_gradient,
+    plain_model,
+    records_of,
+    train_on_rank,
+    watched,
+)
 from tests.monitor.training import Heard, squared_error  # noqa: E402
 
 EVERY_STEP = MonitorConfig(workers_every=1, join_seconds=10.0)
-#: No message counts as late, however busy the machine.
-PATIENT = MonitorConfig(workers_every=1, join_seconds=10.0, patience=10.0)
-
-
-def watched(log=None, config=PATIENT, **settings):
-    """A monitor with a file for each rank."""
-    path = None if log is None else log / "rank{rank}.jsonl"
-    return lambda model, optimizer: Monitor(model, optimizer, log=path, config=config, **settings)
-
-
-def records_of(folder, rank):
-    return read_log(folder / f"rank{rank}.jsonl").records
+BUCKET_VIEW = partial(DistributedDataParallel, gradient_as_bucket_view=True)
 
 
 def sources(result, source, rank):
@@ -49,9 +49,9 @@ def healthy(rank, folder, settings):
     ("ranks", "settings"),
     [
         (4, {}),
-        (3, {"bucket_view": True}),
+        (3, {"wrap": BUCKET_VIEW}),
         (4, {"micro": 2}),
-        (3, {"micro": 2, "bucket_view": True, "hook": True}),
+        (3, {"micro": 2, "wrap": BUCKET_VIEW, "hook": True}),
     ],
 )
 def test_each_workers_own_gradient_is_known_to_all_ranks(tmp_path, ranks, settings):
@@ -129,27 +129,20 @@ def test_what_only_one_rank_can_see_changes_no_step_and_is_acted_upon_together()
 
 def drifting(rank, folder):
     """Without any collective of the training, rank 1 falls behind by seconds and catches up."""
-    model = plain_model()
-    monitor = watched(folder, EVERY_STEP)(model, torch.optim.SGD(model.parameters(), lr=1e-2))
-    monitor.wait_for_ranks(10.0)
-    dist.barrier()
-    slowest = waited = 0.0
-    for step in range(1, 61):
+
+    def before(step, rank, model):
         if step in (21, 41):
             dist.barrier()
-        if rank == 1 and step == 10:
+        if (rank, step) == (1, 10):
             time.sleep(3.0)
-        monitor.optimizer.zero_grad()
-        loss = squared_error(model, batch_of(rank, step))
-        loss.backward()
-        began = time.monotonic()
-        monitor.check_before_step(loss)
-        slowest, waited = max(slowest, time.monotonic() - began), waited + time.monotonic() - began
-        monitor.optimizer.step()
+
+    def after(step, rank, model):
         if step > 40:  # the ranks keep pace again
             dist.barrier()
-    monitor.close()
-    return {"slowest": slowest, "waited": waited, "alerts": list(monitor.alerts)}
+
+    return train_on_rank(
+        rank, watched(folder, EVERY_STEP), wrap=nn.Sequential, before=before, after=after, steps=60
+    )
 
 
 @pytest.mark.slow
@@ -338,8 +331,8 @@ def sharded(rank, folder, shape):
         seen = []
         for step in range(1, 9):
             optimizer.zero_grad()
-            before = whole_weights(model)
-            own = own_gradient_of(before, batch_of(rank, step))
+            before = flat_weights(model)
+            own = own_gradient(before, [batch_of(rank, step)])
             loss = squared_error(model, batch_of(rank, step))
             loss.backward()
             if monitor:
@@ -348,26 +341,14 @@ def sharded(rank, folder, shape):
             if monitor and step > 6:  # as a loop does that clips through the monitor
                 assert monitor.clip_grad_norm_(1e9).item() == norm
             optimizer.step()
-            moved = (whole_weights(model) - before).norm().item()
+            moved = (flat_weights(model) - before).norm().item()
             seen.append((norm, moved, own.norm().item()))
         if monitor:
             monitor.close()
             assert monitor.usable
-        return whole_weights(model).tolist(), seen
+        return flat_weights(model).tolist(), seen
 
     return train(None), train(watched(folder))
-
-
-def whole_weights(model):
-    with torch.no_grad():
-        return torch.cat([p.full_tensor().flatten() for p in model.parameters()])
-
-
-def own_gradient_of(weights, batch):
-    model = plain_model()
-    nn.utils.vector_to_parameters(weights, model.parameters())
-    squared_error(model, batch).backward()
-    return torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
 @pytest.mark.long
@@ -467,7 +448,7 @@ def sharded_training(rank, actions, at, *, ask=False):
     alerts = [alert.reason for alert in monitor.alerts if alert.source == "exchange"]
     logging.getLogger("rmetric").removeHandler(handler)
     return {
-        "weights": whole_weights(monitor.model).tolist(),
+        "weights": flat_weights(monitor.model).tolist(),
         "slowest": slowest,
         "taken": taken,
         "alerts": alerts,
