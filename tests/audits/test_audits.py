@@ -462,7 +462,7 @@ def flipped_weight(rank, step):
                 monitor.model.module[0].weight[0, 0] += 1e-3
         return loss
 
-    return train_on_rank(rank, watched(audits=True), at=at, steps=14)["findings"]
+    return train_on_rank(rank, watched(config=None, audits=True), at=at, steps=14)["findings"]
 
 
 @pytest.mark.long
@@ -495,7 +495,8 @@ def flipped_shard(rank, step):
             with torch.no_grad():
                 model[0].weight.to_local()[0, 0] += 1e-3
 
-    found = train_on_rank(rank, watched(audits=True), wrap=shard, after=after, steps=14)["findings"]
+    make = watched(config=None, audits=True)
+    found = train_on_rank(rank, make, wrap=shard, after=after, steps=14)["findings"]
     return [(f.kind, f.severity, f.ranks, f.parameters) for f in found]
 
 

@@ -11,12 +11,9 @@ from torch.nn.functional import mse_loss  # noqa: E402
 
 from rmetric.integrations.lightning import RMetricCallback  # noqa: E402
 from rmetric.logs import read_log  # noqa: E402
-from rmetric.monitor import MonitorConfig  # noqa: E402
 from rmetric.monitor.actions import SkipStep  # noqa: E402
-from tests.integrations.trainers import lightning  # noqa: E402
+from tests.integrations.trainers import EVERYTHING, lightning, records_of  # noqa: E402
 from tests.monitor.training import FEATURES, ROWS, make_model, same_weights  # noqa: E402
-
-EVERYTHING = MonitorConfig(workers_every=1, layers_every=1, forward_every=1, probe_every=1)
 
 
 def module_class(base):
@@ -105,10 +102,6 @@ def fit(module, folder, callbacks=(), **settings):
 
 def watch(folder, **settings):
     return RMetricCallback(folder / "run.jsonl", **settings)
-
-
-def records_of(folder):
-    return read_log(folder / "run.jsonl").records
 
 
 def test_a_module_that_clips_in_its_own_way_is_left_alone(tmp_path):

@@ -1,6 +1,5 @@
 """The callbacks in trainings with the real trainers: they see the raw step and change nothing."""
 
-import json
 import math
 
 import pytest
@@ -11,15 +10,13 @@ pytest.importorskip("lightning", minversion="2.0")
 from torch import nn  # noqa: E402
 
 from rmetric.integrations import hugging_face, lightning  # noqa: E402
-from rmetric.logs import read_log  # noqa: E402
 from rmetric.monitor import MonitorConfig  # noqa: E402
 from rmetric.monitor.actions import SkipStep, Stop  # noqa: E402
 from rmetric.monitor.pending import Pending  # noqa: E402
-from tests.integrations.trainers import TRAINERS  # noqa: E402
-from tests.monitor.training import FEATURES, ROWS, make_model, same_weights  # noqa: E402
+from tests.integrations.trainers import EVERYTHING, TRAINERS, records_of  # noqa: E402
+from tests.monitor.training import FEATURES, ROWS, entries, make_model, same_weights  # noqa: E402
 
 CALLBACKS = {"hugging_face": hugging_face, "lightning": lightning}
-EVERYTHING = MonitorConfig(workers_every=1, layers_every=1, forward_every=1, probe_every=1)
 both = pytest.mark.parametrize("trainer", TRAINERS)
 #: The Trainer takes seconds to import and to begin.
 long_in_one = pytest.mark.parametrize(
@@ -112,15 +109,6 @@ def fit(
 
 def watch(trainer, folder, **settings):
     return CALLBACKS[trainer].RMetricCallback(folder / "run.jsonl", **settings)
-
-
-def records_of(folder):
-    return read_log(folder / "run.jsonl").records
-
-
-def entries_of(folder, event):
-    lines = (folder / "run.jsonl").read_text().splitlines()
-    return [entry for entry in map(json.loads, lines) if entry["event"] == event]
 
 
 @long_in_one
@@ -263,7 +251,7 @@ def test_stop_ends_the_training(tmp_path, trainer):
 def lines_without_time(folder):
     return [
         {k: v for k, v in entry.items() if not k.endswith(("_seconds", "memory"))}
-        for entry in entries_of(folder, "METRICS")
+        for entry in entries(folder / "run.jsonl", "METRICS")
     ]
 
 
@@ -290,7 +278,7 @@ def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path, trainer, save):
     assert same_weights(whole, resumed)
     assert lines_without_time(tmp_path / "broken") == lines_without_time(tmp_path / "whole")
     assert [line["step"] for line in lines_without_time(tmp_path / "broken")] == list(range(1, 13))
-    assert len(entries_of(tmp_path / "broken", "EXPERIMENT_START")) == 1
+    assert len(entries(tmp_path / "broken" / "run.jsonl", "EXPERIMENT_START")) == 1
     times = [r.time for r in records_of(tmp_path / "broken")]
     assert times == sorted(times)
 

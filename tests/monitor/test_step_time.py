@@ -4,7 +4,6 @@ import copy
 import json
 import logging
 import pickle
-import time
 from contextlib import nullcontext
 from functools import partial
 
@@ -16,6 +15,7 @@ from torch import nn  # noqa: E402
 from rmetric.monitor import Monitor, MonitorConfig  # noqa: E402
 from rmetric.monitor.actions import SkipStep, Stop  # noqa: E402
 from tests.monitor.training import (  # noqa: E402
+    Clock,
     batches,
     make_model,
     same_weights,
@@ -25,17 +25,6 @@ from tests.monitor.training import (  # noqa: E402
 )
 
 STEPS, STALLED = 60, 40
-
-
-class Clock:
-    """`time.perf_counter` in real seconds, and as many more as a test lets pass."""
-
-    def __init__(self, monkeypatch):
-        self._real, self.added = time.perf_counter, 0.0
-        monkeypatch.setattr(time, "perf_counter", lambda: self._real() + self.added)
-
-    def wait(self, seconds):
-        self.added += seconds
 
 
 @pytest.fixture

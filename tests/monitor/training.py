@@ -2,6 +2,7 @@
 
 import copy
 import json
+import time
 from math import inf, nan
 from pathlib import Path
 
@@ -72,6 +73,17 @@ def entries(log, event=None):
 def alert(step=5, source="non_finite", rank=0, since=0):
     reason = "gradient norm is nan"
     return Alert(step=step, source=source, reason=reason, rank=rank, since=since)
+
+
+class Clock:
+    """`time.perf_counter` in real seconds, and as many more as a test lets pass."""
+
+    def __init__(self, monkeypatch):
+        self._real, self.added = time.perf_counter, 0.0
+        monkeypatch.setattr(time, "perf_counter", lambda: self._real() + self.added)
+
+    def wait(self, seconds):
+        self.added += seconds
 
 
 class Heard(Action):
