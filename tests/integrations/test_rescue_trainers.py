@@ -108,26 +108,21 @@ def test_a_run_that_went_back_ends_as_one_that_was_never_disturbed(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("late", [STEPS - 1, STEPS])
+@pytest.mark.parametrize(
+    ("steps", "wrong", "to"),
+    [
+        ([(STEPS - 1, STEPS - 2)], (STEPS - 2, STEPS - 1), [45]),
+        ([(STEPS, STEPS - 2)], (STEPS - 2, STEPS - 1), [45]),
+        ([(FOUND, 21), (18, 17)], (*WRONG, 26, 27), [15, 15]),
+    ],
+    ids=["the step before the last", "the last", "again while steps are repeated"],
+)
 @pytest.mark.parametrize("trainer", TRAINERS)
-def test_it_goes_back_in_the_last_step_too(trainer, late, rescue, undisturbed, tmp_path):
+def test_it_goes_back_at_any_step(trainer, steps, wrong, to, rescue, undisturbed, tmp_path):
     settings = SETTINGS[trainer]["plain"]
-    action = rescue(Evidence(step=late, since=STEPS - 2, words="planted"))
-    found = TRAINERS[trainer](tmp_path, [action], wrong=(STEPS - 2, STEPS - 1), **settings)
-    assert [one["to"] for one in action.decisions] == [45]
-    assert found.steps == STEPS
-    assert is_same(found, undisturbed(trainer, **settings))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("trainer", TRAINERS)
-def test_it_goes_back_again_while_steps_are_repeated(trainer, rescue, undisturbed, tmp_path):
-    settings = SETTINGS[trainer]["plain"]
-    first = Evidence(step=FOUND, since=21, words="planted")
-    second = Evidence(step=18, since=17, words="planted")
-    action = rescue(first, second)
-    found = TRAINERS[trainer](tmp_path, [action], wrong=(*WRONG, 26, 27), **settings)
-    assert [one["to"] for one in action.decisions] == [15, 15]
+    action = rescue(*(Evidence(step=step, since=since, words="planted") for step, since in steps))
+    found = TRAINERS[trainer](tmp_path, [action], wrong=wrong, **settings)
+    assert [one["to"] for one in action.decisions] == to
     assert found.steps == STEPS
     assert is_same(found, undisturbed(trainer, **settings))
 
