@@ -5,18 +5,17 @@ import logging
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-torch = pytest.importorskip("torch")
-import torch.nn.functional as F  # noqa: E402
-from hypothesis import given  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.optim import lr_scheduler  # noqa: E402
-from torch.utils.data import DataLoader, Dataset, IterableDataset  # noqa: E402
-
-from rmetric.audits import AUDITS, KINDS, Audit, Seen, Training, make_audits  # noqa: E402
-from rmetric.audits.fingerprint import fingerprint, halves, joined, ordered  # noqa: E402
-from rmetric.monitor import Monitor  # noqa: E402
+from rmetric.audits import AUDITS, KINDS, Audit, Seen, Training, make_audits
+from rmetric.audits.fingerprint import fingerprint, halves, joined, ordered
+from rmetric.monitor import Monitor
 
 WORDS, WIDTH, STEPS = 61, 16, 26
 

@@ -7,18 +7,17 @@ from functools import cache
 from itertools import product
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-torch = pytest.importorskip("torch")
-import torch.nn.functional as F  # noqa: E402
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn  # noqa: E402
-
-from rmetric._util.background import Background  # noqa: E402
-from rmetric.audits.resume import OUTLOOK, _data  # noqa: E402
-from rmetric.monitor import Monitor  # noqa: E402
-from rmetric.monitor.log_file import MonitorLog  # noqa: E402
-from rmetric.readers import read_log  # noqa: E402
-from tests.audits.test_audits import WORDS, Model, batches  # noqa: E402
-from tests.monitor.ranks import on_ranks  # noqa: E402
+from rmetric._util.background import Background
+from rmetric.audits.resume import OUTLOOK, _data
+from rmetric.monitor import Monitor
+from rmetric.monitor.log_file import MonitorLog
+from rmetric.readers import read_log
+from tests.audits.test_audits import WORDS, Model, batches
+from tests.monitor.ranks import on_ranks
 
 #: What is lost -> the row that says so, and its present value where that is the same everywhere.
 PARTS = {

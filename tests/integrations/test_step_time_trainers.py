@@ -1,12 +1,11 @@
 """A stalled data loader in the Hugging Face Trainer and in Lightning; the clock is moved."""
 
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
-
-from tests.integrations import trainers  # noqa: E402
-from tests.monitor.training import Clock  # noqa: E402
+from tests.integrations import trainers
+from tests.monitor.training import Clock
 
 STEPS, STALLED = 44, 36
 

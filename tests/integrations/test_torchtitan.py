@@ -9,8 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("torch")
-
 from rmetric.integrations.torchtitan import watch
 from tests.integrations.test_startup import put_package, python, run, steps_of  # noqa: F401
 from tests.monitor.training import entries

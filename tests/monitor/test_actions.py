@@ -8,15 +8,14 @@ import time
 import types
 
 import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler as schedulers
 
-torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
-from torch.optim import lr_scheduler as schedulers  # noqa: E402
-
-from rmetric._util.webhook import FORMS, _request, checked_url  # noqa: E402
-from rmetric.logs import read_log  # noqa: E402
-from rmetric.monitor import Monitor  # noqa: E402
-from rmetric.monitor.actions import (  # noqa: E402
+from rmetric._util.webhook import FORMS, _request, checked_url
+from rmetric.logs import read_log
+from rmetric.monitor import Monitor
+from rmetric.monitor.actions import (
     CutLearningRate,
     EmergencyCheckpoint,
     SkipStep,
@@ -25,8 +24,8 @@ from rmetric.monitor.actions import (  # noqa: E402
     WandB,
     Webhook,
 )
-from rmetric.monitor.actions.dashboards import Dashboard  # noqa: E402
-from tests.monitor.training import (  # noqa: E402
+from rmetric.monitor.actions.dashboards import Dashboard
+from tests.monitor.training import (
     alert,
     backward_passes,
     batches,
@@ -40,7 +39,7 @@ from tests.monitor.training import (  # noqa: E402
     watched,
     weights,
 )
-from tests.monitor.webhook_server import WebhookServer  # noqa: E402
+from tests.monitor.webhook_server import WebhookServer
 
 SECRET = "T0PSECRET"
 

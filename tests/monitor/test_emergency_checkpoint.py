@@ -11,15 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
-
-from rmetric.logs import read_log  # noqa: E402
-from rmetric.monitor import Monitor, MonitorConfig  # noqa: E402
-from rmetric.monitor.actions import EmergencyCheckpoint, checkpoint_file, restore  # noqa: E402
-from rmetric.monitor.alerts import Episode  # noqa: E402
-from tests.monitor.training import alert, make_model, same_weights  # noqa: E402
+from rmetric.logs import read_log
+from rmetric.monitor import Monitor, MonitorConfig
+from rmetric.monitor.actions import EmergencyCheckpoint, checkpoint_file, restore
+from rmetric.monitor.alerts import Episode
+from tests.monitor.training import alert, make_model, same_weights
 
 STEPS, EXPLODES_AT = 24, 12
 

@@ -5,18 +5,16 @@ import logging
 from math import inf, nan
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+from rmetric.guard.monitor_action import AskGuard
+from rmetric.monitor import Monitor, MonitorConfig
+from rmetric.monitor.actions import EmergencyCheckpoint, SkipStep
 from rmetric.monitor.alerts import MOST_ALERTS, Episodes, needs_call
-
-torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
-
-from rmetric.guard.monitor_action import AskGuard  # noqa: E402
-from rmetric.monitor import Monitor, MonitorConfig  # noqa: E402
-from rmetric.monitor.actions import EmergencyCheckpoint, SkipStep  # noqa: E402
-from tests.monitor.training import (  # noqa: E402
+from tests.monitor.training import (
     Heard,
     alert,
     backward_passes,

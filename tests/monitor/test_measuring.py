@@ -5,19 +5,13 @@ import math
 import pickle
 
 import pytest
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
-torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
-from transformers import (  # noqa: E402
-    LlamaConfig,
-    LlamaForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-)
-
-from rmetric.monitor import Monitor  # noqa: E402
-from rmetric.monitor.forward import ForwardProbes, _largest_logit  # noqa: E402
-from rmetric.monitor.gradients import (  # noqa: E402
+from rmetric.monitor import Monitor
+from rmetric.monitor.forward import ForwardProbes, _largest_logit
+from rmetric.monitor.gradients import (
     WeightSample,
     gradients_of,
     layer_names,
@@ -25,8 +19,8 @@ from rmetric.monitor.gradients import (  # noqa: E402
     tensor_norm,
     tensor_norms,
 )
-from rmetric.monitor.workers import MicroBatchWorkers, cosines_to_mean  # noqa: E402
-from tests.monitor.training import (  # noqa: E402
+from rmetric.monitor.workers import MicroBatchWorkers, cosines_to_mean
+from tests.monitor.training import (
     backward_passes,
     batches,
     flat_gradient,

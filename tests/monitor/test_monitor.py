@@ -10,17 +10,16 @@ import time
 from math import isnan, nan
 
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
-
-from rmetric import RMetric, RMetricConfig  # noqa: E402
-from rmetric.logs import read_log  # noqa: E402
-from rmetric.monitor import Monitor, MonitorConfig, pending  # noqa: E402
-from rmetric.monitor.actions import SkipStep  # noqa: E402
-from rmetric.monitor.monitor import _OPEN  # noqa: E402
-from rmetric.monitor.pending import Transfer  # noqa: E402
-from tests.monitor.training import (  # noqa: E402
+from rmetric import RMetric, RMetricConfig
+from rmetric.logs import read_log
+from rmetric.monitor import Monitor, MonitorConfig, pending
+from rmetric.monitor.actions import SkipStep
+from rmetric.monitor.monitor import _OPEN
+from rmetric.monitor.pending import Transfer
+from tests.monitor.training import (
     backward_passes,
     batches,
     entries,

@@ -5,21 +5,14 @@ import time
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
-
-from rmetric.monitor import Monitor, MonitorConfig  # noqa: E402
-from rmetric.monitor.actions import SkipStep, Stop  # noqa: E402
-from rmetric.monitor.protocol import SLIPS  # noqa: E402
-from rmetric.rescue import Rescue  # noqa: E402
-from tests.monitor.training import (  # noqa: E402
-    batches,
-    make_model,
-    same_weights,
-    squared_error,
-    weights,
-)
+from rmetric.monitor import Monitor, MonitorConfig
+from rmetric.monitor.actions import SkipStep, Stop
+from rmetric.monitor.protocol import SLIPS
+from rmetric.rescue import Rescue
+from tests.monitor.training import batches, make_model, same_weights, squared_error, weights
 
 
 @pytest.fixture(autouse=True)

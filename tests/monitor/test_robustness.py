@@ -5,27 +5,20 @@ import time
 import types
 
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
-
-from rmetric._util.background import Background  # noqa: E402
-from rmetric.monitor import Monitor, MonitorConfig  # noqa: E402
-from rmetric.monitor import forward as forward_module  # noqa: E402
-from rmetric.monitor.actions import EmergencyCheckpoint  # noqa: E402
-from rmetric.monitor.actions.action import Action  # noqa: E402
-from rmetric.monitor.monitor import _OPEN  # noqa: E402
-from rmetric.monitor.optimizer_steps import OptimizerSteps  # noqa: E402
-from rmetric.monitor.pending import Pending  # noqa: E402
-from rmetric.monitor.stalls import StepTimes  # noqa: E402
-from rmetric.records import Record  # noqa: E402
-from tests.monitor.training import (  # noqa: E402
-    alert,
-    backward_passes,
-    batches,
-    make_model,
-    squared_error,
-)
+from rmetric._util.background import Background
+from rmetric.monitor import Monitor, MonitorConfig
+from rmetric.monitor import forward as forward_module
+from rmetric.monitor.actions import EmergencyCheckpoint
+from rmetric.monitor.actions.action import Action
+from rmetric.monitor.monitor import _OPEN
+from rmetric.monitor.optimizer_steps import OptimizerSteps
+from rmetric.monitor.pending import Pending
+from rmetric.monitor.stalls import StepTimes
+from rmetric.records import Record
+from tests.monitor.training import alert, backward_passes, batches, make_model, squared_error
 
 
 def test_of_shards_the_gradients_stay_until_the_optimizers_own_step():

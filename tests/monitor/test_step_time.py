@@ -8,13 +8,12 @@ from contextlib import nullcontext
 from functools import partial
 
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
-
-from rmetric.monitor import Monitor, MonitorConfig  # noqa: E402
-from rmetric.monitor.actions import SkipStep, Stop  # noqa: E402
-from tests.monitor.training import (  # noqa: E402
+from rmetric.monitor import Monitor, MonitorConfig
+from rmetric.monitor.actions import SkipStep, Stop
+from tests.monitor.training import (
     Clock,
     batches,
     make_model,

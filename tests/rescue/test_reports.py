@@ -9,24 +9,16 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-torch = pytest.importorskip("torch")
-from rmetric.monitor import Alert, Monitor  # noqa: E402
-from rmetric.monitor.actions import (  # noqa: E402
-    Action,
-    Callback,
-    Prometheus,
-    TensorBoard,
-    WandB,
-    Webhook,
-)
-from rmetric.reporting.replay_report import replay_logs  # noqa: E402
-from rmetric.rescue import Rescue  # noqa: E402
-from tests.monitor.test_actions import StandInRun  # noqa: E402
-from tests.monitor.training import alert  # noqa: E402
-from tests.monitor.webhook_server import WebhookServer  # noqa: E402
-from tests.reporting.page.pages import Found  # noqa: E402
-from tests.rescue.trainings import NANS, SMALL, make_model  # noqa: E402
-from tests.rescue.trainings import train as of_rescue  # noqa: E402
+from rmetric.monitor import Alert, Monitor
+from rmetric.monitor.actions import Action, Callback, Prometheus, TensorBoard, WandB, Webhook
+from rmetric.reporting.replay_report import replay_logs
+from rmetric.rescue import Rescue
+from tests.monitor.test_actions import StandInRun
+from tests.monitor.training import alert
+from tests.monitor.webhook_server import WebhookServer
+from tests.reporting.page.pages import Found
+from tests.rescue.trainings import NANS, SMALL, make_model
+from tests.rescue.trainings import train as of_rescue
 
 STEPS = 30
 ENTRY = {"step": 713, "to": 690, "action": "go_back", "repeated": 23,
