@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -452,61 +453,52 @@ def test_a_fingerprint_changes_with_any_one_element(size, place, dtype):
     assert ordered(row) != ordered(other)
 
 
-def flipped_weight(rank, step):
-    from tests.monitor.ranks import train_on_rank, watched
+def flip(step, now, rank, model):
+    if now == step and rank == 1:
+        with torch.no_grad():
+            weight = getattr(model, "module", model)[0].weight
+            getattr(weight, "to_local", weight.detach)()[0, 0] += 1e-3
 
-    def at(now, rank, loss, monitor):
-        if now == step and rank == 1:
-            with torch.no_grad():
-                monitor.model.module[0].weight[0, 0] += 1e-3
-        return loss
 
-    return train_on_rank(rank, watched(config=None, audits=True), at=at, steps=14)["findings"]
+def audited(step, **settings):
+    """The findings on each rank of a training in which one weight of rank 1 changes."""
+    pytest.importorskip("torch.distributed")
+    from tests.monitor.ranks import on_ranks, train_on_rank, watched
+
+    make, at = watched(config=None, audits=True), partial(flip, step)
+    return [
+        result["findings"]
+        for result in on_ranks(train_on_rank, make, after=at, steps=14, **settings)
+    ]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("step", [0, 5])
 def test_replicas_that_part_are_told_with_their_rank(step):
-    pytest.importorskip("torch.distributed")
-    from tests.monitor.ranks import on_ranks
-
-    for found in on_ranks(flipped_weight, step, ranks=3):
+    for found in audited(step, ranks=3):
         kinds = {f.kind for f in found if f.severity == "error" and f.ranks == (1,)}
         assert ("weights_apart" in kinds) == bool(step)
         assert bool(found) == bool(step)
 
 
-def flipped_shard(rank, step):
+def sharded(model):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    from tests.monitor.ranks import train_on_rank, watched
-
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards"))
-
-    def shard(model):
-        for part in (model[0], model):
-            fully_shard(part, mesh=mesh)
-        return model
-
-    def after(now, rank, model):
-        if now == step and rank == 1:
-            with torch.no_grad():
-                model[0].weight.to_local()[0, 0] += 1e-3
-
-    make = watched(config=None, audits=True)
-    found = train_on_rank(rank, make, wrap=shard, after=after, steps=14)["findings"]
-    return [(f.kind, f.severity, f.ranks, f.parameters) for f in found]
+    for part in (model[0], model):
+        fully_shard(part, mesh=mesh)
+    return model
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("step", [0, 5])
 def test_copies_of_shards_that_part_are_told_on_the_ranks_of_that_shard(step):
-    from tests.monitor.ranks import on_ranks
-
-    for rank, found in enumerate(on_ranks(flipped_shard, step, ranks=4)):
+    for rank, found in enumerate(audited(step, wrap=sharded, ranks=4)):
         if step and rank in (1, 3):
-            assert ("weights_apart", "error", (1, 3), ("0.weight",)) in found
+            assert ("weights_apart", "error", (1, 3), ("0.weight",)) in [
+                (f.kind, f.severity, f.ranks, f.parameters) for f in found
+            ]
         else:
             assert found == []
 

@@ -6,6 +6,7 @@ import signal
 import time
 import traceback
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch._dynamo  # the first optimiser would bring it in, on each rank anew
@@ -18,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rmetric.logs import read_log
 from rmetric.monitor import Monitor, MonitorConfig  # imported once, before the ranks are forked
-from tests.monitor.training import FEATURES, ROWS, squared_error
+from tests.monitor.training import FEATURES, ROWS, Heard, flat_weights, squared_error
 
 torch.set_num_threads(1)
 
@@ -29,15 +30,15 @@ PATIENT = MonitorConfig(workers_every=1, join_seconds=10.0, patience=10.0)
 def watched(log=None, config=PATIENT, **settings):
     """For `train_on_rank`, with a file for each rank."""
     path = None if log is None else log / "rank{rank}.jsonl"
-    return lambda model, optimizer: Monitor(model, optimizer, log=path, config=config, **settings)
+    return partial(Monitor, log=path, config=config, **settings)
 
 
 def records_of(folder, rank):
     return read_log(folder / f"rank{rank}.jsonl").records
 
 
-def on_ranks(function, *args, ranks=4, seconds=40.0, lost=()):
-    """What `function(rank, *args)` returns on each rank, in processes of their own.
+def on_ranks(function, *args, ranks=4, seconds=40.0, lost=(), **settings):
+    """What `function(rank, *args, **settings)` returns on each rank, each in its own process.
 
     A rank in `lost` may end as it likes and gives None; every other one must
     return, in time, and its process must end by itself without an error.
@@ -47,7 +48,10 @@ def on_ranks(function, *args, ranks=4, seconds=40.0, lost=()):
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     pipes = [context.Pipe(duplex=False) for _ in range(ranks)]
     processes = [
-        context.Process(target=_rank, args=(function, r, ranks, store.port, pipes[r][1], args))
+        context.Process(
+            target=_rank,
+            args=(partial(function, r, *args, **settings), r, ranks, store.port, pipes[r][1]),
+        )
         for r in range(ranks)
     ]
     until = time.monotonic() + seconds
@@ -73,14 +77,14 @@ def on_ranks(function, *args, ranks=4, seconds=40.0, lost=()):
             process.join()
 
 
-def _rank(function, rank, ranks, port, sender, args):
+def _rank(function, rank, ranks, port, sender):
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=20)
     )
     try:
-        sender.send((True, function(rank, *args)))
+        sender.send((True, function()))
     except BaseException:
         sender.send((False, traceback.format_exc()))
     if dist.is_initialized():
@@ -105,13 +109,6 @@ def own_gradient(weights, batches):
     for batch in batches:
         (squared_error(copy, batch) / len(batches)).backward()
     return torch.cat([p.grad.flatten() for p in copy.parameters()])
-
-
-def flat_weights(model):
-    """Of shards those of the whole: a collective."""
-    with torch.no_grad():
-        whole = [getattr(p, "full_tensor", p.detach)() for p in model.parameters()]
-        return torch.cat([tensor.flatten() for tensor in whole])
 
 
 def train_on_rank(
@@ -168,6 +165,7 @@ def train_on_rank(
     began = time.monotonic()
     if monitor is not None:
         monitor.close()
+    actions = monitor._delivery.actions if monitor else ()
     return {
         "weights": flat_weights(model).tolist(),
         "own": own,
@@ -175,6 +173,7 @@ def train_on_rank(
         "slowest": max(waits),
         "waited": sum(waits),
         "closing": time.monotonic() - began,
+        "heard": [action.calls for action in actions if isinstance(action, Heard)],
         "alerts": list(monitor.alerts) if monitor else [],
         "findings": list(monitor.findings) if monitor else [],
         "usable": monitor is None or monitor.usable,

@@ -319,19 +319,10 @@ class TestWebhook:
         assert same_weights(model, unwatched)
         assert SECRET not in caplog.text
 
-    @pytest.mark.parametrize(
-        "url",
-        [
-            f"https:///{SECRET}",
-            f"file:///{SECRET}",
-            f"hooks.example/{SECRET}",
-            f"http://[{SECRET}",
-            "",
-        ],
-    )
+    @pytest.mark.parametrize("url", ["https:///", "file:///", "hooks.example/", "http://[", ""])
     def test_a_bad_address_is_refused_without_being_told(self, url):
         with pytest.raises(ValueError, match="webhook's url") as refused:
-            Webhook(url)
+            Webhook(url and url + SECRET)
         assert SECRET not in str(refused.value)
 
     def test_a_server_that_is_not_there_is_reported_without_its_address(self, monkeypatch, caplog):

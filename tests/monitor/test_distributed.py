@@ -20,7 +20,6 @@ from rmetric.monitor.actions.action import Action  # noqa: E402
 from tests.monitor.ranks import (  # noqa: E402
     batch_of,
     die,
-    flat_weights,
     on_ranks,
     own_gradient,
     plain_model,
@@ -28,7 +27,7 @@ from tests.monitor.ranks import (  # noqa: E402
     train_on_rank,
     watched,
 )
-from tests.monitor.training import Heard, squared_error  # noqa: E402
+from tests.monitor.training import Heard, flat_weights, squared_error  # noqa: E402
 
 EVERY_STEP = MonitorConfig(workers_every=1, join_seconds=10.0)
 BUCKET_VIEW = partial(DistributedDataParallel, gradient_as_bucket_view=True)
@@ -79,13 +78,10 @@ def nan_batch(step, rank, loss, monitor):
     return loss * nan if (rank, step) == (2, 8) else loss
 
 
-def with_a_nan(rank, folder, make_action):
-    return train_on_rank(rank, watched(folder, actions=[make_action()]), at=nan_batch, steps=16)
-
-
 @pytest.mark.long
 def test_a_nan_of_one_rank_is_skipped_by_all_and_named_by_all(tmp_path):
-    results = on_ranks(with_a_nan, tmp_path, SkipStep)
+    make = watched(tmp_path, actions=[SkipStep()])
+    results = on_ranks(train_on_rank, make, at=nan_batch, steps=16)
     for rank, result in enumerate(results):
         assert result["weights"] == results[0]["weights"]
         assert all(map(isfinite, result["weights"]))
@@ -106,48 +102,40 @@ def infinite_loss(step, rank, loss, monitor):
     return loss + inf if (rank, step) == (1, 8) else loss  # its gradient is fine
 
 
-def with_an_infinite_loss(rank):
-    plain, now, together = Heard(), Heard(now=True, on_all_ranks=True), Heard(on_all_ranks=True)
-    result = train_on_rank(
-        rank, watched(actions=[plain, now, together]), at=infinite_loss, steps=14, ask=True
-    )
-    return result | {"plain": plain.calls, "now": now.calls, "together": together.calls}
-
-
 @pytest.mark.long
 def test_what_only_one_rank_can_see_changes_no_step_and_is_acted_upon_together():
-    results = on_ranks(with_an_infinite_loss)
+    actions = [Heard(), Heard(now=True, on_all_ranks=True), Heard(on_all_ranks=True)]
+    make = watched(actions=actions)
+    results = on_ranks(train_on_rank, make, at=infinite_loss, steps=14, ask=True)
     for rank, result in enumerate(results):
         assert result["weights"] == results[0]["weights"]
         [alert] = result["alerts"]
         assert (alert.step, alert.source, alert.rank) == (8, "non_finite", 1)
-        assert result["now"] == []
-        assert result["together"] == [(10, 8, "non_finite", 1)]
+        plain, now, together = result["heard"]
+        assert now == []
+        assert together == [(10, 8, "non_finite", 1)]
         at = 8 if rank == 1 else 9  # there at once, elsewhere when it is heard of
-        assert result["plain"] == [(at, 8, "non_finite", 1)]
+        assert plain == [(at, 8, "non_finite", 1)]
 
 
-def drifting(rank, folder):
+def fall_behind(step, rank, model):
     """Without any collective of the training, rank 1 falls behind by seconds and catches up."""
+    if step in (21, 41):
+        dist.barrier()
+    if (rank, step) == (1, 10):
+        time.sleep(3.0)
 
-    def before(step, rank, model):
-        if step in (21, 41):
-            dist.barrier()
-        if (rank, step) == (1, 10):
-            time.sleep(3.0)
 
-    def after(step, rank, model):
-        if step > 40:  # the ranks keep pace again
-            dist.barrier()
-
-    return train_on_rank(
-        rank, watched(folder, EVERY_STEP), wrap=nn.Sequential, before=before, after=after, steps=60
-    )
+def keep_pace_again(step, rank, model):
+    if step > 40:
+        dist.barrier()
 
 
 @pytest.mark.slow
 def test_messages_that_are_late_are_waited_for_once_and_the_exchange_recovers(tmp_path):
-    for rank, result in enumerate(on_ranks(drifting, tmp_path)):
+    course = dict(wrap=nn.Sequential, before=fall_behind, after=keep_pace_again, steps=60)
+    results = on_ranks(train_on_rank, watched(tmp_path, EVERY_STEP), **course)
+    for rank, result in enumerate(results):
         assert result["slowest"] < 2.0
         assert result["waited"] < 5.0
         assert not result["alerts"]
@@ -240,13 +228,10 @@ def fault_inside(step, rank, loss, monitor):
     return nan_batch(step, rank, loss, monitor)
 
 
-def one_that_steps_aside(rank):
-    return train_on_rank(rank, watched(config=EVERY_STEP, actions=[Stop()]), at=fault_inside)
-
-
 @pytest.mark.long
 def test_where_one_monitor_steps_aside_the_others_say_so_and_go_on():
-    results = on_ranks(one_that_steps_aside)
+    make = watched(config=EVERY_STEP, actions=[Stop()])
+    results = on_ranks(train_on_rank, make, at=fault_inside)
     assert [result["usable"] for result in results] == [True, False, True, True]
     for rank, result in enumerate(results):
         assert result["taken"] == 12  # to stop without rank 1 would leave it hanging
@@ -267,18 +252,14 @@ def nan_from_step_8(step, rank, loss, monitor):
     return loss * nan if step >= 8 else loss
 
 
-def with_a_joint_action_that_fails(rank, now):
-    action = FailsOnRank1(now=now, on_all_ranks=True)
-    result = train_on_rank(rank, watched(actions=[action]), at=nan_from_step_8, steps=16)
-    return result | {"calls": action.calls}
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("now", [True, False])
 def test_a_joint_action_that_fails_on_one_rank_is_called_on_no_other_any_more(now):
-    results = on_ranks(with_a_joint_action_that_fails, now, ranks=2)
-    assert len(results[1]["calls"]) == 1
-    assert 1 <= len(results[0]["calls"]) <= 2  # the message takes a step
+    make = watched(actions=[FailsOnRank1(now=now, on_all_ranks=True)])
+    results = on_ranks(train_on_rank, make, at=nan_from_step_8, steps=16, ranks=2)
+    [first], [second] = (result["heard"] for result in results)
+    assert len(second) == 1
+    assert 1 <= len(first) <= 2  # the message takes a step
     [report] = [a for a in results[0]["alerts"] if a.source == "exchange"]
     assert "rank 1" in report.reason
     assert all(result["usable"] for result in results)
@@ -298,18 +279,16 @@ def resumed(rank, folder):
         return infinite_loss(step, rank, loss, monitor)
 
     train_on_rank(rank, watched(folder), at=save)
-    state = states[0]
-    together = Heard(on_all_ranks=True)
-    result = train_on_rank(rank, watched(actions=[together]), at=rewind, steps=16)
-    return {"step": state["step"], "calls": together.calls, "alerts": result["alerts"]}
+    make = watched(actions=[Heard(on_all_ranks=True)])
+    return states[0]["step"], train_on_rank(rank, make, at=rewind, steps=16)["heard"]
 
 
 @pytest.mark.long
 def test_a_loaded_state_finds_the_ranks_together_again(tmp_path):
-    for result in on_ranks(resumed, tmp_path):
-        assert result["step"] == 6
+    for step, [calls] in on_ranks(resumed, tmp_path):
+        assert step == 6
         # The steps count on from 6 at the fourth: the eighth is number 11.
-        assert result["calls"] == [(13, 11, "non_finite", 1)]
+        assert calls == [(13, 11, "non_finite", 1)]
 
 
 def sharded(rank, folder, shape):

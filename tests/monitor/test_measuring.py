@@ -24,6 +24,7 @@ from tests.monitor.training import (
     backward_passes,
     batches,
     flat_gradient,
+    flat_weights,
     make_model,
     squared_error,
 )
@@ -70,33 +71,27 @@ def test_layers_add_up_to_the_whole():
     assert whole == pytest.approx(flat_gradient(model).norm().item())
 
 
-def moved_by(model, size):
+@pytest.mark.parametrize(
+    ("model", "size", "exact", "error"),
+    [
+        (make_model(), 10**6, True, 1e-6),
+        (nn.Sequential(*(nn.Linear(200, 200) for _ in range(4))), 8000, False, 0.05),
+    ],
+)
+def test_the_update_norm_is_exact_in_a_small_model_and_estimated_from_a_sample_in_a_larger(
+    model, size, exact, error
+):
     sample = WeightSample(model.parameters(), size)
-    before = torch.cat([p.detach().flatten() for p in model.parameters()])
+    before = flat_weights(model)
     sample.remember()
     with torch.no_grad():
         generator = torch.Generator().manual_seed(3)
         for p in model.parameters():
             p += 0.01 * torch.randn(p.shape, generator=generator)
-    after = torch.cat([p.detach().flatten() for p in model.parameters()])
-    update, norm = sample.moved()
-    return (
-        sample.exact,
-        update.item() / (after - before).norm().item(),
-        norm.item() / after.norm().item(),
-    )
-
-
-def test_the_update_norm_is_exact_in_a_small_model():
-    exact, update, norm = moved_by(make_model(), 10**6)
-    assert exact
-    assert (update, norm) == pytest.approx((1.0, 1.0), rel=1e-6)
-
-
-def test_the_update_norm_of_a_larger_model_is_estimated_from_a_sample():
-    exact, update, norm = moved_by(nn.Sequential(*(nn.Linear(200, 200) for _ in range(4))), 8000)
-    assert not exact
-    assert (update, norm) == pytest.approx((1.0, 1.0), rel=0.05)
+    after = flat_weights(model)
+    assert sample.exact == exact
+    expected = [float((after - before).norm()), float(after.norm())]
+    assert [float(norm) for norm in sample.moved()] == pytest.approx(expected, rel=error)
 
 
 def own_gradients(model, micros):

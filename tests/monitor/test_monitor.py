@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from math import isnan, nan
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -47,16 +48,9 @@ def test_the_weights_come_out_bit_equal(tmp_path, micro, clip):
     train(plain, micro=micro, clip=clip)
     fixed = next(batches(1, seed=9))[0]
 
-    def make_monitor(model, optimizer):
-        return Monitor(
-            model,
-            optimizer,
-            log=tmp_path / "run.jsonl",
-            config=EVERYTHING,
-            probe=lambda: squared_error(model, fixed),
-        )
-
-    monitor = train(seen, make_monitor, micro=micro, clip=clip)
+    probe = lambda: squared_error(seen, fixed)  # noqa: E731
+    make = watched(log=tmp_path / "run.jsonl", config=EVERYTHING, probe=probe)
+    monitor = train(seen, make, micro=micro, clip=clip)
     assert monitor.problem is None
     assert same_weights(plain, seen)
 
@@ -204,37 +198,31 @@ def test_what_is_switched_off_is_not_measured():
 
 
 def test_the_log_holds_the_metric_that_replay_computes(tmp_path):
-    def make_monitor(model, optimizer):
-        monitor = Monitor(model, optimizer, log=tmp_path / "run.jsonl")
-        check = monitor.check_before_step
-
-        def check_and_evaluate(loss):
-            verdict = check(loss)
+    model, log = make_model(), tmp_path / "run.jsonl"
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with Monitor(model, optimizer, log=log) as monitor:
+        for _, loss in backward_passes(model, 40, optimizer):
+            monitor.check_before_step(loss)
             monitor.evaluated(loss)
-            return verdict
-
-        monitor.check_before_step = check_and_evaluate
-        return monitor
-
-    train(make_model(), make_monitor, steps=40)
+            optimizer.step()
     metric = RMetric(RMetricConfig.case_study())
-    records = read_log(tmp_path / "run.jsonl").records
-    lines = entries(tmp_path / "run.jsonl", "METRICS")
-    for record, line in zip(records, lines, strict=True):
+    for record, line in zip(read_log(log).records, entries(log, "METRICS"), strict=True):
         assert metric.update(record).score == line["r_metric"]
     assert metric.score > 0
 
 
-def test_a_nan_is_known_before_it_reaches_the_weights(tmp_path):
-    model = make_model()
-    monitor = train(
-        model, watched(log=tmp_path / "run.jsonl"), spoil=nan_at(20), ask=True, steps=30
-    )
+def test_a_nan_is_known_counted_and_located_before_it_reaches_the_weights(tmp_path):
+    model, log = make_model(), tmp_path / "run.jsonl"
+    monitor = train(model, watched(log=log), spoil=nan_at(20), ask=True, steps=30)
     assert all(p.isfinite().all() for p in model.parameters())
-    assert [alert.step for alert in monitor.alerts] == [20]
-    said = entries(tmp_path / "run.jsonl", "ALERT")
-    assert [(e["step"], e["source"]) for e in said] == [(20, "non_finite")]
-    assert isnan(read_log(tmp_path / "run.jsonl").records[19].training_loss)
+    [alert] = monitor.alerts
+    assert alert.step == 20
+    entries_in_all = sum(p.numel() for p in monitor.parameters)
+    assert f"{entries_in_all} entries are not finite, first in 0" in alert.reason
+    assert [(e["step"], e["source"]) for e in entries(log, "ALERT")] == [(20, "non_finite")]
+    record = read_log(log).records[19]
+    assert isnan(record.training_loss)
+    assert record.non_finite_gradients == entries_in_all
 
 
 def test_a_loop_that_does_not_ask_hears_of_it_a_step_later():
@@ -412,33 +400,32 @@ def test_frozen_sparse_complex_tied_and_empty_parameters(tmp_path):
 
 
 def test_a_model_without_parameters_or_gradients():
-    monitor = Monitor(nn.ReLU())
-    monitor.check_before_step(1.0)
-    monitor.close()
+    with Monitor(nn.ReLU()) as monitor:
+        monitor.check_before_step(1.0)
     assert monitor.problem is None
     assert monitor.last.gradient_norm is None
     model = make_model()
-    monitor = Monitor(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    model.zero_grad(set_to_none=True)
-    monitor.check_before_step(1.0)
-    assert monitor.clip_grad_norm_(1.0) == 0.0
-    monitor.close()
+    with Monitor(model, torch.optim.SGD(model.parameters(), lr=0.1)) as monitor:
+        model.zero_grad(set_to_none=True)
+        monitor.check_before_step(1.0)
+        assert monitor.clip_grad_norm_(1.0) == 0.0
     assert monitor.problem is None
 
 
 def test_an_optimizer_that_is_none_of_torch_s():
-    class Plain:
-        param_groups = ({"lr": 0.1},)
-
-    monitor = Monitor(make_model(), Plain())
-    monitor.check_before_step(1.0)
-    monitor.close()
+    optimizer = SimpleNamespace(param_groups=({"lr": 0.1},))
+    with Monitor(make_model(), optimizer) as monitor:
+        monitor.check_before_step(1.0)
     assert monitor.problem is None
     assert monitor.last.learning_rate == 0.1
     assert monitor.last.update_norm is None
 
 
-def test_calls_in_an_odd_order_do_no_harm():
+def test_calls_in_an_odd_order_and_verdicts_that_are_asked_late_do_no_harm():
+    with Monitor(make_model()) as monitor:
+        verdicts = [monitor.check_before_step(1.0, gradient_norm=1.0) for _ in range(4)]
+        assert all(verdicts)
+        assert monitor.state_dict()["step"] == 4
     monitor = Monitor(make_model())
     monitor.evaluated(1.0)
     monitor.micro_batch(1.0)
@@ -469,14 +456,6 @@ def test_the_fixed_batch_is_seen_in_evaluation_mode_and_leaves_the_modes():
     assert not any(modes[0])
 
 
-def test_a_nan_gradient_is_counted_and_located():
-    monitor = train(make_model(), watched(), spoil=nan_at(5), ask=True, steps=5)
-    [alert] = monitor.alerts
-    entries_in_all = sum(p.numel() for p in monitor.parameters)
-    assert f"{entries_in_all} entries are not finite, first in 0" in alert.reason
-    assert monitor.last.non_finite_gradients == entries_in_all
-
-
 def test_weights_that_were_moved_to_other_memory_are_still_watched():
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -505,15 +484,6 @@ raise SystemExit(3)
     done = subprocess.run([sys.executable, "-c", script], check=False)
     assert done.returncode == 3
     assert len(read_log(tmp_path / "run.jsonl").records) == 5
-
-
-def test_a_verdict_that_is_asked_late_changes_nothing():
-    model = make_model()
-    monitor = Monitor(model)
-    verdicts = [monitor.check_before_step(1.0, gradient_norm=1.0) for _ in range(4)]
-    assert all(verdicts)
-    assert monitor.state_dict()["step"] == 4
-    monitor.close()
 
 
 @pytest.mark.parametrize("with_optimizer", [False, True])

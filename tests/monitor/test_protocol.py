@@ -288,26 +288,25 @@ def test_the_optimizer_of_another_model_is_told_at_the_first_step(stepped, caplo
     assert "none of the optimizer's parameters is one of the model's" in message
 
 
-@pytest.mark.parametrize("shared", ["log", "action", "rescue", "nothing", "one after the other"])
+SHARED = {
+    "log": "run.jsonl is the log of",
+    "action": "this Stop is an action of",
+    "rescue": "this Rescue is an action of",
+}
+
+
+@pytest.mark.parametrize("shared", [*SHARED, "nothing", "one after the other"])
 def test_what_two_open_monitors_share_is_told(shared, tmp_path, caplog):
-    action, model = Rescue() if shared == "rescue" else Stop(), make_model()
-    settings = {"log": tmp_path / "run.jsonl", "actions": [action, print]}
-    first = Monitor(model, **settings)
+    action, log = Rescue() if shared == "rescue" else Stop(), tmp_path / "run.jsonl"
+    first = Monitor(make_model(), log=log, actions=[action, print])
     if shared == "one after the other":
         first.close()
-    if shared in ("action", "rescue", "nothing"):
-        settings["log"] = tmp_path / "other.jsonl"
-    if shared in ("log", "nothing"):
-        settings["actions"] = [Stop(), print]
-    second = Monitor(make_model(), **settings)
+    elif shared != "log":
+        log = tmp_path / "other.jsonl"
+    again = Stop() if shared in ("log", "nothing") else action
+    Monitor(make_model(), log=log, actions=[again, print]).close()
     first.close()
-    second.close()
-    expected = {"log": ["run.jsonl is the log of"], "action": ["this Stop is an action of"]}
-    expected["rescue"] = ["this Rescue is an action of"]
-    expected = expected.get(shared, [])
-    assert [words in message for message, words in zip(told(caplog), expected, strict=True)] == [
-        True
-    ] * len(expected)
+    assert [SHARED[shared] in message for message in told(caplog)] == [True] * (shared in SHARED)
 
 
 def ask(loop, number, batch):

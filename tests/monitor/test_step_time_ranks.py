@@ -20,14 +20,10 @@ SHORT = MonitorConfig(join_seconds=10.0, patience=10.0, stall_seconds=0.5)
 STEPS, STALLED = 44, 36
 
 
-def stalling(rank, folder, make):
-    """Rank 1 waits for its data once; the clock of rank 0 shows nothing but its waiting."""
-
-    def before(step, rank, model):
-        if (rank, step) == (1, STALLED):
-            time.sleep(1.0)
-
-    return train_on_rank(rank, watched(folder, SHORT), wrap=make, before=before, steps=STEPS)
+def wait_for_data(step, rank, model):
+    """Rank 1, once; the clock of rank 0 shows nothing but its waiting."""
+    if (rank, step) == (1, STALLED):
+        time.sleep(1.0)
 
 
 def sharded(model):
@@ -37,7 +33,9 @@ def sharded(model):
 
 @pytest.mark.parametrize("make", [DistributedDataParallel, sharded])
 def test_both_ranks_name_the_rank_whose_data_stalled(tmp_path, make):
-    for rank, result in enumerate(on_ranks(stalling, tmp_path, make, ranks=2)):
+    settings = dict(wrap=make, before=wait_for_data, steps=STEPS, ranks=2)
+    results = on_ranks(train_on_rank, watched(tmp_path, SHORT), **settings)
+    for rank, result in enumerate(results):
         assert result["usable"]
         found = [a for a in result["alerts"] if a.source in ("stall", "slow_rank")]
         [alert] = [a for a in found if a.step == STALLED]
@@ -58,12 +56,9 @@ def slow_pass(step, rank, loss, monitor):
     return loss
 
 
-def slow(rank, folder):
-    return train_on_rank(rank, watched(folder, PATIENT), at=slow_pass, steps=48)
-
-
 def test_a_rank_that_is_persistently_slow_is_named_by_both(tmp_path):
-    for result in on_ranks(slow, tmp_path, ranks=2):
+    make = watched(tmp_path, PATIENT)
+    for result in on_ranks(train_on_rank, make, at=slow_pass, steps=48, ranks=2):
         assert result["usable"]
         [alert] = [a for a in result["alerts"] if a.source == "slow_rank"]
         assert alert.rank == 1

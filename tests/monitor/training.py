@@ -148,6 +148,13 @@ def weights(model):
     return [p.detach().clone() for p in model.parameters()]
 
 
+def flat_weights(model):
+    """Of shards those of the whole: a collective."""
+    with torch.no_grad():
+        whole = [getattr(p, "full_tensor", p.detach)() for p in model.parameters()]
+        return torch.cat([tensor.flatten() for tensor in whole])
+
+
 def same_weights(one, other):
     return all(torch.equal(a, b) for a, b in zip(weights(one), weights(other), strict=True))
 
