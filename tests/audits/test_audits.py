@@ -460,27 +460,6 @@ def flip(step, now, rank, model):
             getattr(weight, "to_local", weight.detach)()[0, 0] += 1e-3
 
 
-def audited(step, **settings):
-    """The findings on each rank of a training in which one weight of rank 1 changes."""
-    pytest.importorskip("torch.distributed")
-    from tests.monitor.ranks import on_ranks, train_on_rank, watched
-
-    make, at = watched(config=None, audits=True), partial(flip, step)
-    return [
-        result["findings"]
-        for result in on_ranks(train_on_rank, make, after=at, steps=14, **settings)
-    ]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("step", [0, 5])
-def test_replicas_that_part_are_told_with_their_rank(step):
-    for found in audited(step, ranks=3):
-        kinds = {f.kind for f in found if f.severity == "error" and f.ranks == (1,)}
-        assert ("weights_apart" in kinds) == bool(step)
-        assert bool(found) == bool(step)
-
-
 def sharded(model):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -493,12 +472,21 @@ def sharded(model):
 
 @pytest.mark.long
 @pytest.mark.parametrize("step", [0, 5])
-def test_copies_of_shards_that_part_are_told_on_the_ranks_of_that_shard(step):
-    for rank, found in enumerate(audited(step, wrap=sharded, ranks=4)):
-        if step and rank in (1, 3):
-            assert ("weights_apart", "error", (1, 3), ("0.weight",)) in [
-                (f.kind, f.severity, f.ranks, f.parameters) for f in found
-            ]
+@pytest.mark.parametrize(
+    ("settings", "told", "apart"),
+    [({"ranks": 3}, (0, 1, 2), (1,)), ({"ranks": 4, "wrap": sharded}, (1, 3), (1, 3))],
+    ids=["replicas", "shards"],
+)
+def test_copies_that_part_are_told_with_their_ranks(settings, told, apart, step):
+    pytest.importorskip("torch.distributed")
+    from tests.monitor.ranks import on_ranks, train_on_rank, watched
+
+    make, after = watched(config=None, audits=True), partial(flip, step)
+    results = on_ranks(train_on_rank, make, after=after, steps=14, **settings)
+    for rank, found in enumerate(result["findings"] for result in results):
+        if step and rank in told:
+            errors = [(f.kind, f.ranks, f.parameters) for f in found if f.severity == "error"]
+            assert ("weights_apart", apart, ("0.weight",)) in errors
         else:
             assert found == []
 

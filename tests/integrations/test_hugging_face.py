@@ -201,17 +201,6 @@ def test_of_several_evaluations_one_is_chosen(tmp_path):
     assert list(validated.values()) == pytest.approx(stock_log(trainer, "eval_two_loss")[1:])
 
 
-def test_the_log_says_what_ran(tmp_path):
-    train(tmp_path, [watch(tmp_path, about={"seed": "mine"})])
-    start = entries(tmp_path / "run.jsonl")[0]["config"]
-    assert start["experiment_id"] == "run"
-    assert (start["model_type"], start["total_training_steps"], start["seed"]) == (
-        "llama",
-        6,
-        "mine",
-    )
-
-
 def test_a_checkpoint_of_a_watched_run_is_gone_on_from_without_the_callback(tmp_path):
     settings = dict(max_steps=6, save_strategy="steps", save_steps=3)
     train(tmp_path, [watch(tmp_path)], **settings)
@@ -251,10 +240,15 @@ class CountsItself:
         self.open = False
 
 
-def test_the_trainer_is_as_before_adds_no_evaluation_and_can_train_again(tmp_path):
-    trainer = make_trainer(tmp_path, [watch(tmp_path, hardware=CountsItself)])
+def test_the_log_says_what_ran_and_the_trainer_is_as_before_and_can_train_again(tmp_path):
+    callback = watch(tmp_path, hardware=CountsItself, about={"seed": "mine"})
+    trainer = make_trainer(tmp_path, [callback])
     trainer.train()
     assert is_untouched(trainer)
+    start = entries(tmp_path / "run.jsonl")[0]["config"]
+    assert start["experiment_id"] == "run"
+    names = ("model_type", "total_training_steps", "seed")
+    assert [start[name] for name in names] == ["llama", 6, "mine"]
     before = (tmp_path / "run.jsonl").read_bytes()
     trainer.evaluate()
     assert (tmp_path / "run.jsonl").read_bytes() == before

@@ -151,30 +151,23 @@ def test_the_validation_loss_may_have_another_name(tmp_path):
     assert max(validated) < 10.0
 
 
-def test_fitting_on_goes_on_in_the_log_and_a_new_trainer_begins_anew(tmp_path):
+def test_validating_adds_nothing_fitting_on_goes_on_and_a_new_trainer_begins_anew(tmp_path):
     callback, module = watch(tmp_path), Module()
     settings = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False)
     trainer = package.Trainer(max_steps=3, accelerator="cpu", callbacks=[callback], **settings)
-    trainer.fit(module, torch.utils.data.DataLoader(data(), ROWS))
+    loader = torch.utils.data.DataLoader(data(), ROWS)
+    trainer.validate(module, loader, verbose=False)
+    assert callback.monitor is None
+    trainer.fit(module, loader)
+    before = (tmp_path / "run.jsonl").read_bytes()
+    trainer.validate(module, loader, verbose=False)
+    assert (tmp_path / "run.jsonl").read_bytes() == before
     trainer.fit_loop.epoch_loop.max_steps = 6
-    trainer.fit(module, torch.utils.data.DataLoader(data(), ROWS))
+    trainer.fit(module, loader)
     assert [r.step for r in records_of(tmp_path)] == [1, 2, 3, 4, 5, 6]
     fit(Module(), tmp_path, [callback], max_steps=3)
     assert [r.step for r in records_of(tmp_path)] == [1, 2, 3]
     assert len(read_log(tmp_path / "run.jsonl.2").records) == 6
-
-
-def test_validating_outside_of_a_training_adds_nothing(tmp_path):
-    callback = watch(tmp_path)
-    settings = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False)
-    trainer = package.Trainer(max_steps=3, accelerator="cpu", callbacks=[callback], **settings)
-    loader = torch.utils.data.DataLoader(data(3), ROWS)
-    trainer.validate(Module(), loader, verbose=False)
-    assert callback.monitor is None
-    trainer.fit(Module(), loader)
-    before = (tmp_path / "run.jsonl").read_bytes()
-    trainer.validate(Module(), loader, verbose=False)
-    assert (tmp_path / "run.jsonl").read_bytes() == before
 
 
 def test_a_step_without_a_loss_is_a_step_all_the_same(tmp_path):

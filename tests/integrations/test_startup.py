@@ -127,27 +127,21 @@ def test_a_trainer_that_has_the_callback_gets_no_second_one(run, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
-def test_lightning_by_either_of_its_names(run, tmp_path, package):
+def test_lightning_by_either_name_is_watched_or_finds_the_entry_point_that_is_off_unless_set(
+    run, python, tmp_path, package
+):
     pytest.importorskip(package)
     script = LIGHTNING.replace("PACKAGE", package)
     done = run("--no-audits", "--", sys.executable, "-c", script)
     assert "callbacks 1" in done.stdout, done.stderr
     assert steps_of(tmp_path / "rmetric.jsonl") == [*range(1, 7)]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
-def test_lightning_finds_the_entry_point_and_asks_for_nothing_unless_it_is_on(
-    python, tmp_path, package
-):
-    pytest.importorskip(package)
+    (tmp_path / "rmetric.jsonl").unlink()
     entry = PROJECT["entry-points"][f"{package}.callbacks_factory"]["rmetric"]
     site = tmp_path / "site" / "of_this_test-1.dist-info"
     site.mkdir(parents=True)
     if not entry_points(group=f"{package}.callbacks_factory", name="rmetric"):  # not installed anew
         (site / "METADATA").write_text("Metadata-Version: 2.1\nName: of-this-test\nVersion: 1\n")
         (site / "entry_points.txt").write_text(f"[{package}.callbacks_factory]\na = {entry}\n")
-    script = LIGHTNING.replace("PACKAGE", package)
     found = {
         switch: python("-c", script, PYTHONPATH=str(site.parent), RMETRIC_LIGHTNING=switch)
         for switch in ("0", "1", "yes")

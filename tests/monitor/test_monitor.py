@@ -20,6 +20,7 @@ from rmetric.monitor import Monitor, MonitorConfig, pending
 from rmetric.monitor.actions import SkipStep
 from rmetric.monitor.monitor import _OPEN
 from rmetric.monitor.pending import Transfer
+from rmetric.monitor.rules import StepRules
 from tests.monitor.training import (
     backward_passes,
     batches,
@@ -90,33 +91,22 @@ def test_the_update_is_that_of_the_step_where_backward_runs_inside_of_it(tmp_pat
 
 @pytest.mark.long
 @pytest.mark.parametrize("settings", [{}, {"fullgraph": True}])
-def test_a_compiled_model_trains_on(tmp_path, settings):
-    torch._dynamo.reset()
-    plain = torch.compile(make_model(), backend="eager", **settings)
-    train(plain, steps=5)
-    torch._dynamo.reset()
-    seen = torch.compile(make_model(), backend="eager", **settings)
-    monitor = train(seen, watched(log=tmp_path / "run.jsonl", config=EVERYTHING), steps=5)
-    assert monitor.problem is None
-    assert same_weights(plain, seen)
-    assert monitor.last.gradient_norm is not None
-    assert monitor.last.activation_headroom is None  # not to be had without compiling anew
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("settings", [{}, {"fullgraph": True}])
-def test_a_model_may_be_compiled_after_the_monitor_was_made(settings):
+@pytest.mark.parametrize("given", ["compiled", "bare"])
+def test_a_model_that_is_compiled_before_or_after_the_monitor_is_made_trains_on(
+    tmp_path, given, settings
+):
     torch._dynamo.reset()
     model, alone = make_model(), make_model()
     train(alone, steps=5)
     compiled = torch.compile(model, backend="eager", **settings)
-    train(
-        model,
-        lambda _, optimizer: Monitor(model, optimizer, config=EVERYTHING),
-        steps=5,
-        loss_of=lambda _, batch: squared_error(compiled, batch),
-    )
+    make = watched(log=tmp_path / "run.jsonl", config=EVERYTHING)
+    loss_of = lambda _, batch: squared_error(compiled, batch)  # noqa: E731
+    monitor = train(model if given == "bare" else compiled, make, steps=5, loss_of=loss_of)
+    assert monitor.problem is None
     assert same_weights(alone, model)
+    assert monitor.last.gradient_norm is not None
+    if given == "compiled":
+        assert monitor.last.activation_headroom is None  # not to be had without compiling anew
 
 
 def test_it_records_the_raw_step(tmp_path):
@@ -298,15 +288,9 @@ def test_an_exception_inside_is_reported_once_and_training_goes_on(monkeypatch, 
     def fail(self, *_):
         raise RuntimeError("boom")
 
-    def make_monitor(model, optimizer):
-        monitor = Monitor(model, optimizer, log=tmp_path / "run.jsonl")
-        monkeypatch.setattr(
-            monitor._rule_judge.rules, "update", fail.__get__(monitor._rule_judge.rules)
-        )
-        return monitor
-
+    monkeypatch.setattr(StepRules, "update", fail)
     with caplog.at_level(logging.ERROR, "rmetric"):
-        monitor = train(seen, make_monitor)
+        monitor = train(seen, watched(log=tmp_path / "run.jsonl"))
     assert not monitor.usable
     assert "boom" in monitor.problem
     assert sum("training continues" in message for message in caplog.messages) == 1
@@ -345,16 +329,12 @@ def test_a_log_that_cannot_be_written_costs_the_log(tmp_path, where, caplog):
 
 
 def test_hardware_that_is_lost_does_not_end_anything(caplog):
-    class Lost:
-        def poll(self):
-            raise OSError("GPU is lost")
-
-        def close(self):
-            raise OSError("GPU is lost")
+    def fail():
+        raise OSError("GPU is lost")
 
     plain, seen = make_model(), make_model()
     train(plain)
-    monitor = train(seen, watched(hardware=Lost()))
+    monitor = train(seen, watched(hardware=SimpleNamespace(poll=fail, close=fail)))
     assert monitor.usable
     assert monitor.step == 30
     assert same_weights(plain, seen)

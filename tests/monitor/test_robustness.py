@@ -91,15 +91,21 @@ def test_the_alarm_of_a_drift_is_not_over_while_the_steps_are_slow():
     monitor.close()
 
 
-def test_the_forward_probes_make_nothing_compile_twice():
-    compiled = []
+@pytest.fixture
+def graphs():
+    """Those that its `backend` compiles."""
+    made = []
 
     def backend(graph, inputs):
-        compiled.append(1)
+        made.append(graph)
         return graph.forward
 
     torch._dynamo.reset()
-    activation = torch.compile(lambda x: torch.tanh(x) * 2.0, backend=backend)
+    return types.SimpleNamespace(made=made, backend=backend)
+
+
+def test_the_forward_probes_make_nothing_compile_twice(graphs):
+    activation = torch.compile(lambda x: torch.tanh(x) * 2.0, backend=graphs.backend)
 
     class Model(nn.Module):
         def __init__(self):
@@ -114,26 +120,19 @@ def test_the_forward_probes_make_nothing_compile_twice():
     for _ in backward_passes(model, 7):
         monitor.check_before_step(1.0)
     monitor.close()
-    assert len(compiled) == 1
+    assert len(graphs.made) == 1
 
 
-def test_a_compiled_step_of_the_optimizer_compiles_nothing_of_the_monitor():
-    graphs = []
-
-    def backend(graph, inputs):
-        graphs.append(1)
-        return graph.forward
-
-    torch._dynamo.reset()
+def test_a_compiled_step_of_the_optimizer_compiles_nothing_of_the_monitor(graphs):
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    step = torch.compile(optimizer.step, backend=backend)
+    step = torch.compile(optimizer.step, backend=graphs.backend)
     with Monitor(model, optimizer, audits=True) as monitor:
         for _ in backward_passes(model, 6, optimizer):
             monitor.check_before_step(1.0)
             step()
     assert monitor.last.update_norm > 0
-    assert len(graphs) == 1
+    assert len(graphs.made) == 1
 
 
 def test_attention_logits_are_in_single_precision_under_autocast():

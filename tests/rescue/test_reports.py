@@ -15,6 +15,7 @@ from rmetric.reporting.replay_report import replay_logs
 from rmetric.rescue import Rescue
 from tests.monitor.test_actions import StandInRun
 from tests.monitor.training import alert
+from tests.monitor.training import entries as entries_of
 from tests.monitor.webhook_server import WebhookServer
 from tests.reporting.page.pages import Found
 from tests.rescue.trainings import NANS, SMALL, make_model
@@ -45,19 +46,24 @@ class Decided(Action):
             raise OSError("the pager is gone")
 
 
-def test_each_decision_reaches_the_log_its_page_and_the_actions_that_ask(tmp_path):
+def test_the_log_has_each_step_once_and_each_decision_as_its_page_and_the_actions_that_ask(
+    tmp_path,
+):
     before, named, other = Decided(), Decided(on={"rescue"}), Decided(on={"non_finite"})
     log, plain, alerts, entries = tmp_path / "run.jsonl", [], [], []
     own = plain.append, Callback(alerts.append, decided=entries.append)
     rescue, _ = train(before, named, other, *own, log=log)
     schema = Path(__file__).parents[2] / "docs/log_format.schema.json"
     validator = Draft202012Validator(json.loads(schema.read_text()))
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    for line in lines:
+    for line in entries_of(log):
         validator.validate(line)
-    logged = [{k: v for k, v in e.items() if k != "event"} for e in lines if e["event"] == "RESCUE"]
+    logged = entries_of(log, "RESCUE")
+    assert {entry.pop("event") for entry in logged} == {"RESCUE"}
     assert [e["action"] for e in logged] == ["leave_out"] * 3 + ["go_back"]
     assert logged == rescue.decisions == entries
+    assert [one["step"] for one in entries_of(log, "METRICS")] == [*range(1, STEPS + 1)]
+    left = entries_of(tmp_path / "run.jsonl.abandoned", "METRICS")
+    assert [one["step"] for one in left] == [*range(20, 26)]
     assert before.entries == named.entries == [("tiny", entry) for entry in logged]
     assert other.entries == []
     assert plain
