@@ -135,6 +135,7 @@ def train_on_rank(
         model.register_comm_hook(None, fp16_compress_hook)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     monitor = make_monitor(model, optimizer) if make_monitor else None
+    actions = [*monitor._delivery.actions] if monitor else []  # also one that fails
     if monitor is not None:
         monitor.wait_for_ranks(10.0)
     dist.barrier()
@@ -165,7 +166,6 @@ def train_on_rank(
     began = time.monotonic()
     if monitor is not None:
         monitor.close()
-    actions = monitor._delivery.actions if monitor else ()
     return {
         "weights": flat_weights(model).tolist(),
         "own": own,
