@@ -133,8 +133,9 @@ def keep_pace_again(step, rank, model):
 
 @pytest.mark.slow
 def test_messages_that_are_late_are_waited_for_once_and_the_exchange_recovers(tmp_path):
-    course = dict(wrap=nn.Sequential, before=fall_behind, after=keep_pace_again, steps=60)
-    results = on_ranks(train_on_rank, watched(tmp_path, EVERY_STEP), **course)
+    course = dict(before=fall_behind, after=keep_pace_again, steps=60, seconds=120.0)
+    make = watched(tmp_path, EVERY_STEP)
+    results = on_ranks(train_on_rank, make, wrap=nn.Sequential, **course)
     for rank, result in enumerate(results):
         assert result["slowest"] < 2.0
         assert result["waited"] < 5.0
