@@ -14,7 +14,14 @@ from rmetric.monitor import MonitorConfig  # noqa: E402
 from rmetric.monitor.actions import SkipStep, Stop  # noqa: E402
 from rmetric.monitor.pending import Pending  # noqa: E402
 from tests.integrations.trainers import EVERYTHING, TRAINERS, records_of  # noqa: E402
-from tests.monitor.training import FEATURES, ROWS, entries, make_model, same_weights  # noqa: E402
+from tests.monitor.training import (  # noqa: E402
+    FEATURES,
+    ROWS,
+    entries,
+    make_model,
+    same_weights,
+    without_time,
+)
 
 CALLBACKS = {"hugging_face": hugging_face, "lightning": lightning}
 both = pytest.mark.parametrize("trainer", TRAINERS)
@@ -61,10 +68,6 @@ class Net(nn.Module):
             raise RuntimeError("the machine is gone")
         self.micro.append(loss.item())
         return {"loss": loss * math.nan if self.passes == self.nan_at else loss}
-
-    @property
-    def finite(self):
-        return all(bool(p.isfinite().all()) for p in self.parameters())
 
 
 def rows(batches, seed=1):
@@ -231,7 +234,7 @@ def test_skipping_the_step_keeps_the_weights_finite(tmp_path, trainer, clip, pre
     callback = watch(trainer, tmp_path, actions=[SkipStep()])
     settings = dict(clip=clip, precision=precision, max_steps=64)
     net, _ = fit(trainer, tmp_path, [callback], Net(nan_at=60), **settings)
-    assert net.finite
+    assert all(bool(p.isfinite().all()) for p in net.parameters())
     records = records_of(tmp_path)
     assert math.isnan(records[59].training_loss)
     assert not records[59].update_norm  # None where a scaler leaves the step out
@@ -246,13 +249,6 @@ def test_stop_ends_the_training(tmp_path, trainer):
     _, done = fit(trainer, tmp_path, [callback], Net(nan_at=4), max_steps=64)
     assert (done.state if trainer == "hugging_face" else done).global_step == 4
     assert [r.step for r in records_of(tmp_path)] == [1, 2, 3, 4]
-
-
-def lines_without_time(folder):
-    return [
-        {k: v for k, v in entry.items() if not k.endswith(("_seconds", "memory"))}
-        for entry in entries(folder / "run.jsonl", "METRICS")
-    ]
 
 
 @long_in_one
@@ -276,9 +272,10 @@ def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path, trainer, save):
     resumed, callback = run("broken", Net(dropout=False), resume=True)
     assert callback.monitor.problem is None
     assert same_weights(whole, resumed)
-    assert lines_without_time(tmp_path / "broken") == lines_without_time(tmp_path / "whole")
-    assert [line["step"] for line in lines_without_time(tmp_path / "broken")] == list(range(1, 13))
-    assert len(entries(tmp_path / "broken" / "run.jsonl", "EXPERIMENT_START")) == 1
+    log, other = (tmp_path / name / "run.jsonl" for name in ("broken", "whole"))
+    assert without_time(log, "METRICS") == without_time(other, "METRICS")
+    assert [line["step"] for line in entries(log, "METRICS")] == list(range(1, 13))
+    assert len(entries(log, "EXPERIMENT_START")) == 1
     times = [r.time for r in records_of(tmp_path / "broken")]
     assert times == sorted(times)
 

@@ -1,8 +1,6 @@
 """Real processes with a real gloo group: what the tests of several ranks run in."""
 
 import multiprocessing
-import os
-import signal
 import time
 import traceback
 from datetime import timedelta
@@ -178,7 +176,3 @@ def train_on_rank(
         "findings": list(monitor.findings) if monitor else [],
         "usable": monitor is None or monitor.usable,
     }
-
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,6 +1,8 @@
 """Several ranks, in processes of their own: what one of them sees, all hear, and nobody waits."""
 
 import logging
+import os
+import signal
 import time
 from functools import partial
 from math import inf, isfinite, nan, prod
@@ -19,7 +21,6 @@ from rmetric.monitor.actions import SkipStep, Stop  # noqa: E402
 from rmetric.monitor.actions.action import Action  # noqa: E402
 from tests.monitor.ranks import (  # noqa: E402
     batch_of,
-    die,
     on_ranks,
     own_gradient,
     plain_model,
@@ -31,10 +32,6 @@ from tests.monitor.training import Heard, flat_weights, squared_error  # noqa: E
 
 EVERY_STEP = MonitorConfig(workers_every=1, join_seconds=10.0)
 BUCKET_VIEW = partial(DistributedDataParallel, gradient_as_bucket_view=True)
-
-
-def sources(result, source, rank):
-    return [a for a in result["alerts"] if a.source == source and a.rank == rank]
 
 
 def healthy(rank, folder, settings):
@@ -85,7 +82,7 @@ def test_a_nan_of_one_rank_is_skipped_by_all_and_named_by_all(tmp_path):
     for rank, result in enumerate(results):
         assert result["weights"] == results[0]["weights"]
         assert all(map(isfinite, result["weights"]))
-        [named] = sources(result, "non_finite", 2)[-1:]
+        [named] = [a for a in result["alerts"] if (a.source, a.rank) == ("non_finite", 2)][-1:]
         assert named.step == 8
         assert "its loss is nan" in named.reason
         assert "entries of its own gradient are not finite" in named.reason
@@ -149,7 +146,7 @@ def test_messages_that_are_late_are_waited_for_once_and_the_exchange_recovers(tm
 
 def killed(step, rank, loss, monitor):
     if (rank, step) == (3, 6):
-        die()
+        os.kill(os.getpid(), signal.SIGKILL)
     return loss
 
 

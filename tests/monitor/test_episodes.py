@@ -246,10 +246,9 @@ def test_a_training_resumed_from_the_emergency_checkpoint_keeps_the_alarm_in_its
 
 def test_overflows_of_a_scaler_begin_with_the_first():
     heard = Heard()
-    model = nn.Linear(2, 1)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     config = MonitorConfig(detectors=())
-    with Monitor(model, scaler=scaler, config=config, actions=[heard]) as monitor:
+    with Monitor(nn.Linear(2, 1), scaler=scaler, config=config, actions=[heard]) as monitor:
         for step in range(1, 30):
             monitor.check_before_step(1.0, gradient_norm=inf if step >= 5 else 1.0)
     assert [(a.step, a.since) for a in heard.alerts] == [(14, 5)]

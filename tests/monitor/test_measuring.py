@@ -40,11 +40,6 @@ SMALL = dict(
 )
 
 
-def after_backward(model, seed=0):
-    next(backward_passes(model, 1, seed=seed))
-    return model
-
-
 def test_norms_of_half_precision_do_not_overflow():
     tensor = torch.full((100,), 60000.0, dtype=torch.float16)
     assert tensor_norms([tensor]).item() == pytest.approx(600000.0)
@@ -62,7 +57,8 @@ def test_sparse_and_complex_gradients_have_their_norm():
 
 
 def test_layers_add_up_to_the_whole():
-    model = after_backward(make_model())
+    model = make_model()
+    next(backward_passes(model, 1, seed=0))
     names = layer_names(name for name, _ in model.named_parameters())
     norms = tensor_norms(gradients_of(model.parameters())).tolist()
     by_layer = norms_by_layer(names, norms)
@@ -94,20 +90,16 @@ def test_the_update_norm_is_exact_in_a_small_model_and_estimated_from_a_sample_i
     assert [float(norm) for norm in sample.moved()] == pytest.approx(expected, rel=error)
 
 
-def own_gradients(model, micros):
+def test_micro_batches_are_what_each_would_have_been_alone():
+    model = make_model().eval()
+    [micros] = batches(1, micro=4)
     rows = []
     for batch in micros:
         model.zero_grad()
         squared_error(model, batch).backward()
         rows.append(flat_gradient(model))
     model.zero_grad()
-    return torch.stack(rows)
-
-
-def test_micro_batches_are_what_each_would_have_been_alone():
-    model = make_model().eval()
-    [micros] = batches(1, micro=4)
-    alone = own_gradients(model, micros)
+    alone = torch.stack(rows)
     workers = MicroBatchWorkers(model.parameters())
     workers.start()
     for batch in micros:

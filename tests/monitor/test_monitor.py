@@ -34,6 +34,7 @@ from tests.monitor.training import (
     train,
     watched,
     weights,
+    without_time,
 )
 
 EVERYTHING = MonitorConfig(
@@ -262,10 +263,6 @@ def test_a_resumed_run_leaves_the_log_of_one_that_was_not_stopped(tmp_path, cut)
     state = run(tmp_path / "run.jsonl", 1, cut, keep_going=3)  # went on a little before it died
     run(tmp_path / "run.jsonl", cut + 1, 20, state)
 
-    def without_time(path):
-        of_time = ("_seconds", "memory")
-        return [{k: v for k, v in e.items() if not k.endswith(of_time)} for e in entries(path)]
-
     assert without_time(tmp_path / "run.jsonl") == without_time(tmp_path / "whole.jsonl")
     assert (tmp_path / "run.jsonl.1").exists()  # what was measured before is not lost
 
@@ -345,6 +342,7 @@ def test_hardware_that_is_lost_does_not_end_anything(caplog):
 class Odd(nn.Module):
     def __init__(self):
         super().__init__()
+        torch.manual_seed(0)
         self.table = nn.Embedding(12, 6, sparse=True)
         self.wave = nn.Parameter(torch.ones(6, dtype=torch.complex64))
         self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
@@ -358,16 +356,11 @@ class Odd(nn.Module):
         return (self.frozen(h) * self.wave.abs()).sum(-1, keepdim=True)
 
 
-def odd_model():
-    torch.manual_seed(0)
-    return Odd()
-
-
 def test_frozen_sparse_complex_tied_and_empty_parameters(tmp_path):
     def adam(model):
         return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01)
 
-    plain, seen = odd_model(), odd_model()
+    plain, seen = Odd(), Odd()
     train(plain, optimizer=adam(plain))
     monitor = train(
         seen, watched(log=tmp_path / "run.jsonl", config=EVERYTHING), optimizer=adam(seen), micro=1
@@ -375,7 +368,7 @@ def test_frozen_sparse_complex_tied_and_empty_parameters(tmp_path):
     assert monitor.problem is None
     assert same_weights(plain, seen)
     assert monitor.last.gradient_norm > 0
-    again = odd_model()
+    again = Odd()
     assert train(again, watched(config=EVERYTHING), optimizer=adam(again), micro=2).problem is None
 
 

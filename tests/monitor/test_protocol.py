@@ -2,6 +2,7 @@
 
 import copy
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -199,10 +200,6 @@ def check_after_zero_grad(loop, number, batch, set_to_none=True):
     loop.check(loss)
 
 
-def check_after_zeroing(loop, number, batch):
-    check_after_zero_grad(loop, number, batch, set_to_none=False)
-
-
 def check_twice(loop, number, batch):
     loss = backward(loop, batch)
     loop.check(loss)
@@ -228,10 +225,6 @@ def swap_the_optimizer(loop, number, batch, at=12):
     right(loop, number, batch)
 
 
-def step_another_optimizer(loop, number, batch):
-    swap_the_optimizer(loop, number, batch, at=1)
-
-
 def use_after_close(loop, number, batch):
     if number == 6 and loop.monitor is not None:
         loop.monitor.close()
@@ -248,12 +241,12 @@ def evaluate_a_dict(loop, number, batch):
 LOOPS = {
     check_before_backward: ("no_gradients", "step 1 was checked and no parameter had a gradient"),
     check_after_zero_grad: ("no_gradients", "after backward and before zero_grad"),
-    check_after_zeroing: ("no_gradients", "other than 0"),
+    partial(check_after_zero_grad, set_to_none=False): ("no_gradients", "other than 0"),
     check_twice: ("twice", "steps 1 and 2 were checked"),
     check_each_micro_batch: ("twice", "after the last micro-batch"),
     no_loss: ("no_loss", "step 1 was checked without a loss"),
     swap_the_optimizer: ("twice", "steps 14 and 15 were checked"),
-    step_another_optimizer: ("twice", "another optimizer needs a monitor of that one"),
+    partial(swap_the_optimizer, at=1): ("twice", "another optimizer needs a monitor of that one"),
     use_after_close: ("closed", "check_before_step was called after close"),
     evaluate_a_dict: ("argument", "validation_loss is {'eval_loss': 1.0}"),
 }
@@ -263,7 +256,7 @@ def told(caplog):
     return [m for r in caplog.records if (m := r.getMessage()).startswith("rmetric: ")]
 
 
-@pytest.mark.parametrize("step", LOOPS, ids=lambda step: step.__name__)
+@pytest.mark.parametrize("step", LOOPS, ids=lambda step: getattr(step, "func", step).__name__)
 def test_a_slip_is_told_once_and_the_weights_are_the_same(step, tmp_path, caplog):
     alone = Loop().run(step)
     caplog.clear()

@@ -158,15 +158,6 @@ def test_a_rank_that_waits_for_data_every_eighth_step_is_slow():
     assert ("slow_rank", 3) in [a[1:] for a in alarms_of(series)]
 
 
-def test_without_the_wait_the_data_alone_are_compared():
-    equal = [[one(passes=0.5) for _ in range(4)] for _ in range(100)]
-    assert alarms_of(equal) == []
-    for rows in equal:
-        rows[1] = one(data=0.3, passes=0.2)
-    [(_, source, rank)] = alarms_of(equal)
-    assert (source, rank) == ("slow_rank", 1)
-
-
 def test_another_number_of_ranks_begins_anew():
     rules = StepTimeRules()
     assert alarms_of(ranked(60), rules) == []
@@ -242,6 +233,11 @@ CASES = {
     "no rank as fast as the others": (ranked(200, slow=1, factor=1.0), []),
     "no rank a little slower": (ranked(200, slow=1, factor=1.3), []),
     "of two ranks the slower one": (ranked(100, slow=1, ranks=2), [(40, "slow_rank", 1)]),
+    "no rank of equal ones without the wait": ([[one(passes=0.5)] * 4] * 100, []),
+    "of the data alone without the wait the slow one": (
+        [[one(passes=0.5), one(data=0.3, passes=0.2), *[one(passes=0.5)] * 2]] * 100,
+        [(40, "slow_rank", 1)],
+    ),
     "no milliseconds of a rank": (
         [[one(passes=s, exchange=0.0) for s in (0.002, 0.006)]] * 100, []
     ),

@@ -70,6 +70,11 @@ def entries(log, event=None):
     return [entry for entry in found if event in (None, entry["event"])]
 
 
+def without_time(log, event=None):
+    of_time = ("_seconds", "memory")
+    return [{k: v for k, v in e.items() if not k.endswith(of_time)} for e in entries(log, event)]
+
+
 def alert(step=5, source="non_finite", rank=0, since=0):
     reason = "gradient norm is nan"
     return Alert(step=step, source=source, reason=reason, rank=rank, since=since)
