@@ -52,11 +52,11 @@ def on_ranks(function, *args, ranks=4, seconds=40.0, lost=(), **settings):
         )
         for r in range(ranks)
     ]
-    until = time.monotonic() + seconds
     try:
         for process, (_, sender) in zip(processes, pipes, strict=True):
             process.start()
             sender.close()
+        until = time.monotonic() + seconds  # from when the imports of all are done
         results = [None] * ranks
         for rank, (receiver, _) in enumerate(pipes):
             if rank in lost:
