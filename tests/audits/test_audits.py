@@ -2,21 +2,21 @@
 
 import copy
 import logging
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-torch = pytest.importorskip("torch")
-import torch.nn.functional as F  # noqa: E402
-from hypothesis import given  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.optim import lr_scheduler  # noqa: E402
-from torch.utils.data import DataLoader, Dataset, IterableDataset  # noqa: E402
-
-from rmetric.audits import AUDITS, KINDS, Audit, Seen, Training, make_audits  # noqa: E402
-from rmetric.audits.fingerprint import fingerprint, halves, joined, ordered  # noqa: E402
-from rmetric.monitor import Monitor  # noqa: E402
+from rmetric.audits import AUDITS, KINDS, Audit, Seen, Training, make_audits
+from rmetric.audits.fingerprint import fingerprint, halves, joined, ordered
+from rmetric.monitor import Monitor
 
 WORDS, WIDTH, STEPS = 61, 16, 26
 
@@ -453,71 +453,40 @@ def test_a_fingerprint_changes_with_any_one_element(size, place, dtype):
     assert ordered(row) != ordered(other)
 
 
-def flipped_weight(rank, step):
-    from tests.monitor.ranks import train_on_rank
-
-    def at(now, rank, loss, monitor):
-        if now == step and rank == 1:
-            with torch.no_grad():
-                monitor.model.module[0].weight[0, 0] += 1e-3
-        return loss
-
-    monitors = []
-
-    def make(model, optimizer):
-        monitors.append(Monitor(model, optimizer, audits=True))
-        return monitors[0]
-
-    train_on_rank(rank, make, at=at, steps=14)
-    return [(f.kind, f.severity, f.ranks) for f in monitors[0].findings]
+def flip(step, now, rank, model):
+    if now == step and rank == 1:
+        with torch.no_grad():
+            weight = getattr(model, "module", model)[0].weight
+            getattr(weight, "to_local", weight.detach)()[0, 0] += 1e-3
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("step", [0, 5])
-def test_replicas_that_part_are_told_with_their_rank(step):
-    pytest.importorskip("torch.distributed")
-    from tests.monitor.ranks import on_ranks
-
-    for found in on_ranks(flipped_weight, step, ranks=3):
-        kinds = {kind for kind, severity, ranks in found if severity == "error" and ranks == (1,)}
-        assert ("weights_apart" in kinds) == bool(step)
-        assert bool(found) == bool(step)
-
-
-def flipped_shard(rank, step):
+def sharded(model):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    from tests.monitor.ranks import batch_of, plain_model
-    from tests.monitor.training import squared_error
-
-    model = plain_model()
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards"))
     for part in (model[0], model):
         fully_shard(part, mesh=mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    with Monitor(model, optimizer, audits=True) as monitor:
-        monitor.wait_for_ranks(10.0)
-        for now in range(1, 15):
-            optimizer.zero_grad()
-            loss = squared_error(model, batch_of(rank, now))
-            loss.backward()
-            monitor.check_before_step(loss)
-            optimizer.step()
-            if now == step and rank == 1:
-                with torch.no_grad():
-                    model[0].weight.to_local()[0, 0] += 1e-3
-    return [(f.kind, f.severity, f.ranks, f.parameters) for f in monitor.findings]
+    return model
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("step", [0, 5])
-def test_copies_of_shards_that_part_are_told_on_the_ranks_of_that_shard(step):
-    from tests.monitor.ranks import on_ranks
+@pytest.mark.parametrize(
+    ("settings", "told", "apart"),
+    [({"ranks": 3}, (0, 1, 2), (1,)), ({"ranks": 4, "wrap": sharded}, (1, 3), (1, 3))],
+    ids=["replicas", "shards"],
+)
+def test_copies_that_part_are_told_with_their_ranks(settings, told, apart, step):
+    pytest.importorskip("torch.distributed")
+    from tests.monitor.ranks import on_ranks, train_on_rank, watched
 
-    for rank, found in enumerate(on_ranks(flipped_shard, step, ranks=4)):
-        if step and rank in (1, 3):
-            assert ("weights_apart", "error", (1, 3), ("0.weight",)) in found
+    make, after = watched(config=None, audits=True), partial(flip, step)
+    results = on_ranks(train_on_rank, make, after=after, steps=14, **settings)
+    for rank, found in enumerate(result["findings"] for result in results):
+        if step and rank in told:
+            errors = [(f.kind, f.ranks, f.parameters) for f in found if f.severity == "error"]
+            assert ("weights_apart", apart, ("0.weight",)) in errors
         else:
             assert found == []
 

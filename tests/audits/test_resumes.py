@@ -7,18 +7,18 @@ from functools import cache
 from itertools import product
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-torch = pytest.importorskip("torch")
-import torch.nn.functional as F  # noqa: E402
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn  # noqa: E402
-
-from rmetric._util.background import Background  # noqa: E402
-from rmetric.audits.resume import OUTLOOK, _data  # noqa: E402
-from rmetric.monitor import Monitor  # noqa: E402
-from rmetric.monitor.log_file import MonitorLog  # noqa: E402
-from rmetric.readers import read_log  # noqa: E402
-from tests.audits.test_audits import WORDS, Model, batches  # noqa: E402
-from tests.monitor.ranks import on_ranks  # noqa: E402
+from rmetric._util.background import Background
+from rmetric.audits.resume import OUTLOOK, _data
+from rmetric.monitor import Monitor
+from rmetric.monitor.log_file import MonitorLog
+from rmetric.readers import read_log
+from tests.audits.test_audits import WORDS, Model, batches
+from tests.integrations import trainers
+from tests.monitor.ranks import on_ranks
 
 #: What is lost -> the row that says so, and its present value where that is the same everywhere.
 PARTS = {
@@ -136,14 +136,9 @@ def trainer(folder, part):
         vocab_size=WORDS, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
         num_attention_heads=2, max_position_embeddings=16, attention_dropout=0.1,
     )  # fmt: skip
-    arguments = transformers.TrainingArguments(
-        output_dir=str(folder), max_steps=STEPS, per_device_train_batch_size=4, save_steps=2,
-        report_to=[], use_cpu=True, disable_tqdm=True, warmup_steps=2,
-        ignore_data_skip=part == "data again",
-    )  # fmt: skip
     callback = RMetricCallback(folder / "run.jsonl")
     rows = [{"input_ids": t[0].tolist(), "labels": t[0].tolist()} for t in batches(60)]
-    saved, skip = folder / f"checkpoint-{SAVED}", transformers.trainer.skip_first_batches
+    saved, skip = folder / f"out/checkpoint-{SAVED}", transformers.trainer.skip_first_batches
     with pytest.MonkeyPatch.context() as patch:
         if part == "data skipped":
             one_more = lambda loader, number: skip(loader, number + 1)  # noqa: E731
@@ -151,17 +146,18 @@ def trainer(folder, part):
         if part == "random states":
             (saved / "rng_state.pth").unlink()
         if part == "weights":
-            shutil.copy(folder / "checkpoint-2" / "model.safetensors", saved)
+            shutil.copy(folder / "out/checkpoint-2" / "model.safetensors", saved)
         if part is not None:
             files = saved / "optimizer.pt", saved / "scheduler.pt"
             states = [torch.load(file) for file in files]
             lose(part, *states)
             for file, state in zip(files, states, strict=True):
                 torch.save(state, file)
-        transformers.Trainer(
-            model=transformers.LlamaForCausalLM(config), args=arguments, train_dataset=rows,
-            callbacks=[callback, Averages()],
-        ).train(resume_from_checkpoint=None if part is None else str(saved))  # fmt: skip
+        trainers.hugging_face(
+            transformers.LlamaForCausalLM(config), rows, folder, [callback, Averages()],
+            batch_size=4, max_steps=STEPS, save_strategy="steps", save_steps=2, warmup_steps=2,
+            ignore_data_skip=part == "data again", resume=None if part is None else str(saved),
+        )  # fmt: skip
     return callback.monitor
 
 
@@ -191,15 +187,14 @@ def lightning(folder, part):
             saved["state_dict"] = saved["current_model_state"]
         torch.save(saved, path)
     begin = {None: 0, "data again": 0, "data skipped": SAVED + 2}.get(part, SAVED)
-    loader = torch.utils.data.DataLoader(batches(60)[begin:], batch_size=None)
     saver = pl.callbacks.ModelCheckpoint(
         folder, "{step}", every_n_train_steps=2, save_top_k=-1, auto_insert_metric_name=False
     )
-    pl.Trainer(
-        max_steps=STEPS, accelerator="cpu", logger=False, default_root_dir=folder,
-        enable_progress_bar=False, enable_model_summary=False,
-        callbacks=[saver, pl.callbacks.EMAWeightAveraging(decay=0.9), callback],
-    ).fit(Module(), loader, ckpt_path=None if part is None else path)  # fmt: skip
+    callbacks = [saver, pl.callbacks.EMAWeightAveraging(decay=0.9), callback]
+    trainers.lightning(
+        Module(), batches(60)[begin:], folder, callbacks, batch_size=None, max_steps=STEPS,
+        enable_checkpointing=True, resume=None if part is None else path,
+    )  # fmt: skip
     return callback.monitor
 
 

@@ -198,15 +198,20 @@ def in_trainer(name, make_callback, leave_out, folder, actions, precision, own):
     return outcome(flat(model), steps, callback.monitor, log)
 
 
+def with_actions(train, folder, make, **settings):
+    """Without `make` the bad steps are left out by hand."""
+    if make is None:
+        return train(folder, None, tuple(BAD), **settings)
+    return train(folder, make(folder), **settings)
+
+
 def on_one_rank(rank, folder, kind, makers):
     """The outcome by action's name of each training; one launch runs all."""
     found = {}
     for name, make in makers.items():
         place = folder / name
         place.mkdir(exist_ok=True)
-        actions = None if make is None else make(place)
-        left_out = tuple(BAD) if make is None else ()
-        found[name] = plain(place, actions, left_out, kind=kind, rank=rank)
+        found[name] = with_actions(plain, place, make, kind=kind, rank=rank)
         dist.barrier()
     return found
 

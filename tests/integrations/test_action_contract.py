@@ -1,7 +1,7 @@
 """Each action in each trainer, end to end: the bad step stays out, and no good one."""
 
-import functools
 import math
+from functools import cache, partial
 
 import pytest
 
@@ -24,29 +24,22 @@ from tests.integrations.action_trainings import (  # noqa: E402
     on_two_ranks,
     plain,
     share,
+    with_actions,
 )
 
 
-def skip(folder):
-    return [SkipStep()]
+def actions_of(name, folder):
+    more = {
+        "stop": Stop,
+        "cut": partial(CutLearningRate, on={"gradient_explosion"}),
+        "save": partial(EmergencyCheckpoint, folder / "saved"),
+    }
+    return [SkipStep(), *(make() for key, make in more.items() if key == name)]
 
 
-def stop(folder):
-    return [SkipStep(), Stop()]
-
-
-def cut(folder):
-    return [SkipStep(), CutLearningRate(on={"gradient_explosion"})]
-
-
-def save(folder):
-    return [SkipStep(), EmergencyCheckpoint(folder / "saved")]
-
-
-ACTIONS = {"skip": skip, "stop": stop, "cut": cut, "save": save}
-#: Trainings without an action; the bad steps are left out by hand.
-MAKERS = ACTIONS | {"by hand": None}
-
+#: The one without an action is a training whose bad steps are left out by hand.
+MAKERS = {name: partial(actions_of, name) for name in ("skip", "stop", "cut", "save")}
+MAKERS["by hand"] = None
 SCALERS = [
     f"scaler {how}, {when}"
     for how in ("passed", "unknown")
@@ -69,25 +62,23 @@ MOST_SLOW = [
 def trained(tmp_path_factory):
     """The outcome of a training on each rank, by trainer and action; each runs once."""
 
-    @functools.cache
+    @cache
     def ranks_of(trainer):
         folder = tmp_path_factory.mktemp(trainer.replace(" ", "_").replace(",", ""))
         return folder, on_two_ranks(folder, trainer, MAKERS)
 
-    @functools.cache
+    @cache
     def trained(trainer, action):
         if trainer in SEVERAL:
             folder, found = ranks_of(trainer)
             return folder / action, [rank[action] for rank in found]
         folder = tmp_path_factory.mktemp(action.replace(" ", "_"))
-        make = MAKERS[action]
-        actions = None if make is None else make(folder)
-        left_out = tuple(BAD) if make is None else ()
         if trainer.startswith(("hugging_face", "lightning")):
             name, precision = trainer.split()
-            train = getattr(action_trainings, name)
-            return folder, [train(folder, actions, left_out, precision=precision)]
-        return folder, [plain(folder, actions, left_out, kind=trainer)]
+            train, settings = getattr(action_trainings, name), {"precision": precision}
+        else:
+            train, settings = plain, {"kind": trainer}
+        return folder, [with_actions(train, folder, MAKERS[action], **settings)]
 
     return trained
 

@@ -1,6 +1,5 @@
 """The callback in the Trainer: what is of this trainer alone; see also test_trainers."""
 
-import json
 import math
 import traceback
 from types import SimpleNamespace
@@ -14,15 +13,13 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback
 from rmetric.integrations.hugging_face import RMetricCallback  # noqa: E402
 from rmetric.integrations.hugging_face_loop import loop_methods  # noqa: E402
 from rmetric.logs import read_log  # noqa: E402
-from rmetric.monitor import MonitorConfig  # noqa: E402
-from tests.integrations.trainers import hugging_face_trainer  # noqa: E402
-from tests.monitor.training import same_weights  # noqa: E402
+from tests.integrations.trainers import EVERYTHING, hugging_face_trainer, records_of  # noqa: E402
+from tests.monitor.training import entries, same_weights  # noqa: E402
 
 VOCABULARY, LENGTH = 32, 12
 FIVE = int(transformers.__version__.split(".")[0]) >= 5
 #: Error of the loss in the Trainer's own log, which transformers 4 rounds to four digits.
 STOCK = 4e-6 if FIVE else 6e-5
-EVERYTHING = MonitorConfig(workers_every=1, layers_every=1, forward_every=1, probe_every=1)
 
 
 def make_model(seed=0):
@@ -66,14 +63,6 @@ def train(folder, callbacks=(), **settings):
 
 def watch(folder, **settings):
     return RMetricCallback(folder / "run.jsonl", **settings)
-
-
-def records_of(folder):
-    return read_log(folder / "run.jsonl").records
-
-
-def entries_of(folder):
-    return [json.loads(line) for line in (folder / "run.jsonl").read_text().splitlines()]
 
 
 def stock_log(trainer, key):
@@ -131,9 +120,6 @@ def test_report_to_names_it(tmp_path):
     assert same_weights(trainer.model, train(tmp_path / "plain").model)
 
 
-# -- what is logged is the raw step
-
-
 class Independent(Trainer):
     """Computes each step's loss and gradient norm for itself, the plain way."""
 
@@ -173,7 +159,10 @@ def test_loss_and_norm_are_those_of_the_tokens_that_count(tmp_path, accumulation
 
 
 class OwnLoss(Trainer):
-    """A mean of its own making over each micro-batch."""
+    """A mean of its own making over each micro-batch; never asks the accelerator for a norm."""
+
+    def _clip_grad_norm(self, model):
+        return torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         logits = model(input_ids=inputs["input_ids"]).logits
@@ -182,30 +171,19 @@ class OwnLoss(Trainer):
 
 
 @pytest.mark.parametrize("accumulation", [1, 4])
-def test_a_trainer_with_a_loss_of_its_own(tmp_path, accumulation):
+def test_a_trainer_with_a_loss_and_a_clipping_of_its_own(tmp_path, accumulation):
     trainer = make_trainer(
         tmp_path, [watch(tmp_path)], kind=OwnLoss, gradient_accumulation_steps=accumulation
     )
     trainer.loss_is_scaled_for_ga = False
     trainer.train()
-    losses = [r.training_loss for r in records_of(tmp_path)]
+    records = records_of(tmp_path)
+    losses = [r.training_loss for r in records]
     assert losses == pytest.approx(stock_log(trainer, "loss"), abs=7 * STOCK)
     scale = 1 if FIVE else accumulation  # transformers 4 adds up what it does not scale
     assert 7.0 < losses[-1] / scale < 7.1
-
-
-class ClipsByItself(Trainer):
-    """Never asks the accelerator for a norm."""
-
-    def _clip_grad_norm(self, model):
-        return torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)
-
-
-def test_a_trainer_that_clips_by_itself_is_watched_too(tmp_path):
-    trainer = train(tmp_path, [watch(tmp_path)], kind=ClipsByItself)
-    assert [r.gradient_norm for r in records_of(tmp_path)] == pytest.approx(
-        stock_log(trainer, "grad_norm"), rel=1e-6
-    )
+    norms = stock_log(trainer, "grad_norm")
+    assert [r.gradient_norm for r in records] == pytest.approx(norms, rel=1e-6)
 
 
 def test_of_several_evaluations_one_is_chosen(tmp_path):
@@ -223,26 +201,12 @@ def test_of_several_evaluations_one_is_chosen(tmp_path):
     assert list(validated.values()) == pytest.approx(stock_log(trainer, "eval_two_loss")[1:])
 
 
-def test_the_log_says_what_ran(tmp_path):
-    train(tmp_path, [watch(tmp_path, about={"seed": "mine"})])
-    start = entries_of(tmp_path)[0]["config"]
-    assert start["experiment_id"] == "run"
-    assert (start["model_type"], start["total_training_steps"], start["seed"]) == (
-        "llama",
-        6,
-        "mine",
-    )
-
-
 def test_a_checkpoint_of_a_watched_run_is_gone_on_from_without_the_callback(tmp_path):
     settings = dict(max_steps=6, save_strategy="steps", save_steps=3)
     train(tmp_path, [watch(tmp_path)], **settings)
     resumed = make_trainer(tmp_path, restore_callback_states_from_checkpoint=True, **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-3"))
     assert resumed.state.global_step == 6
-
-
-# -- it never gets in the way
 
 
 LOOP_METHODS = {"_run_epoch", "get_batch_samples", "_maybe_log_save_evaluate"}
@@ -259,24 +223,41 @@ def is_untouched(trainer):
     )
 
 
-def test_the_trainer_is_as_before_and_can_train_again(tmp_path):
-    trainer = make_trainer(tmp_path, [watch(tmp_path)])
-    trainer.train()
-    assert is_untouched(trainer)
-    first = records_of(tmp_path)
-    trainer.train()
-    assert is_untouched(trainer)
-    assert [r.step for r in records_of(tmp_path)] == [1, 2, 3, 4, 5, 6]
-    assert [r.training_loss for r in read_log(tmp_path / "run.jsonl.1").records] == [
-        r.training_loss for r in first
-    ]
+class CountsItself:
+    """A source of hardware events that ends with its training."""
+
+    made = 0
+
+    def __init__(self):
+        type(self).made += 1
+        self.open = True
+
+    def poll(self):
+        assert self.open
+        return ()
+
+    def close(self):
+        self.open = False
 
 
-def test_evaluating_after_the_training_adds_nothing(tmp_path):
-    trainer = train(tmp_path, [watch(tmp_path)])
+def test_the_log_says_what_ran_and_the_trainer_is_as_before_and_can_train_again(tmp_path):
+    callback = watch(tmp_path, hardware=CountsItself, about={"seed": "mine"})
+    trainer = make_trainer(tmp_path, [callback])
+    trainer.train()
+    assert is_untouched(trainer)
+    start = entries(tmp_path / "run.jsonl")[0]["config"]
+    assert start["experiment_id"] == "run"
+    names = ("model_type", "total_training_steps", "seed")
+    assert [start[name] for name in names] == ["llama", 6, "mine"]
     before = (tmp_path / "run.jsonl").read_bytes()
     trainer.evaluate()
     assert (tmp_path / "run.jsonl").read_bytes() == before
+    trainer.train()
+    assert is_untouched(trainer)
+    assert [r.step for r in records_of(tmp_path)] == [1, 2, 3, 4, 5, 6]
+    assert (tmp_path / "run.jsonl.1").read_bytes() == before
+    assert CountsItself.made == 2
+    assert all(r.events == () for r in records_of(tmp_path))
 
 
 @pytest.mark.parametrize("hook", ["on_step_end", "on_step_begin", "on_pre_optimizer_step"])
@@ -333,31 +314,6 @@ def test_without_a_trainer_it_says_so_and_does_nothing(tmp_path, caplog):
     assert "no Trainer" in caplog.text
 
 
-class CountsItself:
-    """A source of hardware events that ends with its training."""
-
-    made = 0
-
-    def __init__(self):
-        type(self).made += 1
-        self.open = True
-
-    def poll(self):
-        assert self.open
-        return ()
-
-    def close(self):
-        self.open = False
-
-
-def test_each_training_has_its_own_source_of_hardware_events(tmp_path):
-    trainer = make_trainer(tmp_path, [watch(tmp_path, hardware=CountsItself)])
-    trainer.train()
-    trainer.train()
-    assert CountsItself.made == 2
-    assert all(r.events == () for r in records_of(tmp_path))
-
-
 def test_the_loop_of_transformers_4_is_followed_part_by_part():
     handler = SimpleNamespace(call_event=print)
     parts = dict(get_batch_samples=print, _maybe_log_save_evaluate=print, callback_handler=handler)
@@ -388,6 +344,6 @@ def test_a_lost_reward_is_logged_and_alarms(tmp_path):
     policies = [record.policy for record in records_of(tmp_path)]
     assert policies[9] == {"reward": pytest.approx(0.2), "kl": 0.01}
     assert policies[45] == {"reward": 0.0, "kl": 0.01}
-    alerts = [e for e in entries_of(tmp_path) if e.get("source") == "policy"]
+    alerts = [e for e in entries(tmp_path / "run.jsonl") if e.get("source") == "policy"]
     assert [alert["step"] for alert in alerts] == [42]
     assert alerts[0]["reason"].startswith("reward collapsed since step 41, reward 0.79 -> 0")

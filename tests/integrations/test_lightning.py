@@ -11,12 +11,9 @@ from torch.nn.functional import mse_loss  # noqa: E402
 
 from rmetric.integrations.lightning import RMetricCallback  # noqa: E402
 from rmetric.logs import read_log  # noqa: E402
-from rmetric.monitor import MonitorConfig  # noqa: E402
 from rmetric.monitor.actions import SkipStep  # noqa: E402
-from tests.integrations.trainers import lightning  # noqa: E402
+from tests.integrations.trainers import EVERYTHING, lightning, records_of  # noqa: E402
 from tests.monitor.training import FEATURES, ROWS, make_model, same_weights  # noqa: E402
-
-EVERYTHING = MonitorConfig(workers_every=1, layers_every=1, forward_every=1, probe_every=1)
 
 
 def module_class(base):
@@ -107,10 +104,6 @@ def watch(folder, **settings):
     return RMetricCallback(folder / "run.jsonl", **settings)
 
 
-def records_of(folder):
-    return read_log(folder / "run.jsonl").records
-
-
 def test_a_module_that_clips_in_its_own_way_is_left_alone(tmp_path):
     class OwnClipping(Module):
         def configure_gradient_clipping(self, optimizer, **settings):
@@ -158,30 +151,23 @@ def test_the_validation_loss_may_have_another_name(tmp_path):
     assert max(validated) < 10.0
 
 
-def test_fitting_on_goes_on_in_the_log_and_a_new_trainer_begins_anew(tmp_path):
+def test_validating_adds_nothing_fitting_on_goes_on_and_a_new_trainer_begins_anew(tmp_path):
     callback, module = watch(tmp_path), Module()
     settings = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False)
     trainer = package.Trainer(max_steps=3, accelerator="cpu", callbacks=[callback], **settings)
-    trainer.fit(module, torch.utils.data.DataLoader(data(), ROWS))
+    loader = torch.utils.data.DataLoader(data(), ROWS)
+    trainer.validate(module, loader, verbose=False)
+    assert callback.monitor is None
+    trainer.fit(module, loader)
+    before = (tmp_path / "run.jsonl").read_bytes()
+    trainer.validate(module, loader, verbose=False)
+    assert (tmp_path / "run.jsonl").read_bytes() == before
     trainer.fit_loop.epoch_loop.max_steps = 6
-    trainer.fit(module, torch.utils.data.DataLoader(data(), ROWS))
+    trainer.fit(module, loader)
     assert [r.step for r in records_of(tmp_path)] == [1, 2, 3, 4, 5, 6]
     fit(Module(), tmp_path, [callback], max_steps=3)
     assert [r.step for r in records_of(tmp_path)] == [1, 2, 3]
     assert len(read_log(tmp_path / "run.jsonl.2").records) == 6
-
-
-def test_validating_outside_of_a_training_adds_nothing(tmp_path):
-    callback = watch(tmp_path)
-    settings = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False)
-    trainer = package.Trainer(max_steps=3, accelerator="cpu", callbacks=[callback], **settings)
-    loader = torch.utils.data.DataLoader(data(3), ROWS)
-    trainer.validate(Module(), loader, verbose=False)
-    assert callback.monitor is None
-    trainer.fit(Module(), loader)
-    before = (tmp_path / "run.jsonl").read_bytes()
-    trainer.validate(Module(), loader, verbose=False)
-    assert (tmp_path / "run.jsonl").read_bytes() == before
 
 
 def test_a_step_without_a_loss_is_a_step_all_the_same(tmp_path):

@@ -56,10 +56,6 @@ def undisturbed(tmp_path_factory):
     return make
 
 
-def is_same(one, other):
-    return torch.equal(one.weights, other.weights)
-
-
 def curve(outcome):
     return [(one["step"], one["epoch"], one.get("loss")) for one in outcome.history]
 
@@ -99,7 +95,7 @@ def test_a_run_that_went_back_ends_as_one_that_was_never_disturbed(
     assert entry["to"] == (15 if step == FOUND else 5)
     assert found.steps == plain.steps
     assert len(found.seen) > len(plain.seen)
-    assert is_same(found, plain)
+    assert torch.equal(found.weights, plain.weights)
     # Each step, evaluation and end of an epoch at the same place, some of them twice.
     assert set(found.calls) == set(plain.calls)
     assert found.calls[-EPOCH // 2 :] == plain.calls[-EPOCH // 2 :]
@@ -108,28 +104,23 @@ def test_a_run_that_went_back_ends_as_one_that_was_never_disturbed(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("late", [STEPS - 1, STEPS])
+@pytest.mark.parametrize(
+    ("steps", "wrong", "to"),
+    [
+        ([(STEPS - 1, STEPS - 2)], (STEPS - 2, STEPS - 1), [45]),
+        ([(STEPS, STEPS - 2)], (STEPS - 2, STEPS - 1), [45]),
+        ([(FOUND, 21), (18, 17)], (*WRONG, 26, 27), [15, 15]),
+    ],
+    ids=["the step before the last", "the last", "again while steps are repeated"],
+)
 @pytest.mark.parametrize("trainer", TRAINERS)
-def test_it_goes_back_in_the_last_step_too(trainer, late, rescue, undisturbed, tmp_path):
+def test_it_goes_back_at_any_step(trainer, steps, wrong, to, rescue, undisturbed, tmp_path):
     settings = SETTINGS[trainer]["plain"]
-    action = rescue(Evidence(step=late, since=STEPS - 2, words="planted"))
-    found = TRAINERS[trainer](tmp_path, [action], wrong=(STEPS - 2, STEPS - 1), **settings)
-    assert [one["to"] for one in action.decisions] == [45]
+    action = rescue(*(Evidence(step=step, since=since, words="planted") for step, since in steps))
+    found = TRAINERS[trainer](tmp_path, [action], wrong=wrong, **settings)
+    assert [one["to"] for one in action.decisions] == to
     assert found.steps == STEPS
-    assert is_same(found, undisturbed(trainer, **settings))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("trainer", TRAINERS)
-def test_it_goes_back_again_while_steps_are_repeated(trainer, rescue, undisturbed, tmp_path):
-    settings = SETTINGS[trainer]["plain"]
-    first = Evidence(step=FOUND, since=21, words="planted")
-    second = Evidence(step=18, since=17, words="planted")
-    action = rescue(first, second)
-    found = TRAINERS[trainer](tmp_path, [action], wrong=(*WRONG, 26, 27), **settings)
-    assert [one["to"] for one in action.decisions] == [15, 15]
-    assert found.steps == STEPS
-    assert is_same(found, undisturbed(trainer, **settings))
+    assert torch.equal(found.weights, undisturbed(trainer, **settings).weights)
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
@@ -217,7 +208,7 @@ def test_checkpoints_of_repeated_steps_are_written_again(rescue, undisturbed, tm
     action = rescue(Evidence(step=FOUND, since=20, words="planted"))
     found = hugging_face(tmp_path, [action], wrong=(20, *WRONG), **settings)
     assert [one["to"] for one in action.decisions] == [15]
-    assert is_same(found, plain)
+    assert torch.equal(found.weights, plain.weights)
     for step in (10, 20, 50):
         one, other = (
             load_file(run.folder / f"checkpoint-{step}" / "model.safetensors")
@@ -230,7 +221,7 @@ def test_checkpoints_of_repeated_steps_are_written_again(rescue, undisturbed, tm
     found = hugging_face(tmp_path / "rescued", [action], wrong=(12, 13), **settings)
     # The incident of the checkpoint, with evidence at step 23, lasts to step 28.
     assert [one["to"] for one in action.decisions] == [30]
-    assert is_same(found, plain)
+    assert torch.equal(found.weights, plain.weights)
 
 
 def test_a_held_training_ends_at_the_snapshot(monkeypatch, rescue, tmp_path):

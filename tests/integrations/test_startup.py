@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from textwrap import dedent
@@ -71,18 +72,29 @@ def program(steps: int = 6, nan: int = 0, callbacks: str = "[]") -> str:
 
 
 @pytest.fixture
-def run(tmp_path):
-    """Run `rmetric run` in an empty folder."""
+def python(tmp_path):
+    """Run Python in an empty folder."""
 
     def start(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         paths = os.pathsep.join([str(ROOT), variables.pop("PYTHONPATH", "")]).strip(os.pathsep)
         environment = os.environ | {"PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": ""} | variables
         return subprocess.run(
-            [sys.executable, "-m", "rmetric", "run", *words],
+            [sys.executable, *words],
             cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300,
         )  # fmt: skip
 
     return start
+
+
+@pytest.fixture
+def run(python):
+    return partial(python, "-m", "rmetric", "run")
+
+
+def put_package(folder: Path, name: str, trainer: str) -> None:
+    (folder / name).mkdir(exist_ok=True)
+    (folder / name / "__init__.py").write_text("")
+    (folder / name / "trainer.py").write_text(trainer)
 
 
 def steps_of(log: Path) -> list[int]:
@@ -115,32 +127,25 @@ def test_a_trainer_that_has_the_callback_gets_no_second_one(run, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
-def test_lightning_by_either_of_its_names(run, tmp_path, package):
+def test_lightning_by_either_name_is_watched_or_finds_the_entry_point_that_is_off_unless_set(
+    run, python, tmp_path, package
+):
     pytest.importorskip(package)
     script = LIGHTNING.replace("PACKAGE", package)
     done = run("--no-audits", "--", sys.executable, "-c", script)
     assert "callbacks 1" in done.stdout, done.stderr
     assert steps_of(tmp_path / "rmetric.jsonl") == [*range(1, 7)]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
-def test_lightning_finds_the_entry_point_and_asks_for_nothing_unless_it_is_on(tmp_path, package):
-    pytest.importorskip(package)
+    (tmp_path / "rmetric.jsonl").unlink()
     entry = PROJECT["entry-points"][f"{package}.callbacks_factory"]["rmetric"]
     site = tmp_path / "site" / "of_this_test-1.dist-info"
     site.mkdir(parents=True)
     if not entry_points(group=f"{package}.callbacks_factory", name="rmetric"):  # not installed anew
         (site / "METADATA").write_text("Metadata-Version: 2.1\nName: of-this-test\nVersion: 1\n")
         (site / "entry_points.txt").write_text(f"[{package}.callbacks_factory]\na = {entry}\n")
-    paths = os.pathsep.join([str(ROOT), str(site.parent)])
-    found = {}
-    for switch in ("0", "1", "yes"):
-        environment = os.environ | {"PYTHONPATH": paths, "RMETRIC_LIGHTNING": switch}
-        found[switch] = subprocess.run(
-            [sys.executable, "-c", LIGHTNING.replace("PACKAGE", package)],
-            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300,
-        )  # fmt: skip
+    found = {
+        switch: python("-c", script, PYTHONPATH=str(site.parent), RMETRIC_LIGHTNING=switch)
+        for switch in ("0", "1", "yes")
+    }
     assert [done.stdout.splitlines()[-1] for done in found.values()] == [
         "callbacks 0", "callbacks 1", "callbacks 0"
     ], found["1"].stderr  # fmt: skip
@@ -191,9 +196,7 @@ def test_it_finds_a_trainer_beside_another_program_of_its_kind(run, tmp_path):
         sys.meta_path.insert(0, Finder())
     """
     (tmp_path / "sitecustomize.py").write_text(dedent(other))
-    (tmp_path / "transformers").mkdir()
-    (tmp_path / "transformers" / "__init__.py").write_text("")
-    (tmp_path / "transformers" / "trainer.py").write_text("class Trainer:\n  def train(self): 0\n")
+    put_package(tmp_path, "transformers", "class Trainer:\n  def train(self): 0\n")
     script = "from transformers.trainer import Trainer as t; print(t.train.__wrapped__.__name__, "
     script += "hasattr(t.train.__wrapped__, '__wrapped__'))"
     done = run("--", sys.executable, "-c", script, PYTHONPATH=str(tmp_path))
@@ -201,15 +204,13 @@ def test_it_finds_a_trainer_beside_another_program_of_its_kind(run, tmp_path):
 
 
 def test_what_cannot_be_attached_costs_the_monitor_alone(run, tmp_path):
-    fake = tmp_path / "transformers"
-    fake.mkdir()
-    (fake / "__init__.py").write_text("")
-    (fake / "trainer.py").write_text("class Trainer:\n  def train(self): print('trained')\n")
+    trainer = "class Trainer:\n  def train(self): print('trained')\n"
+    put_package(tmp_path, "transformers", trainer)
     script = "from transformers.trainer import Trainer; Trainer().train()"
     done = run("--", sys.executable, "-c", script)
     assert (done.returncode, done.stdout) == (0, "trained\n")
     assert "this training is not watched" in done.stderr
-    (fake / "trainer.py").write_text("print('no trainer')")
+    put_package(tmp_path, "transformers", "print('no trainer')")
     done = run("--", sys.executable, "-c", "import transformers.trainer")
     assert (done.returncode, done.stdout) == (0, "no trainer\n")
     assert "nothing is watched in" in done.stderr

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import inspect
-import json
 import math
 import sys
 from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("torch")
-
 from rmetric.integrations.torchtitan import watch
-from tests.integrations.test_startup import run, steps_of  # noqa: F401
+from tests.integrations.test_startup import put_package, python, run, steps_of  # noqa: F401
+from tests.monitor.training import entries
 
 STAND_IN = """
 from types import SimpleNamespace
@@ -63,8 +61,7 @@ def test_what_is_logged_is_judged_and_recorded_at_its_own_steps(titan, tmp_path)
     processor.log(1210, math.nan, 3.0, 1.0)
     processor.close()
     assert processor.calls[-3:] == [1200, 1210, "close"]
-    lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
-    records = {line["step"]: line for line in lines if line["event"] == "METRICS"}
+    records = {line["step"]: line for line in entries(tmp_path / "a.jsonl", "METRICS")}
     assert [*records] == [*range(10, 1220, 10)]
     assert (records[500]["validation_loss"], records[500]["gradient_norm"]) == (2.5, 1.0)
     assert [(a.step, a.source) for a in alerts] == [
@@ -86,9 +83,7 @@ def test_ranks_without_the_loss_are_left_alone(titan, tmp_path, monkeypatch, cap
 
 @pytest.mark.long
 def test_rmetric_run_watches_a_training_of_torchtitan(run, tmp_path):  # noqa: F811
-    (tmp_path / "torchtitan").mkdir()
-    (tmp_path / "torchtitan" / "__init__.py").write_text("")
-    (tmp_path / "torchtitan" / "trainer.py").write_text(STAND_IN)
+    put_package(tmp_path, "torchtitan", STAND_IN)
     script = "from torchtitan.trainer import Trainer; Trainer().train()"
     done = run("--rescue", "--", sys.executable, "-c", script, PYTHONPATH=str(tmp_path))
     assert done.stdout == "[1, 2, 3, 4, 5, 6, 'close']\n", done.stderr

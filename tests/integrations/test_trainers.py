@@ -1,6 +1,5 @@
 """The callbacks in trainings with the real trainers: they see the raw step and change nothing."""
 
-import json
 import math
 
 import pytest
@@ -11,15 +10,20 @@ pytest.importorskip("lightning", minversion="2.0")
 from torch import nn  # noqa: E402
 
 from rmetric.integrations import hugging_face, lightning  # noqa: E402
-from rmetric.logs import read_log  # noqa: E402
 from rmetric.monitor import MonitorConfig  # noqa: E402
 from rmetric.monitor.actions import SkipStep, Stop  # noqa: E402
 from rmetric.monitor.pending import Pending  # noqa: E402
-from tests.integrations.trainers import TRAINERS  # noqa: E402
-from tests.monitor.training import FEATURES, ROWS, make_model, same_weights  # noqa: E402
+from tests.integrations.trainers import EVERYTHING, TRAINERS, records_of  # noqa: E402
+from tests.monitor.training import (  # noqa: E402
+    FEATURES,
+    ROWS,
+    entries,
+    make_model,
+    same_weights,
+    without_time,
+)
 
 CALLBACKS = {"hugging_face": hugging_face, "lightning": lightning}
-EVERYTHING = MonitorConfig(workers_every=1, layers_every=1, forward_every=1, probe_every=1)
 both = pytest.mark.parametrize("trainer", TRAINERS)
 #: The Trainer takes seconds to import and to begin.
 long_in_one = pytest.mark.parametrize(
@@ -64,10 +68,6 @@ class Net(nn.Module):
             raise RuntimeError("the machine is gone")
         self.micro.append(loss.item())
         return {"loss": loss * math.nan if self.passes == self.nan_at else loss}
-
-    @property
-    def finite(self):
-        return all(bool(p.isfinite().all()) for p in self.parameters())
 
 
 def rows(batches, seed=1):
@@ -114,18 +114,6 @@ def watch(trainer, folder, **settings):
     return CALLBACKS[trainer].RMetricCallback(folder / "run.jsonl", **settings)
 
 
-def records_of(folder):
-    return read_log(folder / "run.jsonl").records
-
-
-def entries_of(folder, event):
-    lines = (folder / "run.jsonl").read_text().splitlines()
-    return [entry for entry in map(json.loads, lines) if entry["event"] == event]
-
-
-# -- training is the same with it and without
-
-
 @long_in_one
 @pytest.mark.parametrize("precision", ["32", "bf16"])
 @pytest.mark.parametrize("accumulation", [1, 4])
@@ -149,9 +137,6 @@ def test_the_weights_come_out_bit_equal(tmp_path, trainer, clip, accumulation, p
             assert record.activation_headroom > 100
         assert len(record.worker_gradient_norms or ()) == (4 if accumulation == 4 else 0)
     assert records[0].learning_rate == 1e-2
-
-
-# -- what can never be right, and a slip
 
 
 @both
@@ -200,9 +185,6 @@ def test_a_validation_loss_that_never_comes_is_told_once(tmp_path, trainer, eval
     assert callback.monitor.protocol.told == {"validation_loss"}
 
 
-# -- what is logged is the raw step
-
-
 @long_in_one
 @pytest.mark.parametrize("accumulation", [1, 4])
 @pytest.mark.parametrize("clip", [None, 0.1])
@@ -245,9 +227,6 @@ def test_under_a_gradient_scaler_loss_and_norm_are_those_without_its_factor(tmp_
         assert half.worker_gradient_norms == pytest.approx(whole.worker_gradient_norms, rel=0.05)
 
 
-# -- a nan at step 60
-
-
 @long_in_one
 @pytest.mark.parametrize("precision", ["32", "fp16"])
 @pytest.mark.parametrize("clip", [None, 0.1])
@@ -255,7 +234,7 @@ def test_skipping_the_step_keeps_the_weights_finite(tmp_path, trainer, clip, pre
     callback = watch(trainer, tmp_path, actions=[SkipStep()])
     settings = dict(clip=clip, precision=precision, max_steps=64)
     net, _ = fit(trainer, tmp_path, [callback], Net(nan_at=60), **settings)
-    assert net.finite
+    assert all(bool(p.isfinite().all()) for p in net.parameters())
     records = records_of(tmp_path)
     assert math.isnan(records[59].training_loss)
     assert not records[59].update_norm  # None where a scaler leaves the step out
@@ -270,16 +249,6 @@ def test_stop_ends_the_training(tmp_path, trainer):
     _, done = fit(trainer, tmp_path, [callback], Net(nan_at=4), max_steps=64)
     assert (done.state if trainer == "hugging_face" else done).global_step == 4
     assert [r.step for r in records_of(tmp_path)] == [1, 2, 3, 4]
-
-
-# -- a checkpoint, and the way on from it
-
-
-def lines_without_time(folder):
-    return [
-        {k: v for k, v in entry.items() if not k.endswith(("_seconds", "memory"))}
-        for entry in entries_of(folder, "METRICS")
-    ]
 
 
 @long_in_one
@@ -303,9 +272,10 @@ def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path, trainer, save):
     resumed, callback = run("broken", Net(dropout=False), resume=True)
     assert callback.monitor.problem is None
     assert same_weights(whole, resumed)
-    assert lines_without_time(tmp_path / "broken") == lines_without_time(tmp_path / "whole")
-    assert [line["step"] for line in lines_without_time(tmp_path / "broken")] == list(range(1, 13))
-    assert len(entries_of(tmp_path / "broken", "EXPERIMENT_START")) == 1
+    log, other = (tmp_path / name / "run.jsonl" for name in ("broken", "whole"))
+    assert without_time(log, "METRICS") == without_time(other, "METRICS")
+    assert [line["step"] for line in entries(log, "METRICS")] == list(range(1, 13))
+    assert len(entries(log, "EXPERIMENT_START")) == 1
     times = [r.time for r in records_of(tmp_path / "broken")]
     assert times == sorted(times)
 
@@ -315,9 +285,6 @@ def test_a_checkpoint_of_a_run_that_was_not_watched_is_gone_on_from(tmp_path, tr
     fit(trainer, tmp_path, max_steps=3, save=3)
     fit(trainer, tmp_path, [watch(trainer, tmp_path)], save=3, resume=True)
     assert [r.step for r in records_of(tmp_path)] == [4, 5, 6]
-
-
-# -- it never gets in the way
 
 
 @both

@@ -6,12 +6,21 @@ from importlib import import_module
 
 import torch
 
+from rmetric.logs import read_log
+from rmetric.monitor import MonitorConfig
+
 torch.set_num_threads(1)
+#: Measured at each step.
+EVERYTHING = MonitorConfig(workers_every=1, layers_every=1, forward_every=1, probe_every=1)
 for name in ("lightning", "pytorch_lightning"):
     warnings.filterwarnings("ignore", module=name)
     logging.getLogger(name).setLevel(logging.ERROR)
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 logging.getLogger("accelerate").setLevel(logging.ERROR)
+
+
+def records_of(folder):
+    return read_log(folder / "run.jsonl").records
 
 
 def make_scaler(**settings):

@@ -1,11 +1,10 @@
 """Real processes with a real gloo group: what the tests of several ranks run in."""
 
 import multiprocessing
-import os
-import signal
 import time
 import traceback
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch._dynamo  # the first optimiser would bring it in, on each rank anew
@@ -16,14 +15,28 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-import rmetric.monitor  # noqa: F401  (imported once, before the ranks are forked)
-from tests.monitor.training import FEATURES, ROWS, squared_error
+from rmetric.logs import read_log
+from rmetric.monitor import Monitor, MonitorConfig  # imported once, before the ranks are forked
+from tests.monitor.training import FEATURES, ROWS, Heard, flat_weights, squared_error
 
 torch.set_num_threads(1)
 
+#: No message counts as late, however busy the machine.
+PATIENT = MonitorConfig(workers_every=1, join_seconds=10.0, patience=10.0)
 
-def on_ranks(function, *args, ranks=4, seconds=40.0, lost=()):
-    """What `function(rank, *args)` returns on each rank, in processes of their own.
+
+def watched(log=None, config=PATIENT, **settings):
+    """For `train_on_rank`, with a file for each rank."""
+    path = None if log is None else log / "rank{rank}.jsonl"
+    return partial(Monitor, log=path, config=config, **settings)
+
+
+def records_of(folder, rank):
+    return read_log(folder / f"rank{rank}.jsonl").records
+
+
+def on_ranks(function, *args, ranks=4, seconds=40.0, lost=(), **settings):
+    """What `function(rank, *args, **settings)` returns on each rank, each in its own process.
 
     A rank in `lost` may end as it likes and gives None; every other one must
     return, in time, and its process must end by itself without an error.
@@ -33,14 +46,17 @@ def on_ranks(function, *args, ranks=4, seconds=40.0, lost=()):
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     pipes = [context.Pipe(duplex=False) for _ in range(ranks)]
     processes = [
-        context.Process(target=_rank, args=(function, r, ranks, store.port, pipes[r][1], args))
+        context.Process(
+            target=_rank,
+            args=(partial(function, r, *args, **settings), r, ranks, store.port, pipes[r][1]),
+        )
         for r in range(ranks)
     ]
-    until = time.monotonic() + seconds
     try:
         for process, (_, sender) in zip(processes, pipes, strict=True):
             process.start()
             sender.close()
+        until = time.monotonic() + seconds  # from when the imports of all are done
         results = [None] * ranks
         for rank, (receiver, _) in enumerate(pipes):
             if rank in lost:
@@ -59,14 +75,14 @@ def on_ranks(function, *args, ranks=4, seconds=40.0, lost=()):
             process.join()
 
 
-def _rank(function, rank, ranks, port, sender, args):
+def _rank(function, rank, ranks, port, sender):
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=20)
     )
     try:
-        sender.send((True, function(rank, *args)))
+        sender.send((True, function()))
     except BaseException:
         sender.send((False, traceback.format_exc()))
     if dist.is_initialized():
@@ -84,17 +100,13 @@ def batch_of(rank, step, micro=0):
     return inputs, torch.randn(ROWS, 1, generator=generator)
 
 
-def own_gradient(module, batches):
+def own_gradient(weights, batches):
     """Of this rank alone, by a copy that no hook sits on."""
     copy = plain_model()
-    copy.load_state_dict(module.state_dict())
+    nn.utils.vector_to_parameters(weights, copy.parameters())
     for batch in batches:
         (squared_error(copy, batch) / len(batches)).backward()
     return torch.cat([p.grad.flatten() for p in copy.parameters()])
-
-
-def flat_weights(model):
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 def train_on_rank(
@@ -103,42 +115,49 @@ def train_on_rank(
     *,
     steps=12,
     micro=1,
-    bucket_view=False,
+    wrap=DistributedDataParallel,
     hook=False,
+    before=None,
     at=None,
+    after=None,
     ask=False,
     keep_own=False,
 ):
-    """A small training under DistributedDataParallel; what came of it, as plain values.
+    """A small training of the model that `wrap` gives; what came of it, as plain values.
 
-    `at(step, rank, loss, monitor)` runs between forward and backward and
-    returns the loss.
+    `at(step, rank, loss, monitor)` runs between forward and backward and returns the loss,
+    `before` and `after` with (step, rank, model) at both ends of a step.
     """
-    model = DistributedDataParallel(plain_model(), gradient_as_bucket_view=bucket_view)
+    model = wrap(plain_model())
     if hook:  # of the user's own: half precision on the way
         model.register_comm_hook(None, fp16_compress_hook)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     monitor = make_monitor(model, optimizer) if make_monitor else None
+    actions = [*monitor._delivery.actions] if monitor else []  # also one that fails
     if monitor is not None:
         monitor.wait_for_ranks(10.0)
     dist.barrier()
-    own, taken, slowest = [], 0, 0.0
+    own, taken, waits = [], 0, []
     for step in range(1, steps + 1):
+        if before:
+            before(step, rank, model)
         optimizer.zero_grad()
         batches = [batch_of(rank, step, m) for m in range(micro)]
         if keep_own:
-            own.append(own_gradient(model.module, batches).tolist())
+            own.append(own_gradient(flat_weights(model), batches).tolist())
         for batch in batches[:-1]:
             with model.no_sync():
                 (squared_error(model, batch) / micro).backward()
         loss = squared_error(model, batches[-1])
         loss = at(step, rank, loss, monitor) if at else loss
         (loss / micro).backward()
-        before = time.monotonic()
+        began = time.monotonic()
         go_on = monitor.check_before_step(loss) if monitor else True
-        slowest = max(slowest, time.monotonic() - before)
+        waits.append(time.monotonic() - began)
         if go_on or not ask:
             optimizer.step()
+        if after:
+            after(step, rank, model)
         taken = step
         if monitor is not None and monitor.should_stop:
             break
@@ -149,12 +168,11 @@ def train_on_rank(
         "weights": flat_weights(model).tolist(),
         "own": own,
         "taken": taken,
-        "slowest": slowest,
+        "slowest": max(waits),
+        "waited": sum(waits),
         "closing": time.monotonic() - began,
+        "heard": [action.calls for action in actions if isinstance(action, Heard)],
         "alerts": list(monitor.alerts) if monitor else [],
+        "findings": list(monitor.findings) if monitor else [],
         "usable": monitor is None or monitor.usable,
     }
-
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)

@@ -8,15 +8,14 @@ import time
 import types
 
 import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler as schedulers
 
-torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
-from torch.optim import lr_scheduler as schedulers  # noqa: E402
-
-from rmetric._util.webhook import FORMS, _request, checked_url  # noqa: E402
-from rmetric.logs import read_log  # noqa: E402
-from rmetric.monitor import Monitor  # noqa: E402
-from rmetric.monitor.actions import (  # noqa: E402
+from rmetric._util.webhook import FORMS, _request, checked_url
+from rmetric.logs import read_log
+from rmetric.monitor import Monitor
+from rmetric.monitor.actions import (
     CutLearningRate,
     EmergencyCheckpoint,
     SkipStep,
@@ -25,8 +24,8 @@ from rmetric.monitor.actions import (  # noqa: E402
     WandB,
     Webhook,
 )
-from rmetric.monitor.actions.dashboards import Dashboard  # noqa: E402
-from tests.monitor.training import (  # noqa: E402
+from rmetric.monitor.actions.dashboards import Dashboard
+from tests.monitor.training import (
     alert,
     backward_passes,
     batches,
@@ -40,7 +39,7 @@ from tests.monitor.training import (  # noqa: E402
     watched,
     weights,
 )
-from tests.monitor.webhook_server import WebhookServer  # noqa: E402
+from tests.monitor.webhook_server import WebhookServer
 
 SECRET = "T0PSECRET"
 
@@ -320,19 +319,10 @@ class TestWebhook:
         assert same_weights(model, unwatched)
         assert SECRET not in caplog.text
 
-    @pytest.mark.parametrize(
-        "url",
-        [
-            f"https:///{SECRET}",
-            f"file:///{SECRET}",
-            f"hooks.example/{SECRET}",
-            f"http://[{SECRET}",
-            "",
-        ],
-    )
+    @pytest.mark.parametrize("url", ["https:///", "file:///", "hooks.example/", "http://[", ""])
     def test_a_bad_address_is_refused_without_being_told(self, url):
         with pytest.raises(ValueError, match="webhook's url") as refused:
-            Webhook(url)
+            Webhook(url and url + SECRET)
         assert SECRET not in str(refused.value)
 
     def test_a_server_that_is_not_there_is_reported_without_its_address(self, monkeypatch, caplog):

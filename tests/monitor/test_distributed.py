@@ -1,7 +1,10 @@
 """Several ranks, in processes of their own: what one of them sees, all hear, and nobody waits."""
 
 import logging
+import os
+import signal
 import time
+from functools import partial
 from math import inf, isfinite, nan, prod
 
 import pytest
@@ -11,34 +14,24 @@ if not torch.distributed.is_available():
     pytest.skip("torch is without its distributed part", allow_module_level=True)
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
-from rmetric.logs import read_log  # noqa: E402
-from rmetric.monitor import Monitor, MonitorConfig  # noqa: E402
+from rmetric.monitor import MonitorConfig  # noqa: E402
 from rmetric.monitor.actions import SkipStep, Stop  # noqa: E402
 from rmetric.monitor.actions.action import Action  # noqa: E402
-from tests.monitor.ranks import batch_of, die, on_ranks, plain_model, train_on_rank  # noqa: E402
-from tests.monitor.training import Heard, squared_error  # noqa: E402
+from tests.monitor.ranks import (  # noqa: E402
+    batch_of,
+    on_ranks,
+    own_gradient,
+    plain_model,
+    records_of,
+    train_on_rank,
+    watched,
+)
+from tests.monitor.training import Heard, flat_weights, squared_error  # noqa: E402
 
 EVERY_STEP = MonitorConfig(workers_every=1, join_seconds=10.0)
-#: No message counts as late, however busy the machine.
-PATIENT = MonitorConfig(workers_every=1, join_seconds=10.0, patience=10.0)
-
-
-def watched(log=None, config=PATIENT, **settings):
-    """A monitor with a file for each rank."""
-    path = None if log is None else log / "rank{rank}.jsonl"
-    return lambda model, optimizer: Monitor(model, optimizer, log=path, config=config, **settings)
-
-
-def records_of(folder, rank):
-    return read_log(folder / f"rank{rank}.jsonl").records
-
-
-def sources(result, source, rank):
-    return [a for a in result["alerts"] if a.source == source and a.rank == rank]
-
-
-# -- healthy training
+BUCKET_VIEW = partial(DistributedDataParallel, gradient_as_bucket_view=True)
 
 
 def healthy(rank, folder, settings):
@@ -52,9 +45,9 @@ def healthy(rank, folder, settings):
     ("ranks", "settings"),
     [
         (4, {}),
-        (3, {"bucket_view": True}),
+        (3, {"wrap": BUCKET_VIEW}),
         (4, {"micro": 2}),
-        (3, {"micro": 2, "bucket_view": True, "hook": True}),
+        (3, {"micro": 2, "wrap": BUCKET_VIEW, "hook": True}),
     ],
 )
 def test_each_workers_own_gradient_is_known_to_all_ranks(tmp_path, ranks, settings):
@@ -78,24 +71,18 @@ def test_each_workers_own_gradient_is_known_to_all_ranks(tmp_path, ranks, settin
             assert record.gradient_norm == pytest.approx(mean[t].norm().item(), rel=rounding)
 
 
-# -- what one rank sees
-
-
 def nan_batch(step, rank, loss, monitor):
     return loss * nan if (rank, step) == (2, 8) else loss
 
 
-def with_a_nan(rank, folder, make_action):
-    return train_on_rank(rank, watched(folder, actions=[make_action()]), at=nan_batch, steps=16)
-
-
 @pytest.mark.long
 def test_a_nan_of_one_rank_is_skipped_by_all_and_named_by_all(tmp_path):
-    results = on_ranks(with_a_nan, tmp_path, SkipStep)
+    make = watched(tmp_path, actions=[SkipStep()])
+    results = on_ranks(train_on_rank, make, at=nan_batch, steps=16)
     for rank, result in enumerate(results):
         assert result["weights"] == results[0]["weights"]
         assert all(map(isfinite, result["weights"]))
-        [named] = sources(result, "non_finite", 2)[-1:]
+        [named] = [a for a in result["alerts"] if (a.source, a.rank) == ("non_finite", 2)][-1:]
         assert named.step == 8
         assert "its loss is nan" in named.reason
         assert "entries of its own gradient are not finite" in named.reason
@@ -112,58 +99,41 @@ def infinite_loss(step, rank, loss, monitor):
     return loss + inf if (rank, step) == (1, 8) else loss  # its gradient is fine
 
 
-def with_an_infinite_loss(rank):
-    plain, now, together = Heard(), Heard(now=True, on_all_ranks=True), Heard(on_all_ranks=True)
-    result = train_on_rank(
-        rank, watched(actions=[plain, now, together]), at=infinite_loss, steps=14, ask=True
-    )
-    return result | {"plain": plain.calls, "now": now.calls, "together": together.calls}
-
-
 @pytest.mark.long
 def test_what_only_one_rank_can_see_changes_no_step_and_is_acted_upon_together():
-    results = on_ranks(with_an_infinite_loss)
+    actions = [Heard(), Heard(now=True, on_all_ranks=True), Heard(on_all_ranks=True)]
+    make = watched(actions=actions)
+    results = on_ranks(train_on_rank, make, at=infinite_loss, steps=14, ask=True)
     for rank, result in enumerate(results):
         assert result["weights"] == results[0]["weights"]
         [alert] = result["alerts"]
         assert (alert.step, alert.source, alert.rank) == (8, "non_finite", 1)
-        assert result["now"] == []
-        assert result["together"] == [(10, 8, "non_finite", 1)]
+        plain, now, together = result["heard"]
+        assert now == []
+        assert together == [(10, 8, "non_finite", 1)]
         at = 8 if rank == 1 else 9  # there at once, elsewhere when it is heard of
-        assert result["plain"] == [(at, 8, "non_finite", 1)]
+        assert plain == [(at, 8, "non_finite", 1)]
 
 
-# -- a rank that is slow, gone, or does not take part
-
-
-def drifting(rank, folder):
+def fall_behind(step, rank, model):
     """Without any collective of the training, rank 1 falls behind by seconds and catches up."""
-    model = plain_model()
-    monitor = watched(folder, EVERY_STEP)(model, torch.optim.SGD(model.parameters(), lr=1e-2))
-    monitor.wait_for_ranks(10.0)
-    dist.barrier()
-    slowest = waited = 0.0
-    for step in range(1, 61):
-        if step in (21, 41):
-            dist.barrier()
-        if rank == 1 and step == 10:
-            time.sleep(3.0)
-        monitor.optimizer.zero_grad()
-        loss = squared_error(model, batch_of(rank, step))
-        loss.backward()
-        began = time.monotonic()
-        monitor.check_before_step(loss)
-        slowest, waited = max(slowest, time.monotonic() - began), waited + time.monotonic() - began
-        monitor.optimizer.step()
-        if step > 40:  # the ranks keep pace again
-            dist.barrier()
-    monitor.close()
-    return {"slowest": slowest, "waited": waited, "alerts": list(monitor.alerts)}
+    if step in (21, 41):
+        dist.barrier()
+    if (rank, step) == (1, 10):
+        time.sleep(3.0)
+
+
+def keep_pace_again(step, rank, model):
+    if step > 40:
+        dist.barrier()
 
 
 @pytest.mark.slow
 def test_messages_that_are_late_are_waited_for_once_and_the_exchange_recovers(tmp_path):
-    for rank, result in enumerate(on_ranks(drifting, tmp_path)):
+    course = dict(before=fall_behind, after=keep_pace_again, steps=60, seconds=120.0)
+    make = watched(tmp_path, EVERY_STEP)
+    results = on_ranks(train_on_rank, make, wrap=nn.Sequential, **course)
+    for rank, result in enumerate(results):
         assert result["slowest"] < 2.0
         assert result["waited"] < 5.0
         assert not result["alerts"]
@@ -176,7 +146,7 @@ def test_messages_that_are_late_are_waited_for_once_and_the_exchange_recovers(tm
 
 def killed(step, rank, loss, monitor):
     if (rank, step) == (3, 6):
-        die()
+        os.kill(os.getpid(), signal.SIGKILL)
     return loss
 
 
@@ -256,13 +226,10 @@ def fault_inside(step, rank, loss, monitor):
     return nan_batch(step, rank, loss, monitor)
 
 
-def one_that_steps_aside(rank):
-    return train_on_rank(rank, watched(config=EVERY_STEP, actions=[Stop()]), at=fault_inside)
-
-
 @pytest.mark.long
 def test_where_one_monitor_steps_aside_the_others_say_so_and_go_on():
-    results = on_ranks(one_that_steps_aside)
+    make = watched(config=EVERY_STEP, actions=[Stop()])
+    results = on_ranks(train_on_rank, make, at=fault_inside)
     assert [result["usable"] for result in results] == [True, False, True, True]
     for rank, result in enumerate(results):
         assert result["taken"] == 12  # to stop without rank 1 would leave it hanging
@@ -283,24 +250,17 @@ def nan_from_step_8(step, rank, loss, monitor):
     return loss * nan if step >= 8 else loss
 
 
-def with_a_joint_action_that_fails(rank, now):
-    action = FailsOnRank1(now=now, on_all_ranks=True)
-    result = train_on_rank(rank, watched(actions=[action]), at=nan_from_step_8, steps=16)
-    return result | {"calls": action.calls}
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("now", [True, False])
 def test_a_joint_action_that_fails_on_one_rank_is_called_on_no_other_any_more(now):
-    results = on_ranks(with_a_joint_action_that_fails, now, ranks=2)
-    assert len(results[1]["calls"]) == 1
-    assert 1 <= len(results[0]["calls"]) <= 2  # the message takes a step
+    make = watched(actions=[FailsOnRank1(now=now, on_all_ranks=True)])
+    results = on_ranks(train_on_rank, make, at=nan_from_step_8, steps=16, ranks=2)
+    [first], [second] = (result["heard"] for result in results)
+    assert len(second) == 1
+    assert 1 <= len(first) <= 2  # the message takes a step
     [report] = [a for a in results[0]["alerts"] if a.source == "exchange"]
     assert "rank 1" in report.reason
     assert all(result["usable"] for result in results)
-
-
-# -- checkpoints
 
 
 def resumed(rank, folder):
@@ -317,21 +277,16 @@ def resumed(rank, folder):
         return infinite_loss(step, rank, loss, monitor)
 
     train_on_rank(rank, watched(folder), at=save)
-    state = states[0]
-    together = Heard(on_all_ranks=True)
-    result = train_on_rank(rank, watched(actions=[together]), at=rewind, steps=16)
-    return {"step": state["step"], "calls": together.calls, "alerts": result["alerts"]}
+    make = watched(actions=[Heard(on_all_ranks=True)])
+    return states[0]["step"], train_on_rank(rank, make, at=rewind, steps=16)["heard"]
 
 
 @pytest.mark.long
 def test_a_loaded_state_finds_the_ranks_together_again(tmp_path):
-    for result in on_ranks(resumed, tmp_path):
-        assert result["step"] == 6
+    for step, [calls] in on_ranks(resumed, tmp_path):
+        assert step == 6
         # The steps count on from 6 at the fourth: the eighth is number 11.
-        assert result["calls"] == [(13, 11, "non_finite", 1)]
-
-
-# -- shards
+        assert calls == [(13, 11, "non_finite", 1)]
 
 
 def sharded(rank, folder, shape):
@@ -353,8 +308,8 @@ def sharded(rank, folder, shape):
         seen = []
         for step in range(1, 9):
             optimizer.zero_grad()
-            before = whole_weights(model)
-            own = own_gradient_of(before, batch_of(rank, step))
+            before = flat_weights(model)
+            own = own_gradient(before, [batch_of(rank, step)])
             loss = squared_error(model, batch_of(rank, step))
             loss.backward()
             if monitor:
@@ -363,26 +318,14 @@ def sharded(rank, folder, shape):
             if monitor and step > 6:  # as a loop does that clips through the monitor
                 assert monitor.clip_grad_norm_(1e9).item() == norm
             optimizer.step()
-            moved = (whole_weights(model) - before).norm().item()
+            moved = (flat_weights(model) - before).norm().item()
             seen.append((norm, moved, own.norm().item()))
         if monitor:
             monitor.close()
             assert monitor.usable
-        return whole_weights(model).tolist(), seen
+        return flat_weights(model).tolist(), seen
 
     return train(None), train(watched(folder))
-
-
-def whole_weights(model):
-    with torch.no_grad():
-        return torch.cat([p.full_tensor().flatten() for p in model.parameters()])
-
-
-def own_gradient_of(weights, batch):
-    model = plain_model()
-    nn.utils.vector_to_parameters(weights, model.parameters())
-    squared_error(model, batch).backward()
-    return torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
 @pytest.mark.long
@@ -482,7 +425,7 @@ def sharded_training(rank, actions, at, *, ask=False):
     alerts = [alert.reason for alert in monitor.alerts if alert.source == "exchange"]
     logging.getLogger("rmetric").removeHandler(handler)
     return {
-        "weights": whole_weights(monitor.model).tolist(),
+        "weights": flat_weights(monitor.model).tolist(),
         "slowest": slowest,
         "taken": taken,
         "alerts": alerts,

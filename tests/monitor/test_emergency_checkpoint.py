@@ -11,15 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
-
-from rmetric.logs import read_log  # noqa: E402
-from rmetric.monitor import Monitor, MonitorConfig  # noqa: E402
-from rmetric.monitor.actions import EmergencyCheckpoint, checkpoint_file, restore  # noqa: E402
-from rmetric.monitor.alerts import Episode  # noqa: E402
-from tests.monitor.training import alert, make_model, same_weights  # noqa: E402
+from rmetric.logs import read_log
+from rmetric.monitor import Monitor, MonitorConfig
+from rmetric.monitor.actions import EmergencyCheckpoint, checkpoint_file, restore
+from rmetric.monitor.alerts import Episode
+from tests.monitor.training import alert, make_model, same_weights
 
 STEPS, EXPLODES_AT = 24, 12
 
@@ -165,19 +164,14 @@ class TestResume:
 
     def test_what_is_no_checkpoint_is_refused_in_words(self, tmp_path, monitor):
         model = monitor.model
-        with pytest.raises(ValueError, match="is no checkpoint"):
-            restore(tmp_path, model)
-        with pytest.raises(ValueError, match="is no checkpoint"):
-            restore(tmp_path / "none.pt", model)
         (tmp_path / "text.pt").write_text("hello")
-        with pytest.raises(ValueError, match="cannot be read"):
-            restore(tmp_path / "text.pt", model)
         torch.save({"model": model.state_dict()}, tmp_path / "other.pt")
-        with pytest.raises(ValueError, match="is no checkpoint of rmetric"):
-            restore(tmp_path / "other.pt", model)
         torch.save({"format": model}, tmp_path / "code.pt")
-        with pytest.raises(ValueError, match="cannot be read"):
-            restore(tmp_path / "code.pt", model)
+        words = {".": "is no checkpoint", "none.pt": "is no checkpoint"}
+        words |= {"text.pt": "cannot be read", "code.pt": "cannot be read"}
+        for name, problem in (words | {"other.pt": "is no checkpoint of rmetric"}).items():
+            with pytest.raises(ValueError, match=problem):
+                restore(tmp_path / name, model)
         save(EmergencyCheckpoint(tmp_path), monitor)
         with pytest.raises(ValueError, match="does not fit this model"):
             restore(tmp_path, nn.Linear(2, 2))

@@ -5,18 +5,16 @@ import logging
 from math import inf, nan
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+from rmetric.guard.monitor_action import AskGuard
+from rmetric.monitor import Monitor, MonitorConfig
+from rmetric.monitor.actions import EmergencyCheckpoint, SkipStep
 from rmetric.monitor.alerts import MOST_ALERTS, Episodes, needs_call
-
-torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
-
-from rmetric.guard.monitor_action import AskGuard  # noqa: E402
-from rmetric.monitor import Monitor, MonitorConfig  # noqa: E402
-from rmetric.monitor.actions import EmergencyCheckpoint, SkipStep  # noqa: E402
-from tests.monitor.training import (  # noqa: E402
+from tests.monitor.training import (
     Heard,
     alert,
     backward_passes,
@@ -30,8 +28,6 @@ from tests.monitor.training import (  # noqa: E402
 
 SOURCES = ("non_finite", "gradient_explosion", "calibrated", "r_metric", "loss_z_score")
 
-
-# -- the state machine
 
 ALARMED = st.lists(st.sets(st.sampled_from(SOURCES)), max_size=60)
 
@@ -127,9 +123,6 @@ def test_a_source_that_lasts_without_alerts_keeps_its_episode_open():
         assert episodes.end(step) == []
     [over] = episodes.end(32)
     assert (over.since, over.last) == (10, 29)
-
-
-# -- in a training
 
 
 def test_an_alarm_that_comes_again_at_repeated_steps_is_one_warning(tmp_path, caplog):
@@ -253,10 +246,9 @@ def test_a_training_resumed_from_the_emergency_checkpoint_keeps_the_alarm_in_its
 
 def test_overflows_of_a_scaler_begin_with_the_first():
     heard = Heard()
-    model = nn.Linear(2, 1)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     config = MonitorConfig(detectors=())
-    with Monitor(model, scaler=scaler, config=config, actions=[heard]) as monitor:
+    with Monitor(nn.Linear(2, 1), scaler=scaler, config=config, actions=[heard]) as monitor:
         for step in range(1, 30):
             monitor.check_before_step(1.0, gradient_norm=inf if step >= 5 else 1.0)
     assert [(a.step, a.since) for a in heard.alerts] == [(14, 5)]

@@ -8,8 +8,6 @@ import time
 
 import pytest
 
-pytest.importorskip("torch")
-
 from rmetric.logs import read_log
 from rmetric.metric import RMetric
 from rmetric.monitor import Monitor

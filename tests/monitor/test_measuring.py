@@ -5,19 +5,13 @@ import math
 import pickle
 
 import pytest
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
-torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
-from transformers import (  # noqa: E402
-    LlamaConfig,
-    LlamaForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-)
-
-from rmetric.monitor import Monitor  # noqa: E402
-from rmetric.monitor.forward import ForwardProbes, _largest_logit  # noqa: E402
-from rmetric.monitor.gradients import (  # noqa: E402
+from rmetric.monitor import Monitor
+from rmetric.monitor.forward import ForwardProbes, _largest_logit
+from rmetric.monitor.gradients import (
     WeightSample,
     gradients_of,
     layer_names,
@@ -25,11 +19,12 @@ from rmetric.monitor.gradients import (  # noqa: E402
     tensor_norm,
     tensor_norms,
 )
-from rmetric.monitor.workers import MicroBatchWorkers, cosines_to_mean  # noqa: E402
-from tests.monitor.training import (  # noqa: E402
+from rmetric.monitor.workers import MicroBatchWorkers, cosines_to_mean
+from tests.monitor.training import (
     backward_passes,
     batches,
     flat_gradient,
+    flat_weights,
     make_model,
     squared_error,
 )
@@ -43,11 +38,6 @@ SMALL = dict(
     num_key_value_heads=2,
     max_position_embeddings=64,
 )
-
-
-def after_backward(model, seed=0):
-    next(backward_passes(model, 1, seed=seed))
-    return model
 
 
 def test_norms_of_half_precision_do_not_overflow():
@@ -67,7 +57,8 @@ def test_sparse_and_complex_gradients_have_their_norm():
 
 
 def test_layers_add_up_to_the_whole():
-    model = after_backward(make_model())
+    model = make_model()
+    next(backward_passes(model, 1, seed=0))
     names = layer_names(name for name, _ in model.named_parameters())
     norms = tensor_norms(gradients_of(model.parameters())).tolist()
     by_layer = norms_by_layer(names, norms)
@@ -76,49 +67,39 @@ def test_layers_add_up_to_the_whole():
     assert whole == pytest.approx(flat_gradient(model).norm().item())
 
 
-def moved_by(model, size):
+@pytest.mark.parametrize(
+    ("model", "size", "exact", "error"),
+    [
+        (make_model(), 10**6, True, 1e-6),
+        (nn.Sequential(*(nn.Linear(200, 200) for _ in range(4))), 8000, False, 0.05),
+    ],
+)
+def test_the_update_norm_is_exact_in_a_small_model_and_estimated_from_a_sample_in_a_larger(
+    model, size, exact, error
+):
     sample = WeightSample(model.parameters(), size)
-    before = torch.cat([p.detach().flatten() for p in model.parameters()])
+    before = flat_weights(model)
     sample.remember()
     with torch.no_grad():
         generator = torch.Generator().manual_seed(3)
         for p in model.parameters():
             p += 0.01 * torch.randn(p.shape, generator=generator)
-    after = torch.cat([p.detach().flatten() for p in model.parameters()])
-    update, norm = sample.moved()
-    return (
-        sample.exact,
-        update.item() / (after - before).norm().item(),
-        norm.item() / after.norm().item(),
-    )
+    after = flat_weights(model)
+    assert sample.exact == exact
+    expected = [float((after - before).norm()), float(after.norm())]
+    assert [float(norm) for norm in sample.moved()] == pytest.approx(expected, rel=error)
 
 
-def test_the_update_norm_is_exact_in_a_small_model():
-    exact, update, norm = moved_by(make_model(), 10**6)
-    assert exact
-    assert (update, norm) == pytest.approx((1.0, 1.0), rel=1e-6)
-
-
-def test_the_update_norm_of_a_larger_model_is_estimated_from_a_sample():
-    exact, update, norm = moved_by(nn.Sequential(*(nn.Linear(200, 200) for _ in range(4))), 8000)
-    assert not exact
-    assert (update, norm) == pytest.approx((1.0, 1.0), rel=0.05)
-
-
-def own_gradients(model, micros):
+def test_micro_batches_are_what_each_would_have_been_alone():
+    model = make_model().eval()
+    [micros] = batches(1, micro=4)
     rows = []
     for batch in micros:
         model.zero_grad()
         squared_error(model, batch).backward()
         rows.append(flat_gradient(model))
     model.zero_grad()
-    return torch.stack(rows)
-
-
-def test_micro_batches_are_what_each_would_have_been_alone():
-    model = make_model().eval()
-    [micros] = batches(1, micro=4)
-    alone = own_gradients(model, micros)
+    alone = torch.stack(rows)
     workers = MicroBatchWorkers(model.parameters())
     workers.start()
     for batch in micros:

@@ -1,7 +1,5 @@
 """Memory and waits for data that the monitor measures by itself."""
 
-import time
-
 import pytest
 import torch
 
@@ -12,7 +10,7 @@ from rmetric.monitor.actions import SkipStep
 from rmetric.monitor.step_recorder import memory_in_use
 from rmetric.readers import read_log
 from rmetric.records import Record
-from tests.monitor.training import alert, entries, make_model, train, watched
+from tests.monitor.training import Clock, alert, entries, make_model, squared_error, train, watched
 
 
 def test_memory_stands_in_the_log(tmp_path):
@@ -49,13 +47,12 @@ def test_no_action_that_changes_the_training_reacts_to_memory():
     assert SkipStep(on={"memory"}).handles(alert(source="memory"))
 
 
-def test_an_input_bound_training_says_so_at_its_end(tmp_path):
-    log = tmp_path / "run.jsonl"
+def test_an_input_bound_training_says_so_at_its_end(tmp_path, monkeypatch):
+    log, clock = tmp_path / "run.jsonl", Clock(monkeypatch)
 
     def slow(model, batch):
-        inputs, targets = batch
-        time.sleep(0.004)
-        return ((model(inputs) - targets) ** 2).mean()
+        clock.wait(1.0)
+        return squared_error(model, batch)
 
     train(make_model(), watched(log=log), steps=40, loss_of=slow)
     [entry] = entries(log, "INPUT_BOUND")

@@ -8,19 +8,20 @@ import subprocess
 import sys
 import time
 from math import isnan, nan
+from types import SimpleNamespace
 
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
-
-from rmetric import RMetric, RMetricConfig  # noqa: E402
-from rmetric.logs import read_log  # noqa: E402
-from rmetric.monitor import Monitor, MonitorConfig, pending  # noqa: E402
-from rmetric.monitor.actions import SkipStep  # noqa: E402
-from rmetric.monitor.monitor import _OPEN  # noqa: E402
-from rmetric.monitor.pending import Transfer  # noqa: E402
-from tests.monitor.training import (  # noqa: E402
+from rmetric import RMetric, RMetricConfig
+from rmetric.logs import read_log
+from rmetric.monitor import Monitor, MonitorConfig, pending
+from rmetric.monitor.actions import SkipStep
+from rmetric.monitor.monitor import _OPEN
+from rmetric.monitor.pending import Transfer
+from rmetric.monitor.rules import StepRules
+from tests.monitor.training import (
     backward_passes,
     batches,
     entries,
@@ -33,14 +34,12 @@ from tests.monitor.training import (  # noqa: E402
     train,
     watched,
     weights,
+    without_time,
 )
 
 EVERYTHING = MonitorConfig(
     workers_every=1, layers_every=1, forward_every=1, probe_every=1, explosion_window=10
 )
-
-
-# -- training is the same with it and without
 
 
 @pytest.mark.long
@@ -51,16 +50,9 @@ def test_the_weights_come_out_bit_equal(tmp_path, micro, clip):
     train(plain, micro=micro, clip=clip)
     fixed = next(batches(1, seed=9))[0]
 
-    def make_monitor(model, optimizer):
-        return Monitor(
-            model,
-            optimizer,
-            log=tmp_path / "run.jsonl",
-            config=EVERYTHING,
-            probe=lambda: squared_error(model, fixed),
-        )
-
-    monitor = train(seen, make_monitor, micro=micro, clip=clip)
+    probe = lambda: squared_error(seen, fixed)  # noqa: E731
+    make = watched(log=tmp_path / "run.jsonl", config=EVERYTHING, probe=probe)
+    monitor = train(seen, make, micro=micro, clip=clip)
     assert monitor.problem is None
     assert same_weights(plain, seen)
 
@@ -100,36 +92,22 @@ def test_the_update_is_that_of_the_step_where_backward_runs_inside_of_it(tmp_pat
 
 @pytest.mark.long
 @pytest.mark.parametrize("settings", [{}, {"fullgraph": True}])
-def test_a_compiled_model_trains_on(tmp_path, settings):
-    torch._dynamo.reset()
-    plain = torch.compile(make_model(), backend="eager", **settings)
-    train(plain, steps=5)
-    torch._dynamo.reset()
-    seen = torch.compile(make_model(), backend="eager", **settings)
-    monitor = train(seen, watched(log=tmp_path / "run.jsonl", config=EVERYTHING), steps=5)
-    assert monitor.problem is None
-    assert same_weights(plain, seen)
-    assert monitor.last.gradient_norm is not None
-    assert monitor.last.activation_headroom is None  # not to be had without compiling anew
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("settings", [{}, {"fullgraph": True}])
-def test_a_model_may_be_compiled_after_the_monitor_was_made(settings):
+@pytest.mark.parametrize("given", ["compiled", "bare"])
+def test_a_model_that_is_compiled_before_or_after_the_monitor_is_made_trains_on(
+    tmp_path, given, settings
+):
     torch._dynamo.reset()
     model, alone = make_model(), make_model()
     train(alone, steps=5)
     compiled = torch.compile(model, backend="eager", **settings)
-    train(
-        model,
-        lambda _, optimizer: Monitor(model, optimizer, config=EVERYTHING),
-        steps=5,
-        loss_of=lambda _, batch: squared_error(compiled, batch),
-    )
+    make = watched(log=tmp_path / "run.jsonl", config=EVERYTHING)
+    loss_of = lambda _, batch: squared_error(compiled, batch)  # noqa: E731
+    monitor = train(model if given == "bare" else compiled, make, steps=5, loss_of=loss_of)
+    assert monitor.problem is None
     assert same_weights(alone, model)
-
-
-# -- what it records
+    assert monitor.last.gradient_norm is not None
+    if given == "compiled":
+        assert monitor.last.activation_headroom is None  # not to be had without compiling anew
 
 
 def test_it_records_the_raw_step(tmp_path):
@@ -211,40 +189,31 @@ def test_what_is_switched_off_is_not_measured():
 
 
 def test_the_log_holds_the_metric_that_replay_computes(tmp_path):
-    def make_monitor(model, optimizer):
-        monitor = Monitor(model, optimizer, log=tmp_path / "run.jsonl")
-        check = monitor.check_before_step
-
-        def check_and_evaluate(loss):
-            verdict = check(loss)
+    model, log = make_model(), tmp_path / "run.jsonl"
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with Monitor(model, optimizer, log=log) as monitor:
+        for _, loss in backward_passes(model, 40, optimizer):
+            monitor.check_before_step(loss)
             monitor.evaluated(loss)
-            return verdict
-
-        monitor.check_before_step = check_and_evaluate
-        return monitor
-
-    train(make_model(), make_monitor, steps=40)
+            optimizer.step()
     metric = RMetric(RMetricConfig.case_study())
-    records = read_log(tmp_path / "run.jsonl").records
-    lines = entries(tmp_path / "run.jsonl", "METRICS")
-    for record, line in zip(records, lines, strict=True):
+    for record, line in zip(read_log(log).records, entries(log, "METRICS"), strict=True):
         assert metric.update(record).score == line["r_metric"]
     assert metric.score > 0
 
 
-# -- what it says
-
-
-def test_a_nan_is_known_before_it_reaches_the_weights(tmp_path):
-    model = make_model()
-    monitor = train(
-        model, watched(log=tmp_path / "run.jsonl"), spoil=nan_at(20), ask=True, steps=30
-    )
+def test_a_nan_is_known_counted_and_located_before_it_reaches_the_weights(tmp_path):
+    model, log = make_model(), tmp_path / "run.jsonl"
+    monitor = train(model, watched(log=log), spoil=nan_at(20), ask=True, steps=30)
     assert all(p.isfinite().all() for p in model.parameters())
-    assert [alert.step for alert in monitor.alerts] == [20]
-    said = entries(tmp_path / "run.jsonl", "ALERT")
-    assert [(e["step"], e["source"]) for e in said] == [(20, "non_finite")]
-    assert isnan(read_log(tmp_path / "run.jsonl").records[19].training_loss)
+    [alert] = monitor.alerts
+    assert alert.step == 20
+    entries_in_all = sum(p.numel() for p in monitor.parameters)
+    assert f"{entries_in_all} entries are not finite, first in 0" in alert.reason
+    assert [(e["step"], e["source"]) for e in entries(log, "ALERT")] == [(20, "non_finite")]
+    record = read_log(log).records[19]
+    assert isnan(record.training_loss)
+    assert record.non_finite_gradients == entries_in_all
 
 
 def test_a_loop_that_does_not_ask_hears_of_it_a_step_later():
@@ -273,9 +242,6 @@ def test_by_default_nobody_hears_of_r():
     assert "ΔL 0.70" in monitor.alerts[0].reason
 
 
-# -- it goes on where it was
-
-
 @pytest.mark.parametrize("cut", [1, 7, 15])
 def test_a_resumed_run_leaves_the_log_of_one_that_was_not_stopped(tmp_path, cut):
     config = MonitorConfig(detectors=("gradient_norm",), alert_on=("non_finite", "gradient_norm"))
@@ -297,10 +263,6 @@ def test_a_resumed_run_leaves_the_log_of_one_that_was_not_stopped(tmp_path, cut)
     state = run(tmp_path / "run.jsonl", 1, cut, keep_going=3)  # went on a little before it died
     run(tmp_path / "run.jsonl", cut + 1, 20, state)
 
-    def without_time(path):
-        of_time = ("_seconds", "memory")
-        return [{k: v for k, v in e.items() if not k.endswith(of_time)} for e in entries(path)]
-
     assert without_time(tmp_path / "run.jsonl") == without_time(tmp_path / "whole.jsonl")
     assert (tmp_path / "run.jsonl.1").exists()  # what was measured before is not lost
 
@@ -316,9 +278,6 @@ def test_the_state_does_not_grow():
     assert max(sizes[300:]) < 1.1 * max(sizes[100:200])
 
 
-# -- it never breaks the training
-
-
 def test_an_exception_inside_is_reported_once_and_training_goes_on(monkeypatch, caplog, tmp_path):
     plain, seen = make_model(), make_model()
     train(plain)
@@ -326,15 +285,9 @@ def test_an_exception_inside_is_reported_once_and_training_goes_on(monkeypatch, 
     def fail(self, *_):
         raise RuntimeError("boom")
 
-    def make_monitor(model, optimizer):
-        monitor = Monitor(model, optimizer, log=tmp_path / "run.jsonl")
-        monkeypatch.setattr(
-            monitor._rule_judge.rules, "update", fail.__get__(monitor._rule_judge.rules)
-        )
-        return monitor
-
+    monkeypatch.setattr(StepRules, "update", fail)
     with caplog.at_level(logging.ERROR, "rmetric"):
-        monitor = train(seen, make_monitor)
+        monitor = train(seen, watched(log=tmp_path / "run.jsonl"))
     assert not monitor.usable
     assert "boom" in monitor.problem
     assert sum("training continues" in message for message in caplog.messages) == 1
@@ -373,16 +326,12 @@ def test_a_log_that_cannot_be_written_costs_the_log(tmp_path, where, caplog):
 
 
 def test_hardware_that_is_lost_does_not_end_anything(caplog):
-    class Lost:
-        def poll(self):
-            raise OSError("GPU is lost")
-
-        def close(self):
-            raise OSError("GPU is lost")
+    def fail():
+        raise OSError("GPU is lost")
 
     plain, seen = make_model(), make_model()
     train(plain)
-    monitor = train(seen, watched(hardware=Lost()))
+    monitor = train(seen, watched(hardware=SimpleNamespace(poll=fail, close=fail)))
     assert monitor.usable
     assert monitor.step == 30
     assert same_weights(plain, seen)
@@ -393,6 +342,7 @@ def test_hardware_that_is_lost_does_not_end_anything(caplog):
 class Odd(nn.Module):
     def __init__(self):
         super().__init__()
+        torch.manual_seed(0)
         self.table = nn.Embedding(12, 6, sparse=True)
         self.wave = nn.Parameter(torch.ones(6, dtype=torch.complex64))
         self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
@@ -406,16 +356,11 @@ class Odd(nn.Module):
         return (self.frozen(h) * self.wave.abs()).sum(-1, keepdim=True)
 
 
-def odd_model():
-    torch.manual_seed(0)
-    return Odd()
-
-
 def test_frozen_sparse_complex_tied_and_empty_parameters(tmp_path):
     def adam(model):
         return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01)
 
-    plain, seen = odd_model(), odd_model()
+    plain, seen = Odd(), Odd()
     train(plain, optimizer=adam(plain))
     monitor = train(
         seen, watched(log=tmp_path / "run.jsonl", config=EVERYTHING), optimizer=adam(seen), micro=1
@@ -423,38 +368,37 @@ def test_frozen_sparse_complex_tied_and_empty_parameters(tmp_path):
     assert monitor.problem is None
     assert same_weights(plain, seen)
     assert monitor.last.gradient_norm > 0
-    again = odd_model()
+    again = Odd()
     assert train(again, watched(config=EVERYTHING), optimizer=adam(again), micro=2).problem is None
 
 
 def test_a_model_without_parameters_or_gradients():
-    monitor = Monitor(nn.ReLU())
-    monitor.check_before_step(1.0)
-    monitor.close()
+    with Monitor(nn.ReLU()) as monitor:
+        monitor.check_before_step(1.0)
     assert monitor.problem is None
     assert monitor.last.gradient_norm is None
     model = make_model()
-    monitor = Monitor(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    model.zero_grad(set_to_none=True)
-    monitor.check_before_step(1.0)
-    assert monitor.clip_grad_norm_(1.0) == 0.0
-    monitor.close()
+    with Monitor(model, torch.optim.SGD(model.parameters(), lr=0.1)) as monitor:
+        model.zero_grad(set_to_none=True)
+        monitor.check_before_step(1.0)
+        assert monitor.clip_grad_norm_(1.0) == 0.0
     assert monitor.problem is None
 
 
 def test_an_optimizer_that_is_none_of_torch_s():
-    class Plain:
-        param_groups = ({"lr": 0.1},)
-
-    monitor = Monitor(make_model(), Plain())
-    monitor.check_before_step(1.0)
-    monitor.close()
+    optimizer = SimpleNamespace(param_groups=({"lr": 0.1},))
+    with Monitor(make_model(), optimizer) as monitor:
+        monitor.check_before_step(1.0)
     assert monitor.problem is None
     assert monitor.last.learning_rate == 0.1
     assert monitor.last.update_norm is None
 
 
-def test_calls_in_an_odd_order_do_no_harm():
+def test_calls_in_an_odd_order_and_verdicts_that_are_asked_late_do_no_harm():
+    with Monitor(make_model()) as monitor:
+        verdicts = [monitor.check_before_step(1.0, gradient_norm=1.0) for _ in range(4)]
+        assert all(verdicts)
+        assert monitor.state_dict()["step"] == 4
     monitor = Monitor(make_model())
     monitor.evaluated(1.0)
     monitor.micro_batch(1.0)
@@ -485,14 +429,6 @@ def test_the_fixed_batch_is_seen_in_evaluation_mode_and_leaves_the_modes():
     assert not any(modes[0])
 
 
-def test_a_nan_gradient_is_counted_and_located():
-    monitor = train(make_model(), watched(), spoil=nan_at(5), ask=True, steps=5)
-    [alert] = monitor.alerts
-    entries_in_all = sum(p.numel() for p in monitor.parameters)
-    assert f"{entries_in_all} entries are not finite, first in 0" in alert.reason
-    assert monitor.last.non_finite_gradients == entries_in_all
-
-
 def test_weights_that_were_moved_to_other_memory_are_still_watched():
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -521,15 +457,6 @@ raise SystemExit(3)
     done = subprocess.run([sys.executable, "-c", script], check=False)
     assert done.returncode == 3
     assert len(read_log(tmp_path / "run.jsonl").records) == 5
-
-
-def test_a_verdict_that_is_asked_late_changes_nothing():
-    model = make_model()
-    monitor = Monitor(model)
-    verdicts = [monitor.check_before_step(1.0, gradient_norm=1.0) for _ in range(4)]
-    assert all(verdicts)
-    assert monitor.state_dict()["step"] == 4
-    monitor.close()
 
 
 @pytest.mark.parametrize("with_optimizer", [False, True])
@@ -569,9 +496,6 @@ def test_a_monitor_that_was_closed_is_not_kept_for_the_end():
     gc.collect()
     assert monitor not in _OPEN
     assert not any(left.model is model for left in _OPEN)
-
-
-# -- the calibrated detector, which is on by default
 
 
 def told(monitor):

@@ -1,26 +1,25 @@
 """How the monitor is called: what can never be right is refused, a slip is told once."""
 
 import copy
+import time
+from functools import partial
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
+from rmetric.monitor import Monitor, MonitorConfig
+from rmetric.monitor.actions import SkipStep, Stop
+from rmetric.monitor.protocol import SLIPS
+from rmetric.rescue import Rescue
+from tests.monitor.training import batches, make_model, same_weights, squared_error, weights
 
-from rmetric.monitor import Monitor, MonitorConfig  # noqa: E402
-from rmetric.monitor.actions import SkipStep, Stop  # noqa: E402
-from rmetric.monitor.protocol import SLIPS  # noqa: E402
-from rmetric.rescue import Rescue  # noqa: E402
-from tests.monitor.training import (  # noqa: E402
-    batches,
-    make_model,
-    same_weights,
-    squared_error,
-    weights,
-)
 
-# -- arguments
+@pytest.fixture(autouse=True)
+def _clock_stands_still(monkeypatch):
+    """What is told may not depend on how long a step takes or waits."""
+    monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
 
 
 def sgd(model):
@@ -147,9 +146,6 @@ def test_every_number_is_accepted(loss):
     assert monitor.last.training_loss == monitor.last.validation_loss == float(loss)
 
 
-# -- slips, each as a loop
-
-
 class Loop:
     """A plain loop, with a monitor whose log is in `folder`, or without one."""
 
@@ -204,10 +200,6 @@ def check_after_zero_grad(loop, number, batch, set_to_none=True):
     loop.check(loss)
 
 
-def check_after_zeroing(loop, number, batch):
-    check_after_zero_grad(loop, number, batch, set_to_none=False)
-
-
 def check_twice(loop, number, batch):
     loss = backward(loop, batch)
     loop.check(loss)
@@ -233,10 +225,6 @@ def swap_the_optimizer(loop, number, batch, at=12):
     right(loop, number, batch)
 
 
-def step_another_optimizer(loop, number, batch):
-    swap_the_optimizer(loop, number, batch, at=1)
-
-
 def use_after_close(loop, number, batch):
     if number == 6 and loop.monitor is not None:
         loop.monitor.close()
@@ -253,12 +241,12 @@ def evaluate_a_dict(loop, number, batch):
 LOOPS = {
     check_before_backward: ("no_gradients", "step 1 was checked and no parameter had a gradient"),
     check_after_zero_grad: ("no_gradients", "after backward and before zero_grad"),
-    check_after_zeroing: ("no_gradients", "other than 0"),
+    partial(check_after_zero_grad, set_to_none=False): ("no_gradients", "other than 0"),
     check_twice: ("twice", "steps 1 and 2 were checked"),
     check_each_micro_batch: ("twice", "after the last micro-batch"),
     no_loss: ("no_loss", "step 1 was checked without a loss"),
     swap_the_optimizer: ("twice", "steps 14 and 15 were checked"),
-    step_another_optimizer: ("twice", "another optimizer needs a monitor of that one"),
+    partial(swap_the_optimizer, at=1): ("twice", "another optimizer needs a monitor of that one"),
     use_after_close: ("closed", "check_before_step was called after close"),
     evaluate_a_dict: ("argument", "validation_loss is {'eval_loss': 1.0}"),
 }
@@ -268,7 +256,7 @@ def told(caplog):
     return [m for r in caplog.records if (m := r.getMessage()).startswith("rmetric: ")]
 
 
-@pytest.mark.parametrize("step", LOOPS, ids=lambda step: step.__name__)
+@pytest.mark.parametrize("step", LOOPS, ids=lambda step: getattr(step, "func", step).__name__)
 def test_a_slip_is_told_once_and_the_weights_are_the_same(step, tmp_path, caplog):
     alone = Loop().run(step)
     caplog.clear()
@@ -293,29 +281,25 @@ def test_the_optimizer_of_another_model_is_told_at_the_first_step(stepped, caplo
     assert "none of the optimizer's parameters is one of the model's" in message
 
 
-@pytest.mark.parametrize("shared", ["log", "action", "rescue", "nothing", "one after the other"])
+SHARED = {
+    "log": "run.jsonl is the log of",
+    "action": "this Stop is an action of",
+    "rescue": "this Rescue is an action of",
+}
+
+
+@pytest.mark.parametrize("shared", [*SHARED, "nothing", "one after the other"])
 def test_what_two_open_monitors_share_is_told(shared, tmp_path, caplog):
-    action, model = Rescue() if shared == "rescue" else Stop(), make_model()
-    settings = {"log": tmp_path / "run.jsonl", "actions": [action, print]}
-    first = Monitor(model, **settings)
+    action, log = Rescue() if shared == "rescue" else Stop(), tmp_path / "run.jsonl"
+    first = Monitor(make_model(), log=log, actions=[action, print])
     if shared == "one after the other":
         first.close()
-    if shared in ("action", "rescue", "nothing"):
-        settings["log"] = tmp_path / "other.jsonl"
-    if shared in ("log", "nothing"):
-        settings["actions"] = [Stop(), print]
-    second = Monitor(make_model(), **settings)
+    elif shared != "log":
+        log = tmp_path / "other.jsonl"
+    again = Stop() if shared in ("log", "nothing") else action
+    Monitor(make_model(), log=log, actions=[again, print]).close()
     first.close()
-    second.close()
-    expected = {"log": ["run.jsonl is the log of"], "action": ["this Stop is an action of"]}
-    expected["rescue"] = ["this Rescue is an action of"]
-    expected = expected.get(shared, [])
-    assert [words in message for message, words in zip(told(caplog), expected, strict=True)] == [
-        True
-    ] * len(expected)
-
-
-# -- loops without a slip
+    assert [SHARED[shared] in message for message in told(caplog)] == [True] * (shared in SHARED)
 
 
 def ask(loop, number, batch):
@@ -404,8 +388,6 @@ def test_each_slip_has_words_and_a_test():
     in_trainers = {"validation_loss"}
     assert tested | elsewhere | in_trainers == set(SLIPS)
 
-
-# -- what it costs
 
 #: Read at a step that is asked for: loss and norm, then the update, or each parameter's part in it.
 TAKEN, LEFT_OUT = [2, 2], [2, 6]

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("torch")
 from rmetric.monitor.alerts import Alert
 from rmetric.monitor.config import MonitorConfig
 from rmetric.monitor.rank_sync import (

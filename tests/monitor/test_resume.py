@@ -3,13 +3,9 @@
 import json
 import logging
 
-import pytest
-
-torch = pytest.importorskip("torch")
-
-from rmetric import RMetricConfig  # noqa: E402
-from rmetric.monitor import Monitor, MonitorConfig  # noqa: E402
-from tests.monitor.training import make_model  # noqa: E402
+from rmetric import RMetricConfig
+from rmetric.monitor import Monitor, MonitorConfig
+from tests.monitor.training import make_model
 
 
 def state_after(config, norms, scaler=None):

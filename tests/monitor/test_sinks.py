@@ -5,10 +5,8 @@ import sys
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from rmetric.monitor.actions import MLflow, SkipStep, Trackio, WandB  # noqa: E402
-from tests.monitor.training import make_model, nan_at, train, watched  # noqa: E402
+from rmetric.monitor.actions import MLflow, SkipStep, Trackio, WandB
+from tests.monitor.training import make_model, nan_at, train, watched
 
 HOLD = {"step": 31, "action": "hold", "reason": "held at step 20"}
 

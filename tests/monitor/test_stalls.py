@@ -58,9 +58,6 @@ def noisy(steps, ranks=1, seed=0, spread=0.2, outliers=0.01, longest=4.0):
     ]
 
 
-# -- stalls
-
-
 @pytest.mark.parametrize("part", PARTS)
 def test_a_stall_of_twenty_seconds_names_its_part_once(part):
     series = steady(100)
@@ -124,9 +121,6 @@ def test_a_detector_goes_on_from_its_state_as_if_it_had_not_stopped(seed, ranks,
     assert len(json.dumps(state_of(second))) < 40_000
 
 
-# -- slow ranks
-
-
 def ranked(steps, slow=None, factor=2.0, ranks=4, **times):
     rows = []
     for _ in range(steps):
@@ -164,22 +158,10 @@ def test_a_rank_that_waits_for_data_every_eighth_step_is_slow():
     assert ("slow_rank", 3) in [a[1:] for a in alarms_of(series)]
 
 
-def test_without_the_wait_the_data_alone_are_compared():
-    equal = [[one(passes=0.5) for _ in range(4)] for _ in range(100)]
-    assert alarms_of(equal) == []
-    for rows in equal:
-        rows[1] = one(data=0.3, passes=0.2)
-    [(_, source, rank)] = alarms_of(equal)
-    assert (source, rank) == ("slow_rank", 1)
-
-
 def test_another_number_of_ranks_begins_anew():
     rules = StepTimeRules()
     assert alarms_of(ranked(60), rules) == []
     assert [a[1:] for a in alarms_of(ranked(100, slow=1, ranks=3), rules)] == [("slow_rank", 1)]
-
-
-# -- slow drift
 
 
 def drifting(steps, grown=1.3, begin=300, end=600, **more):
@@ -206,9 +188,6 @@ def test_an_announced_change_is_no_drift():
     rules = StepTimeRules()
     found = told(steady(300), rules) + rules.update(301, [one(passes=0.7)], planned=True)
     assert not found + told(steady(300, passes=0.7), rules)
-
-
-# -- what is told of a series, and what is not
 
 
 def but(series, rows):
@@ -254,6 +233,11 @@ CASES = {
     "no rank as fast as the others": (ranked(200, slow=1, factor=1.0), []),
     "no rank a little slower": (ranked(200, slow=1, factor=1.3), []),
     "of two ranks the slower one": (ranked(100, slow=1, ranks=2), [(40, "slow_rank", 1)]),
+    "no rank of equal ones without the wait": ([[one(passes=0.5)] * 4] * 100, []),
+    "of the data alone without the wait the slow one": (
+        [[one(passes=0.5), one(data=0.3, passes=0.2), *[one(passes=0.5)] * 2]] * 100,
+        [(40, "slow_rank", 1)],
+    ),
     "no milliseconds of a rank": (
         [[one(passes=s, exchange=0.0) for s in (0.002, 0.006)]] * 100, []
     ),

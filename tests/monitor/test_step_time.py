@@ -4,18 +4,17 @@ import copy
 import json
 import logging
 import pickle
-import time
 from contextlib import nullcontext
 from functools import partial
 
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
-
-from rmetric.monitor import Monitor, MonitorConfig  # noqa: E402
-from rmetric.monitor.actions import SkipStep, Stop  # noqa: E402
-from tests.monitor.training import (  # noqa: E402
+from rmetric.monitor import Monitor, MonitorConfig
+from rmetric.monitor.actions import SkipStep, Stop
+from tests.monitor.training import (
+    Clock,
     batches,
     make_model,
     same_weights,
@@ -25,17 +24,6 @@ from tests.monitor.training import (  # noqa: E402
 )
 
 STEPS, STALLED = 60, 40
-
-
-class Clock:
-    """`time.perf_counter` in real seconds, and as many more as a test lets pass."""
-
-    def __init__(self, monkeypatch):
-        self._real, self.added = time.perf_counter, 0.0
-        monkeypatch.setattr(time, "perf_counter", lambda: self._real() + self.added)
-
-    def wait(self, seconds):
-        self.added += seconds
 
 
 @pytest.fixture
@@ -67,9 +55,6 @@ def train(model, clock, *, at=STALLED, between=None, optimizer=None, call=None, 
 
 def named(monitor):
     return [(a.step, a.source) for a in monitor.alerts]
-
-
-# -- a plain loop
 
 
 def test_a_stall_of_the_data_loader_is_one_alert_that_names_the_part(clock, tmp_path):
@@ -253,9 +238,6 @@ def test_step_times_can_be_switched_off(clock, tmp_path):
     assert named(monitor) == []
     assert "_seconds" not in (tmp_path / "run.jsonl").read_text().replace('"time_seconds"', "")
     assert monitor.model._forward_pre_hooks == {}
-
-
-# -- what must stay as it was
 
 
 def test_a_copy_of_the_model_has_a_hook_that_does_nothing(clock):

@@ -11,10 +11,8 @@ if not torch.distributed.is_available():
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
-from rmetric.logs import read_log  # noqa: E402
-from rmetric.monitor import Monitor, MonitorConfig  # noqa: E402
-from tests.monitor.ranks import batch_of, on_ranks, plain_model, train_on_rank  # noqa: E402
-from tests.monitor.training import squared_error  # noqa: E402
+from rmetric.monitor import MonitorConfig  # noqa: E402
+from tests.monitor.ranks import batch_of, on_ranks, records_of, train_on_rank, watched  # noqa: E402
 
 pytestmark = pytest.mark.slow
 PATIENT = MonitorConfig(join_seconds=10.0, patience=10.0)
@@ -22,23 +20,10 @@ SHORT = MonitorConfig(join_seconds=10.0, patience=10.0, stall_seconds=0.5)
 STEPS, STALLED = 44, 36
 
 
-def stalling(rank, folder, make):
-    """Rank 1 waits for its data once; the clock of rank 0 shows nothing but its waiting."""
-    model = make(plain_model())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    monitor = Monitor(model, optimizer, log=folder / "rank{rank}.jsonl", config=SHORT)
-    monitor.wait_for_ranks(10.0)
-    for step in range(1, STEPS + 1):
-        if (rank, step) == (1, STALLED):
-            time.sleep(1.0)
-        loss = squared_error(model, batch_of(rank, step))
-        loss.backward()
-        monitor.check_before_step(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-    monitor.close()
-    assert monitor.usable, monitor.problem
-    return [a for a in monitor.alerts if a.source in ("stall", "slow_rank")]
+def wait_for_data(step, rank, model):
+    """Rank 1, once; the clock of rank 0 shows nothing but its waiting."""
+    if (rank, step) == (1, STALLED):
+        time.sleep(1.0)
 
 
 def sharded(model):
@@ -48,12 +33,15 @@ def sharded(model):
 
 @pytest.mark.parametrize("make", [DistributedDataParallel, sharded])
 def test_both_ranks_name_the_rank_whose_data_stalled(tmp_path, make):
-    for rank, alerts in enumerate(on_ranks(stalling, tmp_path, make, ranks=2)):
-        [alert] = [a for a in alerts if a.step == STALLED]
+    settings = dict(wrap=make, before=wait_for_data, steps=STEPS, ranks=2)
+    results = on_ranks(train_on_rank, watched(tmp_path, SHORT), **settings)
+    for rank, result in enumerate(results):
+        assert result["usable"]
+        found = [a for a in result["alerts"] if a.source in ("stall", "slow_rank")]
+        [alert] = [a for a in found if a.step == STALLED]
         assert (alert.source, alert.rank) == ("stall", 1)
         assert "waiting for data on rank 1" in alert.reason
-        records = {r.step: r for r in read_log(tmp_path / f"rank{rank}.jsonl").records}
-        stalled = records[STALLED]
+        [stalled] = [r for r in records_of(tmp_path, rank) if r.step == STALLED]
         assert stalled.step_seconds > 0.9
         if rank == 1:
             assert stalled.data_wait_seconds > 0.9
@@ -68,17 +56,9 @@ def slow_pass(step, rank, loss, monitor):
     return loss
 
 
-def slow(rank, folder):
-    return train_on_rank(
-        rank,
-        lambda m, o: Monitor(m, o, log=folder / "run.jsonl", config=PATIENT),
-        at=slow_pass,
-        steps=48,
-    )
-
-
 def test_a_rank_that_is_persistently_slow_is_named_by_both(tmp_path):
-    for result in on_ranks(slow, tmp_path, ranks=2):
+    make = watched(tmp_path, PATIENT)
+    for result in on_ranks(train_on_rank, make, at=slow_pass, steps=48, ranks=2):
         assert result["usable"]
         [alert] = [a for a in result["alerts"] if a.source == "slow_rank"]
         assert alert.rank == 1
@@ -87,26 +67,18 @@ def test_a_rank_that_is_persistently_slow_is_named_by_both(tmp_path):
 
 def evaluating(rank, who_is_slow, context, mode):
     """Rank 0 evaluates the unwrapped model before every step, which takes 40 ms."""
-    model = DistributedDataParallel(plain_model())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    monitor = Monitor(model, optimizer, config=PATIENT)
-    monitor.wait_for_ranks(10.0)
-    for step in range(1, 49):
-        loss = squared_error(model, batch_of(rank, step))
-        if rank == who_is_slow:
-            time.sleep(0.06)
-        loss.backward()
-        monitor.check_before_step(loss)
-        optimizer.step()
-        optimizer.zero_grad()
+
+    def after(step, rank, model):
         if rank == 0:
             with context():
                 model.module.train(mode)(batch_of(rank, step)[0])
                 time.sleep(0.04)
                 model.module.train()
-    monitor.close()
-    assert monitor.usable, monitor.problem
-    return [a.rank for a in monitor.alerts if a.source == "slow_rank"]
+
+    at = None if who_is_slow is None else slow_pass
+    result = train_on_rank(rank, watched(None, PATIENT), at=at, after=after, steps=48)
+    assert result["usable"]
+    return [a.rank for a in result["alerts"] if a.source == "slow_rank"]
 
 
 @pytest.mark.parametrize("who_is_slow", [None, 1])

@@ -73,23 +73,17 @@ def test_a_rate_that_runs_away_does_not_take_its_limit_along(known, most):
     assert 40 < first_off(rates, plans if known else None) <= 40 + most
 
 
-@pytest.mark.parametrize("rate", [nan, inf])
-def test_a_rate_that_is_no_number_is_off(rate):
-    assert first_off([1.0] * 10 + [rate], [1.0] * 11) == 11
-
-
-def test_a_rate_of_zero_is_off_where_the_schedulers_is_not():
-    assert first_off([1.0] * 10 + [0.0], [1.0] * 11) == 11
-    assert first_off([1.0] * 10 + [0.0], [1.0] * 10 + [0.0]) is None
-
-
-def test_a_loop_that_scales_the_schedulers_rate_from_the_start_is_on_plan():
-    assert first_off([3.0] * 40, [1.0] * 40) is None
-
-
-@pytest.mark.parametrize("odd", [None, "x", torch.ones(1, device="meta")])
-def test_a_rate_that_cannot_be_read_is_not_judged(odd):
-    assert first_off([odd] * 20, [1.0] * 20) is None
+@pytest.mark.parametrize(
+    ("rates", "plans", "off"),
+    [
+        *(([1.0] * 10 + [wrong], [1.0] * 11, 11) for wrong in (nan, inf, 0.0)),
+        ([1.0] * 10 + [0.0], [1.0] * 10 + [0.0], None),
+        ([3.0] * 40, [1.0] * 40, None),  # a loop that scales the scheduler's rate from the start
+        *(([odd] * 20, [1.0] * 20, None) for odd in (None, "x", torch.ones(1, device="meta"))),
+    ],
+)
+def test_a_rate_that_is_no_number_or_zero_against_its_plan_is_off(rates, plans, off):
+    assert first_off(rates, plans) == off
 
 
 class Broken:
@@ -137,16 +131,18 @@ def test_gradients_that_are_zero_now_and_then_never_alarm(rows):
     assert not any(reason for reason, _ in reasons(records))
 
 
-def test_steps_that_are_left_out_and_records_without_values_say_nothing():
-    records = [Record(step=1, gradient_norm=1.0)]
-    records += [Record(step=i, gradient_norm=0.0, skipped=True) for i in range(2, 30)]
-    records += [Record(step=i) for i in range(30, 60)]
-    assert not any(reason for reason, _ in reasons(records))
+LEFT_OUT = [Record(step=1, gradient_norm=1.0)]
+LEFT_OUT += [Record(step=i, gradient_norm=0.0, skipped=True) for i in range(2, 30)]
+LEFT_OUT += [Record(step=i) for i in range(30, 60)]
+#: A number of one digit may have been rounded to zero.
+ROUNDED = [
+    [Record(step=i, learning_rate=last if i < 20 else 0.0) for i in range(60)]
+    for last in (0.0003, 5e-7, 1.0)
+]
 
 
-@pytest.mark.parametrize("last", [0.0003, 5e-7, 1.0])
-def test_a_number_of_one_digit_may_have_been_rounded_to_zero(last):
-    records = [Record(step=i, learning_rate=last if i < 20 else 0.0) for i in range(60)]
+@pytest.mark.parametrize("records", [LEFT_OUT, *ROUNDED])
+def test_steps_that_are_left_out_missing_values_and_rounded_ones_say_nothing(records):
     assert not any(reason for reason, _ in reasons(records))
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import time
 from math import inf, nan
 from pathlib import Path
 
@@ -69,9 +70,29 @@ def entries(log, event=None):
     return [entry for entry in found if event in (None, entry["event"])]
 
 
+def without_time(log, event=None):
+    of_time = ("_seconds", "memory")
+    return [{k: v for k, v in e.items() if not k.endswith(of_time)} for e in entries(log, event)]
+
+
 def alert(step=5, source="non_finite", rank=0, since=0):
     reason = "gradient norm is nan"
     return Alert(step=step, source=source, reason=reason, rank=rank, since=since)
+
+
+class Clock:
+    """`time.perf_counter` in milliseconds of its calls and what a test lets pass, no real time."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        monkeypatch.setattr(time, "perf_counter", self.read)
+
+    def read(self):
+        self.wait(0.001)
+        return self.now
+
+    def wait(self, seconds):
+        self.now += seconds
 
 
 class Heard(Action):
@@ -134,6 +155,13 @@ def train(
 
 def weights(model):
     return [p.detach().clone() for p in model.parameters()]
+
+
+def flat_weights(model):
+    """Of shards those of the whole: a collective."""
+    with torch.no_grad():
+        whole = [getattr(p, "full_tensor", p.detach)() for p in model.parameters()]
+        return torch.cat([tensor.flatten() for tensor in whole])
 
 
 def same_weights(one, other):

@@ -11,7 +11,6 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from rmetric.detectors.calibrated import CalibratedDetector
-from rmetric.logs import read_log
 from rmetric.monitor.actions import restore
 from rmetric.rescue import Rescue, RescueConfig
 from rmetric.rescue.snapshot import Buffer
@@ -142,19 +141,6 @@ def test_bad_data_are_not_used_again():
     assert used[24:33] == list(range(15, 24))
     assert used[33:42] == [15, 16, 17, *range(33, 39)]
     assert used[42:] == [15, 16, 17, *range(58, 70)]
-
-
-def test_the_log_has_each_step_once_and_every_decision(tmp_path):
-    log = tmp_path / "run.jsonl"
-    rescued = train(Rescue(SMALL), nans=NANS, log=log)
-    run = read_log(log)
-    assert [record.step for record in run.records] == list(range(1, STEPS + 1))
-    entries = [json.loads(line) for line in log.read_text().splitlines()]
-    found = [entry for entry in entries if entry["event"] == "RESCUE"]
-    assert [entry["action"] for entry in found] == actions(rescued) == WENT_BACK
-    left = [json.loads(line) for line in (tmp_path / "run.jsonl.abandoned").open()]
-    steps = [entry["step"] for entry in left if entry["event"] == "METRICS"]
-    assert steps == list(range(20, 26))
 
 
 def test_weights_that_are_not_finite_are_not_kept(caplog):

@@ -21,18 +21,10 @@ from rmetric.rescue.recent_batches import (
 Pair = namedtuple("Pair", "inputs labels")
 
 
-def source():
-    numbers = iter(range(1000))
-    return lambda: KeptBatch(torch.tensor([next(numbers)]), {})
-
-
-def take(batches, draw, count):
-    return [int(batches.next(draw).value) for _ in range(count)]
-
-
 def test_no_more_bytes_than_the_limit_are_kept():
-    batches, draw = RecentBatches(limit=3 * 8), source()
-    take(batches, draw, 10)
+    batches = RecentBatches(limit=3 * 8)
+    for number in range(10):
+        batches.next(lambda number=number: KeptBatch(torch.tensor([number]), {}))
     assert batches.first == 7
     assert "24 bytes" in batches.problem
 

@@ -3,6 +3,9 @@
 Rates that leave their scheduler's are set back before a step is taken: the run is its twin.
 """
 
+from functools import partial
+from importlib import import_module
+
 import pytest
 import torch
 from torch import nn
@@ -10,6 +13,7 @@ from torch import nn
 from rmetric.monitor import Monitor
 from rmetric.rescue import Rescue, RescueConfig
 from tests.integrations import trainers
+from tests.rescue.trainers import skip_without_the_loop
 
 FEATURES, ROWS, STEPS = 6, 16, 80
 #: Nats, here of a squared error, that rescue may cost.
@@ -95,28 +99,20 @@ def plain(net, rescue, folder):
         monitor.close()
 
 
+def in_trainer(name, net, rescue, folder, **settings):
+    kind = import_module(f"rmetric.integrations.{name}").RMetricCallback
+    callbacks = [] if rescue is None else [kind(None, actions=[rescue])]
+    settings |= dict(optimizers=net.settings(), batch_size=ROWS)
+    trainers.TRAINERS[name](net, Data(), folder, callbacks, **settings)
+
+
 def hugging_face(net, rescue, folder):
-    from transformers import Trainer
-
-    from rmetric.integrations.hugging_face import RMetricCallback
-
-    if rescue is not None and not hasattr(Trainer, "_run_epoch"):
-        pytest.skip("rescue needs the loop of transformers 5.5.4 or newer")
-    trainers.hugging_face(
-        net, Data(), folder, [] if rescue is None else [RMetricCallback(None, actions=[rescue])],
-        optimizers=net.settings(), batch_size=ROWS, num_train_epochs=1, max_grad_norm=0,
-    )  # fmt: skip
+    if rescue is not None:
+        skip_without_the_loop()
+    in_trainer("hugging_face", net, rescue, folder, num_train_epochs=1, max_grad_norm=0)
 
 
-def lightning(net, rescue, folder):
-    from rmetric.integrations.lightning import RMetricCallback
-
-    trainers.lightning(
-        net, Data(), folder, [] if rescue is None else [RMetricCallback(None, actions=[rescue])],
-        optimizers=net.settings(), batch_size=ROWS, max_epochs=1, shuffle=True,
-    )  # fmt: skip
-
-
+lightning = partial(in_trainer, "lightning", max_epochs=1, shuffle=True)
 TRAINERS = {"plain": plain, "hugging_face": hugging_face, "lightning": lightning}
 
 

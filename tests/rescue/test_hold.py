@@ -92,23 +92,26 @@ def launched(tmp_path_factory):
     return on_ranks(on_one_rank, folder, ranks=2, seconds=400.0), folder
 
 
-@pytest.mark.long
-def test_both_ranks_wait_and_go_on_together(launched):
-    for found in launched[0]:
-        outcome = found["waits"]
-        assert outcome["problem"] == ""
-        assert actions(outcome)[-1] == "hold"
-        assert outcome["why"] == "another rank goes on"  # the first one writes
-        assert outcome["taken"][-1] == STEPS
-        assert same(outcome, found["twin"])
-
-
-def test_no_rank_ends_before_the_files_are_there(launched):
-    for found in launched[0]:
-        assert found["exits"]["code"] == 6
-        there = found["exits"]["there"]
-        assert "verdict.json" in there
-        assert any(name.endswith(".pt") for name in there)
+def test_both_ranks_wait_end_go_back_and_hold_together(launched):
+    ranks, folder = launched
+    for found in ranks:
+        waits, ended, late = (found[name] for name in ("waits", "exits", "late"))
+        assert waits["problem"] == ""
+        assert actions(waits)[-1] == "hold"
+        assert waits["why"] == "another rank goes on"  # the first one writes
+        assert waits["taken"][-1] == STEPS
+        assert same(waits, found["twin"])
+        assert ended["code"] == 6
+        assert "verdict.json" in ended["there"]
+        assert any(name.endswith(".pt") for name in ended["there"])
+        assert [(e["action"], e["step"], e["to"]) for e in late["decisions"]] == [
+            ("go_back", STEPS, 30)  # the evidence may name its onset late
+        ]
+        assert same(late, found["twin"])
+    [saved] = {found["saved"] for found in ranks}
+    assert Path(saved).parent == RunFolder(folder / "run of rank 0").hold
+    assert (Path(saved).parent / "verdict.json").exists()
+    assert not (folder / "run of rank 1").exists()
 
 
 def test_a_failure_on_one_rank_switches_all_off_and_hangs_none(launched):
@@ -118,23 +121,6 @@ def test_a_failure_on_one_rank_switches_all_off_and_hangs_none(launched):
     for outcome, found in zip((first, second), launched[0], strict=True):
         assert outcome["taken"] == list(range(1, STEPS + 1))
         assert same(outcome, found["twin"])
-
-
-def test_an_alarm_near_the_end_takes_both_ranks_back(launched):
-    for found in launched[0]:
-        late = found["late"]
-        assert [(e["action"], e["step"], e["to"]) for e in late["decisions"]] == [
-            ("go_back", STEPS, 30)  # the evidence may name its onset late
-        ]
-        assert same(late, found["twin"])
-
-
-def test_all_ranks_hold_in_the_run_folder_of_the_first(launched):
-    ranks, folder = launched
-    [saved] = {found["saved"] for found in ranks}
-    assert Path(saved).parent == RunFolder(folder / "run of rank 0").hold
-    assert (Path(saved).parent / "verdict.json").exists()
-    assert not (folder / "run of rank 1").exists()
 
 
 @pytest.mark.parametrize("chosen", [None, "chosen"])

@@ -42,12 +42,16 @@ def made():
     return Buffer(4096, torch.device("cpu"), pinned=True)
 
 
-def test_memory_is_unpinned_once_when_it_is_freed(runtime):
-    buffer = made()
+@pytest.mark.parametrize("status", [0, 1])
+def test_memory_is_unpinned_once_when_it_is_freed_and_an_error_of_that_is_forgotten(
+    status, runtime, forgotten
+):
+    buffer, runtime.status = made(), status
     assert runtime.pinned == {buffer.memory.data_ptr()}
     buffer.free()
     buffer.free()
     assert not runtime.pinned
+    assert bool(forgotten) == bool(status)
 
 
 def test_memory_is_unpinned_before_another_buffer_can_have_it(runtime, forgotten):
@@ -62,10 +66,4 @@ def test_a_refusal_is_an_error_of_the_buffer_alone(runtime, forgotten):
     runtime.cudaHostRegister = lambda *_: 208
     with pytest.raises(MemoryError, match="cannot be pinned: 208"):
         made()
-    assert forgotten
-
-
-def test_an_error_of_unpinning_is_forgotten(runtime, forgotten):
-    runtime.status = 1
-    made().free()
     assert forgotten

@@ -93,16 +93,21 @@ configs = st.builds(
 
 
 @given(streams, configs)
-def test_it_goes_back_before_the_evidence_to_a_snapshot_that_is_kept(bad, config):
-    Simulated(RescuePolicy(config), bad).run()  # asserted at every decision
-
-
-@given(streams, configs)
-def test_repeated_steps_are_bounded_and_the_run_ends(bad, config):
+def test_the_run_ends_within_its_budget_a_held_one_stays_so_and_its_state_decides_alike(
+    bad, config
+):
+    """That it goes back before the evidence to a kept snapshot is asserted at every decision."""
     run = Simulated(RescuePolicy(config), bad).run()
     assert run.executed < 20_000
     repeated = run.policy.state.repeated
     assert repeated <= config.budget + config.share * run.steps
+    again, held = RescuePolicy(config), run.policy.state.held
+    again.load_state_dict(run.policy.state_dict())
+    step = run.step + 1
+    evidence = Evidence(step=step, since=run.step)
+    assert again.after_step(step, evidence) == run.policy.after_step(step, evidence)
+    if held:
+        assert run.policy.after_step(step, Evidence(step=step, since=step)).action == "hold"
 
 
 @given(streams, configs)
@@ -117,23 +122,6 @@ def test_a_run_without_evidence_is_only_asked_for_snapshots(config):
     assert run.decisions == []
     assert run.executed == run.steps
     assert len(run.snapshots) <= config.probation // config.every + 5
-
-
-@given(streams, configs)
-def test_a_held_run_stays_held(bad, config):
-    run = Simulated(RescuePolicy(config), bad).run()
-    if run.policy.state.held:
-        evidence = Evidence(step=run.step + 1, since=run.step + 1)
-        assert run.policy.after_step(run.step + 1, evidence).action == "hold"
-
-
-@given(streams, configs)
-def test_a_state_that_was_saved_decides_alike(bad, config):
-    run = Simulated(RescuePolicy(config), bad).run()
-    again = RescuePolicy(config)
-    again.load_state_dict(run.policy.state_dict())
-    evidence = Evidence(step=run.step + 1, since=run.step)
-    assert again.after_step(run.step + 1, evidence) == run.policy.after_step(run.step + 1, evidence)
 
 
 @given(streams, configs, st.integers(60, 400))

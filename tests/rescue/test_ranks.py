@@ -76,66 +76,38 @@ def sick_worker(kind, rank, twin):
         return inputs, labels * (1000.0 if rank == 1 and sick["on"] else 1.0)
 
     loader.collate_fn = collate
-    rescue = Watched(SMALL)
+    rescue, evidence = Watched(SMALL), bad(21, since=18, kind="worker", worker=1)
     outcome = train(
-        rescue,
-        kind=kind,
-        rank=rank,
-        loader=loader,
-        at=at,
-        evidence_of=bad(21, since=18, kind="worker", worker=1),
-        steps=50,
+        rescue, kind=kind, rank=rank, loader=loader, at=at, evidence_of=evidence, steps=50
     )
     return outcome | {"norms": norms, "records": records, "out": sorted(rescue.policy.workers_out)}
 
 
 @pytest.fixture(scope="module", params=["ddp", "fsdp2"])
 def launched(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("held")
-    return on_ranks(on_one_rank, request.param, folder, ranks=2, seconds=400.0), folder / (
-        request.param
-    )
+    folder, kind = tmp_path_factory.mktemp("held"), request.param
+    return on_ranks(on_one_rank, kind, folder, ranks=2, seconds=400.0), folder / kind
 
 
-@pytest.mark.long
-def test_bad_steps_are_left_out_and_the_run_goes_back_on_both_ranks(launched):
+def test_both_ranks_leave_out_and_go_back_together_and_end_as_without_a_fault(launched):
     for found in launched[0]:
-        nans = found["nans"]
-        assert nans["problem"] == ""
-        assert actions(nans) == ["leave_out", "leave_out", "leave_out", "go_back"]
-        assert nans["decisions"][-1]["to"] == 20
-        assert same(nans, found["twin"])
-
-
-def test_the_alarm_of_one_rank_takes_both_back(launched):
-    first, second = (found["alarm"] for found in launched[0])
-    for outcome, found in zip((first, second), launched[0], strict=True):
-        assert outcome["problem"] == ""
-        assert actions(outcome) == ["go_back"]
-        assert same(outcome, found["twin"])
-    keys = ("step", "to", "repeated", "skipped", "workers")
-    assert [first["decisions"][0][k] for k in keys] == [second["decisions"][0][k] for k in keys]
-    assert first["decisions"][0]["to"] == 15
-    assert "because alarm of rank 1; " in first["decisions"][0]["reason"]
-    assert "because alarm of rank 1: it is bad; " in second["decisions"][0]["reason"]
-
-
-def test_a_step_that_one_rank_alone_leaves_out_takes_both_back(launched):
-    """The weights of the ranks differ from then on, so neither may go on from them."""
-    ranks, _ = launched
-    for found in ranks:
-        assert found["alone"]["problem"] == ""
+        for name in ("quiet", "nans", "alarm", "alone"):
+            assert found[name]["problem"] == ""
+            assert same(found[name], found["twin"]), name
+        assert found["quiet"]["decisions"] == []
+        assert actions(found["nans"]) == ["leave_out", "leave_out", "leave_out", "go_back"]
+        assert found["nans"]["decisions"][-1]["to"] == 20
+        assert actions(found["alarm"]) == ["go_back"]
+        # The weights of the ranks differ from then on, so neither may go on from them.
         entry = found["alone"]["decisions"][-1]
         assert (entry["action"], entry["to"]) == ("go_back", 15)
         assert "the ranks decided differently about step 23" in entry["reason"]
-        assert same(found["alone"], found["twin"])
-
-
-def test_without_evidence_nothing_is_touched(launched):
-    for found in launched[0]:
-        assert found["quiet"]["problem"] == ""
-        assert found["quiet"]["decisions"] == []
-        assert same(found["quiet"], found["twin"])
+    first, second = (found["alarm"]["decisions"][0] for found in launched[0])
+    keys = ("step", "to", "repeated", "skipped", "workers")
+    assert [first[k] for k in keys] == [second[k] for k in keys]
+    assert first["to"] == 15
+    assert "because alarm of rank 1; " in first["reason"]
+    assert "because alarm of rank 1: it is bad; " in second["reason"]
 
 
 def test_a_rank_that_cannot_go_back_switches_all_off(launched):

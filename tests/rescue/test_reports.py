@@ -9,24 +9,17 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-torch = pytest.importorskip("torch")
-from rmetric.monitor import Alert, Monitor  # noqa: E402
-from rmetric.monitor.actions import (  # noqa: E402
-    Action,
-    Callback,
-    Prometheus,
-    TensorBoard,
-    WandB,
-    Webhook,
-)
-from rmetric.reporting.replay_report import replay_logs  # noqa: E402
-from rmetric.rescue import Rescue  # noqa: E402
-from tests.monitor.test_actions import StandInRun  # noqa: E402
-from tests.monitor.training import alert  # noqa: E402
-from tests.monitor.webhook_server import WebhookServer  # noqa: E402
-from tests.reporting.page.pages import Found  # noqa: E402
-from tests.rescue.trainings import NANS, SMALL, make_model  # noqa: E402
-from tests.rescue.trainings import train as of_rescue  # noqa: E402
+from rmetric.monitor import Alert, Monitor
+from rmetric.monitor.actions import Action, Callback, Prometheus, TensorBoard, WandB, Webhook
+from rmetric.reporting.replay_report import replay_logs
+from rmetric.rescue import Rescue
+from tests.monitor.test_actions import StandInRun
+from tests.monitor.training import alert
+from tests.monitor.training import entries as entries_of
+from tests.monitor.webhook_server import WebhookServer
+from tests.reporting.page.pages import Found
+from tests.rescue.trainings import NANS, SMALL, make_model
+from tests.rescue.trainings import train as of_rescue
 
 STEPS = 30
 ENTRY = {"step": 713, "to": 690, "action": "go_back", "repeated": 23,
@@ -53,25 +46,28 @@ class Decided(Action):
             raise OSError("the pager is gone")
 
 
-def test_each_decision_reaches_the_other_actions_as_it_stands_in_the_log(tmp_path):
+def test_the_log_has_each_step_once_and_each_decision_as_its_page_and_the_actions_that_ask(
+    tmp_path,
+):
     before, named, other = Decided(), Decided(on={"rescue"}), Decided(on={"non_finite"})
-    log = tmp_path / "run.jsonl"
-    rescue, _ = train(before, named, other, log=log)
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    logged = [{k: v for k, v in e.items() if k != "event"} for e in lines if e["event"] == "RESCUE"]
-    assert [e["action"] for e in logged] == ["leave_out"] * 3 + ["go_back"]
-    assert logged == rescue.decisions
-    assert before.entries == named.entries == [("tiny", entry) for entry in logged]
-    assert other.entries == []
-
-
-def test_the_page_of_a_rescued_run_has_its_decisions(tmp_path):
-    log = tmp_path / "run.jsonl"
-    rescue, _ = train(log=log)
+    log, plain, alerts, entries = tmp_path / "run.jsonl", [], [], []
+    own = plain.append, Callback(alerts.append, decided=entries.append)
+    rescue, _ = train(before, named, other, *own, log=log)
     schema = Path(__file__).parents[2] / "docs/log_format.schema.json"
     validator = Draft202012Validator(json.loads(schema.read_text()))
-    for line in log.read_text().splitlines():
-        validator.validate(json.loads(line))
+    for line in entries_of(log):
+        validator.validate(line)
+    logged = entries_of(log, "RESCUE")
+    assert {entry.pop("event") for entry in logged} == {"RESCUE"}
+    assert [e["action"] for e in logged] == ["leave_out"] * 3 + ["go_back"]
+    assert logged == rescue.decisions == entries
+    assert [one["step"] for one in entries_of(log, "METRICS")] == [*range(1, STEPS + 1)]
+    left = entries_of(tmp_path / "run.jsonl.abandoned", "METRICS")
+    assert [one["step"] for one in left] == [*range(20, 26)]
+    assert before.entries == named.entries == [("tiny", entry) for entry in logged]
+    assert other.entries == []
+    assert plain
+    assert all(isinstance(alert, Alert) for alert in plain + alerts)
     replay_logs([log], tmp_path / "out", most_plots=0)
     found = Found((tmp_path / "out" / "tiny" / "report.html").read_text())
     assert all(entry["reason"] in found.text for entry in rescue.decisions)
@@ -89,14 +85,6 @@ def test_an_action_that_fails_on_a_decision_is_switched_off_and_the_training_goe
     assert len(after.entries) == len(rescue.decisions) == 4
     assert caplog.text.count("the pager is gone") == 1
     assert weights == train()[1]
-
-
-def test_a_function_is_called_with_alerts_alone_unless_it_asks():
-    plain, alerts, entries = [], [], []
-    train(plain.append, Callback(alerts.append, decided=entries.append))
-    assert plain
-    assert all(isinstance(alert, Alert) for alert in plain + alerts)
-    assert [entry["action"] for entry in entries] == ["leave_out"] * 3 + ["go_back"]
 
 
 class TestWebhook:

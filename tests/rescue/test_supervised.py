@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-
 from rmetric.guard.run_folder import RunFolder
 from rmetric.guard.supervisor.journal import read_journal
 from rmetric.monitor.actions import restore

@@ -121,13 +121,20 @@ def in_trainer(
     )  # fmt: skip
 
 
+def skip_without_the_loop():
+    from transformers import Trainer
+
+    if not hasattr(Trainer, "_run_epoch"):
+        pytest.skip("rescue needs the loop of transformers 5.5.4 or newer")
+
+
 def hugging_face(folder, actions=None, *, wrong=(), **settings):
-    from transformers import Trainer, TrainerCallback
+    from transformers import TrainerCallback
 
     from rmetric.integrations.hugging_face import RMetricCallback
 
-    if actions is not None and not hasattr(Trainer, "_run_epoch"):
-        pytest.skip("rescue needs the loop of transformers 5.5.4 or newer")
+    if actions is not None:
+        skip_without_the_loop()
 
     hooks = {"on_step_end": "step", "on_evaluate": "evaluate", "on_epoch_end": "epoch"}
     notes = noting(TrainerCallback(), hooks, lambda _, state, *__: (state.global_step, state.epoch))
