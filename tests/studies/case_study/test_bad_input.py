@@ -71,20 +71,21 @@ def test_a_folder_that_is_no_model_says_what_it_lacks(model, dataset, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_model_that_brings_its_own_code_is_refused(model, dataset, tmp_path):
-    folder = Path(shutil.copytree(model, tmp_path / "model"))
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}
+def with_config(model: Path, folder: Path, **changes: object) -> Path:
+    """A copy of the model, some of its configuration changed."""
+    shutil.copytree(model, folder)
+    config = json.loads((folder / "config.json").read_text()) | changes
     (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_a_model_with_its_own_code_or_the_tokenizer_of_another_is_refused(model, dataset, tmp_path):
+    own = {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}
+    folder = with_config(model, tmp_path / "own", **own)
     (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     refused(*mini(folder, dataset, tmp_path / "out"))
     assert not (tmp_path / "ran").exists()
-
-
-def test_a_tokenizer_of_another_model_is_refused(model, dataset, tmp_path):
-    folder = Path(shutil.copytree(model, tmp_path / "model"))
-    config = json.loads((folder / "config.json").read_text()) | {"vocab_size": 200}
-    (folder / "config.json").write_text(json.dumps(config))
+    folder = with_config(model, tmp_path / "fewer", vocab_size=200)
     error = refused(*mini(folder, dataset, tmp_path / "out"))
     assert f"{folder}: its tokenizer gives token 256 and the model knows 200: they do not" in error
 

@@ -139,10 +139,6 @@ def test_an_epoch_shows_each_sequence_once_and_the_next_in_another_order():
 # -- faults
 
 
-def chance() -> np.random.Generator:
-    return np.random.default_rng(0)
-
-
 def batch_of(size: int = 40, length: int = 50) -> Batch:
     tokens = np.tile(np.arange(length), (size, 1))
     labels = tokens.copy()
@@ -167,19 +163,15 @@ def test_faults_of_gradients_change_them_by_their_severity():
     assert spoilt(gradient, 1.0).isnan().all()
 
 
-def test_corrupted_data_is_learnt_as_it_is_read():
-    clean = batch_of()
-    spoilt = fault_of("DATA_CORRUPTION").batch(batch_of(), 0.3, 257, chance())
+def test_corrupted_data_is_learnt_as_it_is_read_and_shuffled_labels_are_the_same_ones_elsewhere():
+    clean, chance = batch_of(), np.random.default_rng(0)
+    spoilt = fault_of("DATA_CORRUPTION").batch(batch_of(), 0.3, 257, chance)
     changed = spoilt.tokens_BL != clean.tokens_BL
     assert changed.mean() == pytest.approx(0.3, abs=0.03)
     learnt = clean.labels_BL != IGNORED
     assert np.array_equal(spoilt.labels_BL[learnt], spoilt.tokens_BL[learnt])
     assert (spoilt.labels_BL[~learnt] == IGNORED).all()
-
-
-def test_shuffled_labels_are_the_same_ones_elsewhere():
-    clean = batch_of()
-    spoilt = fault_of("LABEL_SHUFFLE").batch(batch_of(), 0.5, 257, chance())
+    spoilt = fault_of("LABEL_SHUFFLE").batch(batch_of(), 0.5, 257, chance)
     assert np.array_equal(clean.tokens_BL, spoilt.tokens_BL)
     assert np.array_equal(np.sort(clean.labels_BL), np.sort(spoilt.labels_BL))
     moved = (clean.labels_BL != spoilt.labels_BL).any(axis=1)

@@ -1,4 +1,4 @@
-"""How a model is trained on a device, and the estimate of the memory that it takes."""
+"""How a model is trained on a device, and the estimate of the memory that it takes; 4 bits."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ import pytest
 import torch
 
 from rmetric.guard.planner.cluster import GIB, in_words
+from studies.case_study import models
 from studies.case_study.models import (
     Device,
     Plan,
     Recipe,
     find_device,
+    load_model,
     memory_needed,
     plan_training,
     read_config,
 )
 from studies.case_study.report import hardware_of
-from studies.case_study.settings import QWEN_3B, CaseStudyError, Settings
-from tests.studies.case_study.runs import run
+from studies.case_study.settings import QWEN_3B, TINY, CaseStudyError, Settings
+from tests.studies.case_study.runs import mini, run, write_mini_model
+from tests.studies.case_study.test_training import losses_of, trained
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs/case_study.md").read_text(encoding="utf-8")
@@ -172,3 +175,76 @@ def test_a_gpu_that_nvml_does_not_answer_for_logs_no_events_at_all(t4, monkeypat
     monkeypatch.setattr("rmetric.telemetry.nvml.NvmlEvents", Silent)
     assert hardware_of("cuda") == (None, "λ is not logged: the NVIDIA driver is not loaded")
     assert Silent.closed
+
+
+# -- 4-bit weights, which bitsandbytes packs on the processor too
+
+
+def test_without_bitsandbytes_it_says_what_to_install_before_anything_is_loaded(
+    model, dataset, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("studies.case_study.models.find_device", lambda kind, float16: RTX_4060)
+    monkeypatch.setattr(models, "is_bitsandbytes_available", lambda: False)
+    monkeypatch.setattr(models, "_pretrained", lambda *_: pytest.fail("loaded"))
+    result = run(*mini(model, dataset, tmp_path / "out"), "--qlora")
+    assert result.code == 2
+    assert "LoRA on 4-bit weights (NF4) in bfloat16" in result.err
+    assert "needs the package bitsandbytes" in result.err
+    assert "pip install -e '.[study,live,qlora]'" in result.err
+    assert not (tmp_path / "out").exists()
+
+
+needs_bitsandbytes = pytest.mark.skipif(
+    not models.is_bitsandbytes_available(), reason="bitsandbytes is not installed"
+)
+
+
+@pytest.fixture
+def layout_of_gpus(monkeypatch):
+    """Some processors' weights are packed anew for an evaluation, those of GPUs never."""
+    import bitsandbytes.nn.modules
+
+    monkeypatch.setattr(bitsandbytes.nn.modules, "has_avx512bf16", lambda: False)
+
+
+RECIPE = replace(FULL, device="cpu", lora=True, four_bit=True, gradient_checkpointing=True)
+
+
+@pytest.fixture(scope="module")
+def in_blocks(tmp_path_factory) -> Path:
+    """A model of which each tensor is a whole number of blocks, in its folder."""
+    return write_mini_model(tmp_path_factory.mktemp("model"), read_config(TINY))
+
+
+def bytes_of(weight: torch.nn.Parameter) -> int:
+    """With the constants of its quantisation, without the table that all weights share."""
+    state = getattr(weight, "quant_state", None)
+    parts = () if state is None else (state.absmax, state.offset, state.code, state.state2.absmax)
+    return weight.nbytes + sum(part.nbytes for part in parts)
+
+
+@needs_bitsandbytes
+@pytest.mark.parametrize("random_weights", [False, True])
+def test_a_loaded_4_bit_model_is_as_large_as_planned(in_blocks, random_weights):
+    config = read_config(str(in_blocks))
+    settings = Settings(model=str(in_blocks), random_weights=random_weights)
+    loaded = load_model(settings, config, RECIPE)
+    planned = memory_needed(config, RECIPE, settings)
+    frozen = [p for p in loaded.parameters() if not p.requires_grad]
+    assert sum(map(bytes_of, frozen)) == pytest.approx(planned["frozen_weights"], rel=0.03)
+    trained = sum(p.numel() for p in loaded.parameters() if p.requires_grad)
+    assert planned["gradients"] == 4 * trained
+
+
+@needs_bitsandbytes
+@pytest.mark.usefixtures("layout_of_gpus")
+def test_4_bit_weights_are_trained_on_and_stay_as_they_are(in_blocks, dataset, tmp_path):
+    training = trained(RECIPE, in_blocks, dataset, tmp_path / "x.jsonl", steps=6)
+    assert training.monitor.usable, training.monitor.problem
+    weights = dict(training.model.named_parameters())
+    fresh = load_model(Settings(model=str(in_blocks)), read_config(str(in_blocks)), RECIPE)
+    for name, before in fresh.named_parameters():
+        assert torch.equal(before, weights[name]) is not before.requires_grad, name
+        assert ("lora" in name) is before.requires_grad
+    first, last = losses_of(tmp_path / "x.jsonl")
+    assert last < first

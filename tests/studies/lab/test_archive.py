@@ -103,16 +103,12 @@ def test_an_archive_yields_its_runs_and_is_the_same_bytes_again(stored, tmp_path
     assert (tmp_path / "again.tar.xz").read_bytes() == path.read_bytes()
 
 
-def test_an_archive_that_is_damaged_is_named(stored):
-    path = stored[0]
+def test_an_archive_that_is_damaged_or_lacks_a_control_is_named(stored):
+    path, _, branch = stored
     for content in (path.read_bytes()[:-40], b"not an archive"):
         path.write_bytes(content)
         with pytest.raises(LogError, match=r"runs\.tar\.xz: not a whole archive"):
             list(read_runs(path))
-
-
-def test_a_branch_without_its_control_is_named(stored):
-    path, _, branch = stored
     with pytest.raises(ValueError, match="its control seed000 is not there"):
         run_from_line(run_to_line(branch))
     write_archive(path, [(branch.id, run_to_line(branch))])

@@ -112,11 +112,8 @@ def test_a_fault_changes_what_it_says_and_nothing_else(name):
     assert changed(before, after) == CHANGES[name]
 
 
-def test_every_fault_is_tested():
-    assert set(CHANGES) | {"WEIGHT_BIT_FLIP"} == set(FAULTS)
-
-
 def test_a_flipped_bit_is_one_of_the_exponent_in_as_many_weights_as_said():
+    assert set(CHANGES) | {"WEIGHT_BIT_FLIP"} == set(FAULTS)  # every fault is tested
     turn = turn_of("WEIGHT_BIT_FLIP", severity=16)
     before_N = turn.model.weights_N.clone()
     fault("WEIGHT_BIT_FLIP").act(turn)

@@ -115,6 +115,10 @@ def test_one_run_and_its_twin_are_written_as_logs(tmp_path, capsys):
         (["--corpus", "wiki"], 2, "unknown text 'wiki'"),
         (["--diverged", "1"], 2, "diverged_ratio is 1.0"),
         (["--unpack", "nothing.tar.xz"], 1, "nothing.tar.xz"),
+        # The second set's design cannot be changed by options.
+        (["--set", "second", "--seeds", "3"], 2, "--seeds is of the first set"),
+        (["--set", "second", "--only", "LR_SPIKE"], 2, "--only is of the first set"),
+        (["--set", "second", "--steps", "9"], 2, "--steps is of the first set"),
     ],
 )
 def test_bad_input_gets_one_sentence(tmp_path, capsys, options, code, message):
@@ -145,15 +149,11 @@ def test_the_kept_archives_are_what_the_command_makes():
     )
 
 
-def test_the_folder_of_another_campaign_is_refused(campaign, capsys):
+def test_a_folder_of_another_campaign_or_of_other_things_is_refused(campaign, tmp_path, capsys):
     before = contents(campaign / "runs")
     assert run_small(campaign, "--first-seed", "7") == 1
-    said = capsys.readouterr().err
-    assert "campaign.json is of another campaign" in said
+    assert "campaign.json is of another campaign" in capsys.readouterr().err
     assert contents(campaign / "runs") == before
-
-
-def test_a_folder_that_holds_other_things_is_refused(tmp_path, capsys):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "thesis.tex").write_text("years of work")
     assert run_small(tmp_path) == 1
@@ -197,9 +197,3 @@ def test_the_command_trains_packs_and_counts_what_is_sealed(tmp_path, monkeypatc
     monkeypatch.setattr(design, "second_campaign", lambda: few_runs()[:2])
     assert run_fault_lab.main(options) == 1
     assert "is of another specs_sha256" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("option", [["--seeds", "3"], ["--only", "LR_SPIKE"], ["--steps", "9"]])
-def test_the_second_sets_design_cannot_be_changed_by_options(option, capsys):
-    assert run_fault_lab.main(["--set", "second", *option]) == 2
-    assert f"{option[0]} is of the first set" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import random
@@ -15,6 +16,7 @@ from itertools import combinations
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -110,7 +112,7 @@ def traces(study):
 # the script
 
 
-def test_it_writes_every_figure_in_both_forms(drawn):
+def test_it_writes_every_figure_in_both_forms_and_says_what_was_drawn_from_what(drawn, study):
     assert drawn.code == 0, drawn.err
     assert f"only {len(RUNS)} runs, of which 5 failed" in drawn.err
     files = {path.name for path in drawn.folder.iterdir()}
@@ -125,6 +127,12 @@ def test_it_writes_every_figure_in_both_forms(drawn):
         with Image.open(drawn.folder / f"{name}.png") as image:
             assert image.info["dpi"] == pytest.approx((300, 300), abs=0.1)
             assert "Software" not in image.info
+    said = json.loads((drawn.folder / "provenance.json").read_text())
+    assert tuple(said["captions"]) == FIGURES
+    assert said["logs"]["sha256"] == study.digest
+    assert said["versions"]["matplotlib"] == matplotlib.__version__
+    for example in pick_examples(study.reference):
+        assert example.run.id in said["captions"]["figure3_example_runs"]
 
 
 def test_the_same_logs_give_the_same_bytes_in_any_process(drawn, logs):
@@ -136,15 +144,6 @@ def test_the_same_logs_give_the_same_bytes_in_any_process(drawn, logs):
     environment = os.environ | {"PYTHONHASHSEED": "7"}
     subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=True)
     assert drawn.bytes_of() == before
-
-
-def test_provenance_says_what_was_drawn_from_what(drawn, study):
-    said = json.loads((drawn.folder / "provenance.json").read_text())
-    assert tuple(said["captions"]) == FIGURES
-    assert said["logs"]["sha256"] == study.digest
-    assert said["versions"]["matplotlib"] == matplotlib.__version__
-    for example in pick_examples(study.reference):
-        assert example.run.id in said["captions"]["figure3_example_runs"]
 
 
 def test_without_graphviz_all_are_drawn_and_one_line_says_what_to_install(
@@ -353,4 +352,29 @@ def test_a_failure_without_a_known_onset_has_no_time_left_and_is_left_out():
     assert failures([unknown], trace_all("r_metric", [unknown])).empty
 
 
-# figure 6
+# docs/simulator.md, from fewer and shorter runs than the real one
+
+
+@pytest.fixture(scope="module")
+def script():
+    path = ROOT / "docs" / "make_simulator_figure.py"
+    specification = importlib.util.spec_from_file_location("make_simulator_figure", path)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    module.REPETITIONS, module.ONSET, module.STEPS = 1, 150, 300
+    module.MULTIPLES, module.WORKERS, module.SETTLED = (1, 40), (2, 32), 100
+    return module
+
+
+def test_the_script_draws_the_figure(script, tmp_path):
+    assert script.main(["--out", str(tmp_path / "new")]) == 0
+    with Image.open(tmp_path / "new" / "simulator.png") as image:
+        assert image.width == pytest.approx(300 * TEXT_WIDTH, abs=1)
+        assert "Software" not in image.info
+
+
+@given(st.floats(0.1, 1000), st.floats(0.05, 2))
+def test_the_fit_finds_the_power_it_is_shown(script, coefficient, exponent):
+    tokens = np.geomspace(1e6, 1e10, 50)
+    found = script.power_law(tokens, coefficient / tokens**exponent)
+    assert found == pytest.approx((coefficient, exponent), rel=1e-6)
