@@ -1,7 +1,5 @@
 """What counts for and against a detector, by hand, by law, and in views of the runs."""
 
-from __future__ import annotations
-
 from math import inf, nan
 
 import numpy as np
@@ -15,6 +13,7 @@ from rmetric.evaluation.protocols import alerts_of
 from rmetric.evaluation.scores import f1
 from rmetric.evaluation.traces import trace
 from rmetric.records import Run
+from studies.detector_benchmark import views
 from studies.detector_benchmark.benchmark import left_out
 from studies.detector_benchmark.cases import (
     Cases,
@@ -31,15 +30,6 @@ from studies.detector_benchmark.cases import (
 )
 from studies.detector_benchmark.data_sets import DataSet
 from studies.detector_benchmark.measure import Judged, curve, operating
-from studies.detector_benchmark.views import (
-    DETECTORS,
-    FIRST,
-    VIEWS,
-    measured,
-    results_of,
-    seen_as,
-    table,
-)
 from tests.studies.benchmark.runs import ONSET, STEPS, campaign, made_run, rising, said
 
 
@@ -161,8 +151,6 @@ def test_episodes_are_counted_once_and_in_healthy_steps_only():
     assert rate.share_alarmed == pytest.approx(5 / 151)
 
 
-# -- laws
-
 RUNS = campaign(2)
 alert_lists = st.lists(
     st.lists(st.integers(1, STEPS), max_size=3).map(tuple), min_size=len(RUNS), max_size=len(RUNS)
@@ -227,14 +215,13 @@ VIEWED = [
 ]
 
 
-@pytest.mark.parametrize("title", VIEWS)
+@pytest.mark.parametrize("title", views.VIEWS)
 def test_a_view_keeps_its_signals_and_steps(title):
-    keep, every = VIEWS[title]
+    keep, every = views.VIEWS[title]
     for run in VIEWED:
-        seen = seen_as(run, keep, every)
-        assert [r.step for r in seen.records] == [
-            r.step for r in run.records if r.step % every == 0
-        ]
+        seen = views.seen_as(run, keep, every)
+        steps = [record.step for record in run.records if record.step % every == 0]
+        assert [record.step for record in seen.records] == steps
         factor = 0.03 if "0.03" in title else 1.0
         for ours, theirs in zip(seen.records, run.records[every - 1 :: every], strict=True):
             assert ours.training_loss == pytest.approx(theirs.training_loss * factor)
@@ -247,11 +234,13 @@ def test_a_view_keeps_its_signals_and_steps(title):
 def test_each_view_has_a_row_for_each_detector():
     cases = cases_of(*VIEWED)
     data = DataSet(name="lab", title="made", runs=VIEWED, cases=cases, group="runs", inputs={})
-    results = results_of(data, measured(data), FIRST)
+    results = views.results_of(data, views.measured(data), views.FIRST)
     assert results["runs"] == {"all": 3, "failed": 1, "benign": 1, "control": 1}
-    shown = table(results)
-    assert len(shown.rows) == len(VIEWS) * len(DETECTORS)
+    shown = views.table(results)
+    assert len(shown.rows) == len(views.VIEWS) * len(views.DETECTORS)
     found = results["views"]["training loss"]["calibrated"]
     assert (found["hits"], found["control"]) == (1, 0)
-    traces = [trace("calibrated", seen_as(run, *VIEWS["training loss"])) for run in VIEWED]
+    traces = [
+        trace("calibrated", views.seen_as(run, *views.VIEWS["training loss"])) for run in VIEWED
+    ]
     assert alerts_of(cases.windows, traces).first[1] < 80

@@ -1,7 +1,5 @@
 """Written jobs: scores, meanings of classes, calibration; their archives, and the commands."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import hashlib
@@ -22,20 +20,11 @@ from rmetric.diagnosis.library import SignatureLibrary
 from rmetric.diagnosis.model import Model
 from rmetric.diagnosis.result import Attempt, Candidate, Diagnosis, Suspect
 from rmetric.diagnosis.signature import inferred_causes
+from studies.diagnosis_benchmark import cause_meanings as meanings
 from studies.diagnosis_benchmark import cut, gpualert, transformed, written_sets
 from studies.diagnosis_benchmark.__main__ import main
 from studies.diagnosis_benchmark.answers import Answer
 from studies.diagnosis_benchmark.cases import JOBS, Case, InjectedJob
-from studies.diagnosis_benchmark.cause_meanings import (
-    CAUSES,
-    CLASSES,
-    FAMILIES,
-    GROUPS,
-    KINDS,
-    NO_CAUSE,
-    Named,
-    verdict,
-)
 from studies.diagnosis_benchmark.csv_rows import read_rows, write_rows
 from studies.diagnosis_benchmark.fit import Choices, left_out, right_first, shares
 from studies.diagnosis_benchmark.reliability import (
@@ -68,37 +57,38 @@ def known(entry: str) -> bool:
 
 
 def test_each_class_and_each_injected_kind_has_a_meaning_in_the_library() -> None:
-    assert set(CLASSES) == set(CAUSES)
-    assert set(GROUPS) == {group for group, _ in CAUSES.values()}
+    assert set(meanings.CLASSES) == set(meanings.CAUSES)
+    assert set(meanings.GROUPS) == {group for group, _ in meanings.CAUSES.values()}
     injected = read_rows(JOBS / "jobs.csv", InjectedJob)
-    assert set(KINDS) == {row.kind for row in injected} - {""}
+    assert set(meanings.KINDS) == {row.kind for row in injected} - {""}
     families = {family for family, _ in KNOWN}
-    for table in (CLASSES, GROUPS, KINDS, {"no cause": NO_CAUSE}):
+    without = {"no cause": meanings.NO_CAUSE}
+    for table in (meanings.CLASSES, meanings.GROUPS, meanings.KINDS, without):
         for entries in table.values():
             assert {one.partition("@")[0].partition("/")[0] for one in entries} <= families
-    for name, entries in CLASSES.items():
+    for name, entries in meanings.CLASSES.items():
         assert name == "none" or any(map(known, entries)), name
 
 
 @pytest.mark.parametrize(
     ("answer", "classes", "expected"),
     [
-        (Named("disk_full", "disk full"), ["disk_full"], "right"),
-        (Named("quota_exceeded", "quota"), ["disk_full"], "partly"),
-        (Named("cuda_out_of_memory", "out of GPU memory"), ["disk_full"], "wrong"),
-        (Named(None, ""), ["disk_full"], "unknown"),
-        (Named("torchrun_child_failed", "launcher"), ["disk_full"], "unknown"),
-        (Named("torchrun_child_failed", "launcher"), ["rendezvous"], "unknown"),
-        (Named("training_hung", "hang", "load data"), ["hang_data"], "right"),
-        (Named("training_hung", "hang", "train"), ["hang_data"], "partly"),
-        (Named("training_hung", "hang", "train"), ["hang_data", "hang_stopped"], "right"),
-        (Named("slurm_time_limit", "time limit"), ["hang_data"], "wrong"),
-        (Named("slurm_time_limit", "time limit"), ["cancelled"], "partly"),
-        (Named("name_not_resolved", "network"), ["network_link"], "partly"),
+        (meanings.Named("disk_full", "disk full"), ["disk_full"], "right"),
+        (meanings.Named("quota_exceeded", "quota"), ["disk_full"], "partly"),
+        (meanings.Named("cuda_out_of_memory", "out of GPU memory"), ["disk_full"], "wrong"),
+        (meanings.Named(None, ""), ["disk_full"], "unknown"),
+        (meanings.Named("torchrun_child_failed", "launcher"), ["disk_full"], "unknown"),
+        (meanings.Named("torchrun_child_failed", "launcher"), ["rendezvous"], "unknown"),
+        (meanings.Named("training_hung", "hang", "load data"), ["hang_data"], "right"),
+        (meanings.Named("training_hung", "hang", "train"), ["hang_data"], "partly"),
+        (meanings.Named("training_hung", "hang", "train"), ["hang_data", "hang_stopped"], "right"),
+        (meanings.Named("slurm_time_limit", "time limit"), ["hang_data"], "wrong"),
+        (meanings.Named("slurm_time_limit", "time limit"), ["cancelled"], "partly"),
+        (meanings.Named("name_not_resolved", "network"), ["network_link"], "partly"),
     ],
 )
-def test_how_right_a_cause_is(answer: Named, classes: list[str], expected: str) -> None:
-    assert verdict(answer, classes) == expected
+def test_how_right_a_cause_is(answer: meanings.Named, classes: list[str], expected: str) -> None:
+    assert meanings.verdict(answer, classes) == expected
 
 
 def job(**told: object) -> WrittenCase:
@@ -214,9 +204,7 @@ def test_stored_answers_are_limited_by_the_model_of_today() -> None:
         ({"cause": "disk_full", "class_right": False, "line_right": True}, False),
     ],
 )
-def test_an_answer_without_a_labelled_cause_is_right_by_outcome_and_line(
-    answer: dict[str, object], right: bool
-) -> None:
+def test_an_answer_without_a_labelled_cause_is_right_by_outcome_and_line(answer, right):
     known = JobScores("a", "g", "", "failed", 1, {})
     said = Answer(**{"outcome": "failed", "family": "disk full", **answer})  # type: ignore[arg-type]
     assert is_right(known, said) is right
@@ -248,11 +236,11 @@ def test_macro_f1_is_the_mean_over_the_classes() -> None:
     def log(mode: str, family: str) -> gpualert.Classified:
         return gpualert.Classified("a", mode, "wild", "failed", "x", family, 0.9)
 
-    right = [log(mode, family) for mode, family in FAMILIES.items()]
+    right = [log(mode, family) for mode, family in meanings.FAMILIES.items()]
     assert gpualert.macro_f1(right) == 1.0
     other = [*right, log("nccl", "hang"), log("nccl", "out of GPU memory")]
     # Of nccl 1 of 3 is found and nothing else; of cuda_oom 1 of 2 that are named is.
-    expected = (len(FAMILIES) - 2 + 1 / 2 + 2 / 3) / len(FAMILIES)
+    expected = (len(meanings.FAMILIES) - 2 + 1 / 2 + 2 / 3) / len(meanings.FAMILIES)
     assert gpualert.macro_f1(other) == pytest.approx(expected)
     assert "a (hang), a (out of GPU memory)" in gpualert.table(other).notes[0]
 
@@ -316,9 +304,7 @@ def length(path: Path) -> int:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", SETS)
-def test_a_set_holds_the_jobs_of_its_first_look_and_labels_of_lines_that_are_there(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_set_holds_the_jobs_of_its_first_look_and_labels_of_lines_that_are_there(name, tmp_path):
     jobs = unpacked(SETS[name], tmp_path)
     assert len(jobs) == SETS[name].jobs
     assert digest([SETS[name].archive]) == SETS[name].sha256
@@ -328,7 +314,7 @@ def test_a_set_holds_the_jobs_of_its_first_look_and_labels_of_lines_that_are_the
             assert 1 <= label.line <= length(one.case.folder / label.file), (one.case.name, label)
         roles = {label.role for label in one.case.labels}
         assert one.case.is_healthy or roles & {"cause", "symptom"}, one.case.name
-        assert set(told["causes"]) <= set(CAUSES)
+        assert set(told["causes"]) <= set(meanings.CAUSES)
         assert (told["outcomes"][0], told["causes"][0]) == (told["outcome"], told["cause_class"])
 
 
@@ -338,9 +324,7 @@ def test_each_set_is_an_archive_and_numbered_ones_had_a_first_look() -> None:
     assert {one.archive for one in SETS.values()} == set(written_sets.SETS.glob("*.tar.xz"))
     looked = {name for name, one in SETS.items() if one.commit and one.first_look}
     assert looked == {name for name in SETS if name.isdecimal()}
-
-
-def test_the_first_looks_have_each_job_once_and_today_all_sets() -> None:
+    # The first looks have each job once, and today's answers all sets.
     for file, numbered in (("first_looks.csv", True), ("written.csv", False)):
         rows = read_rows(RESULTS / file, WrittenScores)
         assert len({(row.set, row.job) for row in rows}) == len(rows)
@@ -401,9 +385,7 @@ def test_packing_keeps_the_jobs_and_not_their_times(small: Path, tmp_path: Path)
 
 
 @pytest.mark.long
-def test_the_first_run_of_a_numbered_set_is_kept_as_its_first_look(
-    small: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_first_run_of_a_numbered_set_is_kept_as_its_first_look(small, capsys):
     command = ["written", "--out", str(small), "--jobs", "1"]
     assert main(command) == 0
     printed = capsys.readouterr().out
@@ -462,9 +444,7 @@ def test_what_is_cut() -> None:
 
 
 @pytest.mark.long
-def test_each_transformation_is_a_row_and_the_answers_to_kept_logs_agree(
-    small: Path, tmp_path: Path
-) -> None:
+def test_each_transformation_is_a_row_and_the_answers_to_kept_logs_agree(small, tmp_path):
     out = tmp_path / "found.csv"
     assert transformed.main(["--set", "development", "--out", str(out), "--jobs", "1"]) == 0
     found = pd.read_csv(out).set_index("Logs")

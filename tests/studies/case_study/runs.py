@@ -1,7 +1,5 @@
 """A model and a dataset small enough to train in a second, and a way to run the script."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

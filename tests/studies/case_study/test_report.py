@@ -1,7 +1,5 @@
 """The report: outcomes, verdicts, the plot and the page (of the committed logs), and claims."""
 
-from __future__ import annotations
-
 import json
 from math import inf, nan
 from pathlib import Path
@@ -10,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.figure import Figure
 
 from rmetric.evaluation import Trace, trace
 from rmetric.logs import read_log
@@ -47,16 +44,13 @@ def calibrated(scored) -> dict[str, Trace]:
     return {name: trace("calibrated", run.run) for name, run in scored.items()}
 
 
-def panels(figure: Figure, label: str) -> list:
-    return [axes for axes in figure.axes if axes.get_ylabel() == label]
-
-
 def test_the_plot_has_the_calibrated_score_its_threshold_and_its_first_alarm(scored, calibrated):
     with style():
         figure = plot_twins(scored, calibrated)
     of_calibrated = figure.axes[-len(scored) :]  # the lowest row, a column for each run
     assert len(figure.axes) == 3 * len(scored)
-    assert panels(figure, "calibrated") == of_calibrated[:1]
+    labelled = [axes for axes in figure.axes if axes.get_ylabel() == "calibrated"]
+    assert labelled == of_calibrated[:1]
     for axes, name in zip(of_calibrated, scored, strict=True):
         said = calibrated[name]
         curve, threshold, marker, *_ = axes.lines
@@ -77,9 +71,6 @@ def test_the_plot_has_the_calibrated_score_its_threshold_and_its_first_alarm(sco
     assert figure.get_size_inches()[0] == TEXT_WIDTH
 
 
-ONSET = 200
-
-
 @pytest.mark.parametrize(
     ("failure", "first", "said"),
     [
@@ -94,7 +85,7 @@ ONSET = 200
     ],
 )
 def test_the_verdict_is_that_of_the_causal_rule(failure, first, said):
-    run = {"onset_step": ONSET, "failure_step": failure}
+    run = {"onset_step": 200, "failure_step": failure}
     assert verdict(run, first) == said
     # Without a fault each alarm is false, also where the run fails by itself.
     control = verdict(run | {"onset_step": None}, first)

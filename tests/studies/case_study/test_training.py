@@ -1,7 +1,5 @@
 """The case study as a whole, on a model that trains in a second."""
 
-from __future__ import annotations
-
 import gc
 import json
 import subprocess
@@ -56,15 +54,12 @@ def summary(folder: Path) -> dict:
     return json.loads((folder / "summary.json").read_text())
 
 
-def test_everything_that_is_promised_is_there_and_nothing_else(study):
+def test_all_that_is_promised_is_there_and_the_twins_part_to_the_bit_at_the_fault(study):
     files = {"summary.json", "case_study.png", "case_study.pdf", "claims.md", "replayed"}
     assert {path.name for path in study.iterdir()} == files | {CONTROL, FAULT}
     for log in (CONTROL, FAULT):
         assert (study / "replayed" / Path(log).stem / "report.html").stat().st_size > 1000
     assert (study / "replayed/index.html").is_file()
-
-
-def test_the_twins_are_equal_to_the_last_bit_before_the_fault_and_not_after(study):
     control, fault = measured(study / CONTROL), measured(study / FAULT)
     assert len(control) == len(fault) == STEPS
     assert control[: ONSET - 1] == fault[: ONSET - 1]

@@ -1,7 +1,5 @@
 """Every fault does what it says, to what it says, and to nothing else."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 import numpy as np
@@ -154,9 +152,6 @@ def test_corrupt_text_is_read_and_predicted_consistently_and_shuffled_labels_are
     assert 0.35 < float((after["tokens"] != before["tokens"]).float().mean()) < 0.65
     before, after = strike("LABEL_SHUFFLE", 1.0)
     assert sorted(after["labels"].flatten()) == sorted(before["labels"].flatten())
-
-
-# -- settings, as the training takes them
 
 
 def record_with(architecture: str = "llama", **settings):

@@ -1,7 +1,5 @@
 """The tables: their forms, and the script that writes them."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -325,20 +323,15 @@ class Typeset:
                      for line in lines if not line.startswith(r"\multicolumn")]  # fmt: skip
 
     @property
-    def columns(self) -> list[float]:
-        """Width of each column, points; the longest word counts where cells are wrapped."""
-        cells = list(zip(*self.rows, strict=True))
+    def width(self) -> float:
+        """In points; of a column the longest word counts where cells are wrapped."""
         widest = []
-        for column, wrap in zip(cells, self.wraps, strict=True):
+        for column, wrap in zip(zip(*self.rows, strict=True), self.wraps, strict=True):
             texts = [t for cell in column for t in (cell.split() if wrap else [cell])]
             needed = max(width(text, self.size) for text in texts)
             assert wrap is None or needed <= wrap
             widest.append(wrap or needed)
-        return widest
-
-    @property
-    def width(self) -> float:
-        return sum(self.columns) + self.between * (len(self.wraps) - 1)
+        return sum(widest) + self.between * (len(self.wraps) - 1)
 
 
 @pytest.mark.parametrize("study", ["tables", "emergent/tables", "stress/tables"])
